@@ -1,0 +1,27 @@
+"""Train classifiers on the metric they are judged by. Names are imported on first use, so `import east` is instant."""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "MetricLoss": "east.losses",
+    "Confusion": "east.confusion",
+    "METRICS": "east.metrics",
+    "EASTClassifier": "east.estimator",
+    "load": "east.saving",
+}
+_MODULES = ("annealing", "confusion", "data", "evaluation", "losses", "metrics", "records", "steps", "training")
+__all__ = ["METRICS", "Confusion", "EASTClassifier", "MetricLoss", "load"]
+
+
+def __getattr__(name: str):
+    if name in _HOME:
+        return getattr(import_module(_HOME[name]), name)
+    if name in _MODULES:
+        return import_module(f"east.{name}")
+    raise AttributeError(f"module 'east' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME, *_MODULES])
