@@ -1,0 +1,334 @@
+"""The record format: identity, atomic files, query, export, selection."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from east import records
+from east.records import Record
+
+
+def config(loss="f1", lr=0.001, r=0.9, **dataset):
+    return {
+        "dataset": {"name": "mammography", "kind": "table", "limit": None, "fingerprint": "abc", **dataset},
+        "split": {"seed": 0, "fractions": [0.64, 0.16, 0.2], "stratify": False},
+        "model": {"name": "mlp", "hidden": [512, 256, 128]},
+        "loss": {"name": loss, "_target_": "east.losses.MetricLoss", "metric": "f1"},
+        "annealing": {"name": "geometric", "schedule": "geometric", "T0": 0.2, "r": r},
+        "protocol": {"name": "east", "optimizer": "adamw", "patience": 50},
+        "hyper": {"lr": lr, "batch_size": 256, "dropout": 0.25, "weight_decay": 0.01, "clip": None},
+        "preset": "paper",
+    }
+
+
+def record(seed=0, score=0.75, stage="trial", best=None, status="done", **kwargs):
+    return Record(
+        config=config(**kwargs),
+        seed=seed,
+        stage=stage,
+        data={"name": "mammography", "fingerprint": "abc", "sizes": [6, 2, 2]},
+        confusion={"val": [[1, 0], [1, 0]], "test": [[1, 0], [0, 1]]},
+        scores={"val": {"f1_pos": score - 0.1}, "test": {"f1_pos": score, "recall": [1.0, score]}},
+        decisions={"thresholds": {"at": [0.5], "scores": {"test": {"f1_pos": score / 2}}}},
+        best=best or {"val_loss": 0.2, "val_metric": 0.7, "temperature": 0.1, "epoch": 3},
+        epochs=100,
+        status=status,
+        history={"epoch": list(range(100)), "val_loss": [1 / (i + 3) for i in range(100)]},
+    )
+
+
+def test_key_is_the_science_and_nothing_else():
+    base = config()
+    same = [
+        {**base, "preset": "budget"},
+        {**base, "hyper": {**base["hyper"], "batch_size": 256.0}},
+        {**base, "split": {**base["split"], "fractions": (0.64, 0.16, 0.2)}},
+        dict(reversed(base.items())),
+        config(root="/somewhere", path="/a/file"),  # the fingerprint says what the path leads to
+    ]
+    assert {records.key(other) for other in same} == {records.key(base)}
+    different = [config(lr=0.01), config(loss="ce"), config(limit=100), config(fingerprint="def"), config(r=0.8)]
+    assert len({records.key(other) for other in [base, *different]}) == 6
+
+
+def test_key_is_stable_across_processes_and_versions():
+    """A changed hash orphans every result; whoever changes it on purpose raises SCHEMA."""
+    assert records.SCHEMA == 1
+    assert records.key({"dataset": {"name": "digits"}, "loss": {"name": "f1"}, "hyper": {"lr": 1e-3}}) == "d696683fdb13"
+
+
+def test_family_ignores_what_a_search_varies():
+    assert records.family(config(lr=0.01, r=0.8)) == records.family(config())
+    assert records.family(config(loss="ce")) != records.family(config())
+
+
+def test_path_and_round_trip(tmp_path):
+    one = record()
+    file = records.write(tmp_path, one)
+    assert (
+        file
+        == tmp_path / "runs" / "mammography" / "f1" / one.key / "seed-0.json"
+        == records.path(tmp_path, one.config, 0)
+    )
+    assert records.read(file) == one
+    assert json.loads(file.read_text())["key"] == one.key
+    assert file.read_text().count("\n") == 2, "the history is the second line"
+
+
+def test_numbers_from_numpy_and_numbers_that_are_none(tmp_path):
+    one = record(best={"val_loss": np.float32(0.5), "val_metric": float("nan"), "epoch": np.int64(3)})
+    one.confusion = {"test": np.eye(2, dtype=np.int64)}
+    stored = records.read(records.write(tmp_path, one))
+    assert stored.best == {"val_loss": 0.5, "val_metric": None, "epoch": 3}
+    assert stored.confusion == {"test": [[1, 0], [0, 1]]}
+    with pytest.raises(TypeError, match="plain JSON types"):
+        records.write(tmp_path, record(best={"val_loss": object()}), force=True)
+
+
+def test_done_is_never_overwritten_without_force_but_failed_and_broken_give_way(tmp_path):
+    file = records.write(tmp_path, record(status="failed"))
+    records.write(tmp_path, record(score=0.1))
+    with pytest.raises(FileExistsError, match="force=true"):
+        records.write(tmp_path, record(score=0.2))
+    assert records.read(file).scores["test"]["f1_pos"] == 0.1
+    records.write(tmp_path, record(score=0.3), force=True)
+    assert records.read(file).scores["test"]["f1_pos"] == 0.3
+    file.write_text(file.read_text()[:-5])
+    records.write(tmp_path, record(score=0.4))
+    assert records.read(file).scores["test"]["f1_pos"] == 0.4
+
+
+def test_arrays_lie_beside_the_record(tmp_path):
+    stored = {"test_probabilities": np.random.rand(5, 2).astype(np.float32), "test_labels": np.arange(5)}
+    file = records.write(tmp_path, record(), arrays=stored)
+    found = records.arrays(file)
+    assert found.keys() == stored.keys()
+    assert all((found[name] == stored[name]).all() and found[name].dtype == stored[name].dtype for name in stored)
+
+
+def test_a_record_never_appears_without_its_arrays(tmp_path):
+    with pytest.raises(ValueError, match="inhomogeneous"):
+        records.write(tmp_path, record(), arrays={"broken": [[1], [1, 2]]})
+    assert records.done(tmp_path) == {}
+    assert not [file for file in tmp_path.rglob("*") if file.is_file()], "and nothing half-written stays"
+
+
+def test_old_leftovers_of_killed_writers_are_swept_and_young_ones_ignored(tmp_path):
+    folder = records.write(tmp_path, record()).parent
+    old, young = folder / ".seed-1.json.1.2.tmp", folder / ".seed-2.json.1.2.tmp"
+    for leftover in (old, young):
+        leftover.write_text('{"half":')
+    os.utime(old, (time.time() - 2 * records.STALE_SECONDS,) * 2)
+    records.write(tmp_path, record(seed=3))
+    assert not old.exists()
+    assert young.exists()
+    assert len(records.load(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "text, reason",
+    [
+        ('{"key": "x", "conf', "Unterminated string"),
+        ("[1, 2]", "expected an object, got list"),
+        ('{"some": "json"}', "expected schema 1, got None"),
+        ('{"schema": 7}', "expected schema 1, got 7"),
+        ('{"schema": 1, "key": "x"}', "missing: .*config"),
+        ("\xff\xfe", "Expecting value"),
+    ],
+)
+def test_foreign_files_are_named_and_skipped(tmp_path, text, reason):
+    file = records.write(tmp_path, record())
+    foreign = file.with_name("seed-7.json")
+    foreign.write_text(text)
+    with pytest.warns(UserWarning, match=f"seed-7.json is not a record .*{reason}"):
+        assert len(records.load(tmp_path)) == 1
+
+
+def test_a_record_whose_config_was_edited_is_skipped(tmp_path):
+    file = records.write(tmp_path, record())
+    file.write_text(file.read_text().replace('"lr":0.001', '"lr":0.002'))
+    with pytest.warns(UserWarning, match="its config has the key"):
+        assert records.done(tmp_path) == {}
+
+
+def test_a_record_cut_off_in_its_history_is_skipped(tmp_path):
+    file = records.write(tmp_path, record())
+    file.write_text(file.read_text()[:-10])
+    with pytest.warns(UserWarning, match="is not a record"):
+        assert records.done(tmp_path) == {}
+
+
+def test_done_lists_failed_trials_as_failed(tmp_path):
+    good, bad = record(), record(seed=1, status="failed")
+    for one in (good, bad):
+        records.write(tmp_path, one)
+    assert records.done(tmp_path) == {(good.key, 0): "done", (good.key, 1): "failed"}
+
+
+def test_frame_has_one_flat_row_per_trial(tmp_path):
+    for seed in range(3):
+        records.write(tmp_path, record(seed=seed, score=0.7 + seed / 100))
+    frame = records.load(tmp_path).sort_values("seed")
+    row = frame.iloc[2]
+    assert (row.dataset, row.loss, row.model, row.preset, row["hyper.lr"]) == (
+        "mammography",
+        "f1",
+        "mlp",
+        "paper",
+        0.001,
+    )
+    assert list(frame["test.f1_pos"]) == [0.7, 0.71, 0.72]
+    assert list(frame["thresholds.test.f1_pos"]) == [0.35, 0.355, 0.36]
+    assert row["test.recall"] == [1.0, 0.72]
+    assert row["best.val_loss"] == 0.2
+    assert row.confusion["test"] == [[1, 0], [0, 1]]
+    assert (tmp_path / row.source).is_file()
+
+
+def test_nothing_yet(tmp_path):
+    assert records.load(tmp_path / "nowhere").empty
+    assert records.done(tmp_path / "nowhere") == {}
+    assert records.export(tmp_path) == {}
+
+
+def test_export_counts_as_done_in_a_fresh_clone(tmp_path):
+    here, clone = tmp_path / "here", tmp_path / "clone"
+    for seed in (0, 1, 1000):
+        records.write(here, record(seed=seed, stage="search" if seed == 1000 else "trial"), arrays={"x": np.zeros(2)})
+    records.write(here, record(seed=2, status="failed"))
+    assert records.export(here) == {"mammography": 3}
+    clone.mkdir()
+    (here / "records").rename(clone / "records")
+    assert set(records.done(clone).values()) == {"done"}
+    assert len(records.done(clone)) == 3
+    ours, theirs = records.load(here), records.load(clone)
+    assert sorted(theirs["test.f1_pos"]) == sorted(ours[ours.status == "done"]["test.f1_pos"])
+    lines = [json.loads(line) for line in (clone / "records" / "mammography.jsonl").read_text().splitlines()]
+    assert [len(line["history"].get("epoch", [])) for line in lines] == [40, 40, 0]
+    assert lines[0]["history"]["epoch"][0] == 0
+    assert lines[0]["history"]["epoch"][-1] == 99
+
+
+def test_export_is_stable_deduplicated_and_keeps_what_was_exported_before(tmp_path):
+    records.write(tmp_path, record(seed=5))
+    records.export(tmp_path)
+    for folder in (tmp_path / "runs").glob("*/*/*"):
+        for file in folder.iterdir():
+            file.unlink()
+    records.write(tmp_path, record(seed=1))
+    file = tmp_path / "records" / "mammography.jsonl"
+    old = file.read_text()
+    assert records.export(tmp_path) == {"mammography": 2}
+    assert old in file.read_text(), "one line is added, none is changed"
+    once = file.read_text()
+    records.export(tmp_path)
+    assert file.read_text() == once
+
+
+def test_export_keeps_many_classes_small(tmp_path):
+    one = record()
+    matrix = np.zeros((257, 257), dtype=int)
+    matrix[3, 200] = 7
+    one.confusion = {"test": matrix.tolist()}
+    records.write(tmp_path, one)
+    records.export(tmp_path)
+    assert (tmp_path / "records" / "mammography.jsonl").stat().st_size < 10_000
+    for file in (tmp_path / "runs").rglob("*.json"):
+        file.unlink()
+    assert records.load(tmp_path).confusion[0]["test"] == matrix.tolist()
+
+
+def test_a_done_export_beats_a_failed_run(tmp_path):
+    records.write(tmp_path, record())
+    records.export(tmp_path)
+    records.write(tmp_path, record(status="failed"), force=True)
+    assert set(records.done(tmp_path).values()) == {"done"}
+
+
+def point(lr, val_loss, val_metric, seed=1000, **kwargs):
+    return record(lr=lr, seed=seed, stage="search", best={"val_loss": val_loss, "val_metric": val_metric}, **kwargs)
+
+
+def test_selection_by_either_rule():
+    search = [point(0.1, 0.30, 0.8), point(0.01, 0.20, 0.7), point(0.001, float("nan"), 0.9, status="failed")]
+    assert records.select(search, "val_loss") == search[1].key
+    assert records.select(search, "val_metric") == search[0].key
+    with pytest.raises(ValueError, match="did you mean 'val_loss'"):
+        records.select(search, "val_los")
+
+
+def test_selection_averages_the_seeds_of_a_point():
+    search = [
+        point(0.1, 0.1, 0.5),
+        point(0.1, 0.5, 0.5, seed=1001),
+        point(0.01, 0.25, 0.5),
+        point(0.01, 0.25, 0.5, seed=1001),
+    ]
+    assert records.select(search) == search[2].key
+
+
+def test_selection_ignores_numbers_that_are_not_finite_and_breaks_ties_by_key():
+    search = [point(0.1, float("nan"), 0.5), point(0.01, 0.2, 0.5), point(0.001, 0.2, 0.5)]
+    assert records.select(search) == min(search[1].key, search[2].key)
+
+
+def test_selection_from_a_frame_never_looks_at_trials(tmp_path):
+    search = [point(0.1, 0.3, 0.5), point(0.01, 0.2, 0.5)]
+    trial = record(lr=0.5, best={"val_loss": 0.0, "val_metric": 1.0})
+    for one in (*search, trial):
+        records.write(tmp_path, one)
+    assert records.select(records.load(tmp_path)) == search[1].key
+
+
+def test_selection_without_search():
+    assert records.select([record(seed=0), record(seed=1)]) == record().key
+    assert records.select([record(lr=0.1), record(lr=0.2)]) is None, "two settings and no search: nothing to choose by"
+    assert records.select([]) is None
+
+
+def test_concurrent_writers_leave_whole_files(tmp_path):
+    """Four processes write the same forty trials at once; every file is whole afterwards."""
+    code = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from test_records import record; from east import records\n"
+        "for seed in range(40):\n"
+        "    try: records.write(sys.argv[1], record(seed=seed))\n"
+        "    except FileExistsError: pass\n"
+    )
+    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=root) for _ in range(4)]
+    assert [writer.wait(60) for writer in writers] == [0] * 4
+    assert len(records.done(tmp_path)) == 40
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+def test_ten_thousand_records_load_within_five_seconds(tmp_path):
+    template = records.write(tmp_path, record())
+    text = template.read_text()
+    for seed in range(1, 10_000):
+        template.with_name(f"seed-{seed}.json").write_text(text.replace('"seed":0,"stage"', f'"seed":{seed},"stage"'))
+    start = time.perf_counter()
+    frame = records.load(tmp_path)
+    elapsed = time.perf_counter() - start
+    assert len(frame) == 10_000
+    assert elapsed < 5
+
+
+def test_bad_names_and_stages_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="plain name"):
+        records.path(tmp_path, config(name="../../etc"), 0)
+    with pytest.raises(ValueError, match="unknown stage 'test'"):
+        record(stage="test")
+    with pytest.raises(ValueError, match=r"loss\.name"):
+        records.key({"dataset": {"name": "digits"}})
+
+
+def test_provenance_names_versions_and_commit():
+    found = records.provenance()
+    assert {"python", "east", "torch", "numpy"} <= found["versions"].keys()
+    assert found["git"] is None or len(found["git"].removesuffix("+changes")) >= 7
