@@ -20,7 +20,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -128,7 +128,8 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
 
 def read(file: str | Path) -> Record:
     """The record in a file, with its history. ValueError if the file holds anything else."""
-    return _record(_loads(Path(file).read_text()))
+    values = _loads(Path(file).read_text())
+    return Record(**{name: value for name, value in values.items() if name not in ("key", "family")})
 
 
 def arrays(file: str | Path) -> "dict[str, np.ndarray]":
@@ -141,11 +142,24 @@ def arrays(file: str | Path) -> "dict[str, np.ndarray]":
 
 def done(results_dir: str | Path) -> dict[tuple[str, int], str]:
     """(key, seed) -> "done" or "failed", of everything under runs/ and records/. A done record beats a failed one."""
-    return {identity: record["status"] for identity, (record, _) in _gather(results_dir).items()}
+    return {(record["key"], record["seed"]): record["status"] for record in scan(results_dir)}
+
+
+def scan(results_dir: str | Path) -> list[dict[str, Any]]:
+    """All records as dicts, without history but with `family` and `source`, the file below `results_dir`.
+
+    Files that are no records are named in a warning and skipped. Runs beat exports, done beats failed.
+    """
+    root, found = Path(results_dir), {}
+    for record in (*_runs(root), *_exports(root)):
+        identity = (record["key"], record["seed"])
+        if identity not in found or (found[identity]["status"], record["status"]) == ("failed", "done"):
+            found[identity] = record
+    return list(found.values())
 
 
 def load(results_dir: str | Path) -> "pd.DataFrame":
-    """All records as a frame, one row per trial; files that are no records are named in a warning and skipped.
+    """`scan` as a frame, one row per trial.
 
     Columns: key family stage seed status …, a section's name under the section (`dataset`, `loss`, `model`), its other
     values with a dot (`hyper.lr`), scores by split (`test.f1_pos`), those of further decision rules below the rule
@@ -153,7 +167,7 @@ def load(results_dir: str | Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    return pd.DataFrame([flatten(record) | {"source": source} for record, source in _gather(results_dir).values()])
+    return pd.DataFrame([_flatten(record) for record in scan(results_dir)])
 
 
 def export(results_dir: str | Path) -> dict[str, int]:
@@ -163,16 +177,18 @@ def export(results_dir: str | Path) -> dict[str, int]:
     Probabilities are left behind, and of the history a trial keeps 40 epochs at most, a search record none.
     """
     lines: dict[str, dict[tuple, str]] = {}
-    for (name, seed), (record, source) in _gather(results_dir).items():
+    for record in scan(results_dir):
         if record["status"] != "done":
             continue
+        source = record.pop("source")
         if source.startswith("runs/"):
             history = _loads((Path(results_dir) / source).read_text())["history"]
             record["history"] = _thin(history) if record["stage"] == "trial" else {}
         config = record["config"]
-        order = (config["loss"]["name"], name, seed)
-        packed = record | {"confusion": {split: _sparse(matrix) for split, matrix in record["confusion"].items()}}
-        lines.setdefault(config["dataset"]["name"], {})[order] = json.dumps(packed, separators=(",", ":"))
+        order = (config["loss"]["name"], record["key"], record["seed"])
+        del record["family"]
+        record["confusion"] = {split: _sparse(matrix) for split, matrix in record["confusion"].items()}
+        lines.setdefault(config["dataset"]["name"], {})[order] = json.dumps(record, separators=(",", ":"))
     for dataset, by_order in lines.items():
         text = "".join(by_order[order] + "\n" for order in sorted(by_order))
         target = Path(results_dir) / "records" / f"{dataset}.jsonl"
@@ -181,28 +197,26 @@ def export(results_dir: str | Path) -> dict[str, int]:
     return {dataset: len(lines[dataset]) for dataset in sorted(lines)}
 
 
-def select(records: "pd.DataFrame | Iterable[Record]", rule: str = "val_loss") -> str | None:
-    """The key that a named rule chooses among the records of one family; None where there is nothing to choose by.
+def select(records: "Iterable[Record | Mapping] | pd.DataFrame", rule: str = "val_loss") -> str | None:
+    """The key that a named rule chooses among the records of one family (Records, `scan`'s dicts or `load`'s frame).
 
     `val_loss` (the papers' words): lowest validation loss. `val_metric`: lowest 1 - M on validation, hard predictions.
     Only search records take part; several seeds of one point are averaged; ties go to the lower key. A family that was
-    never searched has a choice if all its trials share one key.
+    never searched has a choice if all its trials share one key. None where there is nothing to choose by.
     """
     choose("selection rule", rule, RULES)
-    is_frame = hasattr(records, "to_dict")
-    rows = records.to_dict("records") if is_frame else [flatten(vars(r) | {"key": r.key}) for r in records]
-    rows = [row for row in rows if row["status"] == "done"]
     sign = {"val_loss": 1, "val_metric": -1}[rule]
     points: dict[str, list[float]] = {}
-    for row in rows:
-        if row["stage"] == "search":
-            value = row.get(f"best.{rule}")
-            points.setdefault(row["key"], []).append(sign * value if value is not None else math.nan)
+    trials = set()
+    for name, stage, status, value in _rows(records, rule):
+        if status == "done" and stage == "search":
+            points.setdefault(name, []).append(math.nan if value is None else sign * value)
+        elif status == "done":
+            trials.add(name)
     means = {name: math.fsum(values) / len(values) for name, values in points.items()}
     finite = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     if finite:
         return min(finite, key=lambda name: (finite[name], name))
-    trials = {row["key"] for row in rows if row["stage"] == "trial"}
     return trials.pop() if len(trials) == 1 and not points else None
 
 
@@ -220,10 +234,20 @@ def provenance() -> dict[str, Any]:
     return {"versions": versions, "git": answer.stdout.strip() or None}
 
 
-def flatten(record: Mapping) -> dict[str, Any]:
+def _rows(records: Any, rule: str) -> Iterator[tuple]:
+    if hasattr(records, "itertuples"):
+        return records[["key", "stage", "status", f"best.{rule}"]].itertuples(index=False, name=None)
+    plain = (record if isinstance(record, Mapping) else vars(record) | {"key": record.key} for record in records)
+    return ((r["key"], r["stage"], r["status"], r["best"].get(rule)) for r in plain)
+
+
+def _flatten(record: Mapping) -> dict[str, Any]:
     """One record as the row of a frame; see `load` for the names."""
-    row = {name: record[name] for name in ("key", "stage", "seed", "status", "error", "epochs", "stopped", "seconds")}
-    row |= {"family": family(record["config"]), "device": record["device"], "git": record["git"]}
+    row = {
+        name: record[name]
+        for name in ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds")
+    }
+    row |= {"device": record["device"], "git": record["git"]}
     for section, values in record["config"].items():
         if isinstance(values, Mapping):
             row[section] = values.get("name")
@@ -237,8 +261,7 @@ def flatten(record: Mapping) -> dict[str, Any]:
             row |= {f"{rule}.{split}.{name}": value for name, value in scores.items()}
     row |= {f"best.{name}": value for name, value in record["best"].items()}
     row |= {f"data.{name}": value for name, value in record["data"].items()}
-    row["confusion"] = record["confusion"]
-    return row
+    return row | {"confusion": record["confusion"], "source": record["source"]}
 
 
 def _scientific(config: Mapping) -> dict[str, Any]:
@@ -262,10 +285,10 @@ def _digest(scientific: Mapping) -> str:
 
 def _plain(value: Any, number: Callable[[float], Any] = lambda x: x) -> Any:
     """JSON types only, and None for numbers that are not finite; `number` is applied to the other floats."""
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item, number) for name, item in value.items()}
-    if isinstance(value, str | bool | int | None):
+    if value is None or isinstance(value, (str, int)):  # bool is an int
         return value
+    if isinstance(value, (dict, Mapping)):  # dict first: asking for the abstract class is slow
+        return {str(name): _plain(item, number) for name, item in value.items()}
     if isinstance(value, float):
         return number(value) if math.isfinite(value) else None
     if hasattr(value, "tolist"):  # arrays and tensors
@@ -302,14 +325,18 @@ def _loads(text: str | bytes) -> dict[str, Any]:
         raise ValueError(f"expected schema {SCHEMA}, got {values.get('schema')}")
     if missing := FIELDS - values.keys():
         raise ValueError(f"expected all fields of a record, missing: {', '.join(sorted(missing))}")
-    if values["key"] != key(values["config"]):
-        raise ValueError(f"its config has the key {key(values['config'])}, but it says {values['key']}")
+    actual, values["family"] = _identity(json.dumps(values["config"]))
+    if values["key"] != actual:
+        raise ValueError(f"its config has the key {actual}, but it says {values['key']}")
     values["confusion"] = {split: _dense(matrix) for split, matrix in values["confusion"].items()}
     return values
 
 
-def _record(values: dict[str, Any]) -> Record:
-    return Record(**{name: value for name, value in values.items() if name != "key"})
+@lru_cache(maxsize=100_000)
+def _identity(config: str) -> tuple[str, str]:
+    """Key and family of a config in JSON: the seeds of one setting, and a second reading, share the work."""
+    values = json.loads(config)
+    return key(values), family(values)
 
 
 def _status(file: Path) -> str:
@@ -319,32 +346,20 @@ def _status(file: Path) -> str:
         return "unreadable"
 
 
-def _gather(results_dir: str | Path) -> dict[tuple[str, int], tuple[dict, str]]:
-    """(key, seed) -> (record without history, file); runs beat exports, done beats failed."""
-    root, found = Path(results_dir), {}
-    for record, source in (*_runs(root), *_exports(root)):
-        identity = (record["key"], record["seed"])
-        if identity not in found or (found[identity][0]["status"], record["status"]) == ("failed", "done"):
-            found[identity] = (record, source)
-    return found
-
-
-def _runs(root: Path) -> Iterator[tuple[dict, str]]:
+def _runs(root: Path) -> Iterator[dict]:
     for file in sorted((root / "runs").glob("*/*/*/*.json")):
-        source = file.relative_to(root).as_posix()
         try:
-            yield _head(file), source
+            yield _head(file) | {"source": file.relative_to(root).as_posix()}
         except UNREADABLE as reason:
             warnings.warn(f"{file} is not a record ({reason}); skipped", stacklevel=4)
 
 
-def _exports(root: Path) -> Iterator[tuple[dict, str]]:
+def _exports(root: Path) -> Iterator[dict]:
     for file in sorted((root / "records").glob("*.jsonl")):
-        source = file.relative_to(root).as_posix()
         with open(file, encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    yield _loads(line), source
+                    yield _loads(line) | {"source": file.relative_to(root).as_posix()}
                 except UNREADABLE as reason:
                     warnings.warn(f"{file}, line {number}, is not a record ({reason}); skipped", stacklevel=4)
 
