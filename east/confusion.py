@@ -1,0 +1,88 @@
+"""Confusion counts, hard or soft. Rows are true classes, columns predicted ones; leading dimensions are a population.
+
+Almost every metric needs only the diagonal and the two margins, which cost O(n d); the d x d matrix is built when asked
+for, so 100,000 classes train without it.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+class Confusion:
+    """Counts over d classes: `diagonal`, `actual`, `predicted` [..., d], `total` [...], `matrix` [..., d, d].
+
+    >>> c = Confusion.from_predictions(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), classes=2)
+    >>> c.matrix.tolist()
+    [[1.0, 1.0], [0.0, 1.0]]
+    """
+
+    def __init__(self, diagonal: Tensor, actual: Tensor, predicted: Tensor, matrix: Callable[[], Tensor]):
+        self.diagonal = diagonal
+        self.actual = actual
+        self.predicted = predicted
+        self._matrix = matrix
+
+    @cached_property
+    def total(self) -> Tensor:
+        return self.actual.sum(-1)
+
+    @cached_property
+    def matrix(self) -> Tensor:
+        return self._matrix()
+
+    @property
+    def classes(self) -> int:
+        return self.diagonal.shape[-1]
+
+    @classmethod
+    def from_memberships(cls, memberships: Tensor, labels: Tensor, weights: Tensor | None = None) -> "Confusion":
+        """Soft counts of memberships [..., n, d] (rows sum to 1) and labels [..., n]. Def. 5.5, arXiv 2405.20954."""
+        labels = labels.expand(memberships.shape[:-1])
+        if weights is None:
+            weights = memberships.new_ones(()).expand(labels.shape)
+        classes = memberships.shape[-1]
+        weighted = memberships * weights.unsqueeze(-1)
+        own = weighted.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        return cls(
+            diagonal=per_class(own, labels, classes),
+            actual=per_class(weights.to(memberships.dtype), labels, classes),
+            predicted=weighted.sum(-2),
+            matrix=lambda: rows_per_class(weighted, labels),
+        )
+
+    @classmethod
+    def from_predictions(cls, predictions: Tensor, labels: Tensor, classes: int) -> "Confusion":
+        """Hard counts of predicted classes [..., n] and labels [..., n], in float64: exact up to 2^53 samples."""
+        labels = labels.expand(predictions.shape)
+        ones = torch.ones_like(predictions, dtype=torch.float64)
+
+        def matrix() -> Tensor:
+            cells = per_class(ones, labels * classes + predictions, classes * classes)
+            return cells.unflatten(-1, (classes, classes))
+
+        return cls(
+            diagonal=per_class((predictions == labels).double(), labels, classes),
+            actual=per_class(ones, labels, classes),
+            predicted=per_class(ones, predictions, classes),
+            matrix=matrix,
+        )
+
+    @classmethod
+    def from_matrix(cls, matrix: Tensor) -> "Confusion":
+        """The counts of a matrix [..., d, d] that is there already, as in a record."""
+        return cls(matrix.diagonal(dim1=-2, dim2=-1), matrix.sum(-1), matrix.sum(-2), lambda: matrix)
+
+
+def per_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
+    """Sum of values [..., n] over the samples of each class: [..., classes]."""
+    return values.new_zeros((*values.shape[:-1], classes)).scatter_add(-1, labels, values)
+
+
+def rows_per_class(rows: Tensor, labels: Tensor) -> Tensor:
+    """Sum of rows [..., n, d] over the samples of each class: [..., d, d]."""
+    classes = rows.shape[-1]
+    empty = rows.new_zeros((*rows.shape[:-2], classes, classes))
+    return empty.scatter_add(-2, labels.unsqueeze(-1).expand(rows.shape), rows)

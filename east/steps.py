@@ -1,0 +1,54 @@
+"""Heaviside approximations H(p) of a probability against a threshold, and how they turn into soft memberships.
+
+Four words, never mixed: logits, probabilities, memberships (after the step), labels. These functions are plain
+autograd, work under torch.compile and torch.func, and are the reference for the closed form in surrogate.py.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+EPS = 1e-12
+HALF_WIDTH = (
+    2.5  # the linear step rises over tau (1 ± 2.5 T): its factor 5 makes T = 0.2 Bridging the Gap's delta = 0.2
+)
+
+
+def linear(probabilities: Tensor, threshold: Tensor, temperature: Tensor | float) -> Tensor:
+    """Piecewise linear through (0,0) (lo,T) (tau,1/2) (hi,1-T) (1,1). Eq. 4, arXiv 2405.20954.
+
+    Written as three clamped ramps: no branches, so no NaN gradient at the ends.
+    """
+    half = HALF_WIDTH * temperature * torch.minimum(threshold, 1 - threshold)
+    lo, hi = threshold - half, threshold + half
+    lower = (probabilities / clamped(lo)).clamp(0, 1)
+    middle = ((probabilities - lo) / clamped(hi - lo)).clamp(0, 1)
+    upper = ((probabilities - hi) / clamped(1 - hi)).clamp(0, 1)
+    return temperature * (lower + upper) + (1 - 2 * temperature) * middle
+
+
+def sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
+    """1 / (1 + exp(-k (p - tau))): Bridging the Gap with k = 10, AnyLoss with k = 73 at tau = 1/2."""
+    return torch.sigmoid(slope * (probabilities - threshold))
+
+
+def cosine(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
+    """Distribution function of a raised cosine of half width 1/slope around tau: SOL's random threshold."""
+    u = (slope * (probabilities - threshold)).clamp(-1, 1)
+    return 0.5 * (1 + u + torch.sin(math.pi * u) / math.pi)
+
+
+def clamped(width: Tensor) -> Tensor:
+    """A segment's width, kept above zero: segments vanish at T = 0.4."""
+    return width.clamp_min(EPS)
+
+
+def dynamic_threshold(probabilities: Tensor) -> Tensor:
+    """Mean of the two largest probabilities [..., d] of each sample: [..., 1]. Section 4.1, arXiv 2405.20954."""
+    return probabilities.topk(2, dim=-1).values.mean(-1, keepdim=True)
+
+
+def normalised(steps: Tensor) -> Tensor:
+    """Step values [..., d] of one sample divided by their sum. Eq. 5, arXiv 2405.20954."""
+    return steps / steps.sum(-1, keepdim=True).clamp_min(EPS)
