@@ -1,0 +1,120 @@
+"""Intervals and tests against SciPy, and against derivations small enough to do by hand."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from east import statistics
+
+scores = st.lists(st.floats(0, 1), min_size=3, max_size=12).filter(lambda v: np.std(v) > 1e-6)
+
+
+@given(scores)
+def test_summary_and_t_interval_equal_scipy(values):
+    found = statistics.summarize(values)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert (found.mean, found.std) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
+
+
+def test_few_values_are_shown_as_few():
+    assert statistics.summarize([]) == statistics.Summary(0, None, None, None, None)
+    assert statistics.summarize([0.5]) == statistics.Summary(1, 0.5, None, None, None)
+    with pytest.raises(ValueError, match="at least 2 values, got 1"):
+        statistics.t_interval([0.5])
+
+
+def test_overlapping_splits_widen_the_interval():
+    """n = 10, test/train = 0.2/0.64: the half-width grows by sqrt((1/10 + 0.3125) / (1/10)) = 2.031."""
+    values = np.random.default_rng(0).normal(size=10)
+    plain, wide = (np.ptp(statistics.t_interval(values, overlap=o)) for o in (0, 0.2 / 0.64))
+    assert wide / plain == pytest.approx(2.031, abs=1e-3)
+
+
+def test_t_interval_covers_the_mean_as_often_as_it_says():
+    draws = np.random.default_rng(0).normal(size=(2000, 10))
+    covered = np.mean([low <= 0 <= high for low, high in map(statistics.t_interval, draws)])
+    assert covered == pytest.approx(0.95, abs=0.015)
+
+
+def test_bootstrap_equals_scipy_percentile():
+    values = np.random.default_rng(1).gamma(2, size=30)
+    expected = stats.bootstrap((values,), np.median, method="percentile", n_resamples=20_000, rng=0).confidence_interval
+    found = statistics.bootstrap_interval(values, np.median, resamples=20_000)
+    assert found == pytest.approx((expected.low, expected.high), rel=0.03)
+    assert found == statistics.bootstrap_interval(values, np.median, resamples=20_000), "seeded"
+
+
+@pytest.mark.parametrize(
+    "ours, s_ours, published, s_published, expected",
+    [
+        (0.760, 0.000, 0.750, 0.00, True),  # 0.010 <= 2 * 0.005
+        (0.761, 0.000, 0.750, 0.00, False),
+        (0.778, 0.010, 0.750, 0.01, True),  # 0.028 <= 2 * 0.01414
+        (0.779, 0.010, 0.750, 0.01, False),
+    ],
+)
+def test_inside(ours, s_ours, published, s_published, expected):
+    assert statistics.inside(ours, s_ours, published, s_published) is expected
+
+
+def test_sign_flip_by_hand():
+    """|+1 +2 +3| = 6 is reached by 2 of 8 patterns; |1 + 2 - 3| = 0 by all."""
+    assert statistics.sign_flip([1, 2, 3]) == 2 / 8
+    assert statistics.sign_flip([1, 2, -3]) == 1
+
+
+@given(st.lists(st.floats(-1, 1), min_size=2, max_size=9).filter(lambda v: abs(sum(v)) > 1e-6))
+def test_sign_flip_equals_scipy(differences):
+    expected = stats.permutation_test(
+        (np.array(differences),), np.mean, permutation_type="samples", n_resamples=np.inf, alternative="two-sided"
+    )
+    # SciPy doubles the smaller tail; the null distribution is symmetric, so both count the same patterns
+    assert statistics.sign_flip(differences) == pytest.approx(expected.pvalue, abs=1e-9)
+
+
+def test_sign_flip_with_many_values_is_drawn_and_never_zero():
+    drawn = statistics.sign_flip(np.full(40, 0.1))
+    assert 0 < drawn < 1e-3
+    noise = np.random.default_rng(3).normal(0.2, 1, 25)
+    assert statistics.sign_flip(noise) == pytest.approx(stats.ttest_1samp(noise, 0).pvalue, abs=0.03)
+
+
+def test_pairs_are_matched_by_seed_and_the_rest_left_out():
+    a, b = {0: 0.9, 1: 0.8, 2: 0.7, 9: 0.0}, {2: 0.6, 1: 0.6, 0: 0.6}
+    found = statistics.paired(a, b)
+    assert (found.n, found.wins, found.p) == (3, 3, 0.25)
+    assert found.difference == pytest.approx(0.2)
+    expected = stats.ttest_rel([0.9, 0.8, 0.7], [0.6, 0.6, 0.6]).confidence_interval()
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    assert statistics.paired(a, {}) == statistics.Comparison(0, None, None, None, 0, None)
+    assert statistics.paired(a, {0: 0.5}).p is None
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
+def test_holm_keeps_order_and_lies_between_raw_and_bonferroni(p_values):
+    adjusted = statistics.holm(p_values)
+    for raw, corrected in zip(p_values, adjusted, strict=True):
+        assert raw <= corrected <= min(1, raw * len(p_values)) + 1e-12
+    assert [adjusted[i] for i in np.argsort(p_values)] == sorted(adjusted)
+
+
+def test_holm_example_of_the_literature():
+    """Holm 1979's procedure on p = .01 .04 .03 .005: 4*.005, 3*.01, 2*.03, then max(.06, .04)."""
+    assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+
+
+def test_spread_tells_seeds_from_splits():
+    values = {("a", 0): 1.0, ("a", 1): 3.0, ("b", 0): 5.0, ("b", 1): 7.0}
+    assert statistics.by_split(values) == {"a": 2.0, "b": 6.0}
+    assert statistics.spread(values) == pytest.approx((2**0.5, 8**0.5))
+    assert statistics.spread({("a", 0): 1.0}) == (None, None)
+
+
+@given(st.lists(st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=4, max_size=4), min_size=2, max_size=5))
+def test_mean_ranks_equal_scipy(rows):
+    found = statistics.mean_ranks({str(i): row for i, row in enumerate(rows)})
+    expected = stats.rankdata(-np.array(rows), axis=0).mean(1)
+    assert list(found.values()) == pytest.approx(expected)
