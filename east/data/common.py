@@ -49,9 +49,9 @@ class Data:
         return replace(self, **parts, fingerprint="", **changes)
 
     def limited(self, limit: int | None) -> Self:
-        """About `limit` rows with the same mix of classes (and of official test rows).
+        """`limit` rows with the same mix of classes (and of official test rows).
 
-        A class keeps at least three rows where it has them, so that it can occur in train, val and test.
+        A class keeps three rows if it has them and there is room, so that it can occur in train, val and test.
         """
         if limit is None:
             return self
@@ -232,13 +232,15 @@ def share(fraction: float, count: int) -> int:
 
 
 def stratified(strata: np.ndarray, size: int, random: np.random.RandomState, least: int = 0) -> np.ndarray:
-    """`size` positions drawn in proportion to their stratum (largest remainders), at least `least` of each."""
+    """`size` positions drawn in proportion to their stratum (largest remainders), `least` of each if there is room."""
     names, members, counts = np.unique(strata, return_inverse=True, return_counts=True)
     quota = counts * size / len(strata)
     take = np.floor(quota).astype(int)
     order = np.argsort(take - quota, kind="stable")
     take[order[: size - take.sum()]] += 1
-    take = np.maximum(take, np.minimum(counts, least))
+    take = np.maximum(take, np.minimum(counts, min(least, size // len(names))))
+    while take.sum() > size:
+        take[take.argmax()] -= 1
     return np.concatenate([random.permutation(np.flatnonzero(members == k))[: take[k]] for k in range(len(names))])
 
 

