@@ -1,0 +1,163 @@
+"""Temperature schedules, and the two-level early stopping of EAST, as plain arrays over a population of P trials.
+
+Inner level: a trial trains at one temperature until its validation loss has no new minimum for P_in epochs. Outer
+level: it returns to that stage's best weights and cools; it ends when P_out coolings in a row brought no lower
+validation loss. The papers give T0, r and P_in; the other numbers are options. Section 4, arXiv 2405.20954.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from east.choices import choose
+
+SCHEDULES = ("geometric", "linear", "cosine", "per_epoch", "none")
+OUTER = ("soft", "hard")
+STATE = ("stage", "epochs", "stage_epochs", "bad", "stage_best", "best", "bad_stages", "active")
+
+
+def temperatures(schedule: str, T0: float = 0.2, r: float = 0.9, T_min: float = 1e-3) -> list[float]:
+    """The temperatures that a trial may visit, in order.
+
+    geometric: T0 r^k as long as it is at least T_min. linear, cosine: the same number of stages from T0 down to T_min,
+    so that schedules compare at equal cost. per_epoch: as geometric, but one step each epoch. none: T0 alone.
+
+    >>> temperatures("geometric", T0=0.2, r=0.5, T_min=0.05)
+    [0.2, 0.1, 0.05]
+    """
+    choose("schedule", schedule, SCHEDULES)
+    if not T0 > 0:
+        raise ValueError(f"annealing.T0: expected a positive temperature, got {T0}")
+    if schedule == "none":
+        return [T0]
+    if not (0 < r < 1 and 0 < T_min <= T0):
+        raise ValueError(f"annealing: expected 0 < r < 1 and 0 < T_min <= T0, got r={r}, T_min={T_min}, T0={T0}")
+    coolings = math.floor(math.log(T_min / T0) / math.log(r) + 1e-9)
+    steps = range(coolings + 1)
+    if schedule == "linear":
+        return [T0 + (T_min - T0) * k / max(coolings, 1) for k in steps]
+    if schedule == "cosine":
+        return [T_min + (T0 - T_min) * (1 + math.cos(math.pi * k / max(coolings, 1))) / 2 for k in steps]
+    return [T0 * r**k for k in steps]
+
+
+@dataclass
+class Verdict:
+    """What an epoch meant, as bool arrays [P]. A trial whose stage is over either cools or is finished."""
+
+    improved: np.ndarray  # new best of its stage: remember these weights
+    kept: np.ndarray  # its stage beat all earlier ones: those weights are now the trial's result
+    cooled: np.ndarray  # goes on at the next temperature, from its stage's best weights
+    finished: np.ndarray  # leaves the population; `stopped` says why
+
+
+class Annealing:
+    """Where every trial stands. `update` takes an epoch's validation numbers and says what follows from them.
+
+    configs: resolved configs of the trials; each may have its own schedule and patience.
+    anneals: whether the loss has a temperature; if not, there is a single stage.
+    temperature: the loss's own, where a config leaves T0 open.
+    """
+
+    def __init__(self, configs: Sequence[Mapping[str, Any]], anneals: bool = True, temperature: float = 0.2):
+        annealing = [config["annealing"] for config in configs]
+        protocol = [config["protocol"] for config in configs]
+        self.schedules = [self._schedule(a, temperature) if anneals else [temperature] for a in annealing]
+        self.per_epoch = np.array([anneals and a["schedule"] == "per_epoch" for a in annealing])
+        # Across temperatures the surrogate is not one function; "hard" compares 1 - M of the decisions instead.
+        self.hard = np.array([choose("outer rule", a.get("outer") or "soft", OUTER) == "hard" for a in annealing])
+        self.coolings = np.array([_given(a, "patience", 3) for a in annealing])
+        self.delta = np.array([_given(a, "delta", 1e-4) for a in annealing])
+        self.patience = np.array([p["patience"] for p in protocol])
+        self.max_stage_epochs = np.array([_given(p, "stage_epochs", math.inf) for p in protocol])
+        self.max_epochs = np.array([p["max_epochs"] for p in protocol])
+
+        trials = len(configs)
+        self.stage = np.zeros(trials, dtype=int)
+        self.epochs = np.zeros(trials, dtype=int)
+        self.stage_epochs = np.zeros(trials, dtype=int)
+        self.bad = np.zeros(trials, dtype=int)  # epochs since the stage's best
+        self.bad_stages = np.zeros(trials, dtype=int)  # coolings since the trial's best
+        self.stage_best = np.tile([math.inf, math.inf, 0, 0], (trials, 1))  # val_loss, val_metric, temperature, epoch
+        self.best = self.stage_best.copy()
+        self.active = np.ones(trials, dtype=bool)
+        self.stopped: list[str | None] = [None] * trials
+
+    @staticmethod
+    def _schedule(config: Mapping[str, Any], temperature: float) -> list[float]:
+        given = {key: config[key] for key in ("T0", "r", "T_min") if config.get(key) is not None}
+        return temperatures(config["schedule"], **{"T0": temperature, **given})
+
+    @property
+    def temperature(self) -> np.ndarray:
+        """Temperature [P] of the coming epoch."""
+        position = np.where(self.per_epoch, self.epochs, self.stage)
+        return np.array([s[min(k, len(s) - 1)] for s, k in zip(self.schedules, position, strict=True)])
+
+    def update(self, val_loss: np.ndarray, val_metric: np.ndarray) -> Verdict:
+        """Account for one epoch: `val_loss` at the epoch's temperature, `val_metric` = 1 - M, both [P].
+
+        Numbers of trials that are no longer active are ignored.
+        """
+        active = self.active.copy()
+        now = np.stack([val_loss, val_metric, self.temperature, self.epochs + 1.0], axis=1)
+        # One long stage through changing temperatures is judged by the outer rule; a constant one by its own loss.
+        judged = np.where(self.per_epoch & self.hard, 1, 0)
+        self.epochs += active
+        self.stage_epochs += active
+        improved = active & (_column(now, judged) < _column(self.stage_best, judged))
+        self.stage_best[improved] = now[improved]
+        self.bad = np.where(improved, 0, self.bad + active)
+
+        exhausted = self.epochs >= self.max_epochs
+        over = active & (exhausted | (self.bad >= self.patience) | (self.stage_epochs >= self.max_stage_epochs))
+        judged = np.where(self.hard, 1, 0)
+        kept = over & (_column(self.stage_best, judged) < _column(self.best, judged) - self.delta)
+        self.best[kept] = self.stage_best[kept]
+        self.bad_stages = np.where(kept, 0, self.bad_stages + over)
+
+        single = self.per_epoch | np.array([len(schedule) == 1 for schedule in self.schedules])
+        coldest = single | (self.stage + 1 == [len(schedule) for schedule in self.schedules])
+        finished = over & (exhausted | coldest | (self.bad_stages >= self.coolings))
+        for p in np.flatnonzero(finished):
+            self.stopped[p] = (
+                "max_epochs" if exhausted[p]
+                else "patience" if single[p] and self.bad[p] >= self.patience[p]
+                else "stage_epochs" if single[p]
+                else "coolings" if self.bad_stages[p] >= self.coolings[p]
+                else "coldest"
+            )  # fmt: skip
+        cooled = over & ~finished
+        self.stage[cooled] += 1
+        self.stage_epochs[cooled] = self.bad[cooled] = 0
+        self.stage_best[cooled] = (math.inf, math.inf, 0, 0)
+        self.active &= ~finished
+        return Verdict(improved, kept, cooled, finished)
+
+    def fail(self, trials: np.ndarray) -> None:
+        """End the trials [P] that diverged."""
+        self.active &= ~trials
+        for p in np.flatnonzero(trials):
+            self.stopped[p] = "diverged"
+
+    def state(self) -> dict[str, list]:
+        """Everything that changes, as plain lists for a checkpoint."""
+        return {"stopped": self.stopped, **{name: getattr(self, name).tolist() for name in STATE}}
+
+    def restore(self, state: Mapping[str, list]) -> None:
+        self.stopped = list(state["stopped"])
+        for name in STATE:
+            setattr(self, name, np.array(state[name], dtype=getattr(self, name).dtype))
+
+
+def _given(section: Mapping[str, Any], name: str, default: float) -> float:
+    value = section.get(name)
+    return default if value is None else value
+
+
+def _column(table: np.ndarray, column: np.ndarray) -> np.ndarray:
+    """table[p, column[p]] for every p."""
+    return np.take_along_axis(table, column[:, None], axis=1)[:, 0]

@@ -1,0 +1,46 @@
+"""A message-passing network on complete graphs: who stands in one group with whom (Bridging the Gap, table 3)."""
+
+import torch
+from torch import Tensor, nn
+
+
+def two_layers(inputs: int, hidden: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.ReLU(), nn.Linear(hidden, outputs))
+
+
+class GNN(nn.Module):
+    """Affinity of every pair in a frame: people [n, m, 4] (x, y, cos, sin) -> logits [n, m (m-1) / 2, outputs].
+
+    Pairs come in the order (0,1), (0,2), ..., (m-2,m-1). Each of `rounds` rounds computes m_ij = MLP(h_i, h_j, e_ij),
+    h_i <- MLP(h_i, sum_j m_ij), e_ij <- m_ij; e_ij starts as the distance. A pair is read from both its directions.
+    The authors' own layer sizes are not public: these are ours.
+    """
+
+    def __init__(self, features: int, outputs: int, hidden: int = 64, rounds: int = 2, dropout: float = 0.0):
+        super().__init__()
+        node_sizes = [features] + [hidden] * rounds
+        edge_sizes = [1] + [hidden] * rounds
+        self.messages = nn.ModuleList(
+            nn.Sequential(two_layers(2 * n + e, hidden, hidden), nn.ReLU())
+            for n, e in zip(node_sizes[:-1], edge_sizes[:-1], strict=True)
+        )
+        self.nodes = nn.ModuleList(
+            nn.Sequential(two_layers(n + hidden, hidden, hidden), nn.ReLU()) for n in node_sizes[:-1]
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.readout = two_layers(hidden, hidden, outputs)
+
+    def forward(self, people: Tensor) -> Tensor:
+        m = people.shape[1]
+        position = people[..., :2] - people[..., :2].mean(1, keepdim=True)
+        nodes = torch.cat((position, people[..., 2:]), -1)
+        # A square root has no gradient at 0, where a person meets itself; positions are inputs, so none is asked for.
+        edges = (position[:, :, None] - position[:, None]).square().sum(-1, keepdim=True).sqrt()
+        others = 1 - torch.eye(m, device=people.device)[..., None]
+        for message, update in zip(self.messages, self.nodes, strict=True):
+            own = nodes[:, :, None].expand(-1, -1, m, -1)
+            edges = message(torch.cat((own, own.transpose(1, 2), edges), -1))
+            nodes = update(torch.cat((nodes, (edges * others).sum(2)), -1))
+        first, second = torch.triu_indices(m, m, offset=1, device=people.device)
+        pairs = (edges[:, first, second] + edges[:, second, first]) / 2
+        return self.readout(self.dropout(pairs))
