@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 EXACT_FLIPS = 14  # up to 2^14 sign patterns are enumerated, beyond that they are drawn
 PUBLISHED_STD_FLOOR = 0.005  # a printed 0.00 is anything below it
@@ -85,13 +85,23 @@ def paired(a: Mapping, b: Mapping, level: float = 0.95, overlap: float = 0.0) ->
     """Compare two losses over the trials (seeds, or splits) that both have: label -> score.
 
     The p-value is that of the sign-flip test: if neither is better, every difference could as well have the other sign.
-    It is exact and needs no normality; its smallest value is 2^(1-n), so few trials can never look convincing.
+    It is exact and needs no normality; its smallest value is 2^(1-n), so few trials can never look convincing. With
+    `overlap` (see `t_interval`) the trials are not exchangeable, and it is that of the corrected t-test instead.
     """
     differences = [a[label] - b[label] for label in a if label in b]
     n = len(differences)
     mean = math.fsum(differences) / n if n else None
     low, high = t_interval(differences, level, overlap) if n > 1 else (None, None)
-    return Comparison(n, mean, low, high, sum(d > 0 for d in differences), sign_flip(differences) if n > 1 else None)
+    p = None if n < 2 else corrected_t(differences, overlap) if overlap else sign_flip(differences)
+    return Comparison(n, mean, low, high, sum(d > 0 for d in differences), p)
+
+
+def corrected_t(differences: Sequence[float], overlap: float) -> float:
+    """Two-sided p-value of the t-test for overlapping re-splits (Nadeau and Bengio, 2003); Student's without overlap."""
+    n = _at_least(2, differences)
+    error = np.std(differences, ddof=1) * math.sqrt(1 / n + overlap)
+    mean = abs(float(np.mean(differences)))
+    return float(2 * stdtr(n - 1, -mean / error)) if error > 0 else float(mean == 0)
 
 
 def sign_flip(differences: Sequence[float], draws: int = 20_000, seed: int = 0) -> float:

@@ -1,0 +1,515 @@
+"""Records beside the published numbers: one cell per number of a paper, in Markdown, LaTeX, CSV, JSON and plain text.
+
+A table is a file conf/table/<name>.yaml: rows say which loss, columns which dataset and metric. The published numbers
+come from published.yaml, the footnotes from findings.yaml. Each cell finds its family of records, lets the selection
+rule choose one setting, and shows that setting's trials. Nothing here needs torch.
+"""
+
+import shlex
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cache, cached_property
+from itertools import groupby, product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from east import records, statistics, writers
+from east.choices import choose
+
+HERE = Path(__file__).resolve().parent
+CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if folder.is_dir())
+VARIANTS = ("clean", "released")
+PRESETS = ("paper", "budget", "quick")  # from the fullest to the quickest
+PRESET_MARKS = {"budget": "†", "quick": "‡"}
+SETTINGS_MARK = "§"
+PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
+REFERENCES = ("ce", "bce")  # what a loss is compared with
+OVERLAP = 0.20 / 0.64  # test rows / training rows of the papers' splits, see statistics.t_interval
+
+# One map from the papers' words to ours. Which of our scores a metric is depends on who printed it: see `score_of`.
+LOSSES = {
+    "east_f1": "f1",
+    "east_acc": "accuracy",
+    "east_mcc": "mcc",
+    "east_fbeta": "fbeta",
+    "east_fbeta_p": "fbeta",
+    "east_fbeta_r": "fbeta",
+    "btg_acc": "btg_accuracy",
+    "ap_perf_f1": "ap_perf",
+    "wmw_auroc": "wmw",
+}
+METRICS = {"acc": "accuracy", "mcc": "mcc", "f1_macro": "f1_macro", "precision": "precision", "recall": "recall"}
+BTG_METRICS = METRICS | {"f1": "f1_pos", "f2": "f2_pos", "f3": "f3_pos", "auroc": "auroc_thresholded"}
+SCORES = (
+    *("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc"),
+    *("auroc", "auroc_thresholded", "average_precision", "precision", "recall"),
+)
+MULTICLASS = ("cifar10", "caltech256")
+CLASS_INDEX = {"cifar10": {"dog": 5, "frog": 6}, "caltech256": {"dog": 55, "frog": 79}}
+POSITIVE = 1
+
+# The released-code variant of a table asks for these instead (see findings.yaml).
+RELEASED_DATASETS = {"adult": "adult_released"}
+RELEASED_LOSSES: dict[str, dict] = {
+    "dice": {"loss": "dice_released"},
+    "wmw": {"loss": "wmw_released"},
+    "btg_f1": {"loss": "btg_released"},
+    "btg_f2": {"loss": "btg_released", "beta": 2},
+    "btg_f3": {"loss": "btg_released", "beta": 3},
+    "btg_accuracy": {"loss": "btg_released", "metric": "accuracy"},
+    "btg_auroc": {"loss": "btg_released", "metric": "auroc"},
+}
+ANNEALING = {"east": "geometric", "east_v1": "none"}  # of the losses that anneal
+ANNEALED = ("f1", "accuracy", "mcc", "fbeta")
+# What may differ in loss and data without making it another experiment: where it lies, what presets and protocols set.
+FREE = ("_target_", "fingerprint", "path", "root", "size", "normalise")
+
+
+@dataclass
+class Cell:
+    """One number of a table: what it needs, what was published, and what our trials say."""
+
+    block: str
+    row: str
+    column: str
+    dataset: str
+    loss: str
+    protocol: str | None
+    score: str  # "test.f1_pos", or "thresholds.test.f1_pos": the mean over decision thresholds
+    position: int | None = None  # the class of a score that has one value per class
+    parameters: dict[str, Any] = field(default_factory=dict)  # of the loss, beyond its config file
+    family: str | None = None  # this family of records and no other
+    published: dict[str, Any] | None = None  # the entry of published.yaml
+    findings: list[str] = field(default_factory=list)
+    trials: int | None = None  # how many the protocol asks for
+    values: dict[int, float] = field(default_factory=dict)  # seed -> score
+    splits: dict[tuple, float] = field(default_factory=dict)  # (split, seed) -> score, where there are several splits
+    failed: int = 0
+    settings: int = 0  # how many families of records fit
+    split: int | str | None = None  # its seed; "trial": every trial has its own
+    preset: str | None = None
+    key: str | None = None
+    sources: list[str] = field(default_factory=list)
+    commits: set[str] = field(default_factory=set)
+
+    @property
+    def summary(self) -> statistics.Summary:
+        return statistics.summarize(list(self.values.values()))
+
+    @property
+    def difference(self) -> float | None:
+        return self.summary.mean - self.published["mean"] if self.values and self.published else None
+
+    @property
+    def inside(self) -> bool | None:
+        """None with fewer than two trials: there is no spread to judge by."""
+        ours = self.summary
+        if ours.std is None or not self.published:
+            return None
+        return statistics.inside(ours.mean, ours.std, self.published["mean"], self.published["std"])
+
+    @property
+    def marks(self) -> str:
+        return PRESET_MARKS.get(self.preset or "", "") + (SETTINGS_MARK if self.settings > 1 else "")
+
+
+@dataclass
+class Table:
+    """Cells with their caption. Blocks are sub-tables, one per dataset, with the same kind of rows and columns."""
+
+    name: str
+    title: str
+    caption: str
+    cells: list[Cell]
+    findings: dict[str, dict]  # those that touch a cell, in order of appearance
+
+    @cached_property
+    def blocks(self) -> dict[str, dict[tuple[str, str], Cell]]:
+        found: dict[str, dict[tuple[str, str], Cell]] = {}
+        for cell in self.cells:
+            found.setdefault(cell.block, {})[cell.row, cell.column] = cell
+        return found
+
+    def letter(self, finding: str) -> str:
+        return "abcdefghijklmnopqrstuvwxyz"[list(self.findings).index(finding)]
+
+    def best(self, cell: Cell, which: str) -> bool:
+        """Is this the highest of its column, to three decimals? `which`: "ours" or "published".
+
+        A column of one number has no best, nor has one whose rows show different scores; a single trial is none.
+        """
+        column = [c for (_, name), c in self.blocks[cell.block].items() if name == cell.column]
+        if which == "published":
+            means = {c.row: c.published["mean"] for c in column if c.published}
+        elif len({c.score for c in column}) == 1:
+            means = {c.row: round(c.summary.mean, 3) for c in column if len(c.values) > 1}
+        else:
+            means = {}
+        return len(means) > 1 and means.get(cell.row) == max(means.values())
+
+    @property
+    def missing(self) -> list[str]:
+        """Commands that fill the cells without records, each once."""
+        return list(dict.fromkeys(command(cell) for cell in self.cells if not cell.values and not cell.family))
+
+
+def names() -> list[str]:
+    """All tables: the papers' in their order, then our own."""
+    papers = list(PROTOCOLS)
+    order = lambda name: (papers.index(paper) if (paper := name.rpartition("_")[0]) in papers else len(papers), name)  # noqa: E731
+    return sorted((file.stem for file in (CONF / "table").glob("*.yaml")), key=order)
+
+
+def spec(name: str) -> dict[str, Any]:
+    """The content of conf/table/<name>.yaml."""
+    return _conf("table", choose("table", name, names()))
+
+
+@cache
+def published() -> list[dict[str, Any]]:
+    """The 341 published cells; `our_loss` is our name of the loss."""
+    cells = yaml.safe_load((HERE / "published.yaml").read_text())["cells"]
+    return [cell | {"our_loss": LOSSES.get(cell["loss"], cell["loss"])} for cell in cells]
+
+
+@cache
+def findings() -> list[dict[str, Any]]:
+    """What is known or suspected about the published numbers: id, status, text, evidence, cells."""
+    return yaml.safe_load((HERE / "findings.yaml").read_text())["findings"]
+
+
+def findings_of(cell: Mapping) -> list[str]:
+    """Ids of the findings that touch a published cell."""
+
+    def matches(pattern: Mapping) -> bool:
+        return all(cell.get(name) in (want if isinstance(want, list) else [want]) for name, want in pattern.items())
+
+    return [finding["id"] for finding in findings() if any(map(matches, finding["cells"]))]
+
+
+def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
+    """Which of our scores a paper's metric is; without a paper, `metric` is one of our scores.
+
+    Two classes: F1 of the positive class, but macro F1 in the rows of random forest and CCS. Caltech256: the networks'
+    accuracy is balanced accuracy. Bridging the Gap: means over the thresholds 0.1 to 0.9.
+
+    >>> score_of("east_v2", "adult", "rf", "f1"), score_of("btg", "adult", "bce", "f1")
+    ('test.f1_macro', 'thresholds.test.f1_pos')
+    """
+    baseline = loss in ("rf", "ccs")
+    if paper is None:
+        return f"test.{choose('score', metric, SCORES)}"
+    if paper == "btg":
+        return f"thresholds.test.{BTG_METRICS[choose('metric', metric, BTG_METRICS)]}"
+    if metric == "f1":
+        return "test.f1_macro" if baseline or dataset in MULTICLASS else "test.f1_pos"
+    if metric == "acc" and dataset == "caltech256" and not baseline:
+        return "test.balanced_accuracy"
+    return f"test.{METRICS[choose('metric', metric, METRICS)]}"
+
+
+def command(cell: Cell) -> str:
+    """The command that fills a cell."""
+    protocol = [f"protocol={cell.protocol}"] if cell.protocol else []
+    return shlex.join(["east-run", f"dataset={cell.dataset}", f"loss={cell.loss}", *protocol, *overrides(cell)])
+
+
+def overrides(cell: Cell) -> list[str]:
+    """What the command line adds to the loss, such as ["loss.beta={dog:0.25}"]."""
+    return [f"loss.{name}={_hydra(value)}" for name, value in cell.parameters.items()]
+
+
+def build(
+    table: str | Mapping,
+    results_dir: str | Path = "results",
+    *,
+    rule: str = "val_loss",
+    variant: str = "clean",
+    preset: str | None = None,
+    today: date | None = None,
+    found: Sequence[Mapping] | None = None,
+) -> Table:
+    """A table (a name of conf/table, or such a mapping) with what the records hold.
+
+    `rule` selects the setting, `variant="released"` asks for the papers' quirks, `preset` is the quickest one to accept
+    (default: budget, or what the table says). `found` are the records, if they were read before by `records.scan`.
+    """
+    table = spec(table) if isinstance(table, str) else table
+    choose("variant", variant, VARIANTS)
+    choose("selection rule", rule, records.RULES)
+    quickest = choose("preset", preset or table.get("preset", "budget"), PRESETS)
+    accepted = PRESETS[: PRESETS.index(quickest) + 1]
+    families = _families(records.scan(results_dir) if found is None else found)
+    cells = list(_cells(table, variant) if "rows" in table else _grid(table, families, accepted))
+    for cell in cells:
+        _fill(cell, families, rule, accepted)
+    if "rows" not in table:  # a score that no record of a dataset has, such as positive-class F1 of ten classes
+        scored = {(cell.block, cell.column) for cell in cells if cell.values}
+        cells = [cell for cell in cells if (cell.block, cell.column) in scored]
+    touched = {name for cell in cells for name in cell.findings}
+    notes = {finding["id"]: finding for finding in findings() if finding["id"] in touched}
+    return Table(
+        table["name"], table["title"], _caption(table, cells, rule, variant, today or date.today()), cells, notes
+    )
+
+
+def build_all(results_dir: str | Path = "results", **options) -> list[Table]:
+    """Every table of the papers."""
+    found = records.scan(results_dir)
+    return [build(name, results_dir, found=found, **options) for name in names() if "paper" in spec(name)]
+
+
+def render(table: str | Mapping, results_dir: str | Path = "results", format: str = "markdown", **options) -> str:
+    """A table, or "all" tables of the papers, as text. `options` are those of `build`."""
+    choose("format", format, writers.WRITERS)
+    tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
+    return writers.WRITERS[format](tables, [comparisons(found) for found in tables])
+
+
+def plan(table: str | Mapping, results_dir: str | Path = "results", preset: str = "paper", **options) -> list[dict]:
+    """The runs a table (or "all") still needs, each once: dataset, loss, protocol, overrides, done, trials, command.
+
+    A run counts if it has the asked preset or a fuller one.
+    """
+    options |= {"preset": preset}
+    tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
+    runs: dict[str, dict] = {}
+    for cell in (cell for found in tables for cell in found.cells):
+        if cell.trials and len(cell.values) < cell.trials:
+            run = {"dataset": cell.dataset, "loss": cell.loss, "protocol": cell.protocol, "overrides": overrides(cell)}
+            run |= {"done": len(cell.values), "trials": cell.trials, "command": command(cell)}
+            runs.setdefault(run["command"], run)
+    return list(runs.values())
+
+
+def comparisons(table: Table) -> list[dict]:
+    """Every loss against cross-entropy in the same column: paired by seed, and by split where there are several.
+
+    Only what shares protocol, preset and splits is compared. `p_holm` is corrected for all comparisons of the table.
+    """
+    found = []
+    for block, cells in table.blocks.items():
+        for (row, column), cell in cells.items():
+            rivals = [c for (_, other), c in cells.items() if other == column and c.loss in REFERENCES]
+            alike = ("score", "protocol", "preset", "split")
+            for rival in (c for c in rivals if c is not cell and all(getattr(c, n) == getattr(cell, n) for n in alike)):
+                where = {"block": block, "column": column, "row": row, "against": rival.row}
+                overlap = OVERLAP if cell.split == "trial" else 0.0
+                pairs = {"seed": statistics.paired(cell.values, rival.values, overlap=overlap)}
+                pairs["split"] = statistics.paired(
+                    *map(statistics.by_split, (cell.splits, rival.splits)), overlap=OVERLAP
+                )
+                found += [where | {"over": unit} | vars(pair) for unit, pair in pairs.items() if pair.n > 1]
+    corrected = statistics.holm([entry["p"] for entry in found])
+    return [entry | {"p_holm": p} for entry, p in zip(found, corrected, strict=True)]
+
+
+def _cells(table: Mapping, variant: str) -> Iterator[Cell]:
+    """The empty cells of a table: rows times columns, each with its published number."""
+    paper, axes = table.get("paper"), table["columns"]
+    index = {
+        _identity(cell): cell for cell in published() if (cell["paper"], cell["table"]) == (paper, table.get("table"))
+    }
+    for dataset, (label, row) in product(axes["dataset"], table["rows"].items()):
+        classes = axes.get("class", [row.get("class", table.get("class"))])
+        need = {"dataset": dataset, "protocol": table["protocol"]} | {n: row[n] for n in ("loss", "beta") if n in row}
+        if variant == "released":
+            need |= RELEASED_LOSSES.get(row["loss"], {}) | row.get("released", {})
+            need["dataset"] = RELEASED_DATASETS.get(dataset, dataset)
+        needed = {name: need.pop(name) for name in ("dataset", "loss", "protocol")} | {"parameters": need}
+        for class_name, metric in product(classes, axes["metric"]):
+            per_class = metric in ("precision", "recall")
+            of_class = class_name if per_class else None
+            beta = (
+                dict(zip(("beta_class", "beta"), next(iter(row["beta"].items())), strict=True)) if "beta" in row else {}
+            )
+            asked = {
+                "dataset": dataset,
+                "our_loss": row["loss"],
+                "metric": metric,
+                "class": of_class,
+                "block": row.get("block"),
+            }
+            known = index.get(_identity(asked | beta))
+            yield Cell(
+                block=f"{dataset}, {row['block']}" if "block" in row else dataset,
+                row=label,
+                column=f"{metric} {of_class}" if of_class else metric,
+                score=score_of(paper, dataset, row["loss"], metric),
+                position=CLASS_INDEX[dataset][of_class] if of_class else POSITIVE if per_class else None,
+                published=known,
+                findings=findings_of(known) if known else [],
+                trials=table["trials"],
+                **needed,
+            )
+
+
+def _identity(cell: Mapping) -> tuple:
+    """What tells the published cells of one table apart. A beta without a class only repeats the name of the loss."""
+    beta = cell["beta"] if "beta_class" in cell else None
+    return (*map(cell.get, ("dataset", "our_loss", "metric", "class", "block", "beta_class")), beta)
+
+
+def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterator[Cell]:
+    """The cells of a table without rows: one row per family of records, among `datasets`, `losses`, `families`."""
+    asked = {name: table.get(name) for name in ("datasets", "losses", "families")}
+    wanted = lambda name, value: asked[name] is None or value in asked[name]  # noqa: E731
+    for (dataset, loss), group in groupby(sorted(families, key=str), key=lambda key: key[:2]):
+        if not (wanted("datasets", dataset) and wanted("losses", loss)):
+            continue
+        found = [
+            f for key in group for f in families[key] if _preset(f) in accepted and wanted("families", f[0]["family"])
+        ]
+        configs = [family[0]["config"] for family in found]
+        for label, config, family in zip(_labels(loss, configs), configs, found, strict=True):
+            protocol = config.get("protocol", {}).get("name")
+            for name in table["scores"]:
+                score = score_of(None, dataset, loss, name)
+                known = _published_for(dataset, loss, protocol, score)
+                yield Cell(
+                    block=dataset,
+                    row=label,
+                    column=name,
+                    dataset=dataset,
+                    loss=loss,
+                    protocol=protocol,
+                    family=family[0]["family"],
+                    score=score,
+                    position=POSITIVE if name in ("precision", "recall") else None,
+                    published=known,
+                    findings=findings_of(known) if known else [],
+                )
+
+
+def _labels(loss: str, configs: Sequence[Mapping]) -> list[str]:
+    """Names for several settings of one loss: as many of their values as it takes to tell them apart."""
+    flat = []
+    for config in configs:
+        sections = {
+            name: section for name, section in config.items() if isinstance(section, Mapping) and name != "hyper"
+        }
+        values = {f"{s}.{n}".removesuffix(".name"): v for s, section in sections.items() for n, v in section.items()}
+        flat.append({"preset": config.get("preset")} | values | {"annealing.r": None})
+    labels = [loss] * len(flat)
+    for name in dict.fromkeys(name for values in flat for name in values):
+        said = [f", {name}={_hydra(values[name])}" if values.get(name) is not None else "" for values in flat]
+        longer = [label + more for label, more in zip(labels, said, strict=True)]
+        if len(set(longer)) > len(set(labels)):
+            labels = longer
+    return labels
+
+
+def _published_for(dataset: str, loss: str, protocol: str | None, score: str) -> dict | None:
+    """The first published number about a whole dataset that is this score of this loss under this protocol."""
+    clean = {released: name for name, released in RELEASED_DATASETS.items()}.get(dataset, dataset)
+    same = (c for c in published() if (c["dataset"], c["our_loss"], PROTOCOLS[c["paper"]]) == (clean, loss, protocol))
+    whole = (c for c in same if "class" not in c and "beta_class" not in c)
+    return next((c for c in whole if score_of(c["paper"], clean, loss, c["metric"]) == score), None)
+
+
+def _families(found: Iterable[Mapping]) -> dict[tuple, list[list[Mapping]]]:
+    """(dataset, loss, protocol) -> families of records. Records of a part of the data never enter a table."""
+    families: dict[str, list[Mapping]] = {}
+    for record in found:
+        if record["config"]["dataset"].get("limit") is None:
+            families.setdefault(record["family"], []).append(record)
+    index: dict[tuple, list] = {}
+    for family in families.values():
+        config = family[0]["config"]
+        where = (config["dataset"]["name"], config["loss"]["name"], config.get("protocol", {}).get("name"))
+        index.setdefault(where, []).append(family)
+    return index
+
+
+def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> None:
+    """Put the trials of the selected setting into a cell: those of the fullest preset that has any."""
+    fitting = [f for f in families.get((cell.dataset, cell.loss, cell.protocol), []) if _fits(f[0], cell)]
+    for preset in accepted:
+        by_split: dict[Any, list] = {}
+        for family in (f for f in fitting if _preset(f) == preset):
+            key = records.select(family, rule)
+            trials = [r for r in family if r["key"] == key and r["stage"] == "trial"]
+            cell.failed += sum(r["status"] == "failed" for r in trials)
+            values = {r["seed"]: value for r in trials if (value := _value(r, cell)) is not None}
+            if values:
+                split = family[0]["config"].get("split", {}).get("seed", 0)
+                by_split.setdefault(split, []).append((len(values), key, values, trials))
+        homes = by_split if cell.family else [split for split in ("trial", 0) if split in by_split]
+        if not homes:
+            continue
+        cell.split = next(iter(homes))
+        home = by_split[cell.split]
+        _, cell.key, values, trials = max(home, key=lambda found: found[:2])
+        cell.values = dict(sorted(values.items()))
+        cell.preset, cell.settings = preset, len(home)
+        cell.sources = sorted({r["source"] for r in trials})
+        cell.commits = {r["git"] for r in trials if r["git"]}
+        if len(by_split) > 1:
+            cell.splits = {(s, seed): v for s, found in by_split.items() for seed, v in max(found)[2].items()}
+        return
+
+
+def _fits(record: Mapping, cell: Cell) -> bool:
+    """Is this what the cell asks for? Loss, data and annealing must not contradict the config files and the row."""
+    if cell.family:
+        return record["family"] == cell.family
+    config = record["config"]
+    prescribed = ANNEALING.get(cell.protocol or "") if cell.loss in ANNEALED else None
+    if prescribed and config.get("annealing", {}).get("name", prescribed) != prescribed:
+        return False
+    loss, dataset = _conf("loss", cell.loss) | cell.parameters, _conf("dataset", cell.dataset)
+    pairs = [
+        (section, standard) for section, standard in ((config["loss"], loss), (config["dataset"], dataset)) if standard
+    ]
+    return all(standard.get(n) == v for section, standard in pairs for n, v in section.items() if n not in FREE)
+
+
+@cache
+def _conf(group: str, name: str) -> dict[str, Any]:
+    """conf/<group>/<name>.yaml; empty for a loss or a dataset of someone's own."""
+    file = CONF / group / f"{name}.yaml"
+    return yaml.safe_load(file.read_text()) if file.is_file() else {}
+
+
+def _preset(family: Sequence[Mapping]) -> str | None:
+    labels = {record["config"].get("preset") for record in family}
+    return next((preset for preset in PRESETS if preset in labels), None)
+
+
+def _value(record: Mapping, cell: Cell) -> float | None:
+    """The cell's score in a record; None if the trial failed or was not judged by it."""
+    *rule, split, name = cell.score.split(".")
+    scores = record["decisions"].get(rule[0], {}).get("scores", {}) if rule else record["scores"]
+    value = scores.get(split, {}).get(name) if record["status"] == "done" else None
+    return value[cell.position] if isinstance(value, list) and cell.position is not None else value
+
+
+def _hydra(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{_hydra(item)}" for name, item in value.items()) + "}"
+    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _caption(table: Mapping, cells: Sequence[Cell], rule: str, variant: str, today: date) -> str:
+    filled = [cell for cell in cells if cell.values]
+    presets = [preset for preset in PRESETS if any(cell.preset == preset for cell in filled)]
+    commits = sorted({commit for cell in filled for commit in cell.commits})
+    facts = [
+        f"selection rule {rule}",
+        *([f"protocol {table['protocol']}"] if "protocol" in table else []),
+        f"{variant} variant",
+        f"preset {', '.join(presets)}" if presets else "no records yet",
+        *([f"records of commit {', '.join(commits)}"] if commits else []),
+        f"rendered {today.isoformat()}",
+    ]
+    asked = "/asked for" if any(cell.trials for cell in cells) else ""
+    legend = f"Ours: mean ± sample standard deviation (trials done{asked})."
+    if any(cell.published for cell in cells):
+        legend += (
+            " Δ: ours − published; ✓ at most 2·sqrt(s_ours² + s_published²) apart, ✗ further. Bold: best of the column."
+        )
+    return f"{table['source']}. {legend} {'; '.join(facts).capitalize()}."
