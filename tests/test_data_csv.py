@@ -104,9 +104,11 @@ def test_new_rows_that_do_not_fit_are_refused_by_name():
     with pytest.raises(DataError, match=r"columns are missing: age, job\. Found: postcode, smokes, state"):
         encode(frame().drop(columns=["age", "job"]), encoding)
     with pytest.raises(
-        DataError, match=r"another type.*age \(expected numbers, got .*\), job \(expected text, got int64\)"
+        DataError, match=r"do not fit.*age \(expected numbers, got .*\), job \(expected text, got int64\)"
     ):
         encode(frame().assign(age="old", job=3), encoding)
+    with pytest.raises(DataError, match=r"age \(infinite values\)"):
+        encode(frame().assign(age=-1e300), encoding)
 
 
 @pytest.mark.parametrize(

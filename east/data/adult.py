@@ -35,8 +35,7 @@ def adult(root=None, *, split: str = "official") -> Table:
 
     split=official keeps UCI's test file as the test part, as Bridging the Gap's code does; pooled mixes both files.
     """
-    features, labels, official = read(root)
-    return table("adult", features, labels, official, split, root)
+    return table("adult", split, *read(root))
 
 
 def adult_released(root=None, *, split: str = "official") -> Table:
@@ -45,18 +44,19 @@ def adult_released(root=None, *, split: str = "official") -> Table:
     The test file's first line, "|1x3 Cross validator", makes its age column text. Age is then coded as a category,
     train ages 0 … 72 and test ages 73 … 145, so that the test part is far outside the training range in age.
     """
-    features, labels, official = read(root)
+    features, labels, official, path = read(root)
     age = features[:, 0]
     _, train_rank = np.unique(age[~official], return_inverse=True)
     _, test_rank = np.unique([str(int(years)) for years in age[official]], return_inverse=True)
     age[~official] = train_rank
     age[official] = train_rank.max() + 1 + test_rank
-    return table("adult_released", features, labels, official, split, root)
+    return table("adult_released", split, features, labels, official, path)
 
 
-def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Features [48842, 13], labels [48842] and which rows are of the official test file."""
-    train = fetch(TRAIN, root=root).read_text().splitlines()
+def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+    """Features [48842, 13], labels [48842], which rows are of the official test file, and the folder."""
+    path = fetch(TRAIN, root=root)
+    train = path.read_text().splitlines()
     test = fetch(TEST, root=root).read_text().splitlines()[1:]
     lines = [line.removesuffix(".").split(", ") for line in train + test if line]
     rows = np.array(lines)
@@ -68,10 +68,11 @@ def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             features[:, k] = np.unique(rows[:, k], return_inverse=True)[1]
     labels = rows[:, -1] == ">50K"
     official = np.arange(len(rows)) >= sum(map(bool, train))
-    return np.delete(features, COLUMNS.index("fnlwgt"), axis=1), labels, official
+    return np.delete(features, COLUMNS.index("fnlwgt"), axis=1), labels, official, str(path.parent)
 
 
-def table(name: str, features, labels, official, split: str, root) -> Table:
+def table(name: str, split: str, features: np.ndarray, labels: np.ndarray, official: np.ndarray, path: str) -> Table:
+    """The arrays of `read` under a dataset's name."""
     choose(f"split of {name}", split, ("official", "pooled"))
     return Table(
         features=torch.tensor(features),
@@ -82,7 +83,7 @@ def table(name: str, features, labels, official, split: str, root) -> Table:
         official_test=torch.tensor(official) if split == "official" else None,
         columns=tuple(column for column in COLUMNS if column != "fnlwgt"),
         source=UCI,
-        path=str(fetch(TRAIN, root=root).parent),
+        path=path,
     ).expect(rows=48_842, shape=(13,), positives=11_687)
 
 

@@ -38,7 +38,8 @@ def caltech256(root=None, *, size: int = 64, classes: list[str] | None = None) -
 def photographs(root) -> Path:
     """The folder of the class folders; a folder given by hand first, for it need not be the whole set."""
     if root is not None:
-        for place in (Path(root) / FOLDER, Path(root) / "256_ObjectCategories", Path(root)):
+        root = Path(root).expanduser()
+        for place in (root / FOLDER, root / "256_ObjectCategories", root):
             if any(place.glob("[0-9][0-9][0-9].*")):
                 return place
         raise DataError(f"caltech256: no class folders such as 056.dog in {root}.")

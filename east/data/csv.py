@@ -187,7 +187,7 @@ def learn_column(column: "pd.Series", categorical: bool) -> dict:
         missing = [MISSING] if len(present) < len(column) else []
         return {"kind": "categorical", "text": text, "categories": categories.tolist() + missing}
     values = present.to_numpy(dtype=float)
-    if not np.isfinite(values).all():
+    if overflows(values):
         raise DataError("has infinite values")
     return {"kind": "numeric", "median": float(np.median(values)), "indicator": len(present) < len(column)}
 
@@ -212,8 +212,10 @@ def encode(frame: "pd.DataFrame", encoding: dict) -> Tensor:
         fits = is_text(found) if text else pd.api.types.is_numeric_dtype(found)
         if not fits and found.notna().any():
             wrong.append(f"{column['name']} (expected {'text' if text else 'numbers'}, got {found.dtype})")
+        elif column["kind"] == "numeric" and overflows(found.to_numpy(dtype=float, na_value=np.nan)):
+            wrong.append(f"{column['name']} (infinite values)")
     if wrong:
-        raise DataError(f"columns are of another type than in training: {', '.join(wrong)}.")
+        raise DataError(f"columns do not fit those of training: {', '.join(wrong)}.")
     parts = []
     for column in expected:
         found = frame[column["name"]]
@@ -250,6 +252,11 @@ def is_text(column: "pd.Series") -> bool:
     )
 
 
+def overflows(values: np.ndarray) -> bool:
+    """Whether some of the numbers are infinite, or would be as float32."""
+    return bool((np.abs(values) > np.finfo(np.float32).max).any())
+
+
 def words(column: "pd.Series") -> np.ndarray:
     """Values as stripped text; 1.0 is "1", since a missing value makes whole numbers floats."""
     import pandas as pd
@@ -266,6 +273,6 @@ DATASETS = {
         about="your own CSV or Parquet file: dataset.path=FILE dataset.target=COLUMN",
         licence="your own",
         citation="your own",
-        own=True,
+        where="your file",
     )
 }

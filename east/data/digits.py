@@ -53,5 +53,6 @@ DATASETS = {
         about="1,797 rows, 64 features, 10 classes; comes with scikit-learn",
         licence="CC BY 4.0",
         citation="E. Alpaydin, C. Kaynak: Optical Recognition of Handwritten Digits. UCI, 1998. doi:10.24432/C50P49",
+        where="built in",
     )
 }

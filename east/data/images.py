@@ -107,6 +107,6 @@ DATASETS = {
         about="your own images, a folder per class: dataset.path=FOLDER",
         licence="your own",
         citation="your own",
-        own=True,
+        where="your folder",
     )
 }

@@ -73,6 +73,6 @@ DATASETS = {
         licence="research use; see the repository",
         citation="J. Alcalá-Fdez et al.: KEEL Data-Mining Software Tool: Data Set Repository. J. Multiple-Valued Logic "
         "and Soft Computing 17, 2011",
-        own=True,
+        where="pip packages",
     )
 }

@@ -70,11 +70,9 @@ def catalogue(datasets: dict[str, Dataset]) -> list[dict]:
 
 
 def cached(dataset: Dataset) -> str | None:
-    """Where a dataset lies: a folder, "built in", "your files", or None."""
-    if dataset.own:
-        return "your files"
-    if not dataset.needs:
-        return "built in"
+    """Where a dataset lies: a folder, words such as "built in", or None."""
+    if dataset.where:
+        return dataset.where
     for folder in sources.folders():
         if dataset.prepared and any(folder.glob(dataset.prepared)):
             return str(folder)

@@ -59,7 +59,7 @@ class Dataset:
     citation: str
     needs: tuple[tuple[File, ...], ...] = ()  # one of each inner tuple
     prepared: str = ""  # a pattern below the data folders: what was made of the files, and serves without them
-    own: bool = False  # the user's own files
+    where: str = ""  # in words, if it has no files to fetch
 
 
 def folders(root: str | Path | None = None) -> list[Path]:
