@@ -51,7 +51,7 @@ class Record:
     confusion: dict[str, Any] = field(default_factory=dict)  # val, test: rows true, columns predicted, by argmax
     scores: dict[str, Any] = field(default_factory=dict)  # val, test: name -> number, or one number per class
     decisions: dict[str, Any] = field(default_factory=dict)  # further decision rules: thresholds, plugin_<metric>
-    best: dict[str, Any] = field(default_factory=dict)  # val_loss, val_metric, temperature, epoch
+    best: dict[str, Any] = field(default_factory=dict)  # val_loss, val_metric (1 - M), temperature, epoch
     epochs: int = 0
     stopped: str | None = None
     status: str = "done"
@@ -205,12 +205,11 @@ def select(records: "Iterable[Record | Mapping] | pd.DataFrame", rule: str = "va
     never searched has a choice if all its trials share one key. None where there is nothing to choose by.
     """
     choose("selection rule", rule, RULES)
-    sign = {"val_loss": 1, "val_metric": -1}[rule]
     points: dict[str, list[float]] = {}
     trials = set()
     for name, stage, status, value in _rows(records, rule):
         if status == "done" and stage == "search":
-            points.setdefault(name, []).append(math.nan if value is None else sign * value)
+            points.setdefault(name, []).append(math.nan if value is None else value)
         elif status == "done":
             trials.add(name)
     means = {name: math.fsum(values) / len(values) for name, values in points.items()}

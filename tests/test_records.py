@@ -255,7 +255,7 @@ def point(lr, val_loss, val_metric, seed=1000, **kwargs):
 
 
 def test_selection_by_either_rule():
-    search = [point(0.1, 0.30, 0.8), point(0.01, 0.20, 0.7), point(0.001, float("nan"), 0.9, status="failed")]
+    search = [point(0.1, 0.30, 0.2), point(0.01, 0.20, 0.3), point(0.001, float("nan"), 0.1, status="failed")]
     assert records.select(search, "val_loss") == search[1].key
     assert records.select(search, "val_metric") == search[0].key
     with pytest.raises(ValueError, match="did you mean 'val_loss'"):
