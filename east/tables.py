@@ -26,6 +26,7 @@ PRESETS = ("paper", "budget", "quick")  # from the fullest to the quickest
 PRESET_MARKS = {"budget": "†", "quick": "‡"}
 SETTINGS_MARK = "§"
 PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
+BASELINES = ("rf", "ccs")  # no networks
 REFERENCES = ("ce", "bce")  # what a loss is compared with
 OVERLAP = 0.20 / 0.64  # test rows / training rows of the papers' splits, see statistics.t_interval
 
@@ -62,10 +63,16 @@ RELEASED_LOSSES: dict[str, dict] = {
     "btg_accuracy": {"loss": "btg_released", "metric": "accuracy"},
     "btg_auroc": {"loss": "btg_released", "metric": "auroc"},
 }
-ANNEALING = {"east": "geometric", "east_v1": "none"}  # of the losses that anneal
+# What the protocols prescribe, and what may still differ without making it another experiment.
+ANNEALING = {"east": "geometric", "east_v1": "none"}  # for the losses that anneal
 ANNEALED = ("f1", "accuracy", "mcc", "fbeta")
-# What may differ in loss and data without making it another experiment: where it lies, what presets and protocols set.
-FREE = ("_target_", "fingerprint", "path", "root", "size", "normalise")
+MODELS = {
+    "east": {"table": ("mlp",), "image": ("darknet19", "tiny_darknet")},
+    "east_v1": {"table": ("mlp",), "image": ("darknet19", "tiny_darknet")},
+    "btg": {"table": ("mlp_btg",), "image": ("tiny_darknet",), "graph": ("gnn",)},
+}
+PLACES = ("_target_", "fingerprint", "path", "root")
+BY_PRESET = ("size", "normalise", "width", "pools", "outputs", "T0", "r", "T_min", "patience", "delta")
 
 
 @dataclass
@@ -199,7 +206,7 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
     >>> score_of("east_v2", "adult", "rf", "f1"), score_of("btg", "adult", "bce", "f1")
     ('test.f1_macro', 'thresholds.test.f1_pos')
     """
-    baseline = loss in ("rf", "ccs")
+    baseline = loss in BASELINES
     if paper is None:
         return f"test.{choose('score', metric, SCORES)}"
     if paper == "btg":
@@ -453,18 +460,26 @@ def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> 
 
 
 def _fits(record: Mapping, cell: Cell) -> bool:
-    """Is this what the cell asks for? Loss, data and annealing must not contradict the config files and the row."""
+    """Is this what the cell asks for? No section may contradict the protocol, the config files and the row."""
     if cell.family:
         return record["family"] == cell.family
-    config = record["config"]
-    prescribed = ANNEALING.get(cell.protocol or "") if cell.loss in ANNEALED else None
-    if prescribed and config.get("annealing", {}).get("name", prescribed) != prescribed:
+    config, protocol = record["config"], cell.protocol or ""
+    annealing = ANNEALING.get(protocol) if cell.loss in ANNEALED else None
+    models = MODELS.get(protocol, {}).get(config["dataset"].get("kind"), ()) if cell.loss not in BASELINES else ()
+    named = [("annealing", (annealing,) if annealing else ()), ("model", models)]
+    if any(wanted and config[section]["name"] not in wanted for section, wanted in named if section in config):
         return False
-    loss, dataset = _conf("loss", cell.loss) | cell.parameters, _conf("dataset", cell.dataset)
-    pairs = [
-        (section, standard) for section, standard in ((config["loss"], loss), (config["dataset"], dataset)) if standard
-    ]
-    return all(standard.get(n) == v for section, standard in pairs for n, v in section.items() if n not in FREE)
+    standard = {"loss": _conf("loss", cell.loss) | cell.parameters}
+    standard |= {
+        section: _conf(section, config[section]["name"]) for section in ("dataset", "model") if section in config
+    }
+    standard |= {"annealing": _conf("annealing", annealing)} if annealing and "annealing" in config else {}
+    return not config.get("split", {}).get("stratify") and all(
+        expected.get(name) == value
+        for section, expected in standard.items()
+        for name, value in config[section].items()
+        if name not in (*PLACES, *BY_PRESET) and (name in expected or (section == "loss" and len(expected) > 1))
+    )
 
 
 @cache
@@ -484,7 +499,17 @@ def _value(record: Mapping, cell: Cell) -> float | None:
     *rule, split, name = cell.score.split(".")
     scores = record["decisions"].get(rule[0], {}).get("scores", {}) if rule else record["scores"]
     value = scores.get(split, {}).get(name) if record["status"] == "done" else None
+    if value is None and rule and cell.position is not None and rule[0] in record["decisions"]:
+        return _mean_over(record["decisions"][rule[0]]["confusion"][split], name, cell.position)
     return value[cell.position] if isinstance(value, list) and cell.position is not None else value
+
+
+def _mean_over(matrices: Sequence, name: str, k: int) -> float:
+    """Precision or recall of class k, mean over the confusion matrices of several thresholds; 0 where undefined."""
+    wholes = [sum(row[k] for row in matrix) if name == "precision" else sum(matrix[k]) for matrix in matrices]
+    return sum(matrix[k][k] / whole if whole else 0.0 for matrix, whole in zip(matrices, wholes, strict=True)) / len(
+        wholes
+    )
 
 
 def _hydra(value: Any) -> str:
