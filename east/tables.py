@@ -439,7 +439,7 @@ def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> 
         for family in (f for f in fitting if _preset(f) == preset):
             key = records.select(family, rule)
             trials = [r for r in family if r["key"] == key and r["stage"] == "trial"]
-            cell.failed += sum(r["status"] == "failed" for r in trials)
+            cell.failed += sum(r["status"] == "failed" for r in trials)  # counts where nothing succeeded
             values = {r["seed"]: value for r in trials if (value := _value(r, cell)) is not None}
             if values:
                 split = family[0]["config"].get("split", {}).get("seed", 0)
@@ -451,6 +451,7 @@ def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> 
         home = by_split[cell.split]
         _, cell.key, values, trials = max(home, key=lambda found: found[:2])
         cell.values = dict(sorted(values.items()))
+        cell.failed = sum(r["status"] == "failed" for r in trials)
         cell.preset, cell.settings = preset, len(home)
         cell.sources = sorted({r["source"] for r in trials})
         cell.commits = {r["git"] for r in trials if r["git"]}

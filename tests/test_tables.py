@@ -1,0 +1,448 @@
+"""Tables: every published cell once, the right records in the right cell, and exact text from committed records."""
+
+import csv
+import io
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from datetime import date
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from east import records, statistics, tables
+
+GOLDEN = Path(__file__).parent / "golden"
+DAY = date(2026, 1, 2)
+EXTENSIONS = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json", "text": "txt"}
+
+
+def cell(table, **where):
+    """The one cell with these attributes."""
+    (found,) = [c for c in table.cells if all(getattr(c, name) == value for name, value in where.items())]
+    return found
+
+
+@pytest.fixture(scope="module")
+def east_v2_1():
+    return tables.build("east_v2_1", GOLDEN, today=DAY)
+
+
+def matrices(loss, **where):
+    """Test confusion matrices of the golden trials of a loss, by seed, straight from the committed lines."""
+    lines = (
+        json.loads(line) for file in (GOLDEN / "records").glob("*.jsonl") for line in file.read_text().splitlines()
+    )
+    chosen = [r for r in lines if r["config"]["loss"] == {"name": loss} and r["stage"] == "trial"]
+    for name, value in where.items():
+        section, _, key = name.partition("__")
+        chosen = [r for r in chosen if (r["config"][section][key] if key else r["config"][section]) == value]
+    return [np.array(r["confusion"]["test"]) for r in sorted(chosen, key=lambda r: r["seed"])]
+
+
+# published numbers
+
+
+def test_all_341_published_cells_appear_and_none_twice():
+    every = [c.published for table in tables.build_all("/nowhere") for c in table.cells]
+    assert len(every) == 341
+    assert None not in every
+    assert len({id(p) for p in every}) == 341
+
+
+def test_counts_per_table():
+    found = Counter((c["paper"], c["table"]) for c in tables.published())
+    assert [found["east_v2", n] for n in range(1, 8)] == [90, 16, 32, 36, 16, 14, 6]
+    assert [found["east_v1", n] for n in (1, 2)] == [18, 8]
+    assert [found["btg", n] for n in range(1, 5)] == [72, 12, 6, 15]
+    for name in tables.names():
+        spec = tables.spec(name)
+        assert spec["name"] == name
+        if "paper" in spec:
+            assert len(tables.build(name, "/nowhere").cells) == found[spec["paper"], spec["table"]]
+
+
+def test_every_row_and_dataset_has_a_config_file_or_a_baseline():
+    for name in tables.names():
+        for variant in tables.VARIANTS:
+            for c in tables.build(name, "/nowhere", variant=variant).cells:
+                assert (tables.CONF / "dataset" / f"{c.dataset}.yaml").is_file()
+                known = (tables.CONF / "loss" / f"{c.loss}.yaml").is_file()
+                assert known or c.loss in ("rf", "ccs", "ap_perf")
+
+
+@pytest.mark.parametrize(
+    "paper, dataset, loss, metric, expected",
+    [
+        ("east_v2", "adult", "f1", "f1", "test.f1_pos"),
+        ("east_v2", "adult", "rf", "f1", "test.f1_macro"),
+        ("east_v2", "adult", "ccs", "acc", "test.accuracy"),
+        ("east_v2", "cifar10", "ce", "f1", "test.f1_macro"),
+        ("east_v2", "cifar10", "ce", "acc", "test.accuracy"),
+        ("east_v2", "caltech256", "ce", "acc", "test.balanced_accuracy"),
+        ("east_v2", "caltech256", "rf", "acc", "test.accuracy"),
+        ("east_v1", "kaggle", "ce", "f1", "test.f1_pos"),
+        ("btg", "adult", "bce", "auroc", "thresholds.test.auroc_thresholded"),
+        ("btg", "mammography", "btg_f2", "f3", "thresholds.test.f3_pos"),
+        (None, "digits", "ce", "mcc", "test.mcc"),
+    ],
+)
+def test_the_papers_metrics_in_our_words(paper, dataset, loss, metric, expected):
+    assert tables.score_of(paper, dataset, loss, metric) == expected
+
+
+def test_findings_touch_cells_and_say_how_sure_they_are():
+    every = tables.published()
+    for finding in tables.findings():
+        assert finding["status"] in ("confirmed", "suspected")
+        assert finding["text"]
+        assert finding["evidence"]
+        for pattern in finding["cells"]:
+            assert pattern.keys() <= {"paper", "table", "dataset", "loss", "metric", "class"}
+            match = lambda c, p=pattern: all(c.get(k) in (v if isinstance(v, list) else [v]) for k, v in p.items())  # noqa: E731
+            assert any(map(match, every)), f"{finding['id']}: {pattern} touches nothing"
+    ids = [finding["id"] for finding in tables.findings()]
+    assert len(set(ids)) == len(ids)
+
+
+def test_known_and_suspected_are_told_apart(east_v2_1):
+    text = tables.render("east_v2_1", "/nowhere")
+    letter = {name: east_v2_1.letter(name) for name in east_v2_1.findings}
+    assert f"<sup>{letter['adult_loader']}</sup> Confirmed: Adult's test ages" in text
+    assert f"<sup>{letter['adult_loader_others']}</sup> Suspected: " in text
+    assert "adult_loader" in cell(east_v2_1, dataset="adult", row="CE", column="f1").findings
+    assert "adult_loader_others" in cell(east_v2_1, dataset="adult", row="MCC*", column="f1").findings
+
+
+# which records fill a cell
+
+
+def test_a_cell_is_mean_and_sample_deviation_of_its_trials(east_v2_1):
+    f1 = [
+        2 * m[1, 1] / (m[1].sum() + m[:, 1].sum())
+        for m in matrices("f1", preset="paper", split__seed=0, dataset__limit=None, annealing__name="geometric")
+    ]
+    assert len(f1) == 5
+    found = cell(east_v2_1, dataset="mammography", row="F1*", column="f1")
+    assert found.summary.mean == pytest.approx(np.mean(f1))
+    assert found.summary.std == pytest.approx(np.std(f1, ddof=1))
+    assert (found.trials, found.failed, found.preset, found.marks) == (10, 1, "paper", "")
+    assert found.published["mean"] == 0.750
+    assert found.difference == pytest.approx(np.mean(f1) - 0.750)
+    assert found.inside is True, "0.050 <= 2 sqrt(0.0497² + 0.02²) = 0.107"
+
+
+def test_random_forest_is_judged_by_macro_f1():
+    found = cell(tables.build("east_v2_3", GOLDEN), dataset="adult", row="RF", column="f1")
+    f1 = [np.mean([2 * m[k, k] / (m[k].sum() + m[:, k].sum()) for k in (0, 1)]) for m in matrices("rf")]
+    assert found.summary.mean == pytest.approx(np.mean(f1))
+
+
+def test_precision_of_a_class_is_that_class():
+    found = cell(tables.build("east_v2_6", GOLDEN), row="beta 0.25", column="precision dog")
+    lines = map(json.loads, (GOLDEN / "records" / "cifar10.jsonl").read_text().splitlines())
+    chosen = [np.array(r["confusion"]["test"]) for r in lines if r["config"]["loss"]["beta"] == {"dog": 0.25}]
+    assert found.summary.mean == pytest.approx(np.mean([m[5, 5] / m[:, 5].sum() for m in chosen]))
+
+
+def test_thresholded_precision_comes_from_the_matrices():
+    """Two thresholds: 3 of 4 predicted positives right, then none predicted: (3/4 + 0) / 2."""
+    assert tables._mean_over([[[5, 1], [2, 3]], [[6, 0], [5, 0]]], "precision", 1) == 0.375
+    assert tables._mean_over([[[5, 1], [2, 3]], [[6, 0], [5, 0]]], "recall", 1) == 0.3
+
+
+def test_selection_rule_decides_and_an_unrun_choice_is_not_run():
+    by_loss, by_metric = (tables.build("east_v2_1", GOLDEN, rule=rule) for rule in records.RULES)
+    where = {"dataset": "mammography", "row": "F1*", "column": "f1"}
+    assert len(cell(by_loss, **where).values) == 5
+    assert not cell(by_metric, **where).values, "the point with the lowest 1 - M has no trials"
+    assert "selection rule val_metric" in by_metric.caption.lower()
+
+
+def test_search_records_are_never_averaged(east_v2_1):
+    assert not cell(east_v2_1, dataset="mammography", row="MCC*", column="mcc").values
+    assert all(seed < 1000 for c in east_v2_1.cells for seed in c.values)
+
+
+def test_presets():
+    default = tables.build("east_v2_1", GOLDEN)
+    acc = cell(default, dataset="mammography", row="Acc*", column="acc")
+    assert (acc.preset, acc.marks) == ("budget", "†")
+    assert not cell(
+        tables.build("east_v2_1", GOLDEN, preset="paper"), dataset="mammography", row="Acc*", column="acc"
+    ).values
+    assert not cell(tables.build("quickstart", GOLDEN, preset="budget"), row="CE", column="mcc").values
+    assert cell(tables.build("quickstart", GOLDEN), row="CE", column="mcc").marks == "‡"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"limit": 500},
+        {"loss": {"average": "positive"}},
+        {"annealing": {"name": "none"}},
+        {"model": {"hidden": [8]}},
+        {"model": {"name": "mlp_btg"}},
+        {"split": {"stratify": True}},
+    ],
+)
+def test_what_is_not_the_papers_setting_never_enters_its_table(tmp_path, change):
+    (standard,) = [
+        r
+        for r in records.scan(GOLDEN)
+        if r["key"] == cell(tables.build("east_v2_1", GOLDEN), dataset="mammography", row="F1*", column="f1").key
+        and r["seed"] == 0
+    ]
+    config = json.loads(json.dumps(standard["config"]))
+    config["dataset"]["limit"] = change.get("limit")
+    for section in ("loss", "annealing", "model", "split"):
+        config[section] |= change.get(section, {})
+    fields = {name: standard[name] for name in ("data", "confusion", "scores", "best")}
+    records.write(tmp_path, records.Record(config=config, seed=0, **fields))
+    where = {"dataset": "mammography", "row": "F1*", "column": "f1"}
+    assert not cell(tables.build("east_v2_1", tmp_path), **where).values
+    records.write(tmp_path, records.Record(config=standard["config"], seed=0, **fields))
+    assert cell(tables.build("east_v2_1", tmp_path), **where).settings == 1
+
+
+def test_two_settings_that_both_fit_are_marked(tmp_path):
+    """Same sections but another patience: nothing forbids it, so the larger one is shown and marked."""
+    source = next(r for r in records.scan(GOLDEN) if r["config"]["loss"]["name"] == "dice")
+    for patience, seeds in [(40, 3), (60, 2)]:
+        config = source["config"] | {"protocol": {"name": "east", "patience": patience}}
+        for seed in range(seeds):
+            records.write(tmp_path, records.Record(config=config, seed=seed, scores=source["scores"]))
+    found = cell(tables.build("east_v2_1", tmp_path), dataset="mammography", row="Dice", column="f1")
+    assert (len(found.values), found.settings, found.marks) == (3, 2, "§")
+
+
+def test_released_variant_asks_for_the_quirks():
+    released = tables.build("east_v2_1", GOLDEN, variant="released")
+    ce = cell(released, block="adult", row="CE", column="f1")
+    assert (ce.dataset, len(ce.values), ce.published["mean"]) == ("adult_released", 2, 0.148)
+    assert ce.inside
+    assert cell(released, block="mammography", row="Dice", column="f1").loss == "dice_released"
+    assert "released variant" in released.caption.lower()
+    btg = tables.build("btg_1", GOLDEN, variant="released")
+    assert (
+        tables.command(cell(btg, block="kaggle", row="Acc*", column="acc"))
+        == "east-run dataset=kaggle loss=btg_released protocol=btg loss.metric=accuracy"
+    )
+    beta = cell(tables.build("east_v2_6", GOLDEN, variant="released"), row="beta 2.5", column="recall dog")
+    assert beta.parameters == {"beta": 2.5}
+    assert beta.published["mean"] == 0.705
+
+
+# plan and commands
+
+
+def test_an_empty_cell_says_which_command_fills_it(east_v2_1):
+    found = cell(east_v2_1, dataset="mammography", row="MCC*", column="mcc")
+    assert tables.command(found) == "east-run dataset=mammography loss=mcc protocol=east"
+    assert tables.command(found) in tables.render("east_v2_1", GOLDEN)
+    beta = cell(tables.build("east_v2_4", "/nowhere"), block="caltech256, frog", row="F^R frog", column="recall frog")
+    assert tables.command(beta) == "east-run dataset=caltech256 loss=fbeta protocol=east 'loss.beta={frog:5}'"
+
+
+def test_plan_lists_each_missing_run_once():
+    assert len(tables.plan("east_v2_1", "/nowhere")) == 30
+    # EAST v2: Table 1, RF and CCS of 2 and 3, 8 betas of 4, 5 further ones of 6; v1: 6 and 8; BtG: 24, 6, 3, and 2 of 4
+    assert len(tables.plan("all", "/nowhere")) == 30 + 4 + 8 + 8 + 5 + 6 + 8 + 24 + 6 + 3 + 2
+    runs = {(r["dataset"], r["loss"]): r for r in tables.plan("east_v2_1", GOLDEN, preset="budget")}
+    assert (runs["mammography", "f1"]["done"], runs["mammography", "f1"]["trials"]) == (5, 10)
+    assert runs["mammography", "accuracy"]["done"] == 3
+    paper = {(r["dataset"], r["loss"]): r for r in tables.plan("east_v2_1", GOLDEN, preset="paper")}
+    assert paper["mammography", "accuracy"]["done"] == 0, "budget trials do not count for the paper's preset"
+
+
+# statistics in tables
+
+
+def test_comparison_is_paired_by_seed_and_corrected(east_v2_1):
+    found = tables.comparisons(east_v2_1)
+    f1 = next(
+        e for e in found if (e["block"], e["row"], e["column"], e["over"]) == ("mammography", "F1*", "f1", "seed")
+    )
+    ours, ce = (cell(east_v2_1, dataset="mammography", row=row, column="f1").values for row in ("F1*", "CE"))
+    assert f1["difference"] == pytest.approx(np.mean([ours[s] - ce[s] for s in range(5)]))
+    assert f1["n"] == 5
+    assert [e["p_holm"] for e in found] == statistics.holm([e["p"] for e in found])
+    assert "Acc*" not in {e["row"] for e in found}, "budget against paper is no comparison"
+
+
+def test_splits_are_compared_where_there_are_several(east_v2_1):
+    found = cell(east_v2_1, dataset="mammography", row="F1*", column="f1")
+    assert {split for split, _ in found.splits} == {0, 1}
+    assert len(found.values) == 5, "the cell itself stays on the papers' split"
+    assert any(e["over"] == "split" and e["n"] == 2 for e in tables.comparisons(east_v2_1))
+
+
+def test_best_is_bold_but_never_a_single_trial_or_mixed_scores(east_v2_1):
+    best = {
+        c.row for c in east_v2_1.cells if c.block == "mammography" and c.column == "f1" and east_v2_1.best(c, "ours")
+    }
+    assert best == {"F1*"}, "Dice has the highest mean, of one trial"
+    published = {
+        c.row
+        for c in east_v2_1.cells
+        if c.block == "mammography" and c.column == "f1" and east_v2_1.best(c, "published")
+    }
+    assert published == {"MCC*"}
+    mixed = tables.build("east_v2_3", GOLDEN)
+    assert not any(mixed.best(c, "ours") for c in mixed.cells if c.column == "f1")
+
+
+# text
+
+
+@pytest.mark.parametrize(
+    "name, format, options",
+    [
+        ("east_v2_1", "markdown", {}),
+        ("east_v2_1", "text", {"variant": "released"}),
+        ("east_v2_1", "latex", {}),
+        ("east_v2_6", "csv", {}),
+        ("btg_4", "json", {}),
+        ("east_v2_3", "markdown", {"rule": "val_metric"}),
+        ("quickstart", "text", {}),
+        ("grid", "markdown", {}),
+    ],
+)
+def test_golden(name, format, options):
+    """Exact text from the committed records; EAST_GOLDEN=write rewrites it after a change that was meant."""
+    stem = "-".join([name, *options.values()])
+    file = GOLDEN / "rendered" / f"{stem}.{EXTENSIONS[format]}"
+    text = tables.render(name, GOLDEN, format, today=DAY, **options)
+    if os.environ.get("EAST_GOLDEN") == "write":
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+    assert text == file.read_text()
+
+
+@pytest.mark.parametrize("format", tables.writers.WRITERS)
+def test_every_table_renders_without_any_record(format):
+    for name in tables.names():
+        text = tables.render(name, "/nowhere", format, today=DAY)
+        if name != "grid":
+            assert "east-run" in text or format in ("csv", "latex")
+
+
+def test_csv_and_json_hold_every_cell():
+    lines = list(csv.DictReader(io.StringIO(tables.render("all", GOLDEN, "csv"))))
+    cells = [c for table in json.loads(tables.render("all", GOLDEN, "json")) for c in table["cells"]]
+    assert len(lines) == len(cells) == 341
+    mine = next(
+        c
+        for c in cells
+        if (c["table"], c["dataset"], c["row"], c["column"]) == ("east_v2_1", "mammography", "F1*", "f1")
+    )
+    assert len(mine["values"]) == mine["n"] == 5
+    assert all((GOLDEN / source).is_file() for source in mine["sources"])
+
+
+def test_markdown_lines_have_equal_numbers_of_cells():
+    for block in tables.render("all", GOLDEN).split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.replace(r"\|", "").count("|") for line in block.splitlines()}) == 1
+
+
+def test_grid_shows_every_setting_once_and_can_be_narrowed():
+    grid = tables.build("grid", GOLDEN)
+    assert len({(c.block, c.row, c.column) for c in grid.cells}) == len(grid.cells)
+    assert "f1_pos" not in {c.column for c in grid.cells if c.block == "digits"}
+    one = tables.build(tables.spec("grid") | {"datasets": ["digits"], "losses": ["ce"], "scores": ["mcc"]}, GOLDEN)
+    assert [(c.block, c.row, c.column) for c in one.cells] == [("digits", "ce", "mcc")]
+    wanted = grid.cells[0].family
+    only = tables.build(tables.spec("grid") | {"families": [wanted]}, GOLDEN)
+    assert {c.family for c in only.cells} == {wanted}
+
+
+def test_bad_names_are_refused_with_suggestions():
+    for arguments, message in [
+        ({"table": "east_v2_11"}, "did you mean 'east_v2_1'"),
+        ({"table": "btg_1", "format": "markdwn"}, "did you mean 'markdown'"),
+        ({"table": "btg_1", "variant": "clan"}, "did you mean 'clean'"),
+        ({"table": "btg_1", "preset": "papre"}, "did you mean 'paper'"),
+        ({"table": "btg_1", "rule": "loss"}, "unknown selection rule 'loss'"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            tables.render(**arguments)
+
+
+def test_a_corrupt_file_is_named_and_the_table_still_renders(tmp_path):
+    shutil.copytree(GOLDEN / "records", tmp_path / "records")
+    bad = tmp_path / "runs" / "adult" / "f1" / "abc" / "seed-0.json"
+    bad.parent.mkdir(parents=True)
+    bad.write_text("{")
+    with pytest.warns(UserWarning, match="seed-0.json is not a record"):
+        assert "0.800 ± 0.050" in tables.render("east_v2_1", tmp_path)
+
+
+def test_ten_thousand_records_render_within_ten_seconds(tmp_path):
+    source = next(r for r in records.scan(GOLDEN) if r["config"]["dataset"]["name"] == "mammography")
+    rng = random.Random(0)
+    (tmp_path / "records").mkdir()
+    with open(tmp_path / "records" / "many.jsonl", "w") as file:
+        names = (
+            "key",
+            "seed",
+            "stage",
+            "data",
+            "confusion",
+            "scores",
+            "decisions",
+            "best",
+            "epochs",
+            "stopped",
+            "status",
+        )
+        for i in range(10_000):
+            config = source["config"] | {"hyper": {"lr": i // 10}, "loss": {"name": rng.choice(["f1", "ce", "mcc"])}}
+            record = {n: source[n] for n in names} | {"config": config, "seed": i % 10, "error": None, "seconds": 1.0}
+            record |= {"device": "cpu", "versions": {}, "git": None, "schema": 1, "key": records.key(config)}
+            file.write(json.dumps(record) + "\n")
+    start = time.perf_counter()
+    tables.render("all", tmp_path)
+    assert time.perf_counter() - start < 10
+
+
+def test_tables_do_not_import_torch():
+    code = "import sys; from east import tables; tables.render('all', '/nowhere'); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+@pytest.mark.slow
+def test_latex_compiles(tmp_path):
+    if not shutil.which("pdflatex"):
+        pytest.skip("no TeX engine: pdflatex is not installed")
+    body = tables.render("all", GOLDEN, "latex", today=DAY) + tables.render("grid", GOLDEN, "latex", today=DAY)
+    preamble = r"\documentclass{article}\usepackage[margin=2cm]{geometry}\usepackage{booktabs,graphicx,textcomp}"
+    (tmp_path / "all.tex").write_text(preamble + "\\begin{document}\n" + body + "\\end{document}\n")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    assert "Overfull" not in done.stdout
+    assert (tmp_path / "all.pdf").stat().st_size > 10_000
+
+
+def test_the_golden_records_are_those_of_the_generator(tmp_path):
+    from tests.golden.generate import generate
+
+    generate(tmp_path)
+    records.export(tmp_path)
+    for file in (GOLDEN / "records").glob("*.jsonl"):
+        assert (tmp_path / "records" / file.name).read_text() == file.read_text()
+
+
+def test_published_numbers_have_the_printed_precision():
+    for line in yaml.safe_load((tables.HERE / "published.yaml").read_text())["cells"]:
+        assert round(line["mean"], 3) == line["mean"]
+        assert 0 <= line["std"] < 0.5
