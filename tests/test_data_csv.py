@@ -1,7 +1,10 @@
 """Your own files: tables of every shape, and folders of images."""
 
 import gzip
+import hashlib
 import json
+import tarfile
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -10,7 +13,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from east.data import DataError, encode, load, split
+from east.data import DataError, caltech256, encode, load, split
 from east.data.csv import from_frame
 
 
@@ -99,6 +102,15 @@ def test_new_rows_are_encoded_as_in_training():
     )
 
 
+def test_numbers_with_a_stray_text_among_few_are_categories():
+    table = from_frame(
+        "csv", frame().assign(job=["0", "1", "2", "3+"] * 15), "state", drop=["age", "postcode", "smokes"]
+    )
+    assert table.columns == ("job=0", "job=1", "job=2", "job=3+")
+    assert encode(pd.DataFrame({"job": [2, 0]}), table.encoding).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
+    assert encode(pd.DataFrame({"job": [None]}), table.encoding).tolist() == [[0, 0, 0, 0]]
+
+
 def test_new_rows_that_do_not_fit_are_refused_by_name():
     encoding = from_frame("csv", frame(), "state").encoding
     with pytest.raises(DataError, match=r"columns are missing: age, job\. Found: postcode, smokes, state"):
@@ -126,7 +138,7 @@ def test_new_rows_that_do_not_fit_are_refused_by_name():
         ({"state": np.arange(60) / 7}, {}, r"'state' has 60 different values in 60 rows"),
         ({"job": [f"person {k}" for k in range(60)]}, {}, r"(?s)drop.*column 'job' is text with 60 different values"),
         (
-            {"job": ["12"] * 58 + ["twelve", "dozen"]},
+            {"job": [*range(58), "twelve", "dozen"]},
             {},
             r"column 'job' has numbers, but also 2 texts such as 'twelve'",
         ),
@@ -140,6 +152,11 @@ def test_unusable_files_say_why(tmp_path, change, options, message):
         load("csv", **{"path": path, "target": "state", **options})
     assert str(caught.value).startswith(path)
     assert len(str(caught.value).splitlines()) <= 3
+
+
+def test_header_without_rows(tmp_path):
+    with pytest.raises(DataError, match="needs at least two classes, found no rows"):
+        load("csv", path=write(tmp_path / "a.csv", frame(0)), target="state")
 
 
 def test_missing_empty_and_binary_files(tmp_path):
@@ -194,6 +211,43 @@ def test_broken_images_are_named_and_nothing_is_cached(photographs):
     ):
         load("images", path=str(photographs), size=16)
     assert list(photographs.parent.glob("cache/**/*.npy")) == []
+
+
+def caltech_archive(folder, monkeypatch, evil: str | None = None):
+    """An archive in Caltech-256's layout in the cache, with dogs, frogs and a file that is no picture."""
+    archive = folder.parent / "cache" / caltech256.TAR.path
+    archive.parent.mkdir(parents=True)
+    with tarfile.open(archive, "w") as box:
+        for number, name in (("056.dog", "dog"), ("080.frog-101", "cat")):
+            for k, path in enumerate(sorted((folder / name).iterdir())):
+                Image.open(path).convert("RGB").save(folder.parent / "photo.jpg")
+                box.add(folder.parent / "photo.jpg", f"256_ObjectCategories/{number}/{number[:3]}_{k:04}.jpg")
+        box.add(folder.parent / "photo.jpg", "256_ObjectCategories/056.dog/RENAME2")
+        if evil:
+            box.add(folder.parent / "photo.jpg", evil)
+    checksum = f"md5:{hashlib.md5(archive.read_bytes()).hexdigest()}"
+    monkeypatch.setattr(caltech256, "TAR", replace(caltech256.TAR, checksum=checksum))
+
+
+def test_caltech256_archive(photographs, monkeypatch):
+    caltech_archive(photographs, monkeypatch)
+    images = load("caltech256", size=16)
+    assert images.classes == ("dog", "frog")
+    assert torch.bincount(images.labels).tolist() == [8, 12]
+    assert "20 of 30,607 images, 2 of 257 classes" in images.source
+    again = load("caltech256", root=photographs.parent / "cache" / "caltech256", size=16)
+    assert again.fingerprint == images.fingerprint
+    (photographs.parent / "cache" / "caltech256" / "class_counts.csv").write_text("category,images\n056.dog,7\n")
+    with pytest.raises(DataError, match=r"056.dog has 8 images, expected 7"):
+        load("caltech256", size=16)
+
+
+def test_caltech256_archive_that_leads_outside(photographs, monkeypatch):
+    caltech_archive(photographs, monkeypatch, evil="../../outside.jpg")
+    with pytest.raises(DataError, match=r"cannot be unpacked.*outside the destination"):
+        load("caltech256", size=16)
+    assert not list(photographs.parent.rglob("outside.jpg"))
+    assert not list(photographs.parent.rglob("256_ObjectCategories"))
 
 
 def test_image_folder_without_classes(tmp_path):

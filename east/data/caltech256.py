@@ -46,9 +46,12 @@ def photographs(root) -> Path:
     for place in find(FOLDER):
         return place
     archive = fetch(TAR)
-    with workspace() as private, tarfile.open(archive) as box:
-        box.extractall(private, filter="data")  # refuses paths and links that lead outside
-        settle(private / "256_ObjectCategories", store() / FOLDER)
+    try:
+        with workspace() as private, tarfile.open(archive) as box:
+            box.extractall(private, filter="data")  # refuses paths and links that lead outside
+            settle(private / "256_ObjectCategories", store() / FOLDER)
+    except (OSError, tarfile.TarError) as error:
+        raise DataError(f"caltech256: {archive} cannot be unpacked into {store()}: {error}") from error
     return store() / FOLDER
 
 

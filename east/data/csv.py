@@ -24,6 +24,7 @@ from east.data.sources import Dataset
 if TYPE_CHECKING:
     import pandas as pd
 
+FEW = 10  # numbers with a stray text among them, such as 0 1 2 3+, are categories up to here
 MANY = 50  # a text column of more different values is no category unless it is called one
 MISSING = "(missing)"
 
@@ -63,7 +64,9 @@ def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
                 header = file.readline()
             delimiter = max(",;\t|", key=header.count)
-        return pd.read_csv(path, sep=delimiter, na_values=["?"], skipinitialspace=True, encoding="utf-8-sig")
+        return pd.read_csv(
+            path, sep=delimiter, na_values=["?"], skipinitialspace=True, encoding="utf-8-sig", low_memory=False
+        )
     except ImportError:
         raise DataError(f"{path} needs a Parquet reader: pip install pyarrow") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's parsing errors are ValueErrors
@@ -180,7 +183,7 @@ def learn_column(column: "pd.Series", categorical: bool) -> dict:
         if text and not categorical:
             numbers = pd.to_numeric(pd.Series(values), errors="coerce")
             stray = values[numbers.isna()]
-            if len(stray) < 0.5 * len(values):
+            if 0 < len(stray) < 0.5 * len(values) and len(categories) > FEW:
                 raise DataError(f"has numbers, but also {len(stray):,} texts such as {stray[0]!r}")
             if len(categories) > MANY:
                 raise DataError(f"is text with {len(categories):,} different values such as {values[0]!r}")
@@ -209,8 +212,11 @@ def encode(frame: "pd.DataFrame", encoding: dict) -> Tensor:
     for column in expected:
         found = frame[column["name"]]
         text = column["kind"] == "categorical" and column["text"]
-        fits = is_text(found) if text else pd.api.types.is_numeric_dtype(found)
-        if not fits and found.notna().any():
+        if text:  # a few rows of 0 1 2 3+ may look like numbers
+            fits = is_text(found) or set(words(found.dropna())) <= set(column["categories"])
+        else:
+            fits = pd.api.types.is_numeric_dtype(found) or found.isna().all()
+        if not fits:
             wrong.append(f"{column['name']} (expected {'text' if text else 'numbers'}, got {found.dtype})")
         elif column["kind"] == "numeric" and overflows(found.to_numpy(dtype=float, na_value=np.nan)):
             wrong.append(f"{column['name']} (infinite values)")
