@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from east.tables import Cell, Table
 
 MARKS = {
-    "†": "budget preset: a smaller grid and shorter training than the paper's",
-    "‡": "quick preset: no search and very short training",
-    "§": "the records hold several settings that fit; the one with the most trials is shown",
+    "†": "budget preset: a smaller grid and shorter training than the paper's.",
+    "‡": "quick preset: no search and very short training.",
+    "§": "the records hold several settings that fit; the one with the most trials is shown.",
 }
 LATEX = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
@@ -40,7 +40,10 @@ TEX = Style(r"\textbf{{{}}}", r"\textsuperscript{{{}}}", lambda text: "".join(LA
 def texts(table: "Table", cell: "Cell", style: Style) -> list[str]:
     """A cell in three words: ours, published, difference."""
     ours, escape = cell.summary, style.escape
-    emphasis = lambda which, text: (style.bold if table.best(cell, which) else "{}").format(escape(text))  # noqa: E731
+
+    def emphasis(which: str, number: str) -> str:
+        return (style.bold if table.best(cell, which) else "{}").format(escape(number.replace("-", "−")))
+
     if ours.n:
         number = f"{ours.mean:.3f}" + (f" ± {ours.std:.3f}" if ours.std is not None else "")
         count = (
@@ -167,11 +170,17 @@ def latex(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
     parts = [r"% needs \usepackage{booktabs,graphicx,textcomp}"]
     for table in tables:
         parts += [r"\begin{table}[p]", r"\centering", rf"\caption{{{TEX.escape(f'{table.title}. {table.caption}')}}}"]
-        parts += [rf"\label{{tab:{table.name}}}"]
-        for block, header, lines in layout(table, TEX):
+        blocks = list(layout(table, TEX))
+        columns = max((len(header) - 1 for _, header, _ in blocks), default=0)
+        parts += [
+            rf"\label{{tab:{table.name}}}",
+            r"\resizebox{\linewidth}{!}{%",
+            rf"\begin{{tabular}}{{l{'r' * columns}}}",
+        ]
+        for block, header, lines in blocks:
             body = [" & ".join(line) + r" \\" for line in [[TEX.escape(block), *header[1:]], *lines]]
-            parts += [r"\resizebox{\linewidth}{!}{%", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}", r"\toprule"]
-            parts += [body[0], r"\midrule", *body[1:], r"\bottomrule", r"\end{tabular}}", r"\par\smallskip"]
+            parts += [r"\toprule", body[0], r"\midrule", *body[1:]]
+        parts += [r"\bottomrule", r"\end{tabular}}", r"\par\smallskip"]
         footnotes = [rf"\textsuperscript{{{TEX.escape(mark)}}}~{TEX.escape(note)}" for mark, note in notes(table)]
         parts += (
             [r"\begin{minipage}{\linewidth}\scriptsize", " ".join(footnotes), r"\end{minipage}"] if footnotes else []
