@@ -81,6 +81,13 @@ def per_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
     return values.new_zeros((*values.shape[:-1], classes)).scatter_add(-1, labels, values)
 
 
+def class_counts(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
+    """Number of samples of each class: [..., classes]."""
+    if labels.ndim == 1 and not torch.compiler.is_compiling():
+        return torch.bincount(labels, minlength=classes).to(dtype)
+    return per_class(torch.ones((), dtype=dtype, device=labels.device).expand(labels.shape), labels, classes)
+
+
 def rows_per_class(rows: Tensor, labels: Tensor) -> Tensor:
     """Sum of rows [..., n, d] over the samples of each class: [..., d, d]."""
     classes = rows.shape[-1]

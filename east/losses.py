@@ -7,18 +7,16 @@ labels' own shape, stands for the two logits (0, z). `anneals` says whether a lo
 
 import inspect
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from importlib import import_module
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from east import metrics, steps
 from east.choices import choose
-from east.confusion import Confusion, per_class
+from east.confusion import Confusion, class_counts, per_class
 from east.metrics import ratio
 from east.surrogate import soft_counts
 
@@ -34,16 +32,19 @@ class Loss(nn.Module):
     anneals = False
 
     def forward(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        with without_autocast(logits):
-            return self.value(*two_or_more_logits(logits, labels), weights)
+        if torch.is_autocast_enabled(logits.device.type):
+            with torch.autocast(logits.device.type, enabled=False):
+                return self(logits, labels, weights)
+        logits, labels = two_or_more_logits(logits, labels)
+        try:
+            return self.value(logits, labels, weights)
+        except (RuntimeError, IndexError):
+            # Every loss looks its labels up, which fails outside the range: checking first would cost a pass.
+            check_range(labels, logits.shape[-1])
+            raise
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not define value(logits, labels, weights)")
-
-
-def without_autocast(logits: Tensor) -> Any:
-    kind = logits.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext()
 
 
 def two_or_more_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -66,14 +67,15 @@ def two_or_more_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"expected at least one sample, got logits of shape {tuple(logits.shape)}")
     if labels.dtype != torch.int64:
         labels = labels.long()
-    # An accelerator checks the range itself when it gathers; asking here would make it wait.
-    if labels.device.type == "cpu" and not transformed():
-        least, most = labels.aminmax()
-        if least < 0 or most >= logits.shape[-1]:
-            raise ValueError(f"expected labels from 0 to {logits.shape[-1] - 1}, got {int(least)} to {int(most)}")
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     return logits, labels
+
+
+def check_range(labels: Tensor, classes: int) -> None:
+    least, most = int(labels.min()), int(labels.max())
+    if least < 0 or most >= classes:
+        raise ValueError(f"expected labels from 0 to {classes - 1}, got {least} to {most}")
 
 
 def transformed() -> bool:
@@ -184,10 +186,10 @@ class MetricLoss(Loss):
         """Soft counts of a batch; with a list of k thresholds they have a first dimension of k."""
         if self.step == "linear" and self.threshold == "dynamic" and not transformed():
             diagonal, predicted = soft_counts(logits, labels, weights, self.temperature, self.detach_threshold)
-            ones = logits.new_ones(()).expand(labels.shape) if weights is None else weights.to(logits.dtype)
+            classes = logits.shape[-1]
             confusion = Confusion(
                 diagonal,
-                per_class(ones, labels, logits.shape[-1]),
+                class_counts(labels, classes, logits.dtype) if weights is None else per_class(weights, labels, classes),
                 predicted,
                 lambda: Confusion.from_memberships(self.memberships(logits), labels, weights).matrix,
             )
@@ -390,7 +392,7 @@ class Focal(ClassWeighted):
 
 def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
     """log p_y [..., n]."""
-    return -F.cross_entropy(logits.movedim(-1, 1) if logits.ndim > 2 else logits, labels, reduction="none")
+    return logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 
 class Dice(Loss):

@@ -1,18 +1,19 @@
-"""EAST's soft counts in closed form: linear step, dynamic threshold, softmax, and their hand-derived gradient.
+"""EAST's soft counts in closed form: softmax, dynamic threshold, linear step, and their hand-derived gradient.
 
 Composed from small operations the surrogate costs 9 to 55 cross-entropies on a CPU. Three facts bring it near one:
 
-- With tau the mean of the two largest probabilities, tau <= 1/2, so lo, hi = (1 ∓ 2.5 T) tau, and only the largest
-  entry can lie above hi. All others are a function of p / tau.
-- They are then unchanged when p is scaled, so their gradient along p vanishes.
-- Below lo = a tau the step is linear in p and softmax sums to 1: sums over all such entries are known without touching
-  them. With many classes few entries lie above, and the gradient is p times a rank-one term plus those few (`Sparse`).
+- The threshold is half the sum s of the two largest probabilities, at most 1/2, so the step's corners lie where
+  q = p / s is a, b = (1 ∓ 2.5 T) / 2, and only the largest entry can lie above b:
+  H = c1 q + (c2 - c1) [q - a]+ + (c3 - c2) [q - b]+,  where c3 alone depends on s.
+- Below b the step depends on q alone and is unchanged when p is scaled, so its gradient along p vanishes.
+- Below a it is linear in p, and softmax sums to 1: sums over such entries are known without touching them. With many
+  classes few entries lie above, and the gradient is p times a rank-one term plus those few (`_SparseCounts`).
 
-Symbols: r = weight / sum_j H_j;  A, B the gradients with respect to predicted and diagonal counts;  e = dL/dH;
-D_j = e_j H'_j p_j, the gradient that softmax's backward needs;  x = dL/dtau;  rows are samples.
+Symbols: A, B are the gradients of the loss with respect to predicted and diagonal counts, e = dL/dH, D = e p dH/dp at
+fixed s, Q = sum_j D_j, x = dL/ds. Softmax's backward is then D - p (Q + x s), plus x p at the two largest entries.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +21,15 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from east.confusion import per_class
-from east.steps import EPS, HALF_WIDTH
+from east.steps import HALF_WIDTH
 
-SPARSE_CLASSES = 64  # with so many classes, on a CPU, entries above lo are looked up instead of computing all
-SPARSE_SHARE = 4  # unless one block in so many holds such an entry, as before any training
-SPARSE_TEMPERATURE = 0.3  # beyond, lo is so small that 1 - (sum of the entries above) loses its digits
-BLOCK = 16  # classes whose maximum is taken together when looking for large entries
+MIN_CORNER = 5e-4  # a vanishes at T = 0.4,
+MIN_GAP = 1e-6  # and so does 1 / s - b
+FEW_CLASSES = 64
+SPARSE_CORNER = 0.125  # below, 1 - (sum of the entries above a) loses its digits
+SPARSE_SHARE = 4  # and where one block in so many holds such an entry, as before any training, all are computed
+BLOCK = 8  # classes, about, whose maximum is taken together when looking for large entries,
+LANES = 32  # in a multiple of so many blocks, as the processor likes it
 
 
 def soft_counts(
@@ -35,206 +39,230 @@ def soft_counts(
 
     `weights` [..., n] count a sample more or less; `temperature` is a number or a tensor over the leading dimensions.
     """
-    return _SoftCounts.apply(logits, labels, weights, temperature, detach_threshold)
+    step = Corners.at(temperature)
+    classes = logits.shape[-1]
+    if classes < FEW_CLASSES:
+        # Rows of so few entries are slow to reduce: samples go last.
+        p = logits.detach().mT.contiguous().softmax(-2)
+        fixed = detach_threshold or classes == 2  # their sum is 1
+        return _DenseCounts.apply(logits, p, top_two(p, -2), -2, labels, weights, step, fixed)
+    p = logits.detach().softmax(-1)
+    if p.device.type == "cpu" and (step.a.min() if isinstance(step.a, Tensor) else step.a) >= SPARSE_CORNER:
+        maxima = block_maxima(p)
+        top = top_two_of_blocks(p, maxima)
+        entries = Entries.above(p, step.a * (top.p1 + top.p2), maxima)
+        if entries is not None:
+            return _SparseCounts.apply(logits, p, top, entries, labels, weights, step, detach_threshold)
+    else:
+        top = top_two(p, -1)
+    return _DenseCounts.apply(logits, p, top, -1, labels, weights, step, detach_threshold)
 
 
-class _SoftCounts(Function):
+class Top(NamedTuple):
+    """The two largest entries of every sample, values and classes, with a dimension of size 1 for the classes."""
+
+    p1: float | Tensor
+    p2: float | Tensor
+    i1: Tensor | None
+    i2: Tensor | None
+
+
+def top_two(p: Tensor, dim: int) -> Top:
+    """Along the dimension of the classes; of two classes both, without a look, as only their sum matters."""
+    if p.shape[dim] == 2:
+        return Top(0.5, 0.5, None, None)
+    p1, i1 = p.max(dim, keepdim=True)
+    p2, i2 = p.scatter(dim, i1, -1.0).max(dim, keepdim=True)
+    return Top(p1, p2, i1, i2)
+
+
+class Corners(NamedTuple):
+    """The step at one temperature, or at one per leading index [..., 1, 1]: corners a, b of q and slopes below them."""
+
+    T: float | Tensor
+    a: float | Tensor
+    b: float | Tensor
+    c1: float | Tensor
+    c2: float | Tensor
+
+    @classmethod
+    def at(cls, temperature: float | Tensor) -> "Corners":
+        T = temperature[..., None, None] if isinstance(temperature, Tensor) else temperature
+        a, b = (1 - HALF_WIDTH * T) / 2, (1 + HALF_WIDTH * T) / 2
+        a = at_least(MIN_CORNER, a)
+        return cls(T, a, b, T / a, (1 - 2 * T) / (b - a))
+
+
+def at_least(least: float, x: float | Tensor) -> float | Tensor:
+    return x.clamp_min(least) if isinstance(x, Tensor) else max(x, least)
+
+
+def plus(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
+    """x + factor y, in place."""
+    return x.addcmul_(y, factor) if isinstance(factor, Tensor) else x.add_(y, alpha=factor)
+
+
+def above(q: Tensor, corner: float | Tensor) -> Tensor:
+    """q where it lies above the corner, else 0."""
+    return torch.where(q > corner, q, 0) if isinstance(corner, Tensor) else torch.threshold(q, corner, 0)
+
+
+class _DenseCounts(Function):
+    """Every entry of H: for few classes, accelerators, and flat probabilities. `dim` is the one of the classes."""
+
     @staticmethod
-    def forward(ctx, logits, labels, weights, T, detach_threshold):
-        p = logits.softmax(-1)
-        per_trial = isinstance(T, Tensor)
-        maxima = None
-        many = p.shape[-1] >= SPARSE_CLASSES and p.device.type == "cpu"
-        if many and (T.max() if per_trial else T) <= SPARSE_TEMPERATURE:
-            maxima = block_maxima(p)
-        (p1, p2), (i1, i2) = top_two(p, maxima)
-        tau = (p1 + p2) / 2
-
-        T = T.unsqueeze(-1) if per_trial else T
-        a, b = 1 - HALF_WIDTH * T, 1 + HALF_WIDTH * T
-        a = a.clamp_min(EPS) if per_trial else max(a, EPS)  # a = 0 at T = 0.4
-        lo, hi, low, middle = tau * a, tau * b, T / a / tau, (1 - 2 * T) / (b - a) / tau  # low, middle: slopes
-        room = (1 - hi).clamp_min(EPS)
-        high = p1 > hi
-        H1 = torch.where(high, 1 - T + T * (p1 - hi) / room, T + middle * (p1 - lo))
-        slope1 = torch.where(high, T / room, middle)
-
-        step = Step(p, lo, low, middle, i1, H1, slope1)
-        entries = (Sparse.of(step, maxima) if maxima is not None else None) or Dense(step)
-        own = step.at(labels)
-        r = entries.total.reciprocal() if weights is None else weights / entries.total
-        ctx.save_for_backward(labels, i1, i2, p1, p2, tau, high, room, slope1, own, r)
-        ctx.entries, ctx.b, ctx.detach_threshold = entries, b, detach_threshold
-        return per_class(own * r, labels, p.shape[-1]), entries.predicted(r)
+    def forward(ctx, logits, p, top, dim, labels, weights, step, detach_threshold):
+        v = 1 / (top.p1 + top.p2)
+        gap = at_least(MIN_GAP, v - step.b)
+        c3 = step.T / gap
+        bend = c3 - step.c2
+        q = p * v
+        beyond = (q - step.b).clamp_min_(0)
+        H = plus((q - step.a).clamp_min_(0).mul_(step.c2 - step.c1), q, step.c1)
+        H = plus(H, beyond, bend)
+        scale = H.sum(dim, keepdim=True).reciprocal_()
+        G = H.mul_(scale)
+        own = labels.unsqueeze(dim)
+        # Nothing kept here is an input or an output of this function, so the context may hold it as it is.
+        ctx.kept = p, q, beyond, G, scale, v, gap, c3, bend, own, weights
+        ctx.top, ctx.dim, ctx.step, ctx.detach_threshold = top, dim, step, detach_threshold
+        if weights is not None:
+            G = G * weights.unsqueeze(dim)
+        return per_class(G.gather(dim, own).squeeze(dim), labels, p.shape[dim]), G.sum(-3 - dim)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, B, A):
-        labels, i1, i2, p1, p2, tau, high, room, slope1, own, r = ctx.saved_tensors
-        B_own = B.gather(-1, labels)
-        mean = (ctx.entries.along(A) + B_own * own) / ctx.entries.total
-        rest = None
+        p, q, beyond, G, scale, v, gap, c3, bend, own, weights = ctx.kept
+        dim, (_, a, b, c1, c2) = ctx.dim, ctx.step
+        V = A.unsqueeze(-3 - dim).expand(p.shape)
+        V = V.scatter_add(dim, own, B.gather(-1, own.squeeze(dim)).unsqueeze(dim))
+        if weights is not None:
+            scale = scale * weights.unsqueeze(dim)
+        e = V.sub_((V * G).sum(dim, keepdim=True)).mul_(scale)
+        D = plus(plus(above(q, a).mul_(c2 - c1), q, c1), above(q, b), bend).mul_(e)
+        Q = D.sum(dim, keepdim=True)
+        if ctx.detach_threshold:
+            gradient = D.addcmul_(p, Q, value=-1)
+        else:
+            p1, p2, i1, i2 = ctx.top
+            rest = (e * beyond).sum(dim, keepdim=True).mul_(c3).mul_(v).div_(gap)  # Q + x s: from above b alone
+            x = (rest - Q).mul_(v)
+            gradient = D.addcmul_(p, rest, value=-1)
+            gradient.scatter_add_(dim, i1, x * p1).scatter_add_(dim, i2, x * p2)
+        return gradient.mT if dim == -2 else gradient, None, None, None, None, None, None, None
+
+
+class _SparseCounts(Function):
+    """H = c1 q but at the entries above a, for which alone `value` = H - c1 q and `slope` = q (dH/dq - c1) are kept."""
+
+    @staticmethod
+    def forward(ctx, logits, p, top, entries, labels, weights, step, detach_threshold):
+        v = 1 / (top.p1 + top.p2)
+        gap = (v - step.b).clamp_min_(MIN_GAP)
+        corners = step.a, step.b, step.c1, step.c2, step.T / gap
+        q = entries.p * entries.of_rows(v)
+        value, slope = bends(q, *(entries.of_rows(c.expand_as(v)) if isinstance(c, Tensor) else c for c in corners))
+        own = p.gather(-1, labels.unsqueeze(-1)) * v
+        own_value, own_slope = bends(own, *corners)
+        low = step.c1 * v
+        total = low + entries.by_row(value)
+        H_own = step.c1 * own + own_value
+        r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
+        predicted = ((r * low).mT @ p).squeeze(-2)
+        predicted.view(-1).index_add_(0, entries.of_counts, entries.of_rows(r) * value)
+        ctx.kept = p, v, gap, corners[-1], low, total, r, H_own, step.c1 * own + own_slope, value, slope, labels
+        ctx.top, ctx.entries, ctx.b, ctx.detach_threshold = top, entries, step.b, detach_threshold
+        return per_class((r * H_own).squeeze(-1), labels, p.shape[-1]), predicted
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, B, A):
+        p, v, gap, c3, low, total, r, H_own, slope_own, value, slope, labels = ctx.kept
+        (p1, p2, i1, i2), entries = ctx.top, ctx.entries
+        B_own = B.gather(-1, labels).unsqueeze(-1)
+        A_entries = A.flatten()[entries.of_counts]
+        along = p @ A.unsqueeze(-1)
+        mean = (low * along + entries.by_row(value * A_entries) + B_own * H_own) / total
+        at_entries = entries.of_rows(r) * (A_entries - entries.of_rows(mean)) * slope
+        at_own = r * B_own * slope_own
+        scale = r * low
+        Q = scale * (along - mean) + entries.by_row(at_entries) + at_own
+        rest = Q
         if not ctx.detach_threshold:
-            # All of H but the largest entry beyond hi is a function of p / tau: there x = -Q / tau, and Q + x tau = 0.
-            e1 = r * (A.gather(-1, i1) + torch.where(i1 == labels, B_own, 0) - mean)
-            rest = torch.where(high, e1 * slope1 * (p1 - tau * ctx.b * (1 - p1) / room), 0)
-        gradient, Q = ctx.entries.gradient(A, B_own, mean, r, labels, rest)
-        if rest is not None:
-            x = (rest - Q) / (2 * tau)
-            gradient.scatter_add_(-1, torch.stack((i1, i2), -1), torch.stack((x * p1, x * p2), -1))
-        return gradient, None, None, None, None
+            e1 = r * (A.gather(-1, i1.squeeze(-1)).unsqueeze(-1) + (i1 == labels.unsqueeze(-1)) * B_own - mean)
+            rest = e1 * (p1 * v - ctx.b).clamp_min(0) * c3 * v / gap  # Q + x s: from above b alone
+        gradient = torch.cat((scale, -scale * mean - rest), -1) @ torch.stack((A, torch.ones_like(A)), -2)
+        gradient.mul_(p).scatter_add_(-1, labels.unsqueeze(-1), at_own)
+        gradient.view(-1).index_add_(0, entries.of_p, at_entries)
+        if not ctx.detach_threshold:
+            x = (rest - Q) * v
+            gradient.scatter_add_(-1, i1, x * p1).scatter_add_(-1, i2, x * p2)
+        return gradient, None, None, None, None, None, None, None
 
 
-@dataclass
-class Step:
-    """The linear step of every sample: p [..., n, d], and one number per sample [..., n] for the rest.
-
-    `lo` is where the slope changes from `low` to `middle`; the largest entry, at `top`, has value and slope of its own.
-    """
-
-    p: Tensor
-    lo: Tensor
-    low: Tensor
-    middle: Tensor
-    top: Tensor
-    top_value: Tensor
-    top_slope: Tensor
-
-    def at(self, labels: Tensor) -> Tensor:
-        """H of the label's entry."""
-        own = self.p.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-        value = self.low * torch.minimum(own, self.lo) + self.middle * (own - self.lo).clamp_min(0)
-        return torch.where(labels == self.top, self.top_value, value)
+def bends(q: Tensor, a, b, c1, c2, c3) -> tuple[Tensor, Tensor]:
+    """What the corners add to c1 q: to H, and to q dH/dq."""
+    value = (c2 - c1) * (q - a).clamp_min_(0) + (c3 - c2) * (q - b).clamp_min_(0)
+    return value, (c2 - c1) * above(q, a) + (c3 - c2) * above(q, b)
 
 
-class Dense:
-    """Every entry of H, for few classes, accelerators, and flat probabilities."""
+class Entries:
+    """The m entries of p [..., n, d] above a, by their position in the flattened p."""
 
-    def __init__(self, step: Step):
-        self.step = step
-        lo = step.lo.unsqueeze(-1)
-        H = torch.minimum(step.p, lo).mul_(step.low.unsqueeze(-1))
-        H.addcmul_((step.p - lo).clamp_min_(0), step.middle.unsqueeze(-1))
-        self.H = H.scatter_(-1, step.top.unsqueeze(-1), step.top_value.unsqueeze(-1))
-        self.total = H.sum(-1)
+    def __init__(self, p: Tensor, rows: Tensor, classes: Tensor):
+        n, d = p.shape[-2:]
+        self.shape = (*p.shape[:-1], 1)
+        self.rows = rows
+        self.of_p = rows * d + classes
+        self.of_counts = rows // n * d + classes
+        self.p = p.view(-1)[self.of_p]
 
-    def predicted(self, r: Tensor) -> Tensor:
-        """Sum over samples of r H."""
-        return (r.unsqueeze(-2) @ self.H).squeeze(-2)
-
-    def along(self, A: Tensor) -> Tensor:
-        """Sum over classes of A H."""
-        return (self.H @ A.unsqueeze(-1)).squeeze(-1)
-
-    def gradient(
-        self, A: Tensor, B_own: Tensor, mean: Tensor, r: Tensor, labels: Tensor, rest: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """D - p rest, and Q = sum_j D_j, with D = r (A + B at the label - mean) slope p; `rest` is Q if not given."""
-        step = self.step
-        slope = torch.where(step.p > step.lo.unsqueeze(-1), step.middle.unsqueeze(-1), step.low.unsqueeze(-1))
-        slope.scatter_(-1, step.top.unsqueeze(-1), step.top_slope.unsqueeze(-1))
-        D = (A.unsqueeze(-2) - mean.unsqueeze(-1)).scatter_add_(-1, labels.unsqueeze(-1), B_own.unsqueeze(-1))
-        D.mul_(slope).mul_(r.unsqueeze(-1)).mul_(step.p)
-        Q = D.sum(-1)
-        return D.addcmul_(step.p, (Q if rest is None else rest).unsqueeze(-1), value=-1), Q
-
-
-class Sparse:
-    """The entries above lo, m of them by row [m] and class [m]; all others are `low` times p."""
-
-    def __init__(self, step: Step, rows: Tensor, classes: Tensor, values: Tensor):
-        self.step, self.rows, self.classes = step, rows, classes
-        lo, low, middle = (x.flatten()[rows] for x in (step.lo, step.low, step.middle))
-        top = classes == step.top.flatten()[rows]
-        value = torch.where(top, step.top_value.flatten()[rows], middle * (values - lo) + low * lo)
-        slope = torch.where(top, step.top_slope.flatten()[rows], middle)
-        self.excess = value - low * values
-        self.steepness = (slope - low) * values
-        self.total = step.low + self.by_row(self.excess)
-
-    @classmethod
-    def of(cls, step: Step, maxima: Tensor) -> "Sparse | None":
-        """Looks into the blocks whose maximum lies above lo; None where there are too many of them."""
-        classes, blocks = step.p.shape[-1], maxima.shape[-1]
-        rows, block = (maxima > step.lo.unsqueeze(-1)).flatten(0, -2).nonzero(as_tuple=True)
-        if len(rows) * SPARSE_SHARE > maxima.numel():
-            return None
-        members = block_members(block, blocks, classes)
-        values = step.p.flatten(0, -2)[rows.unsqueeze(-1), members.clamp_max(classes - 1)]
-        inside = (values > step.lo.flatten()[rows].unsqueeze(-1)) & (members < classes)
-        return cls(step, rows.unsqueeze(-1).expand_as(members)[inside], members[inside], values[inside])
+    def of_rows(self, x: Tensor) -> Tensor:
+        """x [..., n, 1] of the entries' samples: [m]."""
+        return x.flatten()[self.rows]
 
     def by_row(self, values: Tensor) -> Tensor:
-        """Sums [..., n] of values [m] of the entries."""
-        shape = self.step.lo.shape
-        return values.new_zeros(shape.numel()).index_add_(0, self.rows, values).view(shape)
+        """Sums [..., n, 1] of values [m]."""
+        return values.new_zeros(self.shape).view(-1).index_add_(0, self.rows, values).view(self.shape)
 
-    def trial(self) -> Tensor:
-        """Index [m] of the entries' leading dimensions."""
-        return self.rows // self.step.p.shape[-2]
-
-    def predicted(self, r: Tensor) -> Tensor:
-        p, classes = self.step.p, self.step.p.shape[-1]
-        counts = ((r * self.step.low).unsqueeze(-2) @ p).squeeze(-2)
-        counts.view(-1).index_add_(0, self.trial() * classes + self.classes, r.flatten()[self.rows] * self.excess)
-        return counts
-
-    def along(self, A: Tensor) -> Tensor:
-        return self.step.low * self.dot(A) + self.by_row(self.excess * self.of_entries(A))
-
-    def dot(self, A: Tensor) -> Tensor:
-        return (self.step.p @ A.unsqueeze(-1)).squeeze(-1)
-
-    def of_entries(self, A: Tensor) -> Tensor:
-        return A.reshape(-1, A.shape[-1])[self.trial(), self.classes]
-
-    def gradient(
-        self, A: Tensor, B_own: Tensor, mean: Tensor, r: Tensor, labels: Tensor, rest: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """As Dense.gradient: a rank-one term times p, then the entries above lo, then the labels' own."""
-        step, p = self.step, self.step.p
-        scale = r * step.low
-        own = p.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-        slope = torch.where(labels == step.top, step.top_slope, torch.where(own > step.lo, step.middle, step.low))
-        at_label = r * B_own * slope * own
-        at_entries = r.flatten()[self.rows] * (self.of_entries(A) - mean.flatten()[self.rows]) * self.steepness
-        Q = scale * (self.dot(A) - mean) + self.by_row(at_entries) + at_label
-        offset = -scale * mean - (Q if rest is None else rest)
-        gradient = torch.stack((scale, offset), -1) @ torch.stack((A, torch.ones_like(A)), -2)
-        gradient.mul_(p).scatter_add_(-1, labels.unsqueeze(-1), at_label.unsqueeze(-1))
-        gradient.view(-1).index_add_(0, self.rows * p.shape[-1] + self.classes, at_entries)
-        return gradient, Q
+    @classmethod
+    def above(cls, p: Tensor, least: Tensor, maxima: Tensor) -> "Entries | None":
+        """Looks into the blocks whose maximum lies above least [..., n, 1]; None where they are too many."""
+        d, blocks = p.shape[-1], maxima.shape[-1]
+        found = (maxima > least).view(-1).nonzero().squeeze(-1)
+        if len(found) * SPARSE_SHARE > maxima.numel():
+            return None
+        rows = found // blocks
+        members = members_of(found - rows * blocks, blocks, d)
+        places = (members + (rows * d).unsqueeze(-1)).clamp_max_(p.numel() - 1)
+        inside = (p.view(-1).take(places) > least.view(-1)[rows].unsqueeze(-1)) & (members < d)
+        places = places[inside]
+        rows = places // d
+        return cls(p, rows, places - rows * d)
 
 
 def block_maxima(p: Tensor) -> Tensor:
     """Maxima [..., k] of k interleaved blocks of p [..., d]: block j holds the classes j, j+k, j+2k, …"""
-    blocks = p.shape[-1] // BLOCK
-    whole = blocks * BLOCK
-    maxima = p[..., :whole].unflatten(-1, (BLOCK, blocks)).amax(-2)
+    blocks = max(LANES, p.shape[-1] // BLOCK // LANES * LANES)
+    whole = p.shape[-1] // blocks * blocks
+    maxima = p[..., :whole].unflatten(-1, (-1, blocks)).amax(-2)
     left = p.shape[-1] - whole
-    if left:
-        torch.maximum(maxima[..., :left], p[..., whole:], out=maxima[..., :left])
+    maxima[..., :left] = torch.maximum(maxima[..., :left], p[..., whole:])
     return maxima
 
 
-def block_members(block: Tensor, blocks: int, classes: int) -> Tensor:
-    """Classes [..., s] of blocks [...]; what lies beyond the last class is no member."""
+def members_of(block: Tensor, blocks: int, classes: int) -> Tensor:
+    """Classes [..., size] of blocks [...]; a number beyond the last class is no member."""
     size = -(-classes // blocks)
-    return block.unsqueeze(-1) + blocks * torch.arange(size, device=block.device)
+    return block.unsqueeze(-1) + torch.arange(0, size * blocks, blocks, device=block.device)
 
 
-def top_two(p: Tensor, maxima: Tensor | None) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """Values and classes of the two largest entries of p [..., d].
-
-    With many classes both lie in the two blocks that have the largest maxima.
-    """
-    if maxima is None:
-        values, classes = p.topk(2, dim=-1)
-    else:
-        blocks = maxima.topk(2, dim=-1).indices
-        members = block_members(blocks, maxima.shape[-1], p.shape[-1]).flatten(-2)
-        inside = members < p.shape[-1]
-        candidates = p.gather(-1, members.clamp_max(p.shape[-1] - 1)).masked_fill_(~inside, -1)
-        values, order = candidates.topk(2, dim=-1)
-        classes = members.gather(-1, order)
-    return values.unbind(-1), classes.unbind(-1)
+def top_two_of_blocks(p: Tensor, maxima: Tensor) -> Top:
+    """As top_two: both lie in the two blocks that have the largest maxima."""
+    d = p.shape[-1]
+    best = top_two(maxima, -1)
+    members = members_of(torch.cat((best.i1, best.i2), -1), maxima.shape[-1], d).flatten(-2)
+    candidates = p.gather(-1, members.clamp_max(d - 1)).masked_fill_(members >= d, -1)
+    top = top_two(candidates, -1)
+    return Top(top.p1, top.p2, members.gather(-1, top.i1), members.gather(-1, top.i2))
