@@ -137,11 +137,23 @@ class Annealing:
         self.active &= ~finished
         return Verdict(improved, kept, cooled, finished)
 
-    def fail(self, trials: np.ndarray) -> None:
-        """End the trials [P] that diverged."""
-        self.active &= ~trials
-        for p in np.flatnonzero(trials):
-            self.stopped[p] = "diverged"
+    def fail(self, p: int) -> None:
+        """End trial p, which diverged."""
+        self.active[p] = False
+        self.epochs[p] += 1
+        self.stopped[p] = "diverged"
+
+    def best_of(self, p: int) -> dict[str, float | None]:
+        """Validation numbers, temperature and epoch of the weights that trial p has kept; None if there are none."""
+        if not np.isfinite(self.best[p, 0]):
+            return dict.fromkeys(("val_loss", "val_metric", "temperature", "epoch"))
+        val_loss, val_metric, temperature, epoch = self.best[p].tolist()
+        return {"val_loss": val_loss, "val_metric": val_metric, "temperature": temperature, "epoch": int(epoch)}
+
+    @property
+    def lowest_metric(self) -> float:
+        """The lowest 1 - M that any trial has seen."""
+        return float(min(self.best[:, 1].min(), self.stage_best[:, 1].min()))
 
     def state(self) -> dict[str, list]:
         """Everything that changes, as plain lists for a checkpoint."""

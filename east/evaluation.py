@@ -1,0 +1,232 @@
+"""From probabilities to confusion matrices, scores and decisions. NumPy arrays in, plain JSON types out.
+
+Decisions: argmax always; on request `thresholds` (Bridging the Gap's mean over 0.1 ... 0.9) and `plugin_<metric>`, a
+threshold or class weights tuned on validation for that metric (Narasimhan et al. 2014; Koyejo et al. 2014).
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from east import metrics
+from east.choices import choose
+from east.confusion import Confusion
+from east.losses import AUROCLoss, MetricLoss
+
+THRESHOLDS = [k / 10 for k in range(1, 10)]
+LOG_WEIGHTS = np.linspace(-3, 3, 25)
+SWEEPS = 5
+PLUGIN = "plugin_"
+
+
+def evaluate(
+    probabilities: Mapping[str, np.ndarray],
+    labels: Mapping[str, np.ndarray],
+    positive: int | None,
+    decisions: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Everything a record says about predictions: `confusion`, `scores`, `decisions`.
+
+    probabilities, labels: {"val": [n, d], "test": ...} and {"val": [n], ...}. positive: index of the positive class, or
+    None. Rules are tuned on val alone.
+    """
+    labels = {part: torch.as_tensor(values) for part, values in labels.items()}
+    tensors = {part: torch.as_tensor(values) for part, values in probabilities.items()}
+    ranking = {part: rank_scores(tensors[part], labels[part], positive) for part in tensors}
+
+    def judged(predicted: Mapping[str, Tensor]) -> dict[str, Any]:
+        classes = tensors["val"].shape[-1]
+        confusions = {part: Confusion.from_predictions(predicted[part], labels[part], classes) for part in predicted}
+        return {
+            "confusion": {part: counts(c) for part, c in confusions.items()},
+            "scores": {part: scores(c, positive) | ranking[part] for part, c in confusions.items()},
+        }
+
+    result = judged({part: p.argmax(-1) for part, p in tensors.items()})
+    result["decisions"] = {}
+    for name in decisions:
+        if name == "thresholds":
+            result["decisions"][name] = over_thresholds(tensors, labels, positive)
+        else:
+            metric = plugin_metric(name, positive)
+            rule = tuned(tensors["val"], labels["val"], metric, positive)
+            predicted = {part: decided(p, rule, positive) for part, p in tensors.items()}
+            result["decisions"][name] = {"rule": rule, **judged(predicted)}
+    return result
+
+
+def scores(c: Confusion, positive: int | None) -> dict[str, Any]:
+    """The scores of one hard confusion. `auroc_thresholded` is the ROC area of the 0/1 decisions themselves."""
+    return {
+        "f1_pos": None if positive is None else float(metrics.f1(c, average="positive", positive=positive)),
+        "f1_macro": float(metrics.f1(c)),
+        "accuracy": float(metrics.accuracy(c)),
+        "balanced_accuracy": float(metrics.balanced_accuracy(c)),
+        "mcc": float(metrics.mcc(c)),
+        "auroc_thresholded": float(auroc_thresholded(c, positive)),
+        "precision": metrics.precision(c, average="none").tolist(),
+        "recall": metrics.recall(c, average="none").tolist(),
+    }
+
+
+def rank_scores(probabilities: Tensor, labels: Tensor, positive: int | None) -> dict[str, float | None]:
+    """Scores of the ranking, which no decision changes: of the positive class, else the mean of each against the rest.
+
+    Classes without samples are left out; None where that leaves nothing to rank.
+    """
+    targets = [positive] if positive is not None else range(probabilities.shape[-1])
+    pairs = [(probabilities[:, k].double().numpy(), (labels == k).numpy()) for k in targets]
+    pairs = [(values, truth) for values, truth in pairs if truth.any() and not truth.all()]
+    if not pairs:
+        return {"auroc": None, "average_precision": None}
+    return {
+        "auroc": float(np.mean([auroc(*pair) for pair in pairs])),
+        "average_precision": float(np.mean([average_precision(*pair) for pair in pairs])),
+    }
+
+
+def cumulative(values: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """True and false positives of the decision `values >= t` at each distinct value t, falling; and those values."""
+    order = np.argsort(-values, kind="stable")
+    values, truth = values[order], truth[order]
+    last = np.flatnonzero(np.append(np.diff(values) != 0, True))
+    found = np.cumsum(truth)[last]
+    return found, last + 1 - found, values[last]
+
+
+def auroc(values: np.ndarray, truth: np.ndarray) -> float:
+    """Area under the ROC curve; ties count one half."""
+    found, false, _ = cumulative(values, truth)
+    recall, fall_out = np.append(0, found) / found[-1], np.append(0, false) / false[-1]
+    return float(np.sum(np.diff(fall_out) * (recall[1:] + recall[:-1]) / 2))
+
+
+def average_precision(values: np.ndarray, truth: np.ndarray) -> float:
+    """sum over thresholds of precision times the gain in recall."""
+    found, false, _ = cumulative(values, truth)
+    return float(np.sum(np.diff(found, prepend=0) / found[-1] * found / (found + false)))
+
+
+def auroc_thresholded(c: Confusion, positive: int | None) -> Tensor:
+    """(recall + specificity) / 2 of the positive class, or its mean over classes."""
+    average = {"average": "macro"} if positive is None else {"average": "positive", "positive": positive}
+    return (metrics.recall(c, **average) + metrics.specificity(c, **average)) / 2
+
+
+def over_thresholds(
+    probabilities: Mapping[str, Tensor], labels: Mapping[str, Tensor], positive: int | None
+) -> dict[str, Any]:
+    """Confusions at `p >= t` for t = 0.1 ... 0.9, and the mean of each score over them. Section 5, Bridging the Gap."""
+    if positive is None or probabilities["val"].shape[-1] != 2:
+        raise ValueError(f"decision 'thresholds' is for two classes, got {probabilities['val'].shape[-1]}")
+    result: dict[str, Any] = {"at": THRESHOLDS, "confusion": {}, "scores": {}}
+    for part, p in probabilities.items():
+        at = torch.tensor(THRESHOLDS, dtype=p.dtype)[:, None]
+        predicted = torch.where(p[:, positive] >= at, positive, 1 - positive)
+        confusions = Confusion.from_predictions(predicted, labels[part], 2)
+        fbeta = partial(metrics.fbeta, confusions, average="positive", positive=positive)
+        values = {
+            "f1_pos": fbeta(1.0),
+            "f2_pos": fbeta(2.0),
+            "f3_pos": fbeta(3.0),
+            "f1_macro": metrics.f1(confusions),
+            "accuracy": metrics.accuracy(confusions),
+            "balanced_accuracy": metrics.balanced_accuracy(confusions),
+            "mcc": metrics.mcc(confusions),
+            "auroc_thresholded": auroc_thresholded(confusions, positive),
+        }
+        result["confusion"][part] = counts(confusions)
+        result["scores"][part] = {name: float(value.mean()) for name, value in values.items()}
+    return result
+
+
+def plugin_metric(decision: str, positive: int | None) -> Callable[[Confusion], Tensor]:
+    """The metric that `plugin_<metric>` maximises; of the positive class where there is one."""
+    choose("decision", decision, ["thresholds", *(PLUGIN + name for name in metrics.METRICS if name != "cost")])
+    metric = metrics.METRICS[decision.removeprefix(PLUGIN)]
+    if positive is not None and "average" in inspect.signature(metric).parameters:
+        return partial(metric, average="positive", positive=positive)
+    return metric
+
+
+def tuned(
+    probabilities: Tensor, labels: Tensor, metric: Callable[[Confusion], Tensor], positive: int | None
+) -> dict[str, Any]:
+    """The rule that maximises the metric: {"threshold": t} for two classes, {"weights": [d]} for more."""
+    if probabilities.shape[-1] == 2:
+        positive = 1 if positive is None else positive
+        return {"threshold": best_threshold(probabilities[:, positive], labels == positive, metric, positive)}
+    return {"weights": best_weights(probabilities, labels, metric)}
+
+
+def decided(probabilities: Tensor, rule: Mapping[str, Any], positive: int | None) -> Tensor:
+    """Predicted classes [n] under a rule of `tuned`."""
+    if "threshold" in rule:
+        positive = 1 if positive is None else positive
+        return torch.where(probabilities[:, positive].double() >= rule["threshold"], positive, 1 - positive)
+    return (probabilities.double() * torch.tensor(rule["weights"], dtype=torch.float64)).argmax(-1)
+
+
+def best_threshold(values: Tensor, truth: Tensor, metric: Callable[[Confusion], Tensor], positive: int = 1) -> float:
+    """The midpoint between neighbouring scores at which `p >= t` maximises the metric; of equals the nearest to 0.5."""
+    truth = truth.numpy()
+    found, false, at = cumulative(values.double().numpy(), truth)
+    if len(at) == 1:
+        return 0.5
+    found, false, at = found[:-1], false[:-1], (at[:-1] + at[1:]) / 2
+    positives, negatives = truth.sum(), (~truth).sum()
+    matrix = np.stack([found, positives - found, false, negatives - false], axis=-1).reshape(-1, 2, 2)
+    if positive == 1:
+        matrix = matrix[:, ::-1, ::-1]
+    value = metric(Confusion.from_matrix(torch.tensor(matrix.astype(float)))).numpy()
+    best = np.flatnonzero(value >= value.max() - 1e-12)
+    return float(at[best[np.abs(at[best] - 0.5).argmin()]])
+
+
+def best_weights(probabilities: Tensor, labels: Tensor, metric: Callable[[Confusion], Tensor]) -> list[float]:
+    """Weights [d] such that argmax_k w_k p_k maximises the metric: coordinate ascent on a grid of log w_k."""
+    logs = torch.log(probabilities.double().clamp_min(1e-30))
+    grid, classes = torch.tensor(LOG_WEIGHTS), logs.shape[-1]
+    weights = torch.zeros(classes, dtype=torch.float64)
+    best = float(metric(Confusion.from_predictions(logs.argmax(-1), labels, classes)))
+    for _ in range(SWEEPS):
+        before = best
+        for k in range(classes):
+            weighted = logs + weights
+            weighted[:, k] = -torch.inf
+            rival, other = weighted.max(-1)
+            mine = logs[:, k] + grid[:, None]
+            # Ties go to the lower index, as in argmax.
+            chosen = torch.where((mine > rival) | ((mine == rival) & (k < other)), k, other)
+            values = metric(Confusion.from_predictions(chosen, labels, classes))
+            if float(values.max()) > best + 1e-12:
+                best = float(values.max())
+                weights[k] = grid[values.argmax()]
+        if best == before:
+            break
+    return weights.exp().tolist()
+
+
+def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confusion], Tensor]:
+    """M of `val_metric` = 1 - M(hard validation confusion), by which runs of different temperature compare.
+
+    A metric loss is judged by its own metric, AUROC's by that of its decisions (balanced accuracy), every other loss by
+    F1: of the positive class where there is one, else macro.
+    """
+    if isinstance(loss, AUROCLoss):
+        return metrics.balanced_accuracy
+    if isinstance(loss, MetricLoss):
+        return partial(loss.metric, **loss.metric_parameters)
+    if positive is None:
+        return metrics.f1
+    return partial(metrics.f1, average="positive", positive=positive)
+
+
+def counts(c: Confusion) -> list:
+    """Matrices of counts as nested lists of ints."""
+    return c.matrix.round().long().tolist()
