@@ -1,0 +1,239 @@
+"""Figures. Each function takes data and returns a matplotlib Figure; `save` writes it as SVG, PDF and PNG.
+
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, and no message rests on colour alone: ours is
+filled with a solid line, published is hollow.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import matplotlib
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+if TYPE_CHECKING:
+    from east.tables import Table
+
+FORMATS = ("svg", "pdf", "png")
+INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
+BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a8a86"
+STYLE = {
+    "font.size": 9,
+    "font.family": "DejaVu Sans",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 9,
+    "axes.titleweight": "bold",
+    "legend.frameon": False,
+    "figure.constrained_layout.use": True,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "east",
+    "pdf.fonttype": 42,
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor"), "none"),
+}
+
+
+def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+    """Draw in the project's style and leave everyone else's alone."""
+
+    @wraps(draw)
+    def wrapper(*args, **kwargs) -> Figure:
+        with _style():
+            return draw(*args, **kwargs)
+
+    return wrapper
+
+
+@contextmanager
+def _style():
+    with matplotlib.rc_context(STYLE):
+        yield
+
+
+def save(figure: Figure, target: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
+    """Write `target`.svg, .pdf and .png; the same figure gives the same bytes."""
+    target = Path(target)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    files = [target.with_name(f"{target.name}.{suffix}") for suffix in formats]
+    for file, suffix in zip(files, formats, strict=True):
+        stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
+        with _style():
+            figure.savefig(file, dpi=150, metadata=stamp, facecolor="white" if suffix == "png" else "none")
+    return files
+
+
+@styled
+def steps(probabilities: Sequence[float], heights: Mapping[float, Sequence[float]], threshold: float) -> Figure:
+    """The step at several temperatures: heights[T] over probabilities. Eq. 4, arXiv 2405.20954."""
+    figure = Figure(figsize=(4.6, 3.2))
+    axes = figure.add_subplot()
+    shades = np.linspace(0.35, 1.0, len(heights))
+    for shade, (temperature, height) in zip(shades, sorted(heights.items(), reverse=True), strict=True):
+        axes.plot(probabilities, height, color=BLUE, alpha=shade, lw=1 + shade, label=f"T = {temperature:g}")
+    axes.axvline(threshold, color=GREY, lw=0.8, ls=":")
+    axes.text(threshold, 1.03, f"τ = {threshold:g}", ha="center", color=INK)
+    axes.set(xlabel="probability p", ylabel="H(p)", xlim=(0, 1), ylim=(0, 1))
+    axes.legend(loc="lower right")
+    return figure
+
+
+@styled
+def soft_against_hard(
+    temperatures: Sequence[float], soft: Mapping[str, Sequence[float]], hard: Mapping[str, float]
+) -> Figure:
+    """Soft metrics of the same predictions as the temperature falls, and the hard ones they tend to."""
+    figure = Figure(figsize=(4.6, 3.2))
+    axes = figure.add_subplot()
+    for colour, (name, values) in zip((BLUE, ORANGE, GREEN, RED), soft.items(), strict=False):
+        axes.plot(temperatures, values, color=colour, marker="o", ms=3, label=f"soft {name}")
+        axes.axhline(hard[name], color=colour, lw=0.9, ls="--", label=f"hard {name}")
+    axes.set(xlabel="temperature T (falling)", ylabel="score", xscale="log")
+    axes.invert_xaxis()
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+@styled
+def curves(history: Mapping[str, Sequence[float]], title: str = "") -> Figure:
+    """One trial: losses, 1 - metric and, on the same axis, the temperature. Dotted lines are coolings."""
+    figure = Figure(figsize=(5.6, 3.2))
+    axes = figure.add_subplot()
+    epoch, temperature = history["epoch"], history.get("temperature", [])
+    if len(temperature) and None not in temperature:
+        axes.fill_between(epoch, temperature, step="post", color=GREY, alpha=0.3, lw=0, label="temperature T")
+        for i in np.flatnonzero(np.diff(temperature)):
+            axes.axvline(epoch[i + 1], color=GREY, lw=0.5, ls=":")
+    names = {"train_loss": "training loss", "val_loss": "validation loss", "val_metric": "1 − metric, validation"}
+    for colour, line, (name, label) in zip((GREY, BLUE, ORANGE), ("-", "-", "--"), names.items(), strict=True):
+        if name in history:
+            values = np.array(history[name], dtype=float)
+            axes.plot(epoch, values, color=colour, ls=line, lw=1.2, label=label)
+    axes.set(xlabel="epoch", title=title, ylim=(0, None))
+    axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
+    return figure
+
+
+@styled
+def tradeoff(table: "Table", precision: str = "precision dog", recall: str = "recall dog") -> Figure:
+    """Precision against recall of one class, a point per beta, ours and published: EAST v2 Table 6."""
+    figure = Figure(figsize=(4.6, 3.6))
+    axes = figure.add_subplot()
+    cells = {(cell.row, cell.column): cell for cell in table.cells}
+    rows = list(dict.fromkeys(cell.row for cell in table.cells))
+    published = [[cells[row, name].published for row in rows] for name in (recall, precision)]
+    _path(
+        axes, rows, *[[(p["mean"], p["std"]) for p in column] for column in published], GREY, "published", hollow=True
+    )
+    ran = [row for row in rows if cells[row, recall].values and cells[row, precision].values]
+    ours = [[cells[row, name].summary for row in ran] for name in (recall, precision)]
+    if ran:
+        _path(axes, ran, *[[(s.mean, s.std or 0.0) for s in column] for column in ours], BLUE, "ours", hollow=False)
+    axes.set(xlabel=f"{recall} ± std", ylabel=f"{precision} ± std")
+    axes.legend()
+    return figure
+
+
+def _path(axes: Any, names: Sequence[str], x: Sequence, y: Sequence, colour: str, label: str, hollow: bool) -> None:
+    (xs, dx), (ys, dy) = (zip(*pairs, strict=True) for pairs in (x, y))
+    face = "white" if hollow else colour
+    axes.errorbar(xs, ys, dy, dx, color=colour, mfc=face, marker="o", ms=5, lw=0.8, elinewidth=0.5, label=label)
+    for name, a, b in zip(names, xs, ys, strict=True):
+        axes.annotate(name.removeprefix("beta "), (a, b), (4, 4), textcoords="offset points", fontsize=7, color=colour)
+
+
+@styled
+def dots(table: "Table") -> Figure:
+    """A table as dots: ours with its 95 % interval, published with two of its standard deviations."""
+    blocks = table.blocks
+    columns = list(dict.fromkeys(cell.column for cell in table.cells))
+    rows = {block: list(dict.fromkeys(row for row, _ in cells)) for block, cells in blocks.items()}
+    heights = [len(rows[block]) + 1.2 for block in blocks]
+    figure = Figure(figsize=(1.2 + 2.3 * len(columns), 0.5 + 0.2 * sum(heights)))
+    grid = figure.subplots(len(blocks), len(columns), squeeze=False, height_ratios=heights)
+    for line, (block, cells) in zip(grid, blocks.items(), strict=True):
+        for axes, column in zip(line, columns, strict=True):
+            for y, row in enumerate(rows[block]):
+                cell = cells.get((row, column))
+                if cell is not None:
+                    _dot(axes, y, cell)
+            axes.set(ylim=(len(rows[block]) - 0.4, -0.6), yticks=range(len(rows[block])))
+            axes.set_yticklabels(rows[block] if axes is line[0] else [])
+            axes.margins(x=0.15)
+            axes.set_xlim(right=min(axes.get_xlim()[1], 1.05))  # no score exceeds 1
+            axes.tick_params(length=2, labelsize=8)
+            axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
+            axes.set_title(f"{block}: {column}" if len(blocks) > 1 else column, loc="left")
+    handles = [
+        Line2D([], [], color=BLUE, marker="o", ms=5, lw=1.5, label="ours, 95 % interval of the mean"),
+        Line2D([], [], color=GREY, marker="D", ms=4, mfc="white", lw=1, label="published ± 2 std"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8)
+    return figure
+
+
+def _dot(axes: Any, y: int, cell: Any) -> None:
+    if cell.published:
+        mean, std = cell.published["mean"], cell.published["std"]
+        axes.errorbar(mean, y - 0.17, xerr=2 * std, color=GREY, mfc="white", marker="D", ms=4, lw=1)
+    if cell.values:
+        ours = cell.summary
+        reach = None if ours.low is None else ours.high - ours.mean
+        axes.errorbar(ours.mean, y + 0.17, xerr=reach, color=BLUE, marker="o", ms=5, lw=1.5)
+
+
+@styled
+def confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str] | None = None, title: str = "") -> Figure:
+    """A confusion matrix, shaded by the share of each true class; counts are written while they fit."""
+    counts = np.asarray(matrix)
+    d = len(counts)
+    share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    size = min(1.6 + 0.45 * d, 6.0)
+    figure = Figure(figsize=(size + 0.8, size))
+    axes = figure.add_subplot()
+    image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)
+    if d <= 12:
+        for i, j in np.ndindex(d, d):
+            colour = "white" if share[i, j] > 0.55 else "#1a1a19"
+            axes.text(j, i, f"{counts[i, j]}", ha="center", va="center", fontsize=8, color=colour)
+        names = classes or [str(k) for k in range(d)]
+        axes.set_xticks(range(d), names, rotation=0 if d == 2 else 90)
+        axes.set_yticks(range(d), names)
+    axes.set(xlabel="predicted", ylabel="true", title=title)
+    axes.spines[:].set_visible(False)
+    figure.colorbar(image, ax=axes, label="share of the true class", shrink=0.8).outline.set_visible(False)
+    return figure
+
+
+def step_heights(temperatures: Sequence[float], threshold: float = 0.5) -> tuple[np.ndarray, dict[float, np.ndarray]]:
+    """The linear step on a fine grid of probabilities: what `steps` draws."""
+    import torch
+
+    from east.steps import linear
+
+    p = torch.linspace(0, 1, 501)
+    tau = torch.tensor(threshold)
+    return p.numpy(), {t: linear(p, tau, t).numpy() for t in temperatures}
+
+
+def softened(
+    probabilities: np.ndarray, labels: np.ndarray, temperatures: Sequence[float], metrics: Sequence[str]
+) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Soft metrics of stored predictions [n, d] by temperature, and the hard ones: what `soft_against_hard` draws."""
+    import torch
+
+    from east.confusion import Confusion
+    from east.losses import MetricLoss
+    from east.metrics import METRICS
+
+    p, y = torch.as_tensor(probabilities), torch.as_tensor(labels)
+    logits = p.clamp_min(1e-30).log()
+    soft = {
+        name: [1 - float(MetricLoss(name, temperature=float(t))(logits, y)) for t in temperatures] for name in metrics
+    }
+    counts = Confusion.from_predictions(p.argmax(-1), y, p.shape[-1])
+    return soft, {name: float(METRICS[name](counts)) for name in metrics}

@@ -1,0 +1,114 @@
+"""Figures show the numbers they are given; their looks are for eyes."""
+
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+
+from east import plots, tables
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def lines(figure, axes=0):
+    return {line.get_label(): line.get_xydata() for line in figure.axes[axes].lines}
+
+
+def test_the_step_goes_through_its_corner_points():
+    """tau = 0.3, T = 0.1: lo = 0.3 (1 - 0.25) = 0.225 with H = T, H(tau) = 1/2, hi = 0.375 with H = 1 - T."""
+    p, heights = plots.step_heights([0.2, 0.1], threshold=0.3)
+    figure = plots.steps(p, heights, 0.3)
+    curve = lines(figure)["T = 0.1"]
+    for x, y in [(0, 0), (0.225, 0.1), (0.3, 0.5), (0.375, 0.9), (1, 1)]:
+        assert np.interp(x, *curve.T) == pytest.approx(y, abs=0.01)
+    assert len(figure.axes[0].get_legend().get_texts()) == 2
+
+
+def test_soft_metrics_tend_to_the_hard_ones_as_the_temperature_falls():
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, 300)
+    logits = rng.normal(size=(300, 3)) + 2 * np.eye(3)[labels]
+    probabilities = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    temperatures = [0.2, 0.05, 0.001]
+    soft, hard = plots.softened(probabilities, labels, temperatures, ["f1", "mcc"])
+    assert hard["f1"] == pytest.approx(np.mean([_f1(labels, probabilities.argmax(1), k) for k in range(3)]))
+    gaps = np.abs(np.array(soft["f1"]) - hard["f1"])
+    assert gaps[0] > gaps[1] > gaps[2]
+    assert gaps[2] < 0.005
+    figure = plots.soft_against_hard(temperatures, soft, hard)
+    assert list(lines(figure)["soft f1"][:, 1]) == pytest.approx(soft["f1"])
+    assert figure.axes[0].get_xlim()[0] > figure.axes[0].get_xlim()[1], "the temperature falls to the right"
+
+
+def _f1(labels, predicted, k):
+    return 2 * np.sum((labels == k) & (predicted == k)) / (np.sum(labels == k) + np.sum(predicted == k))
+
+
+def test_curves_show_the_history_and_every_cooling():
+    history = {
+        "epoch": [0, 1, 2, 3],
+        "temperature": [0.2, 0.2, 0.1, 0.05],
+        "train_loss": [0.5, 0.4, 0.3, 0.2],
+        "val_loss": [0.6, None, 0.4, 0.3],
+        "val_metric": [0.5, 0.4, 0.3, 0.2],
+    }
+    figure = plots.curves(history, "a trial")
+    drawn = lines(figure)
+    assert list(drawn["training loss"][:, 1]) == history["train_loss"]
+    assert np.isnan(drawn["validation loss"][1, 1])
+    assert sorted(line.get_xdata()[0] for line in figure.axes[0].lines if line.get_linestyle() == ":") == [2, 3]
+
+
+def test_curves_of_a_loss_without_temperature():
+    figure = plots.curves({"epoch": [0, 1], "temperature": [None, None], "val_loss": [0.6, 0.5]})
+    assert not figure.axes[0].collections
+
+
+def test_tradeoff_has_a_point_per_beta():
+    figure = plots.tradeoff(tables.build("east_v2_6", GOLDEN))
+    drawn = {c.get_label(): c for c in figure.axes[0].containers}
+    published, ours = drawn["published"].lines[0].get_xydata(), drawn["ours"].lines[0].get_xydata()
+    assert list(published[0]) == [0.652, 0.719], "recall and precision of dog at beta 0.1"
+    assert len(published) == 7
+    assert len(ours) == 3
+    plots.tradeoff(tables.build("east_v2_6", "/nowhere"))
+
+
+def test_dots_show_means_and_intervals():
+    table = tables.build("btg_4", GOLDEN)
+    figure = plots.dots(table)
+    assert len(figure.axes) == 5
+    first = next(cell for cell in table.cells if cell.row == "F1*" and cell.column == "f1")
+    bars = figure.axes[0].containers
+    assert len(bars) == 3 + 2, "three published, two of ours"
+    ours = next(bar for bar in bars if bar.lines[0].get_color() == plots.BLUE)
+    assert ours.lines[0].get_xdata()[0] == pytest.approx(first.summary.mean)
+    (reach,) = ours.lines[2][0].get_segments()
+    assert reach[:, 0] == pytest.approx([first.summary.low, first.summary.high])
+    plots.dots(tables.build("east_v2_1", "/nowhere"))
+
+
+def test_confusion_writes_counts_while_they_fit():
+    figure = plots.confusion([[8, 2], [1, 9]], ["no", "yes"])
+    assert [text.get_text() for text in figure.axes[0].texts] == ["8", "2", "1", "9"]
+    assert figure.axes[0].images[0].get_array().tolist() == [[0.8, 0.2], [0.1, 0.9]]
+    assert not plots.confusion(np.eye(257)).axes[0].texts
+    plots.confusion([[0, 0], [0, 3]])  # a class without rows
+
+
+def test_save_writes_every_format_and_the_same_bytes(tmp_path):
+    first, second = (
+        plots.save(plots.confusion([[8, 2], [1, 9]]), tmp_path / name / "a.figure") for name in ("one", "two")
+    )
+    assert [file.name for file in first] == ["a.figure.svg", "a.figure.pdf", "a.figure.png"]
+    assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True))
+    assert ET.parse(first[0]).getroot().tag.endswith("svg")
+    assert first[1].read_bytes().startswith(b"%PDF")
+
+
+def test_nobody_elses_style_changes():
+    before = dict(matplotlib.rcParams)
+    plots.confusion([[1, 0], [0, 1]])
+    assert dict(matplotlib.rcParams) == before
