@@ -1,0 +1,87 @@
+"""What a paper prescribes, as plain functions of a complete config: the scientific part, the grid, the seeds."""
+
+from collections.abc import Iterator, Mapping
+from itertools import product
+from typing import Any
+
+from east.config import anneals, trains_networks
+
+TRAINING = ("name", "optimizer", "patience", "stage_epochs", "max_epochs", "val_reduce")
+SEARCH_SEED = 1000
+
+
+def scientific(config: Mapping[str, Any], fingerprint: str, name: str) -> dict[str, Any]:
+    """What decides a trial's result besides its seed: hashed into its key. `preset` and `decisions` are labels.
+
+    `name` and `fingerprint` are those of the data that was loaded: a path or an option says less.
+    """
+    annealing = config["annealing"]
+    if annealing["schedule"] == "none":
+        annealing = {key: annealing[key] for key in ("name", "schedule", "T0")}
+    split = dict(config["split"])
+    if config["protocol"]["new_split"]:
+        split["seed"] = "trial"
+    plain = {
+        "dataset": {**config["dataset"], "name": name, "fingerprint": fingerprint},
+        "split": split,
+        "loss": config["loss"],
+        "protocol": {key: config["protocol"][key] for key in TRAINING},
+        "hyper": config["hyper"],
+        "model": config["model"],
+        "annealing": annealing,
+        "preset": config["preset"]["name"],
+        "decisions": config["protocol"]["decisions"],
+    }
+    if not trains_networks(config["loss"]):
+        plain |= {
+            "model": {"name": config["loss"]["name"]},
+            "hyper": {},
+            "annealing": {"name": "none", "schedule": "none"},
+        }
+        plain["protocol"] = {"name": config["protocol"]["name"]}
+    return plain
+
+
+def trials(config: Mapping[str, Any]) -> int:
+    """How many seeds are averaged: the user's number, else the preset's, else the paper's."""
+    return config["trials"] or config["preset"]["trials"] or config["protocol"]["trials"]
+
+
+def grid(config: Mapping[str, Any]) -> list[dict[str, float]]:
+    """The points of the search: values of lr, dropout, batch_size, and r for a loss that anneals. Section 6.1, EAST."""
+    axes = dict(config["preset"]["grid"] or config["protocol"]["grid"])
+    axes["batch_size"] = batch_sizes(axes["batch_size"], config)
+    if config["annealing"]["schedule"] == "none":
+        axes.pop("r")
+    return [dict(zip(axes, point, strict=True)) for point in product(*axes.values())]
+
+
+def batch_sizes(choices: Mapping[str, Any], config: Mapping[str, Any]) -> list[int]:
+    """By dataset, there perhaps by loss, else by kind of data."""
+    dataset, loss = config["dataset"], config["loss"]
+    found = choices.get(dataset["name"], choices[dataset["kind"]])
+    return found.get(loss["name"], choices[dataset["kind"]]) if isinstance(found, Mapping) else found
+
+
+def at(plain: Mapping[str, Any], point: Mapping[str, float]) -> dict[str, Any]:
+    """A scientific config at a point of the grid."""
+    hyper = {name: value for name, value in point.items() if name != "r"}
+    moved = {**plain, "hyper": {**plain["hyper"], **hyper}}
+    if "r" in point:
+        moved["annealing"] = {**plain["annealing"], "r": point["r"]}
+    return moved
+
+
+def search_seeds(config: Mapping[str, Any]) -> list[int]:
+    """One seed per point; two for a loss without a cooling rate if all losses are to train equally often."""
+    twice = config["search"].get("equal_budget") and not anneals(config["loss"])
+    return [SEARCH_SEED, SEARCH_SEED + 1] if twice else [SEARCH_SEED]
+
+
+def rungs(config: Mapping[str, Any]) -> Iterator[tuple[int | None, int]]:
+    """Rounds of a search: the epochs each point may train (None: all), and one in how many goes on to the next."""
+    search = config["search"]
+    if search["name"] == "halving":
+        for k in range(search["rounds"]):
+            yield search["epochs"] * search["factor"] ** k, search["factor"]
+    yield None, 1
