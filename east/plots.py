@@ -43,14 +43,14 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
     @wraps(draw)
     def wrapper(*args, **kwargs) -> Figure:
-        with _style():
+        with style():
             return draw(*args, **kwargs)
 
     return wrapper
 
 
 @contextmanager
-def _style():
+def style():
     with matplotlib.rc_context(STYLE):
         yield
 
@@ -62,7 +62,7 @@ def save(figure: Figure, target: str | Path, formats: Sequence[str] = FORMATS) -
     files = [target.with_name(f"{target.name}.{suffix}") for suffix in formats]
     for file, suffix in zip(files, formats, strict=True):
         stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
-        with _style():
+        with style():
             figure.savefig(file, dpi=150, metadata=stamp, facecolor="white" if suffix == "png" else "none")
     return files
 

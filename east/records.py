@@ -146,7 +146,7 @@ def done(results_dir: str | Path) -> dict[tuple[str, int], str]:
 
 
 def scan(results_dir: str | Path) -> list[dict[str, Any]]:
-    """All records as dicts, without history but with `family` and `source`, the file below `results_dir`.
+    """All records as dicts, with `family` and `source`, the file below `results_dir`; of runs without their history.
 
     Files that are no records are named in a warning and skipped. Runs beat exports, done beats failed.
     """

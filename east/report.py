@@ -1,0 +1,270 @@
+"""One self-contained HTML page: overview, every table, figures, findings, and the records behind each cell.
+
+No external requests, light and dark, readable on a phone; without JavaScript only the sorting is missing.
+"""
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import date
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from east import plots, records, tables, writers
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+HERE = Path(__file__).resolve().parent
+HTML = writers.Style("<strong>{}</strong>", "<sup>{}</sup>", escape)
+TEMPERATURES = [0.2, 0.1, 0.05, 0.01]
+SHOWN_SCORES = ("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc")
+
+
+def write(results_dir: str | Path = "results", target: str | Path | None = None, **options) -> Path:
+    """Write the page, by default to <results_dir>/report.html; `options` are those of `tables.build`."""
+    target = Path(target or Path(results_dir) / "report.html")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(page(results_dir, **options), encoding="utf-8")
+    return target
+
+
+def page(results_dir: str | Path = "results", today: date | None = None, **options) -> str:
+    """The whole page as text."""
+    found = records.scan(results_dir)
+    today = today or date.today()
+    build = lambda name, **more: tables.build(name, results_dir, found=found, today=today, **{**options, **more})  # noqa: E731
+    papers = [build(name) for name in tables.names() if "paper" in tables.spec(name)]
+    released = {table.name: table for table in (build(table.name, variant="released") for table in papers)}
+    own = [build("quickstart"), build("grid")]
+    every = [*papers, *(t for t in released.values() if _differs(t, papers)), *own]
+    sections = {
+        "overview": ("Overview", _overview(papers, found)),
+        "tables": ("Tables", "".join(_table(table, released[table.name]) for table in papers)),
+        "own": ("Our own runs", "".join(_table(table) for table in own if table.cells)),
+        "figures": ("Figures", _figures(papers, found, Path(results_dir))),
+        "findings": ("Findings", _findings()),
+        "records": ("Records", _records(every, found)),
+    }
+    links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in sections.items())
+    body = "".join(f'<section id="{name}"><h2>{title}</h2>{text}</section>' for name, (title, text) in sections.items())
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>east: published and reproduced</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{(HERE / 'report.css').read_text()}</style></head><body>"
+        "<header><h1>Published and reproduced</h1><p>EAST (arXiv 2405.20954), both versions, and Bridging the Gap "
+        f"(NeurIPS 2022), beside the runs of this project. Written {today.isoformat()}.</p>"
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header><main>{body}</main>'
+        f"<script>{(HERE / 'report.js').read_text()}</script></body></html>\n"
+    )
+
+
+def _differs(table: tables.Table, papers: Sequence[tables.Table]) -> bool:
+    """Does the released variant of a table have records of its own?"""
+    clean = next(other for other in papers if other.name == table.name)
+    return any(a.values and a.key != b.key for a, b in zip(table.cells, clean.cells, strict=True))
+
+
+def _overview(papers: Sequence[tables.Table], found: Sequence[dict]) -> str:
+    cells = [cell for table in papers for cell in table.cells]
+    filled = [cell for cell in cells if cell.values]
+    facts = {
+        "published cells": len(cells),
+        "with trials of ours": len(filled),
+        "inside": sum(cell.inside is True for cell in filled),
+        "outside": sum(cell.inside is False for cell in filled),
+        "records": len(found),
+    }
+    boxes = "".join(f"<li><strong>{number}</strong> {name}</li>" for name, number in facts.items())
+    lines = [
+        [f'<a href="#{table.name}">{table.name}</a> {escape(table.title)}', *map(str, counts)]
+        for table in papers
+        for counts in [
+            [
+                len(table.cells),
+                sum(bool(cell.values) for cell in table.cells),
+                sum(len(cell.values) >= (cell.trials or 0) for cell in table.cells),
+                sum(cell.inside is True for cell in table.cells),
+                sum(cell.inside is False for cell in table.cells),
+            ]
+        ]
+    ]
+    header = ["table", "cells", "with trials", "with all trials", "inside", "outside"]
+    return (
+        f'<ul class="facts">{boxes}</ul><p class="caption">Inside: our mean is at most 2·sqrt(s_ours² + s_published²) '
+        f"from the published one, with s_published at least 0.005.</p>{_simple(header, lines, 'What each table holds')}"
+    )
+
+
+def _table(table: tables.Table, released: tables.Table | None = None, level: int = 3) -> str:
+    """One table of the project as HTML, with its notes, comparisons and the commands that are missing."""
+    anchor = table.name if level == 3 else f"{table.name}-released"
+    parts = [f'<section id="{anchor}"><h{level}>{escape(table.title)}</h{level}>']
+    parts += [f'<p class="caption">{escape(table.caption)}</p>']
+    parts += [_block(table, block) for block in table.blocks]
+    notes = "".join(f"<dt><sup>{escape(mark)}</sup></dt><dd>{escape(text)}</dd>" for mark, text in writers.notes(table))
+    parts += [f'<dl class="notes">{notes}</dl>'] if notes else []
+    if entries := tables.comparisons(table):
+        lines = [[escape(word) for word in writers.compared(entry)] for entry in entries]
+        parts += [_simple(writers.COMPARED, lines, f"{table.title}: paired comparisons", words=4)]
+    if table.missing:
+        commands = escape("\n".join(table.missing))
+        parts += [f"<details><summary>{len(table.missing)} runs are missing</summary><pre>{commands}</pre></details>"]
+    if released is not None and _differs(released, [table]):
+        inner = _table(released, level=level + 1)
+        parts += [f"<details><summary>On the released-code variant</summary>{inner}</details>"]
+    return "".join(parts) + "</section>"
+
+
+def _block(table: tables.Table, block: str) -> str:
+    cells = table.blocks[block]
+    rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    known = {column for (_, column), cell in cells.items() if cell.published}
+    top, below, index = "", "", 1
+    for column in columns:
+        words = ["ours", "published", "Δ"] if column in known else ["ours"]
+        title = escape(writers.heading(table, block, column))
+        top += f'<th scope="colgroup" colspan="{len(words)}">{title}</th>'
+        for word in words:
+            below += f'<th scope="col" data-column="{index}"><button type="button">{word}</button></th>'
+            index += 1
+    head = f'<thead><tr><th scope="col" rowspan="2">{escape(block)}</th>{top}</tr><tr>{below}</tr></thead>'
+    body = ""
+    for row in rows:
+        line = "".join(_cell(table, cells[row, column], column in known) for column in columns)
+        body += f'<tr><th scope="row">{escape(row)}</th>{line}</tr>'
+    return _scrolling(f"{table.title}, {block}", f"{head}<tbody>{body}</tbody>")
+
+
+def _cell(table: tables.Table, cell: tables.Cell, known: bool) -> str:
+    ours, published, difference = writers.texts(table, cell, HTML)
+    if cell.values:
+        mine = f'<td data-value="{cell.summary.mean:.6f}"><a href="#k-{cell.key}">{ours}</a></td>'
+    else:
+        mine = f'<td class="missing" title="{escape(tables.command(cell))}">{ours}</td>'
+    if not known:
+        return mine
+    value = f' data-value="{cell.published["mean"]}"' if cell.published else ""
+    gap = f' data-value="{cell.difference:.6f}"' if cell.difference is not None else ""
+    verdict = {True: ' class="inside"', False: ' class="outside"', None: ""}[cell.inside]
+    return f"{mine}<td{value}>{published}</td><td{gap}{verdict}>{difference}</td>"
+
+
+def _simple(header: Sequence[str], lines: Iterable[Sequence[str]], label: str, words: int = 1) -> str:
+    """A table of ready HTML; the first `words` columns are text, the first is the row's header."""
+    kind = lambda i: ' class="word"' if i < words else ""  # noqa: E731
+    head = "".join(
+        f'<th scope="col" data-column="{i}"{kind(i)}><button type="button">{escape(name)}</button></th>'
+        for i, name in enumerate(header)
+    )
+    rows = "".join(
+        f'<tr><th scope="row">{line[0]}</th>'
+        + "".join(f"<td{kind(i)}>{w}</td>" for i, w in enumerate(line) if i)
+        + "</tr>"
+        for line in lines
+    )
+    return _scrolling(label, f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>")
+
+
+def _scrolling(label: str, inner: str) -> str:
+    """A table that scrolls sideways on a narrow screen, also by keyboard."""
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>{inner}</table></div>'
+
+
+def _findings() -> str:
+    parts = []
+    for finding in tables.findings():
+        status = finding["status"]
+        parts += [
+            f'<dt id="f-{finding["id"]}"><span class="tag {status}">{status}</span> {escape(finding["text"])}</dt>'
+            f"<dd>{escape(finding['evidence'])}</dd>"
+        ]
+    return f"<dl>{''.join(parts)}</dl>"
+
+
+def _records(every: Sequence[tables.Table], found: Sequence[dict]) -> str:
+    """For each setting behind a cell: what it is, and each of its trials with a link to the file."""
+    shown = dict.fromkeys(cell.key for table in every for cell in table.cells if cell.values)
+    by_key: dict[str, list[dict]] = {}
+    for record in found:
+        by_key.setdefault(record["key"], []).append(record)
+    parts = []
+    for key in shown:
+        trials = sorted(by_key[key], key=lambda record: record["seed"])
+        config = trials[0]["config"]
+        title = f"{config['dataset']['name']}, {config['loss']['name']}"
+        hyper = ", ".join(f"{name} {value}" for name, value in config.get("hyper", {}).items() if value is not None)
+        facts = [f"protocol {config.get('protocol', {}).get('name')}", f"preset {config.get('preset')}", hyper]
+        origin = sorted({f"commit {r['git']} on {r['device']}" for r in trials})
+        lines = [
+            [str(r["seed"]), r["stage"], r["status"] if r["status"] == "done" else escape(r["error"] or r["status"])]
+            + [_number(r["scores"].get("test", {}).get(name)) for name in SHOWN_SCORES]
+            + [
+                str(r["epochs"]),
+                _number(r["seconds"], 1),
+                f'<a href="{escape(r["source"])}">{escape(Path(r["source"]).name)}</a>',
+            ]
+            for r in trials
+        ]
+        header = ["seed", "stage", "status", *SHOWN_SCORES, "epochs", "seconds", "file"]
+        parts += [f'<section id="k-{key}"><h3>{escape(title)} <code>{key}</code></h3>']
+        parts += [
+            f'<p class="caption">{escape("; ".join([*facts, *origin]))}</p>{_simple(header, lines, f"Trials of {key}")}'
+        ]
+        parts += ["</section>"]
+    return "".join(parts) or "<p>No records yet. The tables above say which commands make them.</p>"
+
+
+def _number(value: float | None, places: int = 3) -> str:
+    return "" if value is None else f"{value:.{places}f}"
+
+
+def _figures(papers: Sequence[tables.Table], found: Sequence[dict], results_dir: Path) -> str:
+    shown = list(_drawn(papers, found, results_dir))
+    return f'<div class="gallery">{"".join(_inline(i, *entry) for i, entry in enumerate(shown))}</div>'
+
+
+def _drawn(papers: Sequence[tables.Table], found: Sequence[dict], results_dir: Path) -> Iterator[tuple[str, "Figure"]]:
+    """(caption, figure): the step, then what the records have to show."""
+    yield "The step at several temperatures, threshold 0.5", plots.steps(*plots.step_heights(TEMPERATURES), 0.5)
+    betas = next(table for table in papers if table.name == "east_v2_6")
+    yield f"{betas.title}: a point per beta", plots.tradeoff(betas)
+    for table in papers:
+        if any(cell.values for cell in table.cells):
+            yield table.title, plots.dots(table)
+    for record in _examples(found):
+        name = f"{record['config']['dataset']['name']}, {record['config']['loss']['name']}, seed {record['seed']}"
+        file = results_dir / record["source"]
+        history = record.get("history") or (records.read(file).history if file.suffix == ".json" else {})
+        if history:
+            yield f"Training: {name}", plots.curves(history, name)
+        if file.with_suffix(".npz").is_file():
+            stored = records.arrays(file)
+            temperatures = [0.2 * 0.7**k for k in range(15)]
+            soft, hard = plots.softened(
+                stored["test_probabilities"], stored["test_labels"], temperatures, ["f1", "mcc"]
+            )
+            yield f"Soft metrics of fixed predictions: {name}", plots.soft_against_hard(temperatures, soft, hard)
+        if record["confusion"].get("test"):
+            yield f"Confusion matrix, test: {name}", plots.confusion(record["confusion"]["test"], title=name)
+
+
+def _examples(found: Sequence[dict]) -> list[dict]:
+    """A finished trial with seed 0 per dataset of the EAST F1 loss, else of any loss."""
+    trials = [r for r in found if (r["stage"], r["status"], r["seed"]) == ("trial", "done", 0)]
+    whole = [r for r in trials if not r["config"]["dataset"].get("limit")]
+    by_loss = sorted(whole, key=lambda r: r["config"]["loss"]["name"] == "f1")  # f1 comes last and stays
+    return list({r["config"]["dataset"]["name"]: r for r in by_loss}.values())
+
+
+def _inline(number: int, caption: str, figure: "Figure") -> str:
+    """A figure as inline SVG that follows the page's text colour; its ids become unique on the page."""
+    stream = io.StringIO()
+    with plots.style():
+        figure.savefig(stream, format="svg", metadata={"Date": None}, facecolor="none")
+    svg = stream.getvalue()[stream.getvalue().index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S).replace(plots.INK, "currentColor")
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\1g{number}-", svg)
+    svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
+    return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
