@@ -1,0 +1,161 @@
+"""Scores against scikit-learn; decision rules against exhaustive search."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+
+from east import losses
+from east.confusion import Confusion
+from east.evaluation import best_threshold, best_weights, evaluate, validation_metric
+from east.metrics import f1, mcc
+
+RNG = np.random.default_rng(0)
+
+
+def drawn(n, classes, sharpness=1.5):
+    labels = RNG.integers(0, classes, n)
+    logits = RNG.normal(size=(n, classes)) + sharpness * np.eye(classes)[labels]
+    p = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    return p.astype(np.float32), labels
+
+
+@pytest.fixture(scope="module")
+def binary():
+    parts = {part: drawn(n, 2) for part, n in (("val", 400), ("test", 500))}
+    return {k: p for k, (p, _) in parts.items()}, {k: y for k, (_, y) in parts.items()}
+
+
+@pytest.fixture(scope="module")
+def multiclass():
+    parts = {part: drawn(n, 5) for part, n in (("val", 400), ("test", 500))}
+    return {k: p for k, (p, _) in parts.items()}, {k: y for k, (_, y) in parts.items()}
+
+
+def test_binary_scores_equal_scikit_learn(binary):
+    p, y = binary[0]["test"], binary[1]["test"]
+    result, predicted = evaluate(*binary, positive=1), binary[0]["test"].argmax(1)
+    assert result["confusion"]["test"] == sk.confusion_matrix(y, predicted).tolist()
+    expected = {
+        "f1_pos": sk.f1_score(y, predicted),
+        "f1_macro": sk.f1_score(y, predicted, average="macro"),
+        "accuracy": sk.accuracy_score(y, predicted),
+        "balanced_accuracy": sk.balanced_accuracy_score(y, predicted),
+        "mcc": sk.matthews_corrcoef(y, predicted),
+        "auroc": sk.roc_auc_score(y, p[:, 1]),
+        "auroc_thresholded": sk.roc_auc_score(y, predicted),
+        "average_precision": sk.average_precision_score(y, p[:, 1]),
+        "precision": sk.precision_score(y, predicted, average=None).tolist(),
+        "recall": sk.recall_score(y, predicted, average=None).tolist(),
+    }
+    assert result["scores"]["test"] == {name: pytest.approx(value, abs=1e-9) for name, value in expected.items()}
+    json.dumps(result, allow_nan=False)
+
+
+def test_multiclass_scores_equal_scikit_learn(multiclass):
+    p, y = multiclass[0]["test"].astype(float), multiclass[1]["test"]
+    scores, predicted = evaluate(*multiclass, positive=None)["scores"]["test"], p.argmax(1)
+    one_hot = np.eye(5)[y]
+    assert scores["f1_pos"] is None
+    assert scores["f1_macro"] == pytest.approx(sk.f1_score(y, predicted, average="macro"))
+    assert scores["mcc"] == pytest.approx(sk.matthews_corrcoef(y, predicted))
+    assert scores["auroc"] == pytest.approx(np.mean([sk.roc_auc_score(one_hot[:, k], p[:, k]) for k in range(5)]))
+    assert scores["average_precision"] == pytest.approx(sk.average_precision_score(one_hot, p, average="macro"))
+    decided = np.eye(5)[predicted]
+    thresholded = [sk.roc_auc_score(one_hot[:, k], decided[:, k]) for k in range(5)]
+    assert scores["auroc_thresholded"] == pytest.approx(np.mean(thresholded))
+
+
+def test_tied_scores_count_as_in_scikit_learn():
+    p1 = np.array([0.1, 0.4, 0.4, 0.4, 0.8, 0.8, 0.9, 0.4], dtype=np.float32)
+    y = np.array([0, 0, 1, 1, 0, 1, 1, 0])
+    p = np.stack([1 - p1, p1], axis=1)
+    scores = evaluate({"val": p}, {"val": y}, positive=1)["scores"]["val"]
+    assert scores["auroc"] == pytest.approx(sk.roc_auc_score(y, p1))
+    assert scores["average_precision"] == pytest.approx(sk.average_precision_score(y, p1))
+
+
+def test_a_part_of_one_class_has_no_ranking():
+    p = np.array([[0.3, 0.7], [0.6, 0.4]], dtype=np.float32)
+    scores = evaluate({"val": p}, {"val": np.array([0, 0])}, positive=1)["scores"]["val"]
+    assert scores["auroc"] is None
+    assert scores["average_precision"] is None
+
+
+def test_thresholds_are_means_over_nine_decisions(binary):
+    p, y = binary[0]["test"][:, 1], binary[1]["test"]
+    decision = evaluate(*binary, positive=1, decisions=["thresholds"])["decisions"]["thresholds"]
+    at = np.array([k / 10 for k in range(1, 10)], dtype=np.float32)
+    assert decision["at"] == pytest.approx(at)
+    assert decision["confusion"]["test"] == [sk.confusion_matrix(y, p >= t).tolist() for t in at]
+    scores = decision["scores"]["test"]
+    for beta in (1, 2, 3):
+        expected = np.mean([sk.fbeta_score(y, p >= t, beta=beta) for t in at])
+        assert scores[f"f{beta}_pos"] == pytest.approx(expected)
+    assert scores["accuracy"] == pytest.approx(np.mean([sk.accuracy_score(y, p >= t) for t in at]))
+    assert scores["auroc_thresholded"] == pytest.approx(np.mean([sk.roc_auc_score(y, p >= t) for t in at]))
+
+
+@pytest.mark.parametrize("positive", [0, 1])
+def test_plugin_threshold_beats_every_other_on_validation(binary, positive):
+    p, y = binary[0]["val"][:, positive].astype(float), binary[1]["val"] == positive
+    decision = evaluate(*binary, positive=positive, decisions=["plugin_f1"])["decisions"]["plugin_f1"]
+    best = max(sk.f1_score(y, p >= t) for t in np.unique(p)[1:])
+    assert decision["scores"]["val"]["f1_pos"] == pytest.approx(best)
+    t = decision["rule"]["threshold"]
+    test = binary[0]["test"][:, positive].astype(float) >= t
+    assert decision["scores"]["test"]["f1_pos"] == pytest.approx(sk.f1_score(binary[1]["test"] == positive, test))
+
+
+def test_of_equal_thresholds_the_nearest_to_one_half_is_taken():
+    values = torch.tensor([0.1, 0.2, 0.55, 0.9])
+    labels = torch.tensor([False, False, True, True])
+    assert best_threshold(values, labels, mcc) == pytest.approx((0.2 + 0.55) / 2)
+    # t = 0.3 and t = 0.6 are both right three times in four.
+    values, labels = torch.tensor([0.2, 0.4, 0.8]), torch.tensor([True, False, True])
+    assert best_threshold(values, labels, lambda c: c.diagonal.sum(-1)) == pytest.approx(0.6)
+
+
+def test_constant_scores_keep_one_half():
+    assert best_threshold(torch.full((4,), 0.3), torch.tensor([True, False, True, False]), mcc) == 0.5
+
+
+def test_plugin_weights_improve_the_metric_on_validation(multiclass):
+    # Classes 3 and 4 are given half their due: weights must bring them back.
+    p = {part: values * np.array([1, 1, 1, 0.3, 0.3], dtype=np.float32) for part, values in multiclass[0].items()}
+    result = evaluate(p, multiclass[1], positive=None, decisions=["plugin_f1"])
+    decision = result["decisions"]["plugin_f1"]
+    assert decision["scores"]["val"]["f1_macro"] > result["scores"]["val"]["f1_macro"] + 0.02
+    assert decision["scores"]["test"]["f1_macro"] > result["scores"]["test"]["f1_macro"]
+    predicted = (p["test"] * np.array(decision["rule"]["weights"])).argmax(1)
+    assert decision["confusion"]["test"] == sk.confusion_matrix(multiclass[1]["test"], predicted).tolist()
+
+
+def test_weights_stay_when_nothing_is_gained():
+    p = torch.eye(3).repeat(4, 1) * 0.9 + 0.03
+    assert best_weights(p, torch.arange(3).repeat(4), f1) == [1.0, 1.0, 1.0]
+
+
+def test_unknown_decisions_are_refused(binary, multiclass):
+    with pytest.raises(ValueError, match="did you mean 'plugin_f1'"):
+        evaluate(*binary, positive=1, decisions=["plugin_f"])
+    with pytest.raises(ValueError, match="for two classes, got 5"):
+        evaluate(*multiclass, positive=None, decisions=["thresholds"])
+
+
+def test_losses_are_validated_by_their_own_metric():
+    predictions, labels = torch.tensor([0, 1, 1, 0, 1]), torch.tensor([0, 1, 0, 1, 1])
+    c = Confusion.from_predictions(predictions, labels, 2)
+    y, z = labels.numpy(), predictions.numpy()
+    cases = [
+        (losses.MetricLoss("mcc"), sk.matthews_corrcoef(y, z)),
+        (losses.MetricLoss("f1", average="positive"), sk.f1_score(y, z)),
+        (losses.MetricLoss("f1"), sk.f1_score(y, z, average="macro")),
+        (losses.CrossEntropy(), sk.f1_score(y, z)),
+        (losses.AUROCLoss(), sk.balanced_accuracy_score(y, z)),
+    ]
+    for loss, expected in cases:
+        assert float(validation_metric(loss, 1)(c)) == pytest.approx(expected)
+    assert float(validation_metric(losses.CrossEntropy(), None)(c)) == pytest.approx(sk.f1_score(y, z, average="macro"))

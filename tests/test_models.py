@@ -1,0 +1,181 @@
+"""Architectures against their published sizes; stacked networks against the ordinary modules they hold."""
+
+import pytest
+import torch
+from torch import nn
+
+from east.models import MLP, Stack, build
+from east.models.mlp import StackedLinear, dropout_masks
+
+
+class OwnNet(nn.Module):
+    """A user's module, for model=custom."""
+
+    def __init__(self, inputs_shape, outputs, hidden=7, dropout=0.0):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(inputs_shape[0], hidden), nn.Dropout(dropout), nn.Linear(hidden, outputs))
+
+    def forward(self, x):
+        return self.net(x)
+
+
+def parameters(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+def convolutions(module):
+    return [m for m in module.modules() if isinstance(m, nn.Conv2d)]
+
+
+@pytest.mark.parametrize("outputs, millions", [(10, 19.83), (257, 20.08)])
+def test_darknet19_has_its_published_size(outputs, millions):
+    net = build({"name": "darknet19"}, (3, 32, 32), outputs)
+    assert parameters(net) / 1e6 == pytest.approx(millions, abs=0.005)
+    assert len(convolutions(net)) == 19
+
+
+def test_tiny_darknet_has_its_published_size():
+    assert parameters(build({"name": "tiny_darknet"}, (3, 32, 32), 10)) / 1e6 == pytest.approx(0.91, abs=0.005)
+
+
+@pytest.mark.parametrize("pools, side", [(None, 1), (3, 4), (0, 32)])
+def test_pools_leave_a_larger_map(pools, side):
+    net = build({"name": "darknet19", "width": 0.05, "pools": pools}, (3, 32, 32), 10)
+    assert net.body(torch.zeros(2, 3, 32, 32)).shape[-2:] == (side, side)
+    assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_width_scales_channels():
+    net = build({"name": "darknet19", "width": 0.25}, (3, 32, 32), 10)
+    assert [c.out_channels for c in convolutions(net)][:3] == [8, 16, 32]
+    assert convolutions(net)[-1].out_channels == 10
+
+
+def test_mlps_have_the_papers_layers():
+    east = build({"name": "mlp", "hidden": [512, 256, 128], "outputs": None}, (6,), 2)
+    assert [(layer.in_features, layer.out_features) for layer in east.layers] == [
+        (6, 512), (512, 256), (256, 128), (128, 2)
+    ]  # fmt: skip
+    btg = build({"name": "mlp_btg", "hidden": [32, 16], "outputs": 1}, (22,), 2)
+    assert btg(torch.zeros(5, 22)).shape == (5, 1)
+
+
+def test_gnn_does_not_depend_on_who_is_listed_first():
+    torch.manual_seed(0)
+    net = build({"name": "gnn", "hidden": 8, "outputs": 1}, (4, 4), 2)
+    people = torch.randn(3, 4, 4)
+    order = torch.tensor([2, 0, 3, 1])
+    pairs = torch.triu_indices(4, 4, offset=1).T.tolist()
+    plain, permuted = net(people), net(people[:, order])
+    assert plain.shape == (3, 6, 1)
+    for k, (i, j) in enumerate(pairs):
+        same = pairs.index(sorted((int(order[i]), int(order[j]))))
+        torch.testing.assert_close(permuted[:, k], plain[:, same])
+
+
+def test_gnn_sees_positions_relative_to_the_frame():
+    net = build({"name": "gnn", "hidden": 8}, (4, 4), 2)
+    people = torch.randn(2, 4, 4)
+    moved = people + torch.tensor([5.0, -3.0, 0.0, 0.0])
+    torch.testing.assert_close(net(people), net(moved), atol=1e-4, rtol=1e-4)
+
+
+def test_custom_module_gets_shape_outputs_options_and_dropout():
+    net = build({"name": "custom", "target": f"{__name__}.OwnNet", "hidden": 5}, (3,), 4, dropout=0.3)
+    assert net.net[0].out_features == 5
+    assert net.net[1].p == 0.3
+    assert net(torch.zeros(2, 3)).shape == (2, 4)
+
+
+@pytest.mark.parametrize(
+    "config, shape, message",
+    [
+        ({"name": "darknet"}, (3, 32, 32), "did you mean 'darknet19'"),
+        ({"name": "darknet19"}, (6,), r"expects images \[3, height, width\], got samples of shape \[6\]"),
+        ({"name": "tiny_darknet", "pools": 9}, (3, 32, 32), "expected 0 to 4, or null for all, got 9"),
+        ({"name": "gnn"}, (6,), r"expects graphs \[nodes, features\]"),
+        ({"name": "custom", "target": "nowhere.Net"}, (6,), "cannot be imported"),
+        ({"name": "custom", "target": "Net"}, (6,), "expected package.module.Net"),
+    ],
+)
+def test_bad_models_are_refused_with_the_choices(config, shape, message):
+    with pytest.raises(ValueError, match=message):
+        build(config, shape, 2)
+
+
+def test_a_stack_computes_what_its_modules_compute():
+    nets = [MLP(6, [16, 8], 3) for _ in range(4)]
+    inputs = torch.randn(4, 10, 6)
+    expected = torch.stack([net(x) for net, x in zip(nets, inputs, strict=True)])
+    stack = Stack(nets)
+    torch.testing.assert_close(stack(inputs), expected)
+    loss = stack(inputs).square().sum()
+    gradients = torch.autograd.grad(loss, stack.leaves)
+    expected.square().sum().backward()
+    for name, gradient in zip(dict(nets[0].named_parameters()), gradients, strict=True):
+        torch.testing.assert_close(gradient, torch.stack([net.get_parameter(name).grad for net in nets]))
+
+
+def test_stacked_linear_has_the_right_gradient():
+    shapes = ((2, 5, 4), (2, 3, 4), (2, 3))
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(StackedLinear.apply, inputs)
+
+
+def test_a_stack_gives_back_the_state_of_an_ordinary_module():
+    nets = [MLP(6, [16, 8], 3) for _ in range(2)]
+    states = [{k: v.clone() for k, v in net.state_dict().items()} for net in nets]
+    stack = Stack(nets)
+    for row, state in zip(stack.weights.clone(), states, strict=True):
+        fresh = MLP(6, [16, 8], 3)
+        fresh.load_state_dict(stack.state_dict(row))
+        assert all(torch.equal(fresh.state_dict()[k], v) for k, v in state.items())
+
+
+def test_batch_norm_statistics_live_in_the_stack():
+    net = build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)
+    stack = Stack([net])
+    images = torch.rand(1, 8, 3, 16, 16)
+    before = stack.weights[:, stack.learned :].clone()
+    loss = stack(images, training=True).square().sum()
+    torch.autograd.grad(loss, stack.leaves)  # the forward pass changed the statistics: the backward pass must not mind
+    assert not torch.equal(before, stack.weights[:, stack.learned :])
+    trained = build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)
+    trained.load_state_dict(stack.state_dict(stack.weights[0].clone()))
+    torch.testing.assert_close(trained.eval()(images[0]), stack(images)[0])
+
+
+def test_other_modules_are_populations_of_one():
+    with pytest.raises(ValueError, match="expected a population of one, got 2"):
+        Stack([OwnNet((3,), 2), OwnNet((3,), 2)])
+
+
+def test_dropout_rates_are_exact_for_quarters():
+    keys = torch.tensor([7, -(2**61), 12345])
+    rates = torch.tensor([0.25, 0.5, 0.0])
+    masks = torch.cat([m.flatten(1) for s in range(20) for m in dropout_masks(keys, s, rates, 1000, [50, 30])], dim=1)
+    n = masks.shape[1]
+    for mask, rate in zip(masks, rates.tolist(), strict=True):
+        assert mask[mask > 0].unique().tolist() == [pytest.approx(1 / (1 - rate))]
+        share = float((mask == 0).float().mean())
+        assert abs(share - rate) <= 5 * (rate * (1 - rate) / n) ** 0.5
+        neighbours = float(((mask[1:] == 0) & (mask[:-1] == 0)).float().mean())
+        assert neighbours == pytest.approx(rate**2, abs=0.005)
+
+
+def test_other_rates_are_rounded_and_keep_the_expectation():
+    masks = dropout_masks(torch.tensor([1]), 0, torch.tensor([0.1]), 4000, [64])[0]
+    assert masks.max() == pytest.approx(256 / (256 - 26))
+    assert masks.mean() == pytest.approx(1, abs=0.005)
+
+
+def test_masks_are_a_function_of_key_and_step():
+    keys, rates = torch.tensor([3, 4, 5]), torch.tensor([0.25, 0.5, 0.1])
+    company = dropout_masks(keys, 9, rates, 32, [16, 8])
+    alone = dropout_masks(keys[1:2], 9, rates[1:2], 32, [16, 8])
+    assert all(torch.equal(a[0], c[1]) for a, c in zip(alone, company, strict=True))
+    other = dropout_masks(keys, 10, rates, 32, [16, 8])
+    assert not any(torch.equal(a, b) for a, b in zip(company, other, strict=True))
+    half = dropout_masks(keys[1:2], 9, torch.tensor([0.5]), 512, [64])[0].flatten()
+    shifted = dropout_masks(keys[2:], 9, torch.tensor([0.5]), 512, [64])[0].flatten()
+    assert float((half == shifted).float().mean()) == pytest.approx(0.5, abs=0.02)

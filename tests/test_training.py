@@ -1,0 +1,461 @@
+"""The engine: what it fits, how it cools, and that a trial depends on nothing but itself."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from east import data, models, training
+from east.data.common import Part, Splits
+from east.evaluation import evaluate
+from east.training import Adam, Outcome, Trial, train
+
+LOSSES = {
+    "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
+    "f1": {"name": "f1", "_target_": "east.losses.MetricLoss", "metric": "f1"},
+}
+
+
+def config(loss="ce", model=None, schedule="none", hyper=None, annealing=None, **protocol):
+    return {
+        "dataset": {"name": "toy", "kind": "table"},
+        "split": {"seed": 0},
+        "model": model or {"name": "mlp", "hidden": [16, 8]},
+        "loss": LOSSES[loss],
+        "annealing": {"name": schedule, "schedule": schedule, **(annealing or {})},
+        "protocol": {"name": "east", "optimizer": "adamw", "patience": 5, "max_epochs": 10, **protocol},
+        "hyper": {"lr": 0.01, "batch_size": 32, "dropout": 0.25, "weight_decay": 0.01, "clip": None, **(hyper or {})},
+    }
+
+
+def splits_of(inputs, labels, seed=0, kind="table", classes=("no", "yes")):
+    order = np.random.default_rng(seed).permutation(len(labels))
+    cuts = np.split(order, [int(0.64 * len(order)), int(0.8 * len(order))])
+    parts = [Part(inputs[i], labels[i], i) for i in map(torch.as_tensor, cuts)]
+    positive = 1 if len(classes) == 2 else None
+    return Splits(*parts, classes, "toy", positive, "f", f"{seed}", torch.zeros(3), torch.ones(3), kind)
+
+
+def toy():
+    """Two classes, one in four positive, with some overlap."""
+    generator = torch.Generator().manual_seed(0)
+    labels = (torch.rand(400, generator=generator) < 0.25).long()
+    return splits_of(torch.randn(400, 5, generator=generator) + 1.2 * labels[:, None], labels)
+
+
+@pytest.fixture(scope="module")
+def blobs():
+    return toy()
+
+
+def same(a: Outcome, b: Outcome) -> bool:
+    """Equal to the last bit, apart from the time it took."""
+    arrays = all(np.array_equal(a.probabilities[part], b.probabilities[part]) for part in a.probabilities)
+    weights = all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
+    plain = ("status", "error", "stopped", "epochs", "best", "history")
+    return arrays and weights and all(getattr(a, name) == getattr(b, name) for name in plain)
+
+
+def close(a: Outcome, b: Outcome) -> bool:
+    losses = np.allclose(a.history["val_loss"], b.history["val_loss"], atol=1e-4)
+    return losses and all(
+        np.allclose(a.probabilities[part], b.probabilities[part], atol=1e-3) for part in ("val", "test")
+    )
+
+
+@pytest.mark.parametrize("loss", ["ce", "f1"])
+def test_separable_data_are_fitted_to_the_last_row(loss):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 3, (600,), generator=generator)
+    inputs = torch.randn(600, 2, generator=generator) * 0.3 + 4 * torch.tensor([[0, 1], [1, -1], [-1, -1]])[labels]
+    splits = splits_of(inputs, labels, classes=("a", "b", "c"))
+    (outcome,) = train([Trial(config(loss, max_epochs=30, patience=30), 0)], splits)
+    assert (outcome.probabilities["test"].argmax(1) == outcome.labels["test"]).all()
+
+
+def test_outcome_is_complete(blobs):
+    (outcome,) = train([Trial(config("f1"), 3)], blobs)
+    assert outcome.status == "done"
+    assert outcome.probabilities["test"].shape == (80, 2)
+    assert outcome.probabilities["test"].dtype == np.float32
+    assert np.array_equal(outcome.labels["val"], blobs.val.labels)
+    assert set(outcome.history) == set(training.HISTORY)
+    assert [len(v) for v in outcome.history.values()] == [outcome.epochs] * 5
+    best = outcome.history["val_loss"].index(min(outcome.history["val_loss"]))
+    assert outcome.best["epoch"] == best + 1
+    assert outcome.best["val_loss"] == outcome.history["val_loss"][best]
+    net = models.build(outcome.trial.config["model"], (5,), 2)
+    net.load_state_dict(outcome.weights)
+    with torch.no_grad():
+        expected = net.eval()(blobs.test.inputs).softmax(-1)
+    torch.testing.assert_close(torch.as_tensor(outcome.probabilities["test"]), expected)
+    hard = evaluate(outcome.probabilities, outcome.labels, 1)["scores"]["val"]
+    assert outcome.best["val_metric"] == pytest.approx(1 - hard["f1_macro"])
+    json.dumps([outcome.history, outcome.best])
+
+
+def test_same_seed_same_outcome_and_the_callers_generator_is_left_alone(blobs):
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, again, other = (train([Trial(config(), seed)], blobs)[0] for seed in (1, 1, 2))
+    assert same(first, again)
+    assert not close(first, other)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_alone_or_in_company_a_trial_is_the_same(blobs):
+    points = [{"lr": 0.01}, {"lr": 0.001, "dropout": 0.5}, {"weight_decay": 0.3}, {"clip": 0.1}, {"dropout": 0.0}]
+    trials = []
+    for seed, (hyper, r) in enumerate(zip(points, (0.5, 0.8, 0.9, 0.5, 0.8), strict=True)):
+        annealing = {"r": r, "patience": 2, "T_min": 0.05}
+        settings = config("f1", schedule="geometric", hyper=hyper, annealing=annealing, patience=2, max_epochs=40)
+        trials.append(Trial(settings, seed))
+    company = train(trials, blobs)
+    assert len({o.epochs for o in company}) > 1, "trials should leave at different times, or nothing is shown"
+    for trial, outcome in zip(trials, company, strict=True):
+        assert outcome.trial is trial
+        assert close(outcome, train([trial], blobs)[0])
+
+
+def test_every_trial_may_have_its_own_split(blobs):
+    everything = torch.cat([p.inputs for p in (blobs.train, blobs.val, blobs.test)])
+    labels = torch.cat([p.labels for p in (blobs.train, blobs.val, blobs.test)])
+    own = [splits_of(everything, labels, seed) for seed in (1, 2, 1)]
+    trials = [Trial(config(max_epochs=4), seed) for seed in range(3)]
+    for trial, splits, outcome in zip(trials, own, train(trials, own), strict=True):
+        assert np.array_equal(outcome.labels["test"], splits.test.labels)
+        assert close(outcome, train([trial], splits)[0])
+
+
+def test_batches_cover_an_epoch_and_differ_between_epochs_and_seeds(blobs):
+    rows = training.Rows.of([(Trial({}, 0), blobs)] * 2, "train", torch.device("cpu"))
+    first, second = (rows.order([7, 8], torch.arange(2), epoch) for epoch in (1, 2))
+    everything = list(range(len(blobs.train)))
+    assert all(sorted(order.tolist()) == everything for order in (*first, *second))
+    assert not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0], second[0])
+
+
+@pytest.mark.parametrize("name, decoupled", [("AdamW", True), ("Adam", False)])
+def test_updates_equal_torchs_optimiser_for_each_trial(name, decoupled):
+    torch.manual_seed(0)
+    hyper = [
+        {"lr": 0.01, "weight_decay": 0.1},
+        {"lr": 0.001, "weight_decay": 0, "clip": 0.5},
+        {"lr": 1.0, "weight_decay": 0},
+    ]
+    stack = models.Stack([models.MLP(4, [6], 3) for _ in hyper])
+    ours = Adam(stack, hyper, decoupled)
+    theirs = []
+    for row, h in zip(stack.weights, hyper, strict=True):
+        weight = torch.nn.Parameter(row.clone())
+        theirs.append((weight, getattr(torch.optim, name)([weight], lr=h["lr"], weight_decay=h["weight_decay"])))
+    for step in range(30):
+        gradients = [torch.randn_like(leaf) * 10 ** torch.randn(()) for leaf in stack.leaves]
+        ours.step(gradients)
+        flat = torch.cat([g.flatten(1) for g in gradients], dim=1)
+        for (weight, optimizer), gradient, h in zip(theirs, flat, hyper, strict=True):
+            weight.grad = gradient.clone()
+            if h.get("clip"):
+                torch.nn.utils.clip_grad_norm_([weight], h["clip"])
+            optimizer.step()
+        if step == 15:  # a cooling resets one trial's moments
+            ours.reset(torch.tensor([1]))
+            theirs[1][1].state.clear()
+    expected = torch.stack([weight.detach() for weight, _ in theirs])
+    torch.testing.assert_close(stack.weights, expected, atol=2e-5, rtol=2e-5)
+
+
+@pytest.fixture
+def scripted(monkeypatch):
+    """Validation losses from a script; remembers temperatures, and the weights at both ends of each epoch."""
+    script = SimpleNamespace(losses=[], starts=[], ends=[], temperatures=[])
+    call, predict = models.Stack.__call__, training.predict
+
+    def watched_call(stack, inputs, training=False, noise=None):
+        if training and noise[1] == 0:
+            script.starts.append(stack.weights.clone())
+        return call(stack, inputs, training, noise)
+
+    def watched_predict(net, *arguments):
+        script.ends.append(net.weights.clone())
+        return predict(net, *arguments)
+
+    def scripted_losses(loss, *arguments):
+        script.temperatures.append(loss.temperature.tolist())
+        return torch.tensor(script.losses.pop(0))
+
+    monkeypatch.setattr(models.Stack, "__call__", watched_call)
+    monkeypatch.setattr(training, "predict", watched_predict)
+    monkeypatch.setattr(training, "mean_of_batches", scripted_losses)
+    return script
+
+
+def test_each_stage_returns_to_its_best_weights_then_cools_and_stops_after_p_out(blobs, scripted):
+    # P_in = 2, P_out = 2. Stage 1 is best at epoch 2, stage 2 at epoch 5, stages 3 and 4 bring nothing.
+    scripted.losses = [[v] for v in (0.9, 0.5, 0.6, 0.7, 0.4, 0.45, 0.41, 0.40, 0.5, 0.6, 0.4, 0.6, 0.7)]
+    annealing = {"T0": 0.2, "r": 0.8, "T_min": 0.01, "patience": 2, "delta": 1e-4}
+    (outcome,) = train(
+        [Trial(config("f1", schedule="geometric", annealing=annealing, patience=2, max_epochs=99), 0)], blobs
+    )
+    assert scripted.losses == []
+    stages = [4, 3, 3, 3]
+    expected = [0.2 * 0.8**k for k, epochs in enumerate(stages) for _ in range(epochs)]
+    assert [T for (T,) in scripted.temperatures] == pytest.approx(expected)
+    assert outcome.history["temperature"] == pytest.approx(expected)
+    assert outcome.stopped == "coolings"
+    assert outcome.epochs == 13
+    for cooled_after, best in ((4, 2), (7, 5), (10, 8)):
+        assert torch.equal(scripted.starts[cooled_after], scripted.ends[best - 1])
+    assert not torch.equal(scripted.starts[3], scripted.ends[1]), "within a stage training goes on from where it is"
+    kept = models.Stack([models.build(outcome.trial.config["model"], (5,), 2)])
+    assert {k: v.tolist() for k, v in outcome.weights.items()} == {
+        k: v.tolist() for k, v in kept.state_dict(scripted.ends[4][0]).items()
+    }
+    assert outcome.best["epoch"] == 5
+    assert outcome.best["val_loss"] == pytest.approx(0.4)
+
+
+def test_moments_are_reset_by_a_cooling_unless_kept(blobs, scripted):
+    scripted.losses = [[0.5, 0.5]] * 6  # one new minimum, one epoch without: a cooling after every second epoch
+    trials = []
+    for keep in (False, True):
+        annealing = {"T0": 0.2, "r": 0.5, "patience": 2, "keep_optimizer": keep}
+        trials.append(Trial(config("f1", schedule="geometric", annealing=annealing, patience=1, max_epochs=99), 0))
+    train(trials, blobs)
+    for epoch in range(6):
+        reset, kept = scripted.ends[epoch]
+        assert torch.equal(reset, kept) == (epoch < 2)
+
+
+def test_a_diverging_trial_fails_with_its_reason_and_the_others_go_on(blobs):
+    rates = (0.01, 1e6, 0.002)
+    trials = [Trial(config(hyper={"lr": lr}), seed) for seed, lr in enumerate(rates)]
+    good, bad, fine = train(trials, blobs)
+    assert (good.status, bad.status, fine.status) == ("done", "failed", "done")
+    assert "diverged in epoch" in bad.error
+    assert "loss" in bad.error
+    assert bad.stopped == "diverged"
+    assert bad.probabilities == {}
+    assert bad.epochs == len(bad.history["epoch"])
+    assert close(good, train(trials[:1], blobs)[0])
+    assert close(fine, train(trials[2:], blobs)[0])
+
+
+def test_single_logits_give_two_probabilities(blobs):
+    model = {"name": "mlp_btg", "hidden": [32, 16], "outputs": 1}
+    for loss in ("ce", "f1"):
+        (outcome,) = train([Trial(config(loss, model), 0)], blobs)
+        np.testing.assert_allclose(outcome.probabilities["test"].sum(1), 1, rtol=1e-6)
+        assert evaluate(outcome.probabilities, outcome.labels, 1)["scores"]["test"]["auroc"] > 0.8
+
+
+def test_validation_can_be_the_mean_of_batches_as_in_released_code():
+    loss = training.losses.MetricLoss("f1")
+    logits, labels = torch.randn(2, 50, 2), torch.randint(0, 2, (2, 50))
+    expected = torch.stack([loss(logits[:, k : k + 20], labels[:, k : k + 20]) for k in (0, 20, 40)]).mean(0)
+    torch.testing.assert_close(training.mean_of_batches(loss, logits, labels, 20), expected)
+    torch.testing.assert_close(training.mean_of_batches(loss, logits, labels, None), loss(logits, labels))
+
+
+def test_graphs_are_judged_pair_by_pair():
+    generator = torch.Generator().manual_seed(0)
+    people = torch.randn(200, 4, 4, generator=generator)
+    first, second = torch.triu_indices(4, 4, offset=1)
+    labels = ((people[:, first, :2] - people[:, second, :2]).norm(dim=-1) < 1.5).long()
+    splits = splits_of(people, labels, kind="graph")
+    model = {"name": "gnn", "hidden": 16, "outputs": 1}
+    (outcome,) = train([Trial(config("f1", model, hyper={"dropout": 0.0}, max_epochs=15, patience=15), 0)], splits)
+    assert outcome.probabilities["test"].shape == (40 * 6, 2)
+    assert evaluate(outcome.probabilities, outcome.labels, 1)["scores"]["test"]["f1_macro"] > 0.85
+
+
+def test_images_train_through_any_module_and_repeat_exactly():
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(0, 2, (120,), generator=generator)
+    pixels = torch.randint(0, 128, (120, 3, 16, 16), generator=generator) + 100 * labels[:, None, None, None]
+    splits = splits_of(pixels.to(torch.uint8), labels, kind="image")
+    model = {"name": "tiny_darknet", "width": 0.25}
+    trials = [
+        Trial(config("ce", model, hyper={"batch_size": 16, "dropout": 0.5}, max_epochs=3), seed) for seed in (0, 1)
+    ]
+    outcomes = train(trials, splits)
+    assert all(o.history["train_loss"][-1] < o.history["train_loss"][0] for o in outcomes)
+    assert same(outcomes[1], train(trials[1:], splits)[0])
+    net = models.build(model, (3, 16, 16), 2)
+    net.load_state_dict(outcomes[0].weights)
+    expected = net.eval()(splits.prepare(splits.test.inputs)).softmax(-1)
+    torch.testing.assert_close(torch.as_tensor(outcomes[0].probabilities["test"]), expected)
+
+
+def test_a_users_module_trains(blobs):
+    model = {"name": "custom", "target": "tests.test_models.OwnNet"}
+    (outcome,) = train([Trial(config("f1", model), 0)], blobs)
+    assert set(outcome.weights) == {"net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"}
+
+
+def test_small_data_keep_their_last_batch(blobs, monkeypatch):
+    step, steps = Adam.step, []
+    monkeypatch.setattr(Adam, "step", lambda self, gradients: steps.append(step(self, gradients)))
+    for batch, expected in ((256, 1), (128, 2), (200, 2), (100, 2)):  # of 256 rows; 100: the last 56 are dropped
+        train([Trial(config(hyper={"batch_size": batch}, max_epochs=1), 0)], blobs)
+        assert len(steps) == expected
+        steps.clear()
+
+
+KILLED = """
+import os, signal, sys, torch
+from pathlib import Path
+from east import training
+from tests.test_training import interrupted_trials, toy
+torch.set_num_threads(1)
+training.CHECKPOINT_SECONDS = 0
+save, count = training.Population.save, 0
+def save_then_die(population, file):
+    global count
+    save(population, file)
+    count += 1
+    if count == int(sys.argv[2]):
+        os.kill(os.getpid(), signal.SIGKILL)
+training.Population.save = save_then_die
+training.train(interrupted_trials(), toy(), checkpoint=Path(sys.argv[1]), device="cpu")
+"""
+
+
+def interrupted_trials():
+    settings = [config("f1", schedule="geometric", patience=2, annealing={"r": r, "patience": 2}, max_epochs=25)
+                for r in (0.5, 0.8, 0.9)]  # fmt: skip
+    return [Trial(c, seed) for seed, c in enumerate(settings)]
+
+
+@pytest.mark.parametrize("saves", [3, 12])
+def test_after_kill_9_a_trial_ends_as_if_nothing_had_happened(tmp_path, saves):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    root = Path(__file__).parent.parent
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(saves)], env=environment, cwd=root)
+    assert killed.returncode == -signal.SIGKILL
+    assert len(list(tmp_path.glob("*.safetensors"))) == 1
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    resumed = train(interrupted_trials(), toy(), checkpoint=tmp_path, device="cpu")
+    whole = train(interrupted_trials(), toy(), device="cpu")
+    torch.set_num_threads(threads)
+    assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
+    assert list(tmp_path.iterdir()) == [], "a finished population leaves no checkpoint behind"
+
+
+def test_a_checkpoint_is_found_only_by_its_own_trials(blobs):
+    members = [(Trial(config(), 0), blobs)]
+    assert training.identity(members) == training.identity([(Trial(config(), 0), blobs)])
+    others = [(Trial(config(), 1), blobs), (Trial(config(patience=6), 0), blobs)]
+    others.append((Trial(config(), 0), dataclasses.replace(blobs, index_hash="else")))
+    assert len({training.identity(members), *(training.identity([m]) for m in others)}) == 4
+
+
+def test_a_population_too_large_for_the_memory_is_halved(blobs, monkeypatch):
+    sizes, original = [], training.train_population
+
+    def small_memory(members, *arguments):
+        sizes.append(len(members))
+        if len(members) > 2:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return original(members, *arguments)
+
+    monkeypatch.setattr(training, "train_population", small_memory)
+    trials = [Trial(config(max_epochs=1), seed) for seed in range(5)]
+    outcomes = train(trials, blobs)
+    assert [o.trial.seed for o in outcomes] == [0, 1, 2, 3, 4]
+    assert sizes == [5, 2, 3, 1, 2]
+
+
+def test_wide_nets_train_in_small_populations_on_a_cpu(blobs):
+    def sizes(hidden, batch):
+        settings = config(model={"name": "mlp", "hidden": hidden}, hyper={"batch_size": batch})
+        members = [(Trial(settings, seed), blobs) for seed in range(10)]
+        return [len(p) for p in training.populations(members, torch.device("cpu"))]
+
+    assert sizes([512, 256, 128], 1024) == [1] * 10
+    assert sizes([512, 256, 128], 128) == [9, 1]
+    assert sizes([32, 16], 1024) == [10]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"hyper": {"batch_size": 64}}, "share hyper.batch_size: 64 is not 32"),
+        ({"loss": "f1"}, "share 'loss'"),
+        ({"hyper": {"dropout": 1.0}}, "expected a rate from 0 to below 1, got 1.0"),
+        ({"hyper": {"batch_size": 0}}, "batch_size"),
+    ],
+)
+def test_trials_that_cannot_train_together_are_refused(blobs, change, message):
+    with pytest.raises(ValueError, match=message):
+        train([Trial(config(), 0), Trial(config(**change), 1)], blobs)
+
+
+def test_bad_names_are_refused(blobs):
+    with pytest.raises(ValueError, match="did you mean 'adamw'"):
+        train([Trial(config(optimizer="adamW"), 0)], blobs)
+    with pytest.raises(ValueError, match="did you mean 'cuda'"):
+        train([Trial(config(), 0)], blobs, device="cud")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match="'cuda' is not available here; choices: cpu"):
+            train([Trial(config(), 0)], blobs, device="cuda")
+
+
+def test_tensorboard_gets_every_epoch(blobs, tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    outcomes = train([Trial(config(max_epochs=3), seed) for seed in (0, 1)], blobs, tensorboard=tmp_path)
+    folders = sorted(tmp_path.iterdir())
+    assert len(folders) == 2
+    for folder, outcome in zip(folders, outcomes, strict=True):
+        events = EventAccumulator(str(folder)).Reload()
+        assert [e.value for e in events.Scalars("val_loss")] == pytest.approx(outcome.history["val_loss"])
+
+
+@pytest.mark.slow
+def test_compiled_networks_agree(blobs):
+    trials = [Trial(config(hyper={"dropout": 0.0}, max_epochs=3), seed) for seed in (0, 1)]
+    for plain, compiled in zip(train(trials, blobs), train(trials, blobs, compile=True), strict=True):
+        assert close(plain, compiled)
+
+
+@pytest.fixture(scope="module")
+def mammography():
+    try:
+        return data.split(data.load("mammography"), seed=0)
+    except data.DataError as error:
+        pytest.skip(f"mammography is not here: {error}")
+
+
+PAPER = {"name": "mlp", "hidden": [512, 256, 128]}
+
+
+@pytest.mark.slow
+def test_cross_entropy_on_mammography_scores_as_published(mammography):
+    settings = config("ce", PAPER, hyper={"lr": 1e-3, "batch_size": 256}, patience=10, max_epochs=100)
+    for outcome in train([Trial(settings, seed) for seed in range(3)], mammography):
+        assert 0.62 <= evaluate(outcome.probabilities, outcome.labels, 1)["scores"]["test"]["f1_pos"] <= 0.80
+
+
+@pytest.mark.slow
+def test_on_mammography_company_changes_no_score(mammography):
+    settings = config("ce", PAPER, hyper={"lr": 1e-3, "batch_size": 256}, patience=20, max_epochs=20)
+    trials = [Trial(settings, seed) for seed in range(4)]
+    for trial, outcome in zip(trials, train(trials, mammography), strict=True):
+        (alone,) = train([trial], mammography)
+        agree = outcome.probabilities["test"].argmax(1) == alone.probabilities["test"].argmax(1)
+        assert agree.mean() >= 0.999
+        scores = [evaluate(o.probabilities, o.labels, 1)["scores"]["test"] for o in (outcome, alone)]
+        for name in ("f1_pos", "f1_macro", "accuracy", "mcc", "auroc", "average_precision"):
+            assert scores[0][name] == pytest.approx(scores[1][name], abs=0.002)
