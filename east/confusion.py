@@ -39,16 +39,19 @@ class Confusion:
 
     @classmethod
     def from_memberships(cls, memberships: Tensor, labels: Tensor, weights: Tensor | None = None) -> "Confusion":
-        """Soft counts of memberships [..., n, d] (rows sum to 1) and labels [..., n]. Def. 5.5, arXiv 2405.20954."""
+        """Soft counts of memberships [..., n, d] (rows sum to 1) and labels [..., n]. Def. 5.5, arXiv 2405.20954.
+
+        Labels and `weights` [..., n] may lack leading dimensions, which they then share.
+        """
         labels = labels.expand(memberships.shape[:-1])
-        if weights is None:
-            weights = memberships.new_ones(()).expand(labels.shape)
+        weights = memberships.new_ones(()) if weights is None else weights.to(memberships.dtype)
+        weights = weights.expand(labels.shape)
         classes = memberships.shape[-1]
         weighted = memberships * weights.unsqueeze(-1)
         own = weighted.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
         return cls(
             diagonal=per_class(own, labels, classes),
-            actual=per_class(weights.to(memberships.dtype), labels, classes),
+            actual=per_class(weights, labels, classes),
             predicted=weighted.sum(-2),
             matrix=lambda: rows_per_class(weighted, labels),
         )
@@ -56,6 +59,8 @@ class Confusion:
     @classmethod
     def from_predictions(cls, predictions: Tensor, labels: Tensor, classes: int) -> "Confusion":
         """Hard counts of predicted classes [..., n] and labels [..., n], in float64: exact up to 2^53 samples."""
+        check_range("predictions", predictions, classes)
+        check_range("labels", labels, classes)
         labels = labels.expand(predictions.shape)
         ones = torch.ones_like(predictions, dtype=torch.float64)
 
@@ -73,7 +78,19 @@ class Confusion:
     @classmethod
     def from_matrix(cls, matrix: Tensor) -> "Confusion":
         """The counts of a matrix [..., d, d] that is there already, as in a record."""
+        if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
+            raise ValueError(f"expected a matrix of shape [..., d, d], got {tuple(matrix.shape)}")
+        if not matrix.is_floating_point():
+            matrix = matrix.double()
         return cls(matrix.diagonal(dim1=-2, dim2=-1), matrix.sum(-1), matrix.sum(-2), lambda: matrix)
+
+
+def check_range(name: str, indices: Tensor, classes: int) -> None:
+    """Class indices are integers from 0 to classes - 1."""
+    if indices.is_floating_point():
+        raise ValueError(f"{name}: expected integers from 0 to {classes - 1}, got {indices.dtype}")
+    if indices.numel() and (indices.min() < 0 or indices.max() >= classes):
+        raise ValueError(f"{name}: expected 0 to {classes - 1}, got {int(indices.min())} to {int(indices.max())}")
 
 
 def per_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:

@@ -6,7 +6,8 @@ labels' own shape, stands for the two logits (0, z). `anneals` says whether a lo
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -16,31 +17,32 @@ from torch import Tensor, nn
 
 from east import metrics, steps
 from east.choices import choose
-from east.confusion import Confusion, class_counts, per_class
+from east.confusion import Confusion, check_range, class_counts, per_class
 from east.metrics import ratio
 from east.surrogate import soft_counts
 
-STEPS = ("linear", "sigmoid", "cosine", "none")
-DEFAULT_SLOPES = {"sigmoid": 10.0, "cosine": 10.0}
 BTG_THRESHOLDS = tuple(k / 10 for k in range(1, 10))
 MAX_TEMPERATURE = 0.4
+STEEP_TEMPERATURE = 0.25  # above, the step's ends become steeper than its middle
 
 
 class Loss(nn.Module):
-    """Checks logits and labels once for all losses, casts to float32 or better, hands over [..., n, d], d >= 2."""
+    """Checks the input once for all losses, casts to float32 or better, hands over logits [..., n, d], d >= 2."""
 
     anneals = False
 
     def forward(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         if torch.is_autocast_enabled(logits.device.type):
             with torch.autocast(logits.device.type, enabled=False):
-                return self(logits, labels, weights)
+                return self.forward(logits, labels, weights)
         logits, labels = two_or_more_logits(logits, labels)
+        if weights is not None:
+            weights = checked_weights(weights, labels, logits.dtype)
         try:
             return self.value(logits, labels, weights)
         except (RuntimeError, IndexError):
             # Every loss looks its labels up, which fails outside the range: checking first would cost a pass.
-            check_range(labels, logits.shape[-1])
+            check_range("labels", labels, logits.shape[-1])
             raise
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
@@ -53,7 +55,7 @@ def two_or_more_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(
             f"expected floating point logits and integer labels, got logits {logits.dtype} and labels {labels.dtype}"
         )
-    single = logits.ndim > 0 and logits.shape[-1] == 1
+    single = logits.ndim > 1 and logits.shape[-1] == 1
     if labels.shape == logits.shape or (single and labels.shape == logits.shape[:-1]):
         if single:
             logits, labels = logits.squeeze(-1), labels.reshape(logits.shape[:-1])
@@ -72,10 +74,11 @@ def two_or_more_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return logits, labels
 
 
-def check_range(labels: Tensor, classes: int) -> None:
-    least, most = int(labels.min()), int(labels.max())
-    if least < 0 or most >= classes:
-        raise ValueError(f"expected labels from 0 to {classes - 1}, got {least} to {most}")
+def checked_weights(weights: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
+    """Weights [..., n] of the samples; with single logits [..., n, 1] also of that shape."""
+    if weights.shape not in (labels.shape, (*labels.shape, 1)):
+        raise ValueError(f"weights: expected the labels' shape {tuple(labels.shape)}, got {tuple(weights.shape)}")
+    return weights.reshape(labels.shape).to(dtype)
 
 
 def transformed() -> bool:
@@ -114,12 +117,11 @@ class MetricLoss(Loss):
     ):
         super().__init__()
         self.metric = metrics.resolve(metric)
-        self.step = choose("step", step, STEPS)
-        self.slope = DEFAULT_SLOPES.get(step) if slope is None else slope
-        if slope is not None and (step not in DEFAULT_SLOPES or slope <= 0):
-            raise ValueError(
-                f"slope is a positive number for the steps {', '.join(DEFAULT_SLOPES)}, got {slope!r} for {step!r}"
-            )
+        self.step = choose("step", step, [*steps.STEPS, "none"])
+        self.slope = steps.DEFAULT_SLOPE if slope is None else slope
+        if slope is not None and (step in ("linear", "none") or not slope > 0):
+            sloped = ", ".join(name for name in steps.STEPS if name != "linear")
+            raise ValueError(f"slope: expected a positive number, for the steps {sloped}, got {slope!r} for {step!r}")
         self.threshold = checked_threshold(threshold, step)
         self.classes = None if classes is None else [str(name) for name in classes]
         self.detach_threshold = detach_threshold
@@ -140,17 +142,17 @@ class MetricLoss(Loss):
     @temperature.setter
     def temperature(self, value: float | Tensor) -> None:
         least, most = (float(value.min()), float(value.max())) if isinstance(value, Tensor) else (value, value)
-        if not 0 < least <= most <= MAX_TEMPERATURE:
+        if not 0 < least <= most <= MAX_TEMPERATURE * (1 + 1e-6):  # float32's 0.4 is a little more
             raise ValueError(f"temperature: expected 0 < T <= {MAX_TEMPERATURE}, got {value}")
+        if most > STEEP_TEMPERATURE:
+            warnings.warn(f"temperature {most:g}: above {STEEP_TEMPERATURE} the step is no longer steepest at the "
+                          "threshold", stacklevel=3)  # fmt: skip
         self._temperature = value
 
     def checked_parameters(self, given: Mapping[str, Any], absent: str) -> dict[str, Any]:
         """The metric's keyword arguments, class names turned into indices."""
         accepted = inspect.signature(self.metric).parameters
-        open_ended = any(p.kind is p.VAR_KEYWORD for p in accepted.values())
-        for name in given:
-            if not open_ended:
-                choose("parameter of the metric", name, list(accepted)[1:])
+        refuse_unknown("parameter of the metric", given, list(accepted.values())[1:])
         parameters = dict(given)
         if "absent" in accepted:
             parameters["absent"] = absent
@@ -179,13 +181,21 @@ class MetricLoss(Loss):
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         confusion = self.confusion(logits, labels, weights)
-        loss = 1 - self.metric(confusion, **self.metric_parameters)
-        return loss.mean(0) if isinstance(self.threshold, tuple) else loss
+        score = self.metric(confusion, **self.metric_parameters)
+        if score.shape != confusion.diagonal.shape[:-1]:
+            raise ValueError(
+                f"metric: expected one number per leading index, {tuple(confusion.diagonal.shape[:-1])}, "
+                f"got shape {tuple(score.shape)}"
+            )
+        return 1 - (score.mean(0) if isinstance(self.threshold, tuple) else score)
 
     def confusion(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Confusion:
         """Soft counts of a batch; with a list of k thresholds they have a first dimension of k."""
-        if self.step == "linear" and self.threshold == "dynamic" and not transformed():
-            diagonal, predicted = soft_counts(logits, labels, weights, self.temperature, self.detach_threshold)
+        T = self.temperature_for(logits)
+        # The closed form differentiates with respect to the logits alone.
+        others = any(isinstance(x, Tensor) and x.requires_grad for x in (weights, T))
+        if self.step == "linear" and self.threshold == "dynamic" and not others and not transformed():
+            diagonal, predicted = soft_counts(logits, labels, weights, T, self.detach_threshold)
             classes = logits.shape[-1]
             confusion = Confusion(
                 diagonal,
@@ -214,10 +224,22 @@ class MetricLoss(Loss):
         return steps.normalised(self.stepped(probabilities, threshold))
 
     def stepped(self, probabilities: Tensor, threshold: Tensor) -> Tensor:
-        if self.step == "linear":
-            T = self.temperature
-            return steps.linear(probabilities, threshold, T[..., None, None] if isinstance(T, Tensor) else T)
-        return getattr(steps, self.step)(probabilities, threshold, self.slope)
+        if self.step != "linear":
+            return steps.STEPS[self.step](probabilities, threshold, self.slope)
+        T = self.temperature_for(probabilities)
+        return steps.linear(probabilities, threshold, T[..., None, None] if isinstance(T, Tensor) else T)
+
+    def temperature_for(self, logits: Tensor) -> float | Tensor:
+        """The number, or a tensor [...] beside the logits [..., n, d]."""
+        T = self.temperature
+        if not isinstance(T, Tensor):
+            return T
+        if T.ndim and T.shape != logits.shape[:-2]:
+            raise ValueError(
+                f"temperature: expected a number or one per leading index, {tuple(logits.shape[:-2])}, "
+                f"got shape {tuple(T.shape)}"
+            )
+        return T.to(logits)
 
     def gathers(self) -> bool:
         if not (dist.is_available() and dist.is_initialized()) or self.gather is False:
@@ -229,8 +251,15 @@ class MetricLoss(Loss):
         return f"{name}, step={self.step}, threshold={self.threshold}, temperature={self.temperature}"
 
 
+def refuse_unknown(kind: str, given: Iterable[str], accepted: Sequence[inspect.Parameter]) -> None:
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
+        for name in given:
+            choose(kind, name, [parameter.name for parameter in accepted])
+
+
 def checked_threshold(threshold: str | float | Sequence[float], step: str) -> str | float | tuple[float, ...]:
-    if threshold == "dynamic":
+    """'dynamic', a number, or a tuple of them; without a step there is nothing that a threshold could change."""
+    if threshold == "dynamic" or step == "none":
         return "dynamic"
     values = [threshold] if isinstance(threshold, int | float) else threshold
     if isinstance(values, str) or not values or not all(isinstance(t, int | float) and 0 < t < 1 for t in values):
@@ -242,12 +271,9 @@ def checked_threshold(threshold: str | float | Sequence[float], step: str) -> st
 
 def summed_over_ranks(confusion: Confusion) -> Confusion:
     """Counts of all ranks; after DDP's averaging the gradient is that of one process on the whole batch."""
-    return Confusion(
-        _SumOverRanks.apply(confusion.diagonal),
-        _SumOverRanks.apply(confusion.actual),
-        _SumOverRanks.apply(confusion.predicted),
-        lambda: _SumOverRanks.apply(confusion.matrix),
-    )
+    counts = torch.stack((confusion.diagonal, confusion.actual, confusion.predicted))
+    diagonal, actual, predicted = _SumOverRanks.apply(counts)
+    return Confusion(diagonal, actual, predicted, lambda: _SumOverRanks.apply(confusion.matrix))
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -268,9 +294,12 @@ class AUROCLoss(MetricLoss):
 
     def __init__(self, threshold: Sequence[float] = BTG_THRESHOLDS, **parameters: Any):
         super().__init__("accuracy", threshold=threshold, **parameters)
+        if not isinstance(self.threshold, tuple):
+            raise ValueError(f"an area needs a list of thresholds and a step, got {threshold!r} and {self.step!r}")
+        self.threshold = tuple(sorted(self.threshold))
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        binary_only(self, logits)
+        binary_only(self, logits, labels)
         c = self.confusion(logits, labels, weights)
         true_rate = ratio(c.diagonal[..., 1], c.actual[..., 1])
         false_rate = ratio(c.actual[..., 0] - c.diagonal[..., 0], c.actual[..., 0])
@@ -287,9 +316,12 @@ def area(x: Tensor, y: Tensor) -> Tensor:
     return ((x[:-1] - x[1:]) * (y[:-1] + y[1:]) / 2).sum(0)
 
 
-def binary_only(loss: nn.Module, logits: Tensor) -> None:
+def binary_only(loss: nn.Module, logits: Tensor, labels: Tensor) -> None:
+    """Checks labels as well, since such losses compute with them where others look up."""
     if logits.shape[-1] != 2:
-        raise ValueError(f"{type(loss).__name__} is for two classes, got {logits.shape[-1]}")
+        raise ValueError(f"{type(loss).__name__}: expected two classes or a single logit, got {logits.shape[-1]}")
+    if not transformed():
+        check_range("labels", labels, 2)
 
 
 class ReleasedBtG(Loss):
@@ -304,10 +336,11 @@ class ReleasedBtG(Loss):
         super().__init__()
         self.metric = choose("metric", metric, ("f1", "fbeta", "accuracy", "auroc"))
         self.step = choose("step", step, ("linear", "sigmoid"))
-        self.beta, self.threshold, self.slope = beta, threshold, slope
+        self.beta, self.slope = beta, slope
+        self.threshold = checked_threshold(threshold, step)
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        binary_only(self, logits)
+        binary_only(self, logits, labels)
         tp, fn, fp, tn = self.counts(logits.softmax(-1)[..., 1], labels, weights)
         if self.metric == "accuracy":
             return 1 - ((tp + tn) / (tp + tn + fp + fn)).mean(0)
@@ -342,7 +375,7 @@ class ReleasedBtG(Loss):
 
 def mean_over_samples(values: Tensor, weights: Tensor | None) -> Tensor:
     """Mean [...] of values [..., n], weighted where weights are given."""
-    return values.mean(-1) if weights is None else (values * weights).sum(-1) / weights.sum(-1)
+    return values.mean(-1) if weights is None else ratio((values * weights).sum(-1), weights.sum(-1))
 
 
 class ClassWeighted(Loss):
@@ -406,7 +439,7 @@ class Dice(Loss):
         actual = per_class(w, labels, classes)
         dice = 2 * overlap / ((w.unsqueeze(-1) * p * p).sum(-2) + actual + 1e-7)
         present = (actual > 0).to(p.dtype)
-        return 1 - (dice * present).sum(-1) / present.sum(-1)
+        return 1 - (dice * present).sum(-1) / present.sum(-1).clamp_min(1)
 
 
 class ReleasedDice(Loss):
@@ -416,6 +449,8 @@ class ReleasedDice(Loss):
     """
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        if not transformed():
+            check_range("labels", labels, logits.shape[-1])
         y = labels.to(logits.dtype).unsqueeze(-1)
         dice = (logits * y).sum(-1) / ((logits**2).sum(-1) + logits.shape[-1] * y.squeeze(-1) ** 2 + 1e-7)
         return 1 - mean_over_samples(dice, weights)
@@ -432,7 +467,7 @@ class WMW(Loss):
         self.gamma, self.power = gamma, power
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        binary_only(self, logits)
+        binary_only(self, logits, labels)
         scores, positive = logits.softmax(-1)[..., 1], labels.to(logits.dtype)
         return self.over_pairs(scores, positive, 1 - positive, weights)
 
@@ -450,7 +485,7 @@ class ReleasedWMW(WMW):
     """
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        binary_only(self, logits)
+        binary_only(self, logits, labels)
         positive = labels.to(logits.dtype)
         return self.over_pairs(logits[..., 1] - logits[..., 0], positive, positive, weights)
 
@@ -472,8 +507,12 @@ class SigmoidF1(Loss):
 
 
 def build(config: Mapping[str, Any], classes: Sequence[str], labels: Tensor | None = None) -> nn.Module:
-    """The loss of a config's `loss` section; `labels` of the training set serve class_weights=balanced."""
-    parameters = {key: value for key, value in config.items() if key not in ("name", "_target_")}
+    """The loss of a config's `loss` section; `labels` of the training set serve class_weights=balanced.
+
+    What `parameters` holds is passed like the rest: room for a metric's own, which the config cannot know beforehand.
+    """
+    parameters = {key: value for key, value in config.items() if key not in ("name", "_target_", "parameters")}
+    parameters |= config.get("parameters") or {}
     module, _, name = config["_target_"].rpartition(".")
     target = getattr(import_module(module), name)
     if parameters.get("class_weights") == "balanced":
@@ -483,4 +522,6 @@ def build(config: Mapping[str, Any], classes: Sequence[str], labels: Tensor | No
         parameters["class_weights"] = (labels.numel() / (len(classes) * counts)).tolist()
     if issubclass(target, MetricLoss):
         parameters["classes"] = classes
+    else:
+        refuse_unknown(f"parameter of {name}", parameters, list(inspect.signature(target).parameters.values()))
     return target(**parameters)

@@ -1,7 +1,8 @@
 """Scores of a Confusion, hard or soft: the same functions train and judge. METRICS lists them by name.
 
 Each is f(confusion, **parameters) -> Tensor[...], one number per leading index, larger is better. Denominators are held
-above EPS instead of being tested for zero: 0/0 scores 0, as in scikit-learn, and gradients stay finite.
+above EPS: 0/0 scores 0, as in scikit-learn, and gradients stay finite. Where such a denominator would magnify the
+numerator's rounding, the score is set to 0.
 `average`: macro (mean over classes), weighted (by class frequency), positive (one class), none (one number per class).
 `absent`: whether a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954) or is ignored.
 """
@@ -32,13 +33,13 @@ def ratio(part: Tensor, whole: Tensor) -> Tensor:
 def averaged(values: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
     """One number per leading index from values [..., d] of the classes."""
     if average == "macro":
-        return values.mean(-1) if absent == "zero" else mean_of_present(values, c)
+        return values.mean(-1) if choose("absent", absent, ABSENT) == "zero" else mean_of_present(values, c)
     if average == "positive":
         if not -c.classes <= positive < c.classes:
             raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
         return values[..., positive]
     if average == "weighted":
-        return (values * c.actual).sum(-1) / c.total
+        return ratio((values * c.actual).sum(-1), c.total)
     choose("average", average, AVERAGES)
     return values
 
@@ -46,7 +47,7 @@ def averaged(values: Tensor, c: Confusion, average: str, positive: int, absent: 
 def mean_of_present(values: Tensor, c: Confusion) -> Tensor:
     """Mean of values [..., d] over the classes that have samples."""
     present = (c.actual > 0).to(values.dtype)
-    return (values * present).sum(-1) / present.sum(-1)
+    return (values * present).sum(-1) / present.sum(-1).clamp_min(1)
 
 
 def per_class_values(name: str, value: PerClass, c: Confusion) -> float | Tensor:
@@ -54,20 +55,20 @@ def per_class_values(name: str, value: PerClass, c: Confusion) -> float | Tensor
     if isinstance(value, int | float):
         return value
     values = torch.as_tensor(value, dtype=c.diagonal.dtype, device=c.diagonal.device)
-    if values.shape != (c.classes,):
+    if values.shape not in ((), (c.classes,)):
         raise ValueError(f"{name}: expected a number or one per class ({c.classes}), got shape {tuple(values.shape)}")
     return values
 
 
 def proportions(c: Confusion) -> tuple[Tensor, Tensor, Tensor]:
     """Diagonal, row and column shares: s, t and q of the formulas."""
-    n = c.total.unsqueeze(-1)
+    n = c.total.unsqueeze(-1).clamp_min(EPS)
     return c.diagonal / n, c.actual / n, c.predicted / n
 
 
 def accuracy(c: Confusion) -> Tensor:
     """Share of correct samples (micro accuracy)."""
-    return c.diagonal.sum(-1) / c.total
+    return ratio(c.diagonal.sum(-1), c.total)
 
 
 def balanced_accuracy(c: Confusion) -> Tensor:
@@ -108,8 +109,8 @@ def jaccard(c: Confusion, average: str = "macro", positive: int = 1, absent: str
 
 def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Geometric mean of precision and recall."""
-    s, t, q = proportions(c)
-    return averaged(s * (t * q).clamp_min(EPS).rsqrt(), c, average, positive, absent)
+    values = c.diagonal * c.actual.clamp_min(EPS).rsqrt() * c.predicted.clamp_min(EPS).rsqrt()
+    return averaged(values, c, average, positive, absent)
 
 
 def specificity(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
@@ -127,20 +128,21 @@ def npv(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "
 
 
 def mcc(c: Confusion) -> Tensor:
-    """Matthews correlation; with more than two classes Gorodkin's R_K.
+    """Matthews correlation; with more than two classes Gorodkin's R_K; 0 when only one class occurs or is predicted.
 
     sum t(1-t) is kept instead of 1 - sum t^2, which cancels in float32 when one class dominates.
     """
     s, t, q = proportions(c)
-    variances = (t * (1 - t)).sum(-1) * (q * (1 - q)).sum(-1)
-    return (s - t * q).sum(-1) * variances.clamp_min(EPS).rsqrt()
+    actual, predicted = (t * (1 - t)).sum(-1), (q * (1 - q)).sum(-1)
+    correlation = (s - t * q).sum(-1) * actual.clamp_min(EPS).rsqrt() * predicted.clamp_min(EPS).rsqrt()
+    return torch.where(torch.minimum(actual, predicted) > EPS, correlation, 0.0)
 
 
 def kappa(c: Confusion) -> Tensor:
-    """Cohen's kappa: agreement beyond chance."""
+    """Cohen's kappa: agreement beyond chance; 0 when all samples are in one cell."""
     s, t, q = proportions(c)
-    chance = t * q
-    return ratio((s - chance).sum(-1), 1 - chance.sum(-1))
+    expected = (t * (1 - q)).sum(-1)
+    return torch.where(expected > EPS, ratio((s - t * q).sum(-1), expected), 0.0)
 
 
 def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | None = None) -> Tensor:
@@ -150,7 +152,7 @@ def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | 
         disagreement = (rank.unsqueeze(-1) - rank) ** 2 / (c.classes - 1) ** 2
     else:
         disagreement = square_matrix("weights", weights, c)
-    n = c.total
+    n = c.total.clamp_min(EPS)
     observed = (disagreement * c.matrix).sum((-2, -1)) / n
     expected = (c.actual * (c.predicted @ disagreement.T)).sum(-1) / n**2
     return torch.where(expected > EPS, 1 - ratio(observed, expected), 0.0)
@@ -158,7 +160,7 @@ def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | 
 
 def cost(c: Confusion, costs: Sequence[Sequence[float]] | Tensor) -> Tensor:
     """Minus the mean cost of a sample; costs [d, d] has true classes in rows, predicted ones in columns."""
-    return -(square_matrix("costs", costs, c) * c.matrix).sum((-2, -1)) / c.total
+    return -ratio((square_matrix("costs", costs, c) * c.matrix).sum((-2, -1)), c.total)
 
 
 def square_matrix(name: str, values: Sequence[Sequence[float]] | Tensor, c: Confusion) -> Tensor:
@@ -178,8 +180,9 @@ def gmean(c: Confusion) -> Tensor:
 
 
 def youden(c: Confusion) -> Tensor:
-    """Youden's J, TPR + TNR - 1; with d classes balanced accuracy rescaled so that chance is 0."""
-    return (c.classes * balanced_accuracy(c) - 1) / (c.classes - 1)
+    """Youden's J, TPR + TNR - 1; with k classes that have samples (k balanced accuracy - 1) / (k - 1), 0 for k = 1."""
+    present = (c.actual > 0).sum(-1)
+    return torch.where(present > 1, (present * balanced_accuracy(c) - 1) / (present - 1).clamp_min(1), 0.0)
 
 
 METRICS: dict[str, Metric] = {
@@ -206,10 +209,13 @@ def resolve(metric: str | Metric) -> Metric:
     """The function behind a name of METRICS, a dotted path such as `mypackage.mymodule.my_metric`, or a callable."""
     if callable(metric):
         return metric
-    if "." not in metric:
-        return METRICS[choose("metric", metric, METRICS)]
-    module, _, name = metric.rpartition(".")
+    module, _, name = str(metric).rpartition(".")
+    if not module:
+        return METRICS[choose("metric", name, METRICS)]
     try:
-        return getattr(import_module(module), name)
+        function = getattr(import_module(module), name)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"metric {metric!r} cannot be imported: {error}") from error
+    if not callable(function):
+        raise ValueError(f"metric {metric!r}: expected a function of a Confusion, got {type(function).__name__}")
+    return function

@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 
 EPS = 1e-12
-HALF_WIDTH = (
-    2.5  # the linear step rises over tau (1 ± 2.5 T): its factor 5 makes T = 0.2 Bridging the Gap's delta = 0.2
-)
+HALF_WIDTH = 2.5  # the step rises over tau (1 ± 2.5 T), and T = 0.2 is Bridging the Gap's delta = 0.2
+DEFAULT_SLOPE = 10.0
 
 
 def linear(probabilities: Tensor, threshold: Tensor, temperature: Tensor | float) -> Tensor:
@@ -37,6 +36,9 @@ def cosine(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
     """Distribution function of a raised cosine of half width 1/slope around tau: SOL's random threshold."""
     u = (slope * (probabilities - threshold)).clamp(-1, 1)
     return 0.5 * (1 + u + torch.sin(math.pi * u) / math.pi)
+
+
+STEPS = {"linear": linear, "sigmoid": sigmoid, "cosine": cosine}  # linear has a temperature, all others a slope
 
 
 def clamped(width: Tensor) -> Tensor:
