@@ -141,10 +141,10 @@ def text(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
         parts += [table.title, table.caption]
         for block, header, lines in layout(table, TEXT):
             wide = [[block, *header[1:]], *lines]
-            parts += [_aligned(stacked(table, block) if "published" in header else wide)]
+            parts += [aligned(stacked(table, block) if "published" in header else wide)]
         parts += ["\n".join(f"[{mark}] {note}" for mark, note in notes(table))]
         if entries:
-            parts += [_aligned([COMPARED, *map(compared, entries)])]
+            parts += [aligned([COMPARED, *map(compared, entries)])]
         if table.missing:
             parts += ["Not run yet:\n" + "\n".join(f"  {line}" for line in table.missing)]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -160,7 +160,7 @@ def stacked(table: "Table", block: str) -> list[list[str]]:
     return lines
 
 
-def _aligned(lines: list[list[str]]) -> str:
+def aligned(lines: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
     return "\n".join("  ".join(line).rstrip() for line in padded)
