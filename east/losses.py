@@ -98,7 +98,7 @@ class MetricLoss(Loss):
 
     >>> loss = MetricLoss("f1")
     >>> loss(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1]))
-    tensor(0.0478)
+    tensor(0.0954)
     """
 
     def __init__(
@@ -488,6 +488,50 @@ class ReleasedWMW(WMW):
         binary_only(self, logits, labels)
         positive = labels.to(logits.dtype)
         return self.over_pairs(logits[..., 1] - logits[..., 0], positive, positive, weights)
+
+
+class APPerf(Loss):
+    """Adversarial F_beta of the positive class, per sample. Fathony and Kolter 2020; the package `ap_perf` solves it.
+
+    L = (1 - M(Q) + (q - y) z) / n, with Q the distribution over label vectors, of marginals q, that maximises L, and
+    M(Q) the expected F_beta of the best answer to Q. ADMM finds Q in `max_iter` steps, at a cost cubic in n: more than
+    `block` samples are solved in blocks, whose sums are added. The package itself has n L - 1, whose gradient grows
+    with n.
+    """
+
+    def __init__(self, beta: float = 1.0, max_iter: int = 50, block: int = 20):
+        super().__init__()
+        try:
+            from ap_perf.common_metrics import FBeta
+        except ImportError as error:
+            raise ValueError("ap_perf is not installed: pip install 'east[apperf]'") from error
+        self.metric, self.max_iter, self.block = FBeta(beta), max_iter, block
+        self.metric.initialize()
+        self.metric.enforce_special_case_positive()  # no positives, none predicted: F_beta is 1
+
+    def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        binary_only(self, logits, labels)
+        if weights is not None:
+            raise ValueError("APPerf: expected no weights, it has no weighted form")
+        z = logits[..., 1] - logits[..., 0]
+        y = labels.to(z.dtype)
+        n = z.shape[-1]
+        trials = zip(z.reshape(-1, n), y.reshape(-1, n), strict=True)
+        return torch.stack([self.in_blocks(*trial) for trial in trials]).reshape(z.shape[:-1]) / n
+
+    def in_blocks(self, z: Tensor, y: Tensor) -> Tensor:
+        count = -(-len(z) // self.block)
+        blocks = zip(z.tensor_split(count), y.tensor_split(count), strict=True)
+        return torch.stack([self.against_adversary(*block) for block in blocks]).sum()
+
+    def against_adversary(self, z: Tensor, y: Tensor) -> Tensor:
+        """1 - M(Q) + (q - y) z of one block. Q is at its maximum, so its own dependence on z adds no gradient."""
+        if not z.isfinite().all():
+            return z.sum() * torch.nan  # the solver would not return
+        scores, truth = (t.detach().cpu().double().numpy() for t in (z, y))
+        objective, marginals = self.metric.objective(scores, truth, max_iter=self.max_iter)
+        q = z.new_tensor(marginals)
+        return 1 - (objective + scores @ marginals) + ((q - y) * z).sum()
 
 
 class SigmoidF1(Loss):
