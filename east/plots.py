@@ -150,17 +150,19 @@ def _path(axes: Any, names: Sequence[str], x: Sequence, y: Sequence, colour: str
 def dots(table: "Table") -> Figure:
     """A table as dots: ours with its 95 % interval, published with two of its standard deviations."""
     blocks = table.blocks
-    columns = list(dict.fromkeys(cell.column for cell in table.cells))
-    rows = {block: list(dict.fromkeys(row for row, _ in cells)) for block, cells in blocks.items()}
+    rows, columns = (
+        {block: list(dict.fromkeys(key[i] for key in cells)) for block, cells in blocks.items()} for i in (0, 1)
+    )
     heights = [len(rows[block]) + 1.2 for block in blocks]
-    figure = Figure(figsize=(1.2 + 2.3 * len(columns), 0.5 + 0.2 * sum(heights)))
-    grid = figure.subplots(len(blocks), len(columns), squeeze=False, height_ratios=heights)
+    width = max(map(len, columns.values()))
+    figure = Figure(figsize=(1.2 + 2.3 * width, 0.5 + 0.2 * sum(heights)))
+    grid = figure.subplots(len(blocks), width, squeeze=False, height_ratios=heights)
     for line, (block, cells) in zip(grid, blocks.items(), strict=True):
-        for axes, column in zip(line, columns, strict=True):
+        for axes in line[len(columns[block]) :]:
+            axes.set_visible(False)
+        for axes, column in zip(line, columns[block], strict=False):
             for y, row in enumerate(rows[block]):
-                cell = cells.get((row, column))
-                if cell is not None:
-                    _dot(axes, y, cell)
+                _dot(axes, y, cells[row, column])
             axes.set(ylim=(len(rows[block]) - 0.4, -0.6), yticks=range(len(rows[block])))
             axes.set_yticklabels(rows[block] if axes is line[0] else [])
             axes.margins(x=0.15)
@@ -192,7 +194,7 @@ def confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str] | None = N
     counts = np.asarray(matrix)
     d = len(counts)
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    size = min(1.6 + 0.45 * d, 6.0)
+    size = min(1.5 + 0.36 * d, 5.5)
     figure = Figure(figsize=(size + 0.8, size))
     axes = figure.add_subplot()
     image = axes.imshow(share, cmap="Blues", vmin=0, vmax=1)

@@ -178,9 +178,16 @@ def _findings() -> str:
         status = finding["status"]
         parts += [
             f'<dt id="f-{finding["id"]}"><span class="tag {status}">{status}</span> {escape(finding["text"])}</dt>'
-            f"<dd>{escape(finding['evidence'])}</dd>"
+            f"<dd>{escape(finding['evidence'])}{_touched(finding['id'])}</dd>"
         ]
     return f"<dl>{''.join(parts)}</dl>"
+
+
+def _touched(finding: str) -> str:
+    """Links to the tables with cells that a finding touches."""
+    touched = (cell for cell in tables.published() if finding in tables.findings_of(cell))
+    names = dict.fromkeys(f"{cell['paper']}_{cell['table']}" for cell in touched)
+    return " " + ", ".join(f'<a href="#{name}">{name}</a>' for name in names) if names else ""
 
 
 def _records(every: Sequence[tables.Table], found: Sequence[dict]) -> str:
@@ -233,7 +240,8 @@ def _drawn(papers: Sequence[tables.Table], found: Sequence[dict], results_dir: P
     for table in papers:
         if any(cell.values for cell in table.cells):
             yield table.title, plots.dots(table)
-    for record in _examples(found):
+    shown = {cell.key for table in papers for cell in table.cells}
+    for record in _examples(found, shown):
         name = f"{record['config']['dataset']['name']}, {record['config']['loss']['name']}, seed {record['seed']}"
         file = results_dir / record["source"]
         history = record.get("history") or (records.read(file).history if file.suffix == ".json" else {})
@@ -250,12 +258,12 @@ def _drawn(papers: Sequence[tables.Table], found: Sequence[dict], results_dir: P
             yield f"Confusion matrix, test: {name}", plots.confusion(record["confusion"]["test"], title=name)
 
 
-def _examples(found: Sequence[dict]) -> list[dict]:
-    """A finished trial with seed 0 per dataset of the EAST F1 loss, else of any loss."""
+def _examples(found: Sequence[dict], shown: set[str | None]) -> list[dict]:
+    """A trial with seed 0 per dataset: one behind a cell if there is one, of EAST's F1 loss if there is one."""
     trials = [r for r in found if (r["stage"], r["status"], r["seed"]) == ("trial", "done", 0)]
     whole = [r for r in trials if not r["config"]["dataset"].get("limit")]
-    by_loss = sorted(whole, key=lambda r: r["config"]["loss"]["name"] == "f1")  # f1 comes last and stays
-    return list({r["config"]["dataset"]["name"]: r for r in by_loss}.values())
+    ranked = sorted(whole, key=lambda r: (r["key"] in shown, r["config"]["loss"]["name"] == "f1"))  # the last one stays
+    return list({r["config"]["dataset"]["name"]: r for r in ranked}.values())
 
 
 def _inline(number: int, caption: str, figure: "Figure") -> str:
