@@ -1,0 +1,142 @@
+"""Counts against scikit-learn and against the matrix written out; laws of large numbers of the papers."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import confusion_matrix
+
+from east import metrics
+from east.confusion import Confusion, class_counts
+
+
+def batch(seed=0, lead=(), n=40, d=5, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    memberships = torch.randn(*lead, n, d, generator=generator, dtype=dtype).softmax(-1)
+    return memberships, torch.randint(d, (*lead, n), generator=generator)
+
+
+def assert_same(a, b, **tolerance):
+    for name in ("diagonal", "actual", "predicted", "total", "matrix"):
+        torch.testing.assert_close(getattr(a, name), getattr(b, name), **tolerance, msg=lambda m, name=name: name + m)
+
+
+def test_hard_counts_are_scikit_learns_for_a_whole_population():
+    rng = np.random.default_rng(0)
+    predictions, labels = rng.integers(0, 4, (2, 50, 30))
+    labels[:10] = np.minimum(labels[:10], 2)  # absent classes
+    c = Confusion.from_predictions(torch.as_tensor(predictions), torch.as_tensor(labels), classes=4)
+    expected = [confusion_matrix(y, h, labels=range(4)) for y, h in zip(labels, predictions, strict=True)]
+    assert_same(c, Confusion.from_matrix(torch.as_tensor(np.array(expected))))
+    assert c.matrix.dtype == torch.float64
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_margins_and_diagonal_are_those_of_the_matrix(lead, weighted):
+    """C[i, j] = sum over samples of class i of weight times membership in j; row sums are the class counts."""
+    memberships, labels = batch(lead=lead)
+    weights = torch.rand(labels.shape, dtype=torch.float64) if weighted else None
+    c = Confusion.from_memberships(memberships, labels, weights)
+    rows = torch.nn.functional.one_hot(labels, 5).double() * (1 if weights is None else weights.unsqueeze(-1))
+    matrix = torch.einsum("...ni,...nj->...ij", rows, memberships)
+    assert_same(c, Confusion.from_matrix(matrix))
+    torch.testing.assert_close(c.actual, rows.sum(-2))
+    torch.testing.assert_close(c.actual, class_counts(labels, 5, torch.float64) if weights is None else rows.sum(-2))
+
+
+def test_labels_and_weights_are_shared_over_leading_dimensions():
+    memberships, labels = batch(lead=(3,))
+    weights = torch.rand(40, dtype=torch.float64)
+    shared = Confusion.from_memberships(memberships, labels[0], weights)
+    for k in range(3):
+        alone = Confusion.from_memberships(memberships[k], labels[0], weights)
+        torch.testing.assert_close(shared.matrix[k], alone.matrix)
+        torch.testing.assert_close(shared.actual[k], alone.actual)
+
+
+def test_integer_weights_repeat_samples():
+    memberships, labels = batch()
+    times = torch.randint(0, 4, (40,), generator=torch.Generator().manual_seed(1))
+    repeated = memberships.repeat_interleave(times, 0), labels.repeat_interleave(times)
+    assert_same(Confusion.from_memberships(memberships, labels, times), Confusion.from_memberships(*repeated))
+
+
+def test_one_hot_memberships_are_predictions():
+    predictions, labels = torch.randint(5, (2, 3, 40), generator=torch.Generator().manual_seed(0))
+    hard = Confusion.from_predictions(predictions, labels, classes=5)
+    assert_same(Confusion.from_memberships(torch.nn.functional.one_hot(predictions, 5).double(), labels), hard)
+
+
+def test_integer_matrices_count_as_exactly_as_floats():
+    matrix = torch.tensor([[3, 1], [2, 5]])
+    c, expected = Confusion.from_matrix(matrix), Confusion.from_matrix(matrix.double())
+    assert metrics.fbeta(c, beta=[0.25, 0.5]) == metrics.fbeta(expected, beta=[0.25, 0.5])
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda: Confusion.from_predictions(torch.tensor([0, 3]), torch.tensor([0, 1]), 3), ("predictions", "0 to 2")),
+        (lambda: Confusion.from_predictions(torch.tensor([0, 1]), torch.tensor([-1, 1]), 3), ("labels", "-1 to 1")),
+        (lambda: Confusion.from_predictions(torch.tensor([0.2]), torch.tensor([1]), 3), ("integers", "float32")),
+        (lambda: Confusion.from_matrix(torch.ones(2, 3)), ("[..., d, d]", "(2, 3)")),
+    ],
+)
+def test_wrong_input_is_named(call, words):
+    with pytest.raises(ValueError) as error:
+        call()
+    assert all(word in str(error.value) for word in words)
+
+
+# A finite population of 60 items stands for the distribution of samples: a sample of n is how often each item is drawn.
+ITEMS, ITEM_LABELS = batch(seed=3, n=60, d=4)
+POPULATION = Confusion.from_memberships(ITEMS, ITEM_LABELS)
+
+
+def samples_of(n, draws=1000):
+    """Soft counts of `draws` random samples of size n from the population."""
+    times = np.random.default_rng(n).multinomial(n, np.full(60, 1 / 60), size=draws)
+    return Confusion.from_memberships(ITEMS.expand(draws, 60, 4), ITEM_LABELS, torch.as_tensor(times))
+
+
+@pytest.mark.parametrize("delta", [0.5, 0.1, 0.01])
+@pytest.mark.parametrize("n", [50, 500])
+def test_a_samples_confusion_is_near_the_populations(n, delta):
+    """Theorem 5.8: max |C_n / n - C| <= sqrt(log(2 d^2 / delta) / (2 n)) with probability at least 1 - delta."""
+    distance = (samples_of(n).matrix / n - POPULATION.matrix / 60).abs().amax((-2, -1))
+    bound = math.sqrt(math.log(2 * 4**2 / delta) / (2 * n))
+    assert (distance <= bound).double().mean() >= 1 - delta
+
+
+def test_the_distance_falls_with_the_root_of_the_sample():
+    """Theorem 5.9: on logarithmic axes the slope is -1/2."""
+    sizes = [50, 200, 800, 3200, 12800]
+    errors = [float((samples_of(n).matrix / n - POPULATION.matrix / 60).abs().amax((-2, -1)).mean()) for n in sizes]
+    assert np.polyfit(np.log(sizes), np.log(errors), 1)[0] == pytest.approx(-0.5, abs=0.03)
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "f1", "mcc", "kappa", "balanced_accuracy", "jaccard"])
+def test_a_samples_score_tends_to_the_populations(metric):
+    """Theorem 5.7: consistency in n."""
+    score = metrics.METRICS[metric]
+    errors = [float((score(samples_of(n)) - score(POPULATION)).abs().mean()) for n in (50, 800, 12800)]
+    assert errors == sorted(errors, reverse=True)
+    assert errors[-1] < 0.005
+
+
+@pytest.mark.parametrize("beta", [0.25, 1.0, 5.0])
+def test_hard_and_soft_fbeta_have_the_same_limit(beta):
+    """Eq. 10 and 14 of the first version: with class shares q and mean memberships P[k] both tend to
+    mean_k (1+b^2) P_kk q_k / (b^2 q_k + sum_j P_jk q_j)."""
+    n, generator = 400_000, torch.Generator().manual_seed(0)
+    q = torch.tensor([0.6, 0.3, 0.1], dtype=torch.float64)
+    P = torch.tensor([[0.7, 0.2, 0.1], [0.3, 0.6, 0.1], [0.2, 0.3, 0.5]], dtype=torch.float64)
+    limit = ((1 + beta**2) * P.diagonal() * q / (beta**2 * q + q @ P)).mean()
+    labels = torch.multinomial(q, n, replacement=True, generator=generator)
+    hard = torch.multinomial(P[labels], 1, generator=generator).squeeze(-1)
+    gammas = torch.as_tensor(np.random.default_rng(0).standard_gamma(3 * P[labels].numpy()))
+    soft = gammas / gammas.sum(-1, keepdim=True)  # Dirichlet
+    for c in (Confusion.from_predictions(hard, labels, 3), Confusion.from_memberships(soft, labels)):
+        assert float(metrics.fbeta(c, beta=beta)) == pytest.approx(float(limit), abs=0.004)
