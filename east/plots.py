@@ -154,8 +154,11 @@ def dots(table: "Table") -> Figure:
         {block: list(dict.fromkeys(key[i] for key in cells)) for block, cells in blocks.items()} for i in (0, 1)
     )
     heights = [len(rows[block]) + 1.2 for block in blocks]
-    width = max(map(len, columns.values()))
+    width = max(map(len, columns.values()), default=1)
     figure = Figure(figsize=(1.2 + 2.3 * width, 0.5 + 0.2 * sum(heights)))
+    if not blocks:
+        figure.text(0.5, 0.5, "no records", ha="center")
+        return figure
     grid = figure.subplots(len(blocks), width, squeeze=False, height_ratios=heights)
     for line, (block, cells) in zip(grid, blocks.items(), strict=True):
         for axes in line[len(columns[block]) :]:

@@ -97,6 +97,7 @@ class Cell:
     failed: int = 0
     settings: int = 0  # how many families of records fit
     split: int | str | None = None  # its seed; "trial": every trial has its own
+    rule: str = "val_loss"  # that selected the setting
     preset: str | None = None
     key: str | None = None
     sources: list[str] = field(default_factory=list)
@@ -220,8 +221,9 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
 
 def command(cell: Cell) -> str:
     """The command that fills a cell."""
-    protocol = [f"protocol={cell.protocol}"] if cell.protocol else []
-    return shlex.join(["east-run", f"dataset={cell.dataset}", f"loss={cell.loss}", *protocol, *overrides(cell)])
+    words = [f"dataset={cell.dataset}", f"loss={cell.loss}", *([f"protocol={cell.protocol}"] if cell.protocol else [])]
+    selection = [f"selection={cell.rule}"] if cell.rule != "val_loss" else []
+    return shlex.join(["east-run", *words, *overrides(cell), *selection])
 
 
 def overrides(cell: Cell) -> list[str]:
@@ -433,6 +435,7 @@ def _families(found: Iterable[Mapping]) -> dict[tuple, list[list[Mapping]]]:
 
 def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> None:
     """Put the trials of the selected setting into a cell: those of the fullest preset that has any."""
+    cell.rule = rule
     fitting = [f for f in families.get((cell.dataset, cell.loss, cell.protocol), []) if _fits(f[0], cell)]
     for preset in accepted:
         by_split: dict[Any, list] = {}

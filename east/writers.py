@@ -160,7 +160,8 @@ def stacked(table: "Table", block: str) -> list[list[str]]:
     return lines
 
 
-def aligned(lines: list[list[str]]) -> str:
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of words in columns: the first to the left, the others to the right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
     return "\n".join("  ".join(line).rstrip() for line in padded)

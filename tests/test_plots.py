@@ -88,6 +88,7 @@ def test_dots_show_means_and_intervals():
     (reach,) = ours.lines[2][0].get_segments()
     assert reach[:, 0] == pytest.approx([first.summary.low, first.summary.high])
     plots.dots(tables.build("east_v2_1", "/nowhere"))
+    assert not plots.dots(tables.build("grid", "/nowhere")).axes
 
 
 def test_confusion_writes_counts_while_they_fit():

@@ -164,6 +164,7 @@ def test_selection_rule_decides_and_an_unrun_choice_is_not_run():
     assert len(cell(by_loss, **where).values) == 5
     assert not cell(by_metric, **where).values, "the point with the lowest 1 - M has no trials"
     assert "selection rule val_metric" in by_metric.caption.lower()
+    assert "east-run dataset=mammography loss=f1 protocol=east selection=val_metric" in by_metric.missing
 
 
 def test_search_records_are_never_averaged(east_v2_1):
