@@ -9,7 +9,7 @@ way later, or refused:
 """
 
 import gzip
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,6 +52,11 @@ def csv(
 
 def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
     """A CSV file (also .gz; the delimiter is the one its first line has most of) or a Parquet file."""
+    return next(portions(path, delimiter))
+
+
+def portions(path: str | Path, delimiter: str | None = None, rows: int | None = None) -> Iterator["pd.DataFrame"]:
+    """The file as frames of so many `rows`, or as one; a Parquet file always is one."""
     import pandas as pd
 
     path = Path(path).expanduser()
@@ -59,14 +64,15 @@ def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
         raise DataError(f"there is no file {path}.")
     try:
         if path.suffix in (".parquet", ".pq"):
-            return pd.read_parquet(path)
+            yield pd.read_parquet(path)
+            return
         if delimiter is None:
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
                 header = file.readline()
             delimiter = max(",;\t|", key=header.count)
-        return pd.read_csv(
-            path, sep=delimiter, na_values=["?"], skipinitialspace=True, encoding="utf-8-sig", low_memory=False
-        )
+        options = {"na_values": ["?"], "skipinitialspace": True, "encoding": "utf-8-sig", "low_memory": False}
+        found = pd.read_csv(path, sep=delimiter, chunksize=rows, **options)
+        yield from found if rows else [found]
     except ImportError:
         raise DataError(f"{path} needs a Parquet reader: pip install pyarrow") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's parsing errors are ValueErrors
