@@ -1,0 +1,334 @@
+"""Trained classifiers on disk: a folder of weights.safetensors and model.json, with all that new rows need.
+
+    model = east.load("results/models/csv-f1-0a1b2c3d4e5f-seed0")
+    model.predict_proba(frame)
+
+Nothing is pickled: reading a model runs no code, except that a network of your own (model=custom) is imported by its
+name, as it was for training. Weights, scaling and forests are tensors; classes, columns, encoding and decision rule are
+plain JSON.
+"""
+
+import gzip
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from east import data, evaluation, losses, models, records
+from east.data import csv, images
+from east.data.common import DataError, Splits, Table
+from east.training import Outcome, pick_device
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FORMAT = 1
+ABOUT, WEIGHTS = "model.json", "weights.safetensors"
+ROWS = 4096  # that pass through a network at once
+FILE_ROWS = 50_000  # of a file in memory at once
+IMAGES = 512
+
+
+@dataclass(frozen=True)
+class Model:
+    """A classifier that takes raw rows: it encodes and scales them as in training, and decides by its rule."""
+
+    about: dict[str, Any]  # the content of model.json
+    tensors: dict[str, Tensor]  # `mean` and `std` of the inputs, and the state of `net`, its names after "net."
+    net: nn.Module
+    device: torch.device
+
+    @property
+    def classes(self) -> list[str]:
+        return self.about["classes"]
+
+    def predict_proba(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> np.ndarray:
+        """Probabilities [n, d] of raw rows: a frame with the columns of training, or an array of its features.
+
+        Images: uint8 [n, 3, h, w]. Graphs: [n, nodes, f], which give [n, pairs, d].
+        """
+        inputs = self.inputs(rows)
+        mean, std = self.tensors["mean"], self.tensors["std"]
+        chunks = []
+        for some in inputs.split(ROWS if self.about["kind"] == "table" else 64):
+            some = (some - mean) / std if some.ndim == 2 else some
+            if self.about["kind"] == "image":
+                some = (some.float() / 255 - mean[:, None, None]) / std[:, None, None]
+            chunks.append(probabilities(self.net, some.to(self.device)).cpu())
+        return torch.cat(chunks).numpy()
+
+    def predict(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> np.ndarray:
+        """Names [n] of the classes that the decision rule gives."""
+        return self.decide(self.predict_proba(rows))
+
+    def decide(self, probabilities: np.ndarray) -> np.ndarray:
+        """Class names of probabilities [..., d]: by argmax, or by the threshold or weights tuned in training."""
+        rule, p = self.about["rule"], torch.from_numpy(probabilities)
+        flat = p.flatten(0, -2)
+        chosen = flat.argmax(-1) if rule is None else evaluation.decided(flat, rule, self.about["positive"])
+        return np.array(self.classes, dtype=object)[chosen.reshape(p.shape[:-1]).numpy()]
+
+    def inputs(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> Tensor:
+        """Features as they were loaded for training, before scaling; DataError names what does not fit."""
+        if hasattr(rows, "columns"):
+            if self.about["kind"] != "table":
+                raise DataError(f"this model takes an array of {self.about['kind']}s, got a table")
+            return data.encode(rows, self.about["encoding"])
+        inputs = torch.as_tensor(rows)
+        expected = self.about["inputs_shape"]
+        if list(inputs.shape[1:]) != expected:
+            raise DataError(f"expected rows of shape {expected}, got an array of shape {list(inputs.shape)}")
+        if self.about["kind"] == "image" and inputs.dtype != torch.uint8:
+            raise DataError(f"expected images of bytes (uint8), got {inputs.dtype}")
+        if not inputs.isfinite().all():
+            raise DataError("expected finite numbers; only a frame of named columns may have missing values")
+        return inputs if self.about["kind"] == "image" else inputs.float()
+
+    def deciding(self, name: str, rule: Mapping[str, Any] | None) -> "Model":
+        """The same classifier with another decision rule, {"threshold": t} or {"weights": [d]}, and its name."""
+        return replace(self, about={**self.about, "decision": name, "rule": rule})
+
+    def save(self, folder: str | Path) -> Path:
+        """Write the model; a folder that is there already is replaced as a whole."""
+        folder = Path(folder)
+        part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+        part.mkdir(parents=True, exist_ok=True)
+        save_file(self.tensors, part / WEIGHTS)
+        (part / ABOUT).write_text(json.dumps(self.about, indent=1) + "\n")
+        if folder.exists():
+            shutil.rmtree(folder)
+        part.rename(folder)
+        return folder
+
+
+def load(path: str | Path, device: str = "cpu") -> Model:
+    """A saved model, ready to predict."""
+    folder = Path(path).expanduser()
+    missing = [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]
+    if missing:
+        raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}")
+    about = json.loads((folder / ABOUT).read_text())
+    if about.get("format") != FORMAT:
+        raise DataError(f"{folder}: expected a model of format {FORMAT}, got {about.get('format')!r}")
+    return assembled(about, load_file(folder / WEIGHTS), device)
+
+
+def of(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
+    """The model that a trial has trained on `loaded`, deciding by argmax."""
+    config = outcome.trial.config
+    encoding = None
+    if isinstance(loaded, Table):
+        encoding = loaded.encoding or numeric_encoding(loaded)
+    about = {
+        "format": FORMAT,
+        "kind": splits.kind,
+        "classes": list(splits.classes),
+        "positive": splits.positive,
+        "inputs_shape": list(splits.train.inputs.shape[1:]),
+        "encoding": encoding,
+        "model": config["model"],
+        "decision": "argmax",
+        "rule": None,
+        "key": records.key(config),
+        "seed": outcome.trial.seed,
+        "config": {name: config[name] for name in records.SECTIONS},
+        **records.provenance(),
+    }
+    state = outcome.weights or forest_tensors(outcome, splits)
+    mean, std = splits.mean, splits.std
+    if "axes" in state:  # a forest of images standardises each pixel by itself, from bytes
+        mean, std = torch.zeros(3), torch.full((3,), 1 / 255)
+    tensors = {"mean": mean, "std": std} | {f"net.{name}": t.cpu() for name, t in state.items()}
+    return assembled(about, {name: t.clone().contiguous() for name, t in tensors.items()}, "cpu")
+
+
+def assembled(about: Mapping[str, Any], tensors: Mapping[str, Tensor], device: str) -> Model:
+    """Network and tensors put together."""
+    state = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
+    if about["model"]["name"] == "rf":
+        net: nn.Module = Forest(state)
+    else:
+        if about["model"]["name"] == "custom":
+            check_custom(about["model"]["target"])
+        net = models.build(about["model"], about["inputs_shape"], len(about["classes"]))
+        net.load_state_dict(state)
+    place = pick_device(device)
+    return Model(dict(about), dict(tensors), net.eval().to(place), place)
+
+
+def check_custom(target: str) -> None:
+    """A saved model may name a class of networks, not just anything that can be called."""
+    import importlib
+
+    module, _, name = target.rpartition(".")
+    found = getattr(importlib.import_module(module), name, None)
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise DataError(f"model.target {target!r}: expected a class of torch.nn.Module to save or load, got {found!r}")
+
+
+@torch.no_grad()
+def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
+    """[n, ..., d], d >= 2, in float32."""
+    if isinstance(net, Forest):
+        return net(inputs)
+    logits = net(inputs).float()
+    if logits.shape[-1] == 1:
+        logits = torch.cat((torch.zeros_like(logits), logits), dim=-1)
+    return logits.softmax(-1)
+
+
+def numeric_encoding(table: Table) -> dict[str, Any]:
+    """The encoding of a table of plain numbers, so that frames with its columns can be predicted as well."""
+    medians = table.features.median(0).values.tolist()
+    columns = [
+        {"name": name, "kind": "numeric", "median": median, "indicator": False}
+        for name, median in zip(table.columns, medians, strict=True)
+    ]
+    return {"columns": columns, "target": None, "classes": list(table.classes), "positive": table.positive}
+
+
+class Forest(nn.Module):
+    """A random forest as tensors, all trees' nodes in one row; the probabilities are scikit-learn's.
+
+    left, right: child nodes, themselves for a leaf. feature, threshold: a row goes left where x[feature] <= threshold.
+    value: [nodes, d], the class shares of a leaf. roots: the trees' first nodes. Images are first standardised and
+    projected: (x - pixel_mean) / pixel_std @ axes.
+    """
+
+    def __init__(self, state: Mapping[str, Tensor]):
+        super().__init__()
+        for name, tensor in state.items():
+            self.register_buffer(name, tensor)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = inputs.flatten(1)
+        if hasattr(self, "axes"):
+            x = (x - self.pixel_mean) / self.pixel_std @ self.axes
+        total = torch.zeros(len(x), self.value.shape[1], dtype=torch.float64, device=x.device)
+        for root in self.roots:
+            node = root.expand(len(x))
+            while True:
+                own = x.gather(1, self.feature[node, None]).squeeze(1)
+                below = torch.where(own <= self.threshold[node], self.left[node], self.right[node])
+                if below.equal(node):
+                    break
+                node = below
+            total += self.value[node]
+        return (total / len(self.roots)).float()
+
+
+def forest_tensors(outcome: Outcome, splits: Splits) -> dict[str, Tensor]:
+    """The state of the Forest that a trial of loss=rf has fitted: fitted again, since equal seeds give equal forests."""
+    from east import baselines
+
+    config = outcome.trial.config["loss"]
+    classifier = losses.build(config, splits.classes)
+    if not isinstance(classifier, baselines.RandomForest):
+        raise ValueError(f"save_model: expected a network or a random forest, got loss={config['name']}")
+    inputs = baselines.features(splits, classifier.pca)["train"]
+    classifier.fit(inputs, splits.train.labels.numpy(), len(splits.classes), outcome.trial.seed)
+    trees = [estimator.tree_ for estimator in classifier.forest.estimators_]
+    roots = np.cumsum([0, *(tree.node_count for tree in trees)])
+    numbers = [np.arange(tree.node_count) + root for tree, root in zip(trees, roots, strict=False)]
+
+    def children(side: str) -> np.ndarray:
+        own = [(getattr(tree, f"children_{side}"), n) for tree, n in zip(trees, numbers, strict=True)]
+        return np.concatenate([np.where(child < 0, n, child + n[0]) for child, n in own])
+
+    value = np.zeros((roots[-1], len(splits.classes)))
+    value[:, classifier.forest.classes_] = np.concatenate([tree.value[:, 0] for tree in trees])
+    state = {
+        "left": children("left"),
+        "right": children("right"),
+        "feature": np.concatenate([tree.feature.clip(min=0) for tree in trees]),
+        "threshold": np.concatenate([tree.threshold for tree in trees]),
+        "value": value / value.sum(1, keepdims=True),
+        "roots": roots[:-1],
+    }
+    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()}
+    if splits.kind == "image" and classifier.pca is not None:
+        axes = baselines.PrincipalAxes(splits.train.inputs, classifier.pca)
+        tensors |= {"pixel_mean": axes.mean, "pixel_std": axes.std, "axes": axes.axes}
+    return tensors
+
+
+def predict_file(model: Model, source: str | Path, target: str | Path) -> int:
+    """Label and one probability per class for each row of a table, or each image of a folder; the number of rows.
+
+    A CSV file is read in parts, so that it may be larger than memory. `target` appears when all is done.
+    """
+    from tqdm import tqdm
+
+    source, target = Path(source).expanduser(), Path(target).expanduser()
+    if model.about["kind"] == "graph":
+        raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    part = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    done = 0
+    try:
+        with tqdm(total=count_rows(source), unit=" rows", disable=None, leave=False) as bar:
+            parts = image_predictions if model.about["kind"] == "image" else table_predictions
+            for result in parts(model, source):
+                result.to_csv(part, mode="a" if done else "w", header=not done, index=False)
+                done += len(result)
+                bar.update(len(result))
+        if not done:
+            raise DataError(f"{source} has no rows")
+        os.replace(part, target)
+    finally:
+        part.unlink(missing_ok=True)
+    return done
+
+
+def table_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
+    done = 0
+    for frame in csv.portions(source, rows=FILE_ROWS):
+        try:
+            yield as_frame(model, model.predict_proba(frame))
+        except DataError as error:
+            where = f" rows {done + 1} to {done + len(frame)}:" if done else ""
+            raise DataError(f"{source}:{where} {error}") from None
+        done += len(frame)
+
+
+def image_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
+    if not source.is_dir():
+        raise DataError(f"this model takes images: expected input= a folder of them, got {source}")
+    files = image_files(source)
+    size = model.about["inputs_shape"][-1]
+    for k in range(0, len(files), IMAGES):
+        some = files[k : k + IMAGES]
+        result = as_frame(model, model.predict_proba(images.decode(some, size)))
+        result.insert(0, "file", [str(file.relative_to(source)) for file in some])
+        yield result
+
+
+def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
+    """Columns label, p_<class>, p_<class>, …"""
+    import pandas as pd
+
+    frame = pd.DataFrame(probabilities, columns=[f"p_{name}" for name in model.classes])
+    frame.insert(0, "label", model.decide(probabilities))
+    return frame
+
+
+def image_files(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in images.SUFFIXES)
+
+
+def count_rows(source: Path) -> int | None:
+    """Lines below the header, or images; for the progress bar."""
+    if source.is_dir():
+        return len(image_files(source))
+    if not source.is_file() or source.suffix in (".parquet", ".pq"):
+        return None
+    with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) - 1
