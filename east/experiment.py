@@ -14,7 +14,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from east import data, evaluation, execution, protocols, records, training
+from east import data, evaluation, execution, protocols, records, saving, training
 from east.config import trains_networks
 from east.training import Trial
 
@@ -133,11 +133,26 @@ def chosen_before(run: Run) -> bool:
 
 
 def missing(trials: Iterable[Trial], config: Mapping[str, Any]) -> list[Trial]:
-    """Trials without a record. Failures are results too: the same trial would fail again."""
+    """Trials without a record, or without the model that save_model asks for.
+
+    Failures are results too: the same trial would fail again.
+    """
     if config["force"]:
         return list(trials)
     done = records.done(config["results_dir"])
-    return [trial for trial in trials if (records.key(trial.config), trial.seed) not in done]
+
+    def complete(trial: Trial) -> bool:
+        status = done.get((records.key(trial.config), trial.seed))
+        wanted = status == "done" and config["save_model"] and trial.stage == "trial"
+        return status is not None and (not wanted or model_folder(trial, config["results_dir"]).exists())
+
+    return [trial for trial in trials if not complete(trial)]
+
+
+def model_folder(trial: Trial, results_dir: str | Path) -> Path:
+    """Where save_model keeps what the trial has trained."""
+    name = f"{trial.config['dataset']['name']}-{trial.config['loss']['name']}"
+    return Path(results_dir) / "models" / f"{name}-{records.key(trial.config)}-seed{trial.seed}"
 
 
 def perform(trials: Sequence[Trial], config: Mapping[str, Any], title: str, shown: bool) -> list[str]:
@@ -219,7 +234,8 @@ def run_job(job: execution.Job) -> list[str]:
             return []
         loaded = load(trials[0].config["dataset"], job["data_dir"])
         splits = [split(loaded, trial.config, trial.seed) for trial in trials]
-        return [line for outcome in outcomes(trials, splits, job) if (line := keep(outcome, splits[0], job))]
+        results = zip(outcomes(trials, splits, job), splits, strict=True)
+        return [line for outcome, own in results if (line := keep(outcome, loaded, own, job))]
     except Exception as error:  # whatever it is, the other jobs go on
         if os.environ.get("EAST_DEBUG"):
             raise
@@ -245,8 +261,8 @@ def outcomes(trials: Sequence[Trial], splits: Sequence[data.Splits], job: execut
     )
 
 
-def keep(outcome: training.Outcome, splits: data.Splits, job: execution.Job) -> str | None:
-    """Evaluate and record an outcome; the line that tells its failure, if it is one."""
+def keep(outcome: training.Outcome, loaded: data.Data, splits: data.Splits, job: execution.Job) -> str | None:
+    """Evaluate and record an outcome, save its model if asked to; the line that tells its failure, if it is one."""
     trial = outcome.trial
     judged: dict[str, Any] = {}
     arrays: dict[str, Any] | None = None
@@ -276,6 +292,8 @@ def keep(outcome: training.Outcome, splits: data.Splits, job: execution.Job) -> 
         **records.provenance(),
         **judged,
     )
+    if outcome.status == "done" and trial.stage == "trial" and job["save_model"]:
+        saving.of(outcome, loaded, splits).save(model_folder(trial, job["results_dir"]))
     with suppress(FileExistsError):  # another process was quicker; its result is the same
         records.write(job["results_dir"], record, arrays, force=job["force"])
     if outcome.status == "failed":

@@ -226,7 +226,7 @@ class Forest(nn.Module):
 
 
 def forest_tensors(outcome: Outcome, splits: Splits) -> dict[str, Tensor]:
-    """The state of the Forest that a trial of loss=rf has fitted: fitted again, since equal seeds give equal forests."""
+    """The state of the Forest that a trial of loss=rf has fitted: fitted again, as equal seeds give equal forests."""
     from east import baselines
 
     config = outcome.trial.config["loss"]
