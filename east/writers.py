@@ -5,6 +5,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ MARKS = {
     "‡": "quick preset: no search and very short training.",
     "§": "the records hold several settings that fit; the one with the most trials is shown.",
 }
+WIDTH = 110  # of running text in a terminal
 LATEX = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
     **{"^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
@@ -138,11 +140,12 @@ def text(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
     """For the terminal."""
     parts = []
     for table, entries in zip(tables, pairs, strict=True):
-        parts += [table.title, table.caption]
+        parts += [table.title, fill(table.caption, WIDTH)]
         for block, header, lines in layout(table, TEXT):
             wide = [[block, *header[1:]], *lines]
             parts += [aligned(stacked(table, block) if "published" in header else wide)]
-        parts += ["\n".join(f"[{mark}] {note}" for mark, note in notes(table))]
+        indented = (fill(f"[{mark}] {note}", WIDTH, subsequent_indent="    ") for mark, note in notes(table))
+        parts += ["\n".join(indented)]
         if entries:
             parts += [aligned([COMPARED, *map(compared, entries)])]
         if table.missing:
