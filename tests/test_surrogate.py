@@ -1,0 +1,157 @@
+"""The closed form against the same function composed from steps and counts and differentiated by autograd."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from east import MetricLoss, steps
+from east.confusion import Confusion
+from east.surrogate import soft_counts
+
+# From few classes to many, on both sides of every change of algorithm; logits from flat to those of a trained net.
+SHAPES = [(1, 2), (50, 2), (50, 3), (40, 10), (20, 63), (20, 64), (20, 65), (16, 257), (8, 1000)]
+SCALES = [0.0, 0.3, 3.0, 30.0]
+TEMPERATURES = [1e-3, 0.05, 0.1, 0.2, 0.39]
+
+
+def composed(logits, labels, weights, temperature, detach_threshold=False):
+    """Eq. 4 and 5 from small operations."""
+    p = logits.softmax(-1)
+    threshold = steps.dynamic_threshold(p)
+    threshold = threshold.detach() if detach_threshold else threshold
+    T = temperature[..., None, None] if isinstance(temperature, torch.Tensor) else temperature
+    c = Confusion.from_memberships(steps.normalised(steps.linear(p, threshold, T)), labels, weights)
+    return c.diagonal, c.predicted
+
+
+def batch(shape, scale=1.0, seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
+    labels = torch.randint(shape[-1], shape[:-1], generator=generator)
+    # As after training, most samples are right: their class moves to the top.
+    right = torch.rand(labels.shape, generator=generator) < 0.7
+    labels = torch.where(right, logits.argmax(-1), labels)
+    return logits.to(dtype), labels
+
+
+def values_and_gradient(function, logits, *rest):
+    """Both counts, and the gradient of a random combination of them."""
+    logits = logits.clone().requires_grad_()
+    counts = function(logits, *rest)
+    generator = torch.Generator().manual_seed(1)
+    mixture = sum((torch.randn(c.shape, generator=generator, dtype=torch.float64) * c).sum() for c in counts)
+    return *counts, *torch.autograd.grad(mixture, logits)
+
+
+def assert_closed_form_is_composed(logits, *rest, tolerance=1e-9):
+    ours, plain = values_and_gradient(soft_counts, logits, *rest), values_and_gradient(composed, logits, *rest)
+    for name, a, b in zip(("diagonal", "predicted", "gradient"), ours, plain, strict=True):
+        assert a.shape == b.shape
+        size = max(1.0, b.abs().max().item())
+        torch.testing.assert_close(a, b, atol=tolerance * size, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
+
+
+@pytest.mark.parametrize("T", TEMPERATURES)
+@pytest.mark.parametrize("scale", SCALES[1:])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_closed_form(shape, scale, T):
+    logits, labels = batch(shape, scale)
+    weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    for detach_threshold in (False, True):
+        assert_closed_form_is_composed(logits, labels, None, T, detach_threshold)
+        assert_closed_form_is_composed(logits, labels, weights, T, detach_threshold)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_equal_logits_count_alike(shape):
+    """Every membership is 1/d; of the gradient ties leave only its finiteness."""
+    logits, labels = batch(shape, 0.0)
+    diagonal, predicted, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.1)
+    n, d = shape
+    torch.testing.assert_close(predicted, torch.full((d,), n / d, dtype=torch.float64))
+    torch.testing.assert_close(diagonal, torch.bincount(labels, minlength=d) / d, check_dtype=False)
+    assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("scale", SCALES[1:])
+@pytest.mark.parametrize("classes", [2, 5, 64, 300])
+@pytest.mark.parametrize("lead", [(4,), (2, 2), (1,)])
+def test_a_population_counts_as_its_members_do(lead, classes, scale):
+    """With a temperature for each, or one for all."""
+    logits, labels = batch((*lead, 12, classes), scale)
+    weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    T = torch.linspace(0.02, 0.3, labels[..., 0].numel()).double().reshape(lead)
+    for temperature in (0.1, torch.tensor(0.1).double(), T):
+        for w in (None, weights):
+            assert_closed_form_is_composed(logits, labels, w, temperature)
+    together = values_and_gradient(soft_counts, logits, labels, weights, T)[:2]
+    for index in torch.cartesian_prod(*(torch.arange(k) for k in lead)).reshape(-1, len(lead)).tolist():
+        i = tuple(index)
+        for all_counts, counts in zip(
+            together, soft_counts(logits[i], labels[i], weights[i], float(T[i])), strict=True
+        ):
+            torch.testing.assert_close(all_counts[i], counts)
+
+
+@pytest.mark.parametrize("dtype_tolerance", [(0.2, 2e-6), (0.01, 2e-5), (1e-3, 2e-4)])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_float32_is_enough(shape, dtype_tolerance):
+    T, tolerance = dtype_tolerance
+    logits, labels = batch(shape, 3.0)
+    exact = soft_counts(logits, labels, None, T)
+    for ours, wanted in zip(soft_counts(logits.float(), labels, None, T), exact, strict=True):
+        assert ours.dtype == torch.float32
+        assert (ours - wanted).abs().max() <= tolerance * shape[0]
+
+
+@pytest.mark.parametrize("metric", ["f1", "accuracy", "mcc", "quadratic_kappa"])
+@pytest.mark.parametrize("shape", [(6, 2), (5, 4), (2, 66), (2, 3, 5)])
+def test_gradcheck(shape, metric):
+    logits, labels = batch(shape, 1.0, seed=3)
+    loss = MetricLoss(metric)
+    assert torch.autograd.gradcheck(lambda z: loss(z, labels), logits.requires_grad_())
+
+
+@pytest.mark.parametrize("T", [1e-3, 0.05, 0.2, 0.3, 0.4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_extreme_logits_stay_finite(shape, dtype, T):
+    for scale in (0.0, 1e-6, 1e2, 1e4):
+        logits, labels = batch(shape, scale, dtype=dtype)
+        for detach_threshold in (False, True):
+            for result in values_and_gradient(soft_counts, logits, labels, None, T, detach_threshold):
+                assert result.isfinite().all()
+
+
+def test_memberships_sum_to_the_samples():
+    for shape in SHAPES:
+        logits, labels = batch(shape, 3.0)
+        diagonal, predicted = soft_counts(logits, labels, None, 0.07)
+        assert float(predicted.sum()) == pytest.approx(shape[0])
+        assert (diagonal <= predicted + 1e-12).all()
+
+
+class Largest(TorchDispatchMode):
+    """Remembers the most elements of any tensor that an operation returns."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        sizes = [leaf.untyped_storage().nbytes() // leaf.element_size() for leaf in tree_leaves(result)
+                 if isinstance(leaf, torch.Tensor)]  # fmt: skip
+        self.elements = max(self.elements, *sizes, 0)
+        return result
+
+
+@pytest.mark.parametrize("metric", ["f1", "accuracy", "mcc", "kappa", "gmean", "fowlkes_mallows"])
+@pytest.mark.parametrize("scale", [0.3, 3.0])
+def test_a_hundred_thousand_classes_never_meet(metric, scale):
+    """No operation of forward or backward returns more than a few times the logits, let alone 10^10 elements."""
+    logits, labels = batch((4, 100_000), scale, dtype=torch.float32)
+    logits.requires_grad_()
+    with Largest() as largest:
+        MetricLoss(metric)(logits, labels).backward()
+    assert logits.grad.isfinite().all()
+    assert logits.numel() <= largest.elements <= 4 * logits.numel()
