@@ -18,6 +18,7 @@ import yaml
 
 from east import records, statistics, writers
 from east.choices import choose
+from east.config import anneals, trains_networks
 
 HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if folder.is_dir())
@@ -63,16 +64,7 @@ RELEASED_LOSSES: dict[str, dict] = {
     "btg_accuracy": {"loss": "btg_released", "metric": "accuracy"},
     "btg_auroc": {"loss": "btg_released", "metric": "auroc"},
 }
-# What the protocols prescribe, and what may still differ without making it another experiment.
-ANNEALING = {"east": "geometric", "east_v1": "none"}  # for the losses that anneal
-ANNEALED = ("f1", "accuracy", "mcc", "fbeta")
-MODELS = {
-    "east": {"table": ("mlp",), "image": ("darknet19", "tiny_darknet")},
-    "east_v1": {"table": ("mlp",), "image": ("darknet19", "tiny_darknet")},
-    "btg": {"table": ("mlp_btg",), "image": ("tiny_darknet",), "graph": ("gnn",)},
-}
-PLACES = ("_target_", "fingerprint", "path", "root")
-BY_PRESET = ("size", "normalise", "width", "pools", "outputs", "T0", "r", "T_min", "patience", "delta")
+FREE = ("_target_", "fingerprint", "path", "root", "r")  # places, and what a search varies: no other experiment
 
 
 @dataclass
@@ -166,9 +158,9 @@ class Table:
 
 def names() -> list[str]:
     """All tables: the papers' in their order, then our own."""
-    papers = list(PROTOCOLS)
-    order = lambda name: (papers.index(paper) if (paper := name.rpartition("_")[0]) in papers else len(papers), name)  # noqa: E731
-    return sorted((file.stem for file in (CONF / "table").glob("*.yaml")), key=order)
+    found = sorted(file.stem for file in (CONF / "table").glob("*.yaml"))
+    ranks = {paper: rank for rank, paper in enumerate(PROTOCOLS)}
+    return sorted(found, key=lambda name: ranks.get(name.rpartition("_")[0], len(ranks)))
 
 
 def spec(name: str) -> dict[str, Any]:
@@ -178,9 +170,16 @@ def spec(name: str) -> dict[str, Any]:
 
 @cache
 def published() -> list[dict[str, Any]]:
-    """The 341 published cells; `our_loss` is our name of the loss."""
+    """The 341 published cells; `our_loss` and `our_beta` are our names for their losses."""
     cells = yaml.safe_load((HERE / "published.yaml").read_text())["cells"]
-    return [cell | {"our_loss": LOSSES.get(cell["loss"], cell["loss"])} for cell in cells]
+    for cell in cells:
+        cell["our_loss"] = LOSSES.get(cell["loss"], cell["loss"])
+        cell["our_beta"] = _pairs({cell["beta_class"]: cell["beta"]} if "beta_class" in cell else None)
+    return cells
+
+
+def _pairs(beta: Mapping[str, float] | None) -> tuple | None:
+    return tuple(beta.items()) if beta else None
 
 
 @cache
@@ -260,9 +259,8 @@ def build(
         cells = [cell for cell in cells if (cell.block, cell.column) in scored]
     touched = {name for cell in cells for name in cell.findings}
     notes = {finding["id"]: finding for finding in findings() if finding["id"] in touched}
-    return Table(
-        table["name"], table["title"], _caption(table, cells, rule, variant, today or date.today()), cells, notes
-    )
+    caption = _caption(table, cells, rule, variant, today or date.today())
+    return Table(table["name"], table["title"], caption, cells, notes)
 
 
 def build_all(results_dir: str | Path = "results", **options) -> list[Table]:
@@ -307,10 +305,9 @@ def comparisons(table: Table) -> list[dict]:
             for rival in (c for c in rivals if c is not cell and all(getattr(c, n) == getattr(cell, n) for n in alike)):
                 where = {"block": block, "column": column, "row": row, "against": rival.row}
                 overlap = OVERLAP if cell.split == "trial" else 0.0
+                means = map(statistics.by_split, (cell.splits, rival.splits))
                 pairs = {"seed": statistics.paired(cell.values, rival.values, overlap=overlap)}
-                pairs["split"] = statistics.paired(
-                    *map(statistics.by_split, (cell.splits, rival.splits)), overlap=OVERLAP
-                )
+                pairs["split"] = statistics.paired(*means, overlap=OVERLAP)
                 found += [where | {"over": unit} | vars(pair) for unit, pair in pairs.items() if pair.n > 1]
     corrected = statistics.holm([entry["p"] for entry in found])
     return [entry | {"p_holm": p} for entry, p in zip(found, corrected, strict=True)]
@@ -319,9 +316,9 @@ def comparisons(table: Table) -> list[dict]:
 def _cells(table: Mapping, variant: str) -> Iterator[Cell]:
     """The empty cells of a table: rows times columns, each with its published number."""
     paper, axes = table.get("paper"), table["columns"]
-    index = {
-        _identity(cell): cell for cell in published() if (cell["paper"], cell["table"]) == (paper, table.get("table"))
-    }
+    told_apart = ("dataset", "our_loss", "our_beta", "metric", "class", "block")
+    here = (cell for cell in published() if (cell["paper"], cell["table"]) == (paper, table.get("table")))
+    index = {tuple(map(cell.get, told_apart)): cell for cell in here}
     for dataset, (label, row) in product(axes["dataset"], table["rows"].items()):
         classes = axes.get("class", [row.get("class", table.get("class"))])
         need = {"dataset": dataset, "protocol": table["protocol"]} | {n: row[n] for n in ("loss", "beta") if n in row}
@@ -332,17 +329,7 @@ def _cells(table: Mapping, variant: str) -> Iterator[Cell]:
         for class_name, metric in product(classes, axes["metric"]):
             per_class = metric in ("precision", "recall")
             of_class = class_name if per_class else None
-            beta = (
-                dict(zip(("beta_class", "beta"), next(iter(row["beta"].items())), strict=True)) if "beta" in row else {}
-            )
-            asked = {
-                "dataset": dataset,
-                "our_loss": row["loss"],
-                "metric": metric,
-                "class": of_class,
-                "block": row.get("block"),
-            }
-            known = index.get(_identity(asked | beta))
+            known = index.get((dataset, row["loss"], _pairs(row.get("beta")), metric, of_class, row.get("block")))
             yield Cell(
                 block=f"{dataset}, {row['block']}" if "block" in row else dataset,
                 row=label,
@@ -356,12 +343,6 @@ def _cells(table: Mapping, variant: str) -> Iterator[Cell]:
             )
 
 
-def _identity(cell: Mapping) -> tuple:
-    """What tells the published cells of one table apart. A beta without a class only repeats the name of the loss."""
-    beta = cell["beta"] if "beta_class" in cell else None
-    return (*map(cell.get, ("dataset", "our_loss", "metric", "class", "block", "beta_class")), beta)
-
-
 def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterator[Cell]:
     """The cells of a table without rows: one row per family of records, among `datasets`, `losses`, `families`."""
     asked = {name: table.get(name) for name in ("datasets", "losses", "families")}
@@ -369,9 +350,8 @@ def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterato
     for (dataset, loss), group in groupby(sorted(families, key=str), key=lambda key: key[:2]):
         if not (wanted("datasets", dataset) and wanted("losses", loss)):
             continue
-        found = [
-            f for key in group for f in families[key] if _preset(f) in accepted and wanted("families", f[0]["family"])
-        ]
+        every = (family for key in group for family in families[key] if wanted("families", family[0]["family"]))
+        found = [family for family in every if _preset(family) in accepted]
         configs = [family[0]["config"] for family in found]
         for label, config, family in zip(_labels(loss, configs), configs, found, strict=True):
             protocol = config.get("protocol", {}).get("name")
@@ -397,10 +377,8 @@ def _labels(loss: str, configs: Sequence[Mapping]) -> list[str]:
     """Names for several settings of one loss: as many of their values as it takes to tell them apart."""
     flat = []
     for config in configs:
-        sections = {
-            name: section for name, section in config.items() if isinstance(section, Mapping) and name != "hyper"
-        }
-        values = {f"{s}.{n}".removesuffix(".name"): v for s, section in sections.items() for n, v in section.items()}
+        sections = [(name, config[name]) for name in records.SECTIONS if name in config and name != "hyper"]
+        values = {f"{s}.{n}".removesuffix(".name"): v for s, section in sections for n, v in section.items()}
         flat.append({"preset": config.get("preset")} | values | {"annealing.r": None})
     labels = [loss] * len(flat)
     for name in dict.fromkeys(name for values in flat for name in values):
@@ -415,7 +393,7 @@ def _published_for(dataset: str, loss: str, protocol: str | None, score: str) ->
     """The first published number about a whole dataset that is this score of this loss under this protocol."""
     clean = {released: name for name, released in RELEASED_DATASETS.items()}.get(dataset, dataset)
     same = (c for c in published() if (c["dataset"], c["our_loss"], PROTOCOLS[c["paper"]]) == (clean, loss, protocol))
-    whole = (c for c in same if "class" not in c and "beta_class" not in c)
+    whole = (c for c in same if "class" not in c and not c["our_beta"])
     return next((c for c in whole if score_of(c["paper"], clean, loss, c["metric"]) == score), None)
 
 
@@ -436,7 +414,8 @@ def _families(found: Iterable[Mapping]) -> dict[tuple, list[list[Mapping]]]:
 def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> None:
     """Put the trials of the selected setting into a cell: those of the fullest preset that has any."""
     cell.rule = rule
-    fitting = [f for f in families.get((cell.dataset, cell.loss, cell.protocol), []) if _fits(f[0], cell)]
+    known = families.get((cell.dataset, cell.loss, cell.protocol), [])
+    fitting = [family for family in known if _preset(family) in accepted and _fits(family[0], cell)]
     for preset in accepted:
         by_split: dict[Any, list] = {}
         for family in (f for f in fitting if _preset(f) == preset):
@@ -464,33 +443,34 @@ def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> 
 
 
 def _fits(record: Mapping, cell: Cell) -> bool:
-    """Is this what the cell asks for? No section may contradict the protocol, the config files and the row."""
+    """Is this what the cell asks for? Nothing in its config may contradict what the command of the cell composes."""
     if cell.family:
         return record["family"] == cell.family
-    config, protocol = record["config"], cell.protocol or ""
-    annealing = ANNEALING.get(protocol) if cell.loss in ANNEALED else None
-    models = MODELS.get(protocol, {}).get(config["dataset"].get("kind"), ()) if cell.loss not in BASELINES else ()
-    named = [("annealing", (annealing,) if annealing else ()), ("model", models)]
-    if any(wanted and config[section]["name"] not in wanted for section, wanted in named if section in config):
-        return False
-    standard = {"loss": _conf("loss", cell.loss) | cell.parameters}
-    standard |= {
-        section: _conf(section, config[section]["name"]) for section in ("dataset", "model") if section in config
-    }
-    standard |= {"annealing": _conf("annealing", annealing)} if annealing and "annealing" in config else {}
-    return not config.get("split", {}).get("stratify") and all(
-        expected.get(name) == value
-        for section, expected in standard.items()
-        for name, value in config[section].items()
-        if name not in (*PLACES, *BY_PRESET) and (name in expected or (section == "loss" and len(expected) > 1))
+    config = record["config"]
+    standard = _standard(cell, config["preset"], config["dataset"]["kind"])
+    said = ((section, name, value) for section in standard for name, value in config.get(section, {}).items())
+    # Any other parameter of a loss makes it another loss; other sections may tell more than their files.
+    checked = (
+        entry for entry in said if entry[1] not in FREE and (entry[0] == "loss" or entry[1] in standard[entry[0]])
     )
+    return not config["split"].get("stratify") and all(standard[s].get(name) == value for s, name, value in checked)
+
+
+def _standard(cell: Cell, preset: str, kind: str) -> dict[str, dict[str, Any]]:
+    """The sections of a cell's config by the files of conf/: protocol and loss, changed by the preset."""
+    files = _conf("preset", preset)
+    loss, protocol, own = _conf("loss", cell.loss) | cell.parameters, _conf("protocol", cell.protocol), files["preset"]
+    names = {"dataset": cell.dataset, "protocol": cell.protocol}
+    if trains_networks(loss):
+        names["model"] = own["model"].get(kind, protocol["model"][kind])
+        names["annealing"] = protocol["annealing"] if anneals(loss) else "none"
+    standard = {section: _conf(section, name) | files.get(section, {}) for section, name in names.items()}
+    return standard | {"loss": loss, "dataset": standard["dataset"] | own["dataset"].get(cell.dataset, {})}
 
 
 @cache
 def _conf(group: str, name: str) -> dict[str, Any]:
-    """conf/<group>/<name>.yaml; empty for a loss or a dataset of someone's own."""
-    file = CONF / group / f"{name}.yaml"
-    return yaml.safe_load(file.read_text()) if file.is_file() else {}
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
 
 
 def _preset(family: Sequence[Mapping]) -> str | None:
@@ -511,9 +491,8 @@ def _value(record: Mapping, cell: Cell) -> float | None:
 def _mean_over(matrices: Sequence, name: str, k: int) -> float:
     """Precision or recall of class k, mean over the confusion matrices of several thresholds; 0 where undefined."""
     wholes = [sum(row[k] for row in matrix) if name == "precision" else sum(matrix[k]) for matrix in matrices]
-    return sum(matrix[k][k] / whole if whole else 0.0 for matrix, whole in zip(matrices, wholes, strict=True)) / len(
-        wholes
-    )
+    ratios = [matrix[k][k] / whole if whole else 0.0 for matrix, whole in zip(matrices, wholes, strict=True)]
+    return sum(ratios) / len(ratios)
 
 
 def _hydra(value: Any) -> str:
@@ -539,6 +518,6 @@ def _caption(table: Mapping, cells: Sequence[Cell], rule: str, variant: str, tod
     legend = f"Ours: mean ± sample standard deviation (trials done{asked})."
     if any(cell.published for cell in cells):
         legend += (
-            " Δ: ours − published; ✓ at most 2·sqrt(s_ours² + s_published²) apart, ✗ further. Bold: best of the column."
+            " Δ: ours − published; ✓ at most 2·sqrt(s_ours² + s_published²) apart, ✗ further. Bold: column's best."
         )
     return f"{table['source']}. {legend} {'; '.join(facts).capitalize()}."

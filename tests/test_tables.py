@@ -192,6 +192,7 @@ def test_presets():
         {"model": {"hidden": [8]}},
         {"model": {"name": "mlp_btg"}},
         {"split": {"stratify": True}},
+        {"protocol": {"patience": 51}},
     ],
 )
 def test_what_is_not_the_papers_setting_never_enters_its_table(tmp_path, change):
@@ -203,7 +204,7 @@ def test_what_is_not_the_papers_setting_never_enters_its_table(tmp_path, change)
     ]
     config = json.loads(json.dumps(standard["config"]))
     config["dataset"]["limit"] = change.get("limit")
-    for section in ("loss", "annealing", "model", "split"):
+    for section in ("loss", "annealing", "model", "split", "protocol"):
         config[section] |= change.get(section, {})
     fields = {name: standard[name] for name in ("data", "confusion", "scores", "best")}
     records.write(tmp_path, records.Record(config=config, seed=0, **fields))
@@ -214,10 +215,10 @@ def test_what_is_not_the_papers_setting_never_enters_its_table(tmp_path, change)
 
 
 def test_two_settings_that_both_fit_are_marked(tmp_path):
-    """Same sections but another patience: nothing forbids it, so the larger one is shown and marked."""
+    """The same config on two states of the data: the larger one is shown and marked."""
     source = next(r for r in records.scan(GOLDEN) if r["config"]["loss"]["name"] == "dice")
-    for patience, seeds in [(40, 3), (60, 2)]:
-        config = source["config"] | {"protocol": {"name": "east", "patience": patience}}
+    for fingerprint, seeds in [("old", 3), ("new", 2)]:
+        config = source["config"] | {"dataset": source["config"]["dataset"] | {"fingerprint": fingerprint}}
         for seed in range(seeds):
             records.write(tmp_path, records.Record(config=config, seed=seed, scores=source["scores"]))
     found = cell(tables.build("east_v2_1", tmp_path), dataset="mammography", row="Dice", column="f1")

@@ -53,8 +53,11 @@ def config(dataset, loss, protocol, preset, annealing, lr, kind, split, model):
         "split": {"seed": split, "fractions": [0.64, 0.16, 0.2], "stratify": False},
         "model": {"name": model},
         "loss": loss if isinstance(loss, dict) else {"name": loss},
-        "annealing": {"name": annealing, "schedule": annealing, "T0": 0.2},
-        "protocol": {"name": protocol, "patience": {"paper": 50, "budget": 10, "quick": 3}[preset]},
+        "annealing": {"name": annealing, "schedule": annealing, "T0": None if annealing == "none" else 0.2},
+        "protocol": {
+            "name": protocol,
+            "patience": {"paper": 100 if protocol == "btg" else 50, "budget": 10, "quick": 3}[preset],
+        },
         "hyper": {"lr": lr, "batch_size": 256, "dropout": 0.25, "weight_decay": 0.01, "clip": None},
         "preset": preset,
     }
