@@ -14,6 +14,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
     from east.tables import Table
@@ -72,7 +73,7 @@ def steps(probabilities: Sequence[float], heights: Mapping[float, Sequence[float
     """The step at several temperatures: heights[T] over probabilities. Eq. 4, arXiv 2405.20954."""
     figure = Figure(figsize=(4.6, 3.2))
     axes = figure.add_subplot()
-    shades = np.linspace(0.35, 1.0, len(heights))
+    shades = np.linspace(0.5, 1.0, len(heights))
     for shade, (temperature, height) in zip(shades, sorted(heights.items(), reverse=True), strict=True):
         axes.plot(probabilities, height, color=BLUE, alpha=shade, lw=1 + shade, label=f"T = {temperature:g}")
     axes.axvline(threshold, color=GREY, lw=0.8, ls=":")
@@ -140,7 +141,7 @@ def tradeoff(table: "Table", precision: str = "precision dog", recall: str = "re
 
 def _path(axes: Any, names: Sequence[str], x: Sequence, y: Sequence, colour: str, label: str, hollow: bool) -> None:
     (xs, dx), (ys, dy) = (zip(*pairs, strict=True) for pairs in (x, y))
-    face = "white" if hollow else colour
+    face = "none" if hollow else colour
     axes.errorbar(xs, ys, dy, dx, color=colour, mfc=face, marker="o", ms=5, lw=0.8, elinewidth=0.5, label=label)
     for name, a, b in zip(names, xs, ys, strict=True):
         axes.annotate(name.removeprefix("beta "), (a, b), (4, 4), textcoords="offset points", fontsize=7, color=colour)
@@ -170,12 +171,13 @@ def dots(table: "Table") -> Figure:
             axes.set_yticklabels(rows[block] if axes is line[0] else [])
             axes.margins(x=0.15)
             axes.set_xlim(right=min(axes.get_xlim()[1], 1.05))  # no score exceeds 1
+            axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.tick_params(length=2, labelsize=8)
             axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
             axes.set_title(f"{block}: {column}" if len(blocks) > 1 else column, loc="left")
     handles = [
         Line2D([], [], color=BLUE, marker="o", ms=5, lw=1.5, label="ours, 95 % interval of the mean"),
-        Line2D([], [], color=GREY, marker="D", ms=4, mfc="white", lw=1, label="published ± 2 std"),
+        Line2D([], [], color=GREY, marker="D", ms=4, mfc="none", lw=1, label="published ± 2 std"),
     ]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8)
     return figure
@@ -184,7 +186,7 @@ def dots(table: "Table") -> Figure:
 def _dot(axes: Any, y: int, cell: Any) -> None:
     if cell.published:
         mean, std = cell.published["mean"], cell.published["std"]
-        axes.errorbar(mean, y - 0.17, xerr=2 * std, color=GREY, mfc="white", marker="D", ms=4, lw=1)
+        axes.errorbar(mean, y - 0.17, xerr=2 * std, color=GREY, mfc="none", marker="D", ms=4, lw=1)
     if cell.values:
         ours = cell.summary
         reach = None if ours.low is None else ours.high - ours.mean
