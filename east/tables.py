@@ -198,7 +198,7 @@ def findings_of(cell: Mapping) -> list[str]:
 
 
 def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
-    """Which of our scores a paper's metric is; without a paper, `metric` is one of our scores.
+    """Which of our scores a paper's metric is; without a paper, `metric` is our own word, such as plugin_f1.f1_pos.
 
     Two classes: F1 of the positive class, but macro F1 in the rows of random forest and CCS. Caltech256: the networks'
     accuracy is balanced accuracy. Bridging the Gap: means over the thresholds 0.1 to 0.9.
@@ -208,7 +208,8 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
     """
     baseline = loss in BASELINES
     if paper is None:
-        return f"test.{choose('score', metric, SCORES)}"
+        rule, _, name = metric.rpartition(".")
+        return f"{rule}{'.' if rule else ''}test.{choose('score', name, SCORES)}"
     if paper == "btg":
         return f"thresholds.test.{BTG_METRICS[choose('metric', metric, BTG_METRICS)]}"
     if metric == "f1":
