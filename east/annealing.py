@@ -58,14 +58,14 @@ class Annealing:
     """Where every trial stands. `update` takes an epoch's validation numbers and says what follows from them.
 
     configs: resolved configs of the trials; each may have its own schedule and patience.
-    anneals: whether the loss has a temperature; if not, there is a single stage.
+    anneals: whether the loss has a temperature; if not, there is a single stage without one.
     temperature: the loss's own, where a config leaves T0 open.
     """
 
     def __init__(self, configs: Sequence[Mapping[str, Any]], anneals: bool = True, temperature: float = 0.2):
         annealing = [config["annealing"] for config in configs]
         protocol = [config["protocol"] for config in configs]
-        self.schedules = [self._schedule(a, temperature) if anneals else [temperature] for a in annealing]
+        self.schedules = [self._schedule(a, temperature) if anneals else [math.nan] for a in annealing]
         self.per_epoch = np.array([anneals and a["schedule"] == "per_epoch" for a in annealing])
         # Across temperatures the surrogate is not one function; "hard" compares 1 - M of the decisions instead.
         self.hard = np.array([choose("outer rule", a.get("outer") or "soft", OUTER) == "hard" for a in annealing])
@@ -144,11 +144,12 @@ class Annealing:
         self.stopped[p] = "diverged"
 
     def best_of(self, p: int) -> dict[str, float | None]:
-        """Validation numbers, temperature and epoch of the weights that trial p has kept; None if there are none."""
+        """Validation numbers, temperature and epoch of the weights that trial p has kept; None where there is none."""
         if not np.isfinite(self.best[p, 0]):
             return dict.fromkeys(("val_loss", "val_metric", "temperature", "epoch"))
         val_loss, val_metric, temperature, epoch = self.best[p].tolist()
-        return {"val_loss": val_loss, "val_metric": val_metric, "temperature": temperature, "epoch": int(epoch)}
+        known = None if math.isnan(temperature) else temperature
+        return {"val_loss": val_loss, "val_metric": val_metric, "temperature": known, "epoch": int(epoch)}
 
     @property
     def lowest_metric(self) -> float:

@@ -37,6 +37,7 @@ CHECKPOINT_SECONDS = 60.0
 EVALUATION_ROWS = 1024
 HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
 OPTIMIZERS = ("adam", "adamw")
+VAL_REDUCE = ("split", "batch_mean")
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
@@ -60,7 +61,7 @@ class Outcome:
     epochs: int
     seconds: float  # its share of the population's time
     best: dict[str, float | None]  # val_loss, val_metric, temperature and epoch of the weights that were kept
-    history: dict[str, list]  # HISTORY, one entry per epoch
+    history: dict[str, list]  # HISTORY, one entry per epoch; no temperature where the loss has none
     probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: float32 [n, d]
     labels: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: int64 [n]
     weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
@@ -124,6 +125,7 @@ def train_population(
     batches = len(train_set) // batch if len(train_set) >= 2 * batch else math.ceil(len(train_set) / batch)
     rates = torch.tensor([float(h["dropout"]) for h in hyper], device=device)
     dropping = any(h["dropout"] for h in hyper)
+    by_batches = choose("val_reduce", protocol.get("val_reduce") or "split", VAL_REDUCE) == "batch_mean"
 
     loss = losses.build(config["loss"], splits.classes, splits.train.labels).to(device)
     metric = validation_metric(loss, splits.positive)
@@ -134,8 +136,7 @@ def train_population(
     if file is not None and file.exists():
         population.load(file)
     forward = torch.compile(net.__call__) if compile else net
-    on_gpu = splits.kind == "image" and device.type == "cuda"
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=on_gpu)
+    autocast = torch.autocast(device.type, torch.bfloat16, enabled=splits.kind == "image" and device.type == "cuda")
     saved = time.monotonic()
 
     with ExitStack() as resources:
@@ -155,11 +156,11 @@ def train_population(
             seeds = [stream(trials[p].seed, "dropout", epoch) for p in alive]
             keys = torch.tensor(seeds, device=device)
             torch.manual_seed(seeds[0])
-            total = torch.zeros(len(alive), device=device)
+            dropout, total = rates[rows], torch.zeros(len(alive), device=device)
 
             for step in range(batches):
                 index = order[:, step * batch : (step + 1) * batch]
-                noise = (keys, step, rates[rows]) if dropping else None
+                noise = (keys, step, dropout) if dropping else None
                 with autocast:
                     logits = forward(prepared(splits, train_set.inputs[index], device), training=True, noise=noise)
                 values = loss(*samples(logits, train_set.labels[index]))
@@ -168,26 +169,25 @@ def train_population(
                 bar.update(1 / batches)
 
             logits, labels = predict(net, val_set, rows, splits, batch)
-            values = mean_of_batches(
-                loss, logits, labels, batch if protocol.get("val_reduce") == "batch_mean" else None
-            )
+            values = validation_loss(loss, logits, labels, batch if by_batches else None)
             decisions = Confusion.from_predictions(logits.argmax(-1).cpu(), labels.cpu(), logits.shape[-1])
             numbers = np.full((len(trials), 3), np.nan)
             numbers[alive, :2] = torch.stack([total / batches, values], dim=1).cpu()
             numbers[alive, 2] = 1 - metric(decisions)
 
             for p in alive:
-                entry = dict(zip(HISTORY, [epoch, float(temperature[p]), *numbers[p].tolist()], strict=True))
+                T = float(temperature[p]) if loss.anneals else None
+                entry = dict(zip(HISTORY, [epoch, T, *numbers[p].tolist()], strict=True))
                 population.log(p, entry)
                 for name in HISTORY[1:] if writers else ():
-                    writers[p].add_scalar(name, entry[name], epoch)
+                    if entry[name] is not None:
+                        writers[p].add_scalar(name, entry[name], epoch)
             population.follow(annealing.update(numbers[:, 1], numbers[:, 2]))
             population.seconds[alive] += (time.perf_counter() - started) / len(alive)
             bar.n = epoch
-            bar.set_postfix_str(
-                f"T {temperature[alive].max():.3g}, best {1 - annealing.lowest_metric:.3f}, "
-                f"alive {len(population.alive)}/{len(trials)}"
-            )
+            hottest = f"T {temperature[alive].max():.3g}, " if loss.anneals else ""
+            left = f"alive {len(population.alive)}/{len(trials)}"
+            bar.set_postfix_str(f"{hottest}best {1 - annealing.lowest_metric:.3f}, {left}", refresh=False)
             if file is not None and time.monotonic() - saved >= CHECKPOINT_SECONDS:
                 population.save(file)
                 saved = time.monotonic()
@@ -218,7 +218,7 @@ class Population:
         self.errors: list[str | None] = [None for _ in trials]
         self.seconds = np.zeros(len(trials))
 
-    def log(self, p: int, entry: Mapping[str, float]) -> None:
+    def log(self, p: int, entry: Mapping[str, Any]) -> None:
         """Add an epoch to trial p's history; a loss that is no longer a number ends the trial."""
         for name, number in entry.items():
             self.history[p][name].append(number)
@@ -408,9 +408,9 @@ def initial(trial: Trial, splits: Splits) -> nn.Module:
 
 
 def prepared(splits: Splits, inputs: Tensor, device: torch.device) -> Tensor:
-    """What the networks see of inputs [P, n, ...]; images lie in memory as CUDA's convolutions prefer."""
+    """What the networks see of inputs [P, n, ...]; images lie in memory as the fastest convolutions want them."""
     inputs = splits.prepare(inputs)
-    if splits.kind == "image" and device.type == "cuda" and len(inputs) == 1:
+    if splits.kind == "image" and device.type != "mps" and len(inputs) == 1:
         inputs = inputs.squeeze(0).contiguous(memory_format=torch.channels_last).unsqueeze(0)
     return inputs
 
@@ -433,7 +433,7 @@ def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch
 
 
 @torch.no_grad()
-def mean_of_batches(loss: nn.Module, logits: Tensor, labels: Tensor, batch: int | None) -> Tensor:
+def validation_loss(loss: nn.Module, logits: Tensor, labels: Tensor, batch: int | None) -> Tensor:
     """The loss [P] of a whole split, or, as Bridging the Gap's code has it, the mean loss of its batches."""
     if batch is None:
         return loss(logits, labels)

@@ -195,7 +195,7 @@ def scripted(monkeypatch):
 
     monkeypatch.setattr(models.Stack, "__call__", watched_call)
     monkeypatch.setattr(training, "predict", watched_predict)
-    monkeypatch.setattr(training, "mean_of_batches", scripted_losses)
+    monkeypatch.setattr(training, "validation_loss", scripted_losses)
     return script
 
 
@@ -211,6 +211,7 @@ def test_each_stage_returns_to_its_best_weights_then_cools_and_stops_after_p_out
     expected = [0.2 * 0.8**k for k, epochs in enumerate(stages) for _ in range(epochs)]
     assert [T for (T,) in scripted.temperatures] == pytest.approx(expected)
     assert outcome.history["temperature"] == pytest.approx(expected)
+    assert outcome.best["temperature"] == pytest.approx(0.2 * 0.8)
     assert outcome.stopped == "coolings"
     assert outcome.epochs == 13
     for cooled_after, best in ((4, 2), (7, 5), (10, 8)):
@@ -250,6 +251,12 @@ def test_a_diverging_trial_fails_with_its_reason_and_the_others_go_on(blobs):
     assert close(fine, train(trials[2:], blobs)[0])
 
 
+def test_a_loss_without_temperature_reports_none(blobs):
+    (outcome,) = train([Trial(config("ce", schedule="geometric", max_epochs=2), 0)], blobs)
+    assert outcome.history["temperature"] == [None, None]
+    assert outcome.best["temperature"] is None
+
+
 def test_single_logits_give_two_probabilities(blobs):
     model = {"name": "mlp_btg", "hidden": [32, 16], "outputs": 1}
     for loss in ("ce", "f1"):
@@ -262,8 +269,8 @@ def test_validation_can_be_the_mean_of_batches_as_in_released_code():
     loss = training.losses.MetricLoss("f1")
     logits, labels = torch.randn(2, 50, 2), torch.randint(0, 2, (2, 50))
     expected = torch.stack([loss(logits[:, k : k + 20], labels[:, k : k + 20]) for k in (0, 20, 40)]).mean(0)
-    torch.testing.assert_close(training.mean_of_batches(loss, logits, labels, 20), expected)
-    torch.testing.assert_close(training.mean_of_batches(loss, logits, labels, None), loss(logits, labels))
+    torch.testing.assert_close(training.validation_loss(loss, logits, labels, 20), expected)
+    torch.testing.assert_close(training.validation_loss(loss, logits, labels, None), loss(logits, labels))
 
 
 def test_graphs_are_judged_pair_by_pair():
@@ -404,6 +411,8 @@ def test_trials_that_cannot_train_together_are_refused(blobs, change, message):
 def test_bad_names_are_refused(blobs):
     with pytest.raises(ValueError, match="did you mean 'adamw'"):
         train([Trial(config(optimizer="adamW"), 0)], blobs)
+    with pytest.raises(ValueError, match="unknown val_reduce 'mean'"):
+        train([Trial(config(val_reduce="mean"), 0)], blobs)
     with pytest.raises(ValueError, match="did you mean 'cuda'"):
         train([Trial(config(), 0)], blobs, device="cud")
     if not torch.cuda.is_available():
