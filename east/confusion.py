@@ -5,7 +5,6 @@ for, so 100,000 classes train without it.
 """
 
 from collections.abc import Callable
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -23,15 +22,18 @@ class Confusion:
         self.diagonal = diagonal
         self.actual = actual
         self.predicted = predicted
-        self._matrix = matrix
+        self._matrix: Tensor | Callable[[], Tensor] = matrix
 
-    @cached_property
+    @property
     def total(self) -> Tensor:
         return self.actual.sum(-1)
 
-    @cached_property
+    @property
     def matrix(self) -> Tensor:
-        return self._matrix()
+        # functools.cached_property holds a lock in Python 3.11, which torch.compile cannot trace.
+        if not isinstance(self._matrix, Tensor):
+            self._matrix = self._matrix()
+        return self._matrix
 
     @property
     def classes(self) -> int:

@@ -141,7 +141,7 @@ class MetricLoss(Loss):
 
     @temperature.setter
     def temperature(self, value: float | Tensor) -> None:
-        least, most = (float(value.min()), float(value.max())) if isinstance(value, Tensor) else (value, value)
+        least, most = (value.min().item(), value.max().item()) if isinstance(value, Tensor) else (value, value)
         if not 0 < least <= most <= MAX_TEMPERATURE * (1 + 1e-6):  # float32's 0.4 is a little more
             raise ValueError(f"temperature: expected 0 < T <= {MAX_TEMPERATURE}, got {value}")
         if most > STEEP_TEMPERATURE:

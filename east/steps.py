@@ -34,8 +34,9 @@ def sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
 
 def cosine(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
     """Distribution function of a raised cosine of half width 1/slope around tau: SOL's random threshold."""
-    u = (slope * (probabilities - threshold)).clamp(-1, 1)
-    return 0.5 * (1 + u + torch.sin(math.pi * u) / math.pi)
+    w = (slope * (probabilities - threshold) + 1).clamp(0, 2)
+    # From the lower end, where the difference would otherwise be rounding alone, which normalising would magnify.
+    return (0.5 * (w - torch.sin(math.pi * w) / math.pi)).clamp_min(0)
 
 
 STEPS = {"linear": linear, "sigmoid": sigmoid, "cosine": cosine}  # linear has a temperature, all others a slope

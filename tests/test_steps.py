@@ -76,6 +76,13 @@ def test_the_cosine_step_integrates_the_raised_cosine():
     torch.testing.assert_close(steps.cosine(ends, double(mu), 1 / de), distribution, atol=1e-6, rtol=0)
 
 
+def test_the_cosine_step_is_never_negative():
+    """Where all classes are below its reach their sum divides: rounding there would become memberships of any size."""
+    p = 0.4 + torch.linspace(-1e-5, 1e-3, 5000)
+    assert (steps.cosine(p, torch.tensor(0.5), 10.0) >= 0).all()
+    assert (steps.cosine(torch.linspace(0, 0.4, 50), torch.tensor(0.5), 10.0) < 1e-12).all()
+
+
 @given(p=fractions, other=fractions, tau=thresholds, T=temperatures)
 @settings(deadline=None)
 def test_the_step_is_symmetric_and_lipschitz(p, other, tau, T):

@@ -1,0 +1,691 @@
+"""Losses: golden values, other people's implementations, finite gradients, and what wrong input is told."""
+
+import math
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch_btg import loss as released
+
+from east import METRICS, MetricLoss, losses
+from east.confusion import Confusion
+from east.losses import WMW, AUROCLoss, CrossEntropy, Dice, Focal, ReleasedBtG, ReleasedDice, ReleasedWMW, SigmoidF1
+
+CONFIGS = {path.stem: yaml.safe_load(path.read_text()) for path in Path(__file__).parents[1].glob("conf/loss/*.yaml")}
+CONFIGS = {name: config for name, config in CONFIGS.items() if config["_target_"].startswith("east.losses.")}
+del CONFIGS["ap_perf"]  # an optional package's solver
+BINARY = {"btg_auroc", "btg_released", "wmw", "wmw_released"}
+TENTHS = [k / 10 for k in range(1, 10)]
+BTG_P, BTG_Y = (0.9, 0.6, 0.4, 0.2, 0.1), (1, 1, 0, 1, 0)
+
+
+def build(name, classes=2, **overrides):
+    """A loss of conf/loss; class weights balanced over one sample of each class."""
+    names = [f"class {k}" for k in range(classes)]
+    return losses.build(CONFIGS[name] | overrides, names, labels=torch.arange(classes))
+
+
+def batch(*shape, seed=0, dtype=torch.float32, scale=2.0):
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(*shape, generator=generator)
+    return logits.to(dtype), torch.randint(shape[-1], shape[:-1], generator=generator)
+
+
+def classes_of(name, classes):
+    """Losses for two classes get two."""
+    return 2 if name in BINARY else classes
+
+
+def gradient(loss, logits, *rest):
+    logits = logits.detach().clone().requires_grad_()
+    return torch.autograd.grad(loss(logits, *rest).sum(), logits)[0]
+
+
+def single_logits():
+    """The example of Bridging the Gap as single logits."""
+    return torch.tensor(BTG_P, dtype=torch.float64).logit(), torch.tensor(BTG_Y)
+
+
+# Golden values (METHOD.md, sections 1.3 and 5)
+
+
+@pytest.mark.parametrize(
+    "T, name, score",
+    [
+        (0.2, "accuracy", 0.546298),
+        (0.2, "f1", 0.555059),
+        (0.2, "mcc", 0.387694),
+        (0.2, "kappa", 0.350201),
+        (0.2, "quadratic_kappa", 0.508006),
+        (0.05, "accuracy", 0.720327),
+        (0.05, "f1", 0.744014),
+        (0.05, "mcc", 0.653404),
+    ],
+)
+def test_golden_batch(T, name, score):
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.1, 0.6, 0.3], [0.05, 0.15, 0.8]])
+    loss = MetricLoss(name, temperature=T)
+    assert float(loss(p.log(), torch.tensor([0, 0, 1, 2]))) == pytest.approx(1 - score, abs=1e-5)
+
+
+def test_golden_bridging_the_gap():
+    scores = [0.763970, 0.738255, 0.711813, 0.702703, 0.658915, 0.631579, 0.560658, 0.493151, 0.361669]
+    for t, score in zip(TENTHS, scores, strict=True):
+        loss = MetricLoss("f1", threshold=t, average="positive")
+        assert float(loss(*single_logits())) == pytest.approx(1 - score, abs=1e-5)
+    assert float(build("btg_f1")(*single_logits())) == pytest.approx(1 - 0.624746, abs=1e-5)
+    assert float(build("btg_accuracy")(*single_logits())) == pytest.approx(1 - 0.628946, abs=1e-5)
+
+
+# Other implementations, and formulas written out
+
+
+def test_a_fixed_threshold_is_bridging_the_gap_written_out():
+    """tp = sum y H, fp = sum (1-y) H, fn = sum y (1-H); per threshold, then the mean; the area with both ends."""
+    z, y = batch(30, 2, dtype=torch.float64)
+    p, positive = z.softmax(-1)[:, 1], y.double()
+
+    def stepped(t):
+        """Section 4 of the paper with delta = 0.2."""
+        width = min(t, 1 - t)
+        lo, hi = t - width / 2, t + width / 2
+        upper = 0.8 + 0.2 * (p - hi) / (1 - hi)
+        return torch.where(p < lo, 0.2 * p / lo, torch.where(p > hi, upper, 0.5 + 0.6 * (p - t) / width))
+
+    heights = [stepped(t) for t in TENTHS]
+    negative = 1 - positive
+    counts = [(positive @ H, negative @ H, positive @ (1 - H), negative @ (1 - H)) for H in heights]
+    for beta, name in ((1, "btg_f1"), (2, "btg_f2"), (3, "btg_f3")):
+        fbeta = sum((1 + beta**2) * tp / ((1 + beta**2) * tp + beta**2 * fn + fp) for tp, fp, fn, _ in counts) / 9
+        assert float(build(name)(z, y)) == pytest.approx(1 - float(fbeta))
+    accuracy = sum((tp + tn) / 30 for tp, _, _, tn in counts) / 9
+    assert float(build("btg_accuracy")(z, y)) == pytest.approx(1 - float(accuracy))
+    roc = [(1.0, 1.0), *((fp / (fp + tn), tp / (tp + fn)) for tp, fp, fn, tn in counts), (0.0, 0.0)]
+    fpr, tpr = torch.tensor(roc[::-1], dtype=torch.float64).T
+    assert float(build("btg_auroc")(z, y)) == pytest.approx(1 - float(torch.trapezoid(tpr, fpr)))
+    shuffled = AUROCLoss(threshold=TENTHS[::-1])
+    torch.testing.assert_close(shuffled(z, y), build("btg_auroc")(z, y))
+
+
+@pytest.mark.parametrize("prevalence", [0.5, 0.1])
+@pytest.mark.parametrize(
+    "parameters, theirs",
+    [
+        ({"metric": "fbeta", "beta": 1.0}, lambda: released.fb_loss(beta=1.0)),
+        ({"metric": "f1"}, lambda: released.fb_loss(beta=1.0)),
+        ({"metric": "fbeta", "beta": 3.0}, lambda: released.fb_loss(beta=3.0)),
+        ({"metric": "accuracy"}, lambda: released.accuracy_loss()),
+        ({"metric": "auroc"}, lambda: released.auroc_loss()),
+        ({"step": "sigmoid"}, lambda: released.mean_fbeta_approx_loss_on(approx=released_sigmoid())),
+        (
+            {"metric": "accuracy", "step": "sigmoid"},
+            lambda: released.mean_accuracy_approx_loss_on(approx=released_sigmoid()),
+        ),
+    ],
+)
+def test_released_bridging_the_gap_is_torch_btg(parameters, theirs, prevalence, monkeypatch):
+    monkeypatch.setattr(Tensor, "cuda", lambda self: self)  # it moves to CUDA unconditionally
+    generator = torch.Generator().manual_seed(0)
+    logits = 2 * torch.randn(64, generator=generator)
+    labels = (torch.rand(64, generator=generator) < prevalence).long()
+    a, b = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    ours, wanted = ReleasedBtG(**parameters)(a, labels), theirs()(b.sigmoid(), labels)[0]
+    torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=0)
+    ours.backward(), wanted.backward()
+    torch.testing.assert_close(a.grad, b.grad, atol=1e-5, rtol=1e-3)
+
+
+def released_sigmoid():
+    from torch_btg.confusion import sig
+
+    return sig(k=10)
+
+
+def test_the_released_form_is_the_papers_only_at_one_half():
+    z, y = batch(40, 2)
+    half = MetricLoss("f1", threshold=[0.5], average="positive")(z, y)
+    torch.testing.assert_close(ReleasedBtG(threshold=[0.5])(z, y), half, atol=1e-5, rtol=0)
+    assert (ReleasedBtG()(z, y) - build("btg_f1")(z, y)).abs() > 0.01
+
+
+def test_anyloss_is_its_formulas():
+    """A = 1 / (1 + exp(-73 (p - 0.5))); scores of arXiv 2405.14745 with N the batch."""
+    z, y = batch(40, 2, dtype=torch.float64, scale=0.1)
+    A, y1, N = 1 / (1 + torch.exp(-73 * (z.softmax(-1)[:, 1] - 0.5))), y.double(), 40
+    tp, tn = (y1 * A).sum(), ((1 - y1) * (1 - A)).sum()
+    scores = {
+        "f1": 2 * (y1 * A).sum() / (y1.sum() + A.sum()),
+        "accuracy": (N - y1.sum() - A.sum() + 2 * (y1 * A).sum()) / N,
+        "gmean": (tp * tn / (y1.sum() * (1 - y1).sum())).sqrt(),
+        "balanced_accuracy": (tp / y1.sum() + tn / (1 - y1).sum()) / 2,
+    }
+    torch.testing.assert_close(build("anyloss")(z, y), 1 - scores["f1"])
+    for name, score in scores.items():
+        average = {"average": "positive"} if name == "f1" else {}
+        torch.testing.assert_close(
+            MetricLoss(name, step="sigmoid", slope=73, threshold=0.5, **average)(z, y), 1 - score
+        )
+    beta4 = 5 * (y1 * A).sum() / (4 * y1.sum() + A.sum())
+    torch.testing.assert_close(build("anyloss", metric="fbeta", beta=2.0)(z, y), 1 - beta4)
+
+
+def test_score_oriented_loss_is_its_formula():
+    """F(p) = (1 + u + sin(pi u) / pi) / 2, u = (p - 0.5) / 0.1; the uniform threshold gives F(p) = p."""
+    z, y = batch(40, 2, dtype=torch.float64, scale=0.2)
+    p, y1 = z.softmax(-1)[:, 1], y.double()
+    u = ((p - 0.5) / 0.1).clamp(-1, 1)
+    for loss, H in ((build("sol"), 0.5 * (1 + u + torch.sin(math.pi * u) / math.pi)),
+                    (build("sol", step="none", slope=None), p)):  # fmt: skip
+        torch.testing.assert_close(loss(z, y), 1 - 2 * (y1 * H).sum() / (y1.sum() + H.sum()))
+
+
+@pytest.mark.parametrize("d", [2, 5])
+def test_cross_entropy_is_torchs(d):
+    z, y = batch(30, d)
+    torch.testing.assert_close(build("ce", d)(z, y), F.cross_entropy(z, y))
+    w = torch.rand(d) + 0.1
+    torch.testing.assert_close(CrossEntropy(class_weights=w.tolist())(z, y), F.cross_entropy(z, y, weight=w))
+    weights = torch.rand(30)
+    mean = (weights * F.cross_entropy(z, y, reduction="none")).sum() / weights.sum()
+    torch.testing.assert_close(CrossEntropy()(z, y, weights), mean)
+
+
+def test_binary_cross_entropy_is_torchs():
+    z, y = batch(30, 2)
+    torch.testing.assert_close(build("bce")(z[:, 0], y), F.binary_cross_entropy_with_logits(z[:, 0], y.float()))
+
+
+def test_balanced_class_weights_are_those_of_bridging_the_gap():
+    """n / (d n_k): cocktail party has 1454 positives of 4800 (.72, 1.65), mammography 260 of 11183 (.51, 21.5)."""
+    for n, positives, wanted in ((4800, 1454, (0.72, 1.65)), (11183, 260, (0.51, 21.5))):
+        labels = torch.arange(n) < positives
+        loss = losses.build(CONFIGS["ce_weighted"], ["no", "yes"], labels.long())
+        assert loss.class_weights == pytest.approx(wanted, abs=0.01)
+
+
+def test_focal_loss_is_its_formula():
+    z, y = batch(30, 4, dtype=torch.float64)
+    p = z.softmax(-1)[torch.arange(30), y]
+    torch.testing.assert_close(build("focal", 4)(z, y), (-((1 - p) ** 2) * p.log()).mean())
+    torch.testing.assert_close(Focal(gamma=0.0)(z, y), F.cross_entropy(z, y))
+    alpha = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)
+    values = -(alpha / 10)[y] * (1 - p) ** 2 * p.log()
+    torch.testing.assert_close(Focal(class_weights=alpha.tolist())(z, y), values.mean())
+
+
+def test_dice_is_its_formula():
+    """1 - mean over present classes of 2 sum p y / (sum p^2 + sum y^2)."""
+    z, y = batch(30, 4, dtype=torch.float64)
+    y = y.clamp_max(2)  # class 3 is absent
+    p, Y = z.softmax(-1), F.one_hot(y, 4).double()
+    dice = 2 * (p * Y).sum(0) / ((p**2).sum(0) + (Y**2).sum(0) + 1e-7)
+    torch.testing.assert_close(Dice()(z, y), 1 - dice[:3].mean())
+
+
+def test_released_dice_broadcasts_the_class_index():
+    z, y = batch(30, 4, dtype=torch.float64)
+    index = y.unsqueeze(-1).expand(30, 4)
+    dice = (z * index).sum(-1) / ((z**2).sum(-1) + (index**2).sum(-1) + 1e-7)
+    torch.testing.assert_close(ReleasedDice()(z, y), 1 - dice.mean())
+
+
+def test_wmw_is_its_formula_and_zero_for_separated_scores():
+    z, y = batch(30, 2, dtype=torch.float64)
+    p = z.softmax(-1)[:, 1]
+    pairs = [max(0.0, 0.2 - float(x - w)) ** 3 for x in p[y == 1] for w in p[y == 0]]
+    assert float(WMW()(z, y)) == pytest.approx(sum(pairs) / len(pairs))
+    separated = torch.where(y == 1, 3.0, -3.0)
+    assert float(WMW()(separated, y)) == 0
+    one_class = torch.zeros(30, requires_grad=True)
+    WMW()(one_class, torch.ones(30, dtype=torch.long)).backward()
+    assert (one_class.grad == 0).all()
+
+
+def test_released_wmw_sees_positives_alone():
+    """It cannot tell how well positives and negatives are separated; least where all positives are equal."""
+    y = torch.arange(20) % 2
+    z = torch.randn(20, generator=torch.Generator().manual_seed(0))
+    moved = torch.where(y == 0, z - 100, z)
+    torch.testing.assert_close(ReleasedWMW()(moved, y), ReleasedWMW()(z, y))
+    equal = torch.where(y == 1, 0.7, z)
+    assert float(ReleasedWMW()(equal, y)) == pytest.approx(0.2**3)
+    assert float(ReleasedWMW()(z, y)) > 0.2**3
+    assert (gradient(ReleasedWMW(), equal, y).abs() < 1e-7).all()
+
+
+def test_sigmoid_f1_is_its_formula():
+    z, y = batch(30, 4, dtype=torch.float64)
+    S, Y = 1 / (1 + torch.exp(-2.0 * (z + 0.3))), F.one_hot(y, 4).double()
+    tp, fp, fn = (S * Y).sum(0), (S * (1 - Y)).sum(0), ((1 - S) * Y).sum(0)
+    torch.testing.assert_close(SigmoidF1(slope=2.0, offset=0.3)(z, y), 1 - (2 * tp / (2 * tp + fp + fn + 1e-16)).mean())
+
+
+def test_with_more_classes_a_threshold_applies_to_each_and_is_normalised():
+    z, y = batch(30, 4, dtype=torch.float64)
+    H = torch.sigmoid(10 * (z.softmax(-1) - 0.3))
+    c = Confusion.from_memberships(H / H.sum(-1, keepdim=True), y)
+    torch.testing.assert_close(MetricLoss("mcc", step="sigmoid", threshold=0.3)(z, y), 1 - METRICS["mcc"](c))
+
+
+# What every loss promises
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_every_config_builds_a_loss(name):
+    assert CONFIGS[name]["name"] == name
+    loss = build(name)
+    z, y = batch(32, 2)
+    value = loss(z, y)
+    assert value.shape == ()
+    assert value.dtype == torch.float32
+    assert gradient(loss, z, y).abs().max() > 0
+    assert loss.anneals == (CONFIGS[name].get("step") == "linear" and isinstance(loss, MetricLoss))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_single_logit_stands_for_two(name):
+    z, y = batch(16, 2)
+    z = z[:, 1]
+    loss = build(name)
+    wanted = loss(torch.stack((torch.zeros_like(z), z), -1), y)
+    for logits, labels in ((z, y), (z[:, None], y), (z[:, None], y[:, None])):
+        torch.testing.assert_close(loss(logits, labels), wanted)
+        torch.testing.assert_close(loss(logits, labels, torch.ones_like(labels)), wanted)
+    torch.testing.assert_close(loss(z[None], y[None]), wanted[None])
+    assert loss(z[:1], y[:1]).shape == ()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_population_is_scored_one_by_one(name):
+    d = classes_of(name, 4)
+    z, y = batch(3, 2, 20, d)
+    weights = torch.rand(3, 2, 20)
+    loss = build(name, d)
+    for w in (None, weights):
+        together = loss(z, y, w)
+        assert together.shape == (3, 2)
+        alone = [[loss(z[i, j], y[i, j], None if w is None else w[i, j]) for j in range(2)] for i in range(3)]
+        torch.testing.assert_close(together, torch.stack([torch.stack(row) for row in alone]))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_integer_weights_repeat_samples(name):
+    d = classes_of(name, 4)
+    z, y = batch(20, d)
+    times = torch.randint(0, 4, (20,), generator=torch.Generator().manual_seed(1))
+    loss = build(name, d)
+    repeated = loss(z.repeat_interleave(times, 0), y.repeat_interleave(times))
+    torch.testing.assert_close(loss(z, y, times), repeated, atol=1e-6, rtol=1e-5)
+
+
+def degenerate(d):
+    """Name, logits [n, d] and labels of the batches that break careless losses."""
+    n = 12
+    z, y = batch(n, d)
+    onehot = F.one_hot(y, d).float()
+    one_class, shifted = torch.zeros_like(y), (y + 1) % d
+    return {
+        "one class": (z, one_class),
+        "last class alone": (z, one_class + d - 1),
+        "absent classes": (z, y % min(d, 2)),
+        "one sample": (z[:1], y[:1]),
+        "uniform": (torch.zeros(n, d), y),
+        "uniform and one class": (torch.zeros(n, d), one_class),
+        "large": (1e4 * z, y),
+        "large and one class": (1e4 * z, one_class),
+        "all correct": (1e4 * onehot, y),
+        "all correct, mildly": (5 * onehot, y),
+        "all wrong": (1e4 * onehot, shifted),
+        "one class, all wrong": (1e4 * F.one_hot(one_class + 1, d).float(), one_class),
+        "one class, all correct": (1e4 * F.one_hot(one_class, d).float(), one_class),
+        "equal to the label": (y.float().unsqueeze(-1).expand(n, d), y),
+    }
+
+
+@pytest.mark.parametrize("case", degenerate(2))
+@pytest.mark.parametrize("name", CONFIGS)
+def test_no_batch_breaks_a_loss(name, case):
+    for d in {2, classes_of(name, 5), classes_of(name, 70)}:
+        z, y = degenerate(d)[case]
+        loss = build(name, d)
+        for T in (1e-3, 0.02, 0.2, 0.3, 0.4) if loss.anneals else (None,):
+            if T:
+                with warnings.catch_warnings(action="ignore"):
+                    loss.temperature = T
+            for weights in (None, torch.zeros(len(y)), torch.rand(len(y))):
+                assert loss(z, y, weights).isfinite()
+                assert gradient(loss, z, y, weights).isfinite().all()
+
+
+@pytest.mark.parametrize("case", degenerate(2))
+@pytest.mark.parametrize("metric", sorted(METRICS.keys()))
+def test_no_batch_breaks_a_metric(metric, case):
+    for d in (2, 5):
+        z, y = degenerate(d)[case]
+        costs = {"costs": torch.ones(d, d)} if metric == "cost" else {}
+        for parameters in ({}, {"threshold": 0.5, "step": "sigmoid"}, {"threshold": TENTHS}, {"step": "none"}):
+            loss = MetricLoss(metric, **parameters, **costs)
+            assert loss(z, y).isfinite()
+            assert gradient(loss, z, y).isfinite().all()
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_half_precision_is_computed_in_single(name):
+    d = classes_of(name, 4)
+    loss = build(name, d)
+    for dtype in (torch.float16, torch.bfloat16):
+        z, y = batch(20, d, dtype=dtype)
+        value = loss(z, y)
+        assert value.dtype == torch.float32
+        assert value == loss(z.float(), y)
+        assert gradient(loss, z, y).dtype == dtype
+        torch.testing.assert_close(gradient(loss, z, y), gradient(loss, z.float(), y).to(dtype))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_autocast_changes_nothing(name):
+    d = classes_of(name, 4)
+    loss, (z, y) = build(name, d), batch(20, d)
+    calls = []
+    loss.register_forward_hook(lambda *_: calls.append(1))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = loss(z, y)
+        half = loss(z.bfloat16(), y)
+    assert inside == loss(z, y)
+    assert half == loss(z.bfloat16(), y)
+    assert inside.dtype == half.dtype == torch.float32
+    assert len(calls) == 4  # hooks see one call as one
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_double_stays_double(name):
+    z, y = batch(20, 2, dtype=torch.float64)
+    loss = build(name)
+    value = loss(z, y, torch.rand(20))
+    assert value.dtype == torch.float64
+    assert float(loss(z, y)) == pytest.approx(float(loss(z.float(), y)), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_vmap_and_grad_are_the_loop(name):
+    d = classes_of(name, 4)
+    loss, (z, y) = build(name, d), batch(3, 20, d)
+    torch.testing.assert_close(vmap(loss)(z, y), loss(z, y))
+    wanted = torch.stack([gradient(loss, z[k], y[k]) for k in range(3)])
+    torch.testing.assert_close(vmap(grad(loss))(z, y), wanted, atol=1e-6, rtol=1e-4)
+
+
+def assert_compiled_is_eager(name, **options):
+    torch.compiler.reset()
+    d = classes_of(name, 4)
+    loss, (z, y) = build(name, d), batch(20, d)
+    results = []
+    for function in (loss, torch.compile(loss, **options)):
+        logits = z.clone().requires_grad_()
+        value = function(logits, y)
+        results.append((value.detach(), *torch.autograd.grad(value, logits)))
+    torch.testing.assert_close(results[1], results[0], atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["f1", "mcc"])
+def test_compiled_is_eager(name):
+    assert_compiled_is_eager(name, backend="aot_eager", fullgraph=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONFIGS)
+def test_compiled_by_inductor_is_eager(name):
+    assert_compiled_is_eager(name)
+
+
+def test_cooling_does_not_compile_anew():
+    """A number is taken for a constant at first, for a variable when it changes, and is then left alone."""
+    torch.compiler.reset()
+    graphs = []
+    loss, (z, y) = MetricLoss("f1"), batch(20, 4)
+    compiled = torch.compile(loss, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    for k in range(6):
+        loss.temperature = 0.2 * 0.9**k
+        torch.testing.assert_close(compiled(z, y), loss(z, y))
+    assert len(graphs) <= 2
+
+
+# MetricLoss
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS.keys() - {"cost"}))
+def test_the_loss_tends_to_one_minus_the_hard_metric(metric):
+    """M(C_T) -> M(C) along the schedule T_k = 0.2 * 0.5^k."""
+    z, y = batch(200, 5, dtype=torch.float64)
+    y = torch.where(torch.arange(200) % 3 > 0, z.argmax(-1), y)
+    hard = METRICS[metric](Confusion.from_predictions(z.argmax(-1), y, 5))
+    loss = MetricLoss(metric)
+    distances = []
+    for T in (0.2, 0.05, 0.01, 1e-3):
+        loss.temperature = T
+        distances.append(abs(float(1 - loss(z, y) - hard)))
+    assert distances[-1] < 0.01
+    assert distances[-1] < distances[0]
+
+
+def test_a_temperature_for_every_member():
+    z, y = batch(3, 20, 4)
+    loss = MetricLoss("f1")
+    T = torch.tensor([0.05, 0.1, 0.2], dtype=torch.float64)
+    for threshold in ("dynamic", 0.3, [0.3, 0.6]):
+        loss = MetricLoss("f1", threshold=threshold, temperature=T)
+        together = loss(z, y)
+        assert together.dtype == torch.float32
+        for k in range(3):
+            loss.temperature = float(T[k])
+            torch.testing.assert_close(together[k], loss(z[k], y[k]))
+
+
+def test_the_highest_temperature_survives_float32():
+    with pytest.warns(UserWarning, match="above 0.25"):
+        MetricLoss("f1", temperature=torch.tensor([0.4, 0.1]))
+
+
+@pytest.mark.parametrize("d", [3, 70])
+def test_a_detached_threshold_changes_the_gradient_alone(d):
+    z, y = batch(30, d)
+    plain, detached = MetricLoss("f1"), MetricLoss("f1", detach_threshold=True)
+    assert plain(z, y) == detached(z, y)
+    a, b = gradient(plain, z, y).flatten(), gradient(detached, z, y).flatten()
+    assert not torch.allclose(a, b)
+    assert F.cosine_similarity(a, b, dim=0) > 0.9
+    z, y = batch(30, 2)
+    torch.testing.assert_close(gradient(plain, z, y), gradient(detached, z, y))
+
+
+def test_weights_and_temperature_can_be_learned():
+    """The closed form has no derivative for them, so autograd takes over."""
+    z, y = batch(10, 3, dtype=torch.float64)
+    weights = torch.rand(10, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda w: MetricLoss("f1")(z, y, w), weights)
+    T = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda t: MetricLoss("f1", temperature=t)(z, y), T)
+
+
+def test_absent_classes_count_or_do_not():
+    z, y = batch(30, 5)
+    y = y % 2
+    scores = METRICS["f1"](MetricLoss("f1").confusion(z, y), average="none")
+    torch.testing.assert_close(MetricLoss("f1")(z, y), 1 - scores.mean())
+    torch.testing.assert_close(MetricLoss("f1", absent="ignore")(z, y), 1 - scores[:2].mean())
+
+
+def recall_of_the_last(confusion, power=1.0):
+    return (confusion.diagonal[..., -1] / confusion.actual[..., -1].clamp_min(1e-12)) ** power
+
+
+def asymmetry(confusion):
+    """Needs the off-diagonal cells."""
+    return -(confusion.matrix - confusion.matrix.mT).square().sum((-2, -1)) / confusion.total**2
+
+
+def test_own_metrics(monkeypatch):
+    z, y = batch(3, 30, 4)
+    loss = MetricLoss(recall_of_the_last, power=2.0)
+    torch.testing.assert_close(
+        loss(z, y), 1 - METRICS["recall"](loss.confusion(z, y), average="positive", positive=3) ** 2
+    )
+    assert MetricLoss("east.metrics.mcc")(z, y).shape == (3,)
+    matrix = MetricLoss(asymmetry)
+    c = Confusion.from_memberships(matrix.memberships(z), y)
+    torch.testing.assert_close(matrix(z, y), 1 - asymmetry(c))
+    assert gradient(matrix, z, y).abs().max() > 0
+    assert MetricLoss(lambda c: c.diagonal.sum(-1) / c.total)(z, y).shape == (3,)
+
+
+def test_beta_and_the_positive_class_by_name():
+    z, y = batch(30, 3)
+    names = ["cat", "dog", "frog"]
+    by_name = MetricLoss("fbeta", beta={"dog": 0.25}, classes=names)
+    torch.testing.assert_close(by_name(z, y), MetricLoss("fbeta", beta=[1, 0.25, 1])(z, y))
+    frog = MetricLoss("f1", average="positive", positive="frog", classes=names)
+    torch.testing.assert_close(frog(z, y), MetricLoss("f1", average="positive", positive=2)(z, y))
+    built = losses.build(CONFIGS["fbeta"] | {"beta": {"dog": 0.25}}, names)
+    torch.testing.assert_close(built(z, y), by_name(z, y))
+
+
+def test_parameters_of_a_metric_in_a_config():
+    z, y = batch(30, 2)
+    costs = [[0, 1], [50, 0]]
+    loss = losses.build(CONFIGS["metric"] | {"metric": "cost", "parameters": {"costs": costs}}, ["no", "yes"])
+    torch.testing.assert_close(loss(z, y), MetricLoss("cost", costs=costs)(z, y))
+    with pytest.raises(ValueError, match=r"unknown parameter of the metric 'cost'.*Choices: .*costs"):
+        losses.build(CONFIGS["metric"] | {"metric": "cost", "parameters": {"cost": costs}}, ["no", "yes"])
+
+
+# Training
+
+
+def toy(d, n=400, noise=1.0, seed=0):
+    """Gaussian blobs in the plane, one per class."""
+    generator = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % d
+    angle = 2 * math.pi * y / d
+    return torch.stack((angle.cos(), angle.sin()), -1) * 3 + noise * torch.randn(n, 2, generator=generator), y
+
+
+def trained(loss, x, y, d, steps=150):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, d))
+    optimiser = torch.optim.Adam(net.parameters(), lr=0.02)
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss(net(x), y).backward()
+        optimiser.step()
+    return net(x).argmax(-1)
+
+
+@pytest.mark.parametrize("loss", [Dice(), MetricLoss("f1"), MetricLoss("mcc"), CrossEntropy()])
+def test_ten_classes_are_learned(loss):
+    x, y = toy(10, noise=0.2)
+    assert (trained(loss, x, y, 10) == y).float().mean() > 0.85
+
+
+def test_released_dice_learns_nothing():
+    x, y = toy(10, noise=0.2)
+    assert (trained(ReleasedDice(), x, y, 10) == y).float().mean() < 0.3
+
+
+def test_raising_beta_of_a_class_raises_its_recall():
+    x, y = toy(3, noise=2.0)
+    recalls = []
+    for beta in (0.25, 1.0, 5.0):
+        predicted = trained(MetricLoss("fbeta", beta=[beta, 1, 1]), x, y, 3, steps=300)
+        recalls.append(float((predicted[y == 0] == 0).float().mean()))
+    assert recalls[0] < recalls[1] < recalls[2]
+
+
+# Wrong input
+
+
+z4, y4 = batch(6, 4)
+WRONG = {
+    "label too large": (lambda: MetricLoss("f1")(z4, y4 + 4), ("labels", "0 to 3", "4 to")),
+    "negative label": (lambda: MetricLoss("f1")(z4, y4 - 4), ("labels", "0 to 3", "-4 to")),
+    "float labels": (lambda: MetricLoss("f1")(z4, y4.float()), ("integer labels", "torch.float32")),
+    "float labels of single logits": (lambda: MetricLoss("f1")(z4[:, 0], y4 / 2), ("integer labels", "float32")),
+    "integer logits": (lambda: MetricLoss("f1")(y4, y4), ("floating point logits", "torch.int64")),
+    "wrong shape": (lambda: MetricLoss("f1")(z4, y4[:5]), ("(5,)", "(6, 4)", "expected (6,) for 4 classes")),
+    "no samples": (lambda: MetricLoss("f1")(z4[:0], y4[:0]), ("at least one sample", "(0, 4)")),
+    "no dimensions": (lambda: MetricLoss("f1")(z4[0, 0], y4[0]), ("at least one sample",)),
+    "weights of wrong shape": (lambda: MetricLoss("f1")(z4, y4, torch.ones(5)), ("weights", "(6,)", "(5,)")),
+    "weights per class": (lambda: CrossEntropy()(z4, y4, torch.ones(4)), ("weights", "(6,)", "(4,)")),
+    "unknown metric": (lambda: MetricLoss("mc"), ("metric 'mc'", "did you mean 'mcc'", "kappa")),
+    "unknown step": (lambda: MetricLoss("f1", step="liner"), ("step 'liner'", "did you mean 'linear'", "none")),
+    "temperature 0": (lambda: MetricLoss("f1", temperature=0.0), ("0 < T <= 0.4", "0.0")),
+    "temperature 0.5": (lambda: MetricLoss("f1", temperature=0.5), ("0 < T <= 0.4", "0.5")),
+    "temperature nan": (lambda: MetricLoss("f1", temperature=math.nan), ("0 < T <= 0.4", "nan")),
+    "one temperature": (lambda: MetricLoss("f1", temperature=torch.tensor([0.1, 0.5])), ("0 < T <= 0.4", "0.5")),
+    "set temperature": (lambda: setattr(MetricLoss("f1"), "temperature", 1.0), ("0 < T <= 0.4", "1.0")),
+    "temperatures": (
+        lambda: MetricLoss("f1", temperature=torch.tensor([0.1, 0.2]))(z4, y4),
+        ("temperature", "()", "(2,)"),
+    ),
+    "beta of nobody": (
+        lambda: MetricLoss("fbeta", beta={"dgo": 2}, classes=["cat", "dog"]),
+        ("class 'dgo'", "did you mean 'dog'", "cat"),
+    ),
+    "beta without names": (lambda: MetricLoss("fbeta", beta={"dog": 2}), ("'dog'", "`classes`")),
+    "beta of too few": (lambda: MetricLoss("fbeta", beta=[1, 2])(z4, y4), ("beta", "one per class (4)", "(2,)")),
+    "positive of nobody": (
+        lambda: MetricLoss("f1", average="positive", positive="fog", classes=["cat", "frog"]),
+        ("class 'fog'", "did you mean 'frog'"),
+    ),
+    "positive too large": (
+        lambda: MetricLoss("f1", average="positive", positive=4)(z4, y4),
+        ("positive class 4", "0 to 3"),
+    ),
+    "average none": (lambda: MetricLoss("f1", average="none"), ("average 'none'", "macro", "positive", "weighted")),
+    "unknown absent": (lambda: MetricLoss("f1", absent="skip"), ("absent 'skip'", "ignore", "zero")),
+    "absent of mcc": (lambda: MetricLoss("mcc", absent="ignore"), ("absent='ignore'", "does not apply")),
+    "unknown parameter": (lambda: MetricLoss("f1", bta=2), ("parameter of the metric 'bta'", "average")),
+    "threshold 1": (lambda: MetricLoss("f1", threshold=1.0), ("threshold", "between 0 and 1", "1.0")),
+    "threshold word": (lambda: MetricLoss("f1", threshold="dynamc"), ("'dynamic'", "'dynamc'")),
+    "no thresholds": (lambda: MetricLoss("f1", threshold=[]), ("threshold", "list", "[]")),
+    "slope of linear": (lambda: MetricLoss("f1", slope=3.0), ("slope", "sigmoid", "3.0", "'linear'")),
+    "negative slope": (lambda: MetricLoss("f1", step="sigmoid", slope=-1.0), ("slope", "positive", "-1.0")),
+    "gather": (lambda: MetricLoss("f1", gather="maybe"), ("gather", "'auto'", "'maybe'")),
+    "metric of many numbers": (lambda: MetricLoss(lambda c: c.diagonal)(z4, y4), ("one number", "()", "(4,)")),
+    "area of one threshold": (lambda: AUROCLoss(threshold=0.5), ("list of thresholds", "0.5")),
+    "area without a step": (lambda: AUROCLoss(step="none"), ("a step", "'none'")),
+    "balanced without labels": (lambda: losses.build(CONFIGS["ce_weighted"], "ab"), ("balanced", "training labels")),
+    "class weights": (lambda: CrossEntropy([1.0, 2.0])(z4, y4), ("class_weights", "expected 4", "got 2")),
+    "unknown parameter of a baseline": (
+        lambda: losses.build(CONFIGS["wmw"] | {"gama": 1}, "ab"),
+        ("parameter of WMW 'gama'", "did you mean 'gamma'", "power"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_input_is_told_what_was_expected_and_what_came(case):
+    call, words = WRONG[case]
+    with pytest.raises(ValueError) as error:
+        call()
+    message = str(error.value)
+    assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("label", [-1, 2])
+def test_no_loss_takes_a_label_out_of_range(name, label):
+    z, y = batch(6, 2)
+    y[3] = label
+    with pytest.raises(ValueError, match="expected 0 to 1, got"):
+        build(name)(z, y)
+
+
+@pytest.mark.parametrize("name", sorted(BINARY))
+def test_binary_losses_say_so(name):
+    with pytest.raises(ValueError, match="expected two classes or a single logit, got 4"):
+        build(name)(z4, y4)
