@@ -25,7 +25,7 @@ from east.training import Outcome, Trial
 DECODINGS = ("argmax", "set")
 PARTS = ("train", "val", "test")
 PIXELS_AT_ONCE = 1 << 24
-POWER_ITERATIONS = 6
+POWER_ITERATIONS = 4
 
 _projected: dict[tuple, dict[str, np.ndarray]] = {}  # of the last images: the seeds of a population share them
 
@@ -211,7 +211,7 @@ class PrincipalAxes:
         def scatter(axes: Tensor) -> Tensor:
             return sum(x.T @ (x @ axes) for x in self.standardised(images))
 
-        most, width = min(len(images), len(self.mean)), 32
+        most, width = min(len(images), len(self.mean)), 64
         while True:
             width = min(2 * width, most)
             axes = torch.randn(len(self.mean), width, generator=torch.Generator().manual_seed(0))
