@@ -1,11 +1,19 @@
-"""Names that people type: looked up with a suggestion when they are misspelt."""
+"""Names that people type: what there is to choose from, and suggestions for what is misspelt."""
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
+
+
+class ConfigError(ValueError):
+    """What the user typed cannot be run; the message says why and what could be."""
 
 
 def choose(kind: str, name: str, choices: Iterable[str]) -> str:
-    """`name`, if it is one of `choices`; otherwise a ValueError that suggests the nearest and lists them all.
+    """`name`, if it is one of `choices`; otherwise a ConfigError that suggests the nearest and lists them all.
 
     >>> choose("metric", "f1", ["f1", "mcc"])
     'f1'
@@ -15,4 +23,18 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
         return name
     near = get_close_matches(str(name).lower(), choices, n=1)
     hint = f", did you mean {near[0]!r}?" if near else "."
-    raise ValueError(f"unknown {kind} {name!r}{hint} Choices: {', '.join(choices)}")
+    raise ConfigError(f"unknown {kind} {name!r}{hint} Choices: {', '.join(choices)}")
+
+
+def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
+    """Config group -> choice -> file: those of conf/, and of a folder of the user's own that is laid out like it."""
+    found: dict[str, dict[str, Path]] = {}
+    if own and not Path(own).is_dir():
+        raise ConfigError(f"--config-dir: expected a folder such as one with loss/mine.yaml, got {str(own)!r}")
+    for root in (CONF, Path(own)) if own else (CONF,):
+        for file in sorted(root.glob("*/*.yaml")):
+            files = found.setdefault(file.parent.name, {})
+            if file.stem in files:
+                raise ConfigError(f"{file}: {file.parent.name}={file.stem} exists already; give yours another name")
+            files[file.stem] = file
+    return found

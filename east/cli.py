@@ -5,14 +5,16 @@ Exit codes: 0 done, 1 failed, 2 bad config, 3 data not available, 130 interrupte
 
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
+from east.choices import CONF, ConfigError, choose, groups
+
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
+RESUME = "finished trials are kept; the same command goes on from here"
 
 HELP = """\
 east-run: train classifiers on the metric they are judged by, and reproduce the papers that propose it.
@@ -39,9 +41,10 @@ Often used
   preset=paper|budget|quick  how much of the protocol     trials=10 seed=0 hyper.lr=0.001 hyper.batch_size=256
   device=auto|cpu|cuda|mps   dry_run=true  the plan       dataset.limit=1000  a stratified part of the data
   results_dir=results        save_model=true              force=true  do again what is done; debug=true  tracebacks
-  -m dataset=a,b loss=c,d    Hydra multirun               --config-dir DIR  your own configs; --cfg job  show all
+  -m dataset=a,b loss=c,d    Hydra multirun               --config-dir DIR  your own configs, such as DIR/loss/mine.yaml
+  --cfg job                  show the whole config        executor=processes|ray|submitit  cores, a cluster, SLURM
 
-Shell completion: eval "$(east-run -sc install=bash)"
+Shell completion: eval "$(east-run -sc install=bash)"   (also zsh, fish)
 Exit codes: 0 done, 1 failed, 2 bad config, 3 data not available, 130 interrupted
 """
 
@@ -52,7 +55,7 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line; return its exit code."""
-    if any(argument in ("-h", "--help") for argument in arguments):
+    if {"-h", "--help"} & set(arguments):
         print(help_text())
         return DONE
     if "--version" in arguments:
@@ -60,62 +63,83 @@ def run(arguments: Sequence[str]) -> int:
 
         print(f"east {__version__}")
         return DONE
-    if any(argument.startswith("-") for argument in arguments):
-        return through_hydra()
-    return guarded(lambda: dispatch(list(arguments)), "debug=true" in arguments)
+    flags, overrides = separated(arguments)
+    task = (lambda: through_hydra(flags, overrides)) if flags else (lambda: dispatch(overrides))
+    return guarded(task, "debug=true" in overrides)
 
 
 def help_text() -> str:
-    folders = sorted(folder for folder in CONF.iterdir() if folder.is_dir())
-    lines = []
-    for folder in folders:
-        names = sorted(file.stem for file in folder.glob("*.yaml"))
-        line = f"  {folder.name:<10} "
-        for name in names:
-            if len(line) + len(name) > 116:
-                lines.append(line)
-                line = " " * 13
-            line += f"{name} "
-        lines.append(line)
-    return HELP.format(groups="\n".join(line.rstrip() for line in lines))
+    lines = [
+        textwrap.fill(" ".join(files), 116, initial_indent=f"  {group:<10} ", subsequent_indent=" " * 13,
+                      break_on_hyphens=False)
+        for group, files in groups().items()
+    ]  # fmt: skip
+    return HELP.format(groups="\n".join(lines))
 
 
-def through_hydra() -> int:
-    """Multirun, --cfg, --info and completion are Hydra's own; each job of a sweep comes back to `dispatch`."""
+def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Hydra's flags and the overrides; --config-dir becomes an override of our own, so that every task knows it."""
+    flags, overrides, left = [], [], list(arguments)
+    while left:
+        word = left.pop(0)
+        if word.partition("=")[0] in ("--config-dir", "-cd"):
+            folder = word.partition("=")[2] or (left.pop(0) if left else "")
+            overrides.append(f"config_dir='{Path(folder).resolve()}'")
+        elif word.startswith("-"):
+            flags += (
+                [word, left.pop(0)] if word in ("--cfg", "-c", "--info", "-i", "--package", "-p") and left else [word]
+            )
+        else:
+            overrides.append(word)
+    return flags, overrides
+
+
+def through_hydra(flags: list[str], overrides: list[str]) -> int:
+    """Multirun, --info and completion are Hydra's own; each job of a sweep comes back to `dispatch`."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    worst = DONE
+    from east import config
 
-    def job(_config: Any) -> None:
-        nonlocal worst
-        overrides = [line for line in HydraConfig.get().overrides.task]
-        print(f"\n# {' '.join(overrides)}", flush=True)
-        worst = max(worst, guarded(lambda: dispatch(overrides), "debug=true" in overrides))
-        if worst == INTERRUPTED:
+    if flags in (["--cfg", "job"], ["-c", "job"]):
+        import yaml
+
+        print(yaml.safe_dump(config.settings(overrides), sort_keys=False, allow_unicode=True), end="")
+        return DONE
+    ours = [line for line in overrides if not line.startswith("hydra")]
+    if {"-m", "--multirun"} & set(flags) and not given(overrides, "hydra/sweeper"):
+        for job in config.sweep(ours):
+            config.combinations(job)
+    parent, codes = os.getpid(), [DONE]
+
+    def carry_out(_composed: Any) -> None:
+        job = list(HydraConfig.get().overrides.task)
+        print(f"\n# {' '.join(job)}", flush=True)
+        codes.append(guarded(lambda: dispatch(job), "debug=true" in job))
+        if codes[-1] == INTERRUPTED:
             raise KeyboardInterrupt
+        if codes[-1] and os.getpid() != parent:
+            raise RuntimeError(f"exit code {codes[-1]}")  # a launcher's process tells Hydra in no other way
 
+    own = [f"--config-dir={folder}"] if (folder := config.own_folder(ours)) else []
+    sys.argv = [sys.argv[0], *flags, *own, *overrides]
     try:
-        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(job)()
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except SystemExit as error:  # Hydra's own errors, which exit with 1, are all about the config
-        return BAD_CONFIG if error.code else DONE
-    return worst
+        hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(carry_out)()
+    except SystemExit as error:  # Hydra exits with 1 whatever the matter is, and has told it
+        codes.append(DONE if not error.code else FAILED if isinstance(error.__context__, RuntimeError) else BAD_CONFIG)
+    return max(codes)
 
 
 def guarded(task: Callable[[], int], debug: bool) -> int:
     """Run a task; turn what goes wrong into a few lines and an exit code."""
-    from east.config import ConfigError
-
     if debug:
         os.environ["EAST_DEBUG"] = "1"
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
     try:
         return task()
     except KeyboardInterrupt as interruption:
-        print(f"\ninterrupted{f' by {interruption}' if str(interruption) else ''}: finished trials are kept; "
-              "the same command goes on from here", file=sys.stderr)  # fmt: skip
+        by = f" by {interruption}" if str(interruption) else ""
+        print(f"\ninterrupted{by}: {RESUME}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (whoever read our output has gone)
@@ -123,31 +147,25 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
-        kind = {ConfigError: "config", ValueError: "config"}.get(type(error))
-        if kind:
-            code = BAD_CONFIG
-        elif type(error).__name__ == "DataError":
-            kind, code = "data", NO_DATA
-        else:
-            kind, code = type(error).__name__, FAILED
-        print(f"{kind}: {error}", file=sys.stderr)
-        if code == FAILED:
-            print(
-                "finished trials are kept; the same command goes on from here (debug=true shows a traceback)",
-                file=sys.stderr,
-            )
-        return code
+        if isinstance(error, ConfigError):
+            print(f"config: {error}", file=sys.stderr)
+            return BAD_CONFIG
+        if type(error).__name__ == "DataError":  # its module is heavy
+            print(f"data: {error}", file=sys.stderr)
+            return NO_DATA
+        print(f"{type(error).__name__}: {error}\n{RESUME} (debug=true shows a traceback)", file=sys.stderr)
+        return FAILED
 
 
 def dispatch(arguments: list[str]) -> int:
-    """Find the task and hand over."""
-    from east.choices import choose
-    from east.config import TASKS
+    """Find the task and hand over. A command that says neither what nor on what is the quickstart."""
     from east.execution import interruptible
 
     interruptible()
-    task = choose("task", given(arguments, "task") or ("run" if arguments else "quickstart"), (*TASKS, "quickstart"))
-    return globals()[f"task_{task}"](arguments)
+    said = {argument.partition("=")[0].partition(".")[0] for argument in arguments}
+    if not said & {"task", "dataset", "datasets", "loss", "losses"}:
+        arguments = ["losses=[f1,ce]", "dataset.imbalance=10", *arguments]
+    return TASKS[choose("task", given(arguments, "task") or "run", TASKS)](arguments)
 
 
 def given(arguments: Sequence[str], name: str) -> str | None:
@@ -160,74 +178,32 @@ def without(arguments: Sequence[str], *names: str) -> list[str]:
     return [argument for argument in arguments if argument.partition("=")[0] not in names]
 
 
-def common(arguments: Sequence[str]) -> dict[str, Any]:
-    """Settings of a task that concerns no single dataset or loss."""
-    from east.config import settings
-
-    return settings(without(arguments, "table"))
-
-
-def combinations(arguments: Sequence[str]) -> list[dict[str, Any]]:
-    """The settings of every dataset and loss that was asked for."""
-    from east.config import ConfigError, groups, settings
-
-    first = settings(arguments)
-    lists = {"dataset": first["datasets"], "loss": first["losses"]}
-    for group, names in lists.items():
-        below = [argument for argument in arguments if argument.startswith((f"{group}.", f"{group}="))]
-        if names is not None and below:
-            raise ConfigError(
-                f"{below[0]}: with {group}{'es' if group == 'loss' else 's'}=[…] say nothing else of the {group}"
-            )
-        for name in names or ():
-            from east.choices import choose
-
-            choose(group, name, groups()[group])
-    rest = without(arguments, "datasets", "losses")
-    datasets = [[f"dataset={name}"] for name in lists["dataset"] or ()] or [[]]
-    losses = [[f"loss={name}"] for name in lists["loss"] or ()] or [[]]
-    if datasets == losses == [[]]:
-        return [first]
-    return [settings([*rest, *dataset, *loss]) for dataset in datasets for loss in losses]
-
-
-def task_quickstart(arguments: list[str]) -> int:
-    return task_run(["losses=[f1,ce]", "dataset.imbalance=10", *arguments])
-
-
 def task_run(arguments: list[str]) -> int:
-    from east import experiment, summary
+    from east import config, experiment, summary
 
-    configs = combinations(arguments)
+    configs = config.combinations(arguments)
     print(summary.announcement(configs, arguments), flush=True)
-    runs = [experiment.Run.of(config) for config in configs]
+    runs = [experiment.Run.of(one) for one in configs]
     if configs[0]["dry_run"]:
         print(summary.plan(runs))
         return DONE
     failures = experiment.carry_out(runs)
-    print(summary.results(runs, failures))
-    return FAILED if failures else DONE
+    text, complete = (summary.trials if configs[0]["task"] == "train" else summary.results)(runs, failures)
+    print(text)
+    return DONE if complete else FAILED
 
 
 def task_train(arguments: list[str]) -> int:
     """One trial: the hyperparameters given or the protocol's, no search."""
-    from east import experiment, summary
-    from east.training import Trial
-
-    configs = combinations([*without(arguments, "search"), "search=none"])
-    print(summary.announcement(configs, arguments), flush=True)
-    runs = [experiment.Run.of(config) for config in configs]
-    trials = [Trial(run.plain, run.config["seed"]) for run in runs]
-    failures = experiment.perform(trials, configs[0], "train", True)
-    print(summary.trials(trials, configs[0]))
-    return FAILED if failures else DONE
+    return task_run([*without(arguments, "search", "trials"), "search=none", "trials=1"])
 
 
 def task_data(arguments: list[str]) -> int:
     from east import data, experiment
+    from east.config import combinations, settings
 
     if given(arguments, "dataset") == "all":
-        common(without(arguments, "dataset"))
+        settings(without(arguments, "dataset"))
         print(data.catalogue_text(data.catalogue()))
         return DONE
     for config in combinations(arguments):
@@ -238,42 +214,31 @@ def task_data(arguments: list[str]) -> int:
 
 def task_table(arguments: list[str]) -> int:
     from east import summary
+    from east.config import settings
 
-    config = common(arguments)
-    print(summary.table(wanted_table(arguments), config, given(arguments, "preset")))
+    print(summary.table(settings(arguments), given(arguments, "preset")))
     return DONE
-
-
-def wanted_table(arguments: Sequence[str]) -> str:
-    from east import tables
-    from east.choices import choose
-
-    return choose("table", given(arguments, "table") or "grid", ["all", *tables.names()])
 
 
 def task_reproduce(arguments: list[str]) -> int:
     from east import experiment, summary, tables
     from east.config import settings
 
-    table, config = wanted_table(arguments), common(arguments)
-    preset = given(arguments, "preset") or "paper"
-    wanted = tables.plan(
-        table, config["results_dir"], preset=preset, rule=config["selection"], variant=config["variant"]
-    )
-    rest = without(arguments, "table", "task", "preset", "dataset", "loss", "protocol")
-    runs = []
-    for run in wanted:
-        named = [f"dataset={run['dataset']}", f"loss={run['loss']}", f"protocol={run['protocol']}", f"preset={preset}"]
-        runs.append(settings([*rest, *named, *run["overrides"]]))
-    print(f"{table}: {len(wanted)} runs are missing", flush=True)
-    runs, failures = summary.loadable(runs)
+    config, preset = settings(arguments), given(arguments, "preset") or "paper"
+    options = {"preset": preset, "rule": config["selection"], "variant": config["variant"]}
+    missing = tables.plan(config["table"], config["results_dir"], **options)
+    rest = without(arguments, "task", "table", "preset", "dataset", "loss", "protocol")
+    wanted = []
+    for run in missing:
+        groups = [f"{group}={run[group]}" for group in ("dataset", "loss", "protocol")]
+        wanted.append(settings([*rest, *groups, f"preset={preset}", *run["overrides"]]))
+    runs, failures = summary.loadable(wanted)
+    print(f"{config['table']}: {len(missing)} runs are missing", summary.plan(runs), sep="\n", flush=True)
     if config["dry_run"]:
-        print(summary.plan(runs))
         return DONE
     if runs:
-        print(summary.plan(runs), flush=True)
         failures += experiment.carry_out(runs)
-    print(summary.table(table, config, preset))
+    print(summary.table(config, preset))
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return FAILED if failures else DONE
@@ -281,19 +246,57 @@ def task_reproduce(arguments: list[str]) -> int:
 
 def task_records(arguments: list[str]) -> int:
     from east import records
+    from east.config import settings
 
-    config = common(arguments)
-    counts = records.export(config["results_dir"])
+    folder = settings(arguments)["results_dir"]
+    counts = records.export(folder)
     for dataset, count in counts.items():
-        print(f"{config['results_dir']}/records/{dataset}.jsonl  {count} records")
+        print(f"{folder}/records/{dataset}.jsonl  {count} records")
     if not counts:
-        print(f"no finished trials below {config['results_dir']}/runs")
+        print(f"no finished trials below {folder}/runs")
     return DONE
 
 
 def task_report(arguments: list[str]) -> int:
     from east import report
+    from east.config import settings
 
-    config = common(arguments)
-    print(report.write(config["results_dir"]))
+    print(report.write(settings(arguments)["results_dir"]))
     return DONE
+
+
+def task_compare(arguments: list[str]) -> int:
+    from east import compare
+
+    return FAILED if compare.run(arguments) else DONE
+
+
+def task_predict(arguments: list[str]) -> int:
+    from east import saving
+    from east.config import settings
+
+    config = settings(arguments)
+    missing = [f"{name}=…" for name in ("checkpoint", "input", "output") if not config[name]]
+    if missing:
+        raise ConfigError(f"task=predict needs {' '.join(missing)}: a saved model, the rows to predict, and a new file")
+    if Path(config["output"]).exists() and not config["force"]:
+        raise ConfigError(f"output={config['output']} exists already; force=true replaces it")
+    rows = saving.predict_file(saving.load(config["checkpoint"], config["device"]), config["input"], config["output"])
+    print(f"{rows:,} rows predicted: {config['output']}")
+    return DONE
+
+
+TASKS: dict[str, Callable[[list[str]], int]] = {
+    "run": task_run,
+    "train": task_train,
+    "data": task_data,
+    "table": task_table,
+    "reproduce": task_reproduce,
+    "records": task_records,
+    "report": task_report,
+    "compare": task_compare,
+    "predict": task_predict,
+}
+
+if __name__ == "__main__":
+    main()

@@ -1,18 +1,20 @@
 """What the user typed, composed by Hydra from conf/, checked, and completed with what protocol and preset prescribe.
 
-`settings(overrides)` gives one plain dict. What it leaves to nobody: unknown names get a suggestion, a value of another
-type than the default is refused, and combinations that make no sense are refused before any work.
+`settings(overrides)` gives one plain dict, `combinations(overrides)` one for every dataset and loss. An unknown name
+gets a suggestion; a value of another type than its default, and a combination that makes no sense, is refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import cache
-from pathlib import Path
+from importlib.util import find_spec
+from math import inf
 from typing import Any
 
 import yaml
 from hydra import compose, initialize_config_dir
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -20,115 +22,168 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from east.choices import choose
+from east.choices import CONF, ConfigError, choose, groups
 
-HERE = Path(__file__).resolve().parent
-CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
-TASKS = ("run", "train", "data", "table", "reproduce", "records", "report", "compare", "predict")
 PAPER_DATASETS = ("cifar10", "caltech256", "cocktailparty", "adult", "mammography", "kaggle", "cocktailparty_graph",
                   "adult_released", "cifar10_transportation", "cifar10_frog")  # fmt: skip
-NET_OF_KIND = {"table": ("mlp", "mlp_btg", "custom"), "graph": ("gnn", "custom")}
-NET_OF_KIND["image"] = ("darknet19", "tiny_darknet", "custom", "mlp")
-
+NET_OF_KIND = {
+    "table": ("mlp", "mlp_btg", "custom"),
+    "image": ("darknet19", "tiny_darknet", "mlp", "custom"),
+    "graph": ("gnn", "custom"),
+}
+EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # library -> extra of east
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", list: "a list"}
 ACCEPTED = {bool: (bool,), int: (int,), float: (int, float), str: (str, int, float), list: (list,)}
-RANGES = {
-    "hyper.lr": (0, 1e9),
-    "hyper.batch_size": (0, 2**31),
-    "hyper.dropout": (-1e-9, 0.99),
-    "hyper.weight_decay": (-1e-9, 1e9),
-    "hyper.clip": (0, 1e9),
-    "protocol.patience": (0, 1e9),
-    "protocol.stage_epochs": (0, 1e9),
-    "protocol.max_epochs": (0, 1e9),
-    "annealing.T0": (0, 0.4),
-    "annealing.T_min": (0, 0.4),
-    "annealing.r": (0, 0.999),
-    "annealing.patience": (0, 1e9),
-    "trials": (0, 1e9),
-}
 FREE = ("loss.beta", "loss.threshold", "split.seed")  # may be of several types
+LISTS = {"dataset": "datasets", "loss": "losses"}
+EXAMPLES = {"dataset": "adult,mammography", "loss": "f1,ce"}
+NUMBERS = {  # type, lowest, highest; null where the default is
+    "trials": (int, 1, 1000),
+    "seed": (int, 0, 999),  # search has 1000 and 1001
+    "dataset.limit": (int, 3, inf),
+    "hyper.lr": (float, 1e-12, 1e3),
+    "hyper.batch_size": (int, 1, inf),
+    "hyper.dropout": (float, 0, 0.99),
+    "hyper.weight_decay": (float, 0, 1e3),
+    "hyper.clip": (float, 1e-12, inf),
+    "protocol.patience": (int, 1, inf),
+    "protocol.stage_epochs": (int, 1, inf),
+    "protocol.max_epochs": (int, 1, inf),
+    "annealing.T0": (float, 1e-6, 0.4),
+    "annealing.T_min": (float, 1e-6, 0.4),
+    "annealing.r": (float, 1e-3, 0.999),
+    "annealing.patience": (int, 1, inf),
+    "executor.slots": (int, 1, 1024),
+    "executor.retries": (int, 0, 100),
+    "executor.parallel": (int, 1, inf),
+    "search.factor": (int, 2, 100),
+    "search.epochs": (int, 1, inf),
+    "search.rounds": (int, 1, 10),
+}
+CHOICES = {
+    "selection": ("val_loss", "val_metric"),
+    "variant": ("clean", "released"),
+    "protocol.optimizer": ("adam", "adamw"),
+    "protocol.val_reduce": ("split", "batch_mean"),
+    "annealing.outer": ("soft", "hard"),
+}
+DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
-class ConfigError(ValueError):
-    """What the user typed cannot be run; the message says why and what could be."""
+def combinations(overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """The settings of every dataset and loss that was asked for: one, or those of losses=[f1,ce] datasets=[adult]."""
+    rest, options = list(overrides), []
+    for group, many in LISTS.items():
+        typed = [line.value() for line in parsed(rest) if line.key_or_group == many]
+        rest = [line for line in rest if not line.startswith(f"{many}=")]
+        if not typed or typed[-1] is None:
+            options.append([()])
+            continue
+        if not (isinstance(typed[-1], list) and typed[-1]):
+            raise ConfigError(f"{many}: expected a list such as {many}=[{EXAMPLES[group]}], got {typed[-1]!r}")
+        for line in rest:
+            if line.startswith((f"{group}=", f"{group}.")) and not line.startswith("dataset.limit="):
+                raise ConfigError(f"{line}: with {many}=[…] nothing else can be said of the {group}")
+        options.append([(f"{group}={name}",) for name in dict.fromkeys(typed[-1])])
+    return [settings([*rest, *dataset, *loss]) for dataset in options[0] for loss in options[1]]
 
 
-@cache
-def groups() -> dict[str, list[str]]:
-    """The config groups and their choices: the folders and files of conf/."""
-    folders = sorted(folder for folder in CONF.iterdir() if folder.is_dir())
-    return {folder.name: sorted(file.stem for file in folder.glob("*.yaml")) for folder in folders}
+def sweep(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides of every job of a sweep by Hydra's basic sweeper: `loss=f1,ce` stands for two."""
+    return [list(job) for job in BasicSweeper.split_arguments(parsed(overrides), None)[0]]
 
 
 def settings(overrides: Sequence[str]) -> dict[str, Any]:
     """The complete config of one dataset and one loss, from overrides as they are typed: `loss=f1`, `hyper.lr=0.01`."""
-    choices, values = parsed(overrides)
-    typed = {override.key_or_group: override.value() for override in values}
-    choices = completed(choices, typed)
-    check_values(typed, composed(tuple(choices.items())))
-    config = deepcopy(composed(tuple(choices.items()), tuple(override.input_line for override in values)))
+    lines = parsed(overrides)
+    for line in lines:
+        refuse_syntax(line)
+    own = own_folder(overrides)
+    files = groups(own)
+    files["table"]["all"] = CONF  # no file, and a table's is not composed into the rest
+    chosen = {o.key_or_group: choose(o.key_or_group, str(o.value()), files[o.key_or_group])
+              for o in lines if o.key_or_group in files}  # fmt: skip
+    table = chosen.pop("table", "grid")
+    values = [line for line in lines if line.key_or_group not in files]
+    typed = {line.key_or_group: line.value() for line in values}
+    chosen = completed(chosen, typed, files)
+
+    defaults = composed(own, tuple(chosen.items()))
+    fill_hyper(defaults)
+    typed = dict(flat_typed(typed, defaults))
+    check_typed(typed, defaults)
+    config = composed(own, tuple(chosen.items()), tuple(line.input_line for line in values))
     fill_hyper(config)
-    config["dataset"] |= {
-        name: value
-        for name, value in config["preset"]["dataset"].get(config["dataset"]["name"], {}).items()
-        if f"dataset.{name}" not in typed
-    }
+    by_preset = config["preset"]["dataset"].get(config["dataset"]["name"], {})
+    config["dataset"] |= {name: value for name, value in by_preset.items() if f"dataset.{name}" not in typed}
+    config["fixed"] = sorted(name for name in typed if name.startswith("hyper.") or name == "annealing.r")
+    config["table"] = table
     check(config)
     return config
 
 
-def parsed(overrides: Sequence[str]) -> tuple[dict[str, str], list[Override]]:
-    """Group choices, and the other overrides."""
+def own_folder(overrides: Sequence[str]) -> str | None:
+    """The user's folder of configs, if there is one."""
+    return next((line.value() for line in parsed(overrides) if line.key_or_group == "config_dir"), None)
+
+
+def parsed(overrides: Sequence[str]) -> list[Override]:
     try:
-        found = OverridesParser.create().parse_overrides(list(overrides))
+        return OverridesParser.create().parse_overrides(list(overrides))
     except HydraException as error:
         raise ConfigError(f"cannot read the command line: {str(error).splitlines()[0]}") from error
-    choices, values = {}, []
-    for override in found:
-        line, name = override.input_line, override.key_or_group
-        if override.is_delete() or override.is_add() or override.is_force_add():
-            raise ConfigError(f"{line}: nothing can be added to or deleted from the config; write name=value")
-        if override.is_sweep_override():
-            raise ConfigError(f"{line}: several values need -m, or a list: losses=[f1,ce] datasets=[adult,mammography]")
-        if name in groups():
-            choices[name] = choose(name, str(override.value()), groups()[name])
-        else:
-            values.append(override)
-    return choices, values
 
 
-@cache
-def composed(choices: tuple[tuple[str, str], ...], overrides: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Hydra's composition of conf/config.yaml with these group choices and values."""
-    try:
-        GlobalHydra.instance().clear()
-        with initialize_config_dir(str(CONF), version_base="1.3"):
-            config = compose("config", [*(f"{group}={name}" for group, name in choices), *overrides])
-        return OmegaConf.to_container(config, resolve=True)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(str(error).strip().splitlines()[0]) from error
+def refuse_syntax(override: Override) -> None:
+    """Hydra's syntax for adding, deleting and sweeping has no meaning here."""
+    if override.is_delete() or override.is_add() or override.is_force_add():
+        raise ConfigError(
+            f"{override.input_line}: nothing can be added to or deleted from the config; write name=value"
+        )
+    if override.is_sweep_override():
+        raise ConfigError(
+            f"{override.input_line}: several values need -m, or a list: losses=[f1,ce] datasets=[adult,mammography]"
+        )
 
 
-@cache
-def read(group: str, name: str) -> dict[str, Any]:
-    """conf/<group>/<name>.yaml as it stands."""
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
-
-
-def completed(choices: Mapping[str, str], typed: Mapping[str, Any]) -> dict[str, str]:
+def completed(chosen: Mapping[str, str], typed: Mapping[str, Any], files: Mapping) -> dict[str, str]:
     """Choices for the groups that the user left open; values that were typed may decide them."""
-    full = {"dataset": "digits", "loss": "f1", "protocol": "east", "executor": "auto", "preset": "auto", **choices}
-    kind, protocol = read("dataset", full["dataset"])["kind"], read("protocol", full["protocol"])
-    loss = read("loss", full["loss"]) | {k.removeprefix("loss."): v for k, v in typed.items() if k.startswith("loss.")}
+    full = {"dataset": "digits", "loss": "f1", "protocol": "east", "executor": "auto", "preset": "auto", **chosen}
+    read = lambda group: yaml.safe_load(files[group][full[group]].read_text())  # noqa: E731
+    kind, protocol = read("dataset")["kind"], read("protocol")
+    loss = read("loss") | {name.removeprefix("loss."): v for name, v in typed.items() if name.startswith("loss.")}
     if full["preset"] == "auto":
         full["preset"] = "paper" if full["dataset"] in PAPER_DATASETS else "quick"
-    preset = read("preset", full["preset"])["preset"]
+    preset = read("preset")["preset"]
     full.setdefault("model", preset["model"].get(kind, protocol["model"][kind]))
     full.setdefault("search", (preset["search"] or protocol["search"]) if trains_networks(loss) else "none")
     full.setdefault("annealing", protocol["annealing"] if anneals(loss) else "none")
     return full
+
+
+def composed(own: str | None, chosen: tuple[tuple[str, str], ...], values: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Hydra's composition of conf/config.yaml, and the user's own folder, with these group choices and values."""
+    return deepcopy(_composed(own, chosen, values))
+
+
+@cache
+def _composed(own: str | None, chosen: tuple[tuple[str, str], ...], values: tuple[str, ...]) -> dict[str, Any]:
+    further = [f"hydra.searchpath=['file://{own}']"] if own else []
+    try:
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = compose("config", [*(f"{group}={name}" for group, name in chosen), *values, *further])
+        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(str(error).strip().splitlines()[0]) from error
+
+
+def fill_hyper(config: dict[str, Any]) -> None:
+    """Hyperparameters that the user left open are the protocol's, for this kind of data."""
+    for name, value in config["protocol"]["hyper"].items():
+        if config["hyper"][name] is None:
+            config["hyper"][name] = value[config["dataset"]["kind"]] if isinstance(value, Mapping) else value
 
 
 def anneals(loss: Mapping[str, Any]) -> bool:
@@ -140,12 +195,27 @@ def trains_networks(loss: Mapping[str, Any]) -> bool:
     return not loss["_target_"].startswith("east.baselines.")
 
 
-def check_values(typed: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Leaves of a config with their dotted names; empty sections are leaves."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, value
+
+
+def flat_typed(typed: Mapping[str, Any], defaults: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """A section that was typed as a whole, such as hyper={lr: 0.1}, name by name."""
+    sections = {name.rpartition(".")[0] for name, _ in flat(defaults)}
+    for name, value in typed.items():
+        yield from flat(value, f"{name}.") if name in sections and isinstance(value, Mapping) else [(name, value)]
+
+
+def check_typed(typed: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Refuse a key that does not exist, and a value of another type than its default."""
     known = dict(flat(defaults))
-    sections = {name.rpartition(".")[0] for name in known}
     for name, value in typed.items():
-        if name not in known and name not in sections and not inside_free_value(name, known):
+        if name not in known and not inside_free_value(name, known):
             raise ConfigError(unknown_key(name, known))
         expected = known.get(name)
         fits = type(value) in ACCEPTED.get(type(expected), (type(value),))
@@ -161,34 +231,28 @@ def inside_free_value(name: str, known: Mapping[str, Any]) -> bool:
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, known, n=1, cutoff=0.5)
-    section = name.rpartition(".")[0]
-    siblings = sorted(key for key in known if key.rpartition(".")[0] == section) or sorted(
-        {k.split(".")[0] for k in known}
-    )
-    return f"unknown key {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Choices: {', '.join(siblings)}"
-
-
-def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of a config with their dotted names; empty sections are leaves."""
-    for name, value in config.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
-def fill_hyper(config: dict[str, Any]) -> None:
-    """Hyperparameters that the user left open are the protocol's, for this kind of data."""
-    for name, value in config["protocol"]["hyper"].items():
-        if config["hyper"][name] is None:
-            kind = config["dataset"]["kind"]
-            config["hyper"][name] = value[kind] if isinstance(value, Mapping) else value
+    siblings = {key for key in known if key.rpartition(".")[0] == name.rpartition(".")[0]}
+    choices = ", ".join(sorted(siblings or {key.split(".")[0] for key in known}))
+    return f"unknown key {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Choices: {choices}"
 
 
 def check(config: Mapping[str, Any]) -> None:
-    """Refuse combinations that cannot work."""
+    """Refuse numbers out of range, unknown names, libraries that are not here, and what does not go together."""
+    values = dict(flat(config))
+    for name, (kind, lowest, highest) in NUMBERS.items():
+        value = values.get(name)
+        if value is not None and not (type(value) in ACCEPTED[kind] and lowest <= value <= highest):
+            bounds = f"of at least {lowest}" if highest == inf else f"from {lowest} to {highest}"
+            raise ConfigError(f"{name}: expected {KINDS[kind]} {bounds}, got {value!r}")
+    for name, choices in CHOICES.items():
+        if name in values:
+            choose(name, values[name], choices)
+    choose("device", str(config["device"]).partition(":")[0], DEVICES)
+    for library in (config["executor"]["name"], "tensorboard" if config["tensorboard"] else None):
+        if library in EXTRAS and find_spec(library) is None:
+            raise ConfigError(f"{library} is not installed: pip install 'east[{EXTRAS[library]}]'")
+
     dataset, model, loss = config["dataset"], config["model"], config["loss"]
-    choose("task", config["task"], TASKS)
     if model["name"] not in NET_OF_KIND[dataset["kind"]]:
         fitting = ", ".join(NET_OF_KIND[dataset["kind"]])
         raise ConfigError(
@@ -198,10 +262,3 @@ def check(config: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"annealing={config['annealing']['name']} needs a loss with a temperature; {loss['name']} has none"
         )
-    sections = ("hyper", "protocol", "annealing")
-    values = {f"{section}.{name}": value for section in sections for name, value in config[section].items()}
-    values["trials"] = config["trials"]
-    for name, (lowest, highest) in RANGES.items():
-        value = values.get(name)
-        if value is not None and not (isinstance(value, int | float) and lowest < value <= highest):
-            raise ConfigError(f"{name}: expected a number above {lowest} and at most {highest}, got {value!r}")

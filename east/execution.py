@@ -1,17 +1,18 @@
 """Where work runs: in this process, in a process per core or GPU, on a Ray cluster, or as SLURM jobs.
 
-`execute(function, jobs, executor)` yields (job, result) in the order in which jobs end. Functions write their results
-to disk and find what is done there, so doing a job twice is harmless: a job whose worker is lost is simply run again.
-A function never raises to its executor; what it returns is plain data. A job that could not be run at all yields Lost.
+`execute(function, queue, executor)` takes jobs from the queue and yields (job, result) in the order in which they end.
+Whoever consumes it may append to the queue between results. Functions write their results to disk and find there what
+is done, so doing a job twice is harmless: one whose worker is lost is run again. A function never raises to its
+executor and returns plain data. A job that could not be run at all yields Lost.
 """
 
 import multiprocessing
 import os
 import signal
-import sys
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 Job = dict[str, Any]
 Function = Callable[[Job], Any]
+Results = Iterator[tuple[Job, Any]]
 
 
 @dataclass(frozen=True)
@@ -28,13 +30,14 @@ class Lost:
     reason: str
 
 
-def execute(function: Function, jobs: Sequence[Job], executor: Mapping[str, Any]) -> Iterator[tuple[Job, Any]]:
+def execute(function: Function, queue: deque[Job], executor: Mapping[str, Any]) -> Results:
     """Run the jobs as executor["name"] says; the other keys are those of conf/executor/<name>.yaml."""
-    return RUNNERS[executor["name"]](function, jobs, **{key: v for key, v in executor.items() if key != "name"})
+    return RUNNERS[executor["name"]](function, queue, **{key: v for key, v in executor.items() if key != "name"})
 
 
-def inline(function: Function, jobs: Sequence[Job]) -> Iterator[tuple[Job, Any]]:
-    for job in jobs:
+def inline(function: Function, queue: deque[Job]) -> Results:
+    while queue:
+        job = queue.popleft()
         yield job, function(job)
 
 
@@ -57,14 +60,16 @@ class Worker:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.process = context.Process(target=work, args=(function, theirs, gpu), daemon=True)
-        self.process.start()
+        with deaf_to_interrupts():
+            self.process.start()
         theirs.close()
         self.gpu = gpu
-        self.job: Job | None = None
+        self.job: Job = {}
 
     def give(self, job: Job) -> None:
         self.job = job
-        self.pipe.send(job)
+        with suppress(BrokenPipeError):  # it died while idle, which shows when its answer is read
+            self.pipe.send(job)
 
     def stop(self) -> None:
         self.process.terminate()
@@ -73,21 +78,30 @@ class Worker:
             self.process.kill()
 
 
+@contextmanager
+def deaf_to_interrupts() -> Iterator[None]:
+    """Processes started in here ignore Ctrl-C, from their first instruction on: it is their parent's business."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def work(function: Function, pipe: Connection, gpu: str | None) -> None:
-    """The life of a worker. Ctrl-C is its parent's business, and it ends when its parent does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """The life of a worker; it ends when its parent does, however that ends."""
     threading.Thread(target=end_with_parent, daemon=True).start()
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
-    import torch
-
-    torch.set_num_threads(1)
     while True:
         try:
             job = pipe.recv()
         except EOFError:
             return
-        pipe.send(function(job))
+        pipe.send(single_threaded(function, job))
 
 
 def end_with_parent() -> None:
@@ -97,37 +111,42 @@ def end_with_parent() -> None:
         os._exit(1)
 
 
+def single_threaded(function: Function, job: Job) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    return function(job)
+
+
 def processes(
-    function: Function, jobs: Sequence[Job], slots: Sequence[str | None] = (None,), retries: int = 2
-) -> Iterator[tuple[Job, Any]]:
+    function: Function, queue: deque[Job], slots: Sequence[str | None] = (None,), retries: int = 2
+) -> Results:
     """A worker per slot. One that is killed is replaced, and its job tried again `retries` times."""
-    waiting = deque(jobs)
-    tries: dict[int, int] = {}
-    workers: list[Worker] = []
+    free, idle, busy, deaths = list(slots), [], {}, Counter()
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
     try:
-        workers += [Worker(function, gpu) for gpu in slots[: len(jobs)]]
-        while waiting or any(worker.job is not None for worker in workers):
-            for worker in workers:
-                if worker.job is None and waiting:
-                    worker.give(waiting.popleft())
-            ready = wait([worker.pipe for worker in workers if worker.job is not None])
-            for worker in [worker for worker in workers if worker.pipe in ready]:
-                job, worker.job = worker.job, None
-                assert job is not None
+        while queue or busy:
+            while queue and (idle or free):
+                worker = idle.pop() if idle else Worker(function, free.pop())
+                busy[worker.pipe] = worker
+                worker.give(queue.popleft())
+            for pipe in wait(busy):
+                worker = busy.pop(pipe)
                 try:
-                    yield job, worker.pipe.recv()
+                    result = pipe.recv()
+                    idle.append(worker)
                 except (EOFError, ConnectionResetError):
                     worker.process.join()
-                    code = worker.process.exitcode
-                    workers[workers.index(worker)] = Worker(function, worker.gpu)
-                    tries[id(job)] = tries.get(id(job), 0) + 1
-                    if tries[id(job)] <= retries:
-                        waiting.appendleft(job)
-                    else:
-                        yield job, Lost(f"its process ended {tries[id(job)]} times, last with {ending(code)}")
+                    free.append(worker.gpu)
+                    deaths[id(worker.job)] += 1
+                    if deaths[id(worker.job)] <= retries:
+                        queue.appendleft(worker.job)
+                        continue
+                    ended = ending(worker.process.exitcode)
+                    result = Lost(f"its process ended {retries + 1} times, last with {ended}")
+                yield worker.job, result
     finally:
-        for worker in workers:
+        for worker in [*idle, *busy.values()]:
             worker.stop()
 
 
@@ -141,29 +160,33 @@ def ending(code: int | None) -> str:
 
 def ray(
     function: Function,
-    jobs: Sequence[Job],
+    queue: deque[Job],
     address: str | None = None,
     cpus: float = 1,
     gpus: float = 0,
     retries: int = 3,
-) -> Iterator[tuple[Job, Any]]:
-    """Tasks of Ray core. Ray retries what a dead worker or node has lost."""
-    ray = extra("ray", "ray")
+    parallel: int | None = None,
+) -> Results:
+    """Tasks of Ray core, which retries what a dead worker or node has lost. `parallel` serves the planner."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    import ray
+
     started = not ray.is_initialized()
     if started:
         ray.init(address=address, log_to_driver=False, logging_level="ERROR")
+    task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(single_threaded)
+    running: dict[Any, Job] = {}
     try:
-        options = {"num_cpus": cpus, "num_gpus": gpus, "max_retries": retries}
-        remote = ray.remote(single_threaded).options(**options)
-        waiting = {remote.remote(function, job): job for job in jobs}
-        while waiting:
-            ended, _ = ray.wait(list(waiting), num_returns=1)
-            job = waiting.pop(ended[0])
-            try:
-                yield job, ray.get(ended[0])
-            except ray.exceptions.RayError as error:
-                yield job, Lost(str(error).splitlines()[0])
+        while queue or running:
+            while queue:
+                job = queue.popleft()
+                running[task.remote(function, job)] = job
+            for reference in ray.wait(list(running), num_returns=1)[0]:
+                try:
+                    result = ray.get(reference)
+                except ray.exceptions.RayError as error:
+                    result = Lost(str(error).splitlines()[0])
+                yield running.pop(reference), result
     finally:
         if started:
             ray.shutdown()
@@ -171,7 +194,8 @@ def ray(
 
 def submitit(
     function: Function,
-    jobs: Sequence[Job],
+    queue: deque[Job],
+    folder: str,
     cluster: str | None = None,
     partition: str | None = None,
     minutes: int = 720,
@@ -179,26 +203,32 @@ def submitit(
     gpus: int = 0,
     parallel: int = 64,
     slurm: Mapping[str, Any] | None = None,
-    folder: str = "results/sweeps/submitit",
-) -> Iterator[tuple[Job, Any]]:
-    """One array of SLURM jobs; `cluster=local` runs them as processes here. A pre-empted job is queued again."""
-    library = extra("submitit", "slurm")
-    runner = library.AutoExecutor(folder=Path(folder), cluster=cluster)
+) -> Results:
+    """Arrays of SLURM jobs; `cluster=local` runs them as processes here. A job that is pre-empted is queued again."""
+    import submitit
+
+    runner = submitit.AutoExecutor(folder=Path(folder), cluster=cluster)
     runner.update_parameters(timeout_min=minutes, cpus_per_task=cpus, gpus_per_node=gpus)
     if runner.cluster == "slurm":
         further = {"array_parallelism": parallel, **({"partition": partition} if partition else {}), **(slurm or {})}
         runner.update_parameters(**{f"slurm_{key}": value for key, value in further.items()})
-    task = Restartable(function)
-    # SLURM limits an array's width itself; local jobs all start at once, so they are handed over in portions.
-    portion = len(jobs) if runner.cluster == "slurm" else min(parallel, len(slots("cpu")))
-    for k in range(0, len(jobs), portion):
-        part = list(jobs[k : k + portion])
-        running = dict(zip(runner.map_array(task, part), part, strict=True))
-        for handle in library.helpers.as_completed(list(running)):
+    else:
+        parallel = min(parallel, len(slots("cpu")))  # SLURM limits an array itself; local jobs all start at once
+    running: dict[Any, Job] = {}
+    try:
+        while queue or running:
+            room = len(queue) if runner.cluster == "slurm" else min(len(queue), parallel - len(running))
+            part = [queue.popleft() for _ in range(room)]
+            running |= zip(runner.map_array(Restartable(function), part), part, strict=True) if part else ()
+            handle = next(submitit.helpers.as_completed(list(running), poll_frequency=1))
             try:
-                yield running[handle], handle.result()
-            except (library.core.utils.FailedJobError, library.core.utils.UncompletedJobError) as error:
-                yield running[handle], Lost(str(error).splitlines()[0])
+                result = handle.result()
+            except (submitit.core.utils.FailedJobError, submitit.core.utils.UncompletedJobError) as error:
+                result = Lost(str(error).splitlines()[0])
+            yield running.pop(handle), result
+    finally:
+        for handle in running:
+            handle.cancel()
 
 
 class Restartable:
@@ -211,32 +241,19 @@ class Restartable:
         return single_threaded(self.function, job)
 
     def checkpoint(self, job: Job) -> Any:
-        return extra("submitit", "slurm").helpers.DelayedSubmission(self, job)
+        from submitit.helpers import DelayedSubmission
 
-
-def single_threaded(function: Function, job: Job) -> Any:
-    import torch
-
-    torch.set_num_threads(1)
-    return function(job)
-
-
-def extra(module: str, name: str) -> Any:
-    """An optional library, or one line that says how to get it."""
-    try:
-        return __import__(module)
-    except ImportError as error:
-        raise ValueError(f"executor={module} needs the library {module}: pip install 'east[{name}]'") from error
+        return DelayedSubmission(self, job)
 
 
 RUNNERS = {"inline": inline, "processes": processes, "ray": ray, "submitit": submitit}
 
 
-def on_signal(number: int, _frame: Any) -> None:
-    """SIGTERM ends a run as Ctrl-C does: finished trials are kept, the exit code is 130."""
-    raise KeyboardInterrupt(signal.Signals(number).name)
-
-
 def interruptible() -> None:
-    if threading.current_thread() is threading.main_thread() and sys.platform != "win32":
-        signal.signal(signal.SIGTERM, on_signal)
+    """SIGTERM ends a run as Ctrl-C does: finished trials are kept, the exit code is 130."""
+
+    def interrupt(number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt(signal.Signals(number).name)
+
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, interrupt)

@@ -5,20 +5,30 @@ a resolved scientific config and a seed, each identified by a hash and recorded 
 done; the same command, issued again, does the rest.
 """
 
+import json
 import os
+import shutil
+import sys
+import tempfile
+import traceback
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm import tqdm
 
-from east import data, evaluation, execution, protocols, records, saving, training
+from east import data, evaluation, execution, losses, models, protocols, records, saving, training
+from east.choices import ConfigError
 from east.config import trains_networks
 from east.training import Trial
 
 STACKED = ("dataset", "split", "model", "loss", "protocol")
+PASSED_ON = ("results_dir", "data_dir", "device", "force", "save_model", "compile", "tensorboard")
 
 
 @dataclass
@@ -27,14 +37,39 @@ class Run:
 
     config: dict[str, Any]
     plain: dict[str, Any]
-    chosen: dict[str, Any] | None = None  # the scientific config of the trials, once it is known
+    chosen: dict[str, Any] | None = None  # the scientific config of the trials, once the search is on record
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> "Run":
+        """A run whose data is there and whose parts fit together; ConfigError or DataError otherwise."""
         loaded = load(config["dataset"], config["data_dir"])
-        check_loss(config, loaded)
-        plain = protocols.scientific(config, loaded.fingerprint, loaded.name)
-        return cls(config, plain, plain if config["search"]["name"] == "none" else None)
+        check_parts(config, loaded)
+        return cls(config, protocols.scientific(config, loaded.fingerprint, loaded.name))
+
+    @property
+    def name(self) -> str:
+        return f"{self.plain['dataset']['name']} {self.plain['loss']['name']}"
+
+    def stages(self, ledger: "Ledger") -> Iterator[list[Trial]]:
+        """The search round by round, then the trials. What comes next is asked for when all before is on record.
+
+        Ends early where a search is incomplete, because work was lost, or no point of it could be trained.
+        """
+        points = protocols.grid(self.config) if self.searched else [{}]
+        for epochs, count in protocols.rungs(self.config):
+            configs = [protocols.at(self.plain, point, epochs) for point in points[:count]]
+            stage = [
+                Trial(config, seed, "search") for config in configs for seed in protocols.search_seeds(self.config)
+            ]
+            yield stage
+            if ledger.missing(stage):
+                return
+            position = {records.key(config): k for k, config in enumerate(configs)}
+            points = [points[position[key]] for key in ledger.ranking(position, self.config["selection"])]
+            if not points:
+                return
+        self.chosen = protocols.at(self.plain, points[0])
+        yield self.trials
 
     @property
     def searched(self) -> bool:
@@ -42,111 +77,58 @@ class Run:
 
     @property
     def trials(self) -> list[Trial]:
-        """The trials of the final stage; empty before the search has chosen."""
-        return [Trial(self.chosen, seed) for seed in range(protocols.trials(self.config))] if self.chosen else []
+        """The trials of the final stage; none before the search has chosen."""
+        return [Trial(self.chosen, seed) for seed in protocols.seeds(self.config)] if self.chosen else []
 
     @property
-    def name(self) -> str:
-        return f"{self.plain['dataset']['name']} {self.plain['loss']['name']}"
+    def checkpoints(self) -> Path:
+        return Path(self.config["results_dir"]) / "runs" / "checkpoints" / records.family(self.plain)
 
 
-def load(dataset: Mapping[str, Any], data_dir: str | None) -> data.Data:
-    """The data of a config's dataset section."""
-    known = data.options(dataset["name"].partition("-")[0])
-    options = {name: value for name, value in dataset.items() if name in known}
-    return data.load(dataset["name"].partition("-")[0], data_dir, limit=dataset["limit"], **options)
+class Ledger:
+    """What is on record in a results folder: `found` beforehand, the rest read from its file when it is asked for.
 
-
-def split(loaded: data.Data, plain: Mapping[str, Any], seed: int) -> data.Splits:
-    """The split of a trial: the same for all, or one for each seed."""
-    wanted = plain["split"]
-    number = seed if wanted["seed"] == "trial" else wanted["seed"]
-    return data.split(loaded, seed=number, fractions=wanted["fractions"], stratify=wanted["stratify"])
-
-
-def check_loss(config: Mapping[str, Any], loaded: data.Data) -> None:
-    """Build the loss once: a class that does not exist, or too many for it, is refused before any work."""
-    import torch
-
-    from east import losses
-
-    if trains_networks(config["loss"]):
-        classes = len(loaded.classes)
-        loss = losses.build(config["loss"], loaded.classes, torch.arange(classes))
-        loss(torch.zeros(classes, classes), torch.arange(classes))
-
-
-def carry_out(runs: Sequence[Run], *, shown: bool = True) -> list[str]:
-    """Search, select and train every run; return one line for each trial that failed."""
-    failures: list[str] = []
-    searching = [run for run in runs if run.searched]
-    for run in searching:
-        failures += search(run, shown)
-    failures += perform([trial for run in runs for trial in run.trials], runs[0].config, "trials", shown)
-    return failures
-
-
-def search(run: Run, shown: bool) -> list[str]:
-    """Train the points of the grid and choose the scientific config of the trials."""
-    points, failures = protocols.grid(run.config), []
-    for epochs, keep in protocols.rungs(run.config):
-        plain = run.plain
-        if epochs is not None:
-            plain = {**plain, "protocol": {**plain["protocol"], "max_epochs": epochs}}
-        configs = {records.key(config): (config, point) for point in points for config in [protocols.at(plain, point)]}
-        trials = [
-            Trial(config, seed, "search")
-            for config, _ in configs.values()
-            for seed in protocols.search_seeds(run.config)
-        ]
-        failures += perform(trials, run.config, f"search {run.name}", shown)
-        found = [r for r in records.scan(run.config["results_dir"]) if r["key"] in configs and r["stage"] == "search"]
-        ranked = ranking(found, run.config["selection"])
-        if not ranked:
-            raise RuntimeError(
-                f"no point of the search of {run.name} could be trained: {failures[0] if failures else ''}"
-            )
-        points = [configs[key][1] for key in ranked[: max(1, len(points) // keep)]]
-    run.chosen = configs[ranked[0]][0]
-    return failures
-
-
-def ranking(found: list[dict], rule: str) -> list[str]:
-    """Keys of search records from best to worst."""
-    order = []
-    while (key := records.select(found, rule)) is not None and found:
-        order.append(key)
-        found = [record for record in found if record["key"] != key]
-    return order
-
-
-def chosen_before(run: Run) -> bool:
-    """Whether all of the search is on record; if so the run knows its trials without any work."""
-    if not run.searched or run.config["search"]["name"] == "halving":
-        return not run.searched
-    configs = {records.key(c): c for c in (protocols.at(run.plain, point) for point in protocols.grid(run.config))}
-    found = [r for r in records.scan(run.config["results_dir"]) if r["key"] in configs and r["stage"] == "search"]
-    if len({record["key"] for record in found}) == len(configs):
-        key = records.select(found, run.config["selection"])
-        run.chosen = configs.get(key)
-    return run.chosen is not None
-
-
-def missing(trials: Iterable[Trial], config: Mapping[str, Any]) -> list[Trial]:
-    """Trials without a record, or without the model that save_model asks for.
-
-    Failures are results too: the same trial would fail again.
+    With force=true only what this command has ended counts.
     """
-    if config["force"]:
-        return list(trials)
-    done = records.done(config["results_dir"])
 
-    def complete(trial: Trial) -> bool:
-        status = done.get((records.key(trial.config), trial.seed))
-        wanted = status == "done" and config["save_model"] and trial.stage == "trial"
-        return status is not None and (not wanted or model_folder(trial, config["results_dir"]).exists())
+    def __init__(self, config: Mapping[str, Any], found: Iterable[Mapping[str, Any]] = ()):
+        self.results_dir, self.force, self.models = config["results_dir"], config["force"], config["save_model"]
+        self.found = {} if self.force else {(record["key"], record["seed"]): record for record in found}
+        self.ended: set[tuple[str, int]] = set()
 
-    return [trial for trial in trials if not complete(trial)]
+    def find(self, trial: Trial) -> Mapping[str, Any] | None:
+        """The record of a trial, if it has a readable one."""
+        identity = records.key(trial.config), trial.seed
+        if identity not in self.found and (not self.force or identity in self.ended):
+            with suppress(FileNotFoundError, *records.UNREADABLE):
+                record = records.read(records.path(self.results_dir, trial.config, trial.seed))
+                self.found[identity] = vars(record) | {"key": record.key}
+        return self.found.get(identity)
+
+    def missing(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Trials without a record, or without the model that save_model asks for.
+
+        Failures are results too: the same trial would fail again.
+        """
+
+        def complete(trial: Trial) -> bool:
+            record = self.find(trial)
+            wanted = record and record["status"] == "done" and self.models and trial.stage == "trial"
+            return record is not None and (not wanted or model_folder(trial, self.results_dir).exists())
+
+        return [trial for trial in trials if not complete(trial)]
+
+    def end(self, trials: Iterable[Trial]) -> None:
+        self.ended |= {(records.key(trial.config), trial.seed) for trial in trials}
+
+    def ranking(self, keys: Iterable[str], rule: str) -> list[str]:
+        """Keys of searched points from best to worst; those that could not be trained are left out."""
+        found = [r for r in self.found.values() if r["key"] in keys and r["stage"] == "search"]
+        order = []
+        while (best := records.select(found, rule)) is not None:
+            order.append(best)
+            found = [record for record in found if record["key"] != best]
+        return order
 
 
 def model_folder(trial: Trial, results_dir: str | Path) -> Path:
@@ -155,71 +137,147 @@ def model_folder(trial: Trial, results_dir: str | Path) -> Path:
     return Path(results_dir) / "models" / f"{name}-{records.key(trial.config)}-seed{trial.seed}"
 
 
-def perform(trials: Sequence[Trial], config: Mapping[str, Any], title: str, shown: bool) -> list[str]:
-    """Run the trials that have no record; return a line for each that failed."""
-    todo, failures = missing(trials, config), []
-    if not todo:
-        return failures
-    executor = chosen_executor(config, todo)
-    jobs = jobs_of(todo, config, executor)
-    Path(config["results_dir"]).mkdir(parents=True, exist_ok=True)
-    with tqdm(
-        total=len(trials), initial=len(trials) - len(todo), desc=title, unit="trial", disable=None if shown else True
-    ) as bar:
-        for job, result in execution.execute(run_job, jobs, executor):
+def load(dataset: Mapping[str, Any], data_dir: str | None) -> data.Data:
+    """The data of a config's dataset section; the last is kept, since the next job mostly wants the same."""
+    name = dataset["name"].partition("-")[0]  # keel-abalone19 is set abalone19 of keel
+    options = {key: dataset[key] for key in (*data.options(name), "limit") if key in dataset}
+    return _load(name, data_dir, json.dumps(options))
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, data_dir: str | None, options: str) -> data.Data:
+    return data.load(name, data_dir, **json.loads(options))
+
+
+def split(loaded: data.Data, trial: Trial) -> data.Splits:
+    """The split of a trial: the same for all, or one for each seed."""
+    wanted = dict(trial.config["split"])
+    seed = wanted.pop("seed")
+    return data.split(loaded, seed=trial.seed if seed == "trial" else seed, **wanted)
+
+
+def check_parts(config: Mapping[str, Any], loaded: data.Data) -> None:
+    """Build network and loss once: what does not exist, or does not fit these classes, is refused before any work."""
+    if not trains_networks(config["loss"]):
+        return
+    count, model = len(loaded.classes), config["model"]
+    if model.get("outputs") == 1 and count > 2:
+        raise ConfigError(f"model={model['name']} has a single output, for two classes; {loaded.name} has {count}")
+    try:
+        training.pick_device(config["device"])
+        models.build(model, loaded.inputs.shape[1:], count, config["hyper"]["dropout"])
+        loss = losses.build(config["loss"], loaded.classes, torch.arange(count))
+        loss(torch.zeros(count, model.get("outputs") or count), torch.arange(count))
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def ledger_of(runs: Sequence[Run]) -> Ledger:
+    return Ledger(runs[0].config, records.scan(runs[0].config["results_dir"]))
+
+
+def carry_out(runs: Sequence[Run], *, shown: bool = True) -> list[str]:
+    """Search, select and train every run; return a line for each thing that went wrong, which is shown at once as well.
+
+    All runs share one queue. The trials of one begin when its own search has ended, while others still search.
+    """
+    config = runs[0].config
+    ledger, queue, left, failures = ledger_of(runs), deque(), Counter(), []
+    executor = chosen_executor(runs)
+    stages = [run.stages(ledger) for run in runs]
+    bar = tqdm(total=sum(protocols.planned(run.config) for run in runs), unit="trial", smoothing=0,
+               disable=None if shown else True)  # fmt: skip
+
+    def proceed(number: int) -> None:
+        """Queue the next stage of a run that is not on record."""
+        for stage in stages[number]:
+            todo = ledger.missing(stage)
+            bar.update(len(stage) - len(todo))
+            if not bar.disable:  # the time left is estimated from what this command does
+                bar.initial += len(stage) - len(todo)
+            if todo:
+                jobs = jobs_of(stage, todo, runs[number], executor)
+                queue.extend({**job, "run": number} for job in jobs)
+                left[number] = len(jobs)
+                return
+        if runs[number].chosen and not ledger.missing(runs[number].trials):
+            shutil.rmtree(runs[number].checkpoints, ignore_errors=True)  # of groupings that never came back
+
+    with bar:
+        for number in range(len(runs)):
+            proceed(number)
+        if queue:
+            check_writable(config["results_dir"])
+        for job, result in execution.execute(run_job, queue, executor):
             if isinstance(result, execution.Lost):
-                result = [f"{len(job['trials'])} trials lost: {result.reason}"]
+                result = [f"{runs[job['run']].name}: {len(job['trials'])} trials lost: {result.reason}"]
             failures += result
             for line in result:
-                tqdm.write(f"failed: {line}")
+                tqdm.write(f"failed: {line}", file=sys.stderr)
+                check_writable(config["results_dir"])
+            ledger.end(Trial(**trial) for trial in job["trials"])
             bar.update(len(job["trials"]))
+            left[job["run"]] -= 1
+            if not left[job["run"]]:
+                proceed(job["run"])
     return failures
 
 
-def chosen_executor(config: Mapping[str, Any], todo: Sequence[Trial]) -> dict[str, Any]:
-    """The executor with its slots; `auto` takes processes where more than one would have work."""
-    executor = dict(config["executor"])
+def check_writable(results_dir: str) -> None:
+    """OSError now rather than after hours of training."""
+    Path(results_dir).mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=results_dir) as file:
+        file.write(bytes(1 << 16))
+
+
+def chosen_executor(runs: Sequence[Run]) -> dict[str, Any]:
+    """The executor with its slots. `auto` takes processes where they have enough work: to start one costs seconds."""
+    config, executor = runs[0].config, dict(runs[0].config["executor"])
     if executor["name"] in ("auto", "processes"):
-        available = execution.slots(config["device"])
-        wanted = executor.pop("slots", None)
-        places = [available[k % len(available)] for k in range(wanted)] if wanted else available
+        available, wanted = execution.slots(config["device"]), executor.pop("slots")
+        places = [available[k % len(available)] for k in range(wanted or len(available))]
         if executor["name"] == "auto":
-            executor["name"] = "processes" if len(places) > 1 and worth_processes(todo) else "inline"
+            much = any(run.config["preset"]["name"] != "quick" for run in runs)
+            executor["name"] = "processes" if much and len(places) > 1 else "inline"
         if executor["name"] == "processes":
             executor["slots"] = places
     if executor["name"] == "submitit":
-        executor["folder"] = str(Path(config["results_dir"]) / "sweeps" / "submitit")
+        executor["folder"] = str(Path(config["results_dir"]).resolve() / "sweeps" / "submitit")
     return executor
 
 
-def worth_processes(todo: Sequence[Trial]) -> bool:
-    """Starting a process costs seconds: quick runs stay in this one."""
-    return len(todo) > 1 and any(trial.config["preset"] != "quick" for trial in todo)
+def jobs_of(
+    stage: Sequence[Trial], todo: Sequence[Trial], run: Run, executor: Mapping[str, Any]
+) -> list[execution.Job]:
+    """Trials that can be stacked, in portions: one population each, and small enough that every slot has work.
 
-
-def jobs_of(todo: Sequence[Trial], config: Mapping[str, Any], executor: Mapping[str, Any]) -> list[execution.Job]:
-    """Trials that can be stacked, in portions: one population each, and small enough that every slot has work."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in todo:
-        alike = {name: trial.config[name] for name in STACKED}
-        groups.setdefault(repr((alike, trial.config["hyper"].get("batch_size"))), []).append(trial)
-    places = len(executor.get("slots", ())) or 1
-    options = {
-        name: config[name]
-        for name in ("results_dir", "data_dir", "device", "force", "save_model", "compile", "tensorboard")
+    The whole stage is cut, then what is done is left out: so a command that was interrupted finds its checkpoints.
+    """
+    config, open_ = run.config, {id(trial) for trial in todo}
+    options = {name: config[name] for name in PASSED_ON} | {"progress": executor["name"] == "inline"}
+    options |= {
+        "results_dir": str(Path(config["results_dir"]).resolve()),
+        "checkpoints": str(run.checkpoints.resolve()),
     }
-    options["progress"] = executor["name"] == "inline"
+    places = len(executor.get("slots", ())) or (1 if executor.get("gpus") else executor.get("parallel", 1))
+    groups: dict[str, list[Trial]] = {}
+    for trial in stage:
+        alike = [trial.config[name] for name in STACKED]
+        groups.setdefault(repr((alike, trial.config["hyper"].get("batch_size"))), []).append(trial)
     jobs = []
-    for group in groups.values():
+    for group in sorted(groups.values(), key=lambda g: g[0].config["hyper"].get("batch_size", 0)):  # longest first
         size = max(1, min(population_size(group[0], config["device"]), -(-len(group) // places)))
         for k in range(0, len(group), size):
-            jobs.append({"trials": [vars(trial) for trial in group[k : k + size]], **options})
-    return sorted(jobs, key=lambda job: job["trials"][0]["config"]["hyper"].get("batch_size", 0))  # longest first
+            members = [vars(trial) for trial in group[k : k + size] if id(trial) in open_]
+            if members:
+                jobs.append({"trials": members, **options})
+    return jobs
 
 
 def population_size(trial: Trial, device: str) -> int:
+    """How many trials like this one train together; see training.populations."""
     hidden = trial.config["model"].get("hidden")
-    if hidden is None:
+    if not isinstance(hidden, list):
         return 1
     if training.pick_device(device).type != "cpu":
         return 1_000_000
@@ -228,67 +286,53 @@ def population_size(trial: Trial, device: str) -> int:
 
 def run_job(job: execution.Job) -> list[str]:
     """Train one population, record each of its trials, return a line for each that failed. Runs in any process."""
+    trials = [Trial(**trial) for trial in job["trials"]]
     try:
-        trials = missing([Trial(**trial) for trial in job["trials"]], job)
+        trials = Ledger(job).missing(trials)
         if not trials:
             return []
         loaded = load(trials[0].config["dataset"], job["data_dir"])
-        splits = [split(loaded, trial.config, trial.seed) for trial in trials]
+        splits = [split(loaded, trial) for trial in trials]
         results = zip(outcomes(trials, splits, job), splits, strict=True)
         return [line for outcome, own in results if (line := keep(outcome, loaded, own, job))]
     except Exception as error:  # whatever it is, the other jobs go on
         if os.environ.get("EAST_DEBUG"):
-            raise
-        first = job["trials"][0]["config"]
-        return [f"{first['dataset']['name']} {first['loss']['name']}: {type(error).__name__}: {error}"]
+            traceback.print_exc()
+        config = trials[0].config
+        return [f"{config['dataset']['name']} {config['loss']['name']}: {type(error).__name__}: {error}"]
 
 
-def outcomes(trials: Sequence[Trial], splits: Sequence[data.Splits], job: execution.Job) -> Iterator[training.Outcome]:
-    results = Path(job["results_dir"])
+def outcomes(trials: Sequence[Trial], splits: Sequence[data.Splits], job: execution.Job) -> Iterable[training.Outcome]:
     if not trains_networks(trials[0].config["loss"]):
         from east import baselines
 
-        yield from (baselines.fit(t, s, progress=job["progress"]) for t, s in zip(trials, splits, strict=True))
-        return
-    yield from training.train(
+        return (baselines.fit(t, s, progress=job["progress"]) for t, s in zip(trials, splits, strict=True))
+    return training.train(
         trials,
         splits,
         device=job["device"],
-        checkpoint=results / "runs" / "checkpoints",
+        checkpoint=Path(job["checkpoints"]),
         progress=job["progress"],
-        tensorboard=results / "tensorboard" if job["tensorboard"] else None,
+        tensorboard=Path(job["results_dir"]) / "tensorboard" if job["tensorboard"] else None,
         compile=job["compile"],
     )
 
 
 def keep(outcome: training.Outcome, loaded: data.Data, splits: data.Splits, job: execution.Job) -> str | None:
     """Evaluate and record an outcome, save its model if asked to; the line that tells its failure, if it is one."""
-    trial = outcome.trial
-    judged: dict[str, Any] = {}
-    arrays: dict[str, Any] | None = None
+    trial, judged, arrays = outcome.trial, {}, None
     if outcome.status == "done":
         judged = evaluation.evaluate(outcome.probabilities, outcome.labels, splits.positive, trial.config["decisions"])
         arrays = {f"{part}_probabilities": values for part, values in outcome.probabilities.items()}
         arrays |= {f"{part}_labels": values for part, values in outcome.labels.items()}
-    config = {name: value for name, value in trial.config.items() if name != "decisions"}
+    told = ("history", "best", "epochs", "stopped", "status", "error", "seconds")
     record = records.Record(
-        config=config,
+        config={name: value for name, value in trial.config.items() if name != "decisions"},
         seed=trial.seed,
         stage=trial.stage,
-        data={
-            "name": splits.name,
-            "fingerprint": splits.fingerprint,
-            "sizes": splits.sizes,
-            "index_hash": splits.index_hash,
-        },
-        history=outcome.history,
-        best=outcome.best,
-        epochs=outcome.epochs,
-        stopped=outcome.stopped,
-        status=outcome.status,
-        error=outcome.error,
-        seconds=outcome.seconds,
-        device=training.describe_device(job["device"]) if outcome.weights else "cpu",
+        data={name: getattr(splits, name) for name in ("name", "fingerprint", "sizes", "index_hash")},
+        device=training.describe_device(job["device"]) if trains_networks(trial.config["loss"]) else "cpu",
+        **{name: getattr(outcome, name) for name in told},
         **records.provenance(),
         **judged,
     )

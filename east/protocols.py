@@ -1,6 +1,6 @@
 """What a paper prescribes, as plain functions of a complete config: the scientific part, the grid, the seeds."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
@@ -47,12 +47,22 @@ def trials(config: Mapping[str, Any]) -> int:
     return config["trials"] or config["preset"]["trials"] or config["protocol"]["trials"]
 
 
+def seeds(config: Mapping[str, Any]) -> range:
+    """Seeds of the trials; those of the search are beyond them."""
+    return range(config["seed"], config["seed"] + trials(config))
+
+
 def grid(config: Mapping[str, Any]) -> list[dict[str, float]]:
-    """The points of the search: values of lr, dropout, batch_size, and r for a loss that anneals. Section 6.1, EAST."""
+    """The points of the search: values of lr, dropout, batch_size, and r for a loss that anneals. Section 6.1, EAST.
+
+    What the user has given a value is not searched.
+    """
     axes = dict(config["preset"]["grid"] or config["protocol"]["grid"])
     axes["batch_size"] = batch_sizes(axes["batch_size"], config)
     if config["annealing"]["schedule"] == "none":
         axes.pop("r")
+    for name in config["fixed"]:
+        axes.pop(name.partition(".")[2], None)
     return [dict(zip(axes, point, strict=True)) for point in product(*axes.values())]
 
 
@@ -63,12 +73,14 @@ def batch_sizes(choices: Mapping[str, Any], config: Mapping[str, Any]) -> list[i
     return found.get(loss["name"], choices[dataset["kind"]]) if isinstance(found, Mapping) else found
 
 
-def at(plain: Mapping[str, Any], point: Mapping[str, float]) -> dict[str, Any]:
-    """A scientific config at a point of the grid."""
+def at(plain: Mapping[str, Any], point: Mapping[str, float], epochs: int | None = None) -> dict[str, Any]:
+    """A scientific config at a point of the grid, trained for so many epochs at most."""
     hyper = {name: value for name, value in point.items() if name != "r"}
     moved = {**plain, "hyper": {**plain["hyper"], **hyper}}
     if "r" in point:
         moved["annealing"] = {**plain["annealing"], "r": point["r"]}
+    if epochs is not None:
+        moved["protocol"] = {**plain["protocol"], "max_epochs": epochs}
     return moved
 
 
@@ -78,10 +90,18 @@ def search_seeds(config: Mapping[str, Any]) -> list[int]:
     return [SEARCH_SEED, SEARCH_SEED + 1] if twice else [SEARCH_SEED]
 
 
-def rungs(config: Mapping[str, Any]) -> Iterator[tuple[int | None, int]]:
-    """Rounds of a search: the epochs each point may train (None: all), and one in how many goes on to the next."""
-    search = config["search"]
-    if search["name"] == "halving":
-        for k in range(search["rounds"]):
-            yield search["epochs"] * search["factor"] ** k, search["factor"]
-    yield None, 1
+def rungs(config: Mapping[str, Any]) -> list[tuple[int | None, int]]:
+    """Rounds of the search: the epochs that each point may train (None: all), and how many points take part."""
+    search, points = config["search"], len(grid(config))
+    if search["name"] == "none":
+        return []
+    if search["name"] == "grid":
+        return [(None, points)]
+    factor, rounds = search["factor"], range(search["rounds"])
+    counts = [max(1, points // factor**k) for k in range(search["rounds"] + 1)]
+    return [*((search["epochs"] * factor**k, counts[k]) for k in rounds), (None, counts[-1])]
+
+
+def planned(config: Mapping[str, Any]) -> int:
+    """Trainings of a run, search included."""
+    return sum(count for _, count in rungs(config)) * len(search_seeds(config)) + trials(config)

@@ -1,6 +1,7 @@
 """What east-run says about a run: what it will do, what it costs, what came out."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -9,7 +10,6 @@ from east import execution, experiment, plots, protocols, records, tables, write
 from east.choices import choose
 from east.data import DataError
 from east.experiment import Run
-from east.training import Trial
 
 FILES = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 
@@ -38,21 +38,22 @@ def loadable(configs: Sequence[dict[str, Any]]) -> tuple[list[Run], list[str]]:
 
 def plan(runs: Sequence[Run]) -> str:
     """Trials of each run, how many are done, and the time the rest will take by the speed measured so far."""
-    lines = [("run", "search", "trials", "estimate")]
-    known, costs = speeds(runs), []
+    lines, costs = [("run", "search", "trials", "estimate")], []
+    ledger = experiment.ledger_of(runs) if runs else None
+    known = speeds(ledger.found.values()) if ledger else {}
     for run in runs:
-        points, wanted = [], protocols.trials(run.config)
-        if run.searched:
-            points = [Trial(protocols.at(run.plain, p), s, "search")
-                      for p in protocols.grid(run.config) for s in protocols.search_seeds(run.config)]  # fmt: skip
-            experiment.chosen_before(run)
-        open_points = len(experiment.missing(points, run.config))
-        open_trials = len(experiment.missing(run.trials, run.config)) if run.trials else wanted
+        trials = protocols.trials(run.config)
+        searches = protocols.planned(run.config) - trials
+        done = Counter()
+        for stage in run.stages(ledger):
+            done[stage[0].stage] += len(stage) - len(ledger.missing(stage))
+            if ledger.missing(stage):
+                break
+        todo = searches + trials - done.total()
         seconds = known.get(speed_key(run.plain))
-        todo = open_points + open_trials
         costs.append(0.0 if not todo else None if seconds is None else todo * seconds)
-        searched = f"{len(points) - open_points} of {len(points)}" if points else "none"
-        lines.append((run.name, searched, f"{wanted - open_trials} of {wanted}", duration(costs[-1])))
+        searched = f"{done['search']} of {searches}" if searches else "none"
+        lines.append((run.name, searched, f"{done['trial']} of {trials}", duration(costs[-1])))
     places = len(execution.slots(runs[0].config["device"])) if runs else 1
     known_costs = [cost for cost in costs if cost is not None]
     total = f"{duration(sum(known_costs) / places)} on the {places} slots of this machine" if known_costs else "unknown"
@@ -73,14 +74,13 @@ def speed_key(config: Mapping[str, Any]) -> tuple:
     )
 
 
-def speeds(runs: Sequence[Run]) -> dict[tuple, float]:
+def speeds(found: Iterable[Mapping[str, Any]]) -> dict[tuple, float]:
     """Median seconds of the trials on record, by `speed_key`."""
-    found: dict[tuple, list[float]] = {}
-    for folder in {run.config["results_dir"] for run in runs}:
-        for record in records.scan(folder):
-            if record["seconds"] and record["status"] == "done":
-                found.setdefault(speed_key(record["config"]), []).append(record["seconds"])
-    return {key: median(values) for key, values in found.items()}
+    seconds: dict[tuple, list[float]] = {}
+    for record in found:
+        if record["seconds"] and record["status"] == "done":
+            seconds.setdefault(speed_key(record["config"]), []).append(record["seconds"])
+    return {key: median(values) for key, values in seconds.items()}
 
 
 def duration(seconds: float | None) -> str:
@@ -91,49 +91,66 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def results(runs: Sequence[Run], failures: Sequence[str]) -> str:
-    """A table of the runs with the published numbers beside them, its figure, and what failed."""
+def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
+    """A table of the runs with the published numbers beside them, its figure, what failed; and whether all is done."""
     config = runs[0].config
+    found = {(record["key"], record["seed"]): record for record in records.scan(config["results_dir"])}
     keys = {records.key(run.chosen) for run in runs if run.chosen}
-    found = [record for record in records.scan(config["results_dir"]) if record["key"] in keys]
     spec = tables.spec("grid") | {"title": "Results"}
-    built = tables.build(spec, config["results_dir"], found=found, rule=config["selection"], preset="quick")
-    text = writers.WRITERS["text"]([built], [tables.comparisons(built)])
-    target = (
-        Path(config["results_dir"])
-        / "figures"
-        / "-".join(["run", *sorted({run.name.replace(" ", "-") for run in runs})][:5])
-    )
-    files = plots.save(plots.dots(built), target)
-    lines = [text.rstrip(), f"figure: {files[0]}"]
+    shown = [whole(record) for record in found.values() if record["key"] in keys]
+    built = tables.build(spec, config["results_dir"], found=shown, rule=config["selection"], preset="quick")
+    lines = [line for run in runs if (line := shortfall(run, found))]
+    complete = not lines
     if failures:
-        lines.append(f"{len(failures)} trials failed; the first: {failures[0]}")
-    return "\n".join(lines)
+        lines.append(f"first reason: {failures[0]}")
+    if built.cells:
+        name = "-".join(["run", *sorted({run.name.replace(" ", "-") for run in runs})][:5])
+        files = plots.save(plots.dots(built), Path(config["results_dir"]) / "figures" / name)
+        text = writers.WRITERS["text"]([built], [tables.comparisons(built)])
+        lines = [text.rstrip(), f"figure: {files[0]}", *lines]
+    return "\n".join(lines), complete
 
 
-def trials(done: Sequence[Trial], config: Mapping[str, Any]) -> str:
-    """Scores of single trials."""
-    wanted = {(records.key(trial.config), trial.seed) for trial in done}
-    lines = []
-    for record in records.scan(config["results_dir"]):
-        if (record["key"], record["seed"]) in wanted:
-            name = f"{record['config']['dataset']['name']} {record['config']['loss']['name']} seed {record['seed']}"
-            if record["status"] == "failed":
-                lines.append(f"{name}: failed: {record['error']}")
-                continue
-            scores = record["scores"]["test"]
-            shown = {key: value for key, value in scores.items() if isinstance(value, float)}
-            numbers = "  ".join(f"{key} {value:.4f}" for key, value in shown.items())
-            lines += [
-                f"{name}: {record['epochs']} epochs, {record['stopped']}, {record['seconds']:.1f} s",
-                f"  test  {numbers}",
-            ]
-            lines.append(f"  record {config['results_dir']}/{record['source']}")
-    return "\n".join(lines)
+def whole(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Tables leave out records of a part of the data; here they are shown, under a name of their own."""
+    dataset = record["config"]["dataset"]
+    if dataset.get("limit") is None:
+        return record
+    renamed = dataset | {"name": f"{dataset['name']} ({dataset['limit']} rows)", "limit": None}
+    return record | {"config": record["config"] | {"dataset": renamed}}
 
 
-def table(name: str, config: Mapping[str, Any], preset: str | None) -> str:
+def shortfall(run: Run, found: Mapping[tuple[str, int], Mapping]) -> str | None:
+    """What a run still lacks."""
+    if run.chosen is None:
+        return f"{run.name}: no trials, because its search is incomplete or no point of it could be trained"
+    states = [found.get((records.key(trial.config), trial.seed), {}).get("status") for trial in run.trials]
+    failed, missing = states.count("failed"), states.count(None)
+    return f"{run.name}: of {len(states)} trials {failed} failed, {missing} missing" if failed + missing else None
+
+
+def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
+    """Scores of single trials; and whether all is done."""
+    folder, lines, complete = runs[0].config["results_dir"], [], True
+    found = {(record["key"], record["seed"]): record for record in records.scan(folder)}
+    for run, trial in [(one, trial) for one in runs for trial in one.trials]:
+        record, name = found.get((records.key(trial.config), trial.seed)), f"{run.name} seed {trial.seed}"
+        if record is None or record["status"] == "failed":
+            lines.append(f"{name} failed: {record['error'] if record else '; '.join(failures)}")
+            complete = False
+            continue
+        scores = {score: value for score, value in record["scores"]["test"].items() if isinstance(value, float)}
+        lines += [
+            f"{name}: {record['epochs']} epochs, {record['stopped']}, {record['seconds']:.1f} s",
+            f"  test   {'  '.join(f'{score} {value:.4f}' for score, value in scores.items())}",
+            f"  record {folder}/{record['source']}",
+        ]
+    return "\n".join(lines), complete
+
+
+def table(config: Mapping[str, Any], preset: str | None) -> str:
     """Render a table into results_dir/tables in every format; return it as text, or in the format asked for."""
+    name = config["table"]
     options = {
         "rule": config["selection"],
         "variant": config["variant"],
