@@ -1,0 +1,279 @@
+"""Which loss for my data and my score? Train the candidates, choose on validation, report on test, save the winner.
+
+Candidates: the EAST loss of the score, cross-entropy, AnyLoss of the score, a random forest; each deciding by argmax
+and by plug-in, a threshold (or class weights) tuned for the score. All have the same split and their own seeds.
+
+The winner is chosen on the validation rows and reported on the test rows, which nobody has seen. A plug-in rule is
+tuned on validation, so its validation score would flatter it: it is cross-fitted instead, tuned on four fifths and
+applied to the rest, five times. Networks also stop early on validation; the forest has no such advantage.
+Intervals are 95 % bootstrap percentiles over test rows and seeds: what to expect of other rows of the same kind.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from east import data, evaluation, experiment, metrics, protocols, records, saving, writers
+from east.config import settings
+from east.confusion import Confusion
+from east.data.common import stratified
+from east.experiment import Run
+from east.training import Trial
+
+LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; any other metric's is `metric`
+TITLES = {"ce": "cross-entropy", "anyloss": "AnyLoss", "rf": "random forest"}
+FOLDS = 5
+RESAMPLES = 1000
+FEW = 30  # rows of the rarest class, below which scores are rough
+SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
+COLUMNS = 30  # that are described one by one
+AT_ONCE = 1 << 24  # weights of a bootstrap that are in memory
+
+Metric = Callable[[Confusion], Tensor]
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One trial under a decision rule, by its validation and its test rows."""
+
+    rule: dict[str, Any] | None  # as evaluation.tuned gives it; None: argmax
+    validation: float
+    test: float
+    predicted: Tensor  # int64 [n], of the test rows
+    labels: Tensor
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A loss with a decision rule."""
+
+    run: Run
+    title: str
+    decision: str  # argmax | plugin
+    trials: list[Judged]  # those that are done, and
+    seeds: list[int]
+
+    @property
+    def name(self) -> str:
+        return f"{self.title} + plug-in" if self.decision == "plugin" else self.title
+
+    @property
+    def validation(self) -> float:
+        return float(np.mean([trial.validation for trial in self.trials]))
+
+    @property
+    def test(self) -> float:
+        return float(np.mean([trial.test for trial in self.trials]))
+
+
+def run(arguments: Sequence[str]) -> list[str]:
+    """Describe, train, judge, save, and print each as it is known; a line for every trial that failed."""
+    typed = {argument.partition("=")[0] for argument in arguments}
+    if typed & {"loss", "losses", "datasets"}:
+        raise ValueError("task=compare takes one dataset=… and a score=…; the losses follow from the score")
+    if "preset" not in typed:
+        arguments = [*arguments, "preset=compare"]
+    first = settings(arguments)
+    loaded = experiment.load(first["dataset"], first["data_dir"])
+    stratify = loaded.groups is None and loaded.labels.ndim == 1 and "split.stratify" not in typed
+    if stratify:  # a rare class must not miss from a part
+        arguments = [*arguments, "split.stratify=true"]
+    score, metric = wanted_score(first["score"], loaded)
+    configs = [{**aimed(settings([*arguments, *loss]), metric), "save_model": True} for loss in overrides(metric)]
+    print(description(loaded, configs[0]["split"]), flush=True)
+    runs = [Run.of(config) for config in configs]
+    seeds = protocols.trials(configs[0])
+    print(f"\n{score}: {len(runs)} losses, {seeds} seeds each, preset={first['preset']['name']}", flush=True)
+    if first["dry_run"]:
+        return []
+    failures = experiment.carry_out(runs)
+    parameters = {name: value for name, value in metric.items() if name != "metric"}
+    measure = partial(metrics.resolve(metric["metric"]), **parameters)
+    found = candidates(runs, measure, score, loaded.positive)
+    if not found:
+        raise RuntimeError(f"no candidate could be trained: {failures[0] if failures else 'none has a record'}")
+    winner, text = verdict(found, measure, score, len(loaded.classes))
+    folder = save(winner, score)
+    print(f"\n{text}\nsaved: {folder}\n\npredict new rows:")
+    print(f"  east-run task=predict checkpoint={folder} input=new.csv output=predictions.csv")
+    return failures
+
+
+def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, dict[str, Any]]:
+    """The score's name, and the metric with its parameters: f1_pos, f1_macro, a name of METRICS or a dotted path."""
+    score = score or ("f1_macro" if loaded.positive is None else "f1_pos")
+    if score == "f1_pos":
+        if loaded.positive is None:
+            raise ValueError(
+                "score=f1_pos needs a positive class: two classes, or dataset.positive=…; or score=f1_macro"
+            )
+        chosen = {"metric": "f1", "average": "positive"}
+        return score, chosen if loaded.positive == 1 else {**chosen, "positive": loaded.positive}
+    if score == "f1_macro":
+        return score, {"metric": "f1", "average": "macro"}
+    metrics.resolve(score)
+    return score, {"metric": score}
+
+
+def overrides(metric: Mapping[str, Any]) -> list[list[str]]:
+    """What east-run would be told for each candidate loss."""
+    name = metric["metric"]
+    matched = [f"loss={LOSSES[name]}"] if name in LOSSES else ["loss=metric", f"loss.metric={name}"]
+    return [matched, ["loss=ce"], ["loss=anyloss"], ["loss=rf"]]
+
+
+def aimed(config: dict[str, Any], metric: Mapping[str, Any]) -> dict[str, Any]:
+    """A config whose loss, if it is a metric's, is that of the score."""
+    if "metric" not in config["loss"]:
+        return config
+    kept = {name: value for name, value in config["loss"].items() if name not in ("metric", "average", "positive")}
+    return {**config, "loss": {**kept, **metric}}
+
+
+def description(loaded: data.Data, split: Mapping[str, Any]) -> str:
+    """What the data are, column by column, and what about them will limit the answer."""
+    about = data.describe(loaded, **split)
+    lines = [data.describe_text({name: about[name] for name in SHOWN})]
+    columns = (getattr(loaded, "encoding", None) or {"columns": []})["columns"]
+    for column in columns[:COLUMNS]:
+        if column["kind"] == "numeric":
+            gaps = ", missing values become the median and are marked" if column["indicator"] else ""
+            lines.append(f"  {column['name']:<20} numbers, median {column['median']:g}{gaps}")
+        else:
+            some = ", ".join(column["categories"][:6]) + (", …" if len(column["categories"]) > 6 else "")
+            lines.append(f"  {column['name']:<20} {len(column['categories'])} categories: {some}")
+    if len(columns) > COLUMNS:
+        lines.append(f"  … and {len(columns) - COLUMNS} more columns")
+    splits = data.split(loaded, **split)
+    for part in ("val", "test"):
+        counts = torch.bincount(getattr(splits, part).labels.flatten(), minlength=len(loaded.classes))
+        rarest = int(counts.argmin())
+        if counts[rarest] < FEW:
+            lines.append(
+                f"note: only {int(counts[rarest])} rows of {loaded.classes[rarest]!r} for {part}; expect wide intervals"
+            )
+    return "\n".join(lines)
+
+
+def candidates(runs: Sequence[Run], measure: Metric, score: str, positive: int | None) -> list[Candidate]:
+    """Both decision rules of every run that has finished trials, judged from the recorded probabilities."""
+    done = records.done(runs[0].config["results_dir"])
+    found = []
+    for run in runs:
+        trials = [trial for trial in run.trials if done.get((records.key(trial.config), trial.seed)) == "done"]
+        files = [records.path(run.config["results_dir"], trial.config, trial.seed) for trial in trials]
+        arrays, seeds = [records.arrays(file) for file in files], [trial.seed for trial in trials]
+        title = TITLES.get(run.plain["loss"]["name"], f"EAST {score}")
+        for decision in ("argmax", "plugin") if trials else ():
+            judged = [judge(one, decision, measure, positive) for one in arrays]
+            found.append(Candidate(run, title, decision, judged, seeds))
+    return found
+
+
+def judge(arrays: Mapping[str, np.ndarray], decision: str, measure: Metric, positive: int | None) -> Judged:
+    """What a trial's probabilities are worth under a decision rule."""
+    val, test, val_labels, test_labels = (
+        torch.from_numpy(arrays[f"{part}_{kind}"]) for kind in ("probabilities", "labels") for part in ("val", "test")
+    )
+    if decision == "argmax":
+        rule, on_val, predicted = None, val.argmax(-1), test.argmax(-1)
+    else:
+        rule = evaluation.tuned(val, val_labels, measure, positive)
+        on_val = cross_fitted(val, val_labels, measure, positive)
+        predicted = evaluation.decided(test, rule, positive)
+    classes = val.shape[-1]
+    validation = measure(Confusion.from_predictions(on_val, val_labels, classes))
+    tested = measure(Confusion.from_predictions(predicted, test_labels, classes))
+    return Judged(rule, float(validation), float(tested), predicted, test_labels)
+
+
+def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Metric, positive: int | None) -> Tensor:
+    """Plug-in decisions [n], each by a rule that was tuned without its row."""
+    random = np.random.RandomState(0)
+    order = torch.from_numpy(stratified(labels.numpy(), len(labels), random))  # class by class, shuffled within
+    fold = torch.empty_like(labels)
+    fold[order] = torch.arange(len(labels)) % FOLDS
+    decided = torch.empty_like(labels)
+    for k in range(FOLDS):
+        inside = fold == k
+        rule = evaluation.tuned(probabilities[~inside], labels[~inside], measure, positive)
+        decided[inside] = evaluation.decided(probabilities[inside], rule, positive)
+    return decided
+
+
+def resampled(found: Sequence[Candidate], measure: Metric, classes: int) -> np.ndarray:
+    """[candidates, RESAMPLES]: mean test scores, had test rows and seeds been drawn anew; the same rows for all."""
+    trials = [trial for candidate in found for trial in candidate.trials]
+    rows, random = len(trials[0].labels), np.random.default_rng(0)
+    at_once = max(1, AT_ONCE // rows)
+    scores = []
+    for start in range(0, RESAMPLES, at_once):
+        count = min(at_once, RESAMPLES - start)
+        drawn = random.integers(rows, size=(count, rows)) + rows * np.arange(count)[:, None]
+        weights = torch.from_numpy(np.bincount(drawn.ravel(), minlength=count * rows).reshape(count, rows)).double()
+        scores.append(torch.stack([measure(weighted(trial, weights, classes)) for trial in trials]))
+    values, result, first = torch.cat(scores, dim=1).numpy(), [], 0
+    for candidate in found:
+        own = values[first : first + len(candidate.trials)]
+        result.append(np.take_along_axis(own, random.integers(len(own), size=own.shape), axis=0).mean(0))
+        first += len(own)
+    return np.array(result)
+
+
+def weighted(trial: Judged, weights: Tensor, classes: int) -> Confusion:
+    """The confusion [b] of the test rows, counted `weights` [b, n] times."""
+    predicted, actual = (one_hot(index, classes).double() for index in (trial.predicted, trial.labels))
+    cells = trial.labels * classes + trial.predicted
+    return Confusion(
+        weights @ (predicted * actual),
+        weights @ actual,
+        weights @ predicted,
+        lambda: (weights @ one_hot(cells, classes**2).double()).unflatten(-1, (classes, classes)),
+    )
+
+
+def verdict(found: Sequence[Candidate], measure: Metric, score: str, classes: int) -> tuple[Candidate, str]:
+    """The winner on validation, and the table that says how it did on test, and how far ahead of whom."""
+    samples = resampled(found, measure, classes)
+    best = max(range(len(found)), key=lambda k: found[k].validation)
+    winner = found[best]
+    lines = [["", "validation", "test", "95 % interval", "winner's lead on test"]]
+    behind = []
+    for k, candidate in enumerate(found):
+        low, high = np.quantile(samples[k], [0.025, 0.975])
+        lead = "winner"
+        if k != best:
+            least, most = np.quantile(samples[best] - samples[k], [0.025, 0.975])
+            lead = f"{winner.test - candidate.test:+.3f}  {least:+.3f} to {most:+.3f}"
+            behind += [candidate.name] if least > 0 else []
+        scores = [f"{candidate.validation:.3f}", f"{candidate.test:.3f}", f"{low:.3f} to {high:.3f}"]
+        lines.append([candidate.name, *scores, lead])
+    low, high = np.quantile(samples[best], [0.025, 0.975])
+    clear = f"clearly ahead of {', '.join(behind)}" if behind else "clearly ahead of none"
+    others = len(found) - 1 - len(behind)
+    return winner, "\n".join(
+        [
+            writers.aligned(lines),
+            f"means of {len(winner.trials)} seeds; chosen on validation (plug-in cross-fitted), reported on test; "
+            "intervals: bootstrap over test rows and seeds",
+            f"winner on {score}: {winner.name}, test {winner.test:.3f} ({low:.3f} to {high:.3f}); {clear}"
+            + (f", not clearly of the other {others}" if others else ""),
+        ]
+    )
+
+
+def save(winner: Candidate, score: str) -> Path:
+    """The winner's best seed on validation, with its decision rule; the folder."""
+    k = max(range(len(winner.trials)), key=lambda k: winner.trials[k].validation)
+    folder = experiment.model_folder(Trial(winner.run.chosen, winner.seeds[k]), winner.run.config["results_dir"])
+    if winner.decision == "argmax":
+        return folder
+    model = saving.load(folder).deciding(f"plug-in for {score}", winner.trials[k].rule)
+    return model.save(folder.with_name(f"{folder.name}-plugin_{score.replace('.', '_')}"))
