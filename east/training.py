@@ -50,6 +50,9 @@ class Trial:
     stage: str = "trial"  # or "search"
 
 
+Member = tuple[Trial, Splits]
+
+
 @dataclass
 class Outcome:
     """What a trial came to. A failed one has its error and its history, but no predictions."""
@@ -106,7 +109,7 @@ def train(
 
 
 def train_population(
-    members: Sequence[tuple[Trial, Splits]],
+    members: Sequence[Member],
     device: torch.device,
     file: Path | None = None,
     progress: bool = False,
@@ -371,7 +374,7 @@ class Rows:
     count: int
 
     @classmethod
-    def of(cls, members: Sequence[tuple[Trial, Splits]], part: str, device: torch.device) -> "Rows":
+    def of(cls, members: Sequence[Member], part: str, device: torch.device) -> "Rows":
         distinct = {splits.index_hash: getattr(splits, part) for _, splits in members}
         parts, position = list(distinct.values()), list(distinct)
         count = len(parts[0].labels)
@@ -441,27 +444,29 @@ def validation_loss(loss: nn.Module, logits: Tensor, labels: Tensor, batch: int 
     return torch.stack([loss(*pair) for pair in pairs]).mean(0)
 
 
-def populations(members: Sequence[tuple[Trial, Splits]], device: torch.device) -> list[Sequence[tuple[Trial, Splits]]]:
-    """Trials that train together, in the given order.
+def population_size(config: Mapping[str, Any], device: torch.device) -> int | None:
+    """The most trials of such a config that should train together; None for no limit.
 
-    On a GPU as many as there are: `train` halves a population that does not fit its memory. On a CPU as many as keep a
-    step's activations in the cache; wider stacks are slower. Only MLPs are computed together.
+    Only MLPs are computed together. On a CPU a step's activations should stay in the cache: wider stacks are slower. On
+    a GPU there is no such limit, and `train` halves a population that does not fit the memory.
+    """
+    if config["model"]["name"] not in models.TOGETHER:
+        return 1
+    if device.type != "cpu":
+        return None
+    return max(1, CACHE_BYTES // (4 * config["hyper"]["batch_size"] * sum(config["model"]["hidden"])))
+
+
+def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
+    """Members that train together, in the given order.
+
+    Splits of one size can be stacked, unless more than their rows differs: the scaling of images, class weights.
     """
     config, splits = members[0][0].config, members[0][1]
-    batch = config["hyper"]["batch_size"]
-    net = initial(*members[0])
-    most = 1
-    if isinstance(net, models.MLP):
-        most = max(1, CACHE_BYTES // (4 * batch * sum(net.hidden))) if device.type == "cpu" else len(members)
-
-    def alike(member: tuple[Trial, Splits]) -> Any:
-        """Splits of one size can be stacked, unless something besides their rows differs: scaling, class weights."""
-        own = member[1]
-        apart = splits.kind == "image" or config["loss"].get("class_weights") == "balanced"
-        return own.index_hash if apart else own.sizes
-
-    groups = [list(group) for _, group in groupby(members, alike)]
-    return [group[k : k + most] for group in groups for k in range(0, len(group), most)]
+    most = population_size(config, device) or len(members)
+    apart = splits.kind == "image" or config["loss"].get("class_weights") == "balanced"
+    groups = groupby(members, lambda member: member[1].index_hash if apart else member[1].sizes)
+    return [group[k : k + most] for _, g in groups for group in [list(g)] for k in range(0, len(group), most)]
 
 
 def check(trials: Sequence[Trial], splits: Sequence[Splits]) -> None:
@@ -511,7 +516,7 @@ def describe_device(device: str = "auto") -> str:
     )
 
 
-def identity(members: Sequence[tuple[Trial, Splits]]) -> str:
+def identity(members: Sequence[Member]) -> str:
     """The name of a population's checkpoint: only the very same trials on the same rows find it."""
     text = json.dumps(
         [(t.config, t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str

@@ -3,11 +3,15 @@
 import json
 import math
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+from omegaconf import OmegaConf
 
 from east.annealing import Annealing, temperatures
+
+FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))
 
 
 def config(schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000, coolings=3, **annealing):
@@ -70,6 +74,15 @@ def test_ablation_schedules_fall_from_t0_to_t_min_in_as_many_stages(schedule):
     assert all(a > b for a, b in pairwise(T))
     middle = {"linear": 0.2 - 0.19 * 3 / 13, "cosine": 0.01 + 0.19 * (1 + math.cos(math.pi * 3 / 13)) / 2}
     assert T[3] == pytest.approx(middle[schedule])
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_annealing_config_is_complete(file):
+    section = OmegaConf.to_container(OmegaConf.load(file))
+    assert section["name"] == section["schedule"] == file.stem
+    annealing = Annealing([config() | {"annealing": section}], temperature=0.2)
+    assert annealing.temperature.tolist() == [0.2]
+    assert len(annealing.schedules[0]) == (1 if file.stem == "none" else 51)  # 0.2 x 0.9^50 = 0.00103
 
 
 def test_bad_schedules_are_refused():

@@ -1,7 +1,10 @@
 """Architectures against their published sizes; stacked networks against the ordinary modules they hold."""
 
+from pathlib import Path
+
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import nn
 
 from east.models import MLP, Stack, build
@@ -78,6 +81,21 @@ def test_gnn_sees_positions_relative_to_the_frame():
     people = torch.randn(2, 4, 4)
     moved = people + torch.tensor([5.0, -3.0, 0.0, 0.0])
     torch.testing.assert_close(net(people), net(moved), atol=1e-4, rtol=1e-4)
+
+
+FILES = sorted((Path(__file__).parent.parent / "conf/model").glob("*.yaml"))
+SHAPES = {"darknet19": (3, 32, 32), "tiny_darknet": (3, 32, 32), "gnn": (6, 4)}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_model_config_builds(file):
+    config = OmegaConf.to_container(OmegaConf.load(file))
+    assert config["name"] == file.stem
+    if config["name"] == "custom":
+        config["target"] = f"{__name__}.OwnNet"
+    shape = SHAPES.get(file.stem, (6,))
+    logits = build(config, shape, 2)(torch.zeros(2, *shape))
+    assert logits.shape[-1] == (config["outputs"] or 2)
 
 
 def test_custom_module_gets_shape_outputs_options_and_dropout():

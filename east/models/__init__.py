@@ -18,7 +18,7 @@ from east.models.darknet import DARKNET19, TINY, Darknet
 from east.models.gnn import GNN
 from east.models.mlp import MLP, dropout_masks
 
-__all__ = ["GNN", "MLP", "MODELS", "Darknet", "Stack", "build"]
+__all__ = ["GNN", "MLP", "MODELS", "TOGETHER", "Darknet", "Stack", "build"]
 
 
 def build(config: Mapping[str, Any], inputs_shape: Sequence[int], outputs: int, dropout: float = 0.0) -> nn.Module:
@@ -77,6 +77,7 @@ MODELS = {
     "mlp_btg": _mlp,
     "tiny_darknet": _tiny_darknet,
 }
+TOGETHER = ("mlp", "mlp_btg")  # models of which a Stack computes many at once
 
 
 class Stack:
