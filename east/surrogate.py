@@ -2,17 +2,20 @@
 
 Composed from small operations the surrogate costs 9 to 55 cross-entropies on a CPU. Three facts bring it near one:
 
-- The threshold is half the sum s of the two largest probabilities, at most 1/2, so the step's corners lie where
-  q = p / s is a, b = (1 ∓ 2.5 T) / 2, and only the largest entry can lie above b:
-  H = c1 q + (c2 - c1) [q - a]+ + (c3 - c2) [q - b]+,  where c3 alone depends on s.
-- Below b the step depends on q alone and is unchanged when p is scaled, so its gradient along p vanishes.
-- Below a it is linear in p, and softmax sums to 1: sums over such entries are known without touching them. With many
-  classes few entries lie above, and the gradient is p times a rank-one term plus those few (`_SparseCounts`).
+- The threshold is half the sum s of the two largest probabilities, at most 1/2, so the step's corners are lo = a s and
+  hi = b s, a = (1 - 2.5 T) / 2, b = 1 - a, and only the largest entry p1 can lie above hi. As memberships are H divided
+  by its sum, H is taken in units of its first slope: H = p + bend [p - lo]+, at the largest entry + last [p1 - hi]+,
+  with the slopes 1, middle = 1 + bend, and lo / (1 - hi) = middle + last.
+- But for the 1 in 1 - hi, H is homogeneous in (p, s), and e = dL/dH is orthogonal to H. With S = p dH/dp at fixed s,
+  Euler's identity gives dL/ds: sum_j e_j S_j + s dL/ds = shift = e1 lo [p1 - hi]+ / (1 - hi)^2.
+- Below lo, H is p, and softmax sums to 1: sums over such entries are known without touching them. With many classes
+  few entries lie above, and the gradient is p times a rank-one term plus those few (`_SparseCounts`).
 
-Symbols: A, B are the gradients of the loss with respect to predicted and diagonal counts, e = dL/dH, D = e p dH/dp at
-fixed s, Q = sum_j D_j, x = dL/ds. Softmax's backward is then D - p (Q + x s), plus x p at the two largest entries.
+With A, B the gradients of the loss with respect to predicted and diagonal counts, e = (A + B at the own class - their
+mean under H) / sum H. The gradient with respect to the logits is e S - p shift, + p dL/ds at the two largest entries.
 """
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -23,11 +26,13 @@ from torch.autograd.function import once_differentiable
 from east.confusion import per_class
 from east.steps import HALF_WIDTH
 
-MIN_CORNER = 5e-4  # a vanishes at T = 0.4,
-MIN_GAP = 1e-6  # and so does 1 / s - b
-FEW_CLASSES = 64
-SPARSE_CORNER = 0.125  # below, 1 - (sum of the entries above a) loses its digits
-SPARSE_SHARE = 4  # and where one block in so many holds such an entry, as before any training, all are computed
+MIN_CORNER = 5e-4  # a, and with it 1 - hi, vanishes at T = 0.4
+FEW_CLASSES = 32  # rows of fewer entries are slow to reduce: samples are laid side by side in memory
+MANY_CLASSES = 512  # from here on entries above lo are looked up on a CPU,
+SPARSE_CORNER = 0.125  # unless a is so small that 1 - (sum of the entries above lo) loses its digits,
+SPARSE_SHARE = 4  # or one block in so many holds such an entry, as before any training
+SORTED = 16  # up to which number of entries topk is fast,
+SEARCHED = 192  # and from which on block maxima are
 BLOCK = 8  # classes, about, whose maximum is taken together when looking for large entries,
 LANES = 32  # in a multiple of so many blocks, as the processor likes it
 
@@ -39,176 +44,158 @@ def soft_counts(
 
     `weights` [..., n] count a sample more or less; `temperature` is a number or a tensor over the leading dimensions.
     """
-    step = Corners.at(temperature)
-    classes = logits.shape[-1]
-    if classes < FEW_CLASSES:
-        # Rows of so few entries are slow to reduce: samples go last.
-        p = logits.detach().mT.contiguous().softmax(-2)
-        fixed = detach_threshold or classes == 2  # their sum is 1
-        return _DenseCounts.apply(logits, p, top_two(p, -2), -2, labels, weights, step, fixed)
-    p = logits.detach().softmax(-1)
-    if p.device.type == "cpu" and (step.a.min() if isinstance(step.a, Tensor) else step.a) >= SPARSE_CORNER:
-        maxima = block_maxima(p)
-        top = top_two_of_blocks(p, maxima)
-        entries = Entries.above(p, step.a * (top.p1 + top.p2), maxima)
-        if entries is not None:
-            return _SparseCounts.apply(logits, p, top, entries, labels, weights, step, detach_threshold)
+    if isinstance(temperature, Tensor):
+        step = Step.at(temperature[..., None, None].to(logits))
     else:
-        top = top_two(p, -1)
-    return _DenseCounts.apply(logits, p, top, -1, labels, weights, step, detach_threshold)
+        step = step_at(temperature, logits.dtype, logits.device)
+    z = logits.detach()
+    classes = z.shape[-1]
+    p = z.mT.contiguous().softmax(-2).mT if classes < FEW_CLASSES else z.softmax(-1)
+    if classes < MANY_CLASSES or p.device.type != "cpu":
+        return _DenseCounts.apply(logits, p, top_two(p), labels, weights, step, detach_threshold or classes == 2)
+    maxima = block_maxima(p)
+    top = top_two_of_blocks(p, maxima)
+    entries = Entries.above(p, step.a * top.p.sum(-1, keepdim=True), maxima) if step.a.min() >= SPARSE_CORNER else None
+    if entries is None:
+        return _DenseCounts.apply(logits, p, top, labels, weights, step, detach_threshold)
+    return _SparseCounts.apply(logits, p, top, entries, labels, weights, step, detach_threshold)
+
+
+class Step(NamedTuple):
+    """The step at one temperature [], or at one per leading index [..., 1, 1]; in tensors, quicker than numbers."""
+
+    a: Tensor
+    b: Tensor
+    bend: Tensor
+    middle: Tensor
+    one: Tensor
+
+    @classmethod
+    def at(cls, T: Tensor) -> "Step":
+        a = ((1 - HALF_WIDTH * T) / 2).clamp_min(MIN_CORNER)
+        middle = (1 - 2 * T) / (1 - 2 * a) * a / T
+        return cls(a, 1 - a, middle - 1, middle, torch.ones_like(T))
+
+
+@lru_cache
+def step_at(temperature: float, dtype: torch.dtype, device: torch.device) -> Step:
+    return Step(*(x.to(device, dtype) for x in Step.at(torch.tensor(temperature, dtype=torch.float64))))
 
 
 class Top(NamedTuple):
-    """The two largest entries of every sample, values and classes, with a dimension of size 1 for the classes."""
+    """The two largest entries [..., n, 2] of every sample, the largest first, and their classes.
 
-    p1: float | Tensor
-    p2: float | Tensor
-    i1: Tensor | None
-    i2: Tensor | None
+    Of two classes the largest [..., n, 1] alone: s is 1.
+    """
 
-
-def top_two(p: Tensor, dim: int) -> Top:
-    """Along the dimension of the classes; of two classes both, without a look, as only their sum matters."""
-    if p.shape[dim] == 2:
-        return Top(0.5, 0.5, None, None)
-    p1, i1 = p.max(dim, keepdim=True)
-    p2, i2 = p.scatter(dim, i1, -1.0).max(dim, keepdim=True)
-    return Top(p1, p2, i1, i2)
+    p: Tensor
+    classes: Tensor
 
 
-class Corners(NamedTuple):
-    """The step at one temperature, or at one per leading index [..., 1, 1]: corners a, b of q and slopes below them."""
-
-    T: float | Tensor
-    a: float | Tensor
-    b: float | Tensor
-    c1: float | Tensor
-    c2: float | Tensor
-
-    @classmethod
-    def at(cls, temperature: float | Tensor) -> "Corners":
-        T = temperature[..., None, None] if isinstance(temperature, Tensor) else temperature
-        a, b = (1 - HALF_WIDTH * T) / 2, (1 + HALF_WIDTH * T) / 2
-        a = at_least(MIN_CORNER, a)
-        return cls(T, a, b, T / a, (1 - 2 * T) / (b - a))
-
-
-def at_least(least: float, x: float | Tensor) -> float | Tensor:
-    return x.clamp_min(least) if isinstance(x, Tensor) else max(x, least)
-
-
-def plus(x: Tensor, y: Tensor, factor: float | Tensor) -> Tensor:
-    """x + factor y, in place."""
-    return x.addcmul_(y, factor) if isinstance(factor, Tensor) else x.add_(y, alpha=factor)
-
-
-def above(q: Tensor, corner: float | Tensor) -> Tensor:
-    """q where it lies above the corner, else 0."""
-    return torch.where(q > corner, q, 0) if isinstance(corner, Tensor) else torch.threshold(q, corner, 0)
+def corners(top: Top, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """s, lo, hi, 1 - hi and last of every sample: [..., n, 1]."""
+    s = top.p.sum(-1, keepdim=True) if top.p.shape[-1] == 2 else step.one
+    lo, hi = s * step.a, s * step.b
+    gap = step.one - hi
+    return s, lo, hi, gap, (lo / gap).sub_(step.middle)
 
 
 class _DenseCounts(Function):
-    """Every entry of H: for few classes, accelerators, and flat probabilities. `dim` is the one of the classes."""
+    """Every entry of H: few passes over p, in place where possible, as fresh memory is what costs most."""
 
     @staticmethod
-    def forward(ctx, logits, p, top, dim, labels, weights, step, detach_threshold):
-        v = 1 / (top.p1 + top.p2)
-        gap = at_least(MIN_GAP, v - step.b)
-        c3 = step.T / gap
-        bend = c3 - step.c2
-        q = p * v
-        beyond = (q - step.b).clamp_min_(0)
-        H = plus((q - step.a).clamp_min_(0).mul_(step.c2 - step.c1), q, step.c1)
-        H = plus(H, beyond, bend)
-        scale = H.sum(dim, keepdim=True).reciprocal_()
-        G = H.mul_(scale)
-        own = labels.unsqueeze(dim)
+    def forward(ctx, logits, p, top, labels, weights, step, detach_threshold):
+        s, lo, hi, gap, last = corners(top, step)
+        p1, first = top.p.narrow(-1, 0, 1), top.classes.narrow(-1, 0, 1)
+        beyond = (p1 - hi).relu_()
+        above = (p - lo).relu_()
+        H = torch.addcmul(p, above, step.bend).scatter_add_(-1, first, last * beyond)
+        S = above.sign_().mul_(step.bend).add_(step.one).mul_(p)
+        S.scatter_add_(-1, first, beyond.sign().mul_(last).mul_(p1))
+        total = H.sum(-1, keepdim=True)
+        G, S = H.div_(total), S.div_(total)
+        own = labels.unsqueeze(-1)
+        G_own = G.gather(-1, own)
         # Nothing kept here is an input or an output of this function, so the context may hold it as it is.
-        ctx.kept = p, q, beyond, G, scale, v, gap, c3, bend, own, weights
-        ctx.top, ctx.dim, ctx.step, ctx.detach_threshold = top, dim, step, detach_threshold
-        if weights is not None:
-            G = G * weights.unsqueeze(dim)
-        return per_class(G.gather(dim, own).squeeze(dim), labels, p.shape[dim]), G.sum(-3 - dim)
+        ctx.kept = p, G, S, G_own, s, beyond.div_(gap).div_(p1), first, own, weights
+        ctx.top, ctx.detach_threshold = top, detach_threshold
+        counted, predicted = (
+            G_own.squeeze(-1),
+            G.sum(-2) if weights is None else (weights.unsqueeze(-2) @ G).squeeze(-2),
+        )
+        return per_class(counted if weights is None else counted * weights, labels, p.shape[-1]), predicted
 
     @staticmethod
     @once_differentiable
     def backward(ctx, B, A):
-        p, q, beyond, G, scale, v, gap, c3, bend, own, weights = ctx.kept
-        dim, (_, a, b, c1, c2) = ctx.dim, ctx.step
-        V = A.unsqueeze(-3 - dim).expand(p.shape)
-        V = V.scatter_add(dim, own, B.gather(-1, own.squeeze(dim)).unsqueeze(dim))
+        p, G, S, G_own, s, share, first, own, weights = ctx.kept
+        B_own = B.gather(-1, own.squeeze(-1)).unsqueeze(-1)
+        mean = (G @ A.unsqueeze(-1)).addcmul_(B_own, G_own)
+        eS = (S * A.unsqueeze(-2)).addcmul_(S, mean, value=-1).scatter_add_(-1, own, S.gather(-1, own).mul_(B_own))
         if weights is not None:
-            scale = scale * weights.unsqueeze(dim)
-        e = V.sub_((V * G).sum(dim, keepdim=True)).mul_(scale)
-        D = plus(plus(above(q, a).mul_(c2 - c1), q, c1), above(q, b), bend).mul_(e)
-        Q = D.sum(dim, keepdim=True)
+            eS.mul_(weights.unsqueeze(-1))
+        Q = eS.sum(-1, keepdim=True)
         if ctx.detach_threshold:
-            gradient = D.addcmul_(p, Q, value=-1)
+            gradient = eS.addcmul_(p, Q, value=-1)
         else:
-            p1, p2, i1, i2 = ctx.top
-            rest = (e * beyond).sum(dim, keepdim=True).mul_(c3).mul_(v).div_(gap)  # Q + x s: from above b alone
-            x = (rest - Q).mul_(v)
-            gradient = D.addcmul_(p, rest, value=-1)
-            gradient.scatter_add_(dim, i1, x * p1).scatter_add_(dim, i2, x * p2)
-        return gradient.mT if dim == -2 else gradient, None, None, None, None, None, None, None
+            shift = eS.gather(-1, first).mul_(share)
+            gradient = eS.addcmul_(p, shift, value=-1)
+            gradient.scatter_add_(-1, ctx.top.classes, shift.sub_(Q).div_(s) * ctx.top.p)
+        return gradient, None, None, None, None, None, None
 
 
 class _SparseCounts(Function):
-    """H = c1 q but at the entries above a, for which alone `value` = H - c1 q and `slope` = q (dH/dq - c1) are kept."""
+    """H = p but at the entries above lo, for which alone `value` = H - p and `slope` = S - p are kept."""
 
     @staticmethod
     def forward(ctx, logits, p, top, entries, labels, weights, step, detach_threshold):
-        v = 1 / (top.p1 + top.p2)
-        gap = (v - step.b).clamp_min_(MIN_GAP)
-        corners = step.a, step.b, step.c1, step.c2, step.T / gap
-        q = entries.p * entries.of_rows(v)
-        value, slope = bends(q, *(entries.of_rows(c.expand_as(v)) if isinstance(c, Tensor) else c for c in corners))
-        own = p.gather(-1, labels.unsqueeze(-1)) * v
-        own_value, own_slope = bends(own, *corners)
-        low = step.c1 * v
-        total = low + entries.by_row(value)
-        H_own = step.c1 * own + own_value
+        s, lo, hi, gap, last = corners(top, step)
+        p1 = top.p.narrow(-1, 0, 1)
+        rows = lo, hi, last, step.bend.expand_as(lo)
+        value, slope = bends(entries.p, *(entries.of_rows(x) for x in rows))
+        own = p.gather(-1, labels.unsqueeze(-1))
+        own_value, own_slope = bends(own, *rows)
+        H_own, S_own = own + own_value, own + own_slope
+        total = 1 + entries.by_row(value)
         r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
-        predicted = ((r * low).mT @ p).squeeze(-2)
+        predicted = (r.mT @ p).squeeze(-2)
         predicted.view(-1).index_add_(0, entries.of_counts, entries.of_rows(r) * value)
-        ctx.kept = p, v, gap, corners[-1], low, total, r, H_own, step.c1 * own + own_slope, value, slope, labels
-        ctx.top, ctx.entries, ctx.b, ctx.detach_threshold = top, entries, step.b, detach_threshold
+        ctx.kept = p, s, (p1 - hi).relu_() * lo / gap**2, total, r, H_own, S_own, value, slope, labels
+        ctx.top, ctx.entries, ctx.detach_threshold = top, entries, detach_threshold
         return per_class((r * H_own).squeeze(-1), labels, p.shape[-1]), predicted
 
     @staticmethod
     @once_differentiable
     def backward(ctx, B, A):
-        p, v, gap, c3, low, total, r, H_own, slope_own, value, slope, labels = ctx.kept
-        (p1, p2, i1, i2), entries = ctx.top, ctx.entries
+        p, s, share, total, r, H_own, S_own, value, slope, labels = ctx.kept
+        top, entries = ctx.top, ctx.entries
         B_own = B.gather(-1, labels).unsqueeze(-1)
         A_entries = A.flatten()[entries.of_counts]
         along = p @ A.unsqueeze(-1)
-        mean = (low * along + entries.by_row(value * A_entries) + B_own * H_own) / total
+        mean = (along + entries.by_row(value * A_entries) + B_own * H_own) / total
         at_entries = entries.of_rows(r) * (A_entries - entries.of_rows(mean)) * slope
-        at_own = r * B_own * slope_own
-        scale = r * low
-        Q = scale * (along - mean) + entries.by_row(at_entries) + at_own
-        rest = Q
+        at_own = r * B_own * S_own
+        Q = shift = r * (along - mean) + entries.by_row(at_entries) + at_own
         if not ctx.detach_threshold:
-            e1 = r * (A.gather(-1, i1.squeeze(-1)).unsqueeze(-1) + (i1 == labels.unsqueeze(-1)) * B_own - mean)
-            rest = e1 * (p1 * v - ctx.b).clamp_min(0) * c3 * v / gap  # Q + x s: from above b alone
-        gradient = torch.cat((scale, -scale * mean - rest), -1) @ torch.stack((A, torch.ones_like(A)), -2)
+            first = top.classes.narrow(-1, 0, 1)
+            A_first = A.gather(-1, first.squeeze(-1)).unsqueeze(-1)
+            shift = r * (A_first + (first == labels.unsqueeze(-1)) * B_own - mean) * share
+        gradient = torch.cat((r, -r * mean - shift), -1) @ torch.stack((A, torch.ones_like(A)), -2)
         gradient.mul_(p).scatter_add_(-1, labels.unsqueeze(-1), at_own)
         gradient.view(-1).index_add_(0, entries.of_p, at_entries)
         if not ctx.detach_threshold:
-            x = (rest - Q) * v
-            gradient.scatter_add_(-1, i1, x * p1).scatter_add_(-1, i2, x * p2)
+            gradient.scatter_add_(-1, top.classes, (shift - Q) / s * top.p)
         return gradient, None, None, None, None, None, None, None
 
 
-def bends(q: Tensor, a, b, c1, c2, c3) -> tuple[Tensor, Tensor]:
-    """What the corners add to c1 q: to H, and to q dH/dq."""
-    value = (c2 - c1) * (q - a).clamp_min_(0) + (c3 - c2) * (q - b).clamp_min_(0)
-    return value, (c2 - c1) * above(q, a) + (c3 - c2) * above(q, b)
+def bends(p: Tensor, lo: Tensor, hi: Tensor, last: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
+    """What the corners add to p: in H, and in S."""
+    above, beyond = (p - lo).relu_(), (p - hi).relu_()
+    return bend * above + last * beyond, (bend * above.sign_() + last * beyond.sign_()) * p
 
 
 class Entries:
-    """The m entries of p [..., n, d] above a, by their position in the flattened p."""
+    """The m entries of p [..., n, d] above lo, by their position in the flattened p."""
 
     def __init__(self, p: Tensor, rows: Tensor, classes: Tensor):
         n, d = p.shape[-2:]
@@ -258,11 +245,25 @@ def members_of(block: Tensor, blocks: int, classes: int) -> Tensor:
     return block.unsqueeze(-1) + torch.arange(0, size * blocks, blocks, device=block.device)
 
 
+def top_two(p: Tensor) -> Top:
+    """By whatever is quickest for so many classes."""
+    if p.shape[-1] == 2:
+        return Top(*p.max(-1, keepdim=True))
+    if p.shape[-1] <= SORTED or p.device.type != "cpu":
+        return Top(*p.topk(2))
+    return top_two_of_blocks(p, block_maxima(p)) if p.shape[-1] >= SEARCHED else top_two_in_turn(p)
+
+
+def top_two_in_turn(p: Tensor) -> Top:
+    p1, first = p.max(-1, keepdim=True)
+    p2, second = p.scatter(-1, first, -1.0).max(-1, keepdim=True)
+    return Top(torch.cat((p1, p2), -1), torch.cat((first, second), -1))
+
+
 def top_two_of_blocks(p: Tensor, maxima: Tensor) -> Top:
-    """As top_two: both lie in the two blocks that have the largest maxima."""
+    """Both lie in the two blocks that have the largest maxima."""
     d = p.shape[-1]
-    best = top_two(maxima, -1)
-    members = members_of(torch.cat((best.i1, best.i2), -1), maxima.shape[-1], d).flatten(-2)
+    members = members_of(top_two_in_turn(maxima).classes, maxima.shape[-1], d).flatten(-2)
     candidates = p.gather(-1, members.clamp_max(d - 1)).masked_fill_(members >= d, -1)
-    top = top_two(candidates, -1)
-    return Top(top.p1, top.p2, members.gather(-1, top.i1), members.gather(-1, top.i2))
+    top, places = top_two_in_turn(candidates)
+    return Top(top, members.gather(-1, places))
