@@ -1,0 +1,101 @@
+"""The map of the project: imports point upwards, the command starts without torch, no machine shows in the tree."""
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "east"
+# The map of the package: a module may import those before it. Folders are one entry.
+ORDER = """
+    choices config confusion metrics steps surrogate losses annealing models data evaluation training baselines records
+    protocols execution experiment statistics writers tables plots report saving summary compare estimator cli
+""".split()  # noqa: SIM905
+
+
+def part_of(path):
+    """The entry of ORDER that a file belongs to."""
+    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+
+
+def imports(path):
+    """Dotted names of what a file imports, at its top or inside functions, but not for type checking alone."""
+    nodes = [ast.parse(path.read_text())]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+            continue
+        nodes += ast.iter_child_nodes(node)
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom):
+            yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
+
+
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+
+
+def test_the_map_lists_every_module():
+    assert {part_of(path) for path in FILES} == set(ORDER)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_point_upwards(path):
+    own = ORDER.index(part_of(path))
+    names = [name.split(".") for name in imports(path)]
+    parts = {name[1] for name in names if name[0] == "east" and len(name) > 1 and name[1] in ORDER}
+    downwards = sorted(part for part in parts if ORDER.index(part) > own)
+    assert not downwards, f"{path.name} imports {', '.join(downwards)}, which come after it"
+    assert all(name[0] for name in names), f"{path.name} has a relative import"
+
+
+def modules_after(statement):
+    """Names of all modules that a fresh interpreter has loaded after a statement."""
+    command = f"{statement}; import sys; print(*sys.modules)"
+    return subprocess.run(
+        [sys.executable, "-c", command], check=True, capture_output=True, text=True, cwd=ROOT
+    ).stdout.split()
+
+
+@pytest.mark.parametrize("module", ["east", "east.cli"])
+def test_the_command_starts_without_torch(module):
+    loaded = set(modules_after(f"import {module}"))
+    assert module in loaded
+    assert not loaded & {"torch", "pandas", "sklearn", "matplotlib"}
+
+
+def test_the_mathematics_knows_nothing_of_the_project():
+    """Confusion, metrics, steps, surrogate and losses need torch alone."""
+    allowed = {"torch", "east", "ap_perf", *sys.stdlib_module_names}  # ap_perf is optional
+    for name in ("choices", "confusion", "metrics", "steps", "surrogate", "losses"):
+        assert {imported.split(".")[0] for imported in imports(PACKAGE / f"{name}.py")} <= allowed, name
+
+
+def tracked_texts():
+    """Every text of the repository that people wrote: its tracked files without data and results."""
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    suffixes = {".py", ".yaml", ".yml", ".toml", ".md", ".sh", ".js", ".css", ".html", ".cfg", ".txt", ""}
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.is_file() and path.suffix in suffixes and not name.startswith("results/records"):
+            yield name, path.read_text()
+
+
+def test_no_machine_shows_in_the_tree():
+    """No absolute paths of a home or of this checkout and its neighbours, no hosts of package registries."""
+    here = f"{re.escape(str(ROOT))}/|{re.escape(str(ROOT.parent))}/shared"
+    homes = r"(?<![\w.~])/(?:home|root|Users|mnt)/[\w.]"
+    registries = r"pypi\.org|pythonhosted\.org|registry\.npmjs|npmjs\.com|crates\.io|anaconda\.org"
+    found = [
+        f"{name}: {match[0]}"
+        for name, text in tracked_texts()
+        if name != "tests/test_architecture.py"
+        for match in re.finditer(f"{here}|{homes}|{registries}", text)
+    ]
+    assert not found, found

@@ -1,0 +1,82 @@
+"""Two processes with gloo against one process on the whole batch."""
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from east import MetricLoss
+
+CASES = [(12, 12), (17, 3)]  # samples of each rank
+LOSSES = [
+    ("f1", {}),
+    ("mcc", {}),
+    ("quadratic_kappa", {}),  # needs the matrix
+    ("f1", {"threshold": [0.2, 0.5], "absent": "ignore"}),
+    ("accuracy", {"step": "sigmoid", "threshold": 0.5}),
+]
+
+
+def whole_batch(n):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(n, 6, generator=generator)
+    # The first class is all on the first rank, so that no rank alone could know its score.
+    return x, torch.cat((torch.zeros(n // 4, dtype=torch.long), 1 + torch.arange(n - n // 4) % 3)), torch.rand(n)
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Linear(6, 4)
+
+
+def results(model, loss, x, y, weights):
+    model.zero_grad()
+    value = loss(model(x), y, weights)
+    value.backward()
+    return [value.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def worker(rank, path, batches, out):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    model = DistributedDataParallel(net())
+    found = {}
+    for case, (sizes, batch) in enumerate(zip(CASES, batches, strict=True)):
+        x, *rest = (t.split(sizes)[rank] for t in batch)
+        for k, (metric, parameters) in enumerate(LOSSES):
+            loss = MetricLoss(metric, **parameters)
+            found[case, k] = results(model, loss, x, *rest)
+            logits = model(x).detach()
+            with torch.no_grad():
+                found[case, k, "no grad"] = loss(logits, *rest)
+            found[case, k, "eval"] = loss.eval()(logits, *rest)
+            found[case, k, "gather=False"] = MetricLoss(metric, gather=False, **parameters)(logits, *rest)
+    torch.save(found, f"{out}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    batches = [whole_batch(sum(sizes)) for sizes in CASES]
+    mp.spawn(worker, (folder / "store", batches, folder), nprocs=2)
+    return batches, [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", range(len(LOSSES)), ids=[metric for metric, _ in LOSSES])
+@pytest.mark.parametrize("case", range(len(CASES)), ids=str)
+def test_ranks_together_are_one_process(ranks, case, k):
+    batches, found = ranks
+    metric, parameters = LOSSES[k]
+    loss, model = MetricLoss(metric, **parameters), net()
+    whole = results(model, loss, *batches[case])
+    for rank in range(2):
+        torch.testing.assert_close(found[rank][case, k], whole)
+        # Counts are summed only where a gradient is wanted: elsewhere every rank has its own.
+        x, y, weights = (t.split(CASES[case])[rank] for t in batches[case])
+        alone = loss(model(x), y, weights)
+        for situation in ("no grad", "eval", "gather=False"):
+            torch.testing.assert_close(found[rank][case, k, situation], alone)
