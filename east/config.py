@@ -174,7 +174,7 @@ def _composed(own: str | None, chosen: tuple[tuple[str, str], ...], values: tupl
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(CONF), version_base="1.3"):
             config = compose("config", [*(f"{group}={name}" for group, name in chosen), *values, *further])
-        return OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return OmegaConf.to_container(config, resolve=True)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(str(error).strip().splitlines()[0]) from error
 
@@ -239,6 +239,8 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
 def check(config: Mapping[str, Any]) -> None:
     """Refuse numbers out of range, unknown names, libraries that are not here, and what does not go together."""
     values = dict(flat(config))
+    if missing := [name for name, value in values.items() if value == "???"]:
+        raise ConfigError(f"{missing[0]} has no default: write {missing[0]}=…")
     for name, (kind, lowest, highest) in NUMBERS.items():
         value = values.get(name)
         if value is not None and not (type(value) in ACCEPTED[kind] and lowest <= value <= highest):

@@ -18,6 +18,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from tqdm import tqdm
+
 Job = dict[str, Any]
 Function = Callable[[Job], Any]
 Results = Iterator[tuple[Job, Any]]
@@ -76,6 +78,7 @@ class Worker:
         self.process.join(timeout=5)
         if self.process.is_alive():
             self.process.kill()
+        self.pipe.close()
 
 
 @contextmanager
@@ -94,6 +97,7 @@ def deaf_to_interrupts() -> Iterator[None]:
 def work(function: Function, pipe: Connection, gpu: str | None) -> None:
     """The life of a worker; it ends when its parent does, however that ends."""
     threading.Thread(target=end_with_parent, daemon=True).start()
+    tqdm.set_lock(threading.RLock())  # its own lock is shared between processes, and a process that is ended leaks it
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu
     while True:

@@ -260,28 +260,19 @@ def jobs_of(
         "checkpoints": str(run.checkpoints.resolve()),
     }
     places = len(executor.get("slots", ())) or (1 if executor.get("gpus") else executor.get("parallel", 1))
+    device = torch.device("cuda") if executor.get("gpus") else training.pick_device(config["device"])
     groups: dict[str, list[Trial]] = {}
     for trial in stage:
         alike = [trial.config[name] for name in STACKED]
         groups.setdefault(repr((alike, trial.config["hyper"].get("batch_size"))), []).append(trial)
     jobs = []
     for group in sorted(groups.values(), key=lambda g: g[0].config["hyper"].get("batch_size", 0)):  # longest first
-        size = max(1, min(population_size(group[0], config["device"]), -(-len(group) // places)))
+        size = min(training.population_size(group[0].config, device) or len(group), -(-len(group) // places))
         for k in range(0, len(group), size):
             members = [vars(trial) for trial in group[k : k + size] if id(trial) in open_]
             if members:
                 jobs.append({"trials": members, **options})
     return jobs
-
-
-def population_size(trial: Trial, device: str) -> int:
-    """How many trials like this one train together; see training.populations."""
-    hidden = trial.config["model"].get("hidden")
-    if not isinstance(hidden, list):
-        return 1
-    if training.pick_device(device).type != "cpu":
-        return 1_000_000
-    return max(1, training.CACHE_BYTES // (4 * trial.config["hyper"]["batch_size"] * sum(hidden)))
 
 
 def run_job(job: execution.Job) -> list[str]:

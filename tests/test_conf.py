@@ -1,0 +1,73 @@
+"""Every file of conf/ composes, names itself, and its target takes the arguments it gives."""
+
+import inspect
+from importlib import import_module
+
+import pytest
+import yaml
+
+from east import data
+from east.choices import CONF, groups
+from east.config import settings
+
+FILES = [(group, name) for group, files in groups().items() for name in files]
+NEEDS = {  # what a file needs beside it to make sense
+    ("dataset", "csv"): ["dataset.path=a.csv", "dataset.target=b"],
+    ("model", "darknet19"): ["dataset=cifar10"],
+    ("model", "tiny_darknet"): ["dataset=cifar10"],
+    ("model", "gnn"): ["dataset=cocktailparty_graph"],
+    ("model", "custom"): ["model.target=torch.nn.Linear"],
+    ("executor", "ray"): [],
+    ("executor", "submitit"): [],
+}
+
+
+def read(group, name):
+    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
+
+
+def test_all_groups_are_found():
+    found = {group: len(files) for group, files in groups().items()}
+    expected = {"annealing": 5, "dataset": 15, "executor": 5, "loss": 25, "model": 6, "protocol": 3, "search": 3}
+    assert {group: found[group] for group in expected} == expected
+    assert found["preset"] >= 4
+    assert found["table"] == 15
+    assert set(found) == {*expected, "preset", "table"}
+    assert len(FILES) == sum(found.values())
+
+
+@pytest.mark.parametrize(("group", "name"), FILES)
+def test_a_file_carries_its_own_name(group, name):
+    content = read(group, name)
+    assert (content["preset"] if group == "preset" else content)["name"] == name
+
+
+@pytest.mark.parametrize(("group", "name"), FILES)
+def test_a_file_composes(group, name):
+    if (group, name) in (("executor", "ray"), ("executor", "submitit")):
+        pytest.importorskip(name)
+    config = settings([f"{group}={name}", *NEEDS.get((group, name), [])])
+    chosen = config[group] if group == "table" else config[group]["name"]
+    assert chosen == ("quick" if (group, name) == ("preset", "auto") else name)
+
+
+@pytest.mark.parametrize("name", groups()["loss"])
+def test_the_target_of_a_loss_binds_its_arguments(name):
+    given = read("loss", name)
+    module, _, target = given.pop("_target_").rpartition(".")
+    arguments = {key: value for key, value in given.items() if key not in ("name", "parameters")}
+    inspect.signature(getattr(import_module(module), target)).bind(**arguments)
+
+
+@pytest.mark.parametrize("name", groups()["dataset"])
+def test_a_dataset_lists_exactly_the_options_of_its_loader(name):
+    given = read("dataset", name)
+    options = {key: value for key, value in given.items() if key not in ("name", "kind", "limit")}
+    assert options == {key: list(v) if isinstance(v, tuple) else v for key, v in data.options(name).items()}
+    assert given["kind"] == data.datasets()[name].kind
+    assert given["limit"] is None
+
+
+def test_protocols_have_the_same_keys():
+    keys = [set(read("protocol", name)) for name in groups()["protocol"]]
+    assert all(one == keys[0] for one in keys)

@@ -1,0 +1,178 @@
+"""What is typed: composed, completed, and refused with a suggestion before any work."""
+
+import pytest
+
+from east import config, records, training
+from east.choices import CONF, ConfigError, choose, groups
+from east.config import combinations, settings, sweep
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["loss=F1"], "did you mean 'f1'?"),
+        (["dataset=mamography"], "did you mean 'mammography'?"),
+        (["hyper.lrr=1"], "did you mean 'hyper.lr'?"),
+        (["hyper={lrr: 1}"], "did you mean 'hyper.lr'?"),
+        (["trails=3"], "did you mean 'trials'?"),
+        (["annealing.gamma=1"], "Choices: annealing.T0"),
+        (["table=east_v2_8"], "did you mean 'east_v2_"),
+        (["device=gpu"], "unknown device 'gpu'"),
+        (["selection=loss"], "did you mean 'val_loss'?"),
+        (["annealing.outer=firm"], "Choices: hard, soft"),
+        (["hyper.batch_size=0.5"], "hyper.batch_size: expected a whole number"),
+        (["hyper.batch_size=0"], "hyper.batch_size: expected a whole number of at least 1, got 0"),
+        (["hyper.batch_size=true"], "hyper.batch_size: expected a whole number"),
+        (["hyper.lr=fast"], "hyper.lr: expected a number such as 0.001, got 'fast'"),
+        (["hyper.lr=-1"], "hyper.lr: expected a number from"),
+        (["hyper.dropout=1"], "hyper.dropout: expected a number from 0 to 0.99, got 1"),
+        (["hyper.clip=none"], "hyper.clip: expected a number"),
+        (["trials=2.5"], "trials: expected a whole number from 1 to 1000, got 2.5"),
+        (["trials=0"], "trials"),
+        (["seed=1.5"], "seed: expected a whole number such as 0, got 1.5"),
+        (["seed=1000"], "seed: expected a whole number from 0 to 999"),
+        (["dataset.limit=ten"], "dataset.limit: expected a whole number of at least 3, got 'ten'"),
+        (["protocol.patience=0"], "protocol.patience"),
+        (["model.hidden=512"], "model.hidden: expected a list such as [512, 256, 128], got 512"),
+        (["force=maybe"], "force: expected true or false"),
+        (["+extra=1"], "nothing can be added"),
+        (["~hyper"], "nothing can be added to or deleted"),
+        (["loss=f1,ce"], "several values need -m, or a list"),
+        (["loss=[f1"], "cannot read the command line"),
+        (["model=darknet19"], "model=darknet19 does not take table data; for digits: mlp"),
+        (["dataset=cifar10", "model=gnn"], "does not take image data"),
+        (["loss=dice", "annealing=geometric"], "annealing=geometric needs a loss with a temperature; dice has none"),
+        (["model=custom"], "model.target has no default"),
+        (["config_dir=/nowhere"], "expected a folder"),
+    ],
+)
+def test_refused_with_what_would_be_right(overrides, words):
+    with pytest.raises(ConfigError) as error:
+        settings(overrides)
+    assert words in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["losses=f1"], "expected a list such as losses=[f1,ce], got 'f1'"),
+        (["losses=[]"], "expected a list"),
+        (["losses=[f1,cee]"], "unknown loss 'cee', did you mean 'ce'?"),
+        (["datasets=[adlut]"], "unknown dataset 'adlut', did you mean 'adult'?"),
+        (["losses=[f1,ce]", "loss.beta=2"], "loss.beta=2: with losses=[…] nothing else can be said of the loss"),
+        (["losses=[f1,ce]", "loss=mcc"], "loss=mcc: with losses=[…]"),
+        (["datasets=[adult]", "dataset.split=pooled"], "with datasets=[…]"),
+    ],
+)
+def test_lists_are_refused_with_what_would_be_right(overrides, words):
+    with pytest.raises(ConfigError) as error:
+        combinations(overrides)
+    assert words in str(error.value)
+
+
+def test_lists_multiply_and_keep_their_order():
+    found = combinations(["losses=[ce,f1,ce]", "datasets=[adult,digits]", "dataset.limit=100"])
+    assert [(c["dataset"]["name"], c["loss"]["name"]) for c in found] == [
+        ("adult", "ce"), ("adult", "f1"), ("digits", "ce"), ("digits", "f1"),
+    ]  # fmt: skip
+    assert {c["dataset"]["limit"] for c in found} == {100}
+
+
+def test_lists_agree_with_the_rest_of_the_command():
+    """The network is judged with the datasets of the list, not with the default one."""
+    (found,) = combinations(["datasets=[cifar10]", "model=darknet19"])
+    assert found["model"]["name"] == "darknet19"
+
+
+def test_a_sweep_is_every_combination():
+    assert sweep(["dataset=a,b", "loss=c", "seed=1,2"]) == [
+        ["dataset=a", "loss=c", "seed=1"],
+        ["dataset=a", "loss=c", "seed=2"],
+        ["dataset=b", "loss=c", "seed=1"],
+        ["dataset=b", "loss=c", "seed=2"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["dataset=digits"], {"preset": "quick", "model": "mlp", "search": "none", "annealing": "geometric"}),
+        (["dataset=adult"], {"preset": "paper", "model": "mlp", "search": "grid", "annealing": "geometric"}),
+        (["dataset=adult", "loss=ce"], {"search": "grid", "annealing": "none"}),
+        (["dataset=adult", "loss=metric", "loss.step=sigmoid", "loss.slope=10"], {"annealing": "none"}),
+        (["dataset=adult", "loss=rf"], {"search": "none", "annealing": "none"}),
+        (["dataset=adult", "protocol=btg", "loss=bce"], {"model": "mlp_btg", "search": "none"}),
+        (["dataset=cifar10"], {"model": "darknet19", "preset": "paper"}),
+        (["dataset=cifar10", "preset=budget"], {"model": "tiny_darknet", "search": "grid"}),
+        (["dataset=cifar10", "preset=budget", "model=darknet19"], {"model": "darknet19"}),
+        (["dataset=cocktailparty_graph", "protocol=btg", "loss=bce"], {"model": "gnn"}),
+        (["dataset=mammography", "protocol=east_v1"], {"annealing": "none", "search": "grid"}),
+    ],
+)
+def test_open_choices_are_completed(overrides, expected):
+    found = settings(overrides)
+    assert {group: found[group]["name"] for group in expected} == expected
+
+
+def test_hyperparameters_left_open_are_the_protocols():
+    """METHOD: lr 1e-3, dropout 0.25; batch 256, of images 128. What was typed is fixed for the search."""
+    table, image = settings(["dataset=digits", "hyper.lr=0.5"]), settings(["dataset=cifar10"])
+    assert table["hyper"] == {"lr": 0.5, "batch_size": 256, "dropout": 0.25, "weight_decay": 0.01, "clip": None}
+    assert image["hyper"]["batch_size"] == 128
+    assert table["fixed"] == ["hyper.lr"]
+    assert image["fixed"] == []
+
+
+def test_a_preset_sets_options_of_a_dataset_unless_they_are_typed():
+    assert settings(["dataset=caltech256", "preset=paper"])["dataset"]["size"] == 224
+    assert settings(["dataset=caltech256", "preset=budget"])["dataset"]["size"] == 64
+    assert settings(["dataset=caltech256", "preset=paper", "dataset.size=32"])["dataset"]["size"] == 32
+
+
+def test_settings_can_be_changed_without_harm_to_the_next():
+    settings([])["dataset"]["name"] = "changed"
+    assert settings([])["dataset"]["name"] == "digits"
+
+
+def test_mappings_are_values():
+    assert settings(["loss=fbeta", "loss.beta={dog: 0.25}"])["loss"]["beta"] == {"dog": 0.25}
+    assert settings(["loss=metric", "loss.parameters={beta: 2}"])["loss"]["parameters"] == {"beta": 2}
+
+
+def test_configs_of_the_users_own(tmp_path):
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss" / "mine.yaml").write_text("name: mine\n_target_: east.losses.Dice\n")
+    found = settings(["loss=mine", f"config_dir={tmp_path}"])
+    assert found["loss"] == {"name": "mine", "_target_": "east.losses.Dice"}
+    assert found["annealing"]["name"] == "none"
+    with pytest.raises(ConfigError, match="did you mean 'mine'"):
+        settings(["loss=mien", f"config_dir={tmp_path}"])
+    (tmp_path / "loss" / "f1.yaml").write_text("name: f1\n")
+    with pytest.raises(ConfigError, match="exists already"):
+        settings(["loss=f1", f"config_dir={tmp_path}"])
+
+
+def test_a_missing_extra_is_named_with_its_remedy(monkeypatch):
+    monkeypatch.setattr(config, "find_spec", lambda name: None)
+    for override, remedy in (("executor=ray", "east[ray]"), ("executor=submitit", "east[slurm]"),
+                             ("tensorboard=true", "east[tensorboard]")):  # fmt: skip
+        with pytest.raises(ConfigError) as error:
+            settings([override])
+        assert f"pip install '{remedy}'" in str(error.value)
+
+
+def test_the_choices_are_those_of_the_parts():
+    assert config.DEVICES == training.DEVICES
+    assert config.CHOICES["protocol.optimizer"] == training.OPTIMIZERS
+    assert config.CHOICES["selection"] == records.RULES
+
+
+def test_choose_suggests_and_lists():
+    assert choose("metric", "f1", ["f1", "mcc"]) == "f1"
+    with pytest.raises(ConfigError, match=r"unknown metric 'mmc', did you mean 'mcc'\? Choices: f1, mcc"):
+        choose("metric", "mmc", ["mcc", "f1"])
+
+
+def test_groups_are_the_folders_of_conf():
+    assert set(groups()) == {folder.name for folder in CONF.iterdir() if folder.is_dir()}
