@@ -106,9 +106,9 @@ class CCS:
 
     def fit_sets(self, inputs: np.ndarray, active: np.ndarray) -> Self:
         """active: bool [n, s], the labels of each sample. Only sizes k that occur need models."""
-        count = active.sum(1)
+        count, self.labels = active.sum(1), active.shape[1]
         self.sizes = np.unique(count[count > 0])
-        targets = (active[:, j] & (count == k) for j in range(active.shape[1]) for k in self.sizes)
+        targets = (active[:, j] & (count == k) for j in range(self.labels) for k in self.sizes)
         models = [logistic(inputs, target, self.C) for target in (count == 0, *targets)]
         self.coefficients, self.intercepts = (np.array(values) for values in zip(*models, strict=True))
         return self
@@ -116,7 +116,7 @@ class CCS:
     def estimates(self, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """q_0 [n] and q_jk [n, s, K] for the K sizes k in `sizes`; for all others q_jk is zero."""
         q = torch.from_numpy(inputs @ self.coefficients.T + self.intercepts).sigmoid().numpy()
-        return q[:, 0], q[:, 1:].reshape(len(q), -1, len(self.sizes))
+        return q[:, 0], q[:, 1:].reshape(len(q), self.labels, len(self.sizes))
 
     def predict_sets(self, inputs: np.ndarray) -> np.ndarray:
         """bool [n, s]."""

@@ -495,8 +495,7 @@ class APPerf(Loss):
 
     L = (1 - M(Q) + (q - y) z) / n, with Q the distribution over label vectors, of marginals q, that maximises L, and
     M(Q) the expected F_beta of the best answer to Q. ADMM finds Q in `max_iter` steps, at a cost cubic in n: more than
-    `block` samples are solved in blocks, whose sums are added. The package itself has n L - 1, whose gradient grows
-    with n.
+    `block` samples are solved in blocks, whose sums are added. The package's own layer has the gradient of n L.
     """
 
     def __init__(self, beta: float = 1.0, max_iter: int = 50, block: int = 20):
@@ -505,7 +504,8 @@ class APPerf(Loss):
             from ap_perf.common_metrics import FBeta
         except ImportError as error:
             raise ValueError("ap_perf is not installed: pip install 'east[apperf]'") from error
-        self.metric, self.max_iter, self.block = FBeta(beta), max_iter, block
+        self.beta, self.max_iter, self.block = beta, max_iter, block
+        self.metric = FBeta(beta)
         self.metric.initialize()
         self.metric.enforce_special_case_positive()  # no positives, none predicted: F_beta is 1
 
@@ -528,10 +528,19 @@ class APPerf(Loss):
         """1 - M(Q) + (q - y) z of one block. Q is at its maximum, so its own dependence on z adds no gradient."""
         if not z.isfinite().all():
             return z.sum() * torch.nan  # the solver would not return
-        scores, truth = (t.detach().cpu().double().numpy() for t in (z, y))
-        objective, marginals = self.metric.objective(scores, truth, max_iter=self.max_iter)
-        q = z.new_tensor(marginals)
-        return 1 - (objective + scores @ marginals) + ((q - y) * z).sum()
+        scores, truth = (t.detach().cpu().double() for t in (z, y))
+        # Not `objective`, which values Q by sums that lack a label each (max_sumlargest); Q itself is right.
+        solve = self.metric._PerformanceMetric__solve_admm_q
+        Q, _ = solve(scores[:, None].repeat(1, len(z)).numpy(), truth.numpy(), max_iter=self.max_iter)
+        Q = z.new_tensor(Q)  # [i, k - 1]: that sample i is positive, one of k
+        return 1 - self.best_answer(Q) + ((Q.sum(1) - y) * z).sum()
+
+    def best_answer(self, Q: Tensor) -> Tensor:
+        """M(Q): of calling l samples positive, those that add most to the expected F_beta, the best l, or none."""
+        k, square = torch.arange(1, len(Q) + 1, device=Q.device), self.beta**2
+        added = Q @ ((1 + square) / (square * k[:, None] + k)).to(Q.dtype)
+        of_size = added.sort(0, descending=True).values.cumsum(0).diagonal()
+        return torch.maximum(of_size.max(), 1 - (Q / k).sum())
 
 
 class SigmoidF1(Loss):
