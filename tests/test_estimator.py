@@ -107,7 +107,7 @@ def test_pipeline_grid_search_cross_validation_and_threshold(rare):
     search = GridSearchCV(pipeline, {"eastclassifier__metric": ["f1", "mcc"], "eastclassifier__hidden": [(32,)]}, cv=2)
     assert search.fit(X, y).best_score_ > 0.5
     assert cross_val_score(quick(max_epochs=8), X, y, cv=3).shape == (3,)
-    tuned = TunedThresholdClassifierCV(quick(max_epochs=8), scoring="f1", cv=2).fit(X, y)
+    tuned = TunedThresholdClassifierCV(quick(), scoring="f1", cv=2).fit(X, y)
     assert f1_score(y, tuned.predict(X)) > 0.5
 
 
