@@ -438,7 +438,7 @@ def test_compiled_is_eager(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", ["f1", "mcc", "btg_f1", "btg_auroc", "anyloss", "ce_weighted", "wmw"])
 def test_compiled_by_inductor_is_eager(name):
     assert_compiled_is_eager(name)
 
