@@ -1,0 +1,139 @@
+"""Executors: every job ends once, whatever happens to the process that runs it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from pathlib import Path
+
+import pytest
+
+from east import execution
+from east.execution import Lost, execute
+
+
+def square(job):
+    """Squares, and dies while the file `die` says that it should."""
+    deaths = Path(job["die"]) if "die" in job else None
+    if deaths and (left := int(deaths.read_text())):
+        deaths.write_text(str(left - 1))
+        os.kill(os.getpid(), signal.SIGKILL)
+    return job["x"] ** 2
+
+
+def threads(job):
+    import torch
+
+    return torch.get_num_threads(), os.environ.get("CUDA_VISIBLE_DEVICES"), os.getpid()
+
+
+def sleep(job):
+    Path(job["started"]).touch()
+    time.sleep(job["seconds"])
+
+
+def test_inline_takes_what_is_added_on_the_way():
+    queue, seen = deque([{"x": 1}, {"x": 2}]), []
+    for job, result in execute(square, queue, {"name": "inline"}):
+        seen.append((job["x"], result))
+        if job["x"] == 2:
+            queue.append({"x": 3})
+    assert seen == [(1, 1), (2, 4), (3, 9)]
+
+
+def test_processes_survive_the_loss_of_their_workers(tmp_path):
+    """One job dies once and is tried again; one dies always and is given up; the others, one added late, go on."""
+    (tmp_path / "once").write_text("1")
+    (tmp_path / "always").write_text("9")
+    queue = deque({"x": x} for x in range(4))
+    queue.appendleft({"x": 5, "die": str(tmp_path / "once")})
+    queue.append({"x": 6, "die": str(tmp_path / "always")})
+    results = {}
+    for job, result in execute(square, queue, {"name": "processes", "slots": [None, None], "retries": 2}):
+        assert job["x"] not in results
+        results[job["x"]] = result
+        if job["x"] == 5:
+            queue.append({"x": 7})
+    lost = results.pop(6)
+    assert results == {x: x**2 for x in (0, 1, 2, 3, 5, 7)}
+    assert lost == Lost("its process ended 3 times, last with SIGKILL, as when memory runs out")
+    assert int((tmp_path / "always").read_text()) == 9 - 3
+
+
+def test_a_worker_has_one_thread_and_the_gpu_of_its_slot():
+    executor = {"name": "processes", "slots": ["1", "0"]}
+    found = {gpu: count for _, (count, gpu, _) in execute(threads, deque([{}, {}]), executor)}
+    assert set(found.values()) == {1}
+    assert set(found) <= {"0", "1"}
+    assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
+
+
+def test_no_work_starts_nothing():
+    assert list(execute(square, deque(), {"name": "processes", "slots": [None]})) == []
+    assert list(execute(square, deque(), {"name": "inline"})) == []
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path):
+    """kill -9 of the parent leaves no orphan at work."""
+    code = (
+        "from collections import deque; from east.execution import execute; from tests.test_execution import sleep\n"
+        f"if __name__ == '__main__': list(execute(sleep, deque([{{'started': '{tmp_path}/on', 'seconds': 99}}]), "
+        "{'name': 'processes', 'slots': [None]}))"
+    )
+    script = tmp_path / "parent.py"
+    script.write_text(code)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
+    parent = subprocess.Popen([sys.executable, str(script)], env=environment)
+    try:
+        wait_for(lambda: (tmp_path / "on").exists(), 120)
+        children = children_of(parent.pid)
+        assert children
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 20)
+
+
+def children_of(pid):
+    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def wait_for(condition, seconds):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.1)
+
+
+def test_slots_of_a_machine_without_gpu(monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert execution.slots("auto") == execution.slots("cpu") == [None] * len(os.sched_getaffinity(0))
+    assert execution.slots("mps") == [None]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    assert execution.slots("auto") == execution.slots("cuda") == ["0", "1", "2"]
+    assert len(execution.slots("cpu")) == len(os.sched_getaffinity(0))
+
+
+def test_endings_in_words():
+    assert execution.ending(-9) == "SIGKILL, as when memory runs out"
+    assert execution.ending(-15) == "SIGTERM"
+    assert execution.ending(3) == "exit code 3"
+
+
+@pytest.mark.slow
+def test_submitit_runs_jobs_and_tells_lost_ones(tmp_path):
+    pytest.importorskip("submitit")
+    (tmp_path / "always").write_text("9")
+    executor = {"name": "submitit", "folder": str(tmp_path / "log"), "cluster": "local", "minutes": 5}
+    queue, results = deque([{"x": 2}, {"x": 3}, {"x": 4, "die": str(tmp_path / "always")}]), {}
+    for job, result in execute(square, queue, executor):
+        results[job["x"]] = result
+        if job["x"] == 2:
+            queue.append({"x": 5})
+    assert isinstance(results.pop(4), Lost)
+    assert results == {2: 4, 3: 9, 5: 25}
