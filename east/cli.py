@@ -50,6 +50,7 @@ Exit codes: 0 done, 1 failed, 2 bad config, 3 data not available, 130 interrupte
 
 
 def main() -> None:
+    sys.path.append(os.getcwd())  # loss.metric=my_file.my_metric and model.target=my_file.Net, from where one works
     sys.exit(run(sys.argv[1:]))
 
 
