@@ -32,8 +32,10 @@ def ratio(part: Tensor, whole: Tensor) -> Tensor:
 
 def averaged(values: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
     """One number per leading index from values [..., d] of the classes."""
-    if average == "macro":
-        return values.mean(-1) if choose("absent", absent, ABSENT) == "zero" else mean_of_present(values, c)
+    if average == "macro" and absent == "zero":
+        return values.mean(-1)
+    if average == "macro" and choose("absent", absent, ABSENT):
+        return mean_of_present(values, c)
     if average == "positive":
         if not -c.classes <= positive < c.classes:
             raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
