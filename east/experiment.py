@@ -253,7 +253,7 @@ def jobs_of(
 
     The whole stage is cut, then what is done is left out: so a command that was interrupted finds its checkpoints.
     """
-    config, open_ = run.config, {id(trial) for trial in todo}
+    config = run.config
     options = {name: config[name] for name in PASSED_ON} | {"progress": executor["name"] == "inline"}
     options |= {
         "results_dir": str(Path(config["results_dir"]).resolve()),
@@ -269,7 +269,7 @@ def jobs_of(
     for group in sorted(groups.values(), key=lambda g: g[0].config["hyper"].get("batch_size", 0)):  # longest first
         size = min(training.population_size(group[0].config, device) or len(group), -(-len(group) // places))
         for k in range(0, len(group), size):
-            members = [vars(trial) for trial in group[k : k + size] if id(trial) in open_]
+            members = [vars(trial) for trial in group[k : k + size] if trial in todo]
             if members:
                 jobs.append({"trials": members, **options})
     return jobs

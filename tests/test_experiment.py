@@ -1,0 +1,320 @@
+"""Plan, run what is missing, select, run the trials: with tiny networks, or with a job that only pretends to train."""
+
+import json
+import shutil
+from collections import deque
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from east import execution, experiment, protocols, records, training
+from east.choices import ConfigError
+from east.config import settings
+from east.experiment import Run, carry_out
+from east.training import Outcome, Trial
+
+TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
+        "executor=inline", "device=cpu", "preset=quick"]  # fmt: skip
+GRID = ["search=grid", "preset=budget", "protocol.max_epochs=2", "trials=2"]  # lr x batch_size: 4 points
+
+
+def run_of(folder, *overrides):
+    return Run.of(settings([*TINY, f"results_dir={folder}", *overrides]))
+
+
+def found(folder):
+    return {(r["key"], r["seed"]): r for r in records.scan(folder)}
+
+
+@pytest.fixture
+def pretend(monkeypatch):
+    """Jobs that record a validation loss at once: lr x batch_size; those of a seed or loss in `broken` are lost."""
+    seen, broken = [], set()
+
+    def run_job(job):
+        for trial in (Trial(**trial) for trial in job["trials"]):
+            name, hyper = trial.config["loss"]["name"], trial.config["hyper"]
+            seen.append((name, trial.stage, trial.seed))
+            if trial.seed in broken or name in broken:
+                return [f"{name}: broken"]
+            best = {"val_loss": hyper["lr"] * hyper["batch_size"], "val_metric": -hyper["lr"]}
+            config = {key: value for key, value in trial.config.items() if key != "decisions"}
+            record = records.Record(config, trial.seed, trial.stage, best=best)
+            records.write(job["results_dir"], record, force=job["force"])
+        return []
+
+    monkeypatch.setattr(experiment, "run_job", run_job)
+    run_job.seen, run_job.broken = seen, broken
+    return run_job
+
+
+def test_trials_are_recorded_once(tmp_path, monkeypatch):
+    run = run_of(tmp_path, "trials=3", "hyper.batch_size=32")
+    assert carry_out([run]) == []
+    first = found(tmp_path)
+    assert sorted(seed for _, seed in first) == [0, 1, 2]
+    assert {r["status"] for r in first.values()} == {"done"}
+    assert all(Path(tmp_path, r["source"]).with_suffix(".npz").exists() for r in first.values())
+    monkeypatch.setattr(training, "train", None)  # would raise if it were called
+    again = run_of(tmp_path, "trials=3", "hyper.batch_size=32")
+    assert carry_out([again]) == []
+    assert found(tmp_path) == first
+    assert not (tmp_path / "runs" / "checkpoints").exists()
+
+
+def test_a_record_tells_where_its_number_comes_from(tmp_path):
+    carry_out([run_of(tmp_path, "trials=1")])
+    (record,) = found(tmp_path).values()
+    assert record["config"]["preset"] == "quick"
+    assert "decisions" not in record["config"]
+    assert sum(record["data"]["sizes"].values()) == 120
+    assert record["data"]["fingerprint"] == record["config"]["dataset"]["fingerprint"]
+    assert np.sum(record["confusion"]["test"]) == record["data"]["sizes"]["test"]
+    assert record["device"] == "cpu"
+    assert record["stage"] == "trial"
+
+
+def test_the_search_chooses_by_the_named_rule(tmp_path, pretend):
+    """val_loss is lr x batch here, least at 0.001 x 256; val_metric is -lr, least at 0.01, where the ties are."""
+    by_loss, by_metric = run_of(tmp_path, *GRID), run_of(tmp_path, *GRID, "selection=val_metric")
+    carry_out([by_loss])
+    assert (by_loss.chosen["hyper"]["lr"], by_loss.chosen["hyper"]["batch_size"]) == (0.001, 256)
+    assert [stage for _, stage, _ in pretend.seen] == ["search"] * 4 + ["trial"] * 2
+    assert [seed for _, _, seed in pretend.seen] == [1000] * 4 + [0, 1]
+    pretend.seen.clear()
+    carry_out([by_metric])
+    assert by_metric.chosen["hyper"]["lr"] == 0.01
+    assert [stage for _, stage, _ in pretend.seen] == ["trial"] * 2  # the search was on record
+
+
+def test_tables_choose_as_the_run_does(tmp_path, pretend):
+    run = run_of(tmp_path, *GRID)
+    carry_out([run])
+    family = [r for r in found(tmp_path).values() if r["family"] == records.family(run.plain)]
+    assert records.select(family, "val_loss") == records.key(run.chosen)
+
+
+def test_halving_trains_the_best_in_full(tmp_path, pretend):
+    """Of 4 points 2, then 1 go on; the last one is searched in full, and only its family holds the trials."""
+    halving = ["search=halving", "search.factor=2", "search.epochs=1", "search.rounds=2", "protocol.max_epochs=8"]
+    run = run_of(tmp_path, *GRID, *halving)
+    carry_out([run])
+    assert [stage for _, stage, _ in pretend.seen] == ["search"] * (4 + 2 + 1) + ["trial"] * 2
+    epochs = [r["config"]["protocol"]["max_epochs"] for r in found(tmp_path).values() if r["stage"] == "search"]
+    assert sorted(epochs) == [1, 1, 1, 1, 2, 2, 8]
+    family = [r for r in found(tmp_path).values() if r["family"] == records.family(run.chosen)]
+    assert records.select(family, "val_loss") == records.key(run.chosen)
+    assert (run.chosen["hyper"]["lr"], run.chosen["hyper"]["batch_size"]) == (0.001, 256)
+
+
+def test_equal_budget_averages_two_seeds(tmp_path, pretend):
+    carry_out([run_of(tmp_path, *GRID, "loss=ce", "search.equal_budget=true")])
+    assert sorted(seed for _, stage, seed in pretend.seen if stage == "search") == [1000] * 4 + [1001] * 4
+
+
+def test_runs_share_one_queue(tmp_path, pretend, monkeypatch):
+    """The trials of the second run begin while the first has not even searched, if its jobs end first."""
+
+    def last_first(function, queue):
+        while queue:
+            job = queue.pop()
+            yield job, function(job)
+
+    monkeypatch.setitem(execution.RUNNERS, "inline", last_first)
+    carry_out([run_of(tmp_path, *GRID, f"loss={loss}") for loss in ("f1", "ce")])
+    assert [(loss, stage) for loss, stage, _ in pretend.seen] == (
+        [("ce", "search")] * 4 + [("ce", "trial")] * 2 + [("f1", "search")] * 4 + [("f1", "trial")] * 2
+    )
+
+
+def test_a_lost_search_stops_its_run_alone(tmp_path, pretend, capsys):
+    pretend.broken.add("ce")
+    runs = [run_of(tmp_path, *GRID, f"loss={loss}") for loss in ("ce", "f1")]
+    failures = carry_out(runs)
+    assert failures == ["ce: broken"] * 2  # a job for each batch size
+    assert capsys.readouterr().err.count("failed: ce: broken") == 2
+    assert (runs[0].chosen, runs[0].trials) == (None, [])
+    assert len(found(tmp_path)) == 4 + 2
+    pretend.broken.clear()
+    assert carry_out([run_of(tmp_path, *GRID, "loss=ce")]) == []
+    assert len(found(tmp_path)) == 2 * (4 + 2)
+
+
+def test_force_does_all_again(tmp_path, pretend):
+    carry_out([run_of(tmp_path, *GRID)])
+    pretend.seen.clear()
+    run = run_of(tmp_path, *GRID, "force=true")
+    carry_out([run])
+    assert len(pretend.seen) == 4 + 2
+    assert run.chosen["hyper"]["batch_size"] == 256
+
+
+def test_a_broken_record_is_done_again_and_an_export_counts(tmp_path, pretend):
+    carry_out([run_of(tmp_path, "trials=3")])
+    next((tmp_path / "runs").rglob("seed-1.json")).write_text("{")
+    pretend.seen.clear()
+    with pytest.warns(UserWarning, match="not a record"):
+        carry_out([run_of(tmp_path, "trials=3")])
+    assert [seed for _, _, seed in pretend.seen] == [1]
+    records.export(tmp_path)
+    shutil.rmtree(tmp_path / "runs")
+    pretend.seen.clear()
+    carry_out([run_of(tmp_path, "trials=3")])
+    assert pretend.seen == []
+
+
+def test_a_failed_trial_is_named_and_recorded_and_not_repeated(tmp_path, monkeypatch, capsys):
+    def train(trials, splits, **_):
+        return [Outcome(t, "failed", "diverged in epoch 1", "diverged", 1, 0.1, {}, {}) for t in trials]
+
+    monkeypatch.setattr(training, "train", train)
+    line = "digits f1 seed 0: diverged in epoch 1"
+    assert carry_out([run_of(tmp_path, "trials=1")]) == [line]
+    assert f"failed: {line}" in capsys.readouterr().err
+    (record,) = found(tmp_path).values()
+    assert (record["status"], record["error"]) == ("failed", "diverged in epoch 1")
+    assert carry_out([run_of(tmp_path, "trials=1")]) == []
+
+
+def test_an_error_in_one_job_leaves_the_others(tmp_path, monkeypatch):
+    real = training.train
+
+    def train(trials, splits, **options):
+        if trials[0].seed == 0:
+            raise MemoryError("no room")
+        return real(trials, splits, **options)
+
+    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(training, "population_size", lambda config, device: 1)
+    assert carry_out([run_of(tmp_path, "trials=2")]) == ["digits f1: MemoryError: no room"]
+    assert [seed for _, seed in found(tmp_path)] == [1]
+
+
+def test_a_full_disk_stops_the_work(tmp_path, pretend, monkeypatch):
+    """Nothing more is trained when results cannot be written any more."""
+    pretend.broken.add("ce")
+    checks = []
+
+    def check_writable(folder):
+        checks.append(folder)
+        if len(checks) > 1:
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(experiment, "check_writable", check_writable)
+    with pytest.raises(OSError, match="No space left"):
+        carry_out([run_of(tmp_path, *GRID, "loss=ce")])
+    assert len(pretend.seen) == 1
+
+
+def test_a_folder_that_cannot_be_written_is_told_before_any_training(tmp_path, pretend):
+    (tmp_path / "file").touch()
+    with pytest.raises(OSError):
+        carry_out([run_of(tmp_path / "file")])
+    assert pretend.seen == []
+
+
+def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):
+    """Checkpoints are found by the very trials of a population: what is done is left out after the stage is cut."""
+    run = run_of(tmp_path, "trials=10")
+    run.chosen = run.plain
+    stage, executor = run.trials, {"name": "processes", "slots": [None, None]}
+    before = experiment.jobs_of(stage, stage, run, executor)
+    after = experiment.jobs_of(stage, stage[5:], run, executor)
+    seeds = [[trial["seed"] for trial in job["trials"]] for job in before]
+    assert seeds == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
+    assert after == before[1:]
+    assert json.dumps(before)  # plain data, for any executor
+
+
+def test_populations_are_as_wide_as_the_cache_allows(tmp_path):
+    run = run_of(tmp_path, "trials=10", "model.hidden=[512,256,128]", "hyper.batch_size=256")
+    run.chosen = run.plain
+    jobs = experiment.jobs_of(run.trials, run.trials, run, {"name": "inline"})
+    widest = training.population_size(run.plain, training.pick_device("cpu"))
+    assert max(len(job["trials"]) for job in jobs) == widest < 10
+
+
+@pytest.mark.parametrize(
+    ("overrides", "executor"),
+    [
+        (["executor=auto", "preset=quick"], "inline"),
+        (["executor=auto", "preset=budget"], "processes"),
+        (["executor=inline", "preset=budget"], "inline"),
+        (["executor=processes", "preset=quick"], "processes"),
+    ],
+)
+def test_auto_takes_processes_where_there_is_work_for_them(tmp_path, monkeypatch, overrides, executor):
+    monkeypatch.setattr(execution, "slots", lambda device: [None, None])
+    assert experiment.chosen_executor([run_of(tmp_path, *overrides)])["name"] == executor
+    monkeypatch.setattr(execution, "slots", lambda device: [None])
+    assert experiment.chosen_executor([run_of(tmp_path, "executor=auto", "preset=budget")])["name"] == "inline"
+
+
+def test_slots_can_be_given(tmp_path, monkeypatch):
+    monkeypatch.setattr(execution, "slots", lambda device: ["0", "1"])
+    executor = experiment.chosen_executor([run_of(tmp_path, "executor=processes", "executor.slots=4")])
+    assert executor["slots"] == ["0", "1", "0", "1"]
+
+
+def test_every_trial_of_bridging_the_gap_has_a_split_of_its_own(tmp_path):
+    run = run_of(tmp_path, "protocol=btg", "loss=bce", "dataset.positive=3", "model=mlp_btg", "trials=3")
+    carry_out([run])
+    assert len({r["data"]["index_hash"] for r in found(tmp_path).values()}) == 3
+
+
+def test_a_file_is_known_by_its_content(tmp_path, pretend):
+    rows = "\n".join(f"{k % 7},{k % 5},{'ab'[k % 3 == 0]}" for k in range(90))
+    for name in ("one.csv", "two.csv"):
+        (tmp_path / name).write_text(f"x,y,label\n{rows}\n")
+    given = ["dataset.target=label", "dataset.limit=null", f"results_dir={tmp_path}"]
+    runs = [Run.of(settings([*TINY, "dataset=csv", f"dataset.path={tmp_path / name}", *given]))
+            for name in ("one.csv", "two.csv")]  # fmt: skip
+    assert records.key(runs[0].plain) == records.key(runs[1].plain)
+    assert runs[0].name == "csv f1"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["loss=fbeta", "loss.beta={nine: 2}"], "unknown class 'nine'. Choices: 0, 1, 2"),
+        (["loss=fbeta", "loss.beta={77: 2}"], "77"),
+        (["model=mlp_btg"], "model=mlp_btg has a single output, for two classes; digits has 10"),
+        (["loss=metric", "loss.metric=f11"], "did you mean 'f1'?"),
+        (["loss=f1", "loss.step=lniear"], "did you mean 'linear'?"),
+        (["device=cuda"], "not available here"),
+    ],
+)
+def test_parts_that_do_not_fit_are_refused_before_any_work(tmp_path, overrides, words, monkeypatch):
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError) as error:
+        run_of(tmp_path, *overrides)
+    assert words in str(error.value)
+
+
+def test_a_network_that_does_not_exist_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="nowhere"):
+        Run.of(settings(["dataset=digits", "model=custom", "model.target=nowhere.Net"]))
+
+
+def test_planned_is_what_is_done(tmp_path, pretend):
+    for overrides in (["trials=3"], GRID, [*GRID, "search=halving"], [*GRID, "loss=ce", "search.equal_budget=true"]):
+        pretend.seen.clear()
+        run = run_of(tmp_path / str(len(overrides)), *overrides)
+        carry_out([run])
+        assert len(pretend.seen) == protocols.planned(run.config)
+
+
+def test_names_of_keel_sets_lead_back_to_their_loader(monkeypatch):
+    asked = []
+    monkeypatch.setattr(experiment, "_load", lambda *given: asked.append(given))
+    experiment.load(
+        {"name": "keel-abalone19", "kind": "table", "limit": None, "set": "abalone19", "fingerprint": "f"}, None
+    )
+    assert asked == [("keel", None, json.dumps({"set": "abalone19", "limit": None}))]
+
+
+def test_queue_of_nothing():
+    assert list(execution.execute(None, deque(), {"name": "inline"})) == []
