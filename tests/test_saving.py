@@ -1,0 +1,251 @@
+"""Saved models: the same probabilities from raw rows as in training, and nothing but data in the files."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import east
+from east import baselines, data, saving
+from east.data import DataError
+from east.training import Trial, train
+
+LOSSES = {
+    "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
+    "rf": {"name": "rf", "_target_": "east.baselines.RandomForest", "n_estimators": 7},
+    "ccs": {"name": "ccs", "_target_": "east.baselines.CCS"},
+}
+
+
+def config(loss="ce", model=None):
+    return {
+        "dataset": {"name": "toy"},
+        "split": {"seed": 0},
+        "model": {"name": "rf"} if loss == "rf" else model or {"name": "mlp", "hidden": [16]},
+        "loss": LOSSES[loss],
+        "annealing": {"name": "none", "schedule": "none"},
+        "protocol": {"name": "east", "optimizer": "adamw", "patience": 3, "max_epochs": 3},
+        "hyper": {"lr": 0.01, "batch_size": 32, "dropout": 0.0, "weight_decay": 0.0},
+    }
+
+
+def trained(loaded, **options):
+    """A model, the outcome it comes from, and the split."""
+    splits, trial = data.split(loaded, stratify=True), Trial(config(**options), seed=3)
+    networks = trial.config["model"]["name"] != "rf"
+    outcome = train([trial], splits, device="cpu", progress=False)[0] if networks else baselines.fit(trial, splits)
+    return saving.of(outcome, loaded, splits), outcome, splits
+
+
+def people(rows=200):
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {
+            "age": random.normal(40, 10, rows).round(1),
+            "job": random.choice(["clerk", "nurse", "smith"], rows),
+            "postcode": random.integers(1, 4, rows),
+        }
+    )
+    frame["income"] = np.where(frame["age"] + 5 * random.normal(size=rows) > 45, "high", "low")
+    frame.loc[::9, "age"] = np.nan
+    frame.loc[::11, "job"] = np.nan
+    return frame
+
+
+@pytest.fixture(scope="module")
+def frame():
+    return people()
+
+
+@pytest.fixture(scope="module")
+def table(frame, tmp_path_factory):
+    path = tmp_path_factory.mktemp("table") / "people.csv"
+    frame.to_csv(path, index=False)
+    return data.load("csv", path=str(path), target="income", categorical=["postcode"])
+
+
+@pytest.fixture(scope="module")
+def saved(table, tmp_path_factory):
+    model, outcome, splits = trained(table)
+    return model.save(tmp_path_factory.mktemp("models") / "people"), outcome, splits
+
+
+@pytest.mark.parametrize("loss", ["ce", "rf"])
+def test_raw_rows_give_the_probabilities_of_training(loss, frame, table, tmp_path):
+    model, outcome, splits = trained(table, loss=loss)
+    again = east.load(model.save(tmp_path / "model"))
+    rows = splits.test.index.numpy()
+    np.testing.assert_allclose(again.predict_proba(frame.iloc[rows]), outcome.probabilities["test"], atol=1e-6)
+    assert set(again.predict(frame)) == {"low", "high"}
+
+
+def test_columns_may_come_in_any_order_with_others_among_them_and_without_the_target(frame, saved):
+    model = east.load(saved[0])
+    shuffled = frame.drop(columns="income")[["postcode", "job", "age"]].assign(note="x")
+    np.testing.assert_array_equal(model.predict_proba(shuffled), model.predict_proba(frame))
+
+
+def test_the_files_are_plain(saved):
+    folder, outcome, _ = saved
+    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "weights.safetensors"]
+    about = json.loads((folder / "model.json").read_text())
+    assert about["classes"] == ["low", "high"]
+    assert about["encoding"]["target"] == "income"
+    assert about["seed"] == 3
+    stored = load_file(folder / "weights.safetensors")
+    torch.testing.assert_close(stored["net.layers.0.weight"], outcome.weights["layers.0.weight"])
+
+
+def test_a_decision_rule_is_kept(frame, saved, tmp_path):
+    plain = east.load(saved[0])
+    strict = east.load(plain.deciding("plug-in for f1_pos", {"threshold": 0.9}).save(tmp_path / "strict"))
+    p = plain.predict_proba(frame)[:, 1]
+    np.testing.assert_array_equal(plain.predict(frame) == "high", p > 0.5)
+    np.testing.assert_array_equal(strict.predict(frame) == "high", p >= 0.9)
+    np.testing.assert_array_equal(strict.predict_proba(frame), plain.predict_proba(frame))
+
+
+def test_many_classes_of_an_array(tmp_path):
+    digits = data.load("digits", limit=300)
+    model, outcome, splits = trained(digits)
+    again = east.load(model.save(tmp_path / "digits"))
+    rows = digits.features[splits.test.index]
+    np.testing.assert_allclose(again.predict_proba(rows), outcome.probabilities["test"], atol=1e-6)
+    weights = [1.0] * 9 + [1e9]
+    assert set(again.deciding("always nine", {"weights": weights}).predict(rows)) == {"9"}
+    named = pd.DataFrame(rows.numpy(), columns=digits.columns)
+    np.testing.assert_array_equal(again.predict_proba(named), again.predict_proba(rows))
+    with pytest.raises(DataError, match=r"expected rows of shape \[64\], got an array of shape \[5, 3\]"):
+        again.predict(np.zeros((5, 3)))
+    with pytest.raises(DataError, match="finite"):
+        again.predict(np.full((1, 64), np.nan))
+
+
+@pytest.mark.parametrize("loss", ["ce", "rf"])
+def test_images(loss, tmp_path):
+    pixels = torch.randint(0, 255, (60, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(60) % 2
+    pixels[labels == 1, 0] //= 4
+    images = data.Images(pixels=pixels, labels=labels, classes=("cat", "dog"), name="toy", positive=1)
+    model, outcome, splits = trained(images, loss=loss)
+    again = east.load(model.save(tmp_path / "model"))
+    found = again.predict_proba(pixels[splits.test.index].numpy())
+    np.testing.assert_allclose(found, outcome.probabilities["test"], atol=1e-5)
+    with pytest.raises(DataError, match="uint8"):
+        again.predict(pixels.float())
+
+
+def test_a_folder_of_images_becomes_a_file_of_labels(tmp_path):
+    from PIL import Image
+
+    labels = torch.arange(40) % 2
+    pixels = torch.zeros(40, 3, 8, 8, dtype=torch.uint8) + 200 * labels.to(torch.uint8)[:, None, None, None]
+    images = data.Images(pixels=pixels, labels=labels, classes=("dark", "light"), name="toy", positive=1)
+    model = trained(images)[0]
+    for name, value in (("a.png", 0), ("sub/b.png", 200)):
+        (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (16, 16), (value,) * 3).save(tmp_path / "new" / name)
+    saving.predict_file(model, tmp_path / "new", tmp_path / "out.csv")
+    written = pd.read_csv(tmp_path / "out.csv")
+    assert written["file"].tolist() == ["a.png", "sub/b.png"]
+    assert written["p_light"].diff().iloc[1] > 0.2
+    with pytest.raises(DataError, match="expected input= a folder"):
+        saving.predict_file(model, tmp_path / "out.csv", tmp_path / "x.csv")
+
+
+class Net(nn.Module):
+    def __init__(self, inputs_shape, outputs):
+        super().__init__()
+        self.layer = nn.Linear(*inputs_shape, outputs)
+
+    def forward(self, inputs):
+        return self.layer(inputs)
+
+
+def make_net(inputs_shape, outputs):
+    return Net(inputs_shape, outputs)
+
+
+def test_a_network_of_your_own(frame, table, tmp_path):
+    model, outcome, splits = trained(table, model={"name": "custom", "target": f"{__name__}.Net"})
+    again = east.load(model.save(tmp_path / "own"))
+    found = again.predict_proba(frame.iloc[splits.test.index.numpy()])
+    np.testing.assert_allclose(found, outcome.probabilities["test"], atol=1e-6)
+
+
+@pytest.mark.parametrize("target", ["os.system", f"{__name__}.make_net", "torch.nn.Missing"])
+def test_a_saved_model_names_a_class_of_networks_and_nothing_else(target, saved, tmp_path):
+    model = east.load(saved[0])
+    about = {**model.about, "model": {"name": "custom", "target": target}}
+    (tmp_path / "model.json").write_text(json.dumps(about))
+    save_file(model.tensors, tmp_path / "weights.safetensors")
+    with pytest.raises(DataError, match=r"expected a class of torch\.nn\.Module"):
+        east.load(tmp_path)
+
+
+def test_only_networks_and_forests_are_saved(table):
+    trial = Trial(config("ccs", {"name": "ccs"}), seed=0)
+    splits = data.split(table)
+    with pytest.raises(ValueError, match="expected a network or a random forest, got loss=ccs"):
+        saving.of(baselines.fit(trial, splits), table, splits)
+
+
+def test_files_are_predicted_in_portions(frame, saved, tmp_path, monkeypatch):
+    model = east.load(saved[0])
+    whole = model.predict_proba(frame)
+    for rows, name in ((7, "new.csv"), (1000, "new.csv.gz")):
+        monkeypatch.setattr(saving, "FILE_ROWS", rows)
+        frame.to_csv(tmp_path / name, index=False)
+        assert saving.predict_file(model, tmp_path / name, tmp_path / "deep" / "out.csv") == len(frame)
+        written = pd.read_csv(tmp_path / "deep" / "out.csv")
+        assert list(written) == ["label", "p_low", "p_high"]
+        np.testing.assert_allclose(written[["p_low", "p_high"]], whole, atol=1e-6)
+        assert written["label"].tolist() == model.predict(frame).tolist()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda f: f.drop(columns=["age", "job"]), "columns are missing: age, job"),
+        (lambda f: f.assign(age="old"), "age .expected numbers, got"),
+        (lambda f: f.assign(job=7), "job .expected text, got int64"),
+        (lambda f: f.iloc[:0], "has no rows"),
+    ],
+)
+def test_files_that_do_not_fit_are_refused_by_column(change, message, frame, saved, tmp_path):
+    change(frame).to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(DataError, match=message):
+        saving.predict_file(east.load(saved[0]), tmp_path / "new.csv", tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
+
+
+def test_a_fault_far_down_tells_the_rows_and_leaves_no_file(frame, saved, tmp_path, monkeypatch):
+    monkeypatch.setattr(saving, "FILE_ROWS", 50)
+    frame.astype({"age": object}).assign(age=[*[1.0] * 160, "old", *[1.0] * 39]).to_csv(
+        tmp_path / "new.csv", index=False
+    )
+    with pytest.raises(DataError, match="rows 151 to 200: columns do not fit those of training: age"):
+        saving.predict_file(east.load(saved[0]), tmp_path / "new.csv", tmp_path / "out.csv")
+    assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
+
+
+def test_what_is_no_model_is_refused(saved, tmp_path):
+    with pytest.raises(DataError, match=r"is not a saved model: expected a folder with model\.json"):
+        east.load(tmp_path / "nothing")
+    (tmp_path / "model.json").write_text(json.dumps({"format": 99}))
+    save_file({}, tmp_path / "weights.safetensors")
+    with pytest.raises(DataError, match="expected a model of format 1, got 99"):
+        east.load(tmp_path)
+
+
+def test_saving_again_replaces_the_folder_as_a_whole(saved, tmp_path):
+    model = east.load(saved[0])
+    folder = model.save(tmp_path / "model")
+    (folder / "stray").write_text("")
+    model.save(folder)
+    assert sorted(path.name for path in folder.iterdir()) == ["model.json", "weights.safetensors"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
