@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "east"
 # The map of the package: a module may import those before it. Folders are one entry.
 ORDER = """
-    choices config confusion metrics steps surrogate losses annealing models data evaluation training saving baselines
-    records protocols execution experiment statistics writers tables plots report summary compare estimator cli
+    choices config confusion metrics steps surrogate losses annealing models data evaluation training baselines records
+    saving protocols execution experiment statistics writers tables plots report summary compare estimator cli
 """.split()  # noqa: SIM905
 
 
