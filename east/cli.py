@@ -114,7 +114,7 @@ def through_hydra(flags: list[str], overrides: list[str]) -> int:
     parent, codes = os.getpid(), [DONE]
 
     def carry_out(_composed: Any) -> None:
-        job = list(HydraConfig.get().overrides.task)
+        job = [line.removeprefix("++") for line in HydraConfig.get().overrides.task]
         print(f"\n# {' '.join(job)}", flush=True)
         codes.append(guarded(lambda: dispatch(job), "debug=true" in job))
         if codes[-1] == INTERRUPTED:
@@ -122,8 +122,11 @@ def through_hydra(flags: list[str], overrides: list[str]) -> int:
         if codes[-1] and os.getpid() != parent:
             raise RuntimeError(f"exit code {codes[-1]}")  # a launcher's process tells Hydra in no other way
 
-    own = [f"--config-dir={folder}"] if (folder := config.own_folder(ours)) else []
-    sys.argv = [sys.argv[0], *flags, *own, *overrides]
+    own = config.own_folder(ours)
+    # "++": Hydra composes each job before we complete it, when sections such as `model` are not there yet.
+    known = groups(own)
+    lines = [f"++{o}" if o in ours and o.partition("=")[0] not in known else o for o in overrides]
+    sys.argv = [sys.argv[0], *flags, *([f"--config-dir={own}"] if own else []), *lines]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(carry_out)()
     except SystemExit as error:  # Hydra exits with 1 whatever the matter is, and has told it

@@ -1,0 +1,325 @@
+"""east-run as its users meet it: help, exit codes, messages, sweeps; and what a kill at any moment leaves behind."""
+
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from east import cli
+from east.choices import groups
+
+TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
+        "device=cpu", "preset=quick"]  # fmt: skip
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def command(*arguments):
+    return [sys.executable, "-m", "east.cli", *arguments]
+
+
+def east_run(*arguments, cwd=None):
+    """Run east-run in a process of its own."""
+    environment = ENVIRONMENT | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)}
+    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=cwd, env=environment, timeout=900)
+
+
+def records_in(folder):
+    return {path: path.read_text() for path in sorted(Path(folder).rglob("seed-*.json"))}
+
+
+def test_help_names_tasks_groups_and_examples(capsys):
+    assert cli.run(["--help"]) == 0
+    text = capsys.readouterr().out
+    for group, names in groups().items():
+        assert re.search(rf"^  {group} +{next(iter(names))}", text, re.MULTILINE)
+        assert all(name in text for name in names)
+    assert all(re.search(rf"\b{task}\b", text) for task in cli.TASKS)
+    assert text.count("\n  east-run") == 5
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_help_is_quick_and_light():
+    """No torch, pandas, scikit-learn or Hydra; within a second of processor time."""
+    answer = subprocess.run([sys.executable, "-X", "importtime", "-m", "east.cli", "--help"], capture_output=True,
+                            text=True, env=ENVIRONMENT, check=True)  # fmt: skip
+    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in answer.stderr.splitlines()}
+    assert "east" in imported
+    assert not imported & {"torch", "pandas", "sklearn", "numpy", "hydra", "matplotlib"}
+    cumulative = [
+        int(line.split("|")[1]) for line in answer.stderr.splitlines() if re.search(r"\| +\d+ \| +east", line)
+    ]
+    assert max(cumulative) < 500_000
+
+
+def test_version(capsys):
+    assert cli.run(["--version"]) == 0
+    assert re.fullmatch(r"east \d+\.\d+\.\d+\n", capsys.readouterr().out)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["task=tabel"], 2, "did you mean 'table'?"),
+        (["loss=f11"], 2, "did you mean 'f1'?"),
+        (["hyper.batch_size=0.5"], 2, "whole number"),
+        (["losses=[f1,cee]"], 2, "did you mean 'ce'?"),
+        (["-m", "loss=f1,cee"], 2, "did you mean 'ce'?"),
+        (["-m", "loss=f1", "trials=2.5,3"], 2, "whole number"),
+        (["loss=fbeta", "loss.beta={dgo: 2}"], 2, "unknown class 'dgo'"),
+        (["dataset=csv", "dataset.path=/nowhere.csv", "dataset.target=y"], 3, "/nowhere.csv"),
+        (["--config-dir", "/nowhere", "loss=f1"], 2, "expected a folder"),
+    ],
+)
+def test_errors_are_a_line_and_an_exit_code(arguments, code, words, capsys, tmp_path):
+    assert cli.run([*arguments, f"results_dir={tmp_path / 'results'}"]) == code
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+    assert len(error.splitlines()) <= 3
+    assert not (tmp_path / "results").exists()
+
+
+def test_debug_shows_the_traceback():
+    answer = east_run("loss=f11", "debug=true")
+    assert "Traceback" in answer.stderr
+
+
+def test_train_then_run_then_print(tmp_path, capsys):
+    results = f"results_dir={tmp_path}"
+    assert cli.run(["task=train", "seed=1", *TINY, results]) == 0
+    assert "digits f1 seed 1: 2 epochs" in capsys.readouterr().out
+    assert [path.name for path in records_in(tmp_path)] == ["seed-1.json"]
+    assert cli.run([*TINY, results, "dry_run=true"]) == 0
+    assert re.search(r"digits f1 +none +1 of 2", capsys.readouterr().out)
+    assert cli.run([*TINY, results]) == 0
+    printed = capsys.readouterr().out
+    assert "digits (120 rows)" in printed
+    before = records_in(tmp_path)
+    assert [path.name for path in before] == ["seed-0.json", "seed-1.json"]
+    assert cli.run([*TINY, results]) == 0
+    assert capsys.readouterr().out == printed
+    assert records_in(tmp_path) == before
+
+
+def test_the_quickstart_compares_two_losses(monkeypatch):
+    seen = []
+    monkeypatch.setitem(cli.TASKS, "run", lambda arguments: seen.append(arguments) or 0)
+    cli.run([])
+    cli.run(["device=cpu"])
+    cli.run(["dataset=digits"])
+    assert seen == [
+        ["losses=[f1,ce]", "dataset.imbalance=10"],
+        ["losses=[f1,ce]", "dataset.imbalance=10", "device=cpu"],
+        ["dataset=digits"],
+    ]
+
+
+def test_the_whole_config_can_be_shown(capsys):
+    assert cli.run(["--cfg", "job", "loss=ce", "dataset=adult"]) == 0
+    shown = capsys.readouterr().out
+    assert "lr: 0.001" in shown
+    assert "name: mlp" in shown
+
+
+def test_a_sweep_writes_below_results_dir_alone(tmp_path):
+    answer = east_run("-m", "loss=f1,ce", *TINY, "trials=1", "results_dir=out", cwd=tmp_path)
+    assert answer.returncode == 0, answer.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert {path.parts[-3] for path in records_in(tmp_path)} == {"f1", "ce"}
+    assert re.findall(r"^# (loss=\w+)", answer.stdout, re.MULTILINE) == ["loss=f1", "loss=ce"]
+
+
+def test_a_job_of_a_sweep_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
+    def task(arguments):
+        if "loss=ce" in arguments:
+            raise RuntimeError("no luck")
+        print("done", cli.given(arguments, "loss"))
+        return 0
+
+    monkeypatch.setitem(cli.TASKS, "run", task)
+    monkeypatch.setattr(sys, "argv", ["east-run"])
+    assert cli.run(["-m", "loss=f1,ce,mcc", f"results_dir={tmp_path}"]) == 1
+    told = capsys.readouterr()
+    assert re.findall("done .*", told.out) == ["done f1", "done mcc"]
+    assert "RuntimeError: no luck" in told.err
+
+
+def test_table_records_and_data_print(tmp_path, capsys):
+    cli.run([*TINY, "dataset.limit=null", "trials=1", f"results_dir={tmp_path}"])
+    capsys.readouterr()
+    assert cli.run(["task=table", "table=grid", "preset=quick", f"results_dir={tmp_path}"]) == 0
+    assert "digits" in capsys.readouterr().out
+    assert cli.run(["task=table", "table=grid", "preset=quick", "format=json", f"results_dir={tmp_path}"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert cli.run(["task=records", f"results_dir={tmp_path}"]) == 0
+    assert "digits.jsonl  1 records" in capsys.readouterr().out
+    assert cli.run(["task=data", "dataset=digits"]) == 0
+    assert "1,797" in capsys.readouterr().out
+    assert cli.run(["task=data", "dataset=all"]) == 0
+    assert "mammography" in capsys.readouterr().out
+    assert (
+        cli.run(["task=reproduce", "table=quickstart", "preset=quick", "dry_run=true", f"results_dir={tmp_path}"]) == 0
+    )
+    assert "2 runs are missing" in capsys.readouterr().out
+
+
+LONG = ["dataset=digits", "dataset.limit=400", "device=cpu", "preset=quick", "protocol.max_epochs=6", "model=mlp",
+        "hyper.batch_size=1024", "protocol.decisions=[]", "executor=processes", "executor.slots=2"]  # fmt: skip
+
+
+def start(folder, *arguments):
+    """east-run in a process group of its own; with batches of 1024 every trial is a job."""
+    environment = ENVIRONMENT | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)}
+    return subprocess.Popen(command(*LONG, f"results_dir={folder}", *arguments), env=environment, text=True,
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+
+
+def wait_for_records(process, folder, count, seconds=300):
+    deadline = time.monotonic() + seconds
+    while len(records_in(folder)) < count and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_killed_at_ten_random_moments(tmp_path):
+    """After kill -9 ten times and one last run: 40 records, none broken, none written again once it existed."""
+    dice, seen = random.Random(0), {}
+    for _ in range(10):
+        process = start(tmp_path, "trials=40")
+        wait_for_records(process, tmp_path, len(seen) + dice.randrange(4))
+        time.sleep(dice.random())
+        process.kill()
+        process.communicate()
+        time.sleep(0.5)  # workers end when they notice
+        now = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in records_in(tmp_path)}
+        assert now.items() >= seen.items()
+        seen = now
+    process = start(tmp_path, "trials=40")
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert "(40)" in out
+    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in seen} == seen
+    texts = records_in(tmp_path)
+    assert sorted(json.loads(text)["seed"] for text in texts.values()) == list(range(40))
+    assert {json.loads(text)["status"] for text in texts.values()} == {"done"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_then_resumed(tmp_path, number):
+    """Ctrl-C reaches every process of the group, SIGTERM the first alone: code 130, a hint, no traceback, no orphan."""
+    process = start(tmp_path, "trials=12")
+    wait_for_records(process, tmp_path, 2)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "finished trials are kept; the same command goes on from here" in err
+    assert "Traceback" not in err
+    assert "leaked" not in err
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    kept = records_in(tmp_path)
+    assert 2 <= len(kept) < 12
+    process = start(tmp_path, "trials=12")
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert len(records_in(tmp_path)) == 12
+    assert records_in(tmp_path).items() >= kept.items()
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced(tmp_path):
+    process = start(tmp_path, "trials=12")
+    wait_for_records(process, tmp_path, 1)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    workers = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+    os.kill(int(workers[-1]), signal.SIGKILL)
+    _, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert len(records_in(tmp_path)) == 12
+
+
+@pytest.mark.slow
+def test_two_identical_commands_at_once(tmp_path):
+    both = [start(tmp_path, "trials=8") for _ in range(2)]
+    assert [(process.communicate(timeout=600), process.returncode)[1] for process in both] == [0, 0]
+    assert sorted(json.loads(text)["seed"] for text in records_in(tmp_path).values()) == list(range(8))
+    assert not list(Path(tmp_path).rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told_and_survived(tmp_path):
+    """A file system of 300 kB: it fills up, the command stops, what was written is whole."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs privileges")
+    try:
+        process = start(tmp_path, "trials=40")
+        _, err = process.communicate(timeout=600)
+        assert process.returncode == 1
+        assert "No space left" in err
+        assert "the same command goes on from here" in err
+        assert "Traceback" not in err
+        kept = records_in(tmp_path)
+        assert 0 < len(kept) < 40
+        assert all(json.loads(text)["status"] == "done" for text in kept.values())
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        answer = east_run(*LONG, "trials=40", f"results_dir={tmp_path}")
+        assert answer.returncode == 1
+        assert "Read-only file system" in answer.stderr
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+CHECKPOINTING = """
+import sys
+from east import cli, training
+training.CHECKPOINT_SECONDS = 0.0
+loaded = training.Population.load
+def load(self, file):
+    open({marks!r}, "a").write(file.name + "\\n")
+    loaded(self, file)
+training.Population.load = load
+if __name__ == "__main__":
+    sys.exit(cli.run(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_killed_trial_goes_on_from_its_checkpoint(tmp_path):
+    """The populations of the second command are those of the first, their results those of an undisturbed one."""
+    script, marks = tmp_path / "run.py", tmp_path / "marks"
+    script.write_text(CHECKPOINTING.format(marks=str(marks)))
+    long = [*LONG, "trials=3", "protocol.max_epochs=400", "protocol.patience=400", "annealing=none",
+            f"results_dir={tmp_path / 'results'}"]  # fmt: skip
+    environment = ENVIRONMENT | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)}
+    process = subprocess.Popen([sys.executable, str(script), *long], env=environment, start_new_session=True)
+    deadline = time.monotonic() + 300
+    while len(list(tmp_path.rglob("*.safetensors"))) < 2:
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    (stale,) = {path.parent for path in tmp_path.rglob("*.safetensors")}
+    (stale / "of-another-grouping.safetensors").touch()
+    assert subprocess.run([sys.executable, str(script), *long], env=environment, timeout=900).returncode == 0
+    assert len(set(marks.read_text().split())) >= 1
+    assert not list(tmp_path.rglob("*.safetensors"))
+    undisturbed = [argument for argument in long if not argument.startswith("results_dir")]
+    assert east_run(*undisturbed, f"results_dir={tmp_path / 'other'}").returncode == 0
+    ours, theirs = (
+        {path.name: json.loads(text) for path, text in records_in(tmp_path / name).items()}
+        for name in ("results", "other")
+    )
+    assert ours.keys() == theirs.keys()
+    assert all(ours[name]["scores"] == theirs[name]["scores"] for name in ours)
+    assert all(ours[name]["history"] == theirs[name]["history"] for name in ours)
