@@ -468,14 +468,22 @@ class WMW(Loss):
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         binary_only(self, logits, labels)
-        scores, positive = logits.softmax(-1)[..., 1], labels.to(logits.dtype)
-        return self.over_pairs(scores, positive, 1 - positive, weights)
+        return self.over_pairs(logits.softmax(-1)[..., 1], labels == 1, labels == 0, weights)
 
     def over_pairs(self, scores: Tensor, first: Tensor, second: Tensor, weights: Tensor | None) -> Tensor:
-        if weights is not None:
-            first, second = first * weights, second * weights
-        margins = (self.gamma - (scores.unsqueeze(-1) - scores.unsqueeze(-2))).clamp_min(0) ** self.power
-        pairs = first.unsqueeze(-1) * second.unsqueeze(-2)
+        """Weighted mean over the pairs of a sample that is in `first` and one in `second`, both bool [..., n]."""
+        weights = torch.ones_like(scores) if weights is None else weights
+        if transformed():
+            return self.mean_margin(scores, weights * first, scores, weights * second)
+        # A whole split has few positives among many samples: all n^2 pairs would not fit into memory.
+        trials = zip(*(x.reshape(-1, x.shape[-1]) for x in (scores, weights, first, second)), strict=True)
+        means = [self.mean_margin(x[f], w[f], x[s], w[s]) for x, w, f, s in trials]
+        return torch.stack(means).reshape(scores.shape[:-1])
+
+    def mean_margin(self, x: Tensor, x_weights: Tensor, y: Tensor, y_weights: Tensor) -> Tensor:
+        """Over all pairs of x [..., n] and y [..., m]."""
+        margins = (self.gamma - (x.unsqueeze(-1) - y.unsqueeze(-2))).clamp_min(0) ** self.power
+        pairs = x_weights.unsqueeze(-1) * y_weights.unsqueeze(-2)
         return ratio((margins * pairs).sum((-2, -1)), pairs.sum((-2, -1)))
 
 
@@ -486,8 +494,7 @@ class ReleasedWMW(WMW):
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         binary_only(self, logits, labels)
-        positive = labels.to(logits.dtype)
-        return self.over_pairs(logits[..., 1] - logits[..., 0], positive, positive, weights)
+        return self.over_pairs(logits[..., 1] - logits[..., 0], labels == 1, labels == 1, weights)
 
 
 class APPerf(Loss):
