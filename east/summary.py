@@ -101,6 +101,7 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     built = tables.build(spec, config["results_dir"], found=shown, rule=config["selection"], preset="quick")
     lines = [line for run in runs if (line := shortfall(run, found))]
     complete = not lines
+    lines = [f"chosen for {run.name}: {choice(run)}" for run in runs if run.chosen and run.searched] + lines
     if failures:
         lines.append(f"first reason: {failures[0]}")
     if built.cells:
@@ -109,6 +110,12 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
         text = writers.WRITERS["text"]([built], [tables.comparisons(built)])
         lines = [text.rstrip(), f"figure: {files[0]}", *lines]
     return "\n".join(lines), complete
+
+
+def choice(run: Run) -> str:
+    """The point that the search has chosen."""
+    values = run.chosen["hyper"] | {"r": run.chosen["annealing"].get("r")}
+    return ", ".join(f"{name} {values[name]}" for name in protocols.grid(run.config)[0])
 
 
 def whole(record: Mapping[str, Any]) -> Mapping[str, Any]:
