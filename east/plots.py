@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 FORMATS = ("svg", "pdf", "png")
 INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a8a86"
+COLOURS = (BLUE, ORANGE, GREEN, RED, "#e69f00", "#56b4e9", GREY, INK)
+MARKERS = "osD^vPX*"
 STYLE = {
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -175,10 +177,9 @@ def dots(table: "Table") -> Figure:
             axes.tick_params(length=2, labelsize=8)
             axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
             axes.set_title(f"{block}: {column}" if len(blocks) > 1 else column, loc="left")
-    handles = [
-        Line2D([], [], color=BLUE, marker="o", ms=5, lw=1.5, label="ours, 95 % interval of the mean"),
-        Line2D([], [], color=GREY, marker="D", ms=4, mfc="none", lw=1, label="published ± 2 std"),
-    ]
+    handles = [Line2D([], [], color=BLUE, marker="o", ms=5, lw=1.5, label="ours, 95 % interval of the mean")]
+    if any(cell.published for cell in table.cells):
+        handles += [Line2D([], [], color=GREY, marker="D", ms=4, mfc="none", lw=1, label="published ± 2 std")]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
@@ -190,7 +191,83 @@ def _dot(axes: Any, y: int, cell: Any) -> None:
     if cell.values:
         ours = cell.summary
         reach = None if ours.low is None else ours.high - ours.mean
-        axes.errorbar(ours.mean, y + 0.17, xerr=reach, color=BLUE, marker="o", ms=5, lw=1.5)
+        axes.errorbar(ours.mean, y + (0.17 if cell.published else 0), xerr=reach, color=BLUE, marker="o", ms=5, lw=1.5)
+
+
+@styled
+def lines(table: "Table") -> Figure:
+    """A table as lines: a panel per block, a line per row over the columns, with 95 % intervals of the means."""
+    blocks = table.blocks
+    figure = Figure(figsize=(1.6 + 3.0 * len(blocks), 3.2))
+    for axes, (block, cells) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items(), strict=True):
+        columns = list(dict.fromkeys(cell.column for cell in cells.values()))
+        rows = list(dict.fromkeys(cell.row for cell in cells.values()))
+        for k, row in enumerate(rows):
+            own = [cell for cell in cells.values() if cell.row == row and cell.values]
+            at = [columns.index(cell.column) + 0.05 * (k - len(rows) / 2) for cell in own]  # intervals side by side
+            reach = [0.0 if cell.summary.low is None else cell.summary.high - cell.summary.mean for cell in own]
+            look = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)], "ms": 4, "lw": 1.2}
+            axes.errorbar(at, [cell.summary.mean for cell in own], reach, elinewidth=0.7, label=row, **look)
+        axes.set(title=block, xlim=(-0.4, len(columns) - 0.6))
+        axes.set_xticks(range(len(columns)), columns)
+        axes.set_ylim(min(axes.get_ylim()[0], 0), min(axes.get_ylim()[1], 1.05))
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    return figure
+
+
+@styled
+def ranks(table: "Table") -> Figure:
+    """Critical-difference diagrams, one per block: mean ranks, best at the left; a bar joins what is not told apart."""
+    entries = table.rankings
+    heights = [2.2 + len(entry["ranks"]) / 2 for entry in entries]
+    figure = Figure(figsize=(6.4, max(0.3 * sum(heights), 1.0)))
+    if not entries:
+        figure.text(0.5, 0.5, "fewer than two datasets with trials of every row", ha="center")
+        return figure
+    panels = figure.subplots(len(entries), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, entry, height in zip(panels, entries, heights, strict=True):
+        _critical_difference(axes, entry, height)
+    return figure
+
+
+def _critical_difference(axes: Any, entry: Mapping[str, Any], height: float) -> None:
+    """Demšar's diagram: the axis of ranks on top, names at the nearer side, bars below the axis."""
+    names = sorted(entry["ranks"], key=entry["ranks"].get)
+    at, reach = [entry["ranks"][name] for name in names], entry["critical_difference"]
+    count, half = len(names), (len(names) + 1) // 2
+    for k, (name, rank) in enumerate(zip(names, at, strict=True)):
+        left = k < half
+        y = 1.2 + (k if left else count - 1 - k)
+        side = 0.8 if left else count + 0.2
+        axes.plot([rank, rank, side], [0, y, y], color=INK, lw=0.8)
+        axes.text(side, y, f" {name} ", ha="right" if left else "left", va="center")
+        axes.text(side, y - 0.08, f"{rank:.2f}", ha="left" if left else "right", va="bottom", fontsize=7, color=GREY)
+    for k, (first, last) in enumerate(cliques(at, reach)):
+        axes.plot([at[first] - 0.04, at[last] + 0.04], [0.3 + 0.18 * k] * 2, color=BLUE, lw=3, solid_capstyle="butt")
+    axes.plot([1, 1 + reach], [-1.0, -1.0], color=INK, lw=1.5, marker="|", ms=6)
+    axes.text(1 + reach / 2, -1.15, f"critical difference {reach:.2f}", ha="center", va="bottom", fontsize=8)
+    axes.set(xlim=(1, count), ylim=(height - 1.6, 0), xticks=range(1, count + 1))
+    axes.set_title(f"mean rank by {entry['block']}, {len(entry['columns'])} datasets", loc="right")
+    axes.xaxis.tick_top()
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.spines["top"].set_visible(True)
+    axes.set_yticks([])
+    for artist in (*axes.lines, *axes.texts):
+        artist.set_clip_on(False)
+
+
+def cliques(sorted_ranks: Sequence[float], reach: float) -> list[tuple[int, int]]:
+    """(first, last) of the longest runs whose ranks differ by less than `reach`; single ones are left out.
+
+    >>> cliques([1.0, 1.5, 2.2, 4.0], reach=1.0)
+    [(0, 1), (1, 2)]
+    """
+    found: list[tuple[int, int]] = []
+    for first, rank in enumerate(sorted_ranks):
+        last = max(k for k, other in enumerate(sorted_ranks) if other - rank < reach)
+        if last > first and (not found or last > found[-1][1]):
+            found.append((first, last))
+    return found
 
 
 @styled
@@ -244,3 +321,6 @@ def softened(
     }
     counts = Confusion.from_predictions(p.argmax(-1), y, p.shape[-1])
     return soft, {name: float(METRICS[name](counts)) for name in metrics}
+
+
+FIGURES = {"dots": dots, "lines": lines, "ranks": ranks}  # that a table may have

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtr, stdtrit
+from scipy.special import chdtrc, ndtr, stdtr, stdtrit
 
 EXACT_FLIPS = 14  # up to 2^14 sign patterns are enumerated, beyond that they are drawn
 PUBLISHED_STD_FLOOR = 0.005  # a printed 0.00 is anything below it
@@ -157,10 +157,75 @@ def mean_ranks(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
     >>> mean_ranks({"f1": [0.9, 0.8], "ce": [0.7, 0.8]})
     {'f1': 1.25, 'ce': 1.75}
     """
+    return dict(zip(scores, ranks(scores).mean(1).tolist(), strict=True))
+
+
+def ranks(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
+    """Rank of every method within every column: [methods, columns]."""
     table = np.array(list(scores.values()), dtype=float)
     ahead = (table[None] > table[:, None]).sum(1)
     equal = (table[None] == table[:, None]).sum(1)
-    return dict(zip(scores, (ahead + (equal + 1) / 2).mean(1).tolist(), strict=True))
+    return ahead + (equal + 1) / 2
+
+
+def friedman(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
+    """Chi-square and p-value of "all methods rank alike", ties accounted for (Friedman, 1937).
+
+    N (k - 1) times the share of the ranks' variation that lies between k methods over N columns.
+    """
+    table = ranks(scores)
+    methods, columns = table.shape
+    around = table - (methods + 1) / 2
+    total = (around**2).sum()
+    if total == 0:  # every column is one tie
+        return 0.0, 1.0
+    statistic = float(columns**2 * (methods - 1) * (around.mean(1) ** 2).sum() / total)
+    return statistic, float(chdtrc(methods - 1, statistic))
+
+
+def critical_difference(methods: int, columns: int, level: float = 0.95) -> float:
+    """Mean ranks that differ by less are not told apart (Nemenyi, 1963; Demšar, 2006): q sqrt(k (k + 1) / (6 N)).
+
+    >>> round(critical_difference(5, 30), 3)
+    1.114
+    """
+    return studentized_range(methods, level) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * columns))
+
+
+def studentized_range(count: int, level: float) -> float:
+    """Quantile of the range of `count` standard normal values: k ∫ φ(z) (Φ(z) - Φ(z - q))^(k-1) dz = level."""
+    z = np.linspace(-10, 10, 4001)
+    density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
+    low, high = 0.0, 20.0
+    while high - low > 1e-10:
+        middle = (low + high) / 2
+        below = count * float(density @ (ndtr(z) - ndtr(z - middle)) ** (count - 1))
+        low, high = (middle, high) if below < level else (low, middle)
+    return low
+
+
+@dataclass(frozen=True)
+class SignTest:
+    """How probable it is that a loss is behind, practically equal, or ahead on the largest share of data sets."""
+
+    behind: float
+    equal: float
+    ahead: float
+
+
+def sign_test(
+    differences: Sequence[float], rope: float = 0.01, prior: float = 1.0, draws: int = 50_000, seed: int = 0
+) -> SignTest:
+    """Bayesian sign test of differences over data sets (Benavoli et al., 2017).
+
+    `rope`: differences up to here are practically none. The shares of the three outcomes have a Dirichlet posterior
+    whose prior weighs as much as `prior` equal data sets; each number is the probability that its share is the largest.
+    """
+    values = np.asarray(differences, dtype=float)
+    counts = [(values < -rope).sum(), (np.abs(values) <= rope).sum() + prior, (values > rope).sum()]
+    # Dirichlet shares are gamma draws up to their sum, which does not change which is the largest.
+    shares = np.random.default_rng(seed).standard_gamma(np.array(counts, dtype=float), (draws, 3))
+    return SignTest(*(np.bincount(shares.argmax(1), minlength=3) / draws).tolist())
 
 
 def _at_least(count: int, values: Sequence[float]) -> int:

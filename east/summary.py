@@ -175,4 +175,6 @@ def table(config: Mapping[str, Any], preset: str | None) -> str:
     for one, compared in zip(built, pairs, strict=True):
         for form, ending in FILES.items():
             (folder / f"{one.name}{suffix}.{ending}").write_text(writers.WRITERS[form]([one], [compared]))
+        if any(cell.values for cell in one.cells):
+            plots.save(plots.FIGURES[one.figure](one), folder.with_name("figures") / f"{one.name}{suffix}")
     return f"{writers.WRITERS['text'](built, pairs).rstrip()}\nwritten to {folder} as {', '.join(FILES)}"

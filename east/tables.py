@@ -3,22 +3,34 @@
 A table is a file conf/table/<name>.yaml: rows say which loss, columns which dataset and metric. The published numbers
 come from published.yaml, the footnotes from findings.yaml. Each cell finds its family of records, lets the selection
 rule choose one setting, and shows that setting's trials. Nothing here needs torch.
+
+Tables of our own may say more, in the words of the command line:
+
+    overrides: {split.stratify: true}                      of every run of the table
+    rows: {name: {loss: f1, annealing: none, loss.step: none, decision: plugin}}
+    columns: [{dataset: [keel set=abalone19], metric: {f1: f1_pos}, rows: {name: …}}]
+
+`decision: plugin` is the threshold, or the class weights, tuned on validation for the column's metric. Datasets and
+metrics may have a label of their own; a list of columns has sub-tables whose rows may differ. `blocks: metric` makes a
+block per metric and a column per dataset, `flipped` exchanges rows and columns on paper, `ranks` compares the rows over
+all datasets, `figure` is dots, lines or ranks.
 """
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache, cached_property
 from itertools import groupby, product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import yaml
 
 from east import records, statistics, writers
 from east.choices import choose
-from east.config import anneals, trains_networks
+from east.config import PAPER_DATASETS, anneals, trains_networks
 
 HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if folder.is_dir())
@@ -29,6 +41,7 @@ SETTINGS_MARK = "§"
 PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
 BASELINES = ("rf", "ccs")  # no networks
 REFERENCES = ("ce", "bce")  # what a loss is compared with
+ROPE = 0.01  # scores that differ by less are practically equal
 OVERLAP = 0.20 / 0.64  # test rows / training rows of the papers' splits, see statistics.t_interval
 
 # One map from the papers' words to ours. Which of our scores a metric is depends on who printed it: see `score_of`.
@@ -49,6 +62,9 @@ SCORES = (
     *("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc"),
     *("auroc", "auroc_thresholded", "average_precision", "precision", "recall"),
 )
+PLUGIN = "plugin_"
+TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # score -> the plug-in's metric
+PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-in decision, where the records have it
 MULTICLASS = ("cifar10", "caltech256")
 CLASS_INDEX = {"cifar10": {"dog": 5, "frog": 6}, "caltech256": {"dog": 55, "frog": 79}}
 POSITIVE = 1
@@ -80,6 +96,7 @@ class Cell:
     score: str  # "test.f1_pos", or "thresholds.test.f1_pos": the mean over decision thresholds
     position: int | None = None  # the class of a score that has one value per class
     parameters: dict[str, Any] = field(default_factory=dict)  # of the loss, beyond its config file
+    overrides: dict[str, Any] = field(default_factory=dict)  # of everything else: annealing, dataset.imbalance, …
     family: str | None = None  # this family of records and no other
     published: dict[str, Any] | None = None  # the entry of published.yaml
     findings: list[str] = field(default_factory=list)
@@ -90,10 +107,21 @@ class Cell:
     settings: int = 0  # how many families of records fit
     split: int | str | None = None  # its seed; "trial": every trial has its own
     rule: str = "val_loss"  # that selected the setting
+    quickest: str = "paper"  # the preset that would do
     preset: str | None = None
     key: str | None = None
     sources: list[str] = field(default_factory=list)
     commits: set[str] = field(default_factory=set)
+
+    @property
+    def recorded(self) -> str:
+        """The dataset's name in records: a KEEL set has its own."""
+        return "-".join([self.dataset, *filter(None, [self.overrides.get("dataset.set")])])
+
+    @property
+    def measure(self) -> str:
+        """The score without the plug-in rule: a decision, not another measure."""
+        return self.score.partition(".")[2] if self.score.startswith(PLUGIN) else self.score
 
     @property
     def summary(self) -> statistics.Summary:
@@ -125,12 +153,17 @@ class Table:
     caption: str
     cells: list[Cell]
     findings: dict[str, dict]  # those that touch a cell, in order of appearance
+    flipped: bool = False  # on paper a line per column
+    ranked: bool = False  # rows are compared over all columns, instead of within each
+    figure: str = "dots"
 
     @cached_property
     def blocks(self) -> dict[str, dict[tuple[str, str], Cell]]:
+        """Block -> (line, column on paper) -> cell."""
         found: dict[str, dict[tuple[str, str], Cell]] = {}
         for cell in self.cells:
-            found.setdefault(cell.block, {})[cell.row, cell.column] = cell
+            place = (cell.column, cell.row) if self.flipped else (cell.row, cell.column)
+            found.setdefault(cell.block, {})[place] = cell
         return found
 
     def letter(self, finding: str) -> str:
@@ -141,14 +174,47 @@ class Table:
 
         A column of one number has no best, nor has one whose rows show different scores; a single trial is none.
         """
-        column = [c for (_, name), c in self.blocks[cell.block].items() if name == cell.column]
+        column = [c for c in self.blocks[cell.block].values() if c.column == cell.column]
         if which == "published":
             means = {c.row: c.published["mean"] for c in column if c.published}
-        elif len({c.score for c in column}) == 1:
+        elif len({c.measure for c in column}) == 1:
             means = {c.row: round(c.summary.mean, 3) for c in column if len(c.values) > 1}
         else:
             means = {}
         return len(means) > 1 and means.get(cell.row) == max(means.values())
+
+    @cached_property
+    def rankings(self) -> list[dict]:
+        """Of a table that ranks its rows, for each block: mean ranks over the columns that every row has trials for.
+
+        `friedman` is the p-value of "all rank alike"; ranks less than `critical_difference` apart are not told apart
+        (Nemenyi). `signs`: each row against cross-entropy by the Bayesian sign test, in three probabilities.
+        """
+        return [entry for block in self.blocks if (entry := self._ranking(block))] if self.ranked else []
+
+    def _ranking(self, block: str) -> dict | None:
+        means: dict[str, dict[str, float]] = {}
+        for cell in self.blocks[block].values():
+            means.setdefault(cell.row, {}).update({cell.column: cell.summary.mean} if cell.values else {})
+        columns = [column for column in next(iter(means.values())) if all(column in row for row in means.values())]
+        if len(columns) < 2:
+            return None
+        scores = {row: [own[column] for column in columns] for row, own in means.items()}
+        plain = (cell for cell in self.blocks[block].values() if cell.score == cell.measure)
+        against = next((cell.row for cell in plain if cell.loss in REFERENCES), None)
+        differences = {row: np.subtract(own, scores.get(against, own)) for row, own in scores.items()}
+        return {
+            "block": block,
+            "columns": columns,
+            "ranks": statistics.mean_ranks(scores),
+            "friedman": statistics.friedman(scores)[1],
+            "critical_difference": statistics.critical_difference(len(scores), len(columns)),
+            "against": against,
+            "rope": ROPE,
+            "signs": {
+                row: vars(statistics.sign_test(d, ROPE)) for row, d in differences.items() if against and row != against
+            },
+        }
 
     @property
     def missing(self) -> list[str]:
@@ -223,12 +289,15 @@ def command(cell: Cell) -> str:
     """The command that fills a cell."""
     words = [f"dataset={cell.dataset}", f"loss={cell.loss}", *([f"protocol={cell.protocol}"] if cell.protocol else [])]
     selection = [f"selection={cell.rule}"] if cell.rule != "val_loss" else []
-    return shlex.join(["east-run", *words, *overrides(cell), *selection])
+    automatic = "paper" if cell.dataset in PAPER_DATASETS else "quick"
+    preset = [f"preset={cell.quickest}"] if PRESETS.index(automatic) > PRESETS.index(cell.quickest) else []
+    return shlex.join(["east-run", *words, *overrides(cell), *preset, *selection])
 
 
 def overrides(cell: Cell) -> list[str]:
-    """What the command line adds to the loss, such as ["loss.beta={dog:0.25}"]."""
-    return [f"loss.{name}={_hydra(value)}" for name, value in cell.parameters.items()]
+    """What the command line says besides dataset, loss and protocol, such as ["loss.beta={dog:0.25}"]."""
+    said = {f"loss.{name}": value for name, value in cell.parameters.items()} | cell.overrides
+    return [f"{name}={_hydra(value)}" for name, value in said.items()]
 
 
 def build(
@@ -253,15 +322,20 @@ def build(
     accepted = PRESETS[: PRESETS.index(quickest) + 1]
     families = _families(records.scan(results_dir) if found is None else found)
     cells = list(_cells(table, variant) if "rows" in table else _grid(table, families, accepted))
+    cells = _with_plugin(cells) if "paper" in table else cells
     for cell in cells:
+        cell.quickest = quickest
         _fill(cell, families, rule, accepted)
     if "rows" not in table:  # a score that no record of a dataset has, such as positive-class F1 of ten classes
         scored = {(cell.block, cell.column) for cell in cells if cell.values}
         cells = [cell for cell in cells if (cell.block, cell.column) in scored]
+    elif "paper" in table:
+        cells = [cell for cell in cells if cell.published or cell.values]
     touched = {name for cell in cells for name in cell.findings}
     notes = {finding["id"]: finding for finding in findings() if finding["id"] in touched}
     caption = _caption(table, cells, rule, variant, today or date.today())
-    return Table(table["name"], table["title"], caption, cells, notes)
+    style = {name: table[name] for name in ("flipped", "ranked", "figure") if name in table}
+    return Table(table["name"], table["title"], caption, cells, notes, **style)
 
 
 def build_all(results_dir: str | Path = "results", **options) -> list[Table]:
@@ -297,14 +371,17 @@ def comparisons(table: Table) -> list[dict]:
     """Every loss against cross-entropy in the same column: paired by seed, and by split where there are several.
 
     Only what shares protocol, preset and splits is compared. `p_holm` is corrected for all comparisons of the table.
+    A table that ranks its rows compares them over datasets instead: `Table.rankings`.
     """
     found = []
-    for block, cells in table.blocks.items():
-        for (row, column), cell in cells.items():
-            rivals = [c for (_, other), c in cells.items() if other == column and c.loss in REFERENCES]
-            alike = ("score", "protocol", "preset", "split")
+    for block, cells in table.blocks.items() if not table.ranked else ():
+        for cell in cells.values():
+            rivals = [c for c in cells.values() if c.column == cell.column and c.loss in REFERENCES]
+            if cell.loss in REFERENCES and cell.score == cell.measure:
+                rivals = [c for c in rivals if c.score == c.measure]  # its own plug-in is compared with it once
+            alike = ("measure", "protocol", "preset", "split")
             for rival in (c for c in rivals if c is not cell and all(getattr(c, n) == getattr(cell, n) for n in alike)):
-                where = {"block": block, "column": column, "row": row, "against": rival.row}
+                where = {"block": block, "column": cell.column, "row": cell.row, "against": rival.row}
                 overlap = OVERLAP if cell.split == "trial" else 0.0
                 means = map(statistics.by_split, (cell.splits, rival.splits))
                 pairs = {"seed": statistics.paired(cell.values, rival.values, overlap=overlap)}
@@ -316,32 +393,74 @@ def comparisons(table: Table) -> list[dict]:
 
 def _cells(table: Mapping, variant: str) -> Iterator[Cell]:
     """The empty cells of a table: rows times columns, each with its published number."""
-    paper, axes = table.get("paper"), table["columns"]
+    paper, columns = table.get("paper"), table["columns"]
     told_apart = ("dataset", "our_loss", "our_beta", "metric", "class", "block")
     here = (cell for cell in published() if (cell["paper"], cell["table"]) == (paper, table.get("table")))
     index = {tuple(map(cell.get, told_apart)): cell for cell in here}
-    for dataset, (label, row) in product(axes["dataset"], table["rows"].items()):
-        classes = axes.get("class", [row.get("class", table.get("class"))])
-        need = {"dataset": dataset, "protocol": table["protocol"]} | {n: row[n] for n in ("loss", "beta") if n in row}
-        if variant == "released":
-            need |= RELEASED_LOSSES.get(row["loss"], {}) | row.get("released", {})
-            need["dataset"] = RELEASED_DATASETS.get(dataset, dataset)
-        needed = {name: need.pop(name) for name in ("dataset", "loss", "protocol")} | {"parameters": need}
-        for class_name, metric in product(classes, axes["metric"]):
-            per_class = metric in ("precision", "recall")
-            of_class = class_name if per_class else None
-            known = index.get((dataset, row["loss"], _pairs(row.get("beta")), metric, of_class, row.get("block")))
-            yield Cell(
-                block=f"{dataset}, {row['block']}" if "block" in row else dataset,
-                row=label,
-                column=f"{metric} {of_class}" if of_class else metric,
-                score=score_of(paper, dataset, row["loss"], metric),
-                position=CLASS_INDEX[dataset][of_class] if of_class else POSITIVE if per_class else None,
-                published=known,
-                findings=findings_of(known) if known else [],
-                trials=table["trials"],
-                **needed,
-            )
+    for axes in columns if isinstance(columns, list) else [columns]:
+        rows = {label: row for label, row in (table["rows"] | axes.get("rows", {})).items() if row}
+        for (place, words), (label, row) in product(_labelled(axes["dataset"]), rows.items()):
+            dataset, *options = words.split()
+            further = {f"dataset.{name}": value for name, value in map(_option, options)}
+            further |= table.get("overrides", {}) | {n: v for n, v in row.items() if "." in n or n == "annealing"}
+            need = {"dataset": dataset, "protocol": table["protocol"], "loss": row["loss"]}
+            need |= {"beta": row["beta"]} if "beta" in row else {}
+            need |= {n.removeprefix("loss."): further.pop(n) for n in list(further) if n.startswith("loss.")}
+            if variant == "released":
+                need |= RELEASED_LOSSES.get(row["loss"], {}) | row.get("released", {})
+                need["dataset"] = RELEASED_DATASETS.get(dataset, dataset)
+            needed = {name: need.pop(name) for name in ("dataset", "loss", "protocol")}
+            needed |= {"parameters": need, "overrides": further, "trials": table["trials"]}
+            classes = axes.get("class", [row.get("class", table.get("class"))])
+            for class_name, (name, metric) in product(classes, _labelled(axes["metric"])):
+                per_class = metric in ("precision", "recall")
+                of_class = class_name if per_class else None
+                known = index.get((dataset, row["loss"], _pairs(row.get("beta")), metric, of_class, row.get("block")))
+                column = f"{name} {of_class}" if of_class else name
+                block, column = (column, place) if table.get("blocks") == "metric" else (place, column)
+                score = score_of(paper, dataset, row["loss"], metric)
+                yield Cell(
+                    block=f"{block}, {row['block']}" if "block" in row else block,
+                    row=label,
+                    column=column,
+                    score=plugged(score) if row.get("decision") == "plugin" else score,
+                    position=CLASS_INDEX[dataset][of_class] if of_class else POSITIVE if per_class else None,
+                    published=known,
+                    findings=findings_of(known) if known else [],
+                    **needed,
+                )
+
+
+def _labelled(axis: Sequence[str] | Mapping[str, str]) -> list[tuple[str, str]]:
+    """(label, what it stands for); entries of a list are their own label, options of a dataset left out."""
+    return list(axis.items()) if isinstance(axis, Mapping) else [(entry.rpartition("=")[2], entry) for entry in axis]
+
+
+def _option(words: str) -> tuple[str, Any]:
+    name, _, value = words.partition("=")
+    return name, yaml.safe_load(value)
+
+
+def plugged(score: str) -> str:
+    """A score of argmax as that of the decision tuned for it.
+
+    >>> plugged("test.f1_pos")
+    'plugin_f1.test.f1_pos'
+    """
+    tuned_for = TUNED_FOR[choose("score with a plug-in decision", score.removeprefix("test."), TUNED_FOR)]
+    return f"{PLUGIN}{tuned_for}.{score}"
+
+
+def _with_plugin(cells: Sequence[Cell]) -> list[Cell]:
+    """A paper's cells, and below those of each block the rows that plug-in decisions make of the same trials."""
+    rows = {where: list(row) for where, row in groupby(cells, key=lambda cell: (cell.block, cell.row))}
+    found: dict[str, list[Cell]] = {block: [] for block, _ in rows}
+    for (block, label), row in rows.items():
+        if row[0].loss in PLUGGED and all(cell.score.removeprefix("test.") in TUNED_FOR for cell in row):
+            changed = {"row": f"{label} + plug-in", "published": None, "findings": []}
+            found[block] += [replace(cell, score=plugged(cell.score), **changed) for cell in row]
+    own = groupby(cells, key=lambda cell: cell.block)
+    return [cell for block, group in own for cell in (*group, *found[block])]
 
 
 def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterator[Cell]:
@@ -415,8 +534,10 @@ def _families(found: Iterable[Mapping]) -> dict[tuple, list[list[Mapping]]]:
 def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> None:
     """Put the trials of the selected setting into a cell: those of the fullest preset that has any."""
     cell.rule = rule
-    known = families.get((cell.dataset, cell.loss, cell.protocol), [])
+    known = families.get((cell.recorded, cell.loss, cell.protocol), [])
     fitting = [family for family in known if _preset(family) in accepted and _fits(family[0], cell)]
+    if not cell.family:
+        fitting = list(filter(None, (_at_rates(family, cell) for family in fitting)))
     for preset in accepted:
         by_split: dict[Any, list] = {}
         for family in (f for f in fitting if _preset(f) == preset):
@@ -454,19 +575,38 @@ def _fits(record: Mapping, cell: Cell) -> bool:
     checked = (
         entry for entry in said if entry[1] not in FREE and (entry[0] == "loss" or entry[1] in standard[entry[0]])
     )
-    return not config["split"].get("stratify") and all(standard[s].get(name) == value for s, name, value in checked)
+    return all(standard[section].get(name) == value for section, name, value in checked)
+
+
+def _at_rates(family: Sequence[Mapping], cell: Cell) -> list[Mapping]:
+    """The records of a family that cool as the cell asks: at its own rate, else at those that the preset searches."""
+    files, protocol = _conf("preset", _preset(family)), _conf("protocol", cell.protocol)
+    own = files["preset"]
+    if "annealing.r" in cell.overrides:
+        rates = [cell.overrides["annealing.r"]]
+    elif (own["search"] or protocol["search"]) != "none":
+        rates = (own["grid"] or protocol["grid"])["r"]
+    else:
+        rates = [(_conf("annealing", protocol["annealing"]) | files.get("annealing", {})).get("r")]
+    return [record for record in family if record["config"].get("annealing", {}).get("r") in (None, *rates)]
 
 
 def _standard(cell: Cell, preset: str, kind: str) -> dict[str, dict[str, Any]]:
-    """The sections of a cell's config by the files of conf/: protocol and loss, changed by the preset."""
+    """The sections of a cell's config by the files of conf/: protocol and loss, changed by preset and overrides."""
     files = _conf("preset", preset)
     loss, protocol, own = _conf("loss", cell.loss) | cell.parameters, _conf("protocol", cell.protocol), files["preset"]
     names = {"dataset": cell.dataset, "protocol": cell.protocol}
     if trains_networks(loss):
         names["model"] = own["model"].get(kind, protocol["model"][kind])
-        names["annealing"] = protocol["annealing"] if anneals(loss) else "none"
+        names["annealing"] = cell.overrides.get("annealing", protocol["annealing"] if anneals(loss) else "none")
     standard = {section: _conf(section, name) | files.get(section, {}) for section, name in names.items()}
-    return standard | {"loss": loss, "dataset": standard["dataset"] | own["dataset"].get(cell.dataset, {})}
+    standard |= {"loss": loss, "split": {"stratify": False}}
+    standard["dataset"] |= own["dataset"].get(cell.dataset, {}) | {"name": cell.recorded}
+    for name, value in cell.overrides.items():
+        section, _, key = name.partition(".")
+        if key:
+            standard.setdefault(section, {})[key] = value
+    return standard
 
 
 @cache
@@ -500,7 +640,9 @@ def _hydra(value: Any) -> str:
     """A value as the command line takes it."""
     if isinstance(value, Mapping):
         return "{" + ",".join(f"{name}:{_hydra(item)}" for name, item in value.items()) + "}"
-    return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
 
 
 def _caption(table: Mapping, cells: Sequence[Cell], rule: str, variant: str, today: date) -> str:

@@ -88,9 +88,9 @@ def heading(table: "Table", block: str, column: str) -> str:
     rows: dict[str, list[str]] = {}
     for (row, name), cell in table.blocks[block].items():
         if name == column:
-            rows.setdefault(cell.score.replace("test.", ""), []).append(row)
+            rows.setdefault(cell.measure.replace("test.", ""), []).append(row)
     first, *others = rows
-    if not others and first == column.partition(" ")[0]:
+    if table.flipped or (not others and (first == block or column.partition(" ")[0].endswith(first))):
         return column
     exceptions = [f"; {', '.join(rows[score])}: {score}" for score in others]
     return f"{column} ({first}{''.join(exceptions)})"
@@ -114,6 +114,28 @@ def compared(entry: dict) -> list[str]:
 COMPARED = ["data", "score", "pair", "over", "difference [95 % interval]", "wins", "p", "p (Holm)"]
 
 
+def ranked(entry: dict) -> tuple[str, list[list[str]]]:
+    """The ranks of one block: a sentence, and a line per row from best to worst, header first."""
+    methods = sorted(entry["ranks"], key=entry["ranks"].get)
+    sentence = (
+        f"Ranks by {entry['block']} over {len(entry['columns'])} datasets, 1 is best. Friedman: p = "
+        f"{entry['friedman']:.2g}; mean ranks less than {entry['critical_difference']:.2f} apart are not told apart "
+        "(Nemenyi, 95 %)."
+    )
+    header = ["loss", "mean rank"]
+    if entry["signs"]:
+        sentence += (
+            f" Bayesian sign test: how probable it is that a loss is behind {entry['against']}, practically equal "
+            f"(within {entry['rope']:g}), or ahead of it on the largest share of datasets."
+        )
+        header += [f"behind {entry['against']}", "equal", "ahead"]
+    lines = [[name, f"{entry['ranks'][name]:.2f}"] for name in methods]
+    for line in lines if entry["signs"] else ():
+        signs = entry["signs"].get(line[0])
+        line += [f"{p:.3f}" for p in signs.values()] if signs else [""] * 3
+    return sentence, [header, *lines]
+
+
 def markdown(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
     parts = []
     for table, entries in zip(tables, pairs, strict=True):
@@ -121,6 +143,8 @@ def markdown(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
         for block, header, lines in layout(table, MARKDOWN):
             parts += [f"### {block}", _pipes(header, lines)]
         parts += ["\n".join(f"- <sup>{mark}</sup> {MARKDOWN.escape(text)}" for mark, text in notes(table))]
+        for sentence, (header, *lines) in map(ranked, table.rankings):
+            parts += [sentence, _pipes(header, [list(map(MARKDOWN.escape, line)) for line in lines])]
         if entries:
             parts += [
                 "### Paired comparisons",
@@ -143,9 +167,12 @@ def text(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
         parts += [table.title, fill(table.caption, WIDTH)]
         for block, header, lines in layout(table, TEXT):
             wide = [[block, *header[1:]], *lines]
-            parts += [aligned(stacked(table, block) if "published" in header else wide)]
+            lines = means(table, block) if table.ranked else stacked(table, block) if "published" in header else wide
+            parts += [aligned(lines)]
         indented = (fill(f"[{mark}] {note}", WIDTH, subsequent_indent="    ") for mark, note in notes(table))
         parts += ["\n".join(indented)]
+        for sentence, lines in map(ranked, table.rankings):
+            parts += [fill(sentence, WIDTH), aligned(lines)]
         if entries:
             parts += [aligned([COMPARED, *map(compared, entries)])]
         if table.missing:
@@ -161,6 +188,14 @@ def stacked(table: "Table", block: str) -> list[list[str]]:
         lines += [[heading(table, block, column), "", "", ""]]
         lines += [[f"  {r}", *texts(table, cell, TEXT)] for (r, c), cell in cells.items() if c == column]
     return lines
+
+
+def means(table: "Table", block: str) -> list[list[str]]:
+    """A block of many columns as bare means, to fit a terminal."""
+    cells = table.blocks[block]
+    rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+    number = lambda cell: f"{cell.summary.mean:.3f}" if cell.values else "–"  # noqa: E731
+    return [[block, *columns], *([row, *(number(cells[row, column]) for column in columns)] for row in rows)]
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -185,6 +220,10 @@ def latex(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
             body = [" & ".join(line) + r" \\" for line in [[TEX.escape(block), *header[1:]], *lines]]
             parts += [r"\toprule", body[0], r"\midrule", *body[1:]]
         parts += [r"\bottomrule", r"\end{tabular}}", r"\par\smallskip"]
+        for sentence, (header, *lines) in map(ranked, table.rankings):
+            body = [" & ".join(map(TEX.escape, line)) + r" \\" for line in [header, *lines]]
+            parts += [TEX.escape(sentence) + r"\par\smallskip", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"]
+            parts += [r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule", r"\end{tabular}\par\smallskip"]
         footnotes = [rf"\textsuperscript{{{TEX.escape(mark)}}}~{TEX.escape(note)}" for mark, note in notes(table)]
         parts += (
             [r"\begin{minipage}{\linewidth}\scriptsize", " ".join(footnotes), r"\end{minipage}"] if footnotes else []
@@ -197,7 +236,12 @@ def flat(table: "Table", cell: "Cell") -> dict:
     """A cell as one line of numbers."""
     ours, known = cell.summary, cell.published or {}
     where = {"table": table.name, "block": cell.block, "row": cell.row, "column": cell.column, "dataset": cell.dataset}
-    what = {"loss": cell.loss, "parameters": cell.parameters, "protocol": cell.protocol, "score": cell.score}
+    what = {
+        "loss": cell.loss,
+        "parameters": cell.parameters | cell.overrides,
+        "protocol": cell.protocol,
+        "score": cell.score,
+    }
     mine = {"mean": ours.mean, "std": ours.std, "low": ours.low, "high": ours.high, "n": ours.n, "trials": cell.trials}
     theirs = {"published_mean": known.get("mean"), "published_std": known.get("std")}
     verdict = {"difference": cell.difference, "inside": cell.inside, "findings": cell.findings}
@@ -217,11 +261,13 @@ def csv_(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
 
 
 def json_(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
-    """A list of tables: name, title, caption, cells (with the value of every seed), comparisons, findings, missing."""
+    """A list of tables: name, title, caption, cells (with the value of every seed), comparisons, findings, missing, and
+    the rankings of a table that has them."""
     found = [
         {"name": table.name, "title": table.title, "caption": table.caption}
         | {"cells": [flat(table, cell) | {"values": cell.values} for cell in table.cells]}
         | {"comparisons": entries, "findings": list(table.findings.values()), "missing": table.missing}
+        | ({"rankings": table.rankings} if table.ranked else {})
         for table, entries in zip(tables, pairs, strict=True)
     ]
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
