@@ -88,7 +88,8 @@ def run(arguments: Sequence[str]) -> list[str]:
     if loaded.kind == "table" and not typed & {"model", "model.hidden"}:
         arguments.append(f"model.hidden={HIDDEN}")
     score, metric = wanted_score(first["score"], loaded)
-    configs = [{**aimed(settings([*arguments, *loss]), metric), "save_model": True} for loss in overrides(metric)]
+    losses = overrides(metric)[: 3 if loaded.kind == "graph" else None]  # a forest takes no graphs
+    configs = [{**aimed(settings([*arguments, *loss]), metric), "save_model": True} for loss in losses]
     print(description(loaded, configs[0]["split"]), flush=True)
     runs = [Run.of(config) for config in configs]
     seeds = protocols.trials(configs[0])
@@ -104,7 +105,11 @@ def run(arguments: Sequence[str]) -> list[str]:
     winner, text = verdict(found, measure, score, len(loaded.classes))
     folder = save(winner, score)
     print(f"\n{text}\nsaved: {folder}\n\npredict new rows:")
-    print(f"  east-run task=predict checkpoint={folder} input=new.csv output=predictions.csv")
+    if loaded.kind == "graph":
+        print(f'  east.load("{folder}").predict_proba(graphs)')
+    else:
+        rows = "new.csv" if loaded.kind == "table" else "FOLDER"
+        print(f"  east-run task=predict checkpoint={folder} input={rows} output=predictions.csv")
     return failures
 
 
@@ -258,15 +263,16 @@ def verdict(found: Sequence[Candidate], measure: Metric, score: str, classes: in
         scores = [f"{candidate.validation:.3f}", f"{candidate.test:.3f}", f"{low:.3f} to {high:.3f}"]
         lines.append([candidate.name, *scores, lead])
     low, high = np.quantile(samples[best], [0.025, 0.975])
-    clear = f"clearly ahead of {', '.join(behind)}" if behind else "clearly ahead of none"
     others = len(found) - 1 - len(behind)
+    clear = f"clearly ahead of {', '.join(behind)}" if behind else "not clearly ahead of any other"
+    clear += f"; not clearly of the other {others}" if behind and others else ""
+    seeds = f"means of {len(winner.trials)} seeds" if len(winner.trials) > 1 else "one seed"
     return winner, "\n".join(
         [
             writers.aligned(lines),
-            f"means of {len(winner.trials)} seeds; chosen on validation (plug-in cross-fitted), reported on test; "
+            f"{seeds}; chosen on validation (plug-in cross-fitted), reported on test; "
             "intervals: bootstrap over test rows and seeds",
-            f"winner on {score}: {winner.name}, test {winner.test:.3f} ({low:.3f} to {high:.3f}); {clear}"
-            + (f", not clearly of the other {others}" if others else ""),
+            f"winner on {score}: {winner.name}, test {winner.test:.3f} ({low:.3f} to {high:.3f}); {clear}",
         ]
     )
 
