@@ -1,6 +1,7 @@
 """task=compare and task=predict: the choice is sound, its numbers are right, and the winner is what is saved."""
 
 import re
+import sys
 from functools import partial
 
 import numpy as np
@@ -199,13 +200,16 @@ def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
     assert {record["config"]["preset"] for record in records.scan("results")} == {"compare"}
 
 
-def test_a_score_of_your_own(workplace, monkeypatch, capsys):
+def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     (workplace / "my_scores.py").write_text(
         "def caught(c):\n    return c.diagonal[..., 1] / c.actual[..., 1] - 0.1 * c.predicted[..., 1] / c.total\n"
     )
-    monkeypatch.syspath_prepend(workplace)
-    assert cli.run([*COMPARE, "score=my_scores.caught", "results_dir=own"]) == 0
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(workplace))])
+    monkeypatch.setattr(sys, "argv", ["east-run", *COMPARE, "score=my_scores.caught", "results_dir=own"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 0
     text = capsys.readouterr().out
     assert "winner on my_scores.caught" in text
     assert len(re.findall(r"^EAST my_scores.caught", text, re.MULTILINE)) == 2
