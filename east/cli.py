@@ -107,10 +107,15 @@ def through_hydra(flags: list[str], overrides: list[str]) -> int:
 
         print(yaml.safe_dump(config.settings(overrides), sort_keys=False, allow_unicode=True), end="")
         return DONE
-    ours = [line for line in overrides if not line.startswith("hydra")]
-    if {"-m", "--multirun"} & set(flags) and not given(overrides, "hydra/sweeper"):
-        for job in config.sweep(ours):
+    own, lines = config.own_folder(overrides), overrides
+    if {"-m", "--multirun"} & set(flags):
+        ours = [line for line in overrides if not line.startswith("hydra")]
+        for job in config.sweep(ours) if not given(overrides, "hydra/sweeper") else ():
             config.combinations(job)
+        # "++": Hydra composes each job before we complete it, when sections such as `model` are not there yet.
+        composed = groups(own)
+        lines = [f"++{line}" if line in ours and line.partition("=")[0] not in composed else line for line in overrides]
+    sys.argv = [sys.argv[0], *flags, *([f"--config-dir={own}"] if own else []), *lines]
     parent, codes = os.getpid(), [DONE]
 
     def carry_out(_composed: Any) -> None:
@@ -118,15 +123,10 @@ def through_hydra(flags: list[str], overrides: list[str]) -> int:
         print(f"\n# {' '.join(job)}", flush=True)
         codes.append(guarded(lambda: dispatch(job), "debug=true" in job))
         if codes[-1] == INTERRUPTED:
-            raise KeyboardInterrupt
+            sys.exit(INTERRUPTED)
         if codes[-1] and os.getpid() != parent:
             raise RuntimeError(f"exit code {codes[-1]}")  # a launcher's process tells Hydra in no other way
 
-    own = config.own_folder(ours)
-    # "++": Hydra composes each job before we complete it, when sections such as `model` are not there yet.
-    known = groups(own)
-    lines = [f"++{o}" if o in ours and o.partition("=")[0] not in known else o for o in overrides]
-    sys.argv = [sys.argv[0], *flags, *([f"--config-dir={own}"] if own else []), *lines]
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(carry_out)()
     except SystemExit as error:  # Hydra exits with 1 whatever the matter is, and has told it
@@ -237,7 +237,9 @@ def task_reproduce(arguments: list[str]) -> int:
         groups = [f"{group}={run[group]}" for group in ("dataset", "loss", "protocol")]
         wanted.append(settings([*rest, *groups, f"preset={preset}", *run["overrides"]]))
     runs, failures = summary.loadable(wanted)
-    print(f"{config['table']}: {len(missing)} runs are missing", summary.plan(runs), sep="\n", flush=True)
+    print(f"{config['table']}: {len(missing)} runs are missing", flush=True)
+    if runs:
+        print(summary.plan(runs), flush=True)
     if config["dry_run"]:
         return DONE
     if runs:

@@ -39,8 +39,8 @@ def loadable(configs: Sequence[dict[str, Any]]) -> tuple[list[Run], list[str]]:
 def plan(runs: Sequence[Run]) -> str:
     """Trials of each run, how many are done, and the time the rest will take by the speed measured so far."""
     lines, costs = [("run", "search", "trials", "estimate")], []
-    ledger = experiment.ledger_of(runs) if runs else None
-    known = speeds(ledger.found.values()) if ledger else {}
+    ledger = experiment.ledger_of(runs)
+    known = speeds(ledger.found.values())
     for run in runs:
         trials = protocols.trials(run.config)
         searches = protocols.planned(run.config) - trials
@@ -54,7 +54,7 @@ def plan(runs: Sequence[Run]) -> str:
         costs.append(0.0 if not todo else None if seconds is None else todo * seconds)
         searched = f"{done['search']} of {searches}" if searches else "none"
         lines.append((run.name, searched, f"{done['trial']} of {trials}", duration(costs[-1])))
-    places = len(execution.slots(runs[0].config["device"])) if runs else 1
+    places = len(execution.slots(runs[0].config["device"]))
     known_costs = [cost for cost in costs if cost is not None]
     total = f"{duration(sum(known_costs) / places)} on the {places} slots of this machine" if known_costs else "unknown"
     unknown = costs.count(None)

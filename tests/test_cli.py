@@ -131,6 +131,14 @@ def test_the_whole_config_can_be_shown(capsys):
     assert "name: mlp" in shown
 
 
+def test_shells_complete_names():
+    asked = ENVIRONMENT | {"COMP_LINE": "east-run loss=btg_f"}
+    answer = subprocess.run(command("-sc", "query=bash"), capture_output=True, text=True, env=asked, check=True)
+    assert answer.stdout.split() == ["loss=btg_f1", "loss=btg_f2", "loss=btg_f3"]
+    answer = subprocess.run(command("-sc", "install=bash"), capture_output=True, text=True, env=asked, check=True)
+    assert "complete -o nospace" in answer.stdout
+
+
 def test_a_sweep_writes_below_results_dir_alone(tmp_path):
     answer = east_run("-m", "loss=f1,ce", *TINY, "trials=1", "results_dir=out", cwd=tmp_path)
     assert answer.returncode == 0, answer.stderr
