@@ -33,6 +33,7 @@ Tasks (task=…)
   table      render table=… or table=all from records  reproduce  run what table=… still needs, then render
   records    export records to results/records         report     one HTML page with everything
   compare    which loss for dataset=… and score=…?     predict    checkpoint=… input=… output=…
+  study      study=soft_hard|balanced|gap|bias|all: checks of the method with a figure each
 
 Groups (name=choice)
 {groups}
@@ -292,6 +293,22 @@ def task_predict(arguments: list[str]) -> int:
     return DONE
 
 
+def task_study(arguments: list[str]) -> int:
+    from east import studies
+    from east.config import settings
+
+    config = settings(arguments)
+    if not config["study"]:
+        raise ConfigError(f"task=study needs study=…: {', '.join(studies.STUDIES)}, or all")
+    names = list(studies.STUDIES) if config["study"] == "all" else [choose("study", config["study"], studies.STUDIES)]
+    for name in names:
+        for file in studies.run(
+            name, without(arguments, "task", "study", "results_dir", "debug"), config["results_dir"]
+        ):
+            print(file, flush=True)
+    return DONE
+
+
 TASKS: dict[str, Callable[[list[str]], int]] = {
     "run": task_run,
     "train": task_train,
@@ -302,6 +319,7 @@ TASKS: dict[str, Callable[[list[str]], int]] = {
     "report": task_report,
     "compare": task_compare,
     "predict": task_predict,
+    "study": task_study,
 }
 
 if __name__ == "__main__":
