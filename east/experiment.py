@@ -176,7 +176,7 @@ def ledger_of(runs: Sequence[Run]) -> Ledger:
     return Ledger(runs[0].config, records.scan(runs[0].config["results_dir"]))
 
 
-def carry_out(runs: Sequence[Run], *, shown: bool = True) -> list[str]:
+def carry_out(runs: Sequence[Run]) -> list[str]:
     """Search, select and train every run; return a line for each thing that went wrong, which is shown at once as well.
 
     All runs share one queue. The trials of one begin when its own search has ended, while others still search.
@@ -185,8 +185,7 @@ def carry_out(runs: Sequence[Run], *, shown: bool = True) -> list[str]:
     ledger, queue, left, failures = ledger_of(runs), deque(), Counter(), []
     executor = chosen_executor(runs)
     stages = [run.stages(ledger) for run in runs]
-    bar = tqdm(total=sum(protocols.planned(run.config) for run in runs), unit="trial", smoothing=0,
-               disable=None if shown else True)  # fmt: skip
+    bar = tqdm(total=sum(protocols.planned(run.config) for run in runs), unit="trial", smoothing=0, disable=None)
 
     def proceed(number: int) -> None:
         """Queue the next stage of a run that is not on record."""
