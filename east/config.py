@@ -180,10 +180,11 @@ def _composed(own: str | None, chosen: tuple[tuple[str, str], ...], values: tupl
 
 
 def fill_hyper(config: dict[str, Any]) -> None:
-    """Hyperparameters that the user left open are the protocol's, for this kind of data."""
+    """Hyperparameters that the user left open are the protocol's, for this loss or kind of data."""
+    loss, kind = config["loss"]["name"], config["dataset"]["kind"]
     for name, value in config["protocol"]["hyper"].items():
         if config["hyper"][name] is None:
-            config["hyper"][name] = value[config["dataset"]["kind"]] if isinstance(value, Mapping) else value
+            config["hyper"][name] = value.get(loss, value[kind]) if isinstance(value, Mapping) else value
 
 
 def anneals(loss: Mapping[str, Any]) -> bool:
