@@ -37,13 +37,14 @@ def page(results_dir: str | Path = "results", today: date | None = None, **optio
     build = lambda name, **more: tables.build(name, results_dir, found=found, today=today, **{**options, **more})  # noqa: E731
     papers = [build(name) for name in tables.names() if "paper" in tables.spec(name)]
     released = {table.name: table for table in (build(table.name, variant="released") for table in papers)}
-    own = [build("quickstart"), build("grid")]
+    ours = (build(name) for name in tables.names() if "paper" not in tables.spec(name))
+    own = [table for table in ours if table.name == "quickstart" or any(cell.values for cell in table.cells)]
     every = [*papers, *(t for t in released.values() if _differs(t, papers)), *own]
     sections = {
         "overview": ("Overview", _overview(papers, found)),
         "tables": ("Tables", "".join(_table(table, released[table.name]) for table in papers)),
         "own": ("Our own runs", "".join(_table(table) for table in own if table.cells)),
-        "figures": ("Figures", _figures(papers, found, Path(results_dir))),
+        "figures": ("Figures", _figures(papers, own, found, Path(results_dir))),
         "findings": ("Findings", _findings()),
         "records": ("Records", _records(every, found)),
     }
@@ -67,7 +68,7 @@ def _differs(table: tables.Table, papers: Sequence[tables.Table]) -> bool:
 
 
 def _overview(papers: Sequence[tables.Table], found: Sequence[dict]) -> str:
-    cells = [cell for table in papers for cell in table.cells]
+    cells = [cell for table in papers for cell in table.cells if cell.published]
     filled = [cell for cell in cells if cell.values]
     facts = {
         "published cells": len(cells),
@@ -80,13 +81,14 @@ def _overview(papers: Sequence[tables.Table], found: Sequence[dict]) -> str:
     lines = [
         [f'<a href="#{table.name}">{table.name}</a> {escape(table.title)}', *map(str, counts)]
         for table in papers
+        for known in [[cell for cell in table.cells if cell.published]]
         for counts in [
             [
-                len(table.cells),
-                sum(bool(cell.values) for cell in table.cells),
-                sum(len(cell.values) >= (cell.trials or 0) for cell in table.cells),
-                sum(cell.inside is True for cell in table.cells),
-                sum(cell.inside is False for cell in table.cells),
+                len(known),
+                sum(bool(cell.values) for cell in known),
+                sum(len(cell.values) >= (cell.trials or 0) for cell in known),
+                sum(cell.inside is True for cell in known),
+                sum(cell.inside is False for cell in known),
             ]
         ]
     ]
@@ -105,6 +107,9 @@ def _table(table: tables.Table, released: tables.Table | None = None, level: int
     parts += [_block(table, block) for block in table.blocks]
     notes = "".join(f"<dt><sup>{escape(mark)}</sup></dt><dd>{escape(text)}</dd>" for mark, text in writers.notes(table))
     parts += [f'<dl class="notes">{notes}</dl>'] if notes else []
+    for sentence, (header, *lines) in map(writers.ranked, table.rankings):
+        label = f"{table.title}: ranks"
+        parts += [f"<p>{escape(sentence)}</p>", _simple(header, [list(map(escape, line)) for line in lines], label)]
     if entries := tables.comparisons(table):
         lines = [[escape(word) for word in writers.compared(entry)] for entry in entries]
         parts += [_simple(writers.COMPARED, lines, f"{table.title}: paired comparisons", words=4)]
@@ -227,19 +232,25 @@ def _number(value: float | None, places: int = 3) -> str:
     return "" if value is None else f"{value:.{places}f}"
 
 
-def _figures(papers: Sequence[tables.Table], found: Sequence[dict], results_dir: Path) -> str:
-    shown = list(_drawn(papers, found, results_dir))
+def _figures(
+    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[dict], results_dir: Path
+) -> str:
+    drawn = [(caption, _svg(figure)) for caption, figure in _drawn(papers, own, found, results_dir)]
+    studies = sorted((results_dir / "studies").glob("*.svg"))
+    shown = [*drawn, *((f"Study: {file.stem}", file.read_text(encoding="utf-8")) for file in studies)]
     return f'<div class="gallery">{"".join(_inline(i, *entry) for i, entry in enumerate(shown))}</div>'
 
 
-def _drawn(papers: Sequence[tables.Table], found: Sequence[dict], results_dir: Path) -> Iterator[tuple[str, "Figure"]]:
+def _drawn(
+    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[dict], results_dir: Path
+) -> Iterator[tuple[str, "Figure"]]:
     """(caption, figure): the step, then what the records have to show."""
     yield "The step at several temperatures, threshold 0.5", plots.steps(*plots.step_heights(TEMPERATURES), 0.5)
     betas = next(table for table in papers if table.name == "east_v2_6")
     yield f"{betas.title}: a point per beta", plots.tradeoff(betas)
-    for table in papers:
+    for table in [*papers, *(table for table in own if table.name != "grid")]:
         if any(cell.values for cell in table.cells):
-            yield table.title, plots.dots(table)
+            yield table.title, plots.FIGURES[table.figure](table)
     shown = {cell.key for table in papers for cell in table.cells}
     for record in _examples(found, shown):
         name = f"{record['config']['dataset']['name']}, {record['config']['loss']['name']}, seed {record['seed']}"
@@ -266,13 +277,16 @@ def _examples(found: Sequence[dict], shown: set[str | None]) -> list[dict]:
     return list({r["config"]["dataset"]["name"]: r for r in ranked}.values())
 
 
-def _inline(number: int, caption: str, figure: "Figure") -> str:
-    """A figure as inline SVG that follows the page's text colour; its ids become unique on the page."""
+def _svg(figure: "Figure") -> str:
     stream = io.StringIO()
     with plots.style():
         figure.savefig(stream, format="svg", metadata={"Date": None}, facecolor="none")
-    svg = stream.getvalue()[stream.getvalue().index("<svg") :]
-    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.S).replace(plots.INK, "currentColor")
-    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\1g{number}-", svg)
+    return stream.getvalue()
+
+
+def _inline(number: int, caption: str, svg: str) -> str:
+    """An SVG of ours that follows the page's text colour; its ids become unique on the page."""
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
+    svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\1g{number}-", svg.replace(plots.INK, "currentColor"))
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
     return f"<figure>{svg}<figcaption>{escape(caption)}</figcaption></figure>"
