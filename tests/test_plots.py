@@ -91,6 +91,52 @@ def test_dots_show_means_and_intervals():
     assert not plots.dots(tables.build("grid", "/nowhere")).axes
 
 
+def filled(name, value):
+    """A table whose cells hold value(cell) for three seeds."""
+    table = tables.build(name, "/nowhere")
+    for cell in table.cells:
+        cell.values = {seed: value(cell) + 0.01 * seed for seed in range(3)}
+    return table
+
+
+def test_lines_have_a_point_per_column():
+    ratios = ["1:10", "1:100", "1:1,000", "1:10,000"]
+    table = filled("imbalance", lambda cell: 0.9 - 0.2 * ratios.index(cell.column))
+    figure = plots.lines(table)
+    assert [axes.get_title() for axes in figure.axes] == ["f1_pos", "mcc"]
+    drawn = {container.get_label(): container.lines[0].get_ydata() for container in figure.axes[0].containers}
+    assert list(drawn) == ["F1*", "CE", "CE + plug-in", "CE weighted", "AnyLoss"]
+    assert list(drawn["CE"]) == pytest.approx([0.91, 0.71, 0.51, 0.31])
+    plots.lines(tables.build("imbalance", "/nowhere"))
+
+
+def test_ranks_are_drawn_at_their_place():
+    order = ["RF", "F1*", "CE"]
+    table = filled("keel", lambda cell: 0.9 - 0.1 * order.index(cell.row) if cell.row in order else 0.3)
+    figure = plots.ranks(table)
+    (entry, _) = table.rankings
+    assert (entry["ranks"]["RF"], entry["ranks"]["CE"], entry["ranks"]["Dice"]) == (1, 3, 6.5)
+    stems = {line.get_xdata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 3}
+    assert stems == {1, 2, 3, 6.5}
+    words = [text.get_text().strip() for text in figure.axes[0].texts]
+    assert {"RF", "F1*", "CE + plug-in", "6.50", f"critical difference {entry['critical_difference']:.2f}"} <= set(
+        words
+    )
+    assert not plots.ranks(tables.build("keel", "/nowhere")).axes
+
+
+def test_cliques_are_the_longest_runs():
+    assert plots.cliques([1, 2, 3, 4], reach=0.5) == []
+    assert plots.cliques([1, 2, 3, 4], reach=9) == [(0, 3)]
+    assert plots.cliques([1, 1.5, 2.2, 2.4, 4], reach=1.0) == [(0, 1), (1, 3)]
+
+
+def test_published_is_in_the_legend_only_where_something_was():
+    words = lambda name: [t.get_text() for t in plots.dots(tables.build(name, "/nowhere")).legends[0].get_texts()]  # noqa: E731
+    assert len(words("east_v2_1")) == 2
+    assert len(words("plugin")) == 1
+
+
 def test_confusion_writes_counts_while_they_fit():
     figure = plots.confusion([[8, 2], [1, 9]], ["no", "yes"])
     assert [text.get_text() for text in figure.axes[0].texts] == ["8", "2", "1", "9"]

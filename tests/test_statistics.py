@@ -127,3 +127,54 @@ def test_mean_ranks_equal_scipy(rows):
     found = statistics.mean_ranks({str(i): row for i, row in enumerate(rows)})
     expected = stats.rankdata(-np.array(rows), axis=0).mean(1)
     assert list(found.values()) == pytest.approx(expected)
+
+
+@given(st.lists(st.lists(st.sampled_from([0.1, 0.2, 0.3, 0.4]), min_size=5, max_size=5), min_size=3, max_size=6))
+def test_friedman_equals_scipy_with_ties(rows):
+    statistic, p = statistics.friedman({str(i): row for i, row in enumerate(rows)})
+    if np.all(np.ptp(rows, axis=0) == 0):
+        assert (statistic, p) == (0.0, 1.0), "SciPy divides by zero where every column is one tie"
+    else:
+        assert (statistic, p) == pytest.approx(tuple(stats.friedmanchisquare(*rows)), abs=1e-9)
+
+
+@pytest.mark.parametrize("count", [2, 5, 9, 20])
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+def test_studentized_range_equals_scipy(count, level):
+    expected = stats.studentized_range.ppf(level, count, np.inf)
+    assert statistics.studentized_range(count, level) == pytest.approx(expected, abs=1e-6)
+
+
+def test_critical_difference_of_the_literature():
+    """Demšar 2006, section 3.2.4: four classifiers on 14 datasets, q = 2.569 at 0.05, hence 1.25."""
+    assert statistics.critical_difference(4, 14) == pytest.approx(2.569 * (4 * 5 / (6 * 14)) ** 0.5, abs=1e-3)
+
+
+def test_nemenyi_keeps_its_level_where_all_methods_are_alike():
+    """Over 15 columns of noise the best and the worst of 5 mean ranks are further apart in at most 5 % of cases."""
+    noise = np.random.default_rng(0).normal(size=(1000, 5, 15))
+    spreads = [np.ptp(list(statistics.mean_ranks(dict(enumerate(one))).values())) for one in noise]
+    share = np.mean(np.array(spreads) >= statistics.critical_difference(5, 15))
+    assert 0.025 < share <= 0.06
+
+
+def test_sign_test_by_hand():
+    """Three wins, and a prior of one equal data set: the share of wins is Beta(3, 1), above 1/2 with 1 - (1/2)^3.
+
+    Dirichlet(1, 1, 1) is symmetric. Without data the prior alone speaks: equal.
+    """
+    wins = statistics.sign_test([0.2, 0.3, 0.4], rope=0.1)
+    assert (wins.behind, wins.equal, wins.ahead) == pytest.approx((0, 0.125, 0.875), abs=0.005)
+    even = statistics.sign_test([-1, 0, 1], prior=0)
+    assert (even.behind, even.equal, even.ahead) == pytest.approx((1 / 3, 1 / 3, 1 / 3), abs=0.01)
+    assert statistics.sign_test([]) == statistics.SignTest(0.0, 1.0, 0.0)
+    assert statistics.sign_test([0.01, -0.01] * 9, rope=0.01).equal > 0.99, "the bounds of the region belong to it"
+
+
+def test_sign_test_of_two_outcomes_equals_the_beta_distribution():
+    """With no equal data sets and no prior, P(ahead) = P(Beta(wins, losses) > 1/2)."""
+    found = statistics.sign_test([1.0] * 9 + [-1.0] * 4, prior=0)
+    assert found.ahead == pytest.approx(stats.beta.sf(0.5, 9, 4), abs=0.006)
+    assert found.behind == pytest.approx(1 - found.ahead)
+    swapped = statistics.sign_test([-1.0] * 9 + [1.0] * 4, prior=0)
+    assert swapped.behind == pytest.approx(found.ahead, abs=0.006)

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import yaml
 
-from east import records, statistics, tables
+from east import data, protocols, records, statistics, tables, writers
+from east.config import settings
 
 GOLDEN = Path(__file__).parent / "golden"
 DAY = date(2026, 1, 2)
@@ -263,6 +264,146 @@ def test_plan_lists_each_missing_run_once():
     assert runs["mammography", "accuracy"]["done"] == 3
     paper = {(r["dataset"], r["loss"]): r for r in tables.plan("east_v2_1", GOLDEN, preset="paper")}
     assert paper["mammography", "accuracy"]["done"] == 0, "budget trials do not count for the paper's preset"
+
+
+# tables of our own
+
+OWN = ["ablation", "cooling", "imbalance", "keel", "plugin", "schedules"]
+
+
+def small(name):
+    """A table with one dataset of every group of columns: composing a config takes a while."""
+    spec = tables.spec(name)
+    groups = spec["columns"] if isinstance(spec["columns"], list) else [spec["columns"]]
+    first = lambda axis: dict([*axis.items()][:1]) if isinstance(axis, dict) else axis[:1]  # noqa: E731
+    return spec | {"columns": [group | {"dataset": first(group["dataset"])} for group in groups]}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_the_runs_that_a_table_plans_are_the_records_that_it_shows(name, tmp_path):
+    """For every planned run the records that its command would write; then no cell is empty, and none has a choice."""
+    plan, keys = tables.plan(small(name), "/nowhere", preset="quick"), set()
+    for run in plan:
+        words = [f"{group}={run[group]}" for group in ("dataset", "loss", "protocol")]
+        config = settings([*words, "preset=quick", *run["overrides"]])
+        recorded = "-".join([run["dataset"], *filter(None, [config["dataset"].get("set")])])
+        plain = protocols.scientific(config, "fingerprint", recorded)
+        scores = {"test": dict.fromkeys(("f1_pos", "f1_macro", "accuracy", "mcc"), 0.5)}
+        decisions = {f"plugin_{metric}": {"scores": scores} for metric in ("f1", "accuracy", "mcc")}
+        for seed in range(2):
+            records.write(tmp_path, records.Record(config=plain, seed=seed, scores=scores, decisions=decisions))
+        keys.add(records.key(plain))
+    assert len(keys) == len(plan) > 0, "every run is another experiment"
+    table = tables.build(small(name), tmp_path, preset="quick")
+    assert not table.missing
+    assert {(c.settings, c.preset, len(c.values)) for c in table.cells} == {(1, "quick", 2)}
+
+
+def put(folder, overrides, seed=0, stage="trial", val_loss=0.3, f1=0.5, plugin=None):
+    """A record of adult with the config that the overrides compose."""
+    plain = protocols.scientific(settings(["dataset=mammography", *overrides]), "fingerprint", "mammography")
+    one = lambda value: {"test": dict.fromkeys(("f1_pos", "accuracy", "mcc"), value)}  # noqa: E731
+    rules = {} if plugin is None else {f"plugin_{m}": {"scores": one(plugin)} for m in ("f1", "accuracy", "mcc")}
+    best = {"val_loss": val_loss, "val_metric": val_loss}
+    records.write(folder, records.Record(plain, seed, stage, scores=one(f1), decisions=rules, best=best))
+
+
+def test_other_cooling_rates_stay_out_of_the_papers_tables(tmp_path):
+    """A rate that the preset does not search may win its own table, but is not the paper's F1*."""
+    for rate, val_loss, f1 in [(0.9, 0.3, 0.6), (0.5, 0.1, 0.9)]:
+        overrides = ["loss=f1", "preset=paper", f"annealing.r={rate}"]
+        put(tmp_path, overrides, seed=1000, stage="search", val_loss=val_loss)
+        put(tmp_path, overrides, f1=f1)
+    paper = cell(tables.build("east_v2_1", tmp_path), dataset="mammography", row="F1*", column="f1")
+    assert list(paper.values.values()) == [0.6]
+    own = tables.build("cooling", tmp_path)
+    at = {c.row: list(c.values.values()) for c in own.cells if (c.block, c.column) == ("mammography", "f1_pos")}
+    assert at == {"r = 0.5": [0.9], "r = 0.7": [], "r = 0.8": [], "r = 0.9": [0.6], "r = 0.95": []}
+
+
+def test_plug_in_stands_below_the_papers_rows_where_it_is_on_record(tmp_path):
+    for seed in range(3):
+        put(tmp_path, ["loss=f1", "preset=paper"], seed, f1=0.6 + 0.01 * seed)
+        put(tmp_path, ["loss=ce", "preset=paper"], seed, f1=0.5, plugin=0.7)
+    table = tables.build("east_v2_1", tmp_path)
+    rows = [c.row for c in table.cells if c.block == "mammography" and c.column == "mcc"]
+    assert rows == ["F1*", "Acc*", "MCC*", "Dice", "CE", "CE + plug-in"]
+    found = cell(table, block="mammography", row="CE + plug-in", column="f1")
+    assert (found.score, found.published, set(found.values.values())) == ("plugin_f1.test.f1_pos", None, {0.7})
+    assert table.best(found, "ours")
+    assert not any("plug-in" in c.row for c in table.cells if c.block != "mammography")
+    pairs = {(e["row"], e["against"]): e["difference"] for e in tables.comparisons(table) if e["column"] == "f1"}
+    assert pairs == {
+        ("F1*", "CE"): pytest.approx(0.11),
+        ("F1*", "CE + plug-in"): pytest.approx(-0.09),
+        ("CE + plug-in", "CE"): pytest.approx(0.2),
+    }
+    assert "| f1 (f1_pos) |" in tables.render("east_v2_1", tmp_path), "a decision is no other score"
+
+
+def test_commands_of_our_own_name_the_preset_that_fills_the_cell():
+    keel = tables.build("keel", "/nowhere").missing
+    assert keel[0] == (
+        "east-run dataset=keel loss=f1 protocol=east dataset.set=yeast-1-2-8-9_vs_7 split.seed=trial "
+        "split.stratify=true preset=budget"
+    )
+    assert any("dataset.set=fars" in line and "loss=anyloss" in line and "loss.average=macro" in line for line in keel)
+    assert "preset" not in tables.build("quickstart", "/nowhere").missing[0], "digits are quick unless told otherwise"
+
+
+def test_ablation_has_no_fixed_threshold_for_two_classes():
+    ablation = tables.build("ablation", "/nowhere")
+    thresholds = {c.block: c.parameters["threshold"] for c in ablation.cells if c.row == "fixed threshold 1/d"}
+    assert thresholds == {"digits": 0.1, "digits, 1:10": 0.1, "synthetic, d = 5": 0.2}
+
+
+def test_the_keel_sets_are_the_27_and_the_four():
+    keel = tables.build("keel", "/nowhere")
+    columns = list(dict.fromkeys(c.column for c in keel.cells))
+    assert len(columns) == 31
+    measures = {c.column: c.measure for c in keel.cells if c.block == "f1"}
+    assert [name for name, measure in measures.items() if measure == "test.f1_macro"] == columns[27:]
+    try:
+        sizes = {name: data.load("keel", set=name).labels.bincount() for name in columns[:27]}
+    except data.DataError as missing:
+        pytest.skip(str(missing))
+    ratios = [float(counts.max() / counts.min()) for counts in sizes.values()]
+    assert all(len(counts) == 2 for counts in sizes.values())
+    assert ratios == sorted(ratios)
+    assert (round(ratios[0]), round(ratios[-1])) == (31, 129)
+
+
+def test_ranks_by_hand():
+    """F1* is ahead of CE on all 31 sets by 0.1, RF equal within 0.01, everything else behind and tied."""
+    table = tables.build("keel", "/nowhere")
+    level = {"F1*": 0.6, "CE": 0.5, "RF": 0.495}
+    for c in table.cells:
+        c.values = {0: level.get(c.row, 0.2)}
+    f1, mcc = table.rankings
+    assert (f1["block"], mcc["block"], len(f1["columns"])) == ("f1", "mcc", 31)
+    assert f1["ranks"] == {n: {"F1*": 1, "CE": 2, "RF": 3}.get(n, 6.5) for n in f1["ranks"]}
+    assert f1["against"] == "CE"
+    assert f1["friedman"] < 1e-6
+    assert f1["signs"]["F1*"]["ahead"] > 0.999
+    assert f1["signs"]["RF"]["equal"] > 0.999
+    assert f1["signs"]["Dice"]["behind"] > 0.999
+    assert "CE" not in f1["signs"]
+    assert not tables.comparisons(table), "compared over datasets, not within each"
+    text = writers.text([table], [[]])
+    assert "Ranks by f1 over 31 datasets" in text
+    assert text.count("\nF1*  ") == 2
+    assert r"F1\* | 1.00 |" in writers.markdown([table], [[]])
+    assert json.loads(writers.json_([table], [[]]))[0]["rankings"][0]["ranks"]["F1*"] == 1
+
+
+def test_ranks_leave_out_sets_that_a_row_lacks():
+    table = tables.build("keel", "/nowhere")
+    for c in table.cells:
+        c.values = {} if (c.row, c.column) == ("RF", "yeast5") else {0: 0.5}
+    assert {len(entry["columns"]) for entry in table.rankings} == {30}
+    for c in table.cells:
+        c.values = c.values if c.row != "RF" else {}
+    assert tables.build("keel", "/nowhere").rankings == []
 
 
 # statistics in tables
