@@ -115,11 +115,11 @@ def test_ranks_are_drawn_at_their_place():
     table = filled("keel", lambda cell: 0.9 - 0.1 * order.index(cell.row) if cell.row in order else 0.3)
     figure = plots.ranks(table)
     (entry, _) = table.rankings
-    assert (entry["ranks"]["RF"], entry["ranks"]["CE"], entry["ranks"]["Dice"]) == (1, 3, 6.5)
+    assert (entry["ranks"]["RF"], entry["ranks"]["CE"], entry["ranks"]["Dice"]) == (1, 3, 7)
     stems = {line.get_xdata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 3}
-    assert stems == {1, 2, 3, 6.5}
+    assert stems == {1, 2, 3, 7}
     words = [text.get_text().strip() for text in figure.axes[0].texts]
-    assert {"RF", "F1*", "CE + plug-in", "6.50", f"critical difference {entry['critical_difference']:.2f}"} <= set(
+    assert {"RF", "F1*", "CE + plug-in", "7.00", f"critical difference {entry['critical_difference']:.2f}"} <= set(
         words
     )
     assert not plots.ranks(tables.build("keel", "/nowhere")).axes
