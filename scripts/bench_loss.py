@@ -2,7 +2,7 @@
 
     python scripts/bench_loss.py [--metric f1] [--json out.json]
 
-Both are timed in turn, round after round; a ratio is the median over rounds. Peak memory is measured in a fresh process.
+Both are timed in turn, round after round; a ratio is the median over rounds. Peak memory is that of a fresh process.
 """
 
 import argparse
