@@ -188,7 +188,7 @@ class Table:
         """Of a table that ranks its rows, for each block: mean ranks over the columns that every row has trials for.
 
         `friedman` is the p-value of "all rank alike"; ranks less than `critical_difference` apart are not told apart
-        (Nemenyi). `signs`: each row against cross-entropy by the Bayesian sign test, in three probabilities.
+        (Nemenyi). `signs`: cross-entropy, plain and with plug-in -> each row against it by the Bayesian sign test.
         """
         return [entry for block in self.blocks if (entry := self._ranking(block))] if self.ranked else []
 
@@ -200,20 +200,23 @@ class Table:
         if len(columns) < 2:
             return None
         scores = {row: [own[column] for column in columns] for row, own in means.items()}
-        plain = (cell for cell in self.blocks[block].values() if cell.score == cell.measure)
-        against = next((cell.row for cell in plain if cell.loss in REFERENCES), None)
-        differences = {row: np.subtract(own, scores.get(against, own)) for row, own in scores.items()}
+        references = dict.fromkeys(cell.row for cell in self.blocks[block].values() if cell.loss in REFERENCES)
+        signs = {
+            rival: {
+                row: vars(statistics.sign_test(np.subtract(own, scores[rival]), ROPE))
+                for row, own in scores.items()
+                if row != rival
+            }
+            for rival in references
+        }
         return {
             "block": block,
             "columns": columns,
             "ranks": statistics.mean_ranks(scores),
             "friedman": statistics.friedman(scores)[1],
             "critical_difference": statistics.critical_difference(len(scores), len(columns)),
-            "against": against,
             "rope": ROPE,
-            "signs": {
-                row: vars(statistics.sign_test(d, ROPE)) for row, d in differences.items() if against and row != against
-            },
+            "signs": signs,
         }
 
     @property

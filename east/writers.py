@@ -122,18 +122,17 @@ def ranked(entry: dict) -> tuple[str, list[list[str]]]:
         f"{entry['friedman']:.2g}; mean ranks less than {entry['critical_difference']:.2f} apart are not told apart "
         "(Nemenyi, 95 %)."
     )
-    header = ["loss", "mean rank"]
     if entry["signs"]:
         sentence += (
-            f" Bayesian sign test: how probable it is that a loss is behind {entry['against']}, practically equal "
+            " Bayesian sign test: how probable it is that a loss is behind the one named, practically equal "
             f"(within {entry['rope']:g}), or ahead of it on the largest share of datasets."
         )
-        header += [f"behind {entry['against']}", "equal", "ahead"]
-    lines = [[name, f"{entry['ranks'][name]:.2f}"] for name in methods]
-    for line in lines if entry["signs"] else ():
-        signs = entry["signs"].get(line[0])
-        line += [f"{p:.3f}" for p in signs.values()] if signs else [""] * 3
-    return sentence, [header, *lines]
+    lines = [["loss", "mean rank"], *([name, f"{entry['ranks'][name]:.2f}"] for name in methods)]
+    for rival, signs in entry["signs"].items():
+        lines[0] += [f"behind {rival}", "equal", "ahead"]
+        for line in lines[1:]:
+            line += [f"{p:.3f}" for p in signs[line[0]].values()] if line[0] in signs else [""] * 3
+    return sentence, lines
 
 
 def markdown(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:

@@ -382,12 +382,13 @@ def test_ranks_by_hand():
     f1, mcc = table.rankings
     assert (f1["block"], mcc["block"], len(f1["columns"])) == ("f1", "mcc", 31)
     assert f1["ranks"] == {n: {"F1*": 1, "CE": 2, "RF": 3}.get(n, 7) for n in f1["ranks"]}
-    assert f1["against"] == "CE"
+    assert list(f1["signs"]) == ["CE", "CE + plug-in"]
     assert f1["friedman"] < 1e-6
-    assert f1["signs"]["F1*"]["ahead"] > 0.999
-    assert f1["signs"]["RF"]["equal"] > 0.999
-    assert f1["signs"]["Dice"]["behind"] > 0.999
-    assert "CE" not in f1["signs"]
+    assert f1["signs"]["CE"]["F1*"]["ahead"] > 0.999
+    assert f1["signs"]["CE"]["RF"]["equal"] > 0.999
+    assert f1["signs"]["CE"]["Dice"]["behind"] > 0.999
+    assert f1["signs"]["CE + plug-in"]["Dice"]["equal"] > 0.999
+    assert "CE" not in f1["signs"]["CE"]
     assert not tables.comparisons(table), "compared over datasets, not within each"
     text = writers.text([table], [[]])
     assert "Ranks by f1 over 31 datasets" in text
