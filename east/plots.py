@@ -172,7 +172,9 @@ def dots(table: "Table") -> Figure:
             axes.set(ylim=(len(rows[block]) - 0.4, -0.6), yticks=range(len(rows[block])))
             axes.set_yticklabels(rows[block] if axes is line[0] else [])
             axes.margins(x=0.15)
-            axes.set_xlim(right=min(axes.get_xlim()[1], 1.05))  # no score exceeds 1
+            left, right = axes.get_xlim()  # intervals of few trials reach beyond what scores can be
+            lowest = min([0, *(cell.summary.mean for cell in cells.values() if cell.values)])
+            axes.set_xlim(max(left, lowest - 0.05), min(right, 1.05))
             axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.tick_params(length=2, labelsize=8)
             axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
