@@ -661,7 +661,8 @@ def _caption(table: Mapping, cells: Sequence[Cell], rule: str, variant: str, tod
         f"rendered {today.isoformat()}",
     ]
     asked = "/asked for" if any(cell.trials for cell in cells) else ""
-    legend = f"Ours: mean ± sample standard deviation (trials done{asked})."
+    narrow = ", bare means where the page is narrow" if table.get("ranked") else ""
+    legend = f"Ours: mean ± sample standard deviation (trials done{asked}){narrow}."
     if any(cell.published for cell in cells):
         legend += (
             " Δ: ours − published; ✓ at most 2·sqrt(s_ours² + s_published²) apart, ✗ further. Bold: column's best."

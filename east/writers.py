@@ -32,11 +32,14 @@ class Style:
     bold: str
     raised: str
     escape: Callable[[str], str] = str
+    narrow: bool = False  # a table of many columns shows bare means
 
 
 MARKDOWN = Style("**{}**", "<sup>{}</sup>", lambda text: text.replace("|", r"\|").replace("*", r"\*"))
-TEXT = Style("{}", " [{}]")
-TEX = Style(r"\textbf{{{}}}", r"\textsuperscript{{{}}}", lambda text: "".join(LATEX.get(char, char) for char in text))
+TEXT = Style("{}", " [{}]", narrow=True)
+TEX = Style(
+    r"\textbf{{{}}}", r"\textsuperscript{{{}}}", lambda text: "".join(LATEX.get(c, c) for c in text), narrow=True
+)
 
 
 def texts(table: "Table", cell: "Cell", style: Style) -> list[str]:
@@ -46,7 +49,9 @@ def texts(table: "Table", cell: "Cell", style: Style) -> list[str]:
     def emphasis(which: str, number: str) -> str:
         return (style.bold if table.best(cell, which) else "{}").format(escape(number.replace("-", "−")))
 
-    if ours.n:
+    if ours.n and table.ranked and style.narrow:
+        mine = emphasis("ours", f"{ours.mean:.3f}")
+    elif ours.n:
         number = f"{ours.mean:.3f}" + (f" ± {ours.std:.3f}" if ours.std is not None else "")
         count = (
             f" ({ours.n}{f'/{cell.trials}' if cell.trials else ''}{f', {cell.failed} failed' if cell.failed else ''})"
@@ -166,8 +171,7 @@ def text(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
         parts += [table.title, fill(table.caption, WIDTH)]
         for block, header, lines in layout(table, TEXT):
             wide = [[block, *header[1:]], *lines]
-            lines = means(table, block) if table.ranked else stacked(table, block) if "published" in header else wide
-            parts += [aligned(lines)]
+            parts += [aligned(stacked(table, block) if "published" in header else wide)]
         indented = (fill(f"[{mark}] {note}", WIDTH, subsequent_indent="    ") for mark, note in notes(table))
         parts += ["\n".join(indented)]
         for sentence, lines in map(ranked, table.rankings):
@@ -187,14 +191,6 @@ def stacked(table: "Table", block: str) -> list[list[str]]:
         lines += [[heading(table, block, column), "", "", ""]]
         lines += [[f"  {r}", *texts(table, cell, TEXT)] for (r, c), cell in cells.items() if c == column]
     return lines
-
-
-def means(table: "Table", block: str) -> list[list[str]]:
-    """A block of many columns as bare means, to fit a terminal."""
-    cells = table.blocks[block]
-    rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-    number = lambda cell: f"{cell.summary.mean:.3f}" if cell.values else "–"  # noqa: E731
-    return [[block, *columns], *([row, *(number(cells[row, column]) for column in columns)] for row in rows)]
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
@@ -219,6 +215,8 @@ def latex(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
             body = [" & ".join(line) + r" \\" for line in [[TEX.escape(block), *header[1:]], *lines]]
             parts += [r"\toprule", body[0], r"\midrule", *body[1:]]
         parts += [r"\bottomrule", r"\end{tabular}}", r"\par\smallskip"]
+        if table.rankings:  # a page of their own
+            parts += [r"\end{table}", r"\begin{table}[p]", r"\centering"]
         for sentence, (header, *lines) in map(ranked, table.rankings):
             body = [" & ".join(map(TEX.escape, line)) + r" \\" for line in [header, *lines]]
             parts += [TEX.escape(sentence) + r"\par\smallskip", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"]

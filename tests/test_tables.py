@@ -571,12 +571,17 @@ def test_latex_compiles(tmp_path):
     if not shutil.which("pdflatex"):
         pytest.skip("no TeX engine: pdflatex is not installed")
     body = tables.render("all", GOLDEN, "latex", today=DAY) + tables.render("grid", GOLDEN, "latex", today=DAY)
+    ranked = tables.build("keel", "/nowhere")
+    for c in ranked.cells:
+        c.values = {0: 0.5}
+    body += writers.latex([ranked, tables.build("ablation", "/nowhere")], [[], []])
     preamble = r"\documentclass{article}\usepackage[margin=2cm]{geometry}\usepackage{booktabs,graphicx,textcomp}"
     (tmp_path / "all.tex").write_text(preamble + "\\begin{document}\n" + body + "\\end{document}\n")
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "all.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, errors="replace")
     assert done.returncode == 0, done.stdout[-2000:]
     assert "Overfull" not in done.stdout
+    assert "Float too large" not in done.stdout
     assert (tmp_path / "all.pdf").stat().st_size > 10_000
 
 
