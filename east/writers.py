@@ -208,7 +208,7 @@ def latex(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
         columns = max((len(header) - 1 for _, header, _ in blocks), default=0)
         parts += [
             rf"\label{{tab:{table.name}}}",
-            r"\resizebox{\linewidth}{!}{%",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",  # narrow tables are not blown up
             rf"\begin{{tabular}}{{l{'r' * columns}}}",
         ]
         for block, header, lines in blocks:
