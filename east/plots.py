@@ -4,7 +4,7 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart, and no m
 filled with a solid line, published is hollow.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from functools import wraps
 from pathlib import Path
@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
-    from east.tables import Table
+    from east.tables import Cell, Table
 
 FORMATS = ("svg", "pdf", "png")
 INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
@@ -172,9 +172,8 @@ def dots(table: "Table") -> Figure:
             axes.set(ylim=(len(rows[block]) - 0.4, -0.6), yticks=range(len(rows[block])))
             axes.set_yticklabels(rows[block] if axes is line[0] else [])
             axes.margins(x=0.15)
-            left, right = axes.get_xlim()  # intervals of few trials reach beyond what scores can be
-            lowest = min([0, *(cell.summary.mean for cell in cells.values() if cell.values)])
-            axes.set_xlim(max(left, lowest - 0.05), min(right, 1.05))
+            left, right = axes.get_xlim()
+            axes.set_xlim(max(left, lowest(cells.values()) - 0.05), min(right, 1.05))
             axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.tick_params(length=2, labelsize=8)
             axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
@@ -184,6 +183,11 @@ def dots(table: "Table") -> Figure:
         handles += [Line2D([], [], color=GREY, marker="D", ms=4, mfc="none", lw=1, label="published ± 2 std")]
     figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8)
     return figure
+
+
+def lowest(cells: Iterable["Cell"]) -> float:
+    """Where an axis of scores may begin: intervals of few trials reach below what scores can be."""
+    return min([0.0, *(cell.summary.mean for cell in cells if cell.values)])
 
 
 def _dot(axes: Any, y: int, cell: Any) -> None:
@@ -212,7 +216,7 @@ def lines(table: "Table") -> Figure:
             axes.errorbar(at, [cell.summary.mean for cell in own], reach, elinewidth=0.7, label=row, **look)
         axes.set(title=block, xlim=(-0.4, len(columns) - 0.6))
         axes.set_xticks(range(len(columns)), columns)
-        axes.set_ylim(min(axes.get_ylim()[0], 0), min(axes.get_ylim()[1], 1.05))
+        axes.set_ylim(lowest(cells.values()) - 0.05, min(axes.get_ylim()[1], 1.05))
     figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8)
     return figure
 
