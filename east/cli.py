@@ -39,7 +39,7 @@ Groups (name=choice)
 {groups}
 
 Often used
-  preset=paper|budget|quick  how much of the protocol     trials=10 seed=0 hyper.lr=0.001 hyper.batch_size=256
+  preset=paper|budget|lean|quick  how much of the protocol  trials=10 seed=0 hyper.lr=0.001 hyper.batch_size=256
   device=auto|cpu|cuda|mps   dry_run=true  the plan       dataset.limit=1000  a stratified part of the data
   results_dir=results        save_model=true              force=true  do again what is done; debug=true  tracebacks
   -m dataset=a,b loss=c,d    Hydra multirun               --config-dir DIR  your own configs, such as DIR/loss/mine.yaml

@@ -35,8 +35,8 @@ from east.config import PAPER_DATASETS, anneals, trains_networks
 HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if folder.is_dir())
 VARIANTS = ("clean", "released")
-PRESETS = ("paper", "budget", "quick")  # from the fullest to the quickest
-PRESET_MARKS = {"budget": "†", "quick": "‡"}
+PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
+PRESET_MARKS = {"budget": "†", "lean": "¶", "quick": "‡"}
 SETTINGS_MARK = "§"
 PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
 BASELINES = ("rf", "ccs")  # no networks
@@ -316,12 +316,12 @@ def build(
     """A table (a name of conf/table, or such a mapping) with what the records hold.
 
     `rule` selects the setting, `variant="released"` asks for the papers' quirks, `preset` is the quickest one to accept
-    (default: budget, or what the table says). `found` are the records, if they were read before by `records.scan`.
+    (default: lean, or what the table says). `found` are the records, if they were read before by `records.scan`.
     """
     table = spec(table) if isinstance(table, str) else table
     choose("variant", variant, VARIANTS)
     choose("selection rule", rule, records.RULES)
-    quickest = choose("preset", preset or table.get("preset", "budget"), PRESETS)
+    quickest = choose("preset", preset or table.get("preset", "lean"), PRESETS)
     accepted = PRESETS[: PRESETS.index(quickest) + 1]
     families = _families(records.scan(results_dir) if found is None else found)
     cells = list(_cells(table, variant) if "rows" in table else _grid(table, families, accepted))
@@ -551,7 +551,8 @@ def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> 
             if values:
                 split = family[0]["config"].get("split", {}).get("seed", 0)
                 by_split.setdefault(split, []).append((len(values), key, values, trials))
-        homes = by_split if cell.family else [split for split in ("trial", 0) if split in by_split]
+        usual = ("trial", 0) if _conf("protocol", cell.protocol)["new_split"] else (0, "trial")
+        homes = by_split if cell.family else [split for split in usual if split in by_split]
         if not homes:
             continue
         cell.split = next(iter(homes))

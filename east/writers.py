@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 MARKS = {
     "†": "budget preset: a smaller grid and shorter training than the paper's.",
+    "¶": "lean preset: two points of the grid and at most 40 epochs.",
     "‡": "quick preset: no search and very short training.",
     "§": "the records hold several settings that fit; the one with the most trials is shown.",
 }
@@ -21,7 +22,7 @@ LATEX = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
     **{"^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
     **{"±": r"$\pm$", "−": "$-$", "Δ": r"$\Delta$", "✓": r"$\bullet$", "✗": r"$\circ$", "·": r"$\cdot$", "²": "$^2$"},
-    **{"†": r"\dag{}", "‡": r"\ddag{}", "§": r"\S{}", "'": r"{\textquotesingle}"},
+    **{"†": r"\dag{}", "‡": r"\ddag{}", "¶": r"\P{}", "§": r"\S{}", "'": r"{\textquotesingle}"},
 }
 
 

@@ -345,7 +345,7 @@ def test_commands_of_our_own_name_the_preset_that_fills_the_cell():
     keel = tables.build("keel", "/nowhere").missing
     assert keel[0] == (
         "east-run dataset=keel loss=f1 protocol=east dataset.set=yeast-1-2-8-9_vs_7 split.seed=trial "
-        "split.stratify=true preset=budget"
+        "split.stratify=true preset=lean"
     )
     assert any("dataset.set=fars" in line and "loss=anyloss" in line and "loss.average=macro" in line for line in keel)
     assert "preset" not in tables.build("quickstart", "/nowhere").missing[0], "digits are quick unless told otherwise"
