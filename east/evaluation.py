@@ -1,7 +1,8 @@
 """From probabilities to confusion matrices, scores and decisions. NumPy arrays in, plain JSON types out.
 
-Decisions: argmax always; on request `thresholds` (Bridging the Gap's mean over 0.1 ... 0.9) and `plugin_<metric>`, a
-threshold or class weights tuned on validation for that metric (Narasimhan et al. 2014; Koyejo et al. 2014).
+Decisions: argmax always; on request `thresholds` (Bridging the Gap's mean over 0.1 ... 0.9), `logit_thresholds` (the
+same numbers, held against logits as its released code does) and `plugin_<metric>`, a threshold or class weights tuned
+on validation for that metric (Narasimhan et al. 2014; Koyejo et al. 2014).
 """
 
 import inspect
@@ -19,6 +20,7 @@ from east.confusion import Confusion
 from east.losses import AUROCLoss, MetricLoss
 
 THRESHOLDS = [k / 10 for k in range(1, 10)]
+AVERAGED = {"thresholds": THRESHOLDS, "logit_thresholds": torch.tensor(THRESHOLDS).sigmoid().tolist()}
 LOG_WEIGHTS = np.linspace(-3, 3, 25)
 SWEEPS = 5
 PLUGIN = "plugin_"
@@ -50,8 +52,8 @@ def evaluate(
     result = judged({part: p.argmax(-1) for part, p in tensors.items()})
     result["decisions"] = {}
     for name in decisions:
-        if name == "thresholds":
-            result["decisions"][name] = over_thresholds(tensors, labels, positive)
+        if name in AVERAGED:
+            result["decisions"][name] = over_thresholds(tensors, labels, positive, AVERAGED[name])
         else:
             metric = plugin_metric(name, positive)
             rule = tuned(tensors["val"], labels["val"], metric, positive)
@@ -119,14 +121,17 @@ def auroc_thresholded(c: Confusion, positive: int | None) -> Tensor:
 
 
 def over_thresholds(
-    probabilities: Mapping[str, Tensor], labels: Mapping[str, Tensor], positive: int | None
+    probabilities: Mapping[str, Tensor],
+    labels: Mapping[str, Tensor],
+    positive: int | None,
+    thresholds: Sequence[float] = THRESHOLDS,
 ) -> dict[str, Any]:
-    """Confusions at `p >= t` for t = 0.1 ... 0.9, and the mean of each score over them. Section 5, Bridging the Gap."""
+    """Confusions at `p >= t` for every threshold, and the mean of each score over them. Section 5, Bridging the Gap."""
     if positive is None or probabilities["val"].shape[-1] != 2:
         raise ValueError(f"decision 'thresholds' is for two classes, got {probabilities['val'].shape[-1]}")
-    result: dict[str, Any] = {"at": THRESHOLDS, "confusion": {}, "scores": {}}
+    result: dict[str, Any] = {"at": list(thresholds), "confusion": {}, "scores": {}}
     for part, p in probabilities.items():
-        at = torch.tensor(THRESHOLDS, dtype=p.dtype)[:, None]
+        at = torch.tensor(thresholds, dtype=p.dtype)[:, None]
         predicted = torch.where(p[:, positive] >= at, positive, 1 - positive)
         confusions = Confusion.from_predictions(predicted, labels[part], 2)
         fbeta = partial(metrics.fbeta, confusions, average="positive", positive=positive)
@@ -147,7 +152,7 @@ def over_thresholds(
 
 def plugin_metric(decision: str, positive: int | None) -> Callable[[Confusion], Tensor]:
     """The metric that `plugin_<metric>` maximises; of the positive class where there is one."""
-    choose("decision", decision, ["thresholds", *(PLUGIN + name for name in metrics.METRICS if name != "cost")])
+    choose("decision", decision, [*AVERAGED, *(PLUGIN + name for name in metrics.METRICS if name != "cost")])
     metric = metrics.METRICS[decision.removeprefix(PLUGIN)]
     if positive is not None and "average" in inspect.signature(metric).parameters:
         return partial(metric, average="positive", positive=positive)

@@ -80,6 +80,7 @@ RELEASED_LOSSES: dict[str, dict] = {
     "btg_accuracy": {"loss": "btg_released", "metric": "accuracy"},
     "btg_auroc": {"loss": "btg_released", "metric": "auroc"},
 }
+LOGIT_JUDGED = ("bce", "wmw", "ap_perf")  # losses whose raw outputs the released code holds against the thresholds
 FREE = ("_target_", "fingerprint", "path", "root", "r")  # places, and what a search varies: no other experiment
 
 
@@ -422,6 +423,8 @@ def _cells(table: Mapping, variant: str) -> Iterator[Cell]:
                 column = f"{name} {of_class}" if of_class else name
                 block, column = (column, place) if table.get("blocks") == "metric" else (place, column)
                 score = score_of(paper, dataset, row["loss"], metric)
+                if variant == "released" and paper == "btg" and row["loss"] in LOGIT_JUDGED:
+                    score = f"logit_{score}"
                 yield Cell(
                     block=f"{block}, {row['block']}" if "block" in row else block,
                     row=label,

@@ -109,6 +109,14 @@ def test_plugin_threshold_beats_every_other_on_validation(binary, positive):
     assert decision["scores"]["test"]["f1_pos"] == pytest.approx(sk.f1_score(binary[1]["test"] == positive, test))
 
 
+def test_logit_thresholds_are_held_against_log_odds(binary):
+    p, y = binary[0]["test"].astype(float), binary[1]["test"]
+    decision = evaluate(*binary, positive=1, decisions=["logit_thresholds"])["decisions"]["logit_thresholds"]
+    logit = np.log(p[:, 1] / p[:, 0])
+    assert decision["confusion"]["test"] == [sk.confusion_matrix(y, logit >= k / 10).tolist() for k in range(1, 10)]
+    assert decision["at"] == pytest.approx([1 / (1 + np.exp(-k / 10)) for k in range(1, 10)])
+
+
 def test_of_equal_thresholds_the_nearest_to_one_half_is_taken():
     values = torch.tensor([0.1, 0.2, 0.55, 0.9])
     labels = torch.tensor([False, False, True, True])

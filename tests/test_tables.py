@@ -239,6 +239,8 @@ def test_released_variant_asks_for_the_quirks():
         tables.command(cell(btg, block="kaggle", row="Acc*", column="acc"))
         == "east-run dataset=kaggle loss=btg_released protocol=btg loss.metric=accuracy"
     )
+    assert cell(btg, block="kaggle", row="Acc*", column="f1").score == "thresholds.test.f1_pos"
+    assert cell(btg, block="kaggle", row="BCE", column="f1").score == "logit_thresholds.test.f1_pos"
     beta = cell(tables.build("east_v2_6", GOLDEN, variant="released"), row="beta 2.5", column="recall dog")
     assert beta.parameters == {"beta": 2.5}
     assert beta.published["mean"] == 0.705
