@@ -241,11 +241,9 @@ def task_reproduce(arguments: list[str]) -> int:
     print(f"{config['table']}: {len(missing)} runs are missing", flush=True)
     if runs:
         print(summary.plan(runs), flush=True)
-    if config["dry_run"]:
-        return DONE
-    if runs:
-        failures += experiment.carry_out(runs)
-    print(summary.table(config, preset))
+    if not config["dry_run"]:
+        failures += experiment.carry_out(runs) if runs else []
+        print(summary.table(config, preset))
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return FAILED if failures else DONE

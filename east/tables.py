@@ -477,7 +477,8 @@ def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterato
         if not (wanted("datasets", dataset) and wanted("losses", loss)):
             continue
         every = (family for key in group for family in families[key] if wanted("families", family[0]["family"]))
-        found = [family for family in every if _preset(family) in accepted]
+        # A part of the data is no result of the dataset: a table has it only where it asks for that part.
+        found = [f for f in every if _preset(f) in accepted and f[0]["config"]["dataset"].get("limit") is None]
         configs = [family[0]["config"] for family in found]
         for label, config, family in zip(_labels(loss, configs), configs, found, strict=True):
             protocol = config.get("protocol", {}).get("name")
@@ -524,11 +525,10 @@ def _published_for(dataset: str, loss: str, protocol: str | None, score: str) ->
 
 
 def _families(found: Iterable[Mapping]) -> dict[tuple, list[list[Mapping]]]:
-    """(dataset, loss, protocol) -> families of records. Records of a part of the data never enter a table."""
+    """(dataset, loss, protocol) -> families of records."""
     families: dict[str, list[Mapping]] = {}
     for record in found:
-        if record["config"]["dataset"].get("limit") is None:
-            families.setdefault(record["family"], []).append(record)
+        families.setdefault(record["family"], []).append(record)
     index: dict[tuple, list] = {}
     for family in families.values():
         config = family[0]["config"]
