@@ -36,12 +36,21 @@ def loadable(configs: Sequence[dict[str, Any]]) -> tuple[list[Run], list[str]]:
     return runs, failures
 
 
+def names(runs: Sequence[Run]) -> list[str]:
+    """Names of runs, with as many of their settings as it takes to tell them apart."""
+    alike: dict[str, list[Run]] = {}
+    for run in runs:
+        alike.setdefault(run.name, []).append(run)
+    told = {name: iter(tables.labels(name, [run.plain for run in group])) for name, group in alike.items()}
+    return [next(told[run.name]) for run in runs]
+
+
 def plan(runs: Sequence[Run]) -> str:
     """Trials of each run, how many are done, and the time the rest will take by the speed measured so far."""
     lines, costs = [("run", "search", "trials", "estimate")], []
     ledger = experiment.ledger_of(runs)
     known = speeds(ledger.found.values())
-    for run in runs:
+    for name, run in zip(names(runs), runs, strict=True):
         trials = protocols.trials(run.config)
         searches = protocols.planned(run.config) - trials
         done = Counter()
@@ -53,7 +62,7 @@ def plan(runs: Sequence[Run]) -> str:
         seconds = known.get(speed_key(run.plain))
         costs.append(0.0 if not todo else None if seconds is None else todo * seconds)
         searched = f"{done['search']} of {searches}" if searches else "none"
-        lines.append((run.name, searched, f"{done['trial']} of {trials}", duration(costs[-1])))
+        lines.append((name, searched, f"{done['trial']} of {trials}", duration(costs[-1])))
     places = len(execution.slots(runs[0].config["device"]))
     known_costs = [cost for cost in costs if cost is not None]
     total = f"{duration(sum(known_costs) / places)} on the {places} slots of this machine" if known_costs else "unknown"
@@ -99,9 +108,10 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     spec = tables.spec("grid") | {"title": "Results"}
     shown = [whole(record) for record in found.values() if record["key"] in keys]
     built = tables.build(spec, config["results_dir"], found=shown, rule=config["selection"], preset="quick")
-    lines = [line for run in runs if (line := shortfall(run, found))]
+    named = list(zip(names(runs), runs, strict=True))
+    lines = [f"{name}: {lack}" for name, run in named if (lack := shortfall(run, found))]
     complete = not lines
-    lines = [f"chosen for {run.name}: {choice(run)}" for run in runs if run.chosen and run.searched] + lines
+    lines = [f"chosen for {name}: {choice(run)}" for name, run in named if run.chosen and run.searched] + lines
     if failures:
         lines.append(f"first reason: {failures[0]}")
     if built.cells:
@@ -130,10 +140,10 @@ def whole(record: Mapping[str, Any]) -> Mapping[str, Any]:
 def shortfall(run: Run, found: Mapping[tuple[str, int], Mapping]) -> str | None:
     """What a run still lacks."""
     if run.chosen is None:
-        return f"{run.name}: no trials, because its search is incomplete or no point of it could be trained"
+        return "no trials, because its search is incomplete or no point of it could be trained"
     states = [found.get((records.key(trial.config), trial.seed), {}).get("status") for trial in run.trials]
     failed, missing = states.count("failed"), states.count(None)
-    return f"{run.name}: of {len(states)} trials {failed} failed, {missing} missing" if failed + missing else None
+    return f"of {len(states)} trials {failed} failed, {missing} missing" if failed + missing else None
 
 
 def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:

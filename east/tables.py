@@ -480,7 +480,7 @@ def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterato
         # A part of the data is no result of the dataset: a table has it only where it asks for that part.
         found = [f for f in every if _preset(f) in accepted and f[0]["config"]["dataset"].get("limit") is None]
         configs = [family[0]["config"] for family in found]
-        for label, config, family in zip(_labels(loss, configs), configs, found, strict=True):
+        for label, config, family in zip(labels(loss, configs), configs, found, strict=True):
             protocol = config.get("protocol", {}).get("name")
             for name in table["scores"]:
                 score = score_of(None, dataset, loss, name)
@@ -500,7 +500,7 @@ def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterato
                 )
 
 
-def _labels(loss: str, configs: Sequence[Mapping]) -> list[str]:
+def labels(loss: str, configs: Sequence[Mapping]) -> list[str]:
     """Names for several settings of one loss: as many of their values as it takes to tell them apart."""
     flat = []
     for config in configs:

@@ -1,0 +1,51 @@
+"""The committed tables are what the committed records say."""
+
+import re
+import shutil
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from east import cli, records, tables
+from east.writers import WRITERS
+
+RESULTS = Path(__file__).parents[1] / "results"
+FORMATS = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
+FILES = sorted((RESULTS / "tables").iterdir())
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """The committed records alone: a working copy may hold runs of its own."""
+    folder = tmp_path_factory.mktemp("committed")
+    shutil.copytree(RESULTS / "records", folder / "records")
+    return records.scan(folder)
+
+
+def test_there_are_results():
+    assert {file.suffix for file in FILES} == set(FORMATS)
+    assert {"east_v2_1", "east_v2_1_released", "btg_1", "splits"} <= {file.stem for file in FILES}
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+def test_a_table_is_rendered_from_the_records(file, found):
+    committed = file.read_text()
+    name, released = re.fullmatch(r"(\w+?)(_released)?", file.stem).groups()
+    day = re.search(r"rendered (\d{4}-\d\d-\d\d)", file.with_suffix(".md").read_text())[1]
+    table = tables.build(name, found=found, variant="released" if released else "clean", today=date.fromisoformat(day))
+    assert WRITERS[FORMATS[file.suffix]]([table], [tables.comparisons(table)]) == committed
+
+
+def test_the_command_writes_the_same_table(tmp_path):
+    shutil.copytree(RESULTS / "records", tmp_path / "records")
+    assert cli.run(["task=table", "table=east_v2_1", f"results_dir={tmp_path}"]) == 0
+    ours, theirs = ((folder / "tables" / "east_v2_1.csv").read_text() for folder in (tmp_path, RESULTS))
+    assert ours == theirs
+
+
+def test_every_record_says_where_it_comes_from(found):
+    assert found
+    for record in found:
+        assert record["git"] and record["versions"]["torch"] and record["data"]
+        assert record["status"] != "done" or record["confusion"]["test"]
