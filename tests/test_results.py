@@ -47,5 +47,7 @@ def test_the_command_writes_the_same_table(tmp_path):
 def test_every_record_says_where_it_comes_from(found):
     assert found
     for record in found:
-        assert record["git"] and record["versions"]["torch"] and record["data"]
+        assert record["git"]
+        assert record["versions"]["torch"]
+        assert record["data"]
         assert record["status"] != "done" or record["confusion"]["test"]
