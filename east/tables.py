@@ -65,7 +65,7 @@ SCORES = (
 PLUGIN = "plugin_"
 TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # score -> the plug-in's metric
 PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-in decision, where the records have it
-MULTICLASS = ("cifar10", "caltech256")
+MULTICLASS = {"cifar10": 10, "caltech256": 257}  # and their classes
 CLASS_INDEX = {"cifar10": {"dog": 5, "frog": 6}, "caltech256": {"dog": 55, "frog": 79}}
 POSITIVE = 1
 
@@ -575,6 +575,9 @@ def _fits(record: Mapping, cell: Cell) -> bool:
     """Is this what the cell asks for? Nothing in its config may contradict what the command of the cell composes."""
     if cell.family:
         return record["family"] == cell.family
+    classes = len(record["confusion"].get("test", ()))  # none where the trial failed
+    if classes and classes != MULTICLASS.get(cell.dataset, classes):
+        return False  # a folder with some classes of Caltech256 is not Caltech256
     config = record["config"]
     standard = _standard(cell, config["preset"], config["dataset"]["kind"])
     said = ((section, name, value) for section in standard for name, value in config.get(section, {}).items())

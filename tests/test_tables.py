@@ -169,6 +169,14 @@ def test_selection_rule_decides_and_an_unrun_choice_is_not_run():
     assert "east-run dataset=mammography loss=f1 protocol=east selection=val_metric" in by_metric.missing
 
 
+def test_some_classes_of_a_dataset_are_not_the_dataset():
+    found = records.scan(GOLDEN)
+    whole = [r for r in found if r["config"]["dataset"]["name"] == "cifar10"]
+    part = [r | {"confusion": {"test": [row[:9] for row in r["confusion"]["test"][:9]]}} for r in whole]
+    filled = [sum(bool(c.values) for c in tables.build("east_v2_6", found=some).cells) for some in (whole, part)]
+    assert filled[0] > filled[1] == 0
+
+
 def test_search_records_are_never_averaged(east_v2_1):
     assert not cell(east_v2_1, dataset="mammography", row="MCC*", column="mcc").values
     assert all(seed < 1000 for c in east_v2_1.cells for seed in c.values)
