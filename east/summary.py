@@ -112,6 +112,7 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     lines = [f"{name}: {lack}" for name, run in named if (lack := shortfall(run, found))]
     complete = not lines
     lines = [f"chosen for {name}: {choice(run)}" for name, run in named if run.chosen and run.searched] + lines
+    lines += [f"{name}: {advice}" for name, run in named if (advice := collapse(run, found))]
     if failures:
         lines.append(f"first reason: {failures[0]}")
     if built.cells:
@@ -144,6 +145,19 @@ def shortfall(run: Run, found: Mapping[tuple[str, int], Mapping]) -> str | None:
     states = [found.get((records.key(trial.config), trial.seed), {}).get("status") for trial in run.trials]
     failed, missing = states.count("failed"), states.count(None)
     return f"of {len(states)} trials {failed} failed, {missing} missing" if failed + missing else None
+
+
+def collapse(run: Run, found: Mapping[tuple[str, int], Mapping]) -> str | None:
+    """How many trials have given up on all classes but one, as metric losses do where the others are rare."""
+    done = [found.get((records.key(trial.config), trial.seed), {}) for trial in run.trials]
+    matrices = [record["confusion"]["test"] for record in done if record.get("status") == "done"]
+    one_class = sum(sum(map(any, zip(*matrix, strict=True))) == 1 for matrix in matrices)
+    if not one_class:
+        return None
+    advice = "try a lower hyper.lr or a larger hyper.batch_size"
+    if run.plain["loss"].get("average") == "macro":
+        advice += ", or loss.average=positive for a rare positive class"
+    return f"{one_class} of {len(matrices)} trials predict one class only; {advice}"
 
 
 def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:

@@ -181,6 +181,14 @@ def test_table_records_and_data_print(tmp_path, capsys):
     assert "2 runs are missing" in capsys.readouterr().out
 
 
+def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
+    rare = ["dataset=synthetic", "dataset.imbalance=200", "dataset.rows=2000", "preset=quick", "protocol.max_epochs=2"]
+    assert cli.run([*rare, "losses=[f1,ce]", "hyper.lr=0.01", "trials=1", f"results_dir={tmp_path}"]) == 0
+    told = capsys.readouterr().out
+    assert "synthetic f1: 1 of 1 trials predict one class only; try a lower hyper.lr or" in told
+    assert told.count("loss.average=positive") == 1, "cross-entropy has no average"
+
+
 LONG = ["dataset=digits", "dataset.limit=400", "device=cpu", "preset=quick", "protocol.max_epochs=6", "model=mlp",
         "hyper.batch_size=1024", "protocol.decisions=[]", "annealing=none"]  # fmt: skip
 
