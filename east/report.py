@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from east import plots, records, tables, writers
+from east import papers, plots, records, tables, writers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -179,7 +179,7 @@ def _scrolling(label: str, inner: str) -> str:
 
 def _findings() -> str:
     parts = []
-    for finding in tables.findings():
+    for finding in papers.findings():
         status = finding["status"]
         parts += [
             f'<dt id="f-{finding["id"]}"><span class="tag {status}">{status}</span> {escape(finding["text"])}</dt>'
@@ -190,7 +190,7 @@ def _findings() -> str:
 
 def _touched(finding: str) -> str:
     """Links to the tables with cells that a finding touches."""
-    touched = (cell for cell in tables.published() if finding in tables.findings_of(cell))
+    touched = (cell for cell in papers.cells() if finding in papers.findings_of(cell))
     names = dict.fromkeys(f"{cell['paper']}_{cell['table']}" for cell in touched)
     return " " + ", ".join(f'<a href="#{name}">{name}</a>' for name in names) if names else ""
 

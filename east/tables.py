@@ -1,8 +1,8 @@
 """Records beside the published numbers: one cell per number of a paper, in Markdown, LaTeX, CSV, JSON and plain text.
 
 A table is a file conf/table/<name>.yaml: rows say which loss, columns which dataset and metric. The published numbers
-come from published.yaml, the footnotes from findings.yaml. Each cell finds its family of records, lets the selection
-rule choose one setting, and shows that setting's trials. Nothing here needs torch.
+and the footnotes come from papers.py. Each cell finds its family of records, lets the selection rule choose one
+setting, and shows that setting's trials. Nothing here needs torch.
 
 Tables of our own may say more, in the words of the command line:
 
@@ -28,59 +28,25 @@ from typing import Any
 import numpy as np
 import yaml
 
-from east import records, statistics, writers
+from east import papers, records, statistics, writers
 from east.choices import choose
 from east.config import PAPER_DATASETS, anneals, trains_networks
 
-HERE = Path(__file__).resolve().parent
-CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if folder.is_dir())
+CONF = next(folder for folder in (papers.HERE / "conf", papers.HERE.parent / "conf") if folder.is_dir())
 VARIANTS = ("clean", "released")
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
 PRESET_MARKS = {"budget": "†", "lean": "¶", "quick": "‡"}
 SETTINGS_MARK = "§"
-PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
-BASELINES = ("rf", "ccs")  # no networks
 REFERENCES = ("ce", "bce")  # what a loss is compared with
 ROPE = 0.01  # scores that differ by less are practically equal
 OVERLAP = 0.20 / 0.64  # test rows / training rows of the papers' splits, see statistics.t_interval
 
-# One map from the papers' words to ours. Which of our scores a metric is depends on who printed it: see `score_of`.
-LOSSES = {
-    "east_f1": "f1",
-    "east_acc": "accuracy",
-    "east_mcc": "mcc",
-    "east_fbeta": "fbeta",
-    "east_fbeta_p": "fbeta",
-    "east_fbeta_r": "fbeta",
-    "btg_acc": "btg_accuracy",
-    "ap_perf_f1": "ap_perf",
-    "wmw_auroc": "wmw",
-}
-METRICS = {"acc": "accuracy", "mcc": "mcc", "f1_macro": "f1_macro", "precision": "precision", "recall": "recall"}
-BTG_METRICS = METRICS | {"f1": "f1_pos", "f2": "f2_pos", "f3": "f3_pos", "auroc": "auroc_thresholded"}
-SCORES = (
-    *("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc"),
-    *("auroc", "auroc_thresholded", "average_precision", "precision", "recall"),
-)
 PLUGIN = "plugin_"
 TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # score -> the plug-in's metric
 PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-in decision, where the records have it
-MULTICLASS = {"cifar10": 10, "caltech256": 257}  # and their classes
 CLASS_INDEX = {"cifar10": {"dog": 5, "frog": 6}, "caltech256": {"dog": 55, "frog": 79}}
 POSITIVE = 1
 
-# The released-code variant of a table asks for these instead (see findings.yaml).
-RELEASED_DATASETS = {"adult": "adult_released"}
-RELEASED_LOSSES: dict[str, dict] = {
-    "dice": {"loss": "dice_released"},
-    "wmw": {"loss": "wmw_released"},
-    "btg_f1": {"loss": "btg_released"},
-    "btg_f2": {"loss": "btg_released", "beta": 2},
-    "btg_f3": {"loss": "btg_released", "beta": 3},
-    "btg_accuracy": {"loss": "btg_released", "metric": "accuracy"},
-    "btg_auroc": {"loss": "btg_released", "metric": "auroc"},
-}
-LOGIT_JUDGED = ("bce", "wmw", "ap_perf")  # losses whose raw outputs the released code holds against the thresholds
 FREE = ("_target_", "fingerprint", "path", "root", "r")  # places, and what a search varies: no other experiment
 
 
@@ -229,64 +195,13 @@ class Table:
 def names() -> list[str]:
     """All tables: the papers' in their order, then our own."""
     found = sorted(file.stem for file in (CONF / "table").glob("*.yaml"))
-    ranks = {paper: rank for rank, paper in enumerate(PROTOCOLS)}
+    ranks = {paper: rank for rank, paper in enumerate(papers.PROTOCOLS)}
     return sorted(found, key=lambda name: ranks.get(name.rpartition("_")[0], len(ranks)))
 
 
 def spec(name: str) -> dict[str, Any]:
     """The content of conf/table/<name>.yaml."""
     return _conf("table", choose("table", name, names()))
-
-
-@cache
-def published() -> list[dict[str, Any]]:
-    """The 341 published cells; `our_loss` and `our_beta` are our names for their losses."""
-    cells = yaml.safe_load((HERE / "published.yaml").read_text())["cells"]
-    for cell in cells:
-        cell["our_loss"] = LOSSES.get(cell["loss"], cell["loss"])
-        cell["our_beta"] = _pairs({cell["beta_class"]: cell["beta"]} if "beta_class" in cell else None)
-    return cells
-
-
-def _pairs(beta: Mapping[str, float] | None) -> tuple | None:
-    return tuple(beta.items()) if beta else None
-
-
-@cache
-def findings() -> list[dict[str, Any]]:
-    """What is known or suspected about the published numbers: id, status, text, evidence, cells."""
-    return yaml.safe_load((HERE / "findings.yaml").read_text())["findings"]
-
-
-def findings_of(cell: Mapping) -> list[str]:
-    """Ids of the findings that touch a published cell."""
-
-    def matches(pattern: Mapping) -> bool:
-        return all(cell.get(name) in (want if isinstance(want, list) else [want]) for name, want in pattern.items())
-
-    return [finding["id"] for finding in findings() if any(map(matches, finding["cells"]))]
-
-
-def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
-    """Which of our scores a paper's metric is; without a paper, `metric` is our own word, such as plugin_f1.f1_pos.
-
-    Two classes: F1 of the positive class, but macro F1 in the rows of random forest and CCS. Caltech256: the networks'
-    accuracy is balanced accuracy. Bridging the Gap: means over the thresholds 0.1 to 0.9.
-
-    >>> score_of("east_v2", "adult", "rf", "f1"), score_of("btg", "adult", "bce", "f1")
-    ('test.f1_macro', 'thresholds.test.f1_pos')
-    """
-    baseline = loss in BASELINES
-    if paper is None:
-        rule, _, name = metric.rpartition(".")
-        return f"{rule}{'.' if rule else ''}test.{choose('score', name, SCORES)}"
-    if paper == "btg":
-        return f"thresholds.test.{BTG_METRICS[choose('metric', metric, BTG_METRICS)]}"
-    if metric == "f1":
-        return "test.f1_macro" if baseline or dataset in MULTICLASS else "test.f1_pos"
-    if metric == "acc" and dataset == "caltech256" and not baseline:
-        return "test.balanced_accuracy"
-    return f"test.{METRICS[choose('metric', metric, METRICS)]}"
 
 
 def command(cell: Cell) -> str:
@@ -336,7 +251,7 @@ def build(
     elif "paper" in table:
         cells = [cell for cell in cells if cell.published or cell.values]
     touched = {name for cell in cells for name in cell.findings}
-    notes = {finding["id"]: finding for finding in findings() if finding["id"] in touched}
+    notes = {finding["id"]: finding for finding in papers.findings() if finding["id"] in touched}
     caption = _caption(table, cells, rule, variant, today or date.today())
     style = {name: table[name] for name in ("flipped", "ranked", "figure") if name in table}
     return Table(table["name"], table["title"], caption, cells, notes, **style)
@@ -399,7 +314,7 @@ def _cells(table: Mapping, variant: str) -> Iterator[Cell]:
     """The empty cells of a table: rows times columns, each with its published number."""
     paper, columns = table.get("paper"), table["columns"]
     told_apart = ("dataset", "our_loss", "our_beta", "metric", "class", "block")
-    here = (cell for cell in published() if (cell["paper"], cell["table"]) == (paper, table.get("table")))
+    here = (cell for cell in papers.cells() if (cell["paper"], cell["table"]) == (paper, table.get("table")))
     index = {tuple(map(cell.get, told_apart)): cell for cell in here}
     for axes in columns if isinstance(columns, list) else [columns]:
         rows = {label: row for label, row in (table["rows"] | axes.get("rows", {})).items() if row}
@@ -411,19 +326,21 @@ def _cells(table: Mapping, variant: str) -> Iterator[Cell]:
             need |= {"beta": row["beta"]} if "beta" in row else {}
             need |= {n.removeprefix("loss."): further.pop(n) for n in list(further) if n.startswith("loss.")}
             if variant == "released":
-                need |= RELEASED_LOSSES.get(row["loss"], {}) | row.get("released", {})
-                need["dataset"] = RELEASED_DATASETS.get(dataset, dataset)
+                need |= papers.RELEASED_LOSSES.get(row["loss"], {}) | row.get("released", {})
+                need["dataset"] = papers.RELEASED_DATASETS.get(dataset, dataset)
             needed = {name: need.pop(name) for name in ("dataset", "loss", "protocol")}
             needed |= {"parameters": need, "overrides": further, "trials": table["trials"]}
             classes = axes.get("class", [row.get("class", table.get("class"))])
             for class_name, (name, metric) in product(classes, _labelled(axes["metric"])):
                 per_class = metric in ("precision", "recall")
                 of_class = class_name if per_class else None
-                known = index.get((dataset, row["loss"], _pairs(row.get("beta")), metric, of_class, row.get("block")))
+                known = index.get(
+                    (dataset, row["loss"], papers.pairs(row.get("beta")), metric, of_class, row.get("block"))
+                )
                 column = f"{name} {of_class}" if of_class else name
                 block, column = (column, place) if table.get("blocks") == "metric" else (place, column)
-                score = score_of(paper, dataset, row["loss"], metric)
-                if variant == "released" and paper == "btg" and row["loss"] in LOGIT_JUDGED:
+                score = papers.score_of(paper, dataset, row["loss"], metric)
+                if variant == "released" and paper == "btg" and row["loss"] in papers.LOGIT_JUDGED:
                     score = f"logit_{score}"
                 yield Cell(
                     block=f"{block}, {row['block']}" if "block" in row else block,
@@ -432,7 +349,7 @@ def _cells(table: Mapping, variant: str) -> Iterator[Cell]:
                     score=plugged(score) if row.get("decision") == "plugin" else score,
                     position=CLASS_INDEX[dataset][of_class] if of_class else POSITIVE if per_class else None,
                     published=known,
-                    findings=findings_of(known) if known else [],
+                    findings=papers.findings_of(known) if known else [],
                     **needed,
                 )
 
@@ -483,8 +400,8 @@ def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterato
         for label, config, family in zip(labels(loss, configs), configs, found, strict=True):
             protocol = config.get("protocol", {}).get("name")
             for name in table["scores"]:
-                score = score_of(None, dataset, loss, name)
-                known = _published_for(dataset, loss, protocol, score)
+                score = papers.score_of(None, dataset, loss, name)
+                known = papers.published_for(dataset, loss, protocol, score)
                 yield Cell(
                     block=dataset,
                     row=label,
@@ -496,7 +413,7 @@ def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterato
                     score=score,
                     position=POSITIVE if name in ("precision", "recall") else None,
                     published=known,
-                    findings=findings_of(known) if known else [],
+                    findings=papers.findings_of(known) if known else [],
                 )
 
 
@@ -514,14 +431,6 @@ def labels(loss: str, configs: Sequence[Mapping]) -> list[str]:
         if len(set(longer)) > len(set(labels)):
             labels = longer
     return labels
-
-
-def _published_for(dataset: str, loss: str, protocol: str | None, score: str) -> dict | None:
-    """The first published number about a whole dataset that is this score of this loss under this protocol."""
-    clean = {released: name for name, released in RELEASED_DATASETS.items()}.get(dataset, dataset)
-    same = (c for c in published() if (c["dataset"], c["our_loss"], PROTOCOLS[c["paper"]]) == (clean, loss, protocol))
-    whole = (c for c in same if "class" not in c and not c["our_beta"])
-    return next((c for c in whole if score_of(c["paper"], clean, loss, c["metric"]) == score), None)
 
 
 def _families(found: Iterable[Mapping]) -> dict[tuple, list[list[Mapping]]]:
@@ -576,7 +485,7 @@ def _fits(record: Mapping, cell: Cell) -> bool:
     if cell.family:
         return record["family"] == cell.family
     classes = len(record["confusion"].get("test", ()))  # none where the trial failed
-    if classes and classes != MULTICLASS.get(cell.dataset, classes):
+    if classes and classes != papers.MULTICLASS.get(cell.dataset, classes):
         return False  # a folder with some classes of Caltech256 is not Caltech256
     config = record["config"]
     standard = _standard(cell, config["preset"], config["dataset"]["kind"])

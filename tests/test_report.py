@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from east import records, report, tables
+from east import papers, records, report, tables
 
 GOLDEN = Path(__file__).parent / "golden"
 VOID = {"meta", "link", "br", "img", "use", "path", "rect"}
@@ -89,7 +89,7 @@ def test_the_page_is_well_formed(page):
 def test_every_table_finding_and_cell_is_there(page):
     ids = {attributes.get("id") for _, attributes in page.tags}
     assert {name for name in tables.names() if "paper" in tables.spec(name)} <= ids
-    assert {f"f-{finding['id']}" for finding in tables.findings()} <= ids
+    assert {f"f-{finding['id']}" for finding in papers.findings()} <= ids
     sections = "".join(page.words)
     assert "341 published cells" in sections
     assert "Suspected: " in sections

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import yaml
 
-from east import data, protocols, records, statistics, tables, writers
+from east import data, papers, protocols, records, statistics, tables, writers
 from east.config import settings
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -59,7 +59,7 @@ def test_all_341_published_cells_appear_and_none_twice():
 
 
 def test_counts_per_table():
-    found = Counter((c["paper"], c["table"]) for c in tables.published())
+    found = Counter((c["paper"], c["table"]) for c in papers.cells())
     assert [found["east_v2", n] for n in range(1, 8)] == [90, 16, 32, 36, 16, 14, 6]
     assert [found["east_v1", n] for n in (1, 2)] == [18, 8]
     assert [found["btg", n] for n in range(1, 5)] == [72, 12, 6, 15]
@@ -97,12 +97,12 @@ def test_every_row_and_dataset_has_a_config_file_or_a_baseline():
     ],
 )
 def test_the_papers_metrics_in_our_words(paper, dataset, loss, metric, expected):
-    assert tables.score_of(paper, dataset, loss, metric) == expected
+    assert papers.score_of(paper, dataset, loss, metric) == expected
 
 
 def test_findings_touch_cells_and_say_how_sure_they_are():
-    every = tables.published()
-    for finding in tables.findings():
+    every = papers.cells()
+    for finding in papers.findings():
         assert finding["status"] in ("confirmed", "suspected")
         assert finding["text"]
         assert finding["evidence"]
@@ -110,7 +110,7 @@ def test_findings_touch_cells_and_say_how_sure_they_are():
             assert pattern.keys() <= {"paper", "table", "dataset", "loss", "metric", "class"}
             match = lambda c, p=pattern: all(c.get(k) in (v if isinstance(v, list) else [v]) for k, v in p.items())  # noqa: E731
             assert any(map(match, every)), f"{finding['id']}: {pattern} touches nothing"
-    ids = [finding["id"] for finding in tables.findings()]
+    ids = [finding["id"] for finding in papers.findings()]
     assert len(set(ids)) == len(ids)
 
 
@@ -605,6 +605,6 @@ def test_the_golden_records_are_those_of_the_generator(tmp_path):
 
 
 def test_published_numbers_have_the_printed_precision():
-    for line in yaml.safe_load((tables.HERE / "published.yaml").read_text())["cells"]:
+    for line in yaml.safe_load((papers.HERE / "published.yaml").read_text())["cells"]:
         assert round(line["mean"], 3) == line["mean"]
         assert 0 <= line["std"] < 0.5
