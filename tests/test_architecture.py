@@ -13,8 +13,8 @@ PACKAGE = ROOT / "east"
 # The map of the package: a module may import those before it. Folders are one entry.
 ORDER = """
     choices config confusion metrics steps surrogate losses annealing models data evaluation training baselines records
-    saving protocols execution experiment statistics writers papers tables plots studies report summary compare estimator
-    cli
+    saving protocols execution experiment statistics writers papers tables plots studies report summary compare
+    estimator cli
 """.split()  # noqa: SIM905
 
 
