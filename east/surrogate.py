@@ -127,7 +127,8 @@ class _DenseCounts(Function):
         p, H, S, H_own, total, r, s, share, first, own = ctx.kept
         B_own = B.gather(-1, own.squeeze(-1)).unsqueeze(-1)
         mean = (H @ A.unsqueeze(-1)).addcmul_(B_own, H_own).div_(total)
-        eS = (A.unsqueeze(-2) - mean).scatter_add_(-1, own, B_own).mul_(S).mul_(r)
+        eS = torch.sub(A.unsqueeze(-2), mean, out=torch.empty_like(S))  # laid out in memory as S is
+        eS.scatter_add_(-1, own, B_own).mul_(S).mul_(r)
         Q = eS.sum(-1, keepdim=True)
         if ctx.detach_threshold:
             gradient = eS.addcmul_(p, Q, value=-1)

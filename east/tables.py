@@ -401,7 +401,7 @@ def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterato
             protocol = config.get("protocol", {}).get("name")
             for name in table["scores"]:
                 score = papers.score_of(None, dataset, loss, name)
-                known = papers.published_for(dataset, loss, protocol, score)
+                known = papers.published_for(dataset, loss, protocol, score) if _complete(family[0], dataset) else None
                 yield Cell(
                     block=dataset,
                     row=label,
@@ -484,9 +484,8 @@ def _fits(record: Mapping, cell: Cell) -> bool:
     """Is this what the cell asks for? Nothing in its config may contradict what the command of the cell composes."""
     if cell.family:
         return record["family"] == cell.family
-    classes = len(record["confusion"].get("test", ()))  # none where the trial failed
-    if classes and classes != papers.MULTICLASS.get(cell.dataset, classes):
-        return False  # a folder with some classes of Caltech256 is not Caltech256
+    if not _complete(record, cell.dataset):
+        return False
     config = record["config"]
     standard = _standard(cell, config["preset"], config["dataset"]["kind"])
     said = ((section, name, value) for section in standard for name, value in config.get(section, {}).items())
@@ -495,6 +494,12 @@ def _fits(record: Mapping, cell: Cell) -> bool:
         entry for entry in said if entry[1] not in FREE and (entry[0] == "loss" or entry[1] in standard[entry[0]])
     )
     return all(standard[section].get(name) == value for section, name, value in checked)
+
+
+def _complete(record: Mapping, dataset: str) -> bool:
+    """Were all classes of the papers' dataset there? A folder with some of Caltech256's is not Caltech256."""
+    classes = len(record["confusion"].get("test", ()))  # none where the trial failed
+    return not classes or classes == papers.MULTICLASS.get(dataset, classes)
 
 
 def _at_rates(family: Sequence[Mapping], cell: Cell) -> list[Mapping]:
