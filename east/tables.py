@@ -13,7 +13,7 @@ Tables of our own may say more, in the words of the command line:
 `decision: plugin` is the threshold, or the class weights, tuned on validation for the column's metric. Datasets and
 metrics may have a label of their own; a list of columns has sub-tables whose rows may differ. `blocks: metric` makes a
 block per metric and a column per dataset, `flipped` exchanges rows and columns on paper, `ranks` compares the rows over
-all datasets, `figure` is dots, lines or ranks.
+all datasets, `figure` is dots, lines or ranks, `reference` the row to compare with instead of cross-entropy.
 """
 
 import shlex
@@ -123,6 +123,7 @@ class Table:
     flipped: bool = False  # on paper a line per column
     ranked: bool = False  # rows are compared over all columns, instead of within each
     figure: str = "dots"
+    reference: str | None = None  # the row that all others are compared with; None: those of cross-entropy
 
     @cached_property
     def blocks(self) -> dict[str, dict[tuple[str, str], Cell]]:
@@ -253,7 +254,7 @@ def build(
     touched = {name for cell in cells for name in cell.findings}
     notes = {finding["id"]: finding for finding in papers.findings() if finding["id"] in touched}
     caption = _caption(table, cells, rule, variant, today or date.today())
-    style = {name: table[name] for name in ("flipped", "ranked", "figure") if name in table}
+    style = {name: table[name] for name in ("flipped", "ranked", "figure", "reference") if name in table}
     return Table(table["name"], table["title"], caption, cells, notes, **style)
 
 
@@ -287,7 +288,8 @@ def plan(table: str | Mapping, results_dir: str | Path = "results", preset: str 
 
 
 def comparisons(table: Table) -> list[dict]:
-    """Every loss against cross-entropy in the same column: paired by seed, and by split where there are several.
+    """Every loss against cross-entropy (or the table's reference row) in the same column: paired by seed, and by split
+    where there are several.
 
     Only what shares protocol, preset and splits is compared. `p_holm` is corrected for all comparisons of the table.
     A table that ranks its rows compares them over datasets instead: `Table.rankings`.
@@ -295,7 +297,10 @@ def comparisons(table: Table) -> list[dict]:
     found = []
     for block, cells in table.blocks.items() if not table.ranked else ():
         for cell in cells.values():
-            rivals = [c for c in cells.values() if c.column == cell.column and c.loss in REFERENCES]
+            if cell.row == table.reference:
+                continue
+            column = [c for c in cells.values() if c.column == cell.column]
+            rivals = [c for c in column if (c.row == table.reference if table.reference else c.loss in REFERENCES)]
             if cell.loss in REFERENCES and cell.score == cell.measure:
                 rivals = [c for c in rivals if c.score == c.measure]  # its own plug-in is compared with it once
             alike = ("measure", "protocol", "preset", "split")

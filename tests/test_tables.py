@@ -169,6 +169,12 @@ def test_selection_rule_decides_and_an_unrun_choice_is_not_run():
     assert "east-run dataset=mammography loss=f1 protocol=east selection=val_metric" in by_metric.missing
 
 
+def test_a_table_may_name_the_row_to_compare_with():
+    spec = tables.spec("east_v2_6") | {"reference": "beta 1"}
+    pairs = tables.comparisons(tables.build(spec, GOLDEN))
+    assert {(e["row"], e["against"]) for e in pairs} == {("beta 0.25", "beta 1"), ("beta 5", "beta 1")}
+
+
 def test_some_classes_of_a_dataset_are_not_the_dataset():
     found = records.scan(GOLDEN)
     whole = [r for r in found if r["config"]["dataset"]["name"] == "cifar10"]
