@@ -100,8 +100,8 @@ def fbeta(
 
 
 def f1(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
-    """Harmonic mean of precision and recall: hits per mean of actual and predicted counts."""
-    return averaged(ratio(c.diagonal, torch.lerp(c.actual, c.predicted, 0.5)), c, average, positive, absent)
+    """Harmonic mean of precision and recall."""
+    return averaged(ratio(2 * c.diagonal, c.actual + c.predicted), c, average, positive, absent)
 
 
 def jaccard(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:

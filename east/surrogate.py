@@ -110,25 +110,30 @@ class _DenseCounts(Function):
         beyond = (p1 - hi).relu_()
         above = (p - lo).relu_()
         H = torch.addcmul(p, above, step.bend).scatter_add_(-1, first, last * beyond)
-        S = torch.addcmul(p, above.sign_().mul_(step.bend), p, out=above)
+        S = above.sign_().mul_(step.bend).add_(step.one).mul_(p)
         S.scatter_add_(-1, first, beyond.sign().mul_(last).mul_(p1))
-        own = labels.unsqueeze(-1)
-        H_own = H.gather(-1, own)
         total = H.sum(-1, keepdim=True)
-        r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
+        G, S = H.div_(total), S.div_(total)
+        own = labels.unsqueeze(-1)
+        G_own = G.gather(-1, own)
         # Nothing kept here is an input or an output of this function, so the context may hold it as it is.
-        ctx.kept = p, H, S, H_own, total, r, s, beyond.div_(gap).div_(p1), first, own
+        ctx.kept = p, G, S, G_own, s, beyond.div_(gap).div_(p1), first, own, weights
         ctx.top, ctx.detach_threshold = top, detach_threshold
-        return per_class((r * H_own).squeeze(-1), labels, p.shape[-1]), (r.mT @ H).squeeze(-2)
+        counted, predicted = (
+            G_own.squeeze(-1),
+            G.sum(-2) if weights is None else (weights.unsqueeze(-2) @ G).squeeze(-2),
+        )
+        return per_class(counted if weights is None else counted * weights, labels, p.shape[-1]), predicted
 
     @staticmethod
     @once_differentiable
     def backward(ctx, B, A):
-        p, H, S, H_own, total, r, s, share, first, own = ctx.kept
+        p, G, S, G_own, s, share, first, own, weights = ctx.kept
         B_own = B.gather(-1, own.squeeze(-1)).unsqueeze(-1)
-        mean = (H @ A.unsqueeze(-1)).addcmul_(B_own, H_own).div_(total)
-        eS = torch.sub(A.unsqueeze(-2), mean, out=torch.empty_like(S))  # laid out in memory as S is
-        eS.scatter_add_(-1, own, B_own).mul_(S).mul_(r)
+        mean = (G @ A.unsqueeze(-1)).addcmul_(B_own, G_own)
+        eS = (S * A.unsqueeze(-2)).addcmul_(S, mean, value=-1).scatter_add_(-1, own, S.gather(-1, own).mul_(B_own))
+        if weights is not None:
+            eS.mul_(weights.unsqueeze(-1))
         Q = eS.sum(-1, keepdim=True)
         if ctx.detach_threshold:
             gradient = eS.addcmul_(p, Q, value=-1)
