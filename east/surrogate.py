@@ -27,12 +27,10 @@ from east.confusion import per_class
 from east.steps import HALF_WIDTH
 
 MIN_CORNER = 5e-4  # a, and with it 1 - hi, vanishes at T = 0.4
-FEW_CLASSES = 32  # rows of fewer entries are slow to reduce: samples are laid side by side in memory
+FEW_CLASSES = 32  # rows of fewer entries are slow to reduce and to search: samples are laid side by side in memory
 MANY_CLASSES = 512  # from here on entries above lo are looked up on a CPU,
 SPARSE_CORNER = 0.125  # unless a is so small that 1 - (sum of the entries above lo) loses its digits,
 SPARSE_SHARE = 4  # or one block in so many holds such an entry, as before any training
-SORTED = 16  # up to which number of entries topk is fast,
-SEARCHED = 192  # and from which on block maxima are
 BLOCK = 8  # classes, about, whose maximum is taken together when looking for large entries,
 LANES = 32  # in a multiple of so many blocks, as the processor likes it
 
@@ -48,11 +46,12 @@ def soft_counts(
         step = Step.at(temperature[..., None, None].to(logits))
     else:
         step = step_at(temperature, logits.dtype, logits.device)
-    z = logits.detach()
-    classes = z.shape[-1]
-    p = z.mT.contiguous().softmax(-2).mT if classes < FEW_CLASSES else z.softmax(-1)
+    z, classes = logits.detach(), logits.shape[-1]
+    if classes < FEW_CLASSES:
+        return _FewCounts.apply(logits, z.mT.softmax(-2).mT, labels, weights, step, detach_threshold or classes == 2)
+    p = z.softmax(-1)
     if classes < MANY_CLASSES or p.device.type != "cpu":
-        return _DenseCounts.apply(logits, p, top_two(p), labels, weights, step, detach_threshold or classes == 2)
+        return _DenseCounts.apply(logits, p, top_two(p), labels, weights, step, detach_threshold)
     maxima = block_maxima(p)
     top = top_two_of_blocks(p, maxima)
     entries = Entries.above(p, step.a * top.p.sum(-1, keepdim=True), maxima) if step.a.min() >= SPARSE_CORNER else None
@@ -82,43 +81,42 @@ def step_at(temperature: float, dtype: torch.dtype, device: torch.device) -> Ste
     return Step(*(x.to(device, dtype) for x in Step.at(torch.tensor(temperature, dtype=torch.float64))))
 
 
-class Top(NamedTuple):
-    """The two largest entries [..., n, 2] of every sample, the largest first, and their classes.
-
-    Of two classes the largest [..., n, 1] alone: s is 1.
-    """
-
-    p: Tensor
-    classes: Tensor
-
-
-def corners(top: Top, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """s, lo, hi, 1 - hi and last of every sample: [..., n, 1]."""
-    s = top.p.sum(-1, keepdim=True) if top.p.shape[-1] == 2 else step.one
+def corners(s: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """lo, hi, 1 - hi and last of samples whose two largest entries sum to s [..., n, 1]."""
     lo, hi = s * step.a, s * step.b
     gap = step.one - hi
-    return s, lo, hi, gap, (lo / gap).sub_(step.middle)
+    return lo, hi, gap, (lo / gap).sub_(step.middle)
 
 
-class _DenseCounts(Function):
-    """Every entry of H: few passes over p, in place where possible, as fresh memory is what costs most."""
+class _FewCounts(Function):
+    """The largest entries are told by comparison, as numbers 0 or 1: to search them costs more. Of two classes s is 1.
+
+    Any other order of these operations rounds differently, and the committed results could no longer be repeated.
+    """
 
     @staticmethod
-    def forward(ctx, logits, p, top, labels, weights, step, detach_threshold):
-        s, lo, hi, gap, last = corners(top, step)
-        p1, first = top.p.narrow(-1, 0, 1), top.classes.narrow(-1, 0, 1)
+    def forward(ctx, logits, p, labels, weights, step, detach_threshold):
+        p1 = p.amax(-1, keepdim=True)
+        largest = torch.eq(p, p1, out=torch.empty_like(p))
+        s, p2 = step.one, None
+        if p.shape[-1] > 2:
+            p2 = torch.addcmul(p, p, largest, value=-1).amax(-1, keepdim=True)
+            number = largest.sum(-1, keepdim=True)
+            p2.lerp_(p1, torch.gt(number, step.one, out=number))  # where several are largest, p2 is as large
+            s = p1 + p2
+        lo, hi, gap, last = corners(s, step)
         beyond = (p1 - hi).relu_()
         above = (p - lo).relu_()
-        H = torch.addcmul(p, above, step.bend).scatter_add_(-1, first, last * beyond)
+        H = torch.addcmul(p, above, step.bend).addcmul_(largest, last * beyond)
         S = above.sign_().mul_(step.bend).add_(step.one).mul_(p)
-        S.scatter_add_(-1, first, beyond.sign().mul_(last).mul_(p1))
+        S.addcmul_(largest, beyond.sign().mul_(last).mul_(p1))
         total = H.sum(-1, keepdim=True)
         G, S = H.div_(total), S.div_(total)
         own = labels.unsqueeze(-1)
         G_own = G.gather(-1, own)
         # Nothing kept here is an input or an output of this function, so the context may hold it as it is.
-        ctx.kept = p, G, S, G_own, s, beyond.div_(gap).div_(p1), first, own, weights
-        ctx.top, ctx.detach_threshold = top, detach_threshold
+        ctx.kept = p, p2, G, S, G_own, beyond.div_(gap).div_(p1), largest, own, weights
+        ctx.detach_threshold = detach_threshold
         counted, predicted = (
             G_own.squeeze(-1),
             G.sum(-2) if weights is None else (weights.unsqueeze(-2) @ G).squeeze(-2),
@@ -128,12 +126,59 @@ class _DenseCounts(Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, B, A):
-        p, G, S, G_own, s, share, first, own, weights = ctx.kept
+        p, p2, G, S, G_own, share, largest, own, weights = ctx.kept
         B_own = B.gather(-1, own.squeeze(-1)).unsqueeze(-1)
         mean = (G @ A.unsqueeze(-1)).addcmul_(B_own, G_own)
         eS = (S * A.unsqueeze(-2)).addcmul_(S, mean, value=-1).scatter_add_(-1, own, S.gather(-1, own).mul_(B_own))
         if weights is not None:
             eS.mul_(weights.unsqueeze(-1))
+        Q = eS.sum(-1, keepdim=True)
+        if ctx.detach_threshold:
+            gradient = eS.addcmul_(p, Q, value=-1)
+        else:
+            shift = (largest * eS).sum(-1, keepdim=True).mul_(share)
+            two = torch.ge(p, p2, out=torch.empty_like(p)).mul_(p)  # their sum is s, unless several are as large as p2
+            gradient = eS.addcmul_(p, shift, value=-1)
+            gradient.add_(two.mul_(shift.sub_(Q).div_(two.sum(-1, keepdim=True))))
+        return gradient, None, None, None, None, None
+
+
+class Top(NamedTuple):
+    """The two largest entries [..., n, 2] of every sample, the largest first, and their classes."""
+
+    p: Tensor
+    classes: Tensor
+
+
+class _DenseCounts(Function):
+    """Every entry of H: few passes over p, in place where possible, as fresh memory is what costs most."""
+
+    @staticmethod
+    def forward(ctx, logits, p, top, labels, weights, step, detach_threshold):
+        s = top.p.sum(-1, keepdim=True)
+        lo, hi, gap, last = corners(s, step)
+        p1, first = top.p.narrow(-1, 0, 1), top.classes.narrow(-1, 0, 1)
+        beyond = (p1 - hi).relu_()
+        above = (p - lo).relu_()
+        H = torch.addcmul(p, above, step.bend)
+        S = torch.addcmul(H, above.sign_(), lo * step.bend, out=above)
+        H.scatter_add_(-1, first, last * beyond)
+        S.scatter_add_(-1, first, beyond.sign().mul_(last).mul_(p1))
+        own = labels.unsqueeze(-1)
+        H_own = H.gather(-1, own)
+        total = H.sum(-1, keepdim=True)
+        r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
+        ctx.kept = p, H, S, H_own, total, r, s, beyond.div_(gap).div_(p1), first, own
+        ctx.top, ctx.detach_threshold = top, detach_threshold
+        return per_class((r * H_own).squeeze(-1), labels, p.shape[-1]), (r.mT @ H).squeeze(-2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, B, A):
+        p, H, S, H_own, total, r, s, share, first, own = ctx.kept
+        B_own = B.gather(-1, own.squeeze(-1)).unsqueeze(-1)
+        mean = (H @ A.unsqueeze(-1)).addcmul_(B_own, H_own).div_(total)
+        eS = (A.unsqueeze(-2) - mean).scatter_add_(-1, own, B_own).mul_(S).mul_(r)
         Q = eS.sum(-1, keepdim=True)
         if ctx.detach_threshold:
             gradient = eS.addcmul_(p, Q, value=-1)
@@ -149,7 +194,8 @@ class _SparseCounts(Function):
 
     @staticmethod
     def forward(ctx, logits, p, top, entries, labels, weights, step, detach_threshold):
-        s, lo, hi, gap, last = corners(top, step)
+        s = top.p.sum(-1, keepdim=True)
+        lo, hi, gap, last = corners(s, step)
         p1 = top.p.narrow(-1, 0, 1)
         rows = lo, hi, last, step.bend.expand_as(lo)
         value, slope = bends(entries.p, *(entries.of_rows(x) for x in rows))
@@ -246,12 +292,21 @@ def members_of(block: Tensor, blocks: int, classes: int) -> Tensor:
 
 
 def top_two(p: Tensor) -> Top:
-    """By whatever is quickest for so many classes."""
-    if p.shape[-1] == 2:
-        return Top(*p.max(-1, keepdim=True))
-    if p.shape[-1] <= SORTED or p.device.type != "cpu":
+    """By comparison on a CPU, where that is quicker than any search; equal entries are left to a search."""
+    d = p.shape[-1]
+    if p.device.type != "cpu":
         return Top(*p.topk(2))
-    return top_two_of_blocks(p, block_maxima(p)) if p.shape[-1] >= SEARCHED else top_two_in_turn(p)
+    numbers = torch.arange(d, 2 * d, dtype=p.dtype).unsqueeze(-1)  # two of them add up to more than the last
+    p1 = p.amax(-1, keepdim=True)
+    found = torch.eq(p, p1, out=torch.empty_like(p))
+    first = found @ numbers
+    rest = torch.addcmul(p, p, found, value=-1, out=found)
+    p2 = rest.amax(-1, keepdim=True)
+    second = torch.eq(rest, p2, out=found) @ numbers
+    both = torch.cat((first, second), -1)
+    if both.max() >= 2 * d:
+        return top_two_in_turn(p)
+    return Top(torch.cat((p1, p2), -1), both.long().sub_(d))
 
 
 def top_two_in_turn(p: Tensor) -> Top:

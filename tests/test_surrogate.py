@@ -10,7 +10,7 @@ from east.confusion import Confusion
 from east.surrogate import soft_counts
 
 # From few classes to many, on both sides of every change of algorithm; logits from flat to those of a trained net.
-SHAPES = [(1, 2), (50, 2), (50, 3), (40, 10), (20, 63), (20, 64), (20, 65), (16, 257), (8, 1000)]
+SHAPES = [(1, 2), (50, 2), (50, 3), (40, 10), (20, 31), (20, 32), (16, 257), (8, 1000)]
 SCALES = [0.0, 0.3, 3.0, 30.0]
 TEMPERATURES = [1e-3, 0.05, 0.1, 0.2, 0.39]
 
@@ -72,6 +72,28 @@ def test_equal_logits_count_alike(shape):
     torch.testing.assert_close(predicted, torch.full((d,), n / d, dtype=torch.float64))
     torch.testing.assert_close(diagonal, torch.bincount(labels, minlength=d) / d, check_dtype=False)
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("ties", [(2, 1, 0), (2, 2, 0), (2, 1, 1), (2, 2, 2)])
+@pytest.mark.parametrize("classes", [3, 10, 40, 300, 600])
+def test_ties_among_the_largest(ties, classes):
+    """Counts are those of the composed form; the gradient of a row sums to 0, whichever entry a tie favours."""
+    logits, labels = batch((30, classes), 0.1)
+    logits[:, :3] = logits.new_tensor(ties) + 1
+    diagonal, predicted, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.2)
+    plain = composed(logits, labels, None, 0.2)
+    torch.testing.assert_close((diagonal, predicted), plain)
+    torch.testing.assert_close(gradient.sum(-1), torch.zeros(30, dtype=torch.float64), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("classes", [2, 10, 64, 600])
+def test_a_second_backward_gives_the_same(classes):
+    logits, labels = batch((30, classes), 3.0)
+    logits.requires_grad_()
+    diagonal, predicted = soft_counts(logits, labels, None, 0.2)
+    mixture = (diagonal**2).sum() + predicted.sin().sum()
+    first, second = (torch.autograd.grad(mixture, logits, retain_graph=True)[0] for _ in range(2))
+    assert torch.equal(first, second)
 
 
 @pytest.mark.parametrize("scale", SCALES[1:])
