@@ -3,6 +3,7 @@
 Inner level: a trial trains at one temperature until its validation loss has no new minimum for P_in epochs. Outer
 level: it returns to that stage's best weights and cools; it ends when P_out coolings in a row brought no lower
 validation loss. The papers give T0, r and P_in; the other numbers are options. Section 4, arXiv 2405.20954.
+Epochs of warm-up come first, on cross-entropy; nothing is counted or kept of them but the weights that they end with.
 """
 
 import math
@@ -50,7 +51,7 @@ class Verdict:
 
     improved: np.ndarray  # new best of its stage: remember these weights
     kept: np.ndarray  # its stage beat all earlier ones: those weights are now the trial's result
-    cooled: np.ndarray  # goes on at the next temperature, from its stage's best weights
+    cooled: np.ndarray  # goes on at the next temperature, from its stage's best weights; or is warm, and begins
     finished: np.ndarray  # leaves the population; `stopped` says why
 
 
@@ -74,6 +75,7 @@ class Annealing:
         self.patience = np.array([p["patience"] for p in protocol])
         self.max_stage_epochs = np.array([_given(p, "stage_epochs", math.inf) for p in protocol])
         self.max_epochs = np.array([p["max_epochs"] for p in protocol])
+        self.warmup = np.array([_given(p, "warmup", 0) for p in protocol])
 
         trials = len(configs)
         self.stage = np.zeros(trials, dtype=int)
@@ -94,19 +96,24 @@ class Annealing:
     @property
     def temperature(self) -> np.ndarray:
         """Temperature [P] of the coming epoch."""
-        position = np.where(self.per_epoch, self.epochs, self.stage)
+        position = np.where(self.per_epoch, np.maximum(self.epochs - self.warmup, 0), self.stage)
         return np.array([s[min(k, len(s) - 1)] for s, k in zip(self.schedules, position, strict=True)])
+
+    @property
+    def warming(self) -> np.ndarray:
+        """Whether the coming epoch [P] is one of warm-up."""
+        return self.active & (self.epochs < self.warmup)
 
     def update(self, val_loss: np.ndarray, val_metric: np.ndarray) -> Verdict:
         """Account for one epoch: `val_loss` at the epoch's temperature, `val_metric` = 1 - M, both [P].
 
         Numbers of trials that are no longer active are ignored.
         """
-        active = self.active.copy()
+        warming, active = self.warming, self.active & ~self.warming
         now = np.stack([val_loss, val_metric, self.temperature, self.epochs + 1.0], axis=1)
         # One long stage through changing temperatures is judged by the outer rule; a constant one by its own loss.
         judged = np.where(self.per_epoch & self.hard, 1, 0)
-        self.epochs += active
+        self.epochs += self.active
         self.stage_epochs += active
         improved = active & (_column(now, judged) < _column(self.stage_best, judged))
         self.stage_best[improved] = now[improved]
@@ -135,7 +142,8 @@ class Annealing:
         self.stage_epochs[cooled] = self.bad[cooled] = 0
         self.stage_best[cooled] = (math.inf, math.inf, 0, 0)
         self.active &= ~finished
-        return Verdict(improved, kept, cooled, finished)
+        warm = warming & ~self.warming  # goes on from these weights, as after a cooling
+        return Verdict(improved | warm, kept, cooled | warm, finished)
 
     def fail(self, p: int) -> None:
         """End trial p, which diverged."""

@@ -50,6 +50,7 @@ NUMBERS = {  # type, lowest, highest; null where the default is
     "protocol.patience": (int, 1, inf),
     "protocol.stage_epochs": (int, 1, inf),
     "protocol.max_epochs": (int, 1, inf),
+    "protocol.warmup": (int, 0, inf),
     "annealing.T0": (float, 1e-6, 0.4),
     "annealing.T_min": (float, 1e-6, 0.4),
     "annealing.r": (float, 1e-3, 0.999),

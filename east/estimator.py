@@ -30,6 +30,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         for, stops training early, chooses among the initialisations, and is what `score` returns.
     metric_parameters: of the metric, such as {"average": "positive"}; the positive class is 1, the second of classes_.
     hidden, dropout: layers of the network. lr, batch_size, weight_decay: of AdamW. Rare classes need large batches.
+    warmup: first epochs that train on cross-entropy; some metrics never leave "all of one class" without.
     max_epochs, patience: a stage at one temperature ends after `patience` epochs without a lower validation loss.
     annealing: geometric, linear, cosine, per_epoch or none; `cooling` is the factor r between stages.
     n_init: initialisations that train together as one population; the best on the validation rows is kept.
@@ -55,6 +56,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         lr: float = 3e-3,
         batch_size: int = 512,
         weight_decay: float = 0.01,
+        warmup: int = 0,
         max_epochs: int = 100,
         patience: int = 10,
         annealing: str = "geometric",
@@ -72,6 +74,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.lr = lr
         self.batch_size = batch_size
         self.weight_decay = weight_decay
+        self.warmup = warmup
         self.max_epochs = max_epochs
         self.patience = patience
         self.annealing = annealing
@@ -180,7 +183,12 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             "model": {"name": "mlp", "hidden": list(self.hidden)},
             "loss": self._loss(),
             "annealing": annealing,
-            "protocol": {"optimizer": "adamw", "patience": self.patience, "max_epochs": self.max_epochs},
+            "protocol": {
+                "optimizer": "adamw",
+                "patience": self.patience,
+                "max_epochs": self.max_epochs,
+                "warmup": self.warmup,
+            },
             "hyper": {
                 "lr": self.lr,
                 "batch_size": min(self.batch_size, rows),
@@ -198,10 +206,10 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _check_parameters(self) -> None:
         choose("annealing", self.annealing, SCHEDULES)
-        for name in ("batch_size", "max_epochs", "patience", "n_init"):
-            value = getattr(self, name)
-            if not (isinstance(value, Integral) and value > 0):
-                raise ValueError(f"{name}: expected a positive whole number, got {value!r}")
+        for name in ("batch_size", "max_epochs", "patience", "n_init", "warmup"):
+            value, least = getattr(self, name), int(name != "warmup")
+            if not (isinstance(value, Integral) and value >= least):
+                raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
         for name, low, high in (("lr", 0, np.inf), ("validation_fraction", 0, 1), ("cooling", 0, 1)):
             value = getattr(self, name)
             if not (isinstance(value, Real) and low < value < high):

@@ -18,6 +18,9 @@ def scientific(config: Mapping[str, Any], fingerprint: str, name: str) -> dict[s
     annealing = config["annealing"]
     if annealing["schedule"] == "none":
         annealing = {key: annealing[key] for key in ("name", "schedule", "T0")}
+    protocol = {key: config["protocol"][key] for key in TRAINING}
+    if config["protocol"]["warmup"]:  # without one, keys are those of records from before there was the option
+        protocol["warmup"] = config["protocol"]["warmup"]
     split = dict(config["split"])
     if config["protocol"]["new_split"]:
         split["seed"] = "trial"
@@ -25,7 +28,7 @@ def scientific(config: Mapping[str, Any], fingerprint: str, name: str) -> dict[s
         "dataset": {**config["dataset"], "name": name, "fingerprint": fingerprint},
         "split": split,
         "loss": config["loss"],
-        "protocol": {key: config["protocol"][key] for key in TRAINING},
+        "protocol": protocol,
         "hyper": config["hyper"],
         "model": config["model"],
         "annealing": annealing,

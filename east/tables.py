@@ -498,7 +498,10 @@ def _fits(record: Mapping, cell: Cell) -> bool:
     checked = (
         entry for entry in said if entry[1] not in FREE and (entry[0] == "loss" or entry[1] in standard[entry[0]])
     )
-    return all(standard[section].get(name) == value for section, name, value in checked)
+    if any(standard[section].get(name) != value for section, name, value in checked):
+        return False
+    # What the cell asks for beyond the files must have been done; a record from before there was an option has not.
+    return config.get("protocol", {}).get("warmup", 0) == standard["protocol"].get("warmup", 0)
 
 
 def _complete(record: Mapping, dataset: str) -> bool:

@@ -160,13 +160,15 @@ def train_population(
             keys = torch.tensor(seeds, device=device)
             torch.manual_seed(seeds[0])
             dropout, total = rates[rows], torch.zeros(len(alive), device=device)
+            warming = annealing.warming.any()  # all or none: trials of a population share their protocol
+            objective = losses.CrossEntropy() if warming else loss
 
             for step in range(batches):
                 index = order[:, step * batch : (step + 1) * batch]
                 noise = (keys, step, dropout) if dropping else None
                 with autocast:
                     logits = forward(prepared(splits, train_set.inputs[index], device), training=True, noise=noise)
-                values = loss(*samples(logits, train_set.labels[index]))
+                values = objective(*samples(logits, train_set.labels[index]))
                 optimizer.step(torch.autograd.grad(values.sum(), net.leaves, materialize_grads=True))
                 total += values.detach()
                 bar.update(1 / batches)
@@ -190,7 +192,8 @@ def train_population(
             bar.n = epoch
             hottest = f"T {temperature[alive].max():.3g}, " if loss.anneals else ""
             left = f"alive {len(population.alive)}/{len(trials)}"
-            bar.set_postfix_str(f"{hottest}best {1 - annealing.lowest_metric:.3f}, {left}", refresh=False)
+            best = "warm-up" if warming else f"best {1 - annealing.lowest_metric:.3f}"
+            bar.set_postfix_str(f"{hottest}{best}, {left}", refresh=False)
             if file is not None and time.monotonic() - saved >= CHECKPOINT_SECONDS:
                 population.save(file)
                 saved = time.monotonic()

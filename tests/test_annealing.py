@@ -85,6 +85,16 @@ def test_every_annealing_config_is_complete(file):
     assert len(annealing.schedules[0]) == (1 if file.stem == "none" else 51)  # 0.2 x 0.9^50 = 0.00103
 
 
+def test_temperature_waits_for_the_end_of_warm_up():
+    setting = config("per_epoch", max_epochs=6, patience=9)
+    setting["protocol"]["warmup"] = 3
+    annealing = Annealing([setting])
+    visited, verdicts = run(annealing, lambda p, epoch, T: (1 / epoch, 0.5))
+    assert visited == [[0.2, 0.2, 0.2, 0.2, 0.1, 0.05]]
+    assert [verdict.cooled[0] for verdict in verdicts] == [False, False, True, False, False, False]
+    assert annealing.best_of(0)["epoch"] == 6
+
+
 def test_bad_schedules_are_refused():
     with pytest.raises(ValueError, match="did you mean 'geometric'"):
         temperatures("geometrc")

@@ -225,6 +225,26 @@ def test_each_stage_returns_to_its_best_weights_then_cools_and_stops_after_p_out
     assert outcome.best["val_loss"] == pytest.approx(0.4)
 
 
+def test_warm_up_is_cross_entropy_and_nothing_of_it_counts(blobs, scripted):
+    # The lowest validation loss is one of warm-up; afterwards P_in = 2 ends the only stage, which is best at epoch 4.
+    scripted.losses = [[v] for v in (0.1, 0.2, 0.9, 0.8, 0.85, 0.9)]
+    (warm,) = train([Trial(config("f1", patience=2, max_epochs=99, warmup=2), 0)], blobs)
+    assert (warm.epochs, warm.best["epoch"], warm.stopped) == (6, 4, "patience")
+    assert torch.equal(scripted.starts[2], scripted.ends[1]), "goes on from the last weights of warm-up"
+    scripted.losses = [[0.5], [0.5]]
+    (plain,) = train([Trial(config("f1", max_epochs=2), 0)], blobs)
+    assert warm.history["train_loss"][:2] != plain.history["train_loss"]
+
+
+def test_warm_up_trains_as_cross_entropy_does(blobs):
+    warm, plain = (
+        train([Trial(config(loss, max_epochs=4, warmup=w), 3)], blobs)[0] for loss, w in (("f1", 3), ("ce", 0))
+    )
+    assert warm.history["train_loss"][:3] == plain.history["train_loss"][:3]
+    assert warm.history["train_loss"][3] != plain.history["train_loss"][3]
+    assert warm.best["epoch"] == 4
+
+
 def test_moments_are_reset_by_a_cooling_unless_kept(blobs, scripted):
     scripted.losses = [[0.5, 0.5]] * 6  # one new minimum, one epoch without: a cooling after every second epoch
     trials = []
@@ -338,9 +358,11 @@ training.train(interrupted_trials(), toy(), checkpoint=Path(sys.argv[1]), device
 
 
 def interrupted_trials():
-    settings = [config("f1", schedule="geometric", patience=2, annealing={"r": r, "patience": 2}, max_epochs=25)
-                for r in (0.5, 0.8, 0.9)]  # fmt: skip
-    return [Trial(c, seed) for seed, c in enumerate(settings)]
+    def setting(r):
+        annealing = {"r": r, "patience": 2}
+        return config("f1", schedule="geometric", patience=2, annealing=annealing, max_epochs=25, warmup=4)
+
+    return [Trial(setting(r), seed) for seed, r in enumerate((0.5, 0.8, 0.9))]
 
 
 @pytest.mark.parametrize("saves", [3, 12])
