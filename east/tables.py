@@ -481,7 +481,9 @@ def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> 
         cell.sources = sorted({r["source"] for r in trials})
         cell.commits = {r["git"] for r in trials if r["git"]}
         if len(by_split) > 1:
-            cell.splits = {(s, seed): v for s, found in by_split.items() for seed, v in max(found)[2].items()}
+            several = ((s, max(found)[2]) for s, found in by_split.items())
+            # Where every trial has a split of its own, its seed is the split's.
+            cell.splits = {(k if s == "trial" else s, k): v for s, found in several for k, v in found.items()}
         return
 
 
@@ -594,6 +596,7 @@ def _caption(table: Mapping, cells: Sequence[Cell], rule: str, variant: str, tod
     legend = f"Ours: mean ± sample standard deviation (trials done{asked}){narrow}."
     if any(cell.published for cell in cells):
         legend += (
-            " Δ: ours − published; ✓ at most 2·sqrt(s_ours² + s_published²) apart, ✗ further. Bold: column's best."
+            " Δ: ours − published; ✓ at most 2·sqrt(s_ours² + s_published²) apart, s_published at least 0.005, ✗ further."
+            " Bold: column's best."
         )
     return f"{table['source']}. {legend} {'; '.join(facts).capitalize()}."
