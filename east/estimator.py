@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
+from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
@@ -127,14 +127,13 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric of the predictions, as a number where larger is better."""
         predicted = self._logits(X).argmax(-1)
-        y = np.asarray(y)
-        unknown = np.setdiff1d(y, self.classes_)
-        if len(unknown):
-            raise ValueError(f"expected classes {self.classes_.tolist()}, got also {unknown.tolist()}")
-        labels = torch.from_numpy(np.searchsorted(self.classes_, y))
+        y = column_or_1d(y)
+        classes = [*self.classes_, *np.setdiff1d(y, self.classes_)]  # one that was not there in training is never found
+        index = {name: k for k, name in enumerate(classes)}
+        labels = torch.tensor([index[name] for name in y])
         weights = torch.from_numpy(_check_sample_weight(sample_weight, X, dtype=np.float64))
-        decided = torch.eye(len(self.classes_), dtype=torch.float64)[predicted]
-        loss = losses.build(self._loss(), self._names())
+        decided = torch.eye(len(classes), dtype=torch.float64)[predicted]
+        loss = losses.build(self._loss(), [str(name) for name in classes], positive=self._positive())
         return float(loss.metric(Confusion.from_memberships(decided, labels, weights), **loss.metric_parameters))
 
     @torch.no_grad()
@@ -156,7 +155,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             held_out[rows[: min(round(self.validation_fraction * len(rows)), len(rows) - 1)]] = True
         train_rows, val_rows = np.flatnonzero(~held_out), np.flatnonzero(held_out)
         self.mean_, scale = X[train_rows].mean(0), X[train_rows].std(0)
-        self.scale_ = np.where(scale > 0, scale, 1.0)
+        self.scale_ = np.where(np.ptp(X[train_rows], axis=0) > 0, scale, 1.0)  # a constant's deviation is rounding
 
         def part(rows: np.ndarray) -> Part:
             inputs = torch.from_numpy((X[rows] - self.mean_) / self.scale_).float()
@@ -168,7 +167,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             test=part(val_rows[:0]),
             classes=tuple(self._names()),
             name="estimator",
-            positive=1 if len(self.classes_) == 2 else None,
+            positive=self._positive(),
             fingerprint="",
             index_hash="",
             mean=torch.zeros(X.shape[1]),
@@ -191,7 +190,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             },
             "hyper": {
                 "lr": self.lr,
-                "batch_size": min(self.batch_size, rows),
+                "batch_size": int(min(self.batch_size, rows)),
                 "dropout": self.dropout,
                 "weight_decay": self.weight_decay,
             },
@@ -203,6 +202,9 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _names(self) -> list[str]:
         return [str(name) for name in self.classes_]
+
+    def _positive(self) -> int | None:
+        return 1 if len(self.classes_) == 2 else None
 
     def _check_parameters(self) -> None:
         choose("annealing", self.annealing, SCHEDULES)

@@ -166,7 +166,7 @@ def check_parts(config: Mapping[str, Any], loaded: data.Data) -> None:
     try:
         training.pick_device(config["device"])
         models.build(model, loaded.inputs.shape[1:], count, config["hyper"]["dropout"])
-        loss = losses.build(config["loss"], loaded.classes, torch.arange(count))
+        loss = losses.build(config["loss"], loaded.classes, torch.arange(count), loaded.positive)
         loss(torch.zeros(count, model.get("outputs") or count), torch.arange(count))
     except (ValueError, TypeError, ImportError) as error:
         raise ConfigError(str(error)) from error

@@ -259,6 +259,8 @@ def refuse_unknown(kind: str, given: Iterable[str], accepted: Sequence[inspect.P
 
 def checked_threshold(threshold: str | float | Sequence[float], step: str) -> str | float | tuple[float, ...]:
     """'dynamic', a number, or a tuple of them; without a step there is nothing that a threshold could change."""
+    if hasattr(threshold, "tolist"):  # an array or a tensor
+        threshold = threshold.tolist()
     if threshold == "dynamic" or step == "none":
         return "dynamic"
     values = [threshold] if isinstance(threshold, int | float) else threshold
@@ -566,9 +568,12 @@ class SigmoidF1(Loss):
         return 1 - ratio(2 * found, actual + predicted).mean(-1)
 
 
-def build(config: Mapping[str, Any], classes: Sequence[str], labels: Tensor | None = None) -> nn.Module:
-    """The loss of a config's `loss` section; `labels` of the training set serve class_weights=balanced.
+def build(
+    config: Mapping[str, Any], classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None
+) -> nn.Module:
+    """The loss of a config's `loss` section.
 
+    `labels` of the training set serve class_weights=balanced, the index `positive` of a class average=positive.
     What `parameters` holds is passed like the rest: room for a metric's own, which the config cannot know beforehand.
     """
     parameters = {key: value for key, value in config.items() if key not in ("name", "_target_", "parameters")}
@@ -580,6 +585,11 @@ def build(config: Mapping[str, Any], classes: Sequence[str], labels: Tensor | No
             raise ValueError("class_weights=balanced: expected the training labels, got none")
         counts = torch.bincount(labels.flatten(), minlength=len(classes)).clamp_min(1)
         parameters["class_weights"] = (labels.numel() / (len(classes) * counts)).tolist()
+    if parameters.get("average") == "positive" and "positive" not in parameters:
+        if positive is None and len(classes) > 2:
+            raise ValueError(f"average=positive: none of the {len(classes)} classes is the positive one; "
+                             "say dataset.positive=… or loss.average=macro")  # fmt: skip
+        parameters["positive"] = 1 if positive is None else positive
     if issubclass(target, MetricLoss):
         parameters["classes"] = classes
     else:

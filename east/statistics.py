@@ -77,7 +77,7 @@ def bootstrap_interval(
 
 
 def inside(ours: float, s_ours: float, published: float, s_published: float) -> bool:
-    """Does our mean agree with the published one? |difference| <= 2 sqrt(s_published² + s_ours²), s_published floored."""
+    """Does our mean agree with the published one? |difference| <= 2 sqrt(s_published² + s_ours²)."""
     return abs(ours - published) <= 2 * math.hypot(max(s_published, PUBLISHED_STD_FLOOR), s_ours) + 1e-12
 
 

@@ -304,7 +304,8 @@ def top_two(p: Tensor) -> Top:
     p2 = rest.amax(-1, keepdim=True)
     second = torch.eq(rest, p2, out=found) @ numbers
     both = torch.cat((first, second), -1)
-    if both.max() >= 2 * d:
+    least, most = both.aminmax()
+    if least < d or most >= 2 * d:  # NaN is found nowhere, equal entries several times
         return top_two_in_turn(p)
     return Top(torch.cat((p1, p2), -1), both.long().sub_(d))
 

@@ -596,7 +596,7 @@ def _caption(table: Mapping, cells: Sequence[Cell], rule: str, variant: str, tod
     legend = f"Ours: mean ± sample standard deviation (trials done{asked}){narrow}."
     if any(cell.published for cell in cells):
         legend += (
-            " Δ: ours − published; ✓ at most 2·sqrt(s_ours² + s_published²) apart, s_published at least 0.005, ✗ further."
-            " Bold: column's best."
+            " Δ: ours − published; ✓ at most 2·sqrt(s_ours² + s_published²) apart, s_published at least 0.005,"
+            " ✗ further. Bold: column's best."
         )
     return f"{table['source']}. {legend} {'; '.join(facts).capitalize()}."

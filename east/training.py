@@ -130,7 +130,7 @@ def train_population(
     dropping = any(h["dropout"] for h in hyper)
     by_batches = choose("val_reduce", protocol.get("val_reduce") or "split", VAL_REDUCE) == "batch_mean"
 
-    loss = losses.build(config["loss"], splits.classes, splits.train.labels).to(device)
+    loss = losses.build(config["loss"], splits.classes, splits.train.labels, splits.positive).to(device)
     metric = validation_metric(loss, splits.positive)
     annealing = Annealing([trial.config for trial in trials], loss.anneals, getattr(loss, "temperature", 0.2))
     net = models.Stack([initial(trial, splits) for trial in trials], device)
@@ -457,7 +457,7 @@ def population_size(config: Mapping[str, Any], device: torch.device) -> int | No
         return 1
     if device.type != "cpu":
         return None
-    return max(1, CACHE_BYTES // (4 * config["hyper"]["batch_size"] * sum(config["model"]["hidden"])))
+    return max(1, CACHE_BYTES // (4 * config["hyper"]["batch_size"] * max(1, sum(config["model"]["hidden"]))))
 
 
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:

@@ -1,6 +1,7 @@
 """EASTClassifier: scikit-learn's own checks, and what it promises beyond them."""
 
 import pickle
+import warnings
 
 import numpy as np
 import pandas as pd
@@ -8,6 +9,7 @@ import pytest
 import torch
 from sklearn.base import clone
 from sklearn.datasets import load_iris, make_classification
+from sklearn.exceptions import DataConversionWarning
 from sklearn.metrics import f1_score, matthews_corrcoef
 from sklearn.model_selection import GridSearchCV, TunedThresholdClassifierCV, cross_val_score
 from sklearn.pipeline import make_pipeline
@@ -149,11 +151,27 @@ def test_errors_name_the_parameter(rare, parameters, message):
         quick(**parameters).fit(*rare)
 
 
-def test_unknown_classes_cannot_be_scored(rare):
+def test_a_class_that_was_not_there_in_training_is_never_found(rare):
     X, y = rare
-    model = quick(max_epochs=1).fit(X, y)
-    with pytest.raises(ValueError, match=r"expected classes \[0, 1\], got also \[7\]"):
-        model.score(X, np.where(y, 7, 0))
+    model = quick(max_epochs=5).fit(X, y)
+    others = np.where(np.arange(len(y)) % 7 == 0, 7, y)
+    assert model.score(X, others) == pytest.approx(f1_score(others, model.predict(X), average="macro"))
+
+
+def test_a_constant_column_is_not_magnified(rare):
+    X, y = rare
+    model = quick(max_epochs=1).fit(np.column_stack((X, np.full(len(X), 0.1))), y)
+    moved = model.decision_function(np.column_stack((X, np.full(len(X), 0.2))))
+    assert np.abs(moved).max() < 1e3
+
+
+def test_frames_and_numpy_numbers_as_scikit_learn_passes_them(rare):
+    X, y = rare
+    target = pd.DataFrame({"y": y})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DataConversionWarning)
+        model = quick(max_epochs=2, batch_size=np.int64(256)).fit(X, target)
+        assert 0 <= model.score(X, target) <= 1
 
 
 def test_divergence_is_reported(rare):

@@ -4,6 +4,7 @@ import math
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -27,7 +28,7 @@ BTG_P, BTG_Y = (0.9, 0.6, 0.4, 0.2, 0.1), (1, 1, 0, 1, 0)
 def build(name, classes=2, **overrides):
     """A loss of conf/loss; class weights balanced over one sample of each class."""
     names = [f"class {k}" for k in range(classes)]
-    return losses.build(CONFIGS[name] | overrides, names, labels=torch.arange(classes))
+    return losses.build(CONFIGS[name] | overrides, names, labels=torch.arange(classes), positive=1)
 
 
 def batch(*shape, seed=0, dtype=torch.float32, scale=2.0):
@@ -552,6 +553,20 @@ def test_beta_and_the_positive_class_by_name():
     torch.testing.assert_close(frog(z, y), MetricLoss("f1", average="positive", positive=2)(z, y))
     built = losses.build(CONFIGS["fbeta"] | {"beta": {"dog": 0.25}}, names)
     torch.testing.assert_close(built(z, y), by_name(z, y))
+
+
+def test_the_positive_class_is_that_of_the_data():
+    z, y = batch(30, 3)
+    names = ["cat", "dog", "frog"]
+    built = losses.build(CONFIGS["f1"] | {"average": "positive"}, names, positive=2)
+    torch.testing.assert_close(built(z, y), MetricLoss("f1", average="positive", positive=2)(z, y))
+    with pytest.raises(ValueError, match=r"none of the 3 classes is the positive one; say dataset.positive=…"):
+        losses.build(CONFIGS["anyloss"], names)
+
+
+def test_thresholds_as_an_array():
+    assert MetricLoss("f1", threshold=np.array([0.25, 0.5])).threshold == (0.25, 0.5)
+    assert MetricLoss("f1", threshold=torch.tensor(0.5)).threshold == 0.5
 
 
 def test_parameters_of_a_metric_in_a_config():

@@ -87,6 +87,16 @@ def test_ties_among_the_largest(ties, classes):
 
 
 @pytest.mark.parametrize("classes", [2, 10, 64, 600])
+def test_a_row_that_is_no_number_makes_the_loss_none(classes):
+    """And raises nothing, so that the engine can end the trial that diverged and go on with the others."""
+    logits, labels = batch((2, 30, classes), 3.0)
+    logits[0, 4] = torch.nan
+    values = MetricLoss("f1")(logits.requires_grad_(), labels)
+    assert values.isnan().tolist() == [True, False]
+    assert torch.autograd.grad(values[1], logits)[0][1].isfinite().all()
+
+
+@pytest.mark.parametrize("classes", [2, 10, 64, 600])
 def test_a_second_backward_gives_the_same(classes):
     logits, labels = batch((30, classes), 3.0)
     logits.requires_grad_()
