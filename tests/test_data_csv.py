@@ -80,6 +80,22 @@ def test_options_choose_columns_and_the_positive_class(tmp_path):
     assert table.labels.float().mean() == pytest.approx(2 / 3)
 
 
+def test_one_column_needs_no_brackets(tmp_path):
+    path = write(tmp_path / "a.csv", frame())
+    table = load("csv", path=path, target="state", drop="job", categorical="postcode")
+    assert table.columns == ("age", "age_missing", "postcode=1010", "postcode=2020", "postcode=3030", "smokes")
+
+
+def test_column_names_may_be_numbers(tmp_path):
+    numbered = frame().set_axis(range(5), axis=1)
+    path = write(tmp_path / "a.csv", numbered)
+    for drop in (0, [0], ["0"]):
+        table = load("csv", path=path, target=4, drop=drop, categorical=[2])
+        assert table.columns == ("1=clerk", "1=nurse", "1=(missing)", "2=1010", "2=2020", "2=3030", "3")
+        assert table.encoding["target"] == "4"
+    np.testing.assert_array_equal(encode(numbered, table.encoding), table.features)
+
+
 def test_labels_that_are_numbers(tmp_path):
     common = frame().assign(state=[int(k % 3 > 0) for k in range(60)])
     table = load("csv", path=write(tmp_path / "a.csv", common), target="state")

@@ -27,15 +27,16 @@ if TYPE_CHECKING:
 FEW = 10  # numbers with a stray text among them, such as 0 1 2 3+, are categories up to here
 MANY = 50  # a text column of more different values is no category unless it is called one
 MISSING = "(missing)"
+Names = str | int | Sequence[str | int] | None
 
 
 def csv(
     root=None,
     *,
     path: str | None = None,
-    target: str | None = None,
-    drop: Sequence[str] | None = None,
-    categorical: Sequence[str] | None = None,
+    target: str | int | None = None,
+    drop: Names = None,
+    categorical: Names = None,
     positive: str | None = None,
     delimiter: str | None = None,
 ) -> Table:
@@ -47,7 +48,7 @@ def csv(
     if path is None or target is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
     frame = read(path, delimiter)
-    return from_frame("csv", frame, target, drop or (), categorical or (), positive, path)
+    return from_frame("csv", frame, target, drop, categorical, positive, path)
 
 
 def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
@@ -82,14 +83,15 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
 def from_frame(
     name: str,
     frame: "pd.DataFrame",
-    target: str,
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
+    target: str | int,
+    drop: Names = None,
+    categorical: Names = None,
     positive: str | None = None,
     path: str = "",
 ) -> Table:
     """A table of features and classes out of a frame of columns."""
     frame = frame.rename(columns=str)
+    target, drop, categorical = str(target), names(drop), names(categorical)
     try:
         for column in (target, *drop, *categorical):
             choose("column", column, frame.columns)
@@ -116,6 +118,13 @@ def from_frame(
         source=str(path),
         path=str(path),
     )
+
+
+def names(given: Names) -> list[str]:
+    """Columns as they are typed, one or several: ab, [a, b], or [0], since a name may look like a number."""
+    if given is None:
+        return []
+    return [str(name) for name in ([given] if isinstance(given, str | int | float) else given)]
 
 
 def encode_labels(
