@@ -63,6 +63,28 @@ def test_any_delimiter_is_found(tmp_path, delimiter):
     assert table.fingerprint == load("csv", path=write(tmp_path / "b.csv", frame()), target="state").fingerprint
 
 
+def test_a_delimiter_inside_quotes_is_none(tmp_path):
+    (tmp_path / "a.csv").write_text('"x; y; z; w","b","label"\n' + "1,2,0\n3,4,1\n" * 30)
+    assert load("csv", path=str(tmp_path / "a.csv"), target="label").columns == ("x; y; z; w", "b")
+
+
+def test_rows_longer_than_the_header_do_not_shift(tmp_path):
+    path = tmp_path / "a.csv"
+    expected = load("csv", path=write(path, frame()), target="state")
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, *(f"{row}," for row in rows)]))
+    assert load("csv", path=str(path), target="state").fingerprint == expected.fingerprint
+    for part in (rows, rows[1:]):
+        path.write_text("\n".join([header, *(f"{k},{row}" for k, row in enumerate(part))]))
+        with pytest.raises(DataError, match=r"a\.csv cannot be read as a table: expected one field per column"):
+            load("csv", path=str(path), target="state")
+
+
+def test_infinity_may_be_a_category():
+    table = from_frame("csv", frame().assign(postcode=[1.0, 2.5, np.inf] * 20), "state", ["age", "job"], ["postcode"])
+    assert table.columns == ("postcode=1", "postcode=2.5", "postcode=inf", "smokes")
+
+
 def test_gzip_and_parquet_are_read_alike(tmp_path):
     with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
         frame().to_csv(file, index=False)
@@ -151,6 +173,8 @@ def test_new_rows_that_do_not_fit_are_refused_by_name():
             {},
             r"20 of 60 rows have no label in 'state' \(rows 1, 4, 7, 10, 13, …\)",
         ),
+        ({"state": ["None", "ill", "well"] * 20}, {}, r"have no label.*None and null mean.*rename a class"),
+        ({"state": [0.0, 1.0, np.inf] * 20}, {}, r"the target 'state' has infinite values"),
         ({"state": np.arange(60) / 7}, {}, r"'state' has 60 different values in 60 rows"),
         ({"job": [f"person {k}" for k in range(60)]}, {}, r"(?s)drop.*column 'job' is text with 60 different values"),
         (

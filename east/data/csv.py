@@ -9,6 +9,8 @@ way later, or refused:
 """
 
 import gzip
+import re
+import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,14 +72,36 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
         if delimiter is None:
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
                 header = file.readline()
-            delimiter = max(",;\t|", key=header.count)
+            outside = re.sub(r'"[^"]*("|$)', "", header)  # a quoted name may contain any of them
+            delimiter = max(",;\t|", key=outside.count)
         options = {"na_values": ["?"], "skipinitialspace": True, "encoding": "utf-8-sig", "low_memory": False}
-        found = pd.read_csv(path, sep=delimiter, chunksize=rows, **options)
-        yield from found if rows else [found]
+        with pd.read_csv(path, sep=delimiter, index_col=False, iterator=True, chunksize=rows, **options) as reader:
+            yield from strictly(reader)
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{path} cannot be read as a table: expected one field per column that the first line names, got rows of "
+            "more. Name every column, or say what separates them (dataset.delimiter=…)."
+        ) from None
     except ImportError:
         raise DataError(f"{path} needs a Parquet reader: pip install pyarrow") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's parsing errors are ValueErrors
         raise DataError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from error
+
+
+def strictly(reader: Iterator["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
+    """The frames of a reader; rows longer than the header, of which pandas only warns, raise that warning.
+
+    One more field is no fault where it is empty: some programs end every row with a delimiter.
+    """
+    import pandas as pd
+
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = next(reader, None)
+        if frame is None:
+            return
+        yield frame
 
 
 def from_frame(
@@ -138,9 +162,12 @@ def encode_labels(
         some = ", ".join(str(row + 1) for row in empty[:5])
         raise DataError(
             f"{path}: {len(empty):,} of {len(column):,} rows have no label in {target!r} (rows {some}"
-            f"{', …' if len(empty) > 5 else ''}). Fill or delete these rows."
+            f"{', …' if len(empty) > 5 else ''}). Fill or delete these rows. "
+            "Empty cells, ?, NA, N/A, NaN, None and null mean that a value is missing; rename a class called so."
         )
     numeric = pd.api.types.is_numeric_dtype(column)
+    if numeric and np.isinf(column.to_numpy(dtype=float)).any():
+        raise DataError(f"{path}: the target {target!r} has infinite values; expected finite numbers or text.")
     values, labels, counts = np.unique(
         column.to_numpy() if numeric else words(column), return_inverse=True, return_counts=True
     )
@@ -283,7 +310,7 @@ def words(column: "pd.Series") -> np.ndarray:
     import pandas as pd
 
     if pd.api.types.is_float_dtype(column):
-        return np.array([str(int(value)) if value == int(value) else str(value) for value in column], dtype=object)
+        return np.array([str(int(value)) if value.is_integer() else str(value) for value in column], dtype=object)
     return column.astype(str).str.strip().to_numpy(dtype=object)
 
 
