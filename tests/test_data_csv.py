@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from east.data import DataError, caltech256, encode, load, split
+from east.data import DataError, caltech256, encode, load, read, split
 from east.data.csv import from_frame
 
 
@@ -146,7 +146,21 @@ def test_numbers_with_a_stray_text_among_few_are_categories():
     )
     assert table.columns == ("job=0", "job=1", "job=2", "job=3+")
     assert encode(pd.DataFrame({"job": [2, 0]}), table.encoding).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
+    assert encode(pd.DataFrame({"job": [2, 4]}), table.encoding).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
     assert encode(pd.DataFrame({"job": [None]}), table.encoding).tolist() == [[0, 0, 0, 0]]
+
+
+def test_numbers_that_lost_their_zeros_are_not_taken_for_new_categories():
+    table = from_frame("csv", frame().assign(job=["01", "02", "2A"] * 20), "state")
+    with pytest.raises(DataError, match=r"job \(expected text, got int64\)"):
+        encode(frame().assign(job=[1, 2, 3] * 20), table.encoding)
+
+
+@pytest.mark.parametrize("categorical, expected", [(None, [[1], [0], [0]]), ("smokes", [[0, 1], [1, 0], [0, 0]])])
+def test_a_blank_among_true_and_false_is_a_missing_value(tmp_path, categorical, expected):
+    table = from_frame("csv", frame(), "state", ["age", "job", "postcode"], categorical)
+    (tmp_path / "new.csv").write_text("smokes,note\nTrue,1\nFalse,2\n,3\n")
+    assert encode(read(tmp_path / "new.csv"), table.encoding).tolist() == expected
 
 
 def test_new_rows_that_do_not_fit_are_refused_by_name():

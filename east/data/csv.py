@@ -5,13 +5,14 @@ way later, or refused:
 
     {"columns": [{"name": "age", "kind": "numeric", "median": 38.0, "indicator": true},
                  {"name": "job", "kind": "categorical", "text": true, "categories": ["clerk", "nurse"]}],
-     "target": "income", "classes": ["low", "high"], "positive": 1}
+     "target": "income", "classes": ["low", "high"], "positive": 1, "delimiter": null}
 """
 
 import gzip
 import re
 import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,7 +51,8 @@ def csv(
     if path is None or target is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
     frame = read(path, delimiter)
-    return from_frame("csv", frame, target, drop, categorical, positive, path)
+    table = from_frame("csv", frame, target, drop, categorical, positive, path)
+    return replace(table, encoding={**table.encoding, "delimiter": delimiter})
 
 
 def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
@@ -254,10 +256,11 @@ def encode(frame: "pd.DataFrame", encoding: dict) -> Tensor:
     for column in expected:
         found = frame[column["name"]]
         text = column["kind"] == "categorical" and column["text"]
-        if text:  # a few rows of 0 1 2 3+ may look like numbers
-            fits = is_text(found) or set(words(found.dropna())) <= set(column["categories"])
+        if text:  # a few rows of 0 1 2 3+ may look like numbers, and one may be new
+            categories = set(column["categories"])
+            fits = is_text(found) or has_numbers(categories) or set(words(found.dropna())) <= categories
         else:
-            fits = pd.api.types.is_numeric_dtype(found) or found.isna().all()
+            fits = pd.api.types.is_numeric_dtype(found) or found.isna().all() or is_boolean(found)
         if not fits:
             wrong.append(f"{column['name']} (expected {'text' if text else 'numbers'}, got {found.dtype})")
         elif column["kind"] == "numeric" and overflows(found.to_numpy(dtype=float, na_value=np.nan)):
@@ -280,6 +283,14 @@ def encode(frame: "pd.DataFrame", encoding: dict) -> Tensor:
     return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe"))
 
 
+def has_numbers(categories: set[str]) -> bool:
+    """Whether some are numbers, all written as `words` writes them: a 1 of new rows cannot be told to be a 01."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(pd.Series(sorted(categories)), errors="coerce").dropna()
+    return not numbers.empty and set(words(numbers)) <= categories
+
+
 def feature_names(encoding: dict) -> tuple[str, ...]:
     """Names of the encoded features: age, age_missing, job=clerk, job=nurse."""
     names = []
@@ -298,6 +309,13 @@ def is_text(column: "pd.Series") -> bool:
     return (
         types.is_string_dtype(column) or types.is_object_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype)
     )
+
+
+def is_boolean(column: "pd.Series") -> bool:
+    """Whether it is True and False; with a blank among them pandas reads them as objects."""
+    import pandas as pd
+
+    return pd.api.types.infer_dtype(column, skipna=True) == "boolean"
 
 
 def overflows(values: np.ndarray) -> bool:
