@@ -284,7 +284,7 @@ def task_predict(arguments: list[str]) -> int:
     missing = [f"{name}=…" for name in ("checkpoint", "input", "output") if not config[name]]
     if missing:
         raise ConfigError(f"task=predict needs {' '.join(missing)}: a saved model, the rows to predict, and a new file")
-    if Path(config["output"]).exists() and not config["force"]:
+    if Path(config["output"]).expanduser().exists() and not config["force"]:
         raise ConfigError(f"output={config['output']} exists already; force=true replaces it")
     rows = saving.predict_file(saving.load(config["checkpoint"], config["device"]), config["input"], config["output"])
     print(f"{rows:,} rows predicted: {config['output']}")

@@ -290,7 +290,8 @@ def predict_file(model: Model, source: str | Path, target: str | Path) -> int:
 
 def table_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
     done = 0
-    for frame in csv.portions(source, rows=FILE_ROWS):
+    delimiter = model.about["encoding"].get("delimiter")  # models saved before it was kept have none
+    for frame in csv.portions(source, delimiter, FILE_ROWS):
         try:
             yield as_frame(model, model.predict_proba(frame))
         except DataError as error:

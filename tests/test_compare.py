@@ -237,3 +237,10 @@ def test_mistakes_are_told(arguments, code, message, workplace, monkeypatch, cap
     monkeypatch.chdir(workplace)
     assert cli.run(arguments) == code
     assert message in capsys.readouterr().err
+
+
+def test_an_output_in_the_home_folder_is_not_replaced_either(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "keep.csv").write_text("mine")
+    assert cli.run(["task=predict", "checkpoint=no", "input=new.csv", "output='~/keep.csv'"]) == 2
+    assert "output=~/keep.csv exists already; force=true replaces it" in capsys.readouterr().err

@@ -13,7 +13,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
-from east.data import DataError, caltech256, encode, load, split
+from east.data import DataError, caltech256, encode, load, read, split
 from east.data.csv import from_frame
 
 
@@ -63,6 +63,28 @@ def test_any_delimiter_is_found(tmp_path, delimiter):
     assert table.fingerprint == load("csv", path=write(tmp_path / "b.csv", frame()), target="state").fingerprint
 
 
+def test_a_delimiter_inside_quotes_is_none(tmp_path):
+    (tmp_path / "a.csv").write_text('"x; y; z; w","b","label"\n' + "1,2,0\n3,4,1\n" * 30)
+    assert load("csv", path=str(tmp_path / "a.csv"), target="label").columns == ("x; y; z; w", "b")
+
+
+def test_rows_longer_than_the_header_do_not_shift(tmp_path):
+    path = tmp_path / "a.csv"
+    expected = load("csv", path=write(path, frame()), target="state")
+    header, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([header, *(f"{row}," for row in rows)]))
+    assert load("csv", path=str(path), target="state").fingerprint == expected.fingerprint
+    for part in (rows, rows[1:]):
+        path.write_text("\n".join([header, *(f"{k},{row}" for k, row in enumerate(part))]))
+        with pytest.raises(DataError, match=r"a\.csv cannot be read as a table: expected one field per column"):
+            load("csv", path=str(path), target="state")
+
+
+def test_infinity_may_be_a_category():
+    table = from_frame("csv", frame().assign(postcode=[1.0, 2.5, np.inf] * 20), "state", ["age", "job"], ["postcode"])
+    assert table.columns == ("postcode=1", "postcode=2.5", "postcode=inf", "smokes")
+
+
 def test_gzip_and_parquet_are_read_alike(tmp_path):
     with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
         frame().to_csv(file, index=False)
@@ -78,6 +100,22 @@ def test_options_choose_columns_and_the_positive_class(tmp_path):
     assert table.columns == ("postcode", "smokes")
     assert table.classes == ("ill", "well")
     assert table.labels.float().mean() == pytest.approx(2 / 3)
+
+
+def test_one_column_needs_no_brackets(tmp_path):
+    path = write(tmp_path / "a.csv", frame())
+    table = load("csv", path=path, target="state", drop="job", categorical="postcode")
+    assert table.columns == ("age", "age_missing", "postcode=1010", "postcode=2020", "postcode=3030", "smokes")
+
+
+def test_column_names_may_be_numbers(tmp_path):
+    numbered = frame().set_axis(range(5), axis=1)
+    path = write(tmp_path / "a.csv", numbered)
+    for drop in (0, [0], ["0"]):
+        table = load("csv", path=path, target=4, drop=drop, categorical=[2])
+        assert table.columns == ("1=clerk", "1=nurse", "1=(missing)", "2=1010", "2=2020", "2=3030", "3")
+        assert table.encoding["target"] == "4"
+    np.testing.assert_array_equal(encode(numbered, table.encoding), table.features)
 
 
 def test_labels_that_are_numbers(tmp_path):
@@ -108,7 +146,21 @@ def test_numbers_with_a_stray_text_among_few_are_categories():
     )
     assert table.columns == ("job=0", "job=1", "job=2", "job=3+")
     assert encode(pd.DataFrame({"job": [2, 0]}), table.encoding).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
+    assert encode(pd.DataFrame({"job": [2, 4]}), table.encoding).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
     assert encode(pd.DataFrame({"job": [None]}), table.encoding).tolist() == [[0, 0, 0, 0]]
+
+
+def test_numbers_that_lost_their_zeros_are_not_taken_for_new_categories():
+    table = from_frame("csv", frame().assign(job=["01", "02", "2A"] * 20), "state")
+    with pytest.raises(DataError, match=r"job \(expected text, got int64\)"):
+        encode(frame().assign(job=[1, 2, 3] * 20), table.encoding)
+
+
+@pytest.mark.parametrize("categorical, expected", [(None, [[1], [0], [0]]), ("smokes", [[0, 1], [1, 0], [0, 0]])])
+def test_a_blank_among_true_and_false_is_a_missing_value(tmp_path, categorical, expected):
+    table = from_frame("csv", frame(), "state", ["age", "job", "postcode"], categorical)
+    (tmp_path / "new.csv").write_text("smokes,note\nTrue,1\nFalse,2\n,3\n")
+    assert encode(read(tmp_path / "new.csv"), table.encoding).tolist() == expected
 
 
 def test_new_rows_that_do_not_fit_are_refused_by_name():
@@ -135,6 +187,8 @@ def test_new_rows_that_do_not_fit_are_refused_by_name():
             {},
             r"20 of 60 rows have no label in 'state' \(rows 1, 4, 7, 10, 13, …\)",
         ),
+        ({"state": ["None", "ill", "well"] * 20}, {}, r"have no label.*None and null mean.*rename a class"),
+        ({"state": [0.0, 1.0, np.inf] * 20}, {}, r"the target 'state' has infinite values"),
         ({"state": np.arange(60) / 7}, {}, r"'state' has 60 different values in 60 rows"),
         ({"job": [f"person {k}" for k in range(60)]}, {}, r"(?s)drop.*column 'job' is text with 60 different values"),
         (

@@ -207,6 +207,19 @@ def test_files_are_predicted_in_portions(frame, saved, tmp_path, monkeypatch):
         assert written["label"].tolist() == model.predict(frame).tolist()
 
 
+def test_new_files_have_the_delimiter_of_training(frame, saved, tmp_path):
+    path = tmp_path / "people.txt"
+    frame.to_csv(path, index=False, sep=" ", na_rep="?")
+    loaded = data.load("csv", path=str(path), target="income", categorical=["postcode"], delimiter=" ")
+    model = east.load(trained(loaded)[0].save(tmp_path / "model"))
+    saving.predict_file(model, path, tmp_path / "out.csv")
+    assert pd.read_csv(tmp_path / "out.csv")["label"].tolist() == model.predict(frame).tolist()
+    older = east.load(saved[0])
+    del older.about["encoding"]["delimiter"]  # as it was saved once: found in the first line
+    frame.to_csv(tmp_path / "new.csv", index=False, sep=";")
+    assert saving.predict_file(older, tmp_path / "new.csv", tmp_path / "out.csv") == len(frame)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

@@ -5,11 +5,14 @@ way later, or refused:
 
     {"columns": [{"name": "age", "kind": "numeric", "median": 38.0, "indicator": true},
                  {"name": "job", "kind": "categorical", "text": true, "categories": ["clerk", "nurse"]}],
-     "target": "income", "classes": ["low", "high"], "positive": 1}
+     "target": "income", "classes": ["low", "high"], "positive": 1, "delimiter": null}
 """
 
 import gzip
+import re
+import warnings
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,15 +30,16 @@ if TYPE_CHECKING:
 FEW = 10  # numbers with a stray text among them, such as 0 1 2 3+, are categories up to here
 MANY = 50  # a text column of more different values is no category unless it is called one
 MISSING = "(missing)"
+Names = str | int | Sequence[str | int] | None
 
 
 def csv(
     root=None,
     *,
     path: str | None = None,
-    target: str | None = None,
-    drop: Sequence[str] | None = None,
-    categorical: Sequence[str] | None = None,
+    target: str | int | None = None,
+    drop: Names = None,
+    categorical: Names = None,
     positive: str | None = None,
     delimiter: str | None = None,
 ) -> Table:
@@ -47,7 +51,8 @@ def csv(
     if path is None or target is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
     frame = read(path, delimiter)
-    return from_frame("csv", frame, target, drop or (), categorical or (), positive, path)
+    table = from_frame("csv", frame, target, drop, categorical, positive, path)
+    return replace(table, encoding={**table.encoding, "delimiter": delimiter})
 
 
 def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
@@ -69,27 +74,50 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
         if delimiter is None:
             with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8-sig") as file:
                 header = file.readline()
-            delimiter = max(",;\t|", key=header.count)
+            outside = re.sub(r'"[^"]*("|$)', "", header)  # a quoted name may contain any of them
+            delimiter = max(",;\t|", key=outside.count)
         options = {"na_values": ["?"], "skipinitialspace": True, "encoding": "utf-8-sig", "low_memory": False}
-        found = pd.read_csv(path, sep=delimiter, chunksize=rows, **options)
-        yield from found if rows else [found]
+        with pd.read_csv(path, sep=delimiter, index_col=False, iterator=True, chunksize=rows, **options) as reader:
+            yield from strictly(reader)
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{path} cannot be read as a table: expected one field per column that the first line names, got rows of "
+            "more. Name every column, or say what separates them (dataset.delimiter=…)."
+        ) from None
     except ImportError:
         raise DataError(f"{path} needs a Parquet reader: pip install pyarrow") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's parsing errors are ValueErrors
         raise DataError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from error
 
 
+def strictly(reader: Iterator["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
+    """The frames of a reader; rows longer than the header, of which pandas only warns, raise that warning.
+
+    One more field is no fault where it is empty: some programs end every row with a delimiter.
+    """
+    import pandas as pd
+
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = next(reader, None)
+        if frame is None:
+            return
+        yield frame
+
+
 def from_frame(
     name: str,
     frame: "pd.DataFrame",
-    target: str,
-    drop: Sequence[str] = (),
-    categorical: Sequence[str] = (),
+    target: str | int,
+    drop: Names = None,
+    categorical: Names = None,
     positive: str | None = None,
     path: str = "",
 ) -> Table:
     """A table of features and classes out of a frame of columns."""
     frame = frame.rename(columns=str)
+    target, drop, categorical = str(target), names(drop), names(categorical)
     try:
         for column in (target, *drop, *categorical):
             choose("column", column, frame.columns)
@@ -118,6 +146,13 @@ def from_frame(
     )
 
 
+def names(given: Names) -> list[str]:
+    """Columns as they are typed, one or several: ab, [a, b], or [0], since a name may look like a number."""
+    if given is None:
+        return []
+    return [str(name) for name in ([given] if isinstance(given, str | int | float) else given)]
+
+
 def encode_labels(
     column: "pd.Series", target: str, positive: str | None, path: str
 ) -> tuple[np.ndarray, tuple[str, ...], int | None]:
@@ -129,9 +164,12 @@ def encode_labels(
         some = ", ".join(str(row + 1) for row in empty[:5])
         raise DataError(
             f"{path}: {len(empty):,} of {len(column):,} rows have no label in {target!r} (rows {some}"
-            f"{', …' if len(empty) > 5 else ''}). Fill or delete these rows."
+            f"{', …' if len(empty) > 5 else ''}). Fill or delete these rows. "
+            "Empty cells, ?, NA, N/A, NaN, None and null mean that a value is missing; rename a class called so."
         )
     numeric = pd.api.types.is_numeric_dtype(column)
+    if numeric and np.isinf(column.to_numpy(dtype=float)).any():
+        raise DataError(f"{path}: the target {target!r} has infinite values; expected finite numbers or text.")
     values, labels, counts = np.unique(
         column.to_numpy() if numeric else words(column), return_inverse=True, return_counts=True
     )
@@ -218,10 +256,11 @@ def encode(frame: "pd.DataFrame", encoding: dict) -> Tensor:
     for column in expected:
         found = frame[column["name"]]
         text = column["kind"] == "categorical" and column["text"]
-        if text:  # a few rows of 0 1 2 3+ may look like numbers
-            fits = is_text(found) or set(words(found.dropna())) <= set(column["categories"])
+        if text:  # a few rows of 0 1 2 3+ may look like numbers, and one may be new
+            categories = set(column["categories"])
+            fits = is_text(found) or has_numbers(categories) or set(words(found.dropna())) <= categories
         else:
-            fits = pd.api.types.is_numeric_dtype(found) or found.isna().all()
+            fits = pd.api.types.is_numeric_dtype(found) or found.isna().all() or is_boolean(found)
         if not fits:
             wrong.append(f"{column['name']} (expected {'text' if text else 'numbers'}, got {found.dtype})")
         elif column["kind"] == "numeric" and overflows(found.to_numpy(dtype=float, na_value=np.nan)):
@@ -244,6 +283,14 @@ def encode(frame: "pd.DataFrame", encoding: dict) -> Tensor:
     return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe"))
 
 
+def has_numbers(categories: set[str]) -> bool:
+    """Whether some are numbers, all written as `words` writes them: a 1 of new rows cannot be told to be a 01."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(pd.Series(sorted(categories)), errors="coerce").dropna()
+    return not numbers.empty and set(words(numbers)) <= categories
+
+
 def feature_names(encoding: dict) -> tuple[str, ...]:
     """Names of the encoded features: age, age_missing, job=clerk, job=nurse."""
     names = []
@@ -264,6 +311,13 @@ def is_text(column: "pd.Series") -> bool:
     )
 
 
+def is_boolean(column: "pd.Series") -> bool:
+    """Whether it is True and False; with a blank among them pandas reads them as objects."""
+    import pandas as pd
+
+    return pd.api.types.infer_dtype(column, skipna=True) == "boolean"
+
+
 def overflows(values: np.ndarray) -> bool:
     """Whether some of the numbers are infinite, or would be as float32."""
     return bool((np.abs(values) > np.finfo(np.float32).max).any())
@@ -274,7 +328,7 @@ def words(column: "pd.Series") -> np.ndarray:
     import pandas as pd
 
     if pd.api.types.is_float_dtype(column):
-        return np.array([str(int(value)) if value == int(value) else str(value) for value in column], dtype=object)
+        return np.array([str(int(value)) if value.is_integer() else str(value) for value in column], dtype=object)
     return column.astype(str).str.strip().to_numpy(dtype=object)
 
 
