@@ -154,7 +154,7 @@ def collapse(run: Run, found: Mapping[tuple[str, int], Mapping]) -> str | None:
     one_class = sum(sum(map(any, zip(*matrix, strict=True))) == 1 for matrix in matrices)
     if not one_class:
         return None
-    advice = "try a lower hyper.lr or a larger hyper.batch_size"
+    advice = "try protocol.warmup=10, a lower hyper.lr or a larger hyper.batch_size"
     if run.plain["loss"].get("average") == "macro":
         advice += ", or loss.average=positive for a rare positive class"
     return f"{one_class} of {len(matrices)} trials predict one class only; {advice}"
