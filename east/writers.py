@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 MARKS = {
     "†": "budget preset: a smaller grid and shorter training than the paper's.",
-    "¶": "lean preset: two points of the grid and at most 40 epochs.",
+    "¶": "lean preset: a few points of the grid and at most 40 epochs.",
     "‡": "quick preset: no search and very short training.",
     "§": "the records hold several settings that fit; the one with the most trials is shown.",
 }
