@@ -17,6 +17,7 @@ import pytest
 
 from east import cli
 from east.choices import groups
+from east.config import settings
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "device=cpu", "preset=quick"]  # fmt: skip
@@ -71,6 +72,9 @@ def test_version(capsys):
     [
         (["task=tabel"], 2, "did you mean 'table'?"),
         (["loss=f11"], 2, "did you mean 'f1'?"),
+        (["mammography"], 2, "'mammography': expected name=value, did you mean dataset=mammography?"),
+        (["compare"], 2, "did you mean task=compare or preset=compare?"),
+        (["qqqq"], 2, "'qqqq': expected name=value, such as dataset=mammography"),
         (["hyper.batch_size=0.5"], 2, "whole number"),
         (["losses=[f1,cee]"], 2, "did you mean 'ce'?"),
         (["-m", "loss=f1,cee"], 2, "did you mean 'ce'?"),
@@ -145,6 +149,16 @@ def test_a_sweep_writes_below_results_dir_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert {path.parts[-3] for path in records_in(tmp_path)} == {"f1", "ce"}
     assert re.findall(r"^# (loss=\w+)", answer.stdout, re.MULTILINE) == ["loss=f1", "loss=ce"]
+
+
+def test_a_sweep_takes_paths_as_they_are(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setitem(cli.TASKS, "run", lambda arguments: seen.append(settings(arguments)) or 0)
+    monkeypatch.setattr(sys, "argv", ["east-run"])
+    odd = ["dataset=csv", "dataset.path=daten (1).csv", "dataset.target=été", f"results_dir={tmp_path / 'é'}"]
+    assert cli.run(["-m", "loss=f1,ce", *odd]) == 0
+    assert {(one["dataset"]["path"], one["dataset"]["target"]) for one in seen} == {("daten (1).csv", "été")}
+    assert [one["loss"]["name"] for one in seen] == ["f1", "ce"]
 
 
 def test_a_job_of_a_sweep_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):

@@ -38,7 +38,10 @@ from east.config import combinations, settings, sweep
         (["+extra=1"], "nothing can be added"),
         (["~hyper"], "nothing can be added to or deleted"),
         (["loss=f1,ce"], "several values need -m, or a list"),
-        (["loss=[f1"], "cannot read the command line"),
+        (["loss=[f1"], "cannot read loss=[f1: such signs need quotes"),
+        (["dataset=csv", "dataset.drop=[été,b]"], "\"dataset.drop=['été','b']\""),
+        (["été=1"], "cannot read été=1: expected name=value"),
+        (["dataset=csv", "dataset.path=a,b.csv"], "dataset.path: several values need -m; a comma inside of one needs"),
         (["model=darknet19"], "model=darknet19 does not take table data; for digits: mlp"),
         (["dataset=cifar10", "model=gnn"], "does not take image data"),
         (["loss=dice", "annealing=geometric"], "annealing=geometric needs a loss with a temperature; dice has none"),
@@ -57,6 +60,7 @@ def test_refused_with_what_would_be_right(overrides, words):
     ("overrides", "words"),
     [
         (["losses=f1"], "expected a list such as losses=[f1,ce], got 'f1'"),
+        (["losses=f1,ce"], "expected a list such as losses=[f1,ce], got 'f1,ce'"),
         (["losses=[]"], "expected a list"),
         (["losses=[f1,cee]"], "unknown loss 'cee', did you mean 'ce'?"),
         (["datasets=[adlut]"], "unknown dataset 'adlut', did you mean 'adult'?"),
@@ -92,6 +96,39 @@ def test_a_sweep_is_every_combination():
         ["dataset=b", "loss=c", "seed=1"],
         ["dataset=b", "loss=c", "seed=2"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("path", "daten (1).csv"),
+        ("path", "my[1]=2.csv"),
+        ("path", "plain.csv"),
+        ("target", "été"),
+        ("target", "Bob's"),
+        ("target", "f(x)"),
+        ("delimiter", ";"),
+        ("delimiter", ","),
+        ("delimiter", "\t"),
+        ("positive", ">50K"),
+        ("positive", 3),
+    ],
+)
+def test_paths_and_names_need_no_quotes(name, value):
+    assert settings(["dataset=csv", f"dataset.{name}={value}"])["dataset"][name] == value
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    found = settings(["dataset=csv", "dataset.path=~/a.csv", "results_dir=~/results", "dataset.delimiter=~"])
+    assert found["dataset"] | {"path": "/home/me/a.csv", "delimiter": "~"} == found["dataset"]
+    assert found["results_dir"] == "/home/me/results"
+
+
+def test_quoted_values_are_swept(monkeypatch):
+    monkeypatch.setenv("HOME", "/home/me")
+    jobs = sweep(["dataset=csv", "dataset.path=~/a.csv,b (1).csv", "dataset.target=été"])
+    assert [settings(job)["dataset"]["path"] for job in jobs] == ["/home/me/a.csv", "b (1).csv"]
 
 
 @pytest.mark.parametrize(
