@@ -230,7 +230,9 @@ def task_data(arguments: list[str]) -> int:
         return DONE
     for config in combinations(arguments):
         loaded = experiment.load(config["dataset"], config["data_dir"])
-        print(data.describe_text(data.describe(loaded, **config["split"])))
+        print(data.describe_text(data.describe(loaded, **experiment.fixed_split(config["split"]))))
+        if config["split"]["seed"] == "trial":
+            print("split.seed=trial: every trial has a split of its own; the sizes are those of split.seed=0")
     return DONE
 
 

@@ -82,6 +82,8 @@ def run(arguments: Sequence[str]) -> list[str]:
         raise ConfigError("task=compare takes one dataset=… and a score=…; the losses follow from the score")
     arguments = [*arguments, *(["preset=compare"] if "preset" not in typed else [])]
     first = settings(arguments)
+    if first["split"]["seed"] == "trial":
+        raise ConfigError("split.seed=trial: task=compare judges all losses on one split; expected a whole number")
     loaded = experiment.load(first["dataset"], first["data_dir"])
     if loaded.groups is None and loaded.labels.ndim == 1 and "split.stratify" not in typed:
         arguments.append("split.stratify=true")  # a rare class must not be missing from a part

@@ -270,6 +270,20 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
     return f"unknown key {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Choices: {choices}"
 
 
+def check_split(seed: Any, fractions: Any, stratify: Any) -> None:
+    """Refuse what no data can be split by."""
+    if seed != "trial" and not (type(seed) is int and 0 <= seed < 2**32):
+        raise ConfigError(f"split.seed: expected a whole number of at least 0, or trial, got {seed!r}")
+    numbers = isinstance(fractions, list) and all(type(one) in ACCEPTED[float] and one > 0 for one in fractions)
+    if not numbers or len(fractions) != 3 or abs(sum(fractions) - 1) > 1e-6:
+        raise ConfigError(
+            "split.fractions: expected three positive numbers that add up to 1, for train, validation and test, "
+            f"such as [0.64,0.16,0.2], got {fractions!r}"
+        )
+    if type(stratify) is not bool:
+        raise ConfigError(f"split.stratify: expected true or false, got {stratify!r}")
+
+
 def check(config: Mapping[str, Any]) -> None:
     """Refuse numbers out of range, unknown names, libraries that are not here, and what does not go together."""
     values = dict(flat(config))
@@ -283,6 +297,7 @@ def check(config: Mapping[str, Any]) -> None:
     for name, choices in CHOICES.items():
         if name in values:
             choose(name, values[name], choices)
+    check_split(**config["split"])
     choose("device", str(config["device"]).partition(":")[0], DEVICES)
     for library in (config["executor"]["name"], "tensorboard" if config["tensorboard"] else None):
         if library in EXTRAS and find_spec(library) is None:

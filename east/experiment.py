@@ -25,6 +25,7 @@ from tqdm import tqdm
 from east import data, evaluation, execution, losses, models, protocols, records, saving, training
 from east.choices import ConfigError
 from east.config import trains_networks
+from east.data.common import assign
 from east.training import Trial
 
 STACKED = ("dataset", "split", "model", "loss", "protocol")
@@ -43,6 +44,7 @@ class Run:
     def of(cls, config: dict[str, Any]) -> "Run":
         """A run whose data is there and whose parts fit together; ConfigError or DataError otherwise."""
         loaded = load(config["dataset"], config["data_dir"])
+        assign(loaded, **fixed_split(config["split"]))
         check_parts(config, loaded)
         return cls(config, protocols.scientific(config, loaded.fingerprint, loaded.name))
 
@@ -154,6 +156,11 @@ def split(loaded: data.Data, trial: Trial) -> data.Splits:
     wanted = dict(trial.config["split"])
     seed = wanted.pop("seed")
     return data.split(loaded, seed=trial.seed if seed == "trial" else seed, **wanted)
+
+
+def fixed_split(split: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's split section with a number for its seed: 0 where every trial has its own."""
+    return {**split, "seed": 0 if split["seed"] == "trial" else split["seed"]}
 
 
 def check_parts(config: Mapping[str, Any], loaded: data.Data) -> None:

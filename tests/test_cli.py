@@ -79,6 +79,9 @@ def test_version(capsys):
         (["losses=[f1,cee]"], 2, "did you mean 'ce'?"),
         (["-m", "loss=f1,cee"], 2, "did you mean 'ce'?"),
         (["-m", "loss=f1", "trials=2.5,3"], 2, "whole number"),
+        (["dataset=digits", "dataset.positive=12"], 2, "positive must be a digit"),
+        (["task=data", "dataset=digits", "dataset.imbalance=0"], 2, "at least 1; got 0"),
+        (["dataset=digits", "split.fractions=[0.8,0.2]"], 2, "three positive numbers"),
         (["loss=fbeta", "loss.beta={dgo: 2}"], 2, "unknown class 'dgo'"),
         (["dataset=csv", "dataset.path=/nowhere.csv", "dataset.target=y"], 3, "/nowhere.csv"),
         (["--config-dir", "/nowhere", "loss=f1"], 2, "expected a folder"),
@@ -187,6 +190,8 @@ def test_table_records_and_data_print(tmp_path, capsys):
     assert "digits.jsonl  1 records" in capsys.readouterr().out
     assert cli.run(["task=data", "dataset=digits"]) == 0
     assert "1,797" in capsys.readouterr().out
+    assert cli.run(["task=data", "dataset=digits", "split.seed=trial"]) == 0
+    assert "the sizes are those of split.seed=0" in capsys.readouterr().out
     assert cli.run(["task=data", "dataset=all"]) == 0
     assert "mammography" in capsys.readouterr().out
     assert (

@@ -227,6 +227,7 @@ def test_many_classes(tmp_path, monkeypatch, capsys):
     "arguments, code, message",
     [
         ([*COMPARE, "loss=ce"], 2, "the losses follow from the score"),
+        ([*COMPARE, "split.seed=trial"], 2, "split.seed=trial: task=compare judges all losses on one split"),
         ([*COMPARE, "score=f2"], 2, "unknown metric 'f2'"),
         (["task=compare", "dataset=csv"], 3, "dataset.path"),
         (["task=predict", "input=new.csv"], 2, "needs checkpoint=… output=…"),

@@ -32,6 +32,12 @@ from east.config import combinations, settings, sweep
         (["seed=1.5"], "seed: expected a whole number such as 0, got 1.5"),
         (["seed=1000"], "seed: expected a whole number from 0 to 999"),
         (["dataset.limit=ten"], "dataset.limit: expected a whole number of at least 3, got 'ten'"),
+        (["split.seed=abc"], "split.seed: expected a whole number of at least 0, or trial, got 'abc'"),
+        (["split.seed=-1"], "split.seed"),
+        (["split.fractions=[0.8,0.2]"], "expected three positive numbers that add up to 1, for train, validation"),
+        (["split.fractions=[0.8,0.1,0.2]"], "got [0.8, 0.1, 0.2]"),
+        (["split.fractions=[a,b,c]"], "split.fractions"),
+        (["split.stratify=null"], "split.stratify: expected true or false, got None"),
         (["protocol.patience=0"], "protocol.patience"),
         (["model.hidden=512"], "model.hidden: expected a list such as [512, 256, 128], got 512"),
         (["force=maybe"], "force: expected true or false"),
@@ -119,16 +125,16 @@ def test_paths_and_names_need_no_quotes(name, value):
 
 
 def test_a_tilde_is_the_home_folder(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/folder")
     found = settings(["dataset=csv", "dataset.path=~/a.csv", "results_dir=~/results", "dataset.delimiter=~"])
-    assert found["dataset"] | {"path": "/home/me/a.csv", "delimiter": "~"} == found["dataset"]
-    assert found["results_dir"] == "/home/me/results"
+    assert found["dataset"] | {"path": "/folder/a.csv", "delimiter": "~"} == found["dataset"]
+    assert found["results_dir"] == "/folder/results"
 
 
 def test_quoted_values_are_swept(monkeypatch):
-    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.setenv("HOME", "/folder")
     jobs = sweep(["dataset=csv", "dataset.path=~/a.csv,b (1).csv", "dataset.target=été"])
-    assert [settings(job)["dataset"]["path"] for job in jobs] == ["/home/me/a.csv", "b (1).csv"]
+    assert [settings(job)["dataset"]["path"] for job in jobs] == ["/folder/a.csv", "b (1).csv"]
 
 
 @pytest.mark.parametrize(
