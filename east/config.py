@@ -40,11 +40,12 @@ ACCEPTED = {bool: (bool,), int: (int,), float: (int, float), str: (str, int, flo
 PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoint")
 TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if need be
 FREE = ("loss.beta", "loss.threshold", "split.seed")  # may be of several types
+SEARCH_SEED = 1000  # and 1001; trials have lower ones
 LISTS = {"dataset": "datasets", "loss": "losses"}
 EXAMPLES = {"dataset": "adult,mammography", "loss": "f1,ce"}
 NUMBERS = {  # type, lowest, highest; null where the default is
     "trials": (int, 1, 1000),
-    "seed": (int, 0, 999),  # search has 1000 and 1001
+    "seed": (int, 0, SEARCH_SEED - 1),
     "dataset.limit": (int, 3, inf),
     "hyper.lr": (float, 1e-12, 1e3),
     "hyper.batch_size": (int, 1, inf),
@@ -229,6 +230,11 @@ def trains_networks(loss: Mapping[str, Any]) -> bool:
     return not loss["_target_"].startswith("east.baselines.")
 
 
+def trials(config: Mapping[str, Any]) -> int:
+    """How many seeds are averaged: the user's number, else the preset's, else the paper's."""
+    return config["trials"] or config["preset"]["trials"] or config["protocol"]["trials"]
+
+
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves of a config with their dotted names; empty sections are leaves."""
     for name, value in config.items():
@@ -303,7 +309,14 @@ def check(config: Mapping[str, Any]) -> None:
         if library in EXTRAS and find_spec(library) is None:
             raise ConfigError(f"{library} is not installed: pip install 'east[{EXTRAS[library]}]'")
 
+    if config["seed"] + trials(config) > SEARCH_SEED:
+        raise ConfigError(
+            f"seed={config['seed']} trials={trials(config)}: expected at most {SEARCH_SEED} together, "
+            f"since seeds from {SEARCH_SEED} on are the search's"
+        )
     dataset, model, loss = config["dataset"], config["model"], config["loss"]
+    if config["save_model"] and not (trains_networks(loss) or loss["_target_"].endswith(".RandomForest")):
+        raise ConfigError(f"save_model=true: expected a network or a random forest, got loss={loss['name']}")
     if model["name"] not in NET_OF_KIND[dataset["kind"]]:
         fitting = ", ".join(NET_OF_KIND[dataset["kind"]])
         raise ConfigError(

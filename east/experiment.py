@@ -333,10 +333,10 @@ def keep(outcome: training.Outcome, loaded: data.Data, splits: data.Splits, job:
         **records.provenance(),
         **judged,
     )
-    if outcome.status == "done" and trial.stage == "trial" and job["save_model"]:
-        saving.of(outcome, loaded, splits).save(model_folder(trial, job["results_dir"]))
     with suppress(FileExistsError):  # another process was quicker; its result is the same
         records.write(job["results_dir"], record, arrays, force=job["force"])
+    if outcome.status == "done" and trial.stage == "trial" and job["save_model"]:  # the result stays if this fails
+        saving.of(outcome, loaded, splits).save(model_folder(trial, job["results_dir"]))
     if outcome.status == "failed":
         return f"{splits.name} {trial.config['loss']['name']} seed {trial.seed}: {outcome.error}"
     return None

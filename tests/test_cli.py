@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from east import cli
+from east import cli, experiment
 from east.choices import groups
 from east.config import settings
 
@@ -116,6 +116,14 @@ def test_train_then_run_then_print(tmp_path, capsys):
     assert cli.run([*TINY, results]) == 0
     assert capsys.readouterr().out == printed
     assert records_in(tmp_path) == before
+
+
+def test_a_failure_decides_the_exit_code_though_all_records_are_there(tmp_path, monkeypatch, capsys):
+    assert cli.run([*TINY, "trials=1", f"results_dir={tmp_path}"]) == 0
+    carry_out = experiment.carry_out
+    monkeypatch.setattr(experiment, "carry_out", lambda runs: [*carry_out(runs), "digits f1: no model"])
+    assert cli.run([*TINY, "trials=1", f"results_dir={tmp_path}"]) == 1
+    assert "first reason: digits f1: no model" in capsys.readouterr().out
 
 
 def test_the_quickstart_compares_two_losses(monkeypatch):

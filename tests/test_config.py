@@ -31,6 +31,9 @@ from east.config import combinations, settings, sweep
         (["trials=0"], "trials"),
         (["seed=1.5"], "seed: expected a whole number such as 0, got 1.5"),
         (["seed=1000"], "seed: expected a whole number from 0 to 999"),
+        (["seed=999", "trials=2"], "seed=999 trials=2: expected at most 1000 together, since seeds from 1000 on"),
+        (["seed=995", "preset=budget"], "seed=995 trials=10"),
+        (["loss=ccs", "save_model=true"], "save_model=true: expected a network or a random forest, got loss=ccs"),
         (["dataset.limit=ten"], "dataset.limit: expected a whole number of at least 3, got 'ten'"),
         (["split.seed=abc"], "split.seed: expected a whole number of at least 0, or trial, got 'abc'"),
         (["split.seed=-1"], "split.seed"),
@@ -176,6 +179,10 @@ def test_a_preset_sets_options_of_a_dataset_unless_they_are_typed():
 def test_settings_can_be_changed_without_harm_to_the_next():
     settings([])["dataset"]["name"] = "changed"
     assert settings([])["dataset"]["name"] == "digits"
+
+
+def test_the_last_seed_before_the_searchs():
+    assert settings(["seed=999", "trials=1"])["seed"] == 999
 
 
 def test_mappings_are_values():
