@@ -95,6 +95,7 @@ class Ledger:
 
     def __init__(self, config: Mapping[str, Any], found: Iterable[Mapping[str, Any]] = ()):
         self.results_dir, self.force, self.models = config["results_dir"], config["force"], config["save_model"]
+        self.probabilities = config.get("probabilities", False)  # task=compare needs those of every trial
         self.found = {} if self.force else {(record["key"], record["seed"]): record for record in found}
         self.ended: set[tuple[str, int]] = set()
 
@@ -108,15 +109,19 @@ class Ledger:
         return self.found.get(identity)
 
     def missing(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Trials without a record, or without the model that save_model asks for.
+        """Trials without a record, or without the model or the probabilities that this command needs.
 
         Failures are results too: the same trial would fail again.
         """
 
         def complete(trial: Trial) -> bool:
             record = self.find(trial)
-            wanted = record and record["status"] == "done" and self.models and trial.stage == "trial"
-            return record is not None and (not wanted or model_folder(trial, self.results_dir).exists())
+            if record is None or record["status"] == "failed" or trial.stage == "search":
+                return record is not None
+            file = records.path(self.results_dir, trial.config, trial.seed)
+            if self.probabilities and not file.with_suffix(".npz").exists():
+                return False
+            return not self.models or model_folder(trial, self.results_dir).exists()
 
         return [trial for trial in trials if not complete(trial)]
 
@@ -262,6 +267,7 @@ def jobs_of(
     config = run.config
     options = {name: config[name] for name in PASSED_ON} | {"progress": executor["name"] == "inline"}
     options |= {
+        "probabilities": config.get("probabilities", False),
         "results_dir": str(Path(config["results_dir"]).resolve()),
         "checkpoints": str(run.checkpoints.resolve()),
     }
