@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -124,6 +125,29 @@ def test_a_failure_decides_the_exit_code_though_all_records_are_there(tmp_path, 
     monkeypatch.setattr(experiment, "carry_out", lambda runs: [*carry_out(runs), "digits f1: no model"])
     assert cli.run([*TINY, "trials=1", f"results_dir={tmp_path}"]) == 1
     assert "first reason: digits f1: no model" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, capsys):
+    """What is done is printed, with a warning of one line in place of the files."""
+    arguments = [*TINY, "dataset.limit=null", "trials=1", f"results_dir={tmp_path}"]
+    table = ["task=table", "table=grid", "preset=quick", f"results_dir={tmp_path}"]
+    printed = {}
+    for command in (arguments, table):
+        assert cli.run(command) == 0
+        printed[command[0]] = capsys.readouterr().out
+    shutil.rmtree(tmp_path / "tables")
+    shutil.rmtree(tmp_path / "figures")
+
+    def mkdir(self, *_, **__):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    for command in (arguments, table):
+        assert cli.run(command) == 0
+        told = capsys.readouterr()
+        assert re.fullmatch(r"warning: not written: .*Permission denied.*\n", told.err)
+        missing = [line for line in printed[command[0]].splitlines() if line not in told.out]
+        assert [line.split()[0] for line in missing] == ["figure:" if command is arguments else "written"]
 
 
 def test_the_quickstart_compares_two_losses(monkeypatch):
