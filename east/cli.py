@@ -8,6 +8,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,11 @@ def run(arguments: Sequence[str]) -> int:
         print(f"east {__version__}")
         return DONE
     flags, overrides = separated(arguments)
-    task = (lambda: through_hydra(flags, overrides)) if flags else (lambda: dispatch(overrides))
+
+    def task() -> int:
+        refuse_bare_words(overrides)
+        return through_hydra(flags, overrides) if flags else dispatch(overrides)
+
     return guarded(task, "debug=true" in overrides)
 
 
@@ -96,6 +101,17 @@ def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     return flags, overrides
 
 
+def refuse_bare_words(overrides: Sequence[str]) -> None:
+    """`east-run mammography` means `east-run dataset=mammography`, most likely."""
+    choices = {"task": TASKS, **groups()}
+    for word in overrides:
+        if "=" not in word and not word.startswith("~"):  # "~" is Hydra's sign for deleting
+            near = get_close_matches(word.lower(), [name for names in choices.values() for name in names], n=1)
+            meant = [f"{group}={near[0]}" for group, names in choices.items() if near and near[0] in names]
+            hint = f"did you mean {' or '.join(meant)}?" if meant else "such as dataset=mammography"
+            raise ConfigError(f"{word!r}: expected name=value, {hint}")
+
+
 def through_hydra(flags: list[str], overrides: list[str]) -> int:
     """Multirun, --info and completion are Hydra's own; each job of a sweep comes back to `dispatch`."""
     import hydra
@@ -108,6 +124,7 @@ def through_hydra(flags: list[str], overrides: list[str]) -> int:
 
         print(yaml.safe_dump(config.settings(overrides), sort_keys=False, allow_unicode=True), end="")
         return DONE
+    overrides = [line.input_line for line in config.parsed(overrides)]  # quoted where Hydra needs it
     own, lines = config.own_folder(overrides), overrides
     if {"-m", "--multirun"} & set(flags):
         ours = [line for line in overrides if not line.startswith("hydra")]
@@ -195,7 +212,7 @@ def task_run(arguments: list[str]) -> int:
     failures = experiment.carry_out(runs)
     text, complete = (summary.trials if configs[0]["task"] == "train" else summary.results)(runs, failures)
     print(text)
-    return DONE if complete else FAILED
+    return DONE if complete and not failures else FAILED
 
 
 def task_train(arguments: list[str]) -> int:
@@ -213,7 +230,9 @@ def task_data(arguments: list[str]) -> int:
         return DONE
     for config in combinations(arguments):
         loaded = experiment.load(config["dataset"], config["data_dir"])
-        print(data.describe_text(data.describe(loaded, **config["split"])))
+        print(data.describe_text(data.describe(loaded, **experiment.fixed_split(config["split"]))))
+        if config["split"]["seed"] == "trial":
+            print("split.seed=trial: every trial has a split of its own; the sizes are those of split.seed=0")
     return DONE
 
 

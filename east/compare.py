@@ -82,6 +82,8 @@ def run(arguments: Sequence[str]) -> list[str]:
         raise ConfigError("task=compare takes one dataset=… and a score=…; the losses follow from the score")
     arguments = [*arguments, *(["preset=compare"] if "preset" not in typed else [])]
     first = settings(arguments)
+    if first["split"]["seed"] == "trial":
+        raise ConfigError("split.seed=trial: task=compare judges all losses on one split; expected a whole number")
     loaded = experiment.load(first["dataset"], first["data_dir"])
     if loaded.groups is None and loaded.labels.ndim == 1 and "split.stratify" not in typed:
         arguments.append("split.stratify=true")  # a rare class must not be missing from a part
@@ -89,7 +91,8 @@ def run(arguments: Sequence[str]) -> list[str]:
         arguments.append(f"model.hidden={HIDDEN}")
     score, metric = wanted_score(first["score"], loaded)
     losses = overrides(metric)[: 3 if loaded.kind == "graph" else None]  # a forest takes no graphs
-    configs = [{**aimed(settings([*arguments, *loss]), metric), "save_model": True} for loss in losses]
+    needed = {"save_model": True, "probabilities": True}
+    configs = [{**aimed(settings([*arguments, *loss]), metric), **needed} for loss in losses]
     print(description(loaded, configs[0]["split"]), flush=True)
     runs = [Run.of(config) for config in configs]
     seeds = protocols.trials(configs[0])
@@ -159,6 +162,12 @@ def description(loaded: data.Data, split: Mapping[str, Any]) -> str:
     if len(columns) > COLUMNS:
         lines.append(f"  … and {len(columns) - COLUMNS} more columns")
     splits = data.split(loaded, **split)
+    rows = splits.val.labels.numel()
+    if rows < 2:
+        raise data.DataError(
+            f"{loaded.name} has too few rows to compare: {len(loaded.labels)} leave {rows} for validation, where a "
+            "plug-in rule is tuned on some and judged on the others; expected at least 2."
+        )
     for part in ("val", "test"):
         counts = torch.bincount(getattr(splits, part).labels.flatten(), minlength=len(loaded.classes))
         rarest = int(counts.argmin())
@@ -175,10 +184,11 @@ def candidates(runs: Sequence[Run], measure: Metric, score: str, positive: int |
     found = []
     for run in runs:
         trials = [trial for trial in run.trials if done.get((records.key(trial.config), trial.seed)) == "done"]
-        files = [records.path(run.config["results_dir"], trial.config, trial.seed) for trial in trials]
-        arrays, seeds = [records.arrays(file) for file in files], [trial.seed for trial in trials]
+        files = {trial.seed: records.path(run.config["results_dir"], trial.config, trial.seed) for trial in trials}
+        seeds = [seed for seed, file in files.items() if file.with_suffix(".npz").exists()]
+        arrays = [records.arrays(files[seed]) for seed in seeds]
         title = TITLES.get(run.plain["loss"]["name"], f"EAST {score}")
-        for decision in ("argmax", "plugin") if trials else ():
+        for decision in ("argmax", "plugin") if seeds else ():
             judged = [judge(one, decision, measure, positive) for one in arrays]
             found.append(Candidate(run, title, decision, judged, seeds))
     return found

@@ -4,6 +4,8 @@
 gets a suggestion; a value of another type than its default, and a combination that makes no sense, is refused.
 """
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
@@ -17,7 +19,7 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -35,12 +37,15 @@ EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # li
 
 KINDS = {bool: "true or false", int: "a whole number", float: "a number", str: "a word", list: "a list"}
 ACCEPTED = {bool: (bool,), int: (int,), float: (int, float), str: (str, int, float), list: (list,)}
+PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoint")
+TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if need be
 FREE = ("loss.beta", "loss.threshold", "split.seed")  # may be of several types
+SEARCH_SEED = 1000  # and 1001; trials have lower ones
 LISTS = {"dataset": "datasets", "loss": "losses"}
 EXAMPLES = {"dataset": "adult,mammography", "loss": "f1,ce"}
 NUMBERS = {  # type, lowest, highest; null where the default is
     "trials": (int, 1, 1000),
-    "seed": (int, 0, 999),  # search has 1000 and 1001
+    "seed": (int, 0, SEARCH_SEED - 1),
     "dataset.limit": (int, 3, inf),
     "hyper.lr": (float, 1e-12, 1e3),
     "hyper.batch_size": (int, 1, inf),
@@ -76,17 +81,19 @@ def combinations(overrides: Sequence[str]) -> list[dict[str, Any]]:
     """The settings of every dataset and loss that was asked for: one, or those of losses=[f1,ce] datasets=[adult]."""
     rest, options = list(overrides), []
     for group, many in LISTS.items():
-        typed = [line.value() for line in parsed(rest) if line.key_or_group == many]
+        lines = [line for line in parsed(rest) if line.key_or_group == many]
+        typed = lines[-1].value() if lines else None
         rest = [line for line in rest if not line.startswith(f"{many}=")]
-        if not typed or typed[-1] is None:
+        if typed is None:
             options.append([()])
             continue
-        if not (isinstance(typed[-1], list) and typed[-1]):
-            raise ConfigError(f"{many}: expected a list such as {many}=[{EXAMPLES[group]}], got {typed[-1]!r}")
+        if not (isinstance(typed, list) and typed):
+            got = lines[-1].input_line.partition("=")[2]
+            raise ConfigError(f"{many}: expected a list such as {many}=[{EXAMPLES[group]}], got {got!r}")
         for line in rest:
             if line.startswith((f"{group}=", f"{group}.")) and not line.startswith("dataset.limit="):
                 raise ConfigError(f"{line}: with {many}=[…] nothing else can be said of the {group}")
-        options.append([(f"{group}={name}",) for name in dict.fromkeys(typed[-1])])
+        options.append([(f"{group}={name}",) for name in dict.fromkeys(typed)])
     return [settings([*rest, *dataset, *loss]) for dataset in options[0] for loss in options[1]]
 
 
@@ -130,10 +137,33 @@ def own_folder(overrides: Sequence[str]) -> str | None:
 
 
 def parsed(overrides: Sequence[str]) -> list[Override]:
-    try:
-        return OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(f"cannot read the command line: {str(error).splitlines()[0]}") from error
+    """The overrides as Hydra reads them; a path or name that it cannot read, such as ~/a.csv or été, is quoted."""
+    parser, lines = OverridesParser.create(), []
+    for typed in overrides:
+        name, _, value = typed.partition("=")
+        blank = name in TEXTS and value.isspace()  # a delimiter, which Hydra would strip
+        try:
+            lines.append(parser.parse_override(f"{name}={quoted(value)}" if blank else typed))
+        except HydraException as error:
+            if name not in TEXTS or value.startswith(("'", '"', "[", "{")) or "${" in value:
+                raise ConfigError(unreadable(name, value)) from error
+            values = value.split(",") if all(value.split(",")) else [value]  # a sweep, but the delimiter "," is none
+            values = [os.path.expanduser(one) if name in PATHS else one for one in values]
+            lines.append(parser.parse_override(f"{name}={','.join(map(quoted, values))}"))
+    return lines
+
+
+def quoted(text: str) -> str:
+    return QuotedString(text, Quote.single).with_quotes()
+
+
+def unreadable(name: str, value: str) -> str:
+    """What to write in place of an override that Hydra cannot read."""
+    if not re.fullmatch(r"[\w./@+~-]+", name, re.ASCII):
+        return f"cannot read {name}={value}: expected name=value, such as loss=f1"
+    parts = [quoted(one.strip("' \"")) for one in value.strip("[]").split(",")]
+    better = f"[{','.join(parts)}]" if value.startswith("[") else quoted(value.strip("' \""))
+    return f'cannot read {name}={value}: such signs need quotes, inside those of the shell: "{name}={better}"'
 
 
 def refuse_syntax(override: Override) -> None:
@@ -142,6 +172,9 @@ def refuse_syntax(override: Override) -> None:
         raise ConfigError(
             f"{override.input_line}: nothing can be added to or deleted from the config; write name=value"
         )
+    if override.is_sweep_override() and override.key_or_group in TEXTS:
+        name = override.key_or_group
+        raise ConfigError(f"{name}: several values need -m; a comma inside of one needs quotes: \"{name}='a, b'\"")
     if override.is_sweep_override():
         raise ConfigError(
             f"{override.input_line}: several values need -m, or a list: losses=[f1,ce] datasets=[adult,mammography]"
@@ -197,6 +230,11 @@ def trains_networks(loss: Mapping[str, Any]) -> bool:
     return not loss["_target_"].startswith("east.baselines.")
 
 
+def trials(config: Mapping[str, Any]) -> int:
+    """How many seeds are averaged: the user's number, else the preset's, else the paper's."""
+    return config["trials"] or config["preset"]["trials"] or config["protocol"]["trials"]
+
+
 def flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Leaves of a config with their dotted names; empty sections are leaves."""
     for name, value in config.items():
@@ -238,6 +276,20 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
     return f"unknown key {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Choices: {choices}"
 
 
+def check_split(seed: Any, fractions: Any, stratify: Any) -> None:
+    """Refuse what no data can be split by."""
+    if seed != "trial" and not (type(seed) is int and 0 <= seed < 2**32):
+        raise ConfigError(f"split.seed: expected a whole number of at least 0, or trial, got {seed!r}")
+    numbers = isinstance(fractions, list) and all(type(one) in ACCEPTED[float] and one > 0 for one in fractions)
+    if not numbers or len(fractions) != 3 or abs(sum(fractions) - 1) > 1e-6:
+        raise ConfigError(
+            "split.fractions: expected three positive numbers that add up to 1, for train, validation and test, "
+            f"such as [0.64,0.16,0.2], got {fractions!r}"
+        )
+    if type(stratify) is not bool:
+        raise ConfigError(f"split.stratify: expected true or false, got {stratify!r}")
+
+
 def check(config: Mapping[str, Any]) -> None:
     """Refuse numbers out of range, unknown names, libraries that are not here, and what does not go together."""
     values = dict(flat(config))
@@ -251,12 +303,20 @@ def check(config: Mapping[str, Any]) -> None:
     for name, choices in CHOICES.items():
         if name in values:
             choose(name, values[name], choices)
+    check_split(**config["split"])
     choose("device", str(config["device"]).partition(":")[0], DEVICES)
     for library in (config["executor"]["name"], "tensorboard" if config["tensorboard"] else None):
         if library in EXTRAS and find_spec(library) is None:
             raise ConfigError(f"{library} is not installed: pip install 'east[{EXTRAS[library]}]'")
 
+    if config["seed"] + trials(config) > SEARCH_SEED:
+        raise ConfigError(
+            f"seed={config['seed']} trials={trials(config)}: expected at most {SEARCH_SEED} together, "
+            f"since seeds from {SEARCH_SEED} on are the search's"
+        )
     dataset, model, loss = config["dataset"], config["model"], config["loss"]
+    if config["save_model"] and not (trains_networks(loss) or loss["_target_"].endswith(".RandomForest")):
+        raise ConfigError(f"save_model=true: expected a network or a random forest, got loss={loss['name']}")
     if model["name"] not in NET_OF_KIND[dataset["kind"]]:
         fitting = ", ".join(NET_OF_KIND[dataset["kind"]])
         raise ConfigError(

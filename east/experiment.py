@@ -25,6 +25,7 @@ from tqdm import tqdm
 from east import data, evaluation, execution, losses, models, protocols, records, saving, training
 from east.choices import ConfigError
 from east.config import trains_networks
+from east.data.common import assign
 from east.training import Trial
 
 STACKED = ("dataset", "split", "model", "loss", "protocol")
@@ -43,6 +44,7 @@ class Run:
     def of(cls, config: dict[str, Any]) -> "Run":
         """A run whose data is there and whose parts fit together; ConfigError or DataError otherwise."""
         loaded = load(config["dataset"], config["data_dir"])
+        assign(loaded, **fixed_split(config["split"]))
         check_parts(config, loaded)
         return cls(config, protocols.scientific(config, loaded.fingerprint, loaded.name))
 
@@ -93,6 +95,7 @@ class Ledger:
 
     def __init__(self, config: Mapping[str, Any], found: Iterable[Mapping[str, Any]] = ()):
         self.results_dir, self.force, self.models = config["results_dir"], config["force"], config["save_model"]
+        self.probabilities = config.get("probabilities", False)  # task=compare needs those of every trial
         self.found = {} if self.force else {(record["key"], record["seed"]): record for record in found}
         self.ended: set[tuple[str, int]] = set()
 
@@ -106,15 +109,19 @@ class Ledger:
         return self.found.get(identity)
 
     def missing(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Trials without a record, or without the model that save_model asks for.
+        """Trials without a record, or without the model or the probabilities that this command needs.
 
         Failures are results too: the same trial would fail again.
         """
 
         def complete(trial: Trial) -> bool:
             record = self.find(trial)
-            wanted = record and record["status"] == "done" and self.models and trial.stage == "trial"
-            return record is not None and (not wanted or model_folder(trial, self.results_dir).exists())
+            if record is None or record["status"] == "failed" or trial.stage == "search":
+                return record is not None
+            file = records.path(self.results_dir, trial.config, trial.seed)
+            if self.probabilities and not file.with_suffix(".npz").exists():
+                return False
+            return not self.models or model_folder(trial, self.results_dir).exists()
 
         return [trial for trial in trials if not complete(trial)]
 
@@ -154,6 +161,11 @@ def split(loaded: data.Data, trial: Trial) -> data.Splits:
     wanted = dict(trial.config["split"])
     seed = wanted.pop("seed")
     return data.split(loaded, seed=trial.seed if seed == "trial" else seed, **wanted)
+
+
+def fixed_split(split: Mapping[str, Any]) -> dict[str, Any]:
+    """A config's split section with a number for its seed: 0 where every trial has its own."""
+    return {**split, "seed": 0 if split["seed"] == "trial" else split["seed"]}
 
 
 def check_parts(config: Mapping[str, Any], loaded: data.Data) -> None:
@@ -255,6 +267,7 @@ def jobs_of(
     config = run.config
     options = {name: config[name] for name in PASSED_ON} | {"progress": executor["name"] == "inline"}
     options |= {
+        "probabilities": config.get("probabilities", False),
         "results_dir": str(Path(config["results_dir"]).resolve()),
         "checkpoints": str(run.checkpoints.resolve()),
     }
@@ -326,10 +339,10 @@ def keep(outcome: training.Outcome, loaded: data.Data, splits: data.Splits, job:
         **records.provenance(),
         **judged,
     )
-    if outcome.status == "done" and trial.stage == "trial" and job["save_model"]:
-        saving.of(outcome, loaded, splits).save(model_folder(trial, job["results_dir"]))
     with suppress(FileExistsError):  # another process was quicker; its result is the same
         records.write(job["results_dir"], record, arrays, force=job["force"])
+    if outcome.status == "done" and trial.stage == "trial" and job["save_model"]:  # the result stays if this fails
+        saving.of(outcome, loaded, splits).save(model_folder(trial, job["results_dir"]))
     if outcome.status == "failed":
         return f"{splits.name} {trial.config['loss']['name']} seed {trial.seed}: {outcome.error}"
     return None

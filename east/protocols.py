@@ -4,10 +4,9 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-from east.config import anneals, trains_networks
+from east.config import SEARCH_SEED, anneals, trains_networks, trials
 
 TRAINING = ("name", "optimizer", "patience", "stage_epochs", "max_epochs", "val_reduce")
-SEARCH_SEED = 1000
 
 
 def scientific(config: Mapping[str, Any], fingerprint: str, name: str) -> dict[str, Any]:
@@ -43,11 +42,6 @@ def scientific(config: Mapping[str, Any], fingerprint: str, name: str) -> dict[s
         }
         plain["protocol"] = {"name": config["protocol"]["name"]}
     return plain
-
-
-def trials(config: Mapping[str, Any]) -> int:
-    """How many seeds are averaged: the user's number, else the preset's, else the paper's."""
-    return config["trials"] or config["preset"]["trials"] or config["protocol"]["trials"]
 
 
 def seeds(config: Mapping[str, Any]) -> range:

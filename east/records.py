@@ -111,10 +111,12 @@ def path(results_dir: str | Path, config: Mapping, seed: int) -> Path:
 def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None, force: bool = False) -> Path:
     """Store a record, and `arrays` (name -> ndarray) beside it; return its path.
 
-    A record that is done stays, unless `force`: FileExistsError. A failed or unreadable one gives way.
+    A record that is done stays, unless `force`: FileExistsError. A failed or unreadable one gives way, and one whose
+    arrays were deleted, where there are new ones.
     """
     target = path(results_dir, record.config, record.seed)
-    if not force and target.exists() and _status(target) == "done":
+    whole = arrays is None or target.with_suffix(".npz").exists()
+    if not force and target.exists() and whole and _status(target) == "done":
         raise FileExistsError(f"{target} is done already; force=true replaces it")
     target.parent.mkdir(parents=True, exist_ok=True)
     if arrays is not None:

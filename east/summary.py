@@ -1,7 +1,9 @@
 """What east-run says about a run: what it will do, what it costs, what came out."""
 
+import warnings
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -117,10 +119,20 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
         lines.append(f"first reason: {failures[0]}")
     if built.cells:
         name = "-".join(["run", *sorted({run.name.replace(" ", "-") for run in runs})][:5])
-        files = plots.save(plots.dots(built), Path(config["results_dir"]) / "figures" / name)
-        text = writers.WRITERS["text"]([built], [tables.comparisons(built)])
-        lines = [text.rstrip(), f"figure: {files[0]}", *lines]
+        with shown_anyway():
+            files = plots.save(plots.dots(built), Path(config["results_dir"]) / "figures" / name)
+            lines = [f"figure: {files[0]}", *lines]
+        lines = [writers.WRITERS["text"]([built], [tables.comparisons(built)]).rstrip(), *lines]
     return "\n".join(lines), complete
+
+
+@contextmanager
+def shown_anyway() -> Iterator[None]:
+    """Files that cannot be written, as in a read-only folder, are no reason not to print what would be in them."""
+    try:
+        yield
+    except OSError as error:
+        warnings.warn(f"not written: {error}", stacklevel=3)
 
 
 def choice(run: Run) -> str:
@@ -193,12 +205,19 @@ def table(config: Mapping[str, Any], preset: str | None) -> str:
     pairs = [tables.comparisons(one) for one in built]
     if config["format"]:
         return writers.WRITERS[choose("format", config["format"], writers.WRITERS)](built, pairs)
+    text = writers.WRITERS["text"](built, pairs).rstrip()
     folder = Path(config["results_dir"]) / "tables"
+    with shown_anyway():
+        write_tables(folder, "" if config["variant"] == "clean" else f"_{config['variant']}", built, pairs)
+        text += f"\nwritten to {folder} as {', '.join(FILES)}"
+    return text
+
+
+def write_tables(folder: Path, suffix: str, built: Sequence[tables.Table], pairs: Sequence[list[dict]]) -> None:
+    """Each table in every format, and its figure in the folder beside."""
     folder.mkdir(parents=True, exist_ok=True)
-    suffix = "" if config["variant"] == "clean" else f"_{config['variant']}"
     for one, compared in zip(built, pairs, strict=True):
         for form, ending in FILES.items():
             (folder / f"{one.name}{suffix}.{ending}").write_text(writers.WRITERS[form]([one], [compared]))
         if any(cell.values for cell in one.cells):
             plots.save(plots.FIGURES[one.figure](one), folder.with_name("figures") / f"{one.name}{suffix}")
-    return f"{writers.WRITERS['text'](built, pairs).rstrip()}\nwritten to {folder} as {', '.join(FILES)}"

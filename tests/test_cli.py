@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,8 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from east import cli
+from east import cli, experiment
 from east.choices import groups
+from east.config import settings
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "device=cpu", "preset=quick"]  # fmt: skip
@@ -71,10 +73,16 @@ def test_version(capsys):
     [
         (["task=tabel"], 2, "did you mean 'table'?"),
         (["loss=f11"], 2, "did you mean 'f1'?"),
+        (["mammography"], 2, "'mammography': expected name=value, did you mean dataset=mammography?"),
+        (["compare"], 2, "did you mean task=compare or preset=compare?"),
+        (["qqqq"], 2, "'qqqq': expected name=value, such as dataset=mammography"),
         (["hyper.batch_size=0.5"], 2, "whole number"),
         (["losses=[f1,cee]"], 2, "did you mean 'ce'?"),
         (["-m", "loss=f1,cee"], 2, "did you mean 'ce'?"),
         (["-m", "loss=f1", "trials=2.5,3"], 2, "whole number"),
+        (["dataset=digits", "dataset.positive=12"], 2, "positive must be a digit"),
+        (["task=data", "dataset=digits", "dataset.imbalance=0"], 2, "at least 1; got 0"),
+        (["dataset=digits", "split.fractions=[0.8,0.2]"], 2, "three positive numbers"),
         (["loss=fbeta", "loss.beta={dgo: 2}"], 2, "unknown class 'dgo'"),
         (["dataset=csv", "dataset.path=/nowhere.csv", "dataset.target=y"], 3, "/nowhere.csv"),
         (["--config-dir", "/nowhere", "loss=f1"], 2, "expected a folder"),
@@ -109,6 +117,37 @@ def test_train_then_run_then_print(tmp_path, capsys):
     assert cli.run([*TINY, results]) == 0
     assert capsys.readouterr().out == printed
     assert records_in(tmp_path) == before
+
+
+def test_a_failure_decides_the_exit_code_though_all_records_are_there(tmp_path, monkeypatch, capsys):
+    assert cli.run([*TINY, "trials=1", f"results_dir={tmp_path}"]) == 0
+    carry_out = experiment.carry_out
+    monkeypatch.setattr(experiment, "carry_out", lambda runs: [*carry_out(runs), "digits f1: no model"])
+    assert cli.run([*TINY, "trials=1", f"results_dir={tmp_path}"]) == 1
+    assert "first reason: digits f1: no model" in capsys.readouterr().out
+
+
+def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, capsys):
+    """What is done is printed, with a warning of one line in place of the files."""
+    arguments = [*TINY, "dataset.limit=null", "trials=1", f"results_dir={tmp_path}"]
+    table = ["task=table", "table=grid", "preset=quick", f"results_dir={tmp_path}"]
+    printed = {}
+    for command in (arguments, table):
+        assert cli.run(command) == 0
+        printed[command[0]] = capsys.readouterr().out
+    shutil.rmtree(tmp_path / "tables")
+    shutil.rmtree(tmp_path / "figures")
+
+    def mkdir(self, *_, **__):
+        raise PermissionError(13, "Permission denied", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", mkdir)
+    for command in (arguments, table):
+        assert cli.run(command) == 0
+        told = capsys.readouterr()
+        assert re.fullmatch(r"warning: not written: .*Permission denied.*\n", told.err)
+        missing = [line for line in printed[command[0]].splitlines() if line not in told.out]
+        assert [line.split()[0] for line in missing] == ["figure:" if command is arguments else "written"]
 
 
 def test_the_quickstart_compares_two_losses(monkeypatch):
@@ -147,6 +186,16 @@ def test_a_sweep_writes_below_results_dir_alone(tmp_path):
     assert re.findall(r"^# (loss=\w+)", answer.stdout, re.MULTILINE) == ["loss=f1", "loss=ce"]
 
 
+def test_a_sweep_takes_paths_as_they_are(tmp_path, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setitem(cli.TASKS, "run", lambda arguments: seen.append(settings(arguments)) or 0)
+    monkeypatch.setattr(sys, "argv", ["east-run"])
+    odd = ["dataset=csv", "dataset.path=daten (1).csv", "dataset.target=été", f"results_dir={tmp_path / 'é'}"]
+    assert cli.run(["-m", "loss=f1,ce", *odd]) == 0
+    assert {(one["dataset"]["path"], one["dataset"]["target"]) for one in seen} == {("daten (1).csv", "été")}
+    assert [one["loss"]["name"] for one in seen] == ["f1", "ce"]
+
+
 def test_a_job_of_a_sweep_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
     def task(arguments):
         if "loss=ce" in arguments:
@@ -173,6 +222,8 @@ def test_table_records_and_data_print(tmp_path, capsys):
     assert "digits.jsonl  1 records" in capsys.readouterr().out
     assert cli.run(["task=data", "dataset=digits"]) == 0
     assert "1,797" in capsys.readouterr().out
+    assert cli.run(["task=data", "dataset=digits", "split.seed=trial"]) == 0
+    assert "the sizes are those of split.seed=0" in capsys.readouterr().out
     assert cli.run(["task=data", "dataset=all"]) == 0
     assert "mammography" in capsys.readouterr().out
     assert (

@@ -197,6 +197,15 @@ def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
     assert cli.run(COMPARE) == 0
     assert capsys.readouterr().out == text
     assert {path: path.stat().st_mtime_ns for path in workplace.glob("results/runs/**/*.json")} == before
+
+    # Probabilities that were deleted come back, by that trial alone.
+    deleted = min(workplace.glob("results/runs/**/*.npz"))
+    deleted.unlink()
+    assert cli.run(COMPARE) == 0
+    assert capsys.readouterr().out == text
+    assert deleted.exists()
+    after = {path: path.stat().st_mtime_ns for path in workplace.glob("results/runs/**/*.json")}
+    assert {path for path in before if after[path] != before[path]} == {deleted.with_suffix(".json")}
     assert {record["config"]["preset"] for record in records.scan("results")} == {"compare"}
 
 
@@ -223,10 +232,18 @@ def test_many_classes(tmp_path, monkeypatch, capsys):
     assert "winner on mcc:" in text
 
 
+def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame({"a": range(6), "label": [0, 1] * 3}).to_csv("six.csv", index=False)
+    assert cli.run([*COMPARE, "dataset.path=six.csv"]) == 3
+    assert "csv has too few rows to compare: 6 leave 1 for validation" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
         ([*COMPARE, "loss=ce"], 2, "the losses follow from the score"),
+        ([*COMPARE, "split.seed=trial"], 2, "split.seed=trial: task=compare judges all losses on one split"),
         ([*COMPARE, "score=f2"], 2, "unknown metric 'f2'"),
         (["task=compare", "dataset=csv"], 3, "dataset.path"),
         (["task=predict", "input=new.csv"], 2, "needs checkpoint=… output=…"),

@@ -31,14 +31,26 @@ from east.config import combinations, settings, sweep
         (["trials=0"], "trials"),
         (["seed=1.5"], "seed: expected a whole number such as 0, got 1.5"),
         (["seed=1000"], "seed: expected a whole number from 0 to 999"),
+        (["seed=999", "trials=2"], "seed=999 trials=2: expected at most 1000 together, since seeds from 1000 on"),
+        (["seed=995", "preset=budget"], "seed=995 trials=10"),
+        (["loss=ccs", "save_model=true"], "save_model=true: expected a network or a random forest, got loss=ccs"),
         (["dataset.limit=ten"], "dataset.limit: expected a whole number of at least 3, got 'ten'"),
+        (["split.seed=abc"], "split.seed: expected a whole number of at least 0, or trial, got 'abc'"),
+        (["split.seed=-1"], "split.seed"),
+        (["split.fractions=[0.8,0.2]"], "expected three positive numbers that add up to 1, for train, validation"),
+        (["split.fractions=[0.8,0.1,0.2]"], "got [0.8, 0.1, 0.2]"),
+        (["split.fractions=[a,b,c]"], "split.fractions"),
+        (["split.stratify=null"], "split.stratify: expected true or false, got None"),
         (["protocol.patience=0"], "protocol.patience"),
         (["model.hidden=512"], "model.hidden: expected a list such as [512, 256, 128], got 512"),
         (["force=maybe"], "force: expected true or false"),
         (["+extra=1"], "nothing can be added"),
         (["~hyper"], "nothing can be added to or deleted"),
         (["loss=f1,ce"], "several values need -m, or a list"),
-        (["loss=[f1"], "cannot read the command line"),
+        (["loss=[f1"], "cannot read loss=[f1: such signs need quotes"),
+        (["dataset=csv", "dataset.drop=[été,b]"], "\"dataset.drop=['été','b']\""),
+        (["été=1"], "cannot read été=1: expected name=value"),
+        (["dataset=csv", "dataset.path=a,b.csv"], "dataset.path: several values need -m; a comma inside of one needs"),
         (["model=darknet19"], "model=darknet19 does not take table data; for digits: mlp"),
         (["dataset=cifar10", "model=gnn"], "does not take image data"),
         (["loss=dice", "annealing=geometric"], "annealing=geometric needs a loss with a temperature; dice has none"),
@@ -57,6 +69,7 @@ def test_refused_with_what_would_be_right(overrides, words):
     ("overrides", "words"),
     [
         (["losses=f1"], "expected a list such as losses=[f1,ce], got 'f1'"),
+        (["losses=f1,ce"], "expected a list such as losses=[f1,ce], got 'f1,ce'"),
         (["losses=[]"], "expected a list"),
         (["losses=[f1,cee]"], "unknown loss 'cee', did you mean 'ce'?"),
         (["datasets=[adlut]"], "unknown dataset 'adlut', did you mean 'adult'?"),
@@ -92,6 +105,39 @@ def test_a_sweep_is_every_combination():
         ["dataset=b", "loss=c", "seed=1"],
         ["dataset=b", "loss=c", "seed=2"],
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("path", "daten (1).csv"),
+        ("path", "my[1]=2.csv"),
+        ("path", "plain.csv"),
+        ("target", "été"),
+        ("target", "Bob's"),
+        ("target", "f(x)"),
+        ("delimiter", ";"),
+        ("delimiter", ","),
+        ("delimiter", "\t"),
+        ("positive", ">50K"),
+        ("positive", 3),
+    ],
+)
+def test_paths_and_names_need_no_quotes(name, value):
+    assert settings(["dataset=csv", f"dataset.{name}={value}"])["dataset"][name] == value
+
+
+def test_a_tilde_is_the_home_folder(monkeypatch):
+    monkeypatch.setenv("HOME", "/folder")
+    found = settings(["dataset=csv", "dataset.path=~/a.csv", "results_dir=~/results", "dataset.delimiter=~"])
+    assert found["dataset"] | {"path": "/folder/a.csv", "delimiter": "~"} == found["dataset"]
+    assert found["results_dir"] == "/folder/results"
+
+
+def test_quoted_values_are_swept(monkeypatch):
+    monkeypatch.setenv("HOME", "/folder")
+    jobs = sweep(["dataset=csv", "dataset.path=~/a.csv,b (1).csv", "dataset.target=été"])
+    assert [settings(job)["dataset"]["path"] for job in jobs] == ["/folder/a.csv", "b (1).csv"]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +179,10 @@ def test_a_preset_sets_options_of_a_dataset_unless_they_are_typed():
 def test_settings_can_be_changed_without_harm_to_the_next():
     settings([])["dataset"]["name"] = "changed"
     assert settings([])["dataset"]["name"] == "digits"
+
+
+def test_the_last_seed_before_the_searchs():
+    assert settings(["seed=999", "trials=1"])["seed"] == 999
 
 
 def test_mappings_are_values():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from east import execution, experiment, protocols, records, training
+from east import execution, experiment, protocols, records, saving, training
 from east.choices import ConfigError
 from east.config import settings
 from east.experiment import Run, carry_out
@@ -61,6 +61,21 @@ def test_trials_are_recorded_once(tmp_path, monkeypatch):
     assert carry_out([again]) == []
     assert found(tmp_path) == first
     assert not (tmp_path / "runs" / "checkpoints").exists()
+
+
+def test_a_model_that_cannot_be_saved_costs_no_result(tmp_path, monkeypatch):
+    """The record is there and the failure told, again and again until the model is there as well."""
+
+    def of(*_):
+        raise OSError("no space")
+
+    for _ in range(2):
+        with monkeypatch.context() as patch:
+            patch.setattr(saving, "of", of)
+            assert carry_out([run_of(tmp_path, "trials=1", "save_model=true")]) == ["digits f1: OSError: no space"]
+        assert [record["status"] for record in records.scan(tmp_path)] == ["done"]
+    assert carry_out([run_of(tmp_path, "trials=1", "save_model=true")]) == []
+    assert list((tmp_path / "models").iterdir())
 
 
 def test_a_record_tells_where_its_number_comes_from(tmp_path):

@@ -111,6 +111,16 @@ def test_arrays_lie_beside_the_record(tmp_path):
     assert all((found[name] == stored[name]).all() and found[name].dtype == stored[name].dtype for name in stored)
 
 
+def test_a_record_gives_way_where_its_arrays_were_deleted(tmp_path):
+    file = records.write(tmp_path, record(score=0.1), arrays={"a": np.arange(2)})
+    with pytest.raises(FileExistsError, match="force=true"):
+        records.write(tmp_path, record(score=0.2), arrays={"a": np.arange(3)})
+    file.with_suffix(".npz").unlink()
+    records.write(tmp_path, record(score=0.2), arrays={"a": np.arange(3)})
+    assert len(records.arrays(file)["a"]) == 3
+    assert records.read(file).scores["test"]["f1_pos"] == 0.2
+
+
 def test_a_record_never_appears_without_its_arrays(tmp_path):
     with pytest.raises(ValueError, match="inhomogeneous"):
         records.write(tmp_path, record(), arrays={"broken": [[1], [1, 2]]})

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from east.choices import ConfigError
+
 FRACTIONS = (0.64, 0.16, 0.20)
 
 
@@ -56,7 +58,7 @@ class Data:
         if limit is None:
             return self
         if not isinstance(limit, int) or isinstance(limit, bool) or limit < 3:
-            raise ValueError(f"limit must be a whole number of at least 3 rows, or null for all; got {limit!r}")
+            raise ConfigError(f"limit must be a whole number of at least 3 rows, or null for all; got {limit!r}")
         if limit >= len(self.labels):
             return replace(self, limit=limit)
         strata = self.labels.numpy() if self.labels.ndim == 1 else np.zeros(len(self.labels), dtype=np.int64)
@@ -189,9 +191,9 @@ def assign(
     """Row numbers of train, val and test: two random cuts, test first, each rounded up as scikit-learn does."""
     train, val, test = fractions = tuple(map(float, fractions))
     if min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise ValueError(f"split fractions must be three positive numbers that add up to 1, got {list(fractions)}")
+        raise ConfigError(f"split fractions must be three positive numbers that add up to 1, got {list(fractions)}")
     if stratify and (data.groups is not None or data.labels.ndim > 1):
-        raise ValueError(f"{data.name} is split by groups of rows; that cannot be stratified as well")
+        raise ConfigError(f"{data.name} is split by groups of rows; that cannot be stratified as well")
     random = np.random.RandomState(seed)
     strata = data.labels.numpy() if stratify else None
     everything = np.arange(len(data.labels))

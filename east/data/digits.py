@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from east.choices import ConfigError
 from east.data.common import Table
 from east.data.sources import Dataset
 
@@ -16,9 +17,9 @@ def digits(root=None, *, imbalance: float = 1, positive: int | None = None) -> T
     from sklearn.datasets import load_digits
 
     if imbalance < 1:
-        raise ValueError(f"digits: imbalance is largest class / smallest class, at least 1; got {imbalance}")
+        raise ConfigError(f"digits: imbalance is largest class / smallest class, at least 1; got {imbalance}")
     if positive not in (None, *range(10)):
-        raise ValueError(f"digits: positive must be a digit 0…9 or null, got {positive!r}")
+        raise ConfigError(f"digits: positive must be a digit 0…9 or null, got {positive!r}")
     features, labels = load_digits(return_X_y=True)
     classes = tuple("0123456789")
     if positive is not None:

