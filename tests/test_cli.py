@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from east import cli, experiment
+from east import cli
 from east.choices import groups
 from east.config import settings
 
