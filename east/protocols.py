@@ -18,8 +18,8 @@ def scientific(config: Mapping[str, Any], fingerprint: str, name: str) -> dict[s
     if annealing["schedule"] == "none":
         annealing = {key: annealing[key] for key in ("name", "schedule", "T0")}
     protocol = {key: config["protocol"][key] for key in TRAINING}
-    if config["protocol"]["warmup"]:  # without one, keys are those of records from before there was the option
-        protocol["warmup"] = config["protocol"]["warmup"]
+    if warmup := config["protocol"].get("warmup"):  # without, keys are those of records from before the option
+        protocol["warmup"] = warmup
     split = dict(config["split"])
     if config["protocol"]["new_split"]:
         split["seed"] = "trial"
