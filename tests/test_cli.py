@@ -240,11 +240,15 @@ PROCESSES = ["executor=processes", "executor.slots=2"]
 
 
 def start(folder, *arguments):
-    """east-run in a process group of its own; with batches of 1024 every trial is a job."""
+    """east-run in a process group of its own; with batches of 1024 every trial is a job.
+
+    A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
+    """
     arguments = arguments if any(a.startswith("executor=") for a in arguments) else [*arguments, *PROCESSES]
     environment = ENVIRONMENT | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)}
     return subprocess.Popen(command(*LONG, f"results_dir={folder}", *arguments), env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True)  # fmt: skip
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
 
 
 def wait_for_records(process, folder, count, seconds=300):
