@@ -159,9 +159,9 @@ class _DenseCounts(Function):
         lo, hi, gap, last = corners(s, step)
         p1, first = top.p.narrow(-1, 0, 1), top.classes.narrow(-1, 0, 1)
         beyond = (p1 - hi).relu_()
-        above = (p - lo).relu_()
-        H = torch.addcmul(p, above, step.bend)
-        S = torch.addcmul(H, above.sign_(), lo * step.bend, out=above)
+        bent = torch.gt(p, lo, out=torch.empty_like(p)).mul_(step.bend)  # bend above lo, else 0
+        S = torch.addcmul(p, p, bent)
+        H = torch.addcmul(S, bent, lo, value=-1, out=bent)
         H.scatter_add_(-1, first, last * beyond)
         S.scatter_add_(-1, first, beyond.sign().mul_(last).mul_(p1))
         own = labels.unsqueeze(-1)
