@@ -103,9 +103,9 @@ def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def refuse_bare_words(overrides: Sequence[str]) -> None:
     """`east-run mammography` means `east-run dataset=mammography`, most likely."""
-    choices = {"task": TASKS, **groups()}
     for word in overrides:
         if "=" not in word and not word.startswith("~"):  # "~" is Hydra's sign for deleting
+            choices = {"task": TASKS, **groups()}
             near = get_close_matches(word.lower(), [name for names in choices.values() for name in names], n=1)
             meant = [f"{group}={near[0]}" for group, names in choices.items() if near and near[0] in names]
             hint = f"did you mean {' or '.join(meant)}?" if meant else "such as dataset=mammography"

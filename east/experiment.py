@@ -44,7 +44,7 @@ class Run:
     def of(cls, config: dict[str, Any]) -> "Run":
         """A run whose data is there and whose parts fit together; ConfigError or DataError otherwise."""
         loaded = load(config["dataset"], config["data_dir"])
-        assign(loaded, **fixed_split(config["split"]))
+        assign(loaded, **fixed_split(config["split"]))  # refuses what these data cannot be split by
         check_parts(config, loaded)
         return cls(config, protocols.scientific(config, loaded.fingerprint, loaded.name))
 

@@ -1,10 +1,10 @@
 """Cost of MetricLoss next to F.cross_entropy, forward and backward, in one run: ratios are what counts, not seconds.
 
-    python scripts/bench_loss.py [--metric f1] [--json out.json]
+    python scripts/bench_loss.py [--metric f1] [--json out.json] [--cold]
 
 Both are timed in turn, round after round; a ratio is the median over rounds. Peak memory is that of a fresh process.
-Before that a large tensor comes and goes, as activations do in training: until then glibc gives freed memory back to
-the system after every step, and both losses would be timed at asking for it again, page by page.
+First of all a large tensor comes and goes, as activations do in training: until then glibc gives freed memory back to
+the system after every step, and both losses are timed at asking for it again, page by page. --cold leaves it so.
 """
 
 import argparse
@@ -82,6 +82,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--metric", default="f1")
     parser.add_argument("--json", help="also write the result to this file")
+    parser.add_argument("--cold", action="store_true", help="in a process that has never freed anything large")
     parser.add_argument("--memory", nargs=2, type=int, metavar=("N", "D"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -89,7 +90,8 @@ def main() -> None:
         print(peak_memory(*arguments.memory, arguments.metric))
         return
     rows = []
-    torch.zeros(ACTIVATIONS)
+    if not arguments.cold:
+        torch.zeros(ACTIVATIONS)
     for n, d in SHAPES:
         row = compare(n, d, arguments.metric)
         rows.append(row)
