@@ -100,11 +100,11 @@ def per_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
     return values.new_zeros((*values.shape[:-1], classes)).scatter_add(-1, labels, values)
 
 
-def class_counts(labels: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Number of samples of each class: [..., classes]."""
-    if labels.ndim == 1 and not torch.compiler.is_compiling():
-        return torch.bincount(labels, minlength=classes).to(dtype)
-    return per_class(torch.ones((), dtype=dtype, device=labels.device).expand(labels.shape), labels, classes)
+def class_counts(labels: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
+    """Number of samples of each class, or the sum of their weights, beside other counts [..., d]."""
+    if weights is None:
+        weights = like.new_ones(()).expand(labels.shape)
+    return torch.zeros_like(like).scatter_add_(-1, labels, weights)
 
 
 def rows_per_class(rows: Tensor, labels: Tensor) -> Tensor:

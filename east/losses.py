@@ -19,7 +19,7 @@ from east import metrics, steps
 from east.choices import choose
 from east.confusion import Confusion, check_range, class_counts, per_class
 from east.metrics import ratio
-from east.surrogate import soft_counts
+from east.surrogate import soft_counts, soft_loss
 
 BTG_THRESHOLDS = tuple(k / 10 for k in range(1, 10))
 MAX_TEMPERATURE = 0.4
@@ -130,6 +130,8 @@ class MetricLoss(Loss):
         self.gather = gather
         self.temperature = temperature
         self.metric_parameters = self.checked_parameters(metric_parameters, choose("absent", absent, metrics.ABSENT))
+        plain = self.metric_parameters.get("average", "macro") == "macro" and absent == "zero"
+        self.loss_and_slopes = metrics.f1_loss_and_slopes if self.metric is metrics.f1 and plain else None
 
     @property
     def anneals(self) -> bool:  # type: ignore[override]
@@ -180,6 +182,9 @@ class MetricLoss(Loss):
         return self.classes.index(choose("class", str(name), self.classes))
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        if self.loss_and_slopes and self.closed(weights) and not self.gathers():
+            T = self.temperature_for(logits)
+            return soft_loss(logits, labels, weights, T, self.detach_threshold, self.loss_and_slopes)
         confusion = self.confusion(logits, labels, weights)
         score = self.metric(confusion, **self.metric_parameters)
         if score.shape != confusion.diagonal.shape[:-1]:
@@ -189,17 +194,20 @@ class MetricLoss(Loss):
             )
         return 1 - (score.mean(0) if isinstance(self.threshold, tuple) else score)
 
+    def closed(self, weights: Tensor | None) -> bool:
+        """Whether the closed form applies: the linear step at the dynamic threshold, derived by the logits alone."""
+        if self.step != "linear" or self.threshold != "dynamic" or transformed():
+            return False
+        return not any(isinstance(x, Tensor) and x.requires_grad for x in (weights, self.temperature))
+
     def confusion(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Confusion:
         """Soft counts of a batch; with a list of k thresholds they have a first dimension of k."""
-        T = self.temperature_for(logits)
-        # The closed form differentiates with respect to the logits alone.
-        others = any(isinstance(x, Tensor) and x.requires_grad for x in (weights, T))
-        if self.step == "linear" and self.threshold == "dynamic" and not others and not transformed():
+        if self.closed(weights):
+            T = self.temperature_for(logits)
             diagonal, predicted = soft_counts(logits, labels, weights, T, self.detach_threshold)
-            classes = logits.shape[-1]
             confusion = Confusion(
                 diagonal,
-                class_counts(labels, classes, logits.dtype) if weights is None else per_class(weights, labels, classes),
+                class_counts(labels, weights, predicted),
                 predicted,
                 lambda: Confusion.from_memberships(self.memberships(logits), labels, weights).matrix,
             )

@@ -9,12 +9,13 @@ Composed from small operations the surrogate costs 9 to 55 cross-entropies on a 
 - But for the 1 in 1 - hi, H is homogeneous in (p, s), and e = dL/dH is orthogonal to H. With S = p dH/dp at fixed s,
   Euler's identity gives dL/ds: sum_j e_j S_j + s dL/ds = shift = e1 lo [p1 - hi]+ / (1 - hi)^2.
 - Below lo, H is p, and softmax sums to 1: sums over such entries are known without touching them. With many classes
-  few entries lie above, and the gradient is p times a rank-one term plus those few (`_SparseCounts`).
+  few entries lie above, and the gradient is p times a rank-one term plus those few (`Sparse`).
 
 With A, B the gradients of the loss with respect to predicted and diagonal counts, e = (A + B at the own class - their
 mean under H) / sum H. The gradient with respect to the logits is e S - p shift, + p dL/ds at the two largest entries.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -23,16 +24,20 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from east.confusion import per_class
+from east.confusion import class_counts, per_class
 from east.steps import HALF_WIDTH
 
 MIN_CORNER = 5e-4  # a, and with it 1 - hi, vanishes at T = 0.4
 FEW_CLASSES = 32  # rows of fewer entries are slow to reduce and to search: samples are laid side by side in memory
-MANY_CLASSES = 512  # from here on entries above lo are looked up on a CPU,
+MANY_CLASSES = 2048  # from here on entries above lo are looked up on a CPU,
 SPARSE_CORNER = 0.125  # unless a is so small that 1 - (sum of the entries above lo) loses its digits,
-SPARSE_SHARE = 4  # or one block in so many holds such an entry, as before any training
+SPARSE_SHARE = 32  # or one block in so many holds such an entry, as before any training
 BLOCK = 8  # classes, about, whose maximum is taken together when looking for large entries,
 LANES = 32  # in a multiple of so many blocks, as the processor likes it
+
+
+# A loss [...] of diagonal, actual and predicted counts [..., d], and its derivatives with respect to first and last.
+LossAndSlopes = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def soft_counts(
@@ -42,22 +47,67 @@ def soft_counts(
 
     `weights` [..., n] count a sample more or less; `temperature` is a number or a tensor over the leading dimensions.
     """
-    if isinstance(temperature, Tensor):
-        step = Step.at(temperature[..., None, None].to(logits))
-    else:
-        step = step_at(temperature, logits.dtype, logits.device)
-    z, classes = logits.detach(), logits.shape[-1]
+    return _SoftCounts.apply(logits, labels, weights, step_of(temperature, logits), detach_threshold)
+
+
+def soft_loss(
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    temperature: float | Tensor,
+    detach_threshold: bool,
+    loss_and_slopes: LossAndSlopes,
+) -> Tensor:
+    """The loss [...] of the soft counts in a single node of autograd's graph: for few classes, nodes are what costs."""
+    return _SoftLoss.apply(logits, labels, weights, step_of(temperature, logits), detach_threshold, loss_and_slopes)
+
+
+class _SoftCounts(Function):
+    @staticmethod
+    def forward(ctx, logits, labels, weights, step, detach_threshold):
+        ctx.counted = counted(logits, labels, weights, step, detach_threshold)
+        return ctx.counted.counts()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, B, A):
+        return ctx.counted.gradient(B, A), None, None, None, None
+
+
+class _SoftLoss(Function):
+    @staticmethod
+    def forward(ctx, logits, labels, weights, step, detach_threshold, loss_and_slopes):
+        ctx.counted = counted(logits, labels, weights, step, detach_threshold)
+        diagonal, predicted = ctx.counted.counts()
+        loss, ctx.B, ctx.A = loss_and_slopes(diagonal, class_counts(labels, weights, predicted), predicted)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, g):
+        g = g.unsqueeze(-1)
+        return ctx.counted.gradient(ctx.B * g, ctx.A * g), None, None, None, None, None
+
+
+def counted(
+    logits: Tensor, labels: Tensor, weights: Tensor | None, step: "Step", detach_threshold: bool
+) -> "Few | Dense | Sparse":
+    """A batch ready for counts() and gradient(B, A), in the form that is quickest for so many classes.
+
+    It keeps neither the logits nor the counts: an input or output would hold on to the graph that it is part of.
+    """
+    classes = logits.shape[-1]
     if classes < FEW_CLASSES:
-        return _FewCounts.apply(logits, z.mT.softmax(-2).mT, labels, weights, step, detach_threshold or classes == 2)
-    p = z.softmax(-1)
+        return Few(logits, labels, weights, step, detach_threshold or classes == 2)
+    p = logits.softmax(-1)
     if classes < MANY_CLASSES or p.device.type != "cpu":
-        return _DenseCounts.apply(logits, p, top_two(p), labels, weights, step, detach_threshold)
+        return Dense(p, top_two(p), labels, weights, step, detach_threshold)
     maxima = block_maxima(p)
     top = top_two_of_blocks(p, maxima)
     entries = Entries.above(p, step.a * top.p.sum(-1, keepdim=True), maxima) if step.a.min() >= SPARSE_CORNER else None
     if entries is None:
-        return _DenseCounts.apply(logits, p, top, labels, weights, step, detach_threshold)
-    return _SparseCounts.apply(logits, p, top, entries, labels, weights, step, detach_threshold)
+        return Dense(p, top, labels, weights, step, detach_threshold)
+    return Sparse(p, top, entries, labels, weights, step, detach_threshold)
 
 
 class Step(NamedTuple):
@@ -81,6 +131,13 @@ def step_at(temperature: float, dtype: torch.dtype, device: torch.device) -> Ste
     return Step(*(x.to(device, dtype) for x in Step.at(torch.tensor(temperature, dtype=torch.float64))))
 
 
+def step_of(temperature: float | Tensor, logits: Tensor) -> Step:
+    """The step beside logits [..., n, d], for a number or one temperature per leading index."""
+    if isinstance(temperature, Tensor):
+        return Step.at(temperature[..., None, None].to(logits))
+    return step_at(temperature, logits.dtype, logits.device)
+
+
 def corners(s: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """lo, hi, 1 - hi and last of samples whose two largest entries sum to s [..., n, 1]."""
     lo, hi = s * step.a, s * step.b
@@ -88,17 +145,17 @@ def corners(s: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return lo, hi, gap, (lo / gap).sub_(step.middle)
 
 
-class _FewCounts(Function):
+class Few:
     """The largest entries are told by comparison, as numbers 0 or 1: to search them costs more. Of two classes s is 1.
 
     Any other order of these operations rounds differently, and the committed results could no longer be repeated.
     """
 
-    @staticmethod
-    def forward(ctx, logits, p, labels, weights, step, detach_threshold):
+    def __init__(self, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step, detach_threshold: bool):
+        p = logits.mT.softmax(-2).mT
         p1 = p.amax(-1, keepdim=True)
         largest = torch.eq(p, p1, out=torch.empty_like(p))
-        s, p2 = step.one, None
+        s = p2 = step.one
         if p.shape[-1] > 2:
             p2 = torch.addcmul(p, p, largest, value=-1).amax(-1, keepdim=True)
             number = largest.sum(-1, keepdim=True)
@@ -111,36 +168,33 @@ class _FewCounts(Function):
         S = above.sign_().mul_(step.bend).add_(step.one).mul_(p)
         S.addcmul_(largest, beyond.sign().mul_(last).mul_(p1))
         total = H.sum(-1, keepdim=True)
-        G, S = H.div_(total), S.div_(total)
-        own = labels.unsqueeze(-1)
-        G_own = G.gather(-1, own)
-        # Nothing kept here is an input or an output of this function, so the context may hold it as it is.
-        ctx.kept = p, p2, G, S, G_own, beyond.div_(gap).div_(p1), largest, own, weights
-        ctx.detach_threshold = detach_threshold
-        counted, predicted = (
-            G_own.squeeze(-1),
-            G.sum(-2) if weights is None else (weights.unsqueeze(-2) @ G).squeeze(-2),
-        )
-        return per_class(counted if weights is None else counted * weights, labels, p.shape[-1]), predicted
+        self.p, self.p2, self.largest, self.share = p, p2, largest, beyond.div_(gap).div_(p1)
+        self.G, self.S = H.div_(total), S.div_(total)
+        self.labels, self.own, self.weights = labels, labels.unsqueeze(-1), weights
+        self.G_own = self.G.gather(-1, self.own)
+        self.detach_threshold = detach_threshold
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, B, A):
-        p, p2, G, S, G_own, share, largest, own, weights = ctx.kept
-        B_own = B.gather(-1, own.squeeze(-1)).unsqueeze(-1)
-        mean = (G @ A.unsqueeze(-1)).addcmul_(B_own, G_own)
+    def counts(self) -> tuple[Tensor, Tensor]:
+        own = self.G_own.squeeze(-1)
+        if self.weights is None:
+            return per_class(own, self.labels, self.G.shape[-1]), self.G.sum(-2)
+        predicted = (self.weights.unsqueeze(-2) @ self.G).squeeze(-2)
+        return per_class(own * self.weights, self.labels, self.G.shape[-1]), predicted
+
+    def gradient(self, B: Tensor, A: Tensor) -> Tensor:
+        p, S, own = self.p, self.S, self.own
+        B_own = B.gather(-1, self.labels).unsqueeze(-1)
+        mean = (self.G @ A.unsqueeze(-1)).addcmul_(B_own, self.G_own)
         eS = (S * A.unsqueeze(-2)).addcmul_(S, mean, value=-1).scatter_add_(-1, own, S.gather(-1, own).mul_(B_own))
-        if weights is not None:
-            eS.mul_(weights.unsqueeze(-1))
+        if self.weights is not None:
+            eS.mul_(self.weights.unsqueeze(-1))
         Q = eS.sum(-1, keepdim=True)
-        if ctx.detach_threshold:
-            gradient = eS.addcmul_(p, Q, value=-1)
-        else:
-            shift = (largest * eS).sum(-1, keepdim=True).mul_(share)
-            two = torch.ge(p, p2, out=torch.empty_like(p)).mul_(p)  # their sum is s, unless several are as large as p2
-            gradient = eS.addcmul_(p, shift, value=-1)
-            gradient.add_(two.mul_(shift.sub_(Q).div_(two.sum(-1, keepdim=True))))
-        return gradient, None, None, None, None, None
+        if self.detach_threshold:
+            return eS.addcmul_(p, Q, value=-1)
+        shift = (self.largest * eS).sum(-1, keepdim=True).mul_(self.share)
+        two = torch.ge(p, self.p2, out=torch.empty_like(p)).mul_(p)  # their sum is s, unless several are as large as p2
+        gradient = eS.addcmul_(p, shift, value=-1)
+        return gradient.add_(two.mul_(shift.sub_(Q).div_(two.sum(-1, keepdim=True))))
 
 
 class Top(NamedTuple):
@@ -150,11 +204,10 @@ class Top(NamedTuple):
     classes: Tensor
 
 
-class _DenseCounts(Function):
+class Dense:
     """Every entry of H: few passes over p, in place where possible, as fresh memory is what costs most."""
 
-    @staticmethod
-    def forward(ctx, logits, p, top, labels, weights, step, detach_threshold):
+    def __init__(self, p: Tensor, top: Top, labels: Tensor, weights: Tensor | None, step: Step, detach_threshold: bool):
         s = top.p.sum(-1, keepdim=True)
         lo, hi, gap, last = corners(s, step)
         p1, first = top.p.narrow(-1, 0, 1), top.classes.narrow(-1, 0, 1)
@@ -164,74 +217,82 @@ class _DenseCounts(Function):
         H = torch.addcmul(S, bent, lo, value=-1, out=bent)
         H.scatter_add_(-1, first, last * beyond)
         S.scatter_add_(-1, first, beyond.sign().mul_(last).mul_(p1))
-        own = labels.unsqueeze(-1)
-        H_own = H.gather(-1, own)
         total = H.sum(-1, keepdim=True)
-        r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
-        ctx.kept = p, H, S, H_own, total, r, s, beyond.div_(gap).div_(p1), first, own
-        ctx.top, ctx.detach_threshold = top, detach_threshold
-        return per_class((r * H_own).squeeze(-1), labels, p.shape[-1]), (r.mT @ H).squeeze(-2)
+        self.p, self.H, self.S, self.total = p, H, S, total
+        self.r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
+        self.s, self.top, self.first, self.share = s, top, first, beyond.div_(gap).div_(p1)
+        self.labels, self.own = labels, labels.unsqueeze(-1)
+        self.H_own = H.gather(-1, self.own)
+        self.detach_threshold = detach_threshold
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, B, A):
-        p, H, S, H_own, total, r, s, share, first, own = ctx.kept
-        B_own = B.gather(-1, own.squeeze(-1)).unsqueeze(-1)
-        mean = (H @ A.unsqueeze(-1)).addcmul_(B_own, H_own).div_(total)
-        eS = (A.unsqueeze(-2) - mean).scatter_add_(-1, own, B_own).mul_(S).mul_(r)
+    def counts(self) -> tuple[Tensor, Tensor]:
+        own = (self.r * self.H_own).squeeze(-1)
+        return per_class(own, self.labels, self.p.shape[-1]), (self.r.mT @ self.H).squeeze(-2)
+
+    def gradient(self, B: Tensor, A: Tensor) -> Tensor:
+        B_own = B.gather(-1, self.labels).unsqueeze(-1)
+        mean = (self.H @ A.unsqueeze(-1)).addcmul_(B_own, self.H_own).div_(self.total)
+        eS = (A.unsqueeze(-2) - mean).scatter_add_(-1, self.own, B_own).mul_(self.S).mul_(self.r)
         Q = eS.sum(-1, keepdim=True)
-        if ctx.detach_threshold:
-            gradient = eS.addcmul_(p, Q, value=-1)
-        else:
-            shift = eS.gather(-1, first).mul_(share)
-            gradient = eS.addcmul_(p, shift, value=-1)
-            gradient.scatter_add_(-1, ctx.top.classes, shift.sub_(Q).div_(s) * ctx.top.p)
-        return gradient, None, None, None, None, None, None
+        if self.detach_threshold:
+            return eS.addcmul_(self.p, Q, value=-1)
+        shift = eS.gather(-1, self.first).mul_(self.share)
+        gradient = eS.addcmul_(self.p, shift, value=-1)
+        return gradient.scatter_add_(-1, self.top.classes, shift.sub_(Q).div_(self.s) * self.top.p)
 
 
-class _SparseCounts(Function):
+class Sparse:
     """H = p but at the entries above lo, for which alone `value` = H - p and `slope` = S - p are kept."""
 
-    @staticmethod
-    def forward(ctx, logits, p, top, entries, labels, weights, step, detach_threshold):
+    def __init__(
+        self,
+        p: Tensor,
+        top: Top,
+        entries: "Entries",
+        labels: Tensor,
+        weights: Tensor | None,
+        step: Step,
+        detach_threshold: bool,
+    ):
         s = top.p.sum(-1, keepdim=True)
         lo, hi, gap, last = corners(s, step)
         p1 = top.p.narrow(-1, 0, 1)
         rows = lo, hi, last, step.bend.expand_as(lo)
-        value, slope = bends(entries.p, *(entries.of_rows(x) for x in rows))
-        own = p.gather(-1, labels.unsqueeze(-1))
-        own_value, own_slope = bends(own, *rows)
-        H_own, S_own = own + own_value, own + own_slope
-        total = 1 + entries.by_row(value)
-        r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
-        predicted = (r.mT @ p).squeeze(-2)
-        predicted.view(-1).index_add_(0, entries.of_counts, entries.of_rows(r) * value)
-        ctx.kept = p, s, (p1 - hi).relu_() * lo / gap**2, total, r, H_own, S_own, value, slope, labels
-        ctx.top, ctx.entries, ctx.detach_threshold = top, entries, detach_threshold
-        return per_class((r * H_own).squeeze(-1), labels, p.shape[-1]), predicted
+        self.value, self.slope = bends(entries.p, *(entries.of_rows(x) for x in rows))
+        self.labels, self.own = labels, labels.unsqueeze(-1)
+        p_own = p.gather(-1, self.own)
+        value_own, slope_own = bends(p_own, *rows)
+        self.H_own, self.S_own = p_own + value_own, p_own + slope_own
+        self.total = 1 + entries.by_row(self.value)
+        self.r = self.total.reciprocal() if weights is None else weights.unsqueeze(-1) / self.total
+        self.p, self.s, self.top, self.entries = p, s, top, entries
+        self.share = (p1 - hi).relu_() * lo / gap**2
+        self.detach_threshold = detach_threshold
 
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, B, A):
-        p, s, share, total, r, H_own, S_own, value, slope, labels = ctx.kept
-        top, entries = ctx.top, ctx.entries
-        B_own = B.gather(-1, labels).unsqueeze(-1)
+    def counts(self) -> tuple[Tensor, Tensor]:
+        predicted = (self.r.mT @ self.p).squeeze(-2)
+        predicted.view(-1).index_add_(0, self.entries.of_counts, self.entries.of_rows(self.r) * self.value)
+        return per_class((self.r * self.H_own).squeeze(-1), self.labels, self.p.shape[-1]), predicted
+
+    def gradient(self, B: Tensor, A: Tensor) -> Tensor:
+        p, r, entries = self.p, self.r, self.entries
+        B_own = B.gather(-1, self.labels).unsqueeze(-1)
         A_entries = A.flatten()[entries.of_counts]
         along = p @ A.unsqueeze(-1)
-        mean = (along + entries.by_row(value * A_entries) + B_own * H_own) / total
-        at_entries = entries.of_rows(r) * (A_entries - entries.of_rows(mean)) * slope
-        at_own = r * B_own * S_own
+        mean = (along + entries.by_row(self.value * A_entries) + B_own * self.H_own) / self.total
+        at_entries = entries.of_rows(r) * (A_entries - entries.of_rows(mean)) * self.slope
+        at_own = r * B_own * self.S_own
         Q = shift = r * (along - mean) + entries.by_row(at_entries) + at_own
-        if not ctx.detach_threshold:
-            first = top.classes.narrow(-1, 0, 1)
+        if not self.detach_threshold:
+            first = self.top.classes.narrow(-1, 0, 1)
             A_first = A.gather(-1, first.squeeze(-1)).unsqueeze(-1)
-            shift = r * (A_first + (first == labels.unsqueeze(-1)) * B_own - mean) * share
+            shift = r * (A_first + (first == self.own) * B_own - mean) * self.share
         gradient = torch.cat((r, -r * mean - shift), -1) @ torch.stack((A, torch.ones_like(A)), -2)
-        gradient.mul_(p).scatter_add_(-1, labels.unsqueeze(-1), at_own)
+        gradient.mul_(p).scatter_add_(-1, self.own, at_own)
         gradient.view(-1).index_add_(0, entries.of_p, at_entries)
-        if not ctx.detach_threshold:
-            gradient.scatter_add_(-1, top.classes, (shift - Q) / s * top.p)
-        return gradient, None, None, None, None, None, None, None
+        if self.detach_threshold:
+            return gradient
+        return gradient.scatter_add_(-1, self.top.classes, (shift - Q) / self.s * self.top.p)
 
 
 def bends(p: Tensor, lo: Tensor, hi: Tensor, last: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
@@ -296,7 +357,7 @@ def top_two(p: Tensor) -> Top:
     d = p.shape[-1]
     if p.device.type != "cpu":
         return Top(*p.topk(2))
-    numbers = torch.arange(d, 2 * d, dtype=p.dtype).unsqueeze(-1)  # two of them add up to more than the last
+    numbers = numbers_from(d, p.dtype)
     p1 = p.amax(-1, keepdim=True)
     found = torch.eq(p, p1, out=torch.empty_like(p))
     first = found @ numbers
@@ -308,6 +369,12 @@ def top_two(p: Tensor) -> Top:
     if least < d or most >= 2 * d:  # NaN is found nowhere, equal entries several times
         return top_two_in_turn(p)
     return Top(torch.cat((p1, p2), -1), both.long().sub_(d))
+
+
+@lru_cache
+def numbers_from(d: int, dtype: torch.dtype) -> Tensor:
+    """d, d + 1, ..., 2d - 1 [d, 1]: two of them add up to more than the last."""
+    return torch.arange(d, 2 * d, dtype=dtype).unsqueeze(-1)
 
 
 def top_two_in_turn(p: Tensor) -> Top:
