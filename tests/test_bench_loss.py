@@ -46,12 +46,12 @@ def test_small_shapes_are_measured_and_written(bench, tmp_path, monkeypatch, cap
 def test_the_losses_keep_their_limits(bench, tmp_path, monkeypatch):
     """About 5 cross-entropies for few classes, 3 for many, and 8 times the logits' memory for 100,000.
 
-    Other work on the machine raises the ratios; half as much again tells a loss that is out of hand from a busy hour.
+    Other work on the machine raises the ratios; a third more tells a loss that is out of hand from a busy hour.
     """
     rows = run(bench, tmp_path / "bench.json", monkeypatch)["rows"]
     assert [(row["n"], row["classes"]) for row in rows] == [
         (1024, 2), (1024, 10), (1024, 257), (1024, 1000), (64, 100_000)
     ]  # fmt: skip
     for row in rows:
-        assert row["ratio"] <= 1.5 * (5 if row["classes"] <= 10 else 3), row
+        assert row["ratio"] <= 1.33 * (5 if row["classes"] <= 10 else 3), row
     assert rows[-1]["peak_memory"] < 8
