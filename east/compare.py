@@ -82,8 +82,8 @@ def run(arguments: Sequence[str]) -> list[str]:
         raise ConfigError("task=compare takes one dataset=… and a score=…; the losses follow from the score")
     arguments = [*arguments, *(["preset=compare"] if "preset" not in typed else [])]
     first = settings(arguments)
-    if first["split"]["seed"] == "trial":
-        raise ConfigError("split.seed=trial: task=compare judges all losses on one split; expected a whole number")
+    if first["split"]["seed"] == "trial" or first["protocol"].get("new_split"):
+        raise ConfigError("task=compare judges all losses on one split; split.seed=trial and protocol=btg have many")
     loaded = experiment.load(first["dataset"], first["data_dir"])
     if loaded.groups is None and loaded.labels.ndim == 1 and "split.stratify" not in typed:
         arguments.append("split.stratify=true")  # a rare class must not be missing from a part
@@ -107,7 +107,7 @@ def run(arguments: Sequence[str]) -> list[str]:
         raise RuntimeError(f"no candidate could be trained: {failures[0] if failures else 'none has a record'}")
     winner, text = verdict(found, measure, score, len(loaded.classes))
     folder = save(winner, score)
-    print(f"\n{text}\nsaved: {folder}\n\npredict new rows:")
+    print("\n".join(["", text, *collapses(found), f"saved: {folder}\n\npredict new rows:"]))
     if loaded.kind == "graph":
         print(f'  east.load("{folder}").predict_proba(graphs)')
     else:
@@ -285,6 +285,20 @@ def verdict(found: Sequence[Candidate], measure: Metric, score: str, classes: in
             f"winner on {score}: {winner.name}, test {winner.test:.3f} ({low:.3f} to {high:.3f}); {clear}",
         ]
     )
+
+
+def collapses(found: Sequence[Candidate]) -> list[str]:
+    """A line for every metric loss that has given up on all classes but one, as they may where the others are rare."""
+    notes = []
+    for candidate in found:
+        config, trials = candidate.run.plain, candidate.trials
+        one_class = sum(len(trial.predicted.unique()) == 1 for trial in trials)
+        if one_class and candidate.decision == "argmax" and "metric" in config["loss"]:
+            advice = "" if config["protocol"].get("warmup") else "; try protocol.warmup=10, cross-entropy first"
+            notes.append(
+                f"note: {candidate.name} predicts one class only in {one_class} of {len(trials)} trials{advice}"
+            )
+    return notes
 
 
 def save(winner: Candidate, score: str) -> Path:

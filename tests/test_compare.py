@@ -3,6 +3,7 @@
 import re
 import sys
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -232,6 +233,20 @@ def test_many_classes(tmp_path, monkeypatch, capsys):
     assert "winner on mcc:" in text
 
 
+@pytest.mark.parametrize("warmup, advice", [(0, "; try protocol.warmup=10, cross-entropy first"), (5, "")])
+def test_a_metric_loss_that_collapses_is_told(warmup, advice):
+    labels = np.array([0, 0, 1])
+    trials = [judged(np.array(predicted), labels) for predicted in ([0, 0, 0], [0, 1, 1])]
+    found = [
+        Candidate(
+            SimpleNamespace(plain={"loss": loss, "protocol": {"warmup": warmup}}), title, decision, trials, [0, 1]
+        )
+        for title, loss in (("EAST mcc", {"metric": "mcc"}), ("cross-entropy", {}))
+        for decision in ("argmax", "plugin")
+    ]
+    assert compare.collapses(found) == [f"note: EAST mcc predicts one class only in 1 of 2 trials{advice}"]
+
+
 def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pd.DataFrame({"a": range(6), "label": [0, 1] * 3}).to_csv("six.csv", index=False)
@@ -243,7 +258,8 @@ def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
     "arguments, code, message",
     [
         ([*COMPARE, "loss=ce"], 2, "the losses follow from the score"),
-        ([*COMPARE, "split.seed=trial"], 2, "split.seed=trial: task=compare judges all losses on one split"),
+        ([*COMPARE, "split.seed=trial"], 2, "task=compare judges all losses on one split"),
+        ([*COMPARE, "protocol=btg"], 2, "task=compare judges all losses on one split"),
         ([*COMPARE, "score=f2"], 2, "unknown metric 'f2'"),
         (["task=compare", "dataset=csv"], 3, "dataset.path"),
         (["task=predict", "input=new.csv"], 2, "needs checkpoint=… output=…"),
