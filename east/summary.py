@@ -12,6 +12,7 @@ from east import execution, experiment, plots, protocols, records, tables, write
 from east.choices import choose
 from east.data import DataError
 from east.experiment import Run
+from east.training import Trial
 
 FILES = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 
@@ -156,7 +157,15 @@ def shortfall(run: Run, found: Mapping[tuple[str, int], Mapping]) -> str | None:
         return "no trials, because its search is incomplete or no point of it could be trained"
     states = [found.get((records.key(trial.config), trial.seed), {}).get("status") for trial in run.trials]
     failed, missing = states.count("failed"), states.count(None)
-    return f"of {len(states)} trials {failed} failed, {missing} missing" if failed + missing else None
+    unsaved = sum(without_model(run, trial) for trial, state in zip(run.trials, states, strict=True) if state == "done")
+    lacks = [f"of {len(states)} trials {failed} failed, {missing} missing"] if failed + missing else []
+    return "; ".join([*lacks, f"{unsaved} of the models could not be saved"] if unsaved else lacks) or None
+
+
+def without_model(run: Run, trial: Trial) -> bool:
+    """Whether a model that was asked for is not there."""
+    folder = experiment.model_folder(trial, run.config["results_dir"])
+    return run.config["save_model"] and not folder.exists()
 
 
 def collapse(run: Run, found: Mapping[tuple[str, int], Mapping]) -> str | None:
@@ -188,6 +197,9 @@ def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
             f"  test   {'  '.join(f'{score} {value:.4f}' for score, value in scores.items())}",
             f"  record {folder}/{record['source']}",
         ]
+        if without_model(run, trial):
+            lines.append(f"{name}: the model could not be saved: {'; '.join(failures)}")
+            complete = False
     return "\n".join(lines), complete
 
 

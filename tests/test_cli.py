@@ -232,6 +232,18 @@ def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
     assert told.count("loss.average=positive") == 1, "cross-entropy has no average"
 
 
+@pytest.mark.parametrize("task", ["train", "run"])
+def test_a_model_that_could_not_be_saved_is_told_and_fails_the_command(task, tmp_path, monkeypatch, capsys):
+    (tmp_path / "models").write_text("in the way")
+    small = ["dataset=digits", "dataset.limit=300", "loss=f1", "preset=quick", "protocol.max_epochs=1", "trials=1"]
+    arguments = [f"task={task}", *small, "save_model=true", "executor=inline", f"results_dir={tmp_path}"]
+    assert cli.run(arguments) == 1
+    assert "could not be saved" in capsys.readouterr().out
+    (tmp_path / "models").unlink()
+    assert cli.run(arguments) == 0
+    assert "could not be saved" not in capsys.readouterr().out
+
+
 LONG = ["dataset=digits", "dataset.limit=400", "device=cpu", "preset=quick", "protocol.max_epochs=6", "model=mlp",
         "hyper.batch_size=1024", "protocol.decisions=[]", "annealing=none"]  # fmt: skip
 
