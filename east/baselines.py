@@ -30,11 +30,8 @@ POWER_ITERATIONS = 4
 _projected: dict[tuple, dict[str, np.ndarray]] = {}  # of the last images: the seeds of a population share them
 
 
-def fit(trial: Trial, splits: Splits, *, device: str = "auto", progress: bool = True) -> Outcome:
-    """Fit the classifier of the trial's `loss` section; the trial's seed is its random state.
-
-    device, progress: as in training.train, and without effect: scikit-learn works on the CPU and reports nothing.
-    """
+def fit(trial: Trial, splits: Splits) -> Outcome:
+    """Fit the classifier of the trial's `loss` section; the trial's seed is its random state."""
     started = time.perf_counter()
     classifier = losses.build(trial.config["loss"], splits.classes)
     inputs = features(splits, classifier.pca)

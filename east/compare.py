@@ -248,11 +248,16 @@ def weighted(trial: Judged, weights: Tensor, classes: int) -> Confusion:
     """The confusion [b] of the test rows, counted `weights` [b, n] times."""
     predicted, actual = (one_hot(index, classes).double() for index in (trial.predicted, trial.labels))
     cells = trial.labels * classes + trial.predicted
+
+    def matrix() -> Tensor:
+        counts = weights.new_zeros(len(weights), classes**2).index_add_(1, cells, weights)
+        return counts.unflatten(-1, (classes, classes))
+
     return Confusion(
         weights @ (predicted * actual),
         weights @ actual,
         weights @ predicted,
-        lambda: (weights @ one_hot(cells, classes**2).double()).unflatten(-1, (classes, classes)),
+        matrix,
     )
 
 

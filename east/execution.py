@@ -10,7 +10,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -49,7 +49,8 @@ def slots(device: str) -> list[str | None]:
         import torch
 
         if torch.cuda.is_available():
-            return [str(k) for k in range(torch.cuda.device_count())]
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+            return visible.split(",")[: torch.cuda.device_count()]
     if device not in ("auto", "cpu"):
         return [None]
     return [None] * len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
@@ -126,7 +127,7 @@ def processes(
     function: Function, queue: deque[Job], slots: Sequence[str | None] = (None,), retries: int = 2
 ) -> Results:
     """A worker per slot. One that is killed is replaced, and its job tried again `retries` times."""
-    free, idle, busy, deaths = list(slots), [], {}, Counter()
+    free, idle, busy, victims = list(slots), [], {}, []
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
     try:
         while queue or busy:
@@ -142,8 +143,8 @@ def processes(
                 except (EOFError, ConnectionResetError):
                     worker.process.join()
                     free.append(worker.gpu)
-                    deaths[id(worker.job)] += 1
-                    if deaths[id(worker.job)] <= retries:
+                    victims.append(worker.job)
+                    if sum(job is worker.job for job in victims) <= retries:
                         queue.appendleft(worker.job)
                         continue
                     ended = ending(worker.process.exitcode)

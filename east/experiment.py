@@ -221,12 +221,13 @@ def carry_out(runs: Sequence[Run]) -> list[str]:
             check_writable(config["results_dir"])
         for job, result in execution.execute(run_job, queue, executor):
             if isinstance(result, execution.Lost):
-                result = [f"{runs[job['run']].name}: {len(job['trials'])} trials lost: {result.reason}"]
+                result = [f"{runs[job['run']].name}: {result.reason}"]
+            else:
+                ledger.end(Trial(**trial) for trial in job["trials"])
             failures += result
             for line in result:
                 tqdm.write(f"failed: {line}", file=sys.stderr)
                 check_writable(config["results_dir"])
-            ledger.end(Trial(**trial) for trial in job["trials"])
             bar.update(len(job["trials"]))
             left[job["run"]] -= 1
             if not left[job["run"]]:
@@ -287,30 +288,47 @@ def jobs_of(
     return jobs
 
 
-def run_job(job: execution.Job) -> list[str]:
+def run_job(job: execution.Job) -> list[str] | execution.Lost:
     """Train one population, record each of its trials, return a line for each that failed. Runs in any process."""
     trials = [Trial(**trial) for trial in job["trials"]]
     try:
         trials = Ledger(job).missing(trials)
-        if not trials:
-            return []
-        loaded = load(trials[0].config["dataset"], job["data_dir"])
-        splits = [split(loaded, trial) for trial in trials]
-        results = zip(outcomes(trials, splits, job), splits, strict=True)
-        return [line for outcome, own in results if (line := keep(outcome, loaded, own, job))]
+        return train_and_keep(trials, job) if trials else []
     except Exception as error:  # whatever it is, the other jobs go on
         if os.environ.get("EAST_DEBUG"):
             traceback.print_exc()
-        config = trials[0].config
-        return [f"{config['dataset']['name']} {config['loss']['name']}: {type(error).__name__}: {error}"]
+        return execution.Lost(f"{type(error).__name__}: {error}")
 
 
-def outcomes(trials: Sequence[Trial], splits: Sequence[data.Splits], job: execution.Job) -> Iterable[training.Outcome]:
+def train_and_keep(trials: Sequence[Trial], job: execution.Job) -> list[str]:
+    """A checkpoint goes when all of its trials are on record."""
+    dataset = trials[0].config["dataset"]
+    loaded = load(dataset, job["data_dir"])
+    if loaded.fingerprint != dataset.get("fingerprint", loaded.fingerprint):
+        raise data.DataError(f"{loaded.name} has changed since this command began: start it again")
+    splits = [split(loaded, trial) for trial in trials]
+    lines, left = [], iter(splits)
+    for outcomes, checkpoint in trained(trials, splits, job):
+        for outcome in outcomes:
+            try:
+                line = keep(outcome, loaded, next(left), job)
+            except Exception as error:  # as when a disk is full; the others are kept all the same
+                line = f"{loaded.name} {outcome.trial.config['loss']['name']}: {type(error).__name__}: {error}"
+                checkpoint = None
+            lines += [line] if line else []
+        if checkpoint:
+            checkpoint.unlink(missing_ok=True)
+    return lines
+
+
+def trained(
+    trials: Sequence[Trial], splits: Sequence[data.Splits], job: execution.Job
+) -> Iterator[tuple[list[training.Outcome], Path | None]]:
     if not trains_networks(trials[0].config["loss"]):
         from east import baselines
 
-        return (baselines.fit(t, s, progress=job["progress"]) for t, s in zip(trials, splits, strict=True))
-    return training.train(
+        return (([baselines.fit(t, s)], None) for t, s in zip(trials, splits, strict=True))
+    return training.train_in_turn(
         trials,
         splits,
         device=job["device"],

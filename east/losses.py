@@ -19,7 +19,7 @@ from east import metrics, steps
 from east.choices import choose
 from east.confusion import Confusion, check_range, class_counts, per_class
 from east.metrics import ratio
-from east.surrogate import soft_counts, soft_loss
+from east.surrogate import soft_counts, soft_f1_loss
 
 BTG_THRESHOLDS = tuple(k / 10 for k in range(1, 10))
 MAX_TEMPERATURE = 0.4
@@ -130,8 +130,6 @@ class MetricLoss(Loss):
         self.gather = gather
         self.temperature = temperature
         self.metric_parameters = self.checked_parameters(metric_parameters, choose("absent", absent, metrics.ABSENT))
-        plain = self.metric_parameters.get("average", "macro") == "macro" and absent == "zero"
-        self.loss_and_slopes = metrics.f1_loss_and_slopes if self.metric is metrics.f1 and plain else None
 
     @property
     def anneals(self) -> bool:  # type: ignore[override]
@@ -182,9 +180,8 @@ class MetricLoss(Loss):
         return self.classes.index(choose("class", str(name), self.classes))
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        if self.loss_and_slopes and self.closed(weights) and not self.gathers():
-            T = self.temperature_for(logits)
-            return soft_loss(logits, labels, weights, T, self.detach_threshold, self.loss_and_slopes)
+        if self.is_macro_f1() and self.closed(weights) and not self.gathers():
+            return soft_f1_loss(logits, labels, weights, self.temperature_for(logits), self.detach_threshold)
         confusion = self.confusion(logits, labels, weights)
         score = self.metric(confusion, **self.metric_parameters)
         if score.shape != confusion.diagonal.shape[:-1]:
@@ -193,6 +190,12 @@ class MetricLoss(Loss):
                 f"got shape {tuple(score.shape)}"
             )
         return 1 - (score.mean(0) if isinstance(self.threshold, tuple) else score)
+
+    def is_macro_f1(self) -> bool:
+        """Of which the closed form knows the derivatives; a subclass may count otherwise."""
+        parameters, own = self.metric_parameters, type(self).confusion is MetricLoss.confusion
+        macro = parameters.get("average", "macro") == "macro" and parameters.get("absent") == "zero"
+        return self.metric is metrics.f1 and macro and own
 
     def closed(self, weights: Tensor | None) -> bool:
         """Whether the closed form applies: the linear step at the dynamic threshold, derived by the logits alone."""

@@ -15,16 +15,16 @@ With A, B the gradients of the loss with respect to predicted and diagonal count
 mean under H) / sum H. The gradient with respect to the logits is e S - p shift, + p dL/ds at the two largest entries.
 """
 
-from collections.abc import Callable
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from east.confusion import class_counts, per_class
+from east.metrics import f1_loss_and_slopes
 from east.steps import HALF_WIDTH
 
 MIN_CORNER = 5e-4  # a, and with it 1 - hi, vanishes at T = 0.4
@@ -34,10 +34,6 @@ SPARSE_CORNER = 0.125  # unless a is so small that 1 - (sum of the entries above
 SPARSE_SHARE = 32  # or one block in so many holds such an entry, as before any training
 BLOCK = 8  # classes, about, whose maximum is taken together when looking for large entries,
 LANES = 32  # in a multiple of so many blocks, as the processor likes it
-
-
-# A loss [...] of diagonal, actual and predicted counts [..., d], and its derivatives with respect to first and last.
-LossAndSlopes = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
 
 
 def soft_counts(
@@ -50,16 +46,11 @@ def soft_counts(
     return _SoftCounts.apply(logits, labels, weights, step_of(temperature, logits), detach_threshold)
 
 
-def soft_loss(
-    logits: Tensor,
-    labels: Tensor,
-    weights: Tensor | None,
-    temperature: float | Tensor,
-    detach_threshold: bool,
-    loss_and_slopes: LossAndSlopes,
+def soft_f1_loss(
+    logits: Tensor, labels: Tensor, weights: Tensor | None, temperature: float | Tensor, detach_threshold: bool = False
 ) -> Tensor:
-    """The loss [...] of the soft counts in a single node of autograd's graph: for few classes, nodes are what costs."""
-    return _SoftLoss.apply(logits, labels, weights, step_of(temperature, logits), detach_threshold, loss_and_slopes)
+    """1 - macro F1 [...] of the soft counts in a single node of autograd's graph: for few classes, nodes cost most."""
+    return _SoftF1Loss.apply(logits, labels, weights, step_of(temperature, logits), detach_threshold)
 
 
 class _SoftCounts(Function):
@@ -69,24 +60,53 @@ class _SoftCounts(Function):
         return ctx.counted.counts()
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, B, A):
-        return ctx.counted.gradient(B, A), None, None, None, None
+        return spread(ctx, B, A), None, None, None, None
 
 
-class _SoftLoss(Function):
+class _SoftF1Loss(Function):
     @staticmethod
-    def forward(ctx, logits, labels, weights, step, detach_threshold, loss_and_slopes):
+    def forward(ctx, logits, labels, weights, step, detach_threshold):
         ctx.counted = counted(logits, labels, weights, step, detach_threshold)
         diagonal, predicted = ctx.counted.counts()
-        loss, ctx.B, ctx.A = loss_and_slopes(diagonal, class_counts(labels, weights, predicted), predicted)
+        loss, ctx.B, ctx.A = f1_loss_and_slopes(diagonal, class_counts(labels, weights, predicted), predicted)
         return loss
 
     @staticmethod
-    @once_differentiable
     def backward(ctx, g):
-        g = g.unsqueeze(-1)
-        return ctx.counted.gradient(ctx.B * g, ctx.A * g), None, None, None, None, None
+        g = g.detach().unsqueeze(-1)
+        return spread(ctx, ctx.B * g, ctx.A * g), None, None, None, None
+
+
+def spread(ctx, B: Tensor, A: Tensor) -> Tensor:
+    """The gradient with respect to the logits from that with respect to the counts, once."""
+    if ctx.counted is None:
+        raise RuntimeError("backward a second time through a MetricLoss: expected retain_graph=True the first time")
+    with ExitStack() as stack:
+        if torch.is_autocast_enabled(B.device.type):  # backward may be called inside of the block that forward left
+            stack.enter_context(torch.autocast(B.device.type, enabled=False))
+        twice = torch.is_grad_enabled()
+        if twice:
+            stack.enter_context(torch.no_grad())
+        gradient = ctx.counted.gradient(B, A)
+    if not torch._C._autograd._get_current_graph_task_keep_graph():
+        ctx.counted = None  # as autograd drops saved tensors: whoever keeps the loss keeps no batch
+    return _OnceOnly.apply(gradient.requires_grad_()) if twice else gradient
+
+
+class _OnceOnly(Function):
+    """Itself; with create_graph=True a second derivative is not taken for zero."""
+
+    @staticmethod
+    def forward(ctx, gradient):
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, g):
+        raise RuntimeError(
+            "MetricLoss's closed form has no second derivative; take the metric of "
+            "Confusion.from_memberships(loss.memberships(logits), labels), which autograd differentiates throughout"
+        )
 
 
 def counted(
@@ -128,7 +148,7 @@ class Step(NamedTuple):
 
 @lru_cache
 def step_at(temperature: float, dtype: torch.dtype, device: torch.device) -> Step:
-    return Step(*(x.to(device, dtype) for x in Step.at(torch.tensor(temperature, dtype=torch.float64))))
+    return Step(*(x.to(device, dtype) for x in Step.at(torch.tensor(temperature, dtype=torch.float64, device="cpu"))))
 
 
 def step_of(temperature: float | Tensor, logits: Tensor) -> Step:
@@ -364,17 +384,19 @@ def top_two(p: Tensor) -> Top:
     rest = torch.addcmul(p, p, found, value=-1, out=found)
     p2 = rest.amax(-1, keepdim=True)
     second = torch.eq(rest, p2, out=found) @ numbers
-    both = torch.cat((first, second), -1)
+    both, values = torch.cat((first, second), -1), torch.cat((p1, p2), -1)
     least, most = both.aminmax()
-    if least < d or most >= 2 * d:  # NaN is found nowhere, equal entries several times
-        return top_two_in_turn(p)
-    return Top(torch.cat((p1, p2), -1), both.long().sub_(d))
+    if d <= least and most < 2 * d:  # NaN is found nowhere, equal entries several times
+        classes = both.long().sub_(d)
+        if torch.equal(p.gather(-1, classes), values):  # else products are rounded: set_float32_matmul_precision
+            return Top(values, classes)
+    return top_two_in_turn(p)
 
 
 @lru_cache
 def numbers_from(d: int, dtype: torch.dtype) -> Tensor:
     """d, d + 1, ..., 2d - 1 [d, 1]: two of them add up to more than the last."""
-    return torch.arange(d, 2 * d, dtype=dtype).unsqueeze(-1)
+    return torch.arange(d, 2 * d, dtype=dtype, device="cpu").unsqueeze(-1)
 
 
 def top_two_in_turn(p: Tensor) -> Top:

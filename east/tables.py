@@ -29,10 +29,9 @@ import numpy as np
 import yaml
 
 from east import papers, records, statistics, writers
-from east.choices import choose
+from east.choices import CONF, choose
 from east.config import PAPER_DATASETS, anneals, trains_networks
 
-CONF = next(folder for folder in (papers.HERE / "conf", papers.HERE.parent / "conf") if folder.is_dir())
 VARIANTS = ("clean", "released")
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
 PRESET_MARKS = {"budget": "†", "lean": "¶", "quick": "‡"}
@@ -240,7 +239,10 @@ def build(
     choose("selection rule", rule, records.RULES)
     quickest = choose("preset", preset or table.get("preset", "lean"), PRESETS)
     accepted = PRESETS[: PRESETS.index(quickest) + 1]
-    families = _families(records.scan(results_dir) if found is None else found)
+    found = records.scan(results_dir) if found is None else found
+    if "rows" not in table and quickest == PRESETS[-1]:  # whoever takes the quickest takes presets of their own as well
+        accepted += tuple(sorted({record["config"].get("preset") or "" for record in found} - {*PRESETS, ""}))
+    families = _families(found)
     cells = list(_cells(table, variant) if "rows" in table else _grid(table, families, accepted))
     cells = _with_plugin(cells) if "paper" in table else cells
     for cell in cells:
@@ -468,8 +470,7 @@ def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> 
             if values:
                 split = family[0]["config"].get("split", {}).get("seed", 0)
                 by_split.setdefault(split, []).append((len(values), key, values, trials))
-        usual = ("trial", 0) if _conf("protocol", cell.protocol)["new_split"] else (0, "trial")
-        homes = by_split if cell.family else [split for split in usual if split in by_split]
+        homes = by_split if cell.family else [split for split in _usual_splits(cell) if split in by_split]
         if not homes:
             continue
         cell.split = next(iter(homes))
@@ -485,6 +486,11 @@ def _fill(cell: Cell, families: Mapping, rule: str, accepted: Sequence[str]) -> 
             # Where every trial has a split of its own, its seed is the split's.
             cell.splits = {(k if s == "trial" else s, k): v for s, found in several for k, v in found.items()}
         return
+
+
+def _usual_splits(cell: Cell) -> tuple[Any, Any]:
+    """Where the protocol's own trials are, before others."""
+    return ("trial", 0) if _conf("protocol", cell.protocol)["new_split"] else (0, "trial")
 
 
 def _fits(record: Mapping, cell: Cell) -> bool:
@@ -549,8 +555,8 @@ def _conf(group: str, name: str) -> dict[str, Any]:
 
 
 def _preset(family: Sequence[Mapping]) -> str | None:
-    labels = {record["config"].get("preset") for record in family}
-    return next((preset for preset in PRESETS if preset in labels), None)
+    labels = {record["config"].get("preset") for record in family} - {None}
+    return next((preset for preset in (*PRESETS, *sorted(labels)) if preset in labels), None)
 
 
 def _value(record: Mapping, cell: Cell) -> float | None:
@@ -581,7 +587,7 @@ def _hydra(value: Any) -> str:
 
 def _caption(table: Mapping, cells: Sequence[Cell], rule: str, variant: str, today: date) -> str:
     filled = [cell for cell in cells if cell.values]
-    presets = [preset for preset in PRESETS if any(cell.preset == preset for cell in filled)]
+    presets = sorted({cell.preset for cell in filled}, key=lambda preset: (*PRESETS, preset).index(preset))
     commits = sorted({commit for cell in filled for commit in cell.commits})
     facts = [
         f"selection rule {rule}",

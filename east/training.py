@@ -11,7 +11,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -85,27 +86,43 @@ def train(
     trials: share dataset, model, loss, batch size and optimiser. splits: one for all of them, or one each.
     checkpoint: a folder. What it holds of these very trials is continued; it is removed from there when all are done.
     """
+    results: list[Outcome] = []
+    files = []
+    for outcomes, file in train_in_turn(trials, splits, device, checkpoint, progress, tensorboard, compile):
+        results += outcomes
+        files += [file] if file else []
+    for file in files:
+        file.unlink(missing_ok=True)
+    return results
+
+
+def train_in_turn(
+    trials: Sequence[Trial],
+    splits: Splits | Sequence[Splits],
+    device: str = "auto",
+    checkpoint: Path | None = None,
+    progress: bool = True,
+    tensorboard: Path | None = None,
+    compile: bool = False,
+) -> Iterator[tuple[list[Outcome], Path | None]]:
+    """`train`, one population after the other: its outcomes, and the checkpoint to remove when they are in safety."""
     trials = list(trials)
     each = [splits] * len(trials) if isinstance(splits, Splits) else list(splits)
     check(trials, each)
     target = pick_device(device)
-    outcomes: list[Outcome] = []
-    files: list[Path] = []
     waiting = populations(list(zip(trials, each, strict=True)), target)
     while waiting:
         members = waiting.pop(0)
         file = Path(checkpoint) / f"{identity(members)}.safetensors" if checkpoint else None
         try:
-            outcomes += train_population(members, target, file, progress, tensorboard, compile)
-            files += [file] if file else []
+            outcomes = train_population(members, target, file, progress, tensorboard, compile)
         except torch.OutOfMemoryError:
             if len(members) == 1:
                 raise
             half = len(members) // 2
             waiting[:0] = [members[:half], members[half:]]
-    for file in files:
-        file.unlink(missing_ok=True)
-    return outcomes
+        else:
+            yield outcomes, file
 
 
 def train_population(
@@ -195,7 +212,10 @@ def train_population(
             best = "warm-up" if warming else f"best {1 - annealing.lowest_metric:.3f}"
             bar.set_postfix_str(f"{hottest}{best}, {left}", refresh=False)
             if file is not None and time.monotonic() - saved >= CHECKPOINT_SECONDS:
-                population.save(file)
+                try:
+                    population.save(file)
+                except OSError as error:  # a full disk, or another command has cleared the folder: training goes on
+                    warnings.warn(f"no checkpoint written: {error}", stacklevel=2)
                 saved = time.monotonic()
 
     net.put(population.result)

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from east import cli
-from east.choices import groups
+from east.choices import CONF, groups
 from east.config import settings
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
@@ -230,6 +230,20 @@ def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
     told = capsys.readouterr().out
     assert "synthetic f1: 1 of 1 trials predict one class only; try protocol.warmup=10, a lower hyper.lr or" in told
     assert told.count("loss.average=positive") == 1, "cross-entropy has no average"
+
+
+def test_protocols_and_presets_of_ones_own(tmp_path, capsys):
+    """Those of --config-dir are run and shown like ours."""
+    for group, name, ours in (("protocol", "mine", "east"), ("preset", "tiny", "quick")):
+        text = (CONF / group / f"{ours}.yaml").read_text().replace(f"name: {ours}", f"name: {name}")
+        (tmp_path / "own" / group).mkdir(parents=True)
+        (tmp_path / "own" / group / f"{name}.yaml").write_text(text)
+    small = ["dataset=digits", "dataset.limit=300", "loss=ce", "protocol.max_epochs=1", "trials=2", "executor=inline"]
+    for own in (["protocol=mine", "preset=quick"], ["preset=tiny"]):
+        assert cli.run(["--config-dir", f"{tmp_path}/own", *small, *own, f"results_dir={tmp_path}"]) == 0
+        told = capsys.readouterr().out
+        assert "f1_macro" in told
+        assert own[-1].replace("=", " ") in told
 
 
 @pytest.mark.parametrize("task", ["train", "run"])

@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 
 import pytest
+import torch
 
 from east import execution
 from east.execution import Lost, execute
@@ -135,3 +136,15 @@ def test_submitit_runs_jobs_and_tells_lost_ones(tmp_path):
             queue.append({"x": 5})
     assert isinstance(results.pop(4), Lost)
     assert results == {2: 4, 3: 9, 5: 25}
+
+
+@pytest.mark.parametrize(
+    "visible, wanted", [(None, ["0", "1"]), ("2,3", ["2", "3"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])]
+)
+def test_workers_stay_on_the_cards_that_this_process_may_see(visible, wanted, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert execution.slots("auto") == execution.slots("cuda") == wanted

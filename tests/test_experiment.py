@@ -37,7 +37,7 @@ def pretend(monkeypatch):
             name, hyper = trial.config["loss"]["name"], trial.config["hyper"]
             seen.append((name, trial.stage, trial.seed))
             if trial.seed in broken or name in broken:
-                return [f"{name}: broken"]
+                return execution.Lost("broken")
             best = {"val_loss": hyper["lr"] * hyper["batch_size"], "val_metric": -hyper["lr"]}
             config = {key: value for key, value in trial.config.items() if key != "decisions"}
             record = records.Record(config, trial.seed, trial.stage, best=best)
@@ -56,7 +56,7 @@ def test_trials_are_recorded_once(tmp_path, monkeypatch):
     assert sorted(seed for _, seed in first) == [0, 1, 2]
     assert {r["status"] for r in first.values()} == {"done"}
     assert all(Path(tmp_path, r["source"]).with_suffix(".npz").exists() for r in first.values())
-    monkeypatch.setattr(training, "train", None)  # would raise if it were called
+    monkeypatch.setattr(training, "train_in_turn", None)  # would raise if it were called
     again = run_of(tmp_path, "trials=3", "hyper.batch_size=32")
     assert carry_out([again]) == []
     assert found(tmp_path) == first
@@ -147,8 +147,8 @@ def test_a_lost_search_stops_its_run_alone(tmp_path, pretend, capsys):
     pretend.broken.add("ce")
     runs = [run_of(tmp_path, *GRID, f"loss={loss}") for loss in ("ce", "f1")]
     failures = carry_out(runs)
-    assert failures == ["ce: broken"] * 2  # a job for each batch size
-    assert capsys.readouterr().err.count("failed: ce: broken") == 2
+    assert failures == ["digits ce: broken"] * 2  # a job for each batch size
+    assert capsys.readouterr().err.count("failed: digits ce: broken") == 2
     assert (runs[0].chosen, runs[0].trials) == (None, [])
     assert len(found(tmp_path)) == 4 + 2
     pretend.broken.clear()
@@ -180,10 +180,10 @@ def test_a_broken_record_is_done_again_and_an_export_counts(tmp_path, pretend):
 
 
 def test_a_failed_trial_is_named_and_recorded_and_not_repeated(tmp_path, monkeypatch, capsys):
-    def train(trials, splits, **_):
-        return [Outcome(t, "failed", "diverged in epoch 1", "diverged", 1, 0.1, {}, {}) for t in trials]
+    def train_in_turn(trials, splits, **_):
+        yield [Outcome(t, "failed", "diverged in epoch 1", "diverged", 1, 0.1, {}, {}) for t in trials], None
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(training, "train_in_turn", train_in_turn)
     line = "digits f1 seed 0: diverged in epoch 1"
     assert carry_out([run_of(tmp_path, "trials=1")]) == [line]
     assert f"failed: {line}" in capsys.readouterr().err
@@ -193,17 +193,63 @@ def test_a_failed_trial_is_named_and_recorded_and_not_repeated(tmp_path, monkeyp
 
 
 def test_an_error_in_one_job_leaves_the_others(tmp_path, monkeypatch):
-    real = training.train
+    real = training.train_in_turn
 
-    def train(trials, splits, **options):
+    def train_in_turn(trials, splits, **options):
         if trials[0].seed == 0:
             raise MemoryError("no room")
         return real(trials, splits, **options)
 
-    monkeypatch.setattr(training, "train", train)
+    monkeypatch.setattr(training, "train_in_turn", train_in_turn)
     monkeypatch.setattr(training, "population_size", lambda config, device: 1)
     assert carry_out([run_of(tmp_path, "trials=2")]) == ["digits f1: MemoryError: no room"]
     assert [seed for _, seed in found(tmp_path)] == [1]
+
+
+def test_a_checkpoint_stays_until_all_of_its_trials_are_on_record(tmp_path, monkeypatch):
+    """A trial that cannot be written costs no other trial of its population, and its training can be continued."""
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    write = records.write
+
+    def full(folder, record, *rest, **options):
+        if record.seed == 1:
+            raise OSError("no space")
+        return write(folder, record, *rest, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write", full)
+        assert carry_out([run_of(tmp_path, "trials=3")]) == ["digits f1: OSError: no space"]
+    assert sorted(seed for _, seed in found(tmp_path)) == [0, 2]
+    assert list(tmp_path.rglob("*.safetensors"))
+    assert carry_out([run_of(tmp_path, "trials=3")]) == []
+    assert sorted(seed for _, seed in found(tmp_path)) == [0, 1, 2]
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+def test_a_checkpoint_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch):
+    def save(self, file):
+        raise OSError("no space")
+
+    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(training.Population, "save", save)
+    with pytest.warns(UserWarning, match="no checkpoint written: no space"):
+        assert carry_out([run_of(tmp_path, "trials=1")]) == []
+    assert len(found(tmp_path)) == 1
+
+
+def test_data_that_change_during_a_command_are_not_recorded_as_the_old(tmp_path, monkeypatch):
+    run = run_of(tmp_path, "trials=1")
+    run.plain["dataset"]["fingerprint"] = "of yesterday"
+    assert carry_out([run]) == ["digits f1: DataError: digits has changed since this command began: start it again"]
+    assert not found(tmp_path)
+
+
+def test_what_force_could_not_repeat_is_not_taken_from_before(tmp_path, pretend):
+    carry_out([run_of(tmp_path, *GRID)])
+    again = run_of(tmp_path, *GRID, "force=true")
+    pretend.broken.add("f1")
+    assert set(carry_out([again])) == {"digits f1: broken"}
+    assert again.chosen is None
 
 
 def test_a_full_disk_stops_the_work(tmp_path, pretend, monkeypatch):

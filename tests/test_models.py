@@ -134,6 +134,11 @@ def test_a_stack_computes_what_its_modules_compute():
         torch.testing.assert_close(gradient, torch.stack([net.get_parameter(name).grad for net in nets]))
 
 
+def test_a_stack_moves_to_a_device_as_a_whole():
+    stack = Stack([MLP(6, [16, 8], 3) for _ in range(4)], "meta")
+    assert stack(torch.randn(4, 10, 6, device="meta")).shape == (4, 10, 3)
+
+
 def test_stacked_linear_has_the_right_gradient():
     shapes = ((2, 5, 4), (2, 3, 4), (2, 3))
     inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]

@@ -1,11 +1,13 @@
 """The closed form against the same function composed from steps and counts and differentiated by autograd."""
 
+import weakref
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from east import MetricLoss, steps
+from east import MetricLoss, metrics, steps, surrogate
 from east.confusion import Confusion
 from east.metrics import f1
 from east.surrogate import soft_counts
@@ -107,6 +109,57 @@ def test_a_second_backward_gives_the_same(classes):
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("metric", ["f1", "mcc"])
+@pytest.mark.parametrize("classes", [3, 64, 3000])
+def test_nothing_of_a_batch_outlives_backward(classes, metric, monkeypatch):
+    """Whoever collects losses collects no batches, as with any loss of torch; a second backward is refused."""
+    kept = []
+    monkeypatch.setattr(surrogate, "counted", lambda *a, counted=surrogate.counted: remembered(counted(*a), kept))
+    logits, labels = batch((30, classes), 3.0)
+    loss = MetricLoss(metric)(logits.requires_grad_(), labels)
+    loss.backward(retain_graph=True)
+    assert kept[0]() is not None
+    loss.backward()
+    assert kept[0]() is None
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        loss.backward()
+
+
+def remembered(thing, kept):
+    kept.append(weakref.ref(thing))
+    return thing
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc", "accuracy"])
+def test_a_second_derivative_is_refused_and_not_zero(metric):
+    logits, labels = batch((30, 5), 3.0)
+    value = MetricLoss(metric)(logits.requires_grad_(), labels)
+    (gradient,) = torch.autograd.grad(value, logits, create_graph=True)
+    penalty = gradient.square().sum()
+    with pytest.raises(RuntimeError, match="has no second derivative; take the metric"):
+        penalty.backward()
+
+
+@pytest.mark.parametrize("classes", [3, 64, 3000])
+def test_backward_under_autocast_is_exact(classes):
+    logits, labels = batch((30, classes), 3.0, dtype=torch.float32)
+    logits.requires_grad_()
+    gradients = []
+    for enabled in (False, True):
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            gradients += torch.autograd.grad(MetricLoss("f1")(logits, labels), logits)
+    assert torch.equal(*gradients)
+
+
+def test_the_largest_are_found_where_products_are_rounded(monkeypatch):
+    """As by torch.set_float32_matmul_precision("medium") on processors that multiply in bfloat16."""
+    exact = surrogate.numbers_from
+    monkeypatch.setattr(surrogate, "numbers_from", lambda *a: exact(*a).bfloat16().to(a[1]))
+    p = batch((50, 300), 3.0)[0].softmax(-1)
+    for found, wanted in zip(surrogate.top_two(p), p.topk(2), strict=True):
+        assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("scale", SCALES[1:])
 @pytest.mark.parametrize("classes", [2, 5, 64, 2500])
 @pytest.mark.parametrize("lead", [(4,), (2, 2), (1,)])
@@ -153,6 +206,20 @@ def test_f1_is_autograds_to_the_last_bit(shape, weighted):
         results.append((value, *torch.autograd.grad(value.sum(), logits)))
     for ours, autograds in zip(*results, strict=True):
         assert torch.equal(ours, autograds)
+
+
+def test_a_metric_set_later_and_counts_of_ones_own_are_used():
+    logits, labels = batch((40, 3), 3.0)
+    loss = MetricLoss("f1")
+    loss.metric = metrics.jaccard
+    assert loss(logits, labels) == 1 - metrics.jaccard(loss.confusion(logits, labels))
+
+    class Hard(MetricLoss):
+        def confusion(self, logits, labels, weights=None):
+            return Confusion.from_predictions(logits.argmax(-1), labels, logits.shape[-1])
+
+    loss = Hard("f1")
+    assert loss(logits, labels) == 1 - f1(loss.confusion(logits, labels))
 
 
 @pytest.mark.parametrize("metric", ["f1", "accuracy", "mcc", "quadratic_kappa"])

@@ -89,6 +89,8 @@ class Stack:
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu"):
+        rows = [[*_learned(module).values(), *_tracked(module).values()] for module in modules]
+        weights = torch.stack([torch.cat([t.detach().flatten().float() for t in row]) for row in rows])
         self.module = modules[0].to(device)
         self.together = isinstance(self.module, MLP)
         if len(modules) > 1 and not self.together:
@@ -96,8 +98,7 @@ class Stack:
         self.shapes = {name: tensor.shape for name, tensor in _learned(self.module).items()}
         self.learned = sum(shape.numel() for shape in self.shapes.values())
         self.shapes |= {name: tensor.shape for name, tensor in _tracked(self.module).items()}
-        rows = [[*_learned(module).values(), *_tracked(module).values()] for module in modules]
-        self.put(torch.stack([torch.cat([t.detach().flatten().float() for t in row]) for row in rows]).to(device))
+        self.put(weights.to(device))
 
     def put(self, weights: Tensor) -> None:
         """Take these rows as the networks' weights, without a copy."""
