@@ -1,0 +1,102 @@
+"""A device that is not this one, for machines without a GPU: code that mixes devices fails there as it would on CUDA.
+
+    with elsewhere():
+        loss(logits.to(ELSEWHERE), labels.to(ELSEWHERE)).backward()
+
+Its tensors wrap ordinary ones and do their arithmetic, but say that they lie elsewhere, and do not go together with
+tensors of the CPU. torch calls the device "lazy": one that exists everywhere and that nobody uses.
+"""
+
+from contextlib import ExitStack, contextmanager, nullcontext
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+ELSEWHERE = torch.device("lazy:0")
+
+
+@contextmanager
+def elsewhere():
+    enabled, autocast = torch.is_autocast_enabled, torch.autocast  # which know real devices only
+
+    def is_autocast_enabled(*kind):
+        return kind != (ELSEWHERE.type,) and enabled(*kind)
+
+    def no_autocast(kind, *rest, **options):
+        return nullcontext() if kind == ELSEWHERE.type else autocast(kind, *rest, **options)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch("torch.is_autocast_enabled", is_autocast_enabled))
+        stack.enter_context(mock.patch("torch.autocast", no_autocast))
+        stack.enter_context(_Operations())
+        stack.enter_context(_FromData())
+        yield ELSEWHERE
+
+
+class Distant(torch.Tensor):
+    """A tensor elsewhere; its numbers are `here`."""
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, here):
+        return torch.Tensor._make_wrapper_subclass(
+            cls, here.shape, here.stride(), here.storage_offset(), dtype=here.dtype, device=ELSEWHERE
+        )
+
+    def __init__(self, here):
+        self.here = here
+
+    def __repr__(self):
+        return f"Distant({self.here})"
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        return computed(function, args, kwargs or {})
+
+
+def is_elsewhere(device) -> bool:
+    return device is not None and torch.device(device).type == ELSEWHERE.type
+
+
+def computed(function, args, kwargs):
+    """The operation on the numbers; its results lie where its tensors do, or where it was told to put them."""
+    name = function._schema.name
+    tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    moves = name in ("aten::_to_copy", "aten::copy_")
+    if not moves and any(isinstance(t, Distant) for t in tensors):
+        here = [tuple(t.shape) for t in tensors if not isinstance(t, Distant) and t.dim()]  # numbers may lie anywhere
+        if here:
+            raise RuntimeError(f"{name}: expected all tensors on one device, got {here} here, others elsewhere")
+    told = kwargs.get("device")
+    if told is not None:
+        away, kwargs = is_elsewhere(told), kwargs | {"device": torch.device("cpu")}
+    else:
+        away = any(isinstance(t, Distant) for t in (tensors[:1] if moves else tensors))
+    own_args, own_kwargs = tree_map_only(Distant, lambda t: t.here, (args, kwargs))
+    result = function(*own_args, **own_kwargs)
+    if not away:
+        return result
+    return return_and_correct_aliasing(function, args, kwargs, tree_map_only(torch.Tensor, Distant, result))
+
+
+class _Operations(TorchDispatchMode):
+    """Operations that make tensors from nothing."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        return computed(function, args, kwargs or {})
+
+
+class _FromData(TorchFunctionMode):
+    """Tensors made from Python's numbers, which no dispatch mode is asked for: made here, then moved."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in (torch.tensor, torch.as_tensor) and is_elsewhere(kwargs.get("device")):
+            return function(*args, **kwargs | {"device": None}).to(ELSEWHERE)
+        if function is torch.Tensor.new_tensor and isinstance(args[0], Distant):
+            return torch.tensor(*args[1:], **{"dtype": args[0].dtype} | kwargs).to(ELSEWHERE)
+        return function(*args, **kwargs)

@@ -1,0 +1,120 @@
+"""Everything that may run on a GPU, on a device that is not the CPU: nothing is left behind, and the numbers agree."""
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from east import METRICS, EASTClassifier, MetricLoss, saving, training
+from east.choices import CONF
+from east.data.common import Part, Splits
+from east.training import Trial
+from tests.elsewhere import ELSEWHERE, elsewhere
+
+NOT_TRAINED = ("rf", "ccs")
+LOSSES = sorted(file.stem for file in (CONF / "loss").glob("*.yaml") if file.stem not in NOT_TRAINED)
+GEOMETRIC = {"name": "geometric", "schedule": "geometric", "T0": 0.2, "r": 0.5, "patience": 2, "T_min": 0.01}
+
+
+def trial(loss, model, seed=0):
+    return Trial(
+        {
+            "dataset": {"name": "toy", "kind": "table"},
+            "split": {"seed": 0},
+            "model": model,
+            "loss": loss,
+            "annealing": GEOMETRIC,
+            "protocol": {"name": "east", "optimizer": "adamw", "patience": 2, "stage_epochs": 2, "max_epochs": 5},
+            "hyper": {"lr": 0.01, "batch_size": 32, "dropout": 0.25, "weight_decay": 0.01, "clip": 1.0},
+        },
+        seed,
+    )
+
+
+def splits_of(shape, kind, classes=("no", "yes"), seed=0, pairs=None):
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.randint(len(classes), (200,), generator=generator)
+    inputs = torch.rand(200, *shape, generator=generator) + labels.view(-1, *(1,) * len(shape)) / 2
+    inputs = (100 * inputs).to(torch.uint8) if kind == "image" else inputs
+    labels = labels[:, None].repeat(1, pairs) if pairs else labels
+    parts = [Part(inputs[i], labels[i], i) for i in torch.arange(200).split([120, 40, 40])]
+    positive = 1 if len(classes) == 2 else None
+    return Splits(*parts, classes, "toy", positive, "f", f"{seed}", torch.zeros(3), torch.ones(3), kind)
+
+
+def loss_section(name):
+    section = yaml.safe_load((CONF / "loss" / f"{name}.yaml").read_text())
+    return section | {"metric": "kappa"} if name == "metric" else section
+
+
+def test_a_mixture_of_devices_is_noticed():
+    with elsewhere(), pytest.raises(RuntimeError, match="expected all tensors on one device"):
+        torch.zeros(3, device=ELSEWHERE) + torch.ones(3)
+
+
+@pytest.mark.parametrize("classes", [2, 5, 64, 3000])
+@pytest.mark.parametrize("metric", sorted(METRICS))
+def test_losses_and_gradients_agree(metric, classes):
+    if metric in ("quadratic_kappa", "cost") and classes > 100:
+        pytest.skip("needs the whole matrix")
+    costs = {"costs": [[float(i != j) for j in range(classes)] for i in range(classes)]} if metric == "cost" else {}
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(30, classes, generator=generator, dtype=torch.float64)
+    labels = torch.randint(classes, (30,), generator=generator)
+    weights = torch.rand(30, generator=generator, dtype=torch.float64)
+    for w in (None, weights):
+        here, there = logits.clone().requires_grad_(), None
+        value = MetricLoss(metric, **costs)(here, labels, w)
+        value.backward()
+        with elsewhere():
+            there = logits.to(ELSEWHERE).requires_grad_()
+            distant = MetricLoss(metric, **costs)(there, labels.to(ELSEWHERE), w if w is None else w.to(ELSEWHERE))
+            distant.backward()
+            torch.testing.assert_close(distant.detach().cpu(), value.detach())
+            torch.testing.assert_close(there.grad.cpu(), here.grad)
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_population_trains_as_here(loss):
+    if loss == "ap_perf":
+        pytest.skip("solves a game by NumPy on the CPU")
+    section = loss_section(loss)
+    single = loss.startswith(("btg", "wmw", "bce", "sol"))
+    model = {"name": "mlp_btg", "hidden": [8]} if single else {"name": "mlp", "hidden": [16, 8]}
+    compared([trial(section, model, seed) for seed in range(3)], splits_of((5,), "table"))
+
+
+@pytest.mark.parametrize(
+    "model, shape, kind",
+    [
+        ({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), "image"),
+        ({"name": "darknet19", "width": 0.05}, (3, 32, 32), "image"),
+    ],
+)
+def test_images_train_as_here(model, shape, kind):
+    compared([trial(loss_section("f1"), model)], splits_of(shape, kind, tuple("abc")))
+
+
+def test_graphs_train_as_here():
+    compared([trial(loss_section("f1"), {"name": "gnn"})], splits_of((4, 4), "graph", pairs=6))
+
+
+def test_an_estimator_is_fitted_and_asked_as_here(monkeypatch):
+    X, y = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32), np.arange(120) % 3
+    settings = {"hidden": (8,), "max_epochs": 3, "random_state": 0, "batch_size": 32}
+    here = EASTClassifier(**settings, device="cpu").fit(X, y).predict_proba(X)
+    for module in (training, saving):
+        monkeypatch.setattr(module, "pick_device", lambda name: ELSEWHERE)
+    with elsewhere():
+        there = EASTClassifier(**settings).fit(X, y).predict_proba(X)
+    np.testing.assert_allclose(there, here, atol=1e-4)
+
+
+def compared(trials, splits):
+    here = training.train(trials, splits, device="cpu", progress=False)
+    with elsewhere():
+        there = training.train_population([(one, splits) for one in trials], ELSEWHERE)
+    for ours, theirs in zip(here, there, strict=True):
+        assert (ours.status, ours.stopped, ours.epochs) == (theirs.status, theirs.stopped, theirs.epochs)
+        np.testing.assert_allclose(ours.probabilities["test"], theirs.probabilities["test"], atol=1e-4)
+        assert all(weight.device.type == "cpu" for weight in theirs.weights.values())
