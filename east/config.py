@@ -121,7 +121,11 @@ def settings(overrides: Sequence[str]) -> dict[str, Any]:
     fill_hyper(defaults)
     typed = dict(flat_typed(typed, defaults))
     check_typed(typed, defaults)
-    config = composed(own, tuple(chosen.items()), tuple(line.input_line for line in values))
+    known = dict(flat(defaults))  # "++": Hydra lets nobody fill an empty mapping otherwise
+    config = composed(own, tuple(chosen.items()), tuple(
+        line.input_line if line.key_or_group in known and known[line.key_or_group] != {} else f"++{line.input_line}"
+        for line in values
+    ))  # fmt: skip
     fill_hyper(config)
     by_preset = config["preset"]["dataset"].get(config["dataset"]["name"], {})
     config["dataset"] |= {name: value for name, value in by_preset.items() if f"dataset.{name}" not in typed}

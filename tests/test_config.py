@@ -226,3 +226,13 @@ def test_choose_suggests_and_lists():
 
 def test_groups_are_the_folders_of_conf():
     assert set(groups()) == {folder.name for folder in CONF.iterdir() if folder.is_dir()}
+
+
+def test_empty_mappings_are_filled():
+    config = settings(
+        ["model=custom", "model.target=a.Net", "model.parameters.width=8", "model.parameters.deep={b: 1}"]
+    )
+    assert config["model"]["parameters"] == {"width": 8, "deep": {"b": 1}}
+    assert settings(["model=custom", "model.target=a.Net", "model.parameters={width: 8}"])["model"]["parameters"] == {
+        "width": 8
+    }

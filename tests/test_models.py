@@ -99,7 +99,7 @@ def test_every_model_config_builds(file):
 
 
 def test_custom_module_gets_shape_outputs_options_and_dropout():
-    net = build({"name": "custom", "target": f"{__name__}.OwnNet", "hidden": 5}, (3,), 4, dropout=0.3)
+    net = build({"name": "custom", "target": f"{__name__}.OwnNet", "parameters": {"hidden": 5}}, (3,), 4, dropout=0.3)
     assert net.net[0].out_features == 5
     assert net.net[1].p == 0.3
     assert net(torch.zeros(2, 3)).shape == (2, 4)

@@ -51,17 +51,20 @@ def _gnn(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -
     return GNN(shape[-1], outputs, dropout=dropout, **options)
 
 
-def _custom(shape: tuple[int, ...], outputs: int, dropout: float, target: str, **options: Any) -> nn.Module:
-    """`target` is the dotted path of a class or function, called as Net(inputs_shape=…, outputs=…, **options); it is
-    given `dropout` as well if it has a parameter of that name."""
+def _custom(
+    shape: tuple[int, ...], outputs: int, dropout: float, target: str, parameters: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """`target` is the dotted path of a class or function, called as Net(inputs_shape=…, outputs=…, **parameters); it
+    is given `dropout` as well if it has a parameter of that name."""
     module, _, name = str(target).rpartition(".")
     try:
         net = getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"model.target {target!r} cannot be imported: expected package.module.Net; {error}") from error
+    given = dict(parameters or {})
     if "dropout" in inspect.signature(net).parameters:
-        options["dropout"] = dropout
-    return net(inputs_shape=shape, outputs=outputs, **options)
+        given.setdefault("dropout", dropout)
+    return net(inputs_shape=shape, outputs=outputs, **given)
 
 
 def _expect(model: str, expected: str, shape: tuple[int, ...], met: bool) -> None:
