@@ -28,7 +28,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. It is trained
         for, stops training early, chooses among the initialisations, and is what `score` returns.
-    metric_parameters: of the metric, such as {"average": "positive"}; the positive class is 1, the second of classes_.
+    metric_parameters: of the metric, such as {"average": "positive", "positive": "fraud"}, a label of y; without it the
+        positive class is the second of classes_.
     hidden, dropout: layers of the network. lr, batch_size, weight_decay: of AdamW. Rare classes need large batches.
     warmup: first epochs that train on cross-entropy; some metrics never leave "all of one class" without.
     max_epochs, patience: a stage at one temperature ends after `patience` epochs without a lower validation loss.
@@ -198,7 +199,10 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _loss(self) -> dict[str, Any]:
         section = {"name": "metric", "_target_": "east.losses.MetricLoss", "metric": self.metric}
-        return section | {"parameters": dict(self.metric_parameters or {})}
+        parameters = dict(self.metric_parameters or {})
+        if parameters.get("positive") in [*self.classes_]:
+            parameters["positive"] = [*self.classes_].index(parameters["positive"])
+        return section | {"parameters": parameters}
 
     def _names(self) -> list[str]:
         return [str(name) for name in self.classes_]
@@ -208,6 +212,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _check_parameters(self) -> None:
         choose("annealing", self.annealing, SCHEDULES)
+        if isinstance(self.hidden, Integral | str) or not all(isinstance(k, Integral) and k > 0 for k in self.hidden):
+            raise ValueError(f"hidden: expected the sizes of the layers, such as (128, 64), got {self.hidden!r}")
         for name in ("batch_size", "max_epochs", "patience", "n_init", "warmup"):
             value, least = getattr(self, name), int(name != "warmup")
             if not (isinstance(value, Integral) and value >= least):

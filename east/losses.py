@@ -6,6 +6,7 @@ labels' own shape, stands for the two logits (0, z). `anneals` says whether a lo
 """
 
 import inspect
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
@@ -32,6 +33,8 @@ class Loss(nn.Module):
     anneals = False
 
     def forward(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        if not (isinstance(logits, Tensor) and isinstance(labels, Tensor)):
+            raise ValueError(f"expected tensors, got logits {type(logits)} and labels {type(labels)}")
         if torch.is_autocast_enabled(logits.device.type):
             with torch.autocast(logits.device.type, enabled=False):
                 return self.forward(logits, labels, weights)
@@ -59,6 +62,8 @@ def two_or_more_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if labels.shape == logits.shape or (single and labels.shape == logits.shape[:-1]):
         if single:
             logits, labels = logits.squeeze(-1), labels.reshape(logits.shape[:-1])
+        elif logits.ndim > 1:
+            refuse_one_hot(labels)
         logits = torch.stack((torch.zeros_like(logits), logits), -1)
     elif labels.shape != logits.shape[:-1]:
         raise ValueError(
@@ -72,6 +77,15 @@ def two_or_more_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     if logits.dtype in (torch.float16, torch.bfloat16):
         logits = logits.float()
     return logits, labels
+
+
+def refuse_one_hot(labels: Tensor) -> None:
+    """Labels of the logits' own shape are those of single logits, and rarely meant so if every row has a single 1."""
+    if not transformed() and (labels >= 0).all() and (labels.sum(-1) == 1).all():
+        raise ValueError(
+            f"labels of shape {tuple(labels.shape)} look one-hot: expected class indices, labels.argmax(-1); "
+            "for populations of single logits give logits as [..., n, 1]"
+        )
 
 
 def checked_weights(weights: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
@@ -142,17 +156,29 @@ class MetricLoss(Loss):
     @temperature.setter
     def temperature(self, value: float | Tensor) -> None:
         least, most = (value.min().item(), value.max().item()) if isinstance(value, Tensor) else (value, value)
-        if not 0 < least <= most <= MAX_TEMPERATURE * (1 + 1e-6):  # float32's 0.4 is a little more
-            raise ValueError(f"temperature: expected 0 < T <= {MAX_TEMPERATURE}, got {value}")
+        a_number = isinstance(value, int | float | Tensor)
+        if not (a_number and 0 < least <= most <= MAX_TEMPERATURE * (1 + 1e-6)):  # float32's 0.4 is a little more
+            raise ValueError(f"temperature: expected 0 < T <= {MAX_TEMPERATURE}, got {value!r}")
         if most > STEEP_TEMPERATURE:
             warnings.warn(f"temperature {most:g}: above {STEEP_TEMPERATURE} the step is no longer steepest at the "
                           "threshold", stacklevel=3)  # fmt: skip
         self._temperature = value
 
+    def get_extra_state(self) -> Tensor:
+        """The temperature is part of state_dict(): a training that is resumed goes on as cold as it was."""
+        return torch.as_tensor(self.temperature, dtype=torch.float64)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.temperature = state if state.ndim else state.item()
+
     def checked_parameters(self, given: Mapping[str, Any], absent: str) -> dict[str, Any]:
         """The metric's keyword arguments, class names turned into indices."""
-        accepted = inspect.signature(self.metric).parameters
-        refuse_unknown("parameter of the metric", given, list(accepted.values())[1:])
+        accepted = dict(list(inspect.signature(self.metric).parameters.items())[1:])
+        refuse_unknown("parameter of the metric", given, list(accepted.values()))
+        for name, parameter in accepted.items():
+            needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if needed and name not in given:
+                raise ValueError(f"this metric needs {name}: expected MetricLoss(…, {name}=…)")
         parameters = dict(given)
         if "absent" in accepted:
             parameters["absent"] = absent
@@ -161,10 +187,17 @@ class MetricLoss(Loss):
         if "average" in parameters:
             # "none" gives one number per class, which cannot be minimised.
             choose("average", parameters["average"], [a for a in metrics.AVERAGES if a != "none"])
-        if isinstance(parameters.get("beta"), Mapping):
-            parameters["beta"] = self.by_class(parameters["beta"])
-        if isinstance(parameters.get("positive"), str):
-            parameters["positive"] = self.class_index(parameters["positive"])
+        beta, positive = parameters.get("beta"), parameters.get("positive")
+        if isinstance(beta, int | float) and not 0 <= beta < math.inf:
+            raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
+        if isinstance(beta, Mapping):
+            parameters["beta"] = self.by_class(beta)
+        if positive is not None and "average" in accepted and parameters.get("average") != "positive":
+            raise ValueError(f"positive={positive!r}: expected average='positive' beside it, else it has no meaning")
+        if isinstance(positive, bool):
+            raise ValueError(f"positive: expected the index or the name of a class, got {positive!r}")
+        if isinstance(positive, str):
+            parameters["positive"] = self.class_index(positive)
         return parameters
 
     def by_class(self, beta: Mapping[str, float]) -> list[float]:

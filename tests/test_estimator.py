@@ -183,3 +183,21 @@ def test_divergence_is_reported(rare):
 def test_frame_of_strings_is_refused(rare):
     with pytest.raises(ValueError, match="could not convert string"):
         quick().fit(pd.DataFrame({"job": ["nurse", "clerk"] * 5}), [0, 1] * 5)
+
+
+@pytest.mark.parametrize("labels", [(2, 1), ("good", "bad"), (False, True)])
+def test_the_positive_class_is_a_label(labels):
+    """Whatever its place among the sorted labels, a number included."""
+    X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
+    y = np.array(labels)[(X[:, 0] > 1).astype(int)]
+    parameters = {"average": "positive", "positive": labels[1]}
+    model = EASTClassifier("f1", metric_parameters=parameters, max_epochs=20, random_state=0).fit(X, y)
+    wanted = f1_score(y == labels[1], model.predict(X) == labels[1])
+    assert wanted > 0.5
+    assert model.score(X, y) == pytest.approx(wanted)
+    assert 0 < model.validation_score_ < 1
+
+
+def test_layers_are_a_sequence():
+    with pytest.raises(ValueError, match="hidden: expected the sizes of the layers, such as"):
+        EASTClassifier(hidden=16).fit(np.eye(4), [0, 1, 0, 1])

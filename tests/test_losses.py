@@ -704,3 +704,39 @@ def test_no_loss_takes_a_label_out_of_range(name, label):
 def test_binary_losses_say_so(name):
     with pytest.raises(ValueError, match="expected two classes or a single logit, got 4"):
         build(name)(z4, y4)
+
+
+def test_a_resumed_training_goes_on_as_cold_as_it_was():
+    net = torch.nn.ModuleDict({"net": torch.nn.Linear(3, 2), "loss": MetricLoss("f1", temperature=0.05)})
+    again = torch.nn.ModuleDict({"net": torch.nn.Linear(3, 2), "loss": MetricLoss("f1")})
+    again.load_state_dict(net.state_dict())
+    assert again["loss"].temperature == 0.05
+    each = MetricLoss("f1", temperature=torch.tensor([0.1, 0.05]))
+    other = MetricLoss("f1")
+    other.load_state_dict(each.state_dict())
+    assert other.temperature.tolist() == pytest.approx([0.1, 0.05])
+
+
+@pytest.mark.parametrize(
+    "parameters, message",
+    [
+        ({"metric": "f1", "positive": 0}, "expected average='positive' beside it"),
+        ({"metric": "f1", "average": "positive", "positive": True}, "the index or the name of a class, got True"),
+        ({"metric": "fbeta", "beta": -1}, "beta: expected a number of at least 0"),
+        ({"metric": "fbeta", "beta": float("nan")}, "beta: expected a number of at least 0"),
+        ({"metric": "cost"}, "this metric needs costs"),
+        ({"metric": "f1", "temperature": "0.1"}, "got '0.1'"),
+    ],
+)
+def test_parameters_without_a_meaning_are_refused(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        MetricLoss(**parameters)
+
+
+def test_one_hot_labels_and_arrays_are_refused():
+    logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
+    with pytest.raises(ValueError, match="look one-hot: expected class indices"):
+        MetricLoss("f1")(logits, torch.nn.functional.one_hot(labels))
+    with pytest.raises(ValueError, match="expected tensors, got logits"):
+        MetricLoss("f1")(logits.numpy(), labels.numpy())
+    assert MetricLoss("f1")(torch.randn(2, 6), torch.tensor([[0, 1, 1, 0, 1, 0]] * 2)).shape == (2,)
