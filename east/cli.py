@@ -15,6 +15,7 @@ from typing import Any
 from east.choices import CONF, ConfigError, choose, groups
 
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
+SCIENCE = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper", "search")  # what makes a result
 RESUME = "finished trials are kept; the same command goes on from here"
 
 HELP = """\
@@ -245,27 +246,46 @@ def task_table(arguments: list[str]) -> int:
 
 
 def task_reproduce(arguments: list[str]) -> int:
+    """Run what a table lacks, or what dataset=… and loss=… leave of that, and render it."""
     from east import experiment, summary, tables
-    from east.config import settings
+    from east.config import LISTS, settings
 
-    config, preset = settings(arguments), given(arguments, "preset") or "paper"
+    config, table = settings(arguments), given(arguments, "table")
+    if table in (None, "grid") or given(arguments, "protocol"):
+        choices = ", ".join(name for name in tables.names() if name != "grid")
+        raise ConfigError(f"task=reproduce takes a table=…, and that table's protocol. Choices: all, {choices}")
+    preset = given(arguments, "preset") or ("paper" if table == "all" else tables.usual_preset(tables.spec(table)))
     options = {"preset": preset, "rule": config["selection"], "variant": config["variant"]}
-    missing = tables.plan(config["table"], config["results_dir"], **options)
-    rest = without(arguments, "task", "table", "preset", "dataset", "loss", "protocol")
+    missing = tables.plan(table, config["results_dir"], **options)
+    for group in LISTS:
+        if names := named(arguments, group):
+            missing = [run for run in missing if run[group] in names]
+    rest = without(arguments, "task", "table", "preset", *LISTS, *LISTS.values())
+    own = [word for word in rest if word.partition("=")[0].partition(".")[0] in SCIENCE]
+    if own:
+        print(f"note: with {' '.join(own)} trials fill no cell of the table; they are shown by themselves")
     wanted = []
     for run in missing:
         groups = [f"{group}={run[group]}" for group in ("dataset", "loss", "protocol")]
         wanted.append(settings([*rest, *groups, f"preset={preset}", *run["overrides"]]))
     runs, failures = summary.loadable(wanted)
-    print(f"{config['table']}: {len(missing)} runs are missing", flush=True)
+    print(f"{table}: {len(missing)} runs are missing", flush=True)
     if runs:
         print(summary.plan(runs), flush=True)
     if not config["dry_run"]:
         failures += experiment.carry_out(runs) if runs else []
-        print(summary.table(config, preset))
+        print(summary.results(runs, failures)[0] if own and runs else summary.table(config, preset))
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return FAILED if failures else DONE
+
+
+def named(arguments: Sequence[str], group: str) -> list[str]:
+    """What dataset=a or datasets=[a,b] name."""
+    from east.config import LISTS, parsed
+
+    found = {line.key_or_group: line.value() for line in parsed(arguments)}
+    return found.get(LISTS[group]) or ([found[group]] if group in found else [])
 
 
 def task_records(arguments: list[str]) -> int:

@@ -6,7 +6,7 @@ differ in weight initialisation on one split, so their ± says nothing about oth
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -62,20 +62,6 @@ def t_interval(values: Sequence[float], level: float = 0.95, overlap: float = 0.
     return float(np.mean(values) - half), float(np.mean(values) + half)
 
 
-def bootstrap_interval(
-    values: Sequence[float],
-    statistic: Callable[..., np.ndarray] = np.mean,
-    level: float = 0.95,
-    resamples: int = 10_000,
-    seed: int = 0,
-) -> tuple[float, float]:
-    """Percentile interval of `statistic(samples, axis=-1)`, for what no formula covers (medians, ratios)."""
-    n = _at_least(2, values)
-    draws = np.random.default_rng(seed).integers(0, n, (resamples, n))
-    low, high = np.quantile(statistic(np.asarray(values)[draws], axis=-1), [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
 def inside(ours: float, s_ours: float, published: float, s_published: float) -> bool:
     """Does our mean agree with the published one? |difference| <= 2 sqrt(s_published² + s_ours²)."""
     return abs(ours - published) <= 2 * math.hypot(max(s_published, PUBLISHED_STD_FLOOR), s_ours) + 1e-12
@@ -87,12 +73,14 @@ def paired(a: Mapping, b: Mapping, level: float = 0.95, overlap: float = 0.0) ->
     The p-value is that of the sign-flip test: if neither is better, every difference could as well have the other sign.
     It is exact and needs no normality; its smallest value is 2^(1-n), so few trials can never look convincing. With
     `overlap` (see `t_interval`) the trials are not exchangeable, and it is that of the corrected t-test instead.
+    Where all differences are the same number there is no interval.
     """
     differences = [a[label] - b[label] for label in a if label in b]
     n = len(differences)
     mean = math.fsum(differences) / n if n else None
-    low, high = t_interval(differences, level, overlap) if n > 1 else (None, None)
-    p = None if n < 2 else corrected_t(differences, overlap) if overlap else sign_flip(differences)
+    spread = n > 1 and max(differences) - min(differences) > 1e-12  # else nothing says how sure the mean is
+    low, high = t_interval(differences, level, overlap) if spread else (None, None)
+    p = None if n < 2 else corrected_t(differences, overlap) if overlap and spread else sign_flip(differences)
     return Comparison(n, mean, low, high, sum(d > 0 for d in differences), p)
 
 
@@ -101,7 +89,7 @@ def corrected_t(differences: Sequence[float], overlap: float) -> float:
     n = _at_least(2, differences)
     error = np.std(differences, ddof=1) * math.sqrt(1 / n + overlap)
     mean = abs(float(np.mean(differences)))
-    return float(2 * stdtr(n - 1, -mean / error)) if error > 0 else float(mean == 0)
+    return float(2 * stdtr(n - 1, -mean / error))
 
 
 def sign_flip(differences: Sequence[float], draws: int = 20_000, seed: int = 0) -> float:

@@ -143,11 +143,13 @@ def choice(run: Run) -> str:
 
 
 def whole(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Tables leave out records of a part of the data; here they are shown, under a name of their own."""
+    """Tables leave out records of a part of the data; here they are shown, under a name that says what was done."""
     dataset = record["config"]["dataset"]
-    if dataset.get("limit") is None:
+    limit, imbalance = dataset.get("limit"), dataset.get("imbalance")
+    done = ([f"{limit} rows"] if limit else []) + ([f"imbalance {imbalance:g}"] if imbalance not in (None, 1) else [])
+    if not done or dataset["name"] == "synthetic":
         return record
-    renamed = dataset | {"name": f"{dataset['name']} ({dataset['limit']} rows)", "limit": None}
+    renamed = dataset | {"name": f"{dataset['name']} ({', '.join(done)})", "limit": None}
     return record | {"config": record["config"] | {"dataset": renamed}}
 
 

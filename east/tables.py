@@ -73,7 +73,7 @@ class Cell:
     settings: int = 0  # how many families of records fit
     split: int | str | None = None  # its seed; "trial": every trial has its own
     rule: str = "val_loss"  # that selected the setting
-    quickest: str = "paper"  # the preset that would do
+    asked: str = "paper"  # the preset of the command that fills it
     preset: str | None = None
     key: str | None = None
     sources: list[str] = field(default_factory=list)
@@ -204,12 +204,17 @@ def spec(name: str) -> dict[str, Any]:
     return _conf("table", choose("table", name, names()))
 
 
+def usual_preset(table: Mapping) -> str:
+    """What fills a table's cells: a paper's as the paper did it, our own as quickly as they accept."""
+    return "paper" if "paper" in table else table.get("preset", "lean")
+
+
 def command(cell: Cell) -> str:
     """The command that fills a cell."""
     words = [f"dataset={cell.dataset}", f"loss={cell.loss}", *([f"protocol={cell.protocol}"] if cell.protocol else [])]
     selection = [f"selection={cell.rule}"] if cell.rule != "val_loss" else []
     automatic = "paper" if cell.dataset in PAPER_DATASETS else "quick"
-    preset = [f"preset={cell.quickest}"] if PRESETS.index(automatic) > PRESETS.index(cell.quickest) else []
+    preset = [f"preset={cell.asked}"] if cell.asked != automatic else []
     return shlex.join(["east-run", *words, *overrides(cell), *preset, *selection])
 
 
@@ -246,7 +251,7 @@ def build(
     cells = list(_cells(table, variant) if "rows" in table else _grid(table, families, accepted))
     cells = _with_plugin(cells) if "paper" in table else cells
     for cell in cells:
-        cell.quickest = quickest
+        cell.asked = preset or usual_preset(table)
         _fill(cell, families, rule, accepted)
     if "rows" not in table:  # a score that no record of a dataset has, such as positive-class F1 of ten classes
         scored = {(cell.block, cell.column) for cell in cells if cell.values}
@@ -394,34 +399,58 @@ def _with_plugin(cells: Sequence[Cell]) -> list[Cell]:
 
 
 def _grid(table: Mapping, families: Mapping, accepted: Sequence[str]) -> Iterator[Cell]:
-    """The cells of a table without rows: one row per family of records, among `datasets`, `losses`, `families`."""
+    """The cells of a table without rows: one row per family of records, among `datasets`, `losses`, `families`.
+
+    Data have a block of their own, even if they share a name, as two files of dataset=csv do.
+    """
     asked = {name: table.get(name) for name in ("datasets", "losses", "families")}
     wanted = lambda name, value: asked[name] is None or value in asked[name]  # noqa: E731
-    for (dataset, loss), group in groupby(sorted(families, key=str), key=lambda key: key[:2]):
-        if not (wanted("datasets", dataset) and wanted("losses", loss)):
-            continue
-        every = (family for key in group for family in families[key] if wanted("families", family[0]["family"]))
-        # A part of the data is no result of the dataset: a table has it only where it asks for that part.
-        found = [f for f in every if _preset(f) in accepted and f[0]["config"]["dataset"].get("limit") is None]
-        configs = [family[0]["config"] for family in found]
-        for label, config, family in zip(labels(loss, configs), configs, found, strict=True):
-            protocol = config.get("protocol", {}).get("name")
-            for name in table["scores"]:
-                score = papers.score_of(None, dataset, loss, name)
-                known = papers.published_for(dataset, loss, protocol, score) if _complete(family[0], dataset) else None
-                yield Cell(
-                    block=dataset,
-                    row=label,
-                    column=name,
-                    dataset=dataset,
-                    loss=loss,
-                    protocol=protocol,
-                    family=family[0]["family"],
-                    score=score,
-                    position=POSITIVE if name in ("precision", "recall") else None,
-                    published=known,
-                    findings=papers.findings_of(known) if known else [],
-                )
+    blocks: dict[str, dict[str, dict[str, list]]] = {}  # dataset -> its fingerprint -> loss -> families
+    for key in sorted(families, key=str):
+        dataset, loss = key[:2]
+        for family in families[key] if wanted("datasets", dataset) and wanted("losses", loss) else ():
+            config = family[0]["config"]
+            # A part of the data is no result of the dataset: a table has it only where it asks for that part.
+            part = config["dataset"].get("limit") is not None
+            if not part and _preset(family) in accepted and wanted("families", family[0]["family"]):
+                same = blocks.setdefault(dataset, {}).setdefault(config["dataset"].get("fingerprint"), {})
+                same.setdefault(loss, []).append(family)
+    for dataset, by_data in blocks.items():
+        for block, by_loss in zip(_data_labels(dataset, by_data), by_data.values(), strict=True):
+            for loss, found in by_loss.items():
+                yield from _grid_rows(block, dataset, loss, found, table["scores"])
+
+
+def _data_labels(dataset: str, by_data: Mapping[str, Mapping[str, list]]) -> list[str]:
+    """Names for the data behind one dataset's name: with what was said of them, else with their fingerprints."""
+    if len(by_data) == 1:
+        return [dataset]
+    sections = [next(iter(by_loss.values()))[0][0]["config"]["dataset"] for by_loss in by_data.values()]
+    told = [{n: v for n, v in section.items() if n not in ("name", "fingerprint")} for section in sections]
+    named = labels(dataset, [{"dataset": section} for section in told])
+    return named if len(set(named)) == len(named) else [f"{dataset}, data {str(mark)[:8]}" for mark in by_data]
+
+
+def _grid_rows(block: str, dataset: str, loss: str, found: Sequence, scores: Sequence[str]) -> Iterator[Cell]:
+    configs = [family[0]["config"] for family in found]
+    for label, config, family in zip(labels(loss, configs), configs, found, strict=True):
+        protocol = config.get("protocol", {}).get("name")
+        for name in scores:
+            score = papers.score_of(None, dataset, loss, name)
+            known = papers.published_for(dataset, loss, protocol, score) if _complete(family[0], dataset) else None
+            yield Cell(
+                block=block,
+                row=label,
+                column=name,
+                dataset=dataset,
+                loss=loss,
+                protocol=protocol,
+                family=family[0]["family"],
+                score=score,
+                position=POSITIVE if name in ("precision", "recall") else None,
+                published=known,
+                findings=papers.findings_of(known) if known else [],
+            )
 
 
 def labels(loss: str, configs: Sequence[Mapping]) -> list[str]:

@@ -112,7 +112,8 @@ def notes(table: "Table") -> Iterator[tuple[str, str]]:
 
 def compared(entry: dict) -> list[str]:
     """One paired comparison as words."""
-    interval = f"{entry['difference']:+.3f} [{entry['low']:+.3f}, {entry['high']:+.3f}]".replace("-", "−")
+    ends = "—" if entry["low"] is None else f"{entry['low']:+.3f}, {entry['high']:+.3f}"
+    interval = f"{entry['difference']:+.3f} [{ends}]".replace("-", "−")
     head = [entry["block"], entry["column"], f"{entry['row']} − {entry['against']}", f"{entry['n']} {entry['over']}s"]
     return [*head, interval, f"{entry['wins']}/{entry['n']}", f"{entry['p']:.3f}", f"{entry['p_holm']:.3f}"]
 

@@ -224,6 +224,38 @@ def test_table_records_and_data_print(tmp_path, capsys):
     assert "2 runs are missing" in capsys.readouterr().out
 
 
+def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
+    table = ["task=reproduce", "table=east_v2_1", "preset=quick", "dry_run=true", f"results_dir={tmp_path}"]
+    assert cli.run([*table, "datasets=[mammography]", "losses=[f1,ce]"]) == 0
+    told = capsys.readouterr().out
+    assert "east_v2_1: 2 runs are missing" in told
+    assert "mammography ce" in told
+    assert cli.run([*table, "dataset=adult", "loss=mcc"]) == 0
+    assert "east_v2_1: 1 runs are missing" in capsys.readouterr().out
+    for wrong in (["task=reproduce"], [*table, "protocol=btg"]):
+        assert cli.run([*wrong, f"results_dir={tmp_path}"]) == 2
+        assert "takes a table=…, and that table's protocol. Choices: all, east_v2_1" in capsys.readouterr().err
+
+
+def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
+    short = ["table=quickstart", "protocol.max_epochs=1", "executor=inline", f"results_dir={tmp_path}"]
+    assert cli.run(["task=reproduce", *short]) == 0
+    told = capsys.readouterr().out
+    assert "note: with protocol.max_epochs=1 trials fill no cell of the table" in told
+    assert "digits (imbalance 10)" in told
+    assert "preset quick" in told
+
+
+def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert cli.run([]) == 0
+    assert "digits (imbalance 10)" in capsys.readouterr().out
+    assert cli.run(["task=table", "table=quickstart"]) == 0
+    assert "(2/2)" in capsys.readouterr().out
+    assert cli.run(["task=reproduce", "table=quickstart", "dry_run=true"]) == 0
+    assert "quickstart: 0 runs are missing" in capsys.readouterr().out
+
+
 def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
     rare = ["dataset=synthetic", "dataset.imbalance=200", "dataset.rows=2000", "preset=quick", "protocol.max_epochs=2"]
     assert cli.run([*rare, "losses=[f1,ce]", "hyper.lr=0.01", "trials=1", f"results_dir={tmp_path}"]) == 0

@@ -48,12 +48,12 @@ def test_t_interval_covers_the_mean_as_often_as_it_says():
     assert covered == pytest.approx(0.95, abs=0.015)
 
 
-def test_bootstrap_equals_scipy_percentile():
-    values = np.random.default_rng(1).gamma(2, size=30)
-    expected = stats.bootstrap((values,), np.median, method="percentile", n_resamples=20_000, rng=0).confidence_interval
-    found = statistics.bootstrap_interval(values, np.median, resamples=20_000)
-    assert found == pytest.approx((expected.low, expected.high), rel=0.03)
-    assert found == statistics.bootstrap_interval(values, np.median, resamples=20_000), "seeded"
+@pytest.mark.parametrize("overlap", [0.0, 0.3])
+def test_equal_differences_have_no_interval(overlap):
+    """Two seeds that happen to differ alike tell nothing about a third."""
+    found = statistics.paired({0: 0.5, 1: 0.7}, {0: 0.25, 1: 0.45}, overlap=overlap)
+    assert (found.low, found.high, found.p) == (None, None, 0.5)
+    assert found.difference == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(

@@ -230,6 +230,19 @@ def test_what_is_not_the_papers_setting_never_enters_its_table(tmp_path, change)
     assert cell(tables.build("east_v2_1", tmp_path), **where).settings == 1
 
 
+def test_data_of_one_name_have_blocks_of_their_own():
+    """Two files of dataset=csv, or digits of another imbalance, are neither ranked nor paired with each other."""
+    source = next(r for r in records.scan(GOLDEN) if r["config"]["dataset"]["name"] == "digits")
+    found = []
+    for k, (imbalance, loss) in enumerate([(1, "f1"), (1, "ce"), (10, "ce")]):
+        dataset = source["config"]["dataset"] | {"imbalance": imbalance, "fingerprint": f"data {imbalance}"}
+        config = source["config"] | {"dataset": dataset, "loss": {"name": loss}}
+        found += [source | {"config": config, "seed": seed, "family": f"{k}", "key": f"{k}"} for seed in (0, 1)]
+    built = tables.build("grid", found=found, preset="quick")
+    assert list(built.blocks) == ["digits, dataset.imbalance=1", "digits, dataset.imbalance=10"]
+    assert {pair["block"] for pair in tables.comparisons(built)} == {"digits, dataset.imbalance=1"}
+
+
 def test_two_settings_that_both_fit_are_marked(tmp_path):
     """The same config on two states of the data: the larger one is shown and marked."""
     source = next(r for r in records.scan(GOLDEN) if r["config"]["loss"]["name"] == "dice")
