@@ -31,22 +31,26 @@ def evaluate(
     labels: Mapping[str, np.ndarray],
     positive: int | None,
     decisions: Sequence[str] = (),
+    trained_for: Callable[[Confusion], Tensor] | None = None,
 ) -> dict[str, Any]:
     """Everything a record says about predictions: `confusion`, `scores`, `decisions`.
 
     probabilities, labels: {"val": [n, d], "test": ...} and {"val": [n], ...}. positive: index of the positive class, or
-    None. Rules are tuned on val alone.
+    None. Rules are tuned on val alone. trained_for: a metric that becomes a score of that name.
     """
     labels = {part: torch.as_tensor(values) for part, values in labels.items()}
     tensors = {part: torch.as_tensor(values) for part, values in probabilities.items()}
     ranking = {part: rank_scores(tensors[part], labels[part], positive) for part in tensors}
+
+    def own(c: Confusion) -> dict[str, float]:
+        return {"trained_for": float(trained_for(c))} if trained_for else {}
 
     def judged(predicted: Mapping[str, Tensor]) -> dict[str, Any]:
         classes = tensors["val"].shape[-1]
         confusions = {part: Confusion.from_predictions(predicted[part], labels[part], classes) for part in predicted}
         return {
             "confusion": {part: counts(c) for part, c in confusions.items()},
-            "scores": {part: scores(c, positive) | ranking[part] for part, c in confusions.items()},
+            "scores": {part: scores(c, positive) | ranking[part] | own(c) for part, c in confusions.items()},
         }
 
     result = judged({part: p.argmax(-1) for part, p in tensors.items()})

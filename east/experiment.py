@@ -343,7 +343,11 @@ def keep(outcome: training.Outcome, loaded: data.Data, splits: data.Splits, job:
     """Evaluate and record an outcome, save its model if asked to; the line that tells its failure, if it is one."""
     trial, judged, arrays = outcome.trial, {}, None
     if outcome.status == "done":
-        judged = evaluation.evaluate(outcome.probabilities, outcome.labels, splits.positive, trial.config["decisions"])
+        decisions, own = trial.config["decisions"], None
+        if trial.config["loss"]["name"] == "metric":  # which may be anyone's: no other score tells how it did
+            loss = losses.build(trial.config["loss"], splits.classes, splits.train.labels, splits.positive)
+            own = evaluation.validation_metric(loss, splits.positive)
+        judged = evaluation.evaluate(outcome.probabilities, outcome.labels, splits.positive, decisions, own)
         arrays = {f"{part}_probabilities": values for part, values in outcome.probabilities.items()}
         arrays |= {f"{part}_labels": values for part, values in outcome.labels.items()}
     told = ("history", "best", "epochs", "stopped", "status", "error", "seconds")

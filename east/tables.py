@@ -87,7 +87,8 @@ class Cell:
     @property
     def measure(self) -> str:
         """The score without the plug-in rule: a decision, not another measure."""
-        return self.score.partition(".")[2] if self.score.startswith(PLUGIN) else self.score
+        own = f" of {self.row}" if self.score.endswith(".trained_for") else ""  # a metric of its own is no other row's
+        return (self.score.partition(".")[2] if self.score.startswith(PLUGIN) else self.score) + own
 
     @property
     def summary(self) -> statistics.Summary:
@@ -433,7 +434,9 @@ def _data_labels(dataset: str, by_data: Mapping[str, Mapping[str, list]]) -> lis
 
 def _grid_rows(block: str, dataset: str, loss: str, found: Sequence, scores: Sequence[str]) -> Iterator[Cell]:
     configs = [family[0]["config"] for family in found]
-    for label, config, family in zip(labels(loss, configs), configs, found, strict=True):
+    told = [config["loss"].get("metric") if loss == "metric" else loss for config in configs]
+    named = labels(loss, configs) if len(set(told)) < len(told) else told
+    for label, config, family in zip(named, configs, found, strict=True):
         protocol = config.get("protocol", {}).get("name")
         for name in scores:
             score = papers.score_of(None, dataset, loss, name)

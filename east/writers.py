@@ -60,7 +60,8 @@ def texts(table: "Table", cell: "Cell", style: Style) -> list[str]:
         mine = emphasis("ours", number) + escape(count)
         mine += style.raised.format(escape(cell.marks)) if cell.marks else ""
     else:
-        mine = escape(f"failed ({cell.failed})" if cell.failed else "not run")
+        without = "—" if cell.family else "not run"  # a score that these records cannot have, or none at all
+        mine = escape(f"failed ({cell.failed})" if cell.failed else without)
     theirs = difference = ""
     if cell.published:
         places = 2 if cell.published["paper"] == "btg" else 3  # as printed

@@ -256,6 +256,16 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     assert "quickstart: 0 runs are missing" in capsys.readouterr().out
 
 
+def test_a_run_shows_the_metric_it_was_trained_for(tmp_path, capsys):
+    small = ["dataset=digits", "dataset.limit=300", "protocol.max_epochs=1", "trials=2", f"results_dir={tmp_path}"]
+    assert cli.run([*small, "loss=metric", "loss.metric=kappa"]) == 0
+    shown = capsys.readouterr().out
+    assert "trained_for" in shown
+    assert re.search(r"^kappa .*\d\.\d{3}", shown, re.MULTILINE)
+    assert cli.run([*small, "loss=f1"]) == 0
+    assert "trained_for" not in capsys.readouterr().out
+
+
 def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
     rare = ["dataset=synthetic", "dataset.imbalance=200", "dataset.rows=2000", "preset=quick", "protocol.max_epochs=2"]
     assert cli.run([*rare, "losses=[f1,ce]", "hyper.lr=0.01", "trials=1", f"results_dir={tmp_path}"]) == 0
