@@ -176,7 +176,8 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
         if type(error).__name__ == "DataError":  # its module is heavy
             print(f"data: {error}", file=sys.stderr)
             return NO_DATA
-        print(f"{type(error).__name__}: {error}\n{RESUME} (debug=true shows a traceback)", file=sys.stderr)
+        kept = "" if isinstance(error, FileNotFoundError | NotADirectoryError) else f"{RESUME} "  # a path that is wrong
+        print(f"{type(error).__name__}: {error}\n{kept}(debug=true shows a traceback)", file=sys.stderr)
         return FAILED
 
 

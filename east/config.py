@@ -264,7 +264,8 @@ def check_typed(typed: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
         expected = known.get(name)
         fits = type(value) in ACCEPTED.get(type(expected), (type(value),))
         if not fits and value is not None and name not in FREE:
-            raise ConfigError(f"{name}: expected {KINDS[type(expected)]} such as {expected!r}, got {value!r}")
+            such = "" if type(expected) is bool else f" such as {expected!r}"
+            raise ConfigError(f"{name}: expected {KINDS[type(expected)]}{such}, got {value!r}")
 
 
 def inside_free_value(name: str, known: Mapping[str, Any]) -> bool:
@@ -307,6 +308,8 @@ def check(config: Mapping[str, Any]) -> None:
     for name, choices in CHOICES.items():
         if name in values:
             choose(name, values[name], choices)
+    if not config["results_dir"]:
+        raise ConfigError("results_dir: expected a folder, such as results, got nothing")
     check_split(**config["split"])
     choose("device", str(config["device"]).partition(":")[0], DEVICES)
     for library in (config["executor"]["name"], "tensorboard" if config["tensorboard"] else None):

@@ -9,7 +9,7 @@ from statistics import median
 from typing import Any
 
 from east import execution, experiment, plots, protocols, records, tables, writers
-from east.choices import choose
+from east.choices import ConfigError, choose
 from east.data import DataError
 from east.experiment import Run
 from east.training import Trial
@@ -29,12 +29,12 @@ def announcement(configs: Sequence[Mapping[str, Any]], arguments: Sequence[str])
 
 
 def loadable(configs: Sequence[dict[str, Any]]) -> tuple[list[Run], list[str]]:
-    """Runs whose data is here or can be fetched, and a line for each of the others."""
+    """Runs whose data is here or can be fetched, with the classes they need, and a line for each of the others."""
     runs, failures = [], []
     for config in configs:
         try:
             runs.append(Run.of(config))
-        except DataError as error:
+        except (DataError, ConfigError) as error:
             failures.append(f"{config['dataset']['name']} {config['loss']['name']}: {str(error).splitlines()[0]}")
     return runs, failures
 
@@ -115,16 +115,25 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     lines = [f"{name}: {lack}" for name, run in named if (lack := shortfall(run, found))]
     complete = not lines
     lines = [f"chosen for {name}: {choice(run)}" for name, run in named if run.chosen and run.searched] + lines
-    lines += [f"{name}: {advice}" for name, run in named if (advice := collapse(run, found))]
+    for name, run in named:
+        matrices = test_confusions(run, found)
+        lines += [f"{name}: {note}" for note in (unseen(matrices), collapse(run, matrices)) if note]
     if failures:
         lines.append(f"first reason: {failures[0]}")
     if built.cells:
-        name = "-".join(["run", *sorted({run.name.replace(" ", "-") for run in runs})][:5])
+        name = "-".join(["run", *sorted({figure_name(run) for run in runs})][:5])
         with shown_anyway():
             files = plots.save(plots.dots(built), Path(config["results_dir"]) / "figures" / name)
             lines = [f"figure: {files[0]}", *lines]
         lines = [writers.WRITERS["text"]([built], [tables.comparisons(built)]).rstrip(), *lines]
     return "\n".join(lines), complete
+
+
+def figure_name(run: Run) -> str:
+    """Data and loss; with a mark of the data where other data may have the same name."""
+    dataset = run.plain["dataset"]
+    shared = dataset["name"] in ("csv", "images") or dataset.get("limit") is not None
+    return run.name.replace(" ", f"-{dataset['fingerprint'][:6]}-" if shared else "-")
 
 
 @contextmanager
@@ -170,11 +179,23 @@ def without_model(run: Run, trial: Trial) -> bool:
     return run.config["save_model"] and not folder.exists()
 
 
-def collapse(run: Run, found: Mapping[tuple[str, int], Mapping]) -> str | None:
-    """How many trials have given up on all classes but one, as metric losses do where the others are rare."""
+def test_confusions(run: Run, found: Mapping[tuple[str, int], Mapping]) -> list[list[list[int]]]:
     done = [found.get((records.key(trial.config), trial.seed), {}) for trial in run.trials]
-    matrices = [record["confusion"]["test"] for record in done if record.get("status") == "done"]
-    one_class = sum(sum(map(any, zip(*matrix, strict=True))) == 1 for matrix in matrices)
+    return [record["confusion"]["test"] for record in done if record.get("status") == "done"]
+
+
+def unseen(matrices: Sequence[list[list[int]]]) -> str | None:
+    """Whether some class is never tested."""
+    missing = max((sum(not any(row) for row in matrix) for matrix in matrices), default=0)
+    if not missing:
+        return None
+    return f"{missing} of {len(matrices[0])} classes have no test rows: try split.stratify=true, or more rows"
+
+
+def collapse(run: Run, matrices: Sequence[list[list[int]]]) -> str | None:
+    """How many trials have given up on all classes but one, as metric losses do where the others are rare."""
+    tested = [matrix for matrix in matrices if sum(map(any, matrix)) > 1]
+    one_class = sum(sum(map(any, zip(*matrix, strict=True))) == 1 for matrix in tested)
     if not one_class:
         return None
     advice = "try protocol.warmup=10, a lower hyper.lr or a larger hyper.batch_size"

@@ -256,6 +256,12 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     assert "quickstart: 0 runs are missing" in capsys.readouterr().out
 
 
+def test_classes_without_test_rows_are_told(tmp_path, capsys):
+    few = ["dataset=digits", "dataset.limit=30", "protocol.max_epochs=1", "trials=1", f"results_dir={tmp_path}"]
+    assert cli.run(few) == 0
+    assert "classes have no test rows: try split.stratify=true" in capsys.readouterr().out
+
+
 def test_a_run_shows_the_metric_it_was_trained_for(tmp_path, capsys):
     small = ["dataset=digits", "dataset.limit=300", "protocol.max_epochs=1", "trials=2", f"results_dir={tmp_path}"]
     assert cli.run([*small, "loss=metric", "loss.metric=kappa"]) == 0

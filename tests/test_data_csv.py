@@ -308,7 +308,7 @@ def test_image_folder_without_classes(tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
         load("images", path=str(tmp_path / "nowhere"))
     (tmp_path / "only").mkdir()
-    with pytest.raises(DataError, match="without images: only"):
+    with pytest.raises(DataError, match="with images in each; none in only"):
         load("images", path=str(tmp_path))
 
 

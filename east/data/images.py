@@ -32,8 +32,8 @@ def images(root=None, *, path: str | None = None, size: int = 64, positive: str 
     }
     empty = [name for name in files if not files[name]]
     if empty or len(files) < 2:
-        got = f"without images: {', '.join(empty)}" if empty else f"found {len(files)} ({', '.join(files) or 'none'})"
-        raise DataError(f"dataset=images: expected at least two folders with images in {folder}; {got}.")
+        got = f"none in {', '.join(empty)}" if empty else f"found {len(files)} ({', '.join(files) or 'none'})"
+        raise DataError(f"dataset=images: expected two or more folders in {folder}, with images in each; {got}.")
     classes = list(files)
     if positive is not None:
         choose("class", positive, classes)
@@ -82,7 +82,9 @@ def decode(paths: Sequence[Path], size: int) -> np.ndarray:
             broken.append(f"{paths[k]}: {error}")
 
     with ThreadPoolExecutor() as pool:
-        list(tqdm(pool.map(fill, range(len(paths))), total=len(paths), desc="decoding images", leave=False))
+        list(
+            tqdm(pool.map(fill, range(len(paths))), total=len(paths), desc="decoding images", leave=False, disable=None)
+        )
     if broken:
         raise DataError(
             f"{len(broken)} of {len(paths):,} images cannot be read. Repair or delete them:{listed(sorted(broken))}"
