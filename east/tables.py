@@ -73,6 +73,7 @@ class Cell:
     settings: int = 0  # how many families of records fit
     split: int | str | None = None  # its seed; "trial": every trial has its own
     rule: str = "val_loss"  # that selected the setting
+    tried: bool = False  # its records hold finished trials, whether or not those have this score
     asked: str = "paper"  # the preset of the command that fills it
     preset: str | None = None
     key: str | None = None
@@ -438,6 +439,7 @@ def _grid_rows(block: str, dataset: str, loss: str, found: Sequence, scores: Seq
     named = labels(loss, configs) if len(set(told)) < len(told) else told
     for label, config, family in zip(named, configs, found, strict=True):
         protocol = config.get("protocol", {}).get("name")
+        tried = any((record["stage"], record["status"]) == ("trial", "done") for record in family)
         for name in scores:
             score = papers.score_of(None, dataset, loss, name)
             known = papers.published_for(dataset, loss, protocol, score) if _complete(family[0], dataset) else None
@@ -449,6 +451,7 @@ def _grid_rows(block: str, dataset: str, loss: str, found: Sequence, scores: Seq
                 loss=loss,
                 protocol=protocol,
                 family=family[0]["family"],
+                tried=tried,
                 score=score,
                 position=POSITIVE if name in ("precision", "recall") else None,
                 published=known,

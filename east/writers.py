@@ -60,7 +60,7 @@ def texts(table: "Table", cell: "Cell", style: Style) -> list[str]:
         mine = emphasis("ours", number) + escape(count)
         mine += style.raised.format(escape(cell.marks)) if cell.marks else ""
     else:
-        without = "—" if cell.family else "not run"  # a score that these records cannot have, or none at all
+        without = "—" if cell.tried else "not run"
         mine = escape(f"failed ({cell.failed})" if cell.failed else without)
     theirs = difference = ""
     if cell.published:
