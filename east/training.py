@@ -71,7 +71,16 @@ class Outcome:
     weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
 
 
-def train(
+def train(trials: Sequence[Trial], splits: Splits | Sequence[Splits], **options: Any) -> list[Outcome]:
+    """Train the trials; their outcomes come in the same order, and no checkpoint stays. Options of `train_in_turn`."""
+    populations = list(train_in_turn(trials, splits, **options))
+    for _, file in populations:
+        if file:
+            file.unlink(missing_ok=True)
+    return [outcome for outcomes, _ in populations for outcome in outcomes]
+
+
+def train_in_turn(
     trials: Sequence[Trial],
     splits: Splits | Sequence[Splits],
     *,
@@ -80,32 +89,12 @@ def train(
     progress: bool = True,
     tensorboard: Path | None = None,
     compile: bool = False,
-) -> list[Outcome]:
-    """Train the trials; their outcomes come in the same order.
+) -> Iterator[tuple[list[Outcome], Path | None]]:
+    """Train one population after the other: its outcomes, and the checkpoint to remove when they are in safety.
 
     trials: share dataset, model, loss, batch size and optimiser. splits: one for all of them, or one each.
-    checkpoint: a folder. What it holds of these very trials is continued; it is removed from there when all are done.
+    checkpoint: a folder. What it holds of these very trials is continued.
     """
-    results: list[Outcome] = []
-    files = []
-    for outcomes, file in train_in_turn(trials, splits, device, checkpoint, progress, tensorboard, compile):
-        results += outcomes
-        files += [file] if file else []
-    for file in files:
-        file.unlink(missing_ok=True)
-    return results
-
-
-def train_in_turn(
-    trials: Sequence[Trial],
-    splits: Splits | Sequence[Splits],
-    device: str = "auto",
-    checkpoint: Path | None = None,
-    progress: bool = True,
-    tensorboard: Path | None = None,
-    compile: bool = False,
-) -> Iterator[tuple[list[Outcome], Path | None]]:
-    """`train`, one population after the other: its outcomes, and the checkpoint to remove when they are in safety."""
     trials = list(trials)
     each = [splits] * len(trials) if isinstance(splits, Splits) else list(splits)
     check(trials, each)
