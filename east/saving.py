@@ -46,6 +46,10 @@ class Model:
     net: nn.Module
     device: torch.device
 
+    def __repr__(self) -> str:
+        names = ", ".join(self.classes[:6]) + (", …" if len(self.classes) > 6 else "")
+        return f"Model({type(self.net).__name__} of {len(self.classes)} classes: {names})"
+
     @property
     def classes(self) -> list[str]:
         return self.about["classes"]

@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -127,7 +127,8 @@ def train_population(
     Section 4, arXiv 2405.20954: train at one temperature until early stopping, go back to that stage's best weights,
     cool, and stop when cooling no longer helps. A loss without a temperature has a single stage.
     """
-    trials, splits = [trial for trial, _ in members], members[0][1]
+    trials, first = [trial for trial, _ in members], members[0][1]
+    splits = replace(first, mean=first.mean.to(device), std=first.std.to(device))  # once, not at every step
     config, hyper = trials[0].config, [trial.config["hyper"] for trial in trials]
     batch, protocol = hyper[0]["batch_size"], config["protocol"]
     train_set, val_set, test_set = (Rows.of(members, part, device) for part in ("train", "val", "test"))

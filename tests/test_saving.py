@@ -74,6 +74,10 @@ def saved(table, tmp_path_factory):
     return model.save(tmp_path_factory.mktemp("models") / "people"), outcome, splits
 
 
+def test_a_model_says_what_it_is(saved):
+    assert repr(saving.load(saved[0])) == "Model(MLP of 2 classes: high, low)"
+
+
 @pytest.mark.parametrize("loss", ["ce", "rf"])
 def test_raw_rows_give_the_probabilities_of_training(loss, frame, table, tmp_path):
     model, outcome, splits = trained(table, loss=loss)
