@@ -75,7 +75,7 @@ def saved(table, tmp_path_factory):
 
 
 def test_a_model_says_what_it_is(saved):
-    assert repr(saving.load(saved[0])) == "Model(MLP of 2 classes: high, low)"
+    assert repr(saving.load(saved[0])) == "Model(MLP of 2 classes: low, high)"
 
 
 @pytest.mark.parametrize("loss", ["ce", "rf"])
