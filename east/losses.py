@@ -10,6 +10,7 @@ import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
+from numbers import Real
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ class MetricLoss(Loss):
     @temperature.setter
     def temperature(self, value: float | Tensor) -> None:
         least, most = (value.min().item(), value.max().item()) if isinstance(value, Tensor) else (value, value)
-        a_number = isinstance(value, int | float | Tensor)
+        a_number = isinstance(value, Real | Tensor)
         if not (a_number and 0 < least <= most <= MAX_TEMPERATURE * (1 + 1e-6)):  # float32's 0.4 is a little more
             raise ValueError(f"temperature: expected 0 < T <= {MAX_TEMPERATURE}, got {value!r}")
         if most > STEEP_TEMPERATURE:
@@ -188,7 +189,7 @@ class MetricLoss(Loss):
             # "none" gives one number per class, which cannot be minimised.
             choose("average", parameters["average"], [a for a in metrics.AVERAGES if a != "none"])
         beta, positive = parameters.get("beta"), parameters.get("positive")
-        if isinstance(beta, int | float) and not 0 <= beta < math.inf:
+        if isinstance(beta, Real) and not 0 <= beta < math.inf:
             raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
         if isinstance(beta, Mapping):
             parameters["beta"] = self.by_class(beta)

@@ -711,6 +711,7 @@ def test_a_resumed_training_goes_on_as_cold_as_it_was():
     again = torch.nn.ModuleDict({"net": torch.nn.Linear(3, 2), "loss": MetricLoss("f1")})
     again.load_state_dict(net.state_dict())
     assert again["loss"].temperature == 0.05
+    again["loss"].temperature = np.float32(0.1)
     each = MetricLoss("f1", temperature=torch.tensor([0.1, 0.05]))
     other = MetricLoss("f1")
     other.load_state_dict(each.state_dict())
