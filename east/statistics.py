@@ -85,7 +85,7 @@ def paired(a: Mapping, b: Mapping, level: float = 0.95, overlap: float = 0.0) ->
 
 
 def corrected_t(differences: Sequence[float], overlap: float) -> float:
-    """Two-sided p-value of the t-test for overlapping re-splits (Nadeau and Bengio, 2003); plain without."""
+    """Two-sided p-value by the t-test for overlapping re-splits (Nadeau and Bengio, 2003), of unequal differences."""
     n = _at_least(2, differences)
     error = np.std(differences, ddof=1) * math.sqrt(1 / n + overlap)
     mean = abs(float(np.mean(differences)))

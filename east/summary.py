@@ -116,7 +116,7 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     complete = not lines
     lines = [f"chosen for {name}: {choice(run)}" for name, run in named if run.chosen and run.searched] + lines
     for name, run in named:
-        matrices = test_confusions(run, found)
+        matrices = matrices_of(run, found)
         lines += [f"{name}: {note}" for note in (unseen(matrices), collapse(run, matrices)) if note]
     if failures:
         lines.append(f"first reason: {failures[0]}")
@@ -179,7 +179,8 @@ def without_model(run: Run, trial: Trial) -> bool:
     return run.config["save_model"] and not folder.exists()
 
 
-def test_confusions(run: Run, found: Mapping[tuple[str, int], Mapping]) -> list[list[list[int]]]:
+def matrices_of(run: Run, found: Mapping[tuple[str, int], Mapping]) -> list[list[list[int]]]:
+    """The confusion of the test rows by every trial that is done."""
     done = [found.get((records.key(trial.config), trial.seed), {}) for trial in run.trials]
     return [record["confusion"]["test"] for record in done if record.get("status") == "done"]
 
