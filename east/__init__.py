@@ -9,9 +9,9 @@ _HOME = {
     "Confusion": "east.confusion",
     "METRICS": "east.metrics",
     "EASTClassifier": "east.estimator",
-    "load": "east.saving",
+    "load": "east.training.saved",
 }
-_MODULES = ("annealing", "confusion", "data", "evaluation", "losses", "metrics", "records", "steps", "training")
+_MODULES = ("confusion", "data", "losses", "metrics", "records")
 __all__ = ["METRICS", "Confusion", "EASTClassifier", "MetricLoss", "load"]
 
 

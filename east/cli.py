@@ -118,19 +118,19 @@ def through_hydra(flags: list[str], overrides: list[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from east import config
+    from east.experiment import settings
 
     if flags in (["--cfg", "job"], ["-c", "job"]):
         import yaml
 
-        print(yaml.safe_dump(config.settings(overrides), sort_keys=False, allow_unicode=True), end="")
+        print(yaml.safe_dump(settings.settings(overrides), sort_keys=False, allow_unicode=True), end="")
         return DONE
-    overrides = [line.input_line for line in config.parsed(overrides)]  # quoted where Hydra needs it
-    own, lines = config.own_folder(overrides), overrides
+    overrides = [line.input_line for line in settings.parsed(overrides)]  # quoted where Hydra needs it
+    own, lines = settings.own_folder(overrides), overrides
     if {"-m", "--multirun"} & set(flags):
         ours = [line for line in overrides if not line.startswith("hydra")]
-        for job in config.sweep(ours) if not given(overrides, "hydra/sweeper") else ():
-            config.combinations(job)
+        for job in settings.sweep(ours) if not given(overrides, "hydra/sweeper") else ():
+            settings.combinations(job)
         # "++": Hydra composes each job before we complete it, when sections such as `model` are not there yet.
         composed = groups(own)
         lines = [f"++{line}" if line in ours and line.partition("=")[0] not in composed else line for line in overrides]
@@ -183,7 +183,7 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
 
 def dispatch(arguments: list[str]) -> int:
     """Find the task and hand over. A command that says neither what nor on what is the quickstart."""
-    from east.execution import interruptible
+    from east.experiment.executors import interruptible
 
     interruptible()
     said = {argument.partition("=")[0].partition(".")[0] for argument in arguments}
@@ -203,15 +203,16 @@ def without(arguments: Sequence[str], *names: str) -> list[str]:
 
 
 def task_run(arguments: list[str]) -> int:
-    from east import config, experiment, summary
+    from east.experiment import scheduler, settings
+    from east.reporting import summary
 
-    configs = config.combinations(arguments)
+    configs = settings.combinations(arguments)
     print(summary.announcement(configs, arguments), flush=True)
-    runs = [experiment.Run.of(one) for one in configs]
+    runs = [scheduler.Run.of(one) for one in configs]
     if configs[0]["dry_run"]:
         print(summary.plan(runs))
         return DONE
-    failures = experiment.carry_out(runs)
+    failures = scheduler.carry_out(runs)
     text, complete = (summary.trials if configs[0]["task"] == "train" else summary.results)(runs, failures)
     print(text)
     return DONE if complete else FAILED
@@ -223,24 +224,25 @@ def task_train(arguments: list[str]) -> int:
 
 
 def task_data(arguments: list[str]) -> int:
-    from east import data, experiment
-    from east.config import combinations, settings
+    from east import data
+    from east.experiment import scheduler
+    from east.experiment.settings import combinations, settings
 
     if given(arguments, "dataset") == "all":
         settings(without(arguments, "dataset"))
         print(data.catalogue_text(data.catalogue()))
         return DONE
     for config in combinations(arguments):
-        loaded = experiment.load(config["dataset"], config["data_dir"])
-        print(data.describe_text(data.describe(loaded, **experiment.fixed_split(config["split"]))))
+        loaded = scheduler.load(config["dataset"], config["data_dir"])
+        print(data.describe_text(data.describe(loaded, **scheduler.fixed_split(config["split"]))))
         if config["split"]["seed"] == "trial":
             print("split.seed=trial: every trial has a split of its own; the sizes are those of split.seed=0")
     return DONE
 
 
 def task_table(arguments: list[str]) -> int:
-    from east import summary
-    from east.config import settings
+    from east.experiment.settings import settings
+    from east.reporting import summary
 
     print(summary.table(settings(arguments), given(arguments, "preset")))
     return DONE
@@ -248,8 +250,9 @@ def task_table(arguments: list[str]) -> int:
 
 def task_reproduce(arguments: list[str]) -> int:
     """Run what a table lacks, or what dataset=… and loss=… leave of that, and render it."""
-    from east import experiment, summary, tables
-    from east.config import LISTS, settings
+    from east.experiment import scheduler
+    from east.experiment.settings import LISTS, settings
+    from east.reporting import summary, tables
 
     config, table = settings(arguments), given(arguments, "table")
     if table in (None, "grid") or given(arguments, "protocol"):
@@ -274,7 +277,7 @@ def task_reproduce(arguments: list[str]) -> int:
     if runs:
         print(summary.plan(runs), flush=True)
     if not config["dry_run"]:
-        failures += experiment.carry_out(runs) if runs else []
+        failures += scheduler.carry_out(runs) if runs else []
         print(summary.results(runs, failures)[0] if own and runs else summary.table(config, preset))
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
@@ -283,15 +286,15 @@ def task_reproduce(arguments: list[str]) -> int:
 
 def named(arguments: Sequence[str], group: str) -> list[str]:
     """What dataset=a or datasets=[a,b] name."""
-    from east.config import LISTS, parsed
+    from east.experiment.settings import LISTS, parsed
 
     found = {line.key_or_group: line.value() for line in parsed(arguments)}
     return found.get(LISTS[group]) or ([found[group]] if group in found else [])
 
 
 def task_records(arguments: list[str]) -> int:
-    from east import records
-    from east.config import settings
+    from east.experiment import records
+    from east.experiment.settings import settings
 
     folder = settings(arguments)["results_dir"]
     counts = records.export(folder)
@@ -303,22 +306,22 @@ def task_records(arguments: list[str]) -> int:
 
 
 def task_report(arguments: list[str]) -> int:
-    from east import report
-    from east.config import settings
+    from east.experiment.settings import settings
+    from east.reporting.pages import report
 
     print(report.write(settings(arguments)["results_dir"]))
     return DONE
 
 
 def task_compare(arguments: list[str]) -> int:
-    from east import compare
+    from east.tasks import compare
 
     return FAILED if compare.run(arguments) else DONE
 
 
 def task_predict(arguments: list[str]) -> int:
-    from east import saving
-    from east.config import settings
+    from east.experiment.settings import settings
+    from east.training import saved
 
     config = settings(arguments)
     missing = [f"{name}=…" for name in ("checkpoint", "input", "output") if not config[name]]
@@ -326,23 +329,21 @@ def task_predict(arguments: list[str]) -> int:
         raise ConfigError(f"task=predict needs {' '.join(missing)}: a saved model, the rows to predict, and a new file")
     if Path(config["output"]).expanduser().exists() and not config["force"]:
         raise ConfigError(f"output={config['output']} exists already; force=true replaces it")
-    rows = saving.predict_file(saving.load(config["checkpoint"], config["device"]), config["input"], config["output"])
+    rows = saved.predict_file(saved.load(config["checkpoint"], config["device"]), config["input"], config["output"])
     print(f"{rows:,} rows predicted: {config['output']}")
     return DONE
 
 
 def task_study(arguments: list[str]) -> int:
-    from east import studies
-    from east.config import settings
+    from east.experiment.settings import settings
+    from east.tasks import study
 
     config = settings(arguments)
     if not config["study"]:
-        raise ConfigError(f"task=study needs study=…: {', '.join(studies.STUDIES)}, or all")
-    names = list(studies.STUDIES) if config["study"] == "all" else [choose("study", config["study"], studies.STUDIES)]
+        raise ConfigError(f"task=study needs study=…: {', '.join(study.STUDIES)}, or all")
+    names = list(study.STUDIES) if config["study"] == "all" else [choose("study", config["study"], study.STUDIES)]
     for name in names:
-        for file in studies.run(
-            name, without(arguments, "task", "study", "results_dir", "debug"), config["results_dir"]
-        ):
+        for file in study.run(name, without(arguments, "task", "study", "results_dir", "debug"), config["results_dir"]):
             print(file, flush=True)
     return DONE
 

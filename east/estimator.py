@@ -14,11 +14,12 @@ from sklearn.utils.validation import _check_sample_weight, check_is_fitted, vali
 from torch import Tensor
 
 from east import losses, models
-from east.annealing import SCHEDULES
 from east.choices import choose
 from east.confusion import Confusion
 from east.data.common import Part, Splits
-from east.training import Trial, train
+from east.training.annealing import SCHEDULES
+from east.training.engine import train
+from east.training.population import Trial
 
 ROWS = 8192  # that pass through the network at once
 

@@ -16,7 +16,8 @@ import torch
 import yaml
 
 from east import data, losses
-from east.training import Trial, train
+from east.training.engine import train
+from east.training.population import Trial
 
 CONF = Path(__file__).parent.parent / "conf"
 RUNS = {"ap_perf": ("ap_perf", 20), "btg_f1": ("btg_f1", 20), "btg_f1_1024": ("btg_f1", 1024)}

@@ -21,8 +21,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from east import models, training
+from east import models
 from east.data.common import Part, Splits
+from east.training import engine, population
 
 FEATURES = 30
 MLP = {"name": "mlp", "hidden": [512, 256, 128]}
@@ -44,7 +45,7 @@ def made_up(rows: int, classes: int = 2) -> Splits:
     return Splits(*parts, names, "made_up", positive, "", str(rows), torch.zeros(FEATURES), torch.ones(FEATURES))
 
 
-def trial(model: dict, batch: int, epochs: int, seed: int) -> training.Trial:
+def trial(model: dict, batch: int, epochs: int, seed: int) -> population.Trial:
     config = {
         "dataset": {"name": "made_up", "kind": "table"},
         "split": {},
@@ -54,21 +55,21 @@ def trial(model: dict, batch: int, epochs: int, seed: int) -> training.Trial:
         "protocol": {"name": "bench", "optimizer": "adamw", "patience": epochs, "max_epochs": epochs},
         "hyper": {"lr": 1e-3, "batch_size": batch, "dropout": DROPOUT[model["name"]], "weight_decay": 0.01},
     }
-    return training.Trial(config, seed)
+    return population.Trial(config, seed)
 
 
-def engine(model: dict, batch: int, rows: int, epochs: int, seeds: list[int], classes: int = 2) -> float:
+def by_the_engine(model: dict, batch: int, rows: int, epochs: int, seeds: list[int], classes: int = 2) -> float:
     """Seconds to train the trials in this process, with one thread."""
     torch.set_num_threads(1)
     splits, trials = made_up(rows, classes), [trial(model, batch, epochs, seed) for seed in seeds]
     started = time.process_time()
-    training.train(trials, splits, device="cpu", progress=False)
+    engine.train(trials, splits, device="cpu", progress=False)
     return time.process_time() - started
 
 
 def spread(pool: ProcessPoolExecutor, workers: int, seeds: list[int], *arguments) -> float:
     """Seconds of the slowest worker, when the trials are dealt out."""
-    jobs = [pool.submit(engine, *arguments, seeds[k::workers]) for k in range(workers)]
+    jobs = [pool.submit(by_the_engine, *arguments, seeds[k::workers]) for k in range(workers)]
     return max(job.result() for job in jobs)
 
 
@@ -139,7 +140,7 @@ def compare(pool, workers, rounds, model, batch, rows, epochs, trials=10) -> dic
     seconds = best_in_turns(
         rounds,
         engine=lambda: spread(pool, workers, seeds, *setting),
-        engine_one_process=lambda: engine(*setting, seeds),
+        engine_one_process=lambda: by_the_engine(*setting, seeds),
         plain=lambda: plain(*setting, seeds),
         products=lambda: products(*setting, trials),
     )
@@ -180,7 +181,7 @@ def main() -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
         spread(pool, workers, list(range(workers)), BTG, 128, 1024, 1)  # starts the workers
-        engine(BTG, 128, 1024, 1, [0])
+        by_the_engine(BTG, 128, 1024, 1, [0])
         result = {
             "cores": workers,
             "torch": torch.__version__,
@@ -189,9 +190,9 @@ def main() -> None:
             "btg_1024": compare(pool, workers, rounds, BTG, 1024, rows, 5 * epochs),
         }
     result["growth"] = {
-        "trials": growth(rounds, "trials", [1, 10, 60], lambda n: engine(BTG, 128, rows, 1, list(range(n)))),
-        "rows": growth(rounds, "rows", [rows, 4 * rows, 16 * rows], lambda n: engine(BTG, 1024, n, 1, [0])),
-        "classes": growth(rounds, "classes", [10, 100, 1000], lambda n: engine(MLP, 256, rows, 1, [0], n)),
+        "trials": growth(rounds, "trials", [1, 10, 60], lambda n: by_the_engine(BTG, 128, rows, 1, list(range(n)))),
+        "rows": growth(rounds, "rows", [rows, 4 * rows, 16 * rows], lambda n: by_the_engine(BTG, 1024, n, 1, [0])),
+        "classes": growth(rounds, "classes", [10, 100, 1000], lambda n: by_the_engine(MLP, 256, rows, 1, [0], n)),
     }
     if arguments.json:
         with open(arguments.json, "w") as file:

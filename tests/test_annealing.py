@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from east.annealing import Annealing, temperatures
+from east.training.annealing import Annealing, temperatures
 
 FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))
 

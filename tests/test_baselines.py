@@ -13,12 +13,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.preprocessing import StandardScaler
 
-from east import baselines
-from east.baselines import CCS, PrincipalAxes, RandomForest, best_sets
 from east.data import catalogue, load, split
 from east.data.common import Images, Table
-from east.evaluation import evaluate
-from east.training import Trial
+from east.training import classical
+from east.training.classical import CCS, PrincipalAxes, RandomForest, best_sets
+from east.training.evaluation import evaluate
+from east.training.population import Trial
 
 CONF = Path(__file__).parent.parent / "conf" / "loss"
 
@@ -156,7 +156,7 @@ def test_random_forest_is_scikit_learns():
 @pytest.mark.parametrize("data", [table(2), table(4), images()], ids=["binary", "multiclass", "images"])
 def test_outcomes_are_those_of_the_engine(loss, data):
     splits = split(data)
-    outcome = baselines.fit(trial(loss), splits)
+    outcome = classical.fit(trial(loss), splits)
     assert (outcome.status, outcome.error, outcome.epochs, outcome.history) == ("done", None, 0, {})
     assert outcome.seconds > 0
     for part in ("val", "test"):
@@ -175,7 +175,7 @@ def test_the_seed_moves_the_forest_and_nothing_else():
     splits = split(table(2))
 
     def p(loss, seed):
-        return baselines.fit(trial(loss, seed), splits).probabilities["test"]
+        return classical.fit(trial(loss, seed), splits).probabilities["test"]
 
     np.testing.assert_array_equal(p("rf", 3), p("rf", 3))
     assert np.abs(p("rf", 3) - p("rf", 4)).max() > 0
@@ -206,21 +206,21 @@ def test_more_axes_than_the_first_block_has():
 
 def test_images_are_projected_by_the_training_part_alone_and_once(monkeypatch):
     splits = split(images())
-    first = baselines.features(splits, 0.8)
+    first = classical.features(splits, 0.8)
     scaler = StandardScaler().fit(splits.train.inputs.flatten(1).numpy())
     oracle = PCA(0.8).fit(scaler.transform(splits.train.inputs.flatten(1).numpy()))
     test = oracle.transform(scaler.transform(splits.test.inputs.flatten(1).numpy()))
     np.testing.assert_allclose(np.abs(first["test"][:, 0]), np.abs(test[:, 0]), atol=0.01)
-    assert baselines.features(splits, 0.8) is first
-    assert baselines.features(split(images(), seed=1), 0.8)["val"].shape[0] == splits.sizes["val"]
-    assert baselines.features(splits, None)["val"].shape == (splits.sizes["val"], 192)
+    assert classical.features(splits, 0.8) is first
+    assert classical.features(split(images(), seed=1), 0.8)["val"].shape[0] == splits.sizes["val"]
+    assert classical.features(splits, None)["val"].shape == (splits.sizes["val"], 192)
 
 
 def test_what_cannot_be_fitted_is_refused():
     with pytest.raises(ValueError, match="did you mean 'argmax'"):
         CCS(decode="argmx")
     with pytest.raises(ValueError, match=r"in \(0, 1\], or null for all pixels, got 1.5"):
-        baselines.fit(trial("rf", pca=1.5), split(images()))
+        classical.fit(trial("rf", pca=1.5), split(images()))
 
 
 def real(name: str):
@@ -232,7 +232,7 @@ def real(name: str):
 
 def scores(loss: str, splits, seeds: int) -> dict[str, float]:
     """Mean test scores over seeds."""
-    outcomes = [baselines.fit(trial(loss, seed), splits) for seed in range(seeds)]
+    outcomes = [classical.fit(trial(loss, seed), splits) for seed in range(seeds)]
     runs = [evaluate(o.probabilities, o.labels, splits.positive)["scores"]["test"] for o in outcomes]
     return {name: float(np.mean([run[name] for run in runs])) for name in ("f1_macro", "accuracy")}
 

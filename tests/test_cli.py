@@ -18,7 +18,7 @@ import pytest
 
 from east import cli
 from east.choices import CONF, groups
-from east.config import settings
+from east.experiment.settings import settings
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "device=cpu", "preset=quick"]  # fmt: skip
@@ -434,13 +434,14 @@ def test_a_full_disk_is_told_and_survived(tmp_path):
 
 CHECKPOINTING = """
 import sys
-from east import cli, training
-training.CHECKPOINT_SECONDS = 0.0
-loaded = training.Population.load
+from east import cli
+from east.training import engine
+engine.CHECKPOINT_SECONDS = 0.0
+loaded = population.Population.load
 def load(self, file):
     open({marks!r}, "a").write(file.name + "\\n")
     loaded(self, file)
-training.Population.load = load
+population.Population.load = load
 if __name__ == "__main__":
     sys.exit(cli.run(sys.argv[1:]))
 """

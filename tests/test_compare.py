@@ -13,9 +13,12 @@ from sklearn.datasets import make_classification
 from sklearn.metrics import f1_score, matthews_corrcoef
 
 import east
-from east import cli, compare, data, evaluation, metrics, records
-from east.compare import Candidate, Judged
-from east.config import settings
+from east import cli, data, metrics
+from east.experiment import records
+from east.experiment.settings import settings
+from east.tasks import compare
+from east.tasks.compare import Candidate, Judged
+from east.training import decisions, evaluation
 
 F1 = partial(metrics.f1, average="positive")
 
@@ -32,9 +35,9 @@ def test_cross_fitting_takes_the_luck_out_of_a_tuned_threshold():
     honest, tuned = [], []
     for seed in range(40):
         p, y = noise(200, seed)
-        rule = evaluation.tuned(p, y, metrics.balanced_accuracy, 1)
+        rule = decisions.tuned(p, y, metrics.balanced_accuracy, 1)
         for values, decided in (
-            (tuned, evaluation.decided(p, rule, 1)),
+            (tuned, decisions.decided(p, rule, 1)),
             (honest, compare.cross_fitted(p, y, metrics.balanced_accuracy, 1)),
         ):
             values.append(float(metrics.balanced_accuracy(east.Confusion.from_predictions(decided, y, 2))))

@@ -8,7 +8,7 @@ import yaml
 
 from east import data
 from east.choices import CONF, groups
-from east.config import settings
+from east.experiment.settings import settings
 
 FILES = [(group, name) for group, files in groups().items() for name in files]
 NEEDS = {  # what a file needs beside it to make sense

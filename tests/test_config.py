@@ -2,9 +2,11 @@
 
 import pytest
 
-from east import config, records, training
 from east.choices import CONF, ConfigError, choose, groups
-from east.config import combinations, settings, sweep
+from east.experiment import records
+from east.experiment import settings as settings_module
+from east.experiment.settings import combinations, settings, sweep
+from east.training import devices, engine
 
 
 @pytest.mark.parametrize(
@@ -204,7 +206,7 @@ def test_configs_of_the_users_own(tmp_path):
 
 
 def test_a_missing_extra_is_named_with_its_remedy(monkeypatch):
-    monkeypatch.setattr(config, "find_spec", lambda name: None)
+    monkeypatch.setattr(settings_module, "find_spec", lambda name: None)
     for override, remedy in (("executor=ray", "east[ray]"), ("executor=submitit", "east[slurm]"),
                              ("tensorboard=true", "east[tensorboard]")):  # fmt: skip
         with pytest.raises(ConfigError) as error:
@@ -213,9 +215,9 @@ def test_a_missing_extra_is_named_with_its_remedy(monkeypatch):
 
 
 def test_the_choices_are_those_of_the_parts():
-    assert config.DEVICES == training.DEVICES
-    assert config.CHOICES["protocol.optimizer"] == training.OPTIMIZERS
-    assert config.CHOICES["selection"] == records.RULES
+    assert settings_module.DEVICES == devices.DEVICES
+    assert settings_module.CHOICES["protocol.optimizer"] == engine.OPTIMIZERS
+    assert settings_module.CHOICES["selection"] == records.RULES
 
 
 def test_choose_suggests_and_lists():

@@ -5,10 +5,11 @@ import pytest
 import torch
 import yaml
 
-from east import METRICS, EASTClassifier, MetricLoss, saving, training
+from east import METRICS, EASTClassifier, MetricLoss
 from east.choices import CONF
 from east.data.common import Part, Splits
-from east.training import Trial
+from east.training import engine, saved
+from east.training.population import Trial
 from tests.elsewhere import ELSEWHERE, elsewhere
 
 NOT_TRAINED = ("rf", "ccs")
@@ -103,7 +104,7 @@ def test_an_estimator_is_fitted_and_asked_as_here(monkeypatch):
     X, y = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32), np.arange(120) % 3
     settings = {"hidden": (8,), "max_epochs": 3, "random_state": 0, "batch_size": 32}
     here = EASTClassifier(**settings, device="cpu").fit(X, y).predict_proba(X)
-    for module in (training, saving):
+    for module in (engine, saved):
         monkeypatch.setattr(module, "pick_device", lambda name: ELSEWHERE)
     with elsewhere():
         there = EASTClassifier(**settings).fit(X, y).predict_proba(X)
@@ -111,9 +112,9 @@ def test_an_estimator_is_fitted_and_asked_as_here(monkeypatch):
 
 
 def compared(trials, splits):
-    here = training.train(trials, splits, device="cpu", progress=False)
+    here = engine.train(trials, splits, device="cpu", progress=False)
     with elsewhere():
-        there = training.train_population([(one, splits) for one in trials], ELSEWHERE)
+        there = engine.train_population([(one, splits) for one in trials], ELSEWHERE)
     for ours, theirs in zip(here, there, strict=True):
         assert (ours.status, ours.stopped, ours.epochs) == (theirs.status, theirs.stopped, theirs.epochs)
         np.testing.assert_allclose(ours.probabilities["test"], theirs.probabilities["test"], atol=1e-4)

@@ -9,8 +9,9 @@ from sklearn import metrics as sk
 
 from east import losses
 from east.confusion import Confusion
-from east.evaluation import best_threshold, best_weights, evaluate, validation_metric
 from east.metrics import f1, mcc
+from east.training.decisions import best_threshold, best_weights
+from east.training.evaluation import evaluate, validation_metric
 
 RNG = np.random.default_rng(0)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from east import execution
-from east.execution import Lost, execute
+from east.experiment import executors
+from east.experiment.executors import Lost, execute
 
 
 def square(job):
@@ -110,18 +110,18 @@ def test_slots_of_a_machine_without_gpu(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert execution.slots("auto") == execution.slots("cpu") == [None] * len(os.sched_getaffinity(0))
-    assert execution.slots("mps") == [None]
+    assert executors.slots("auto") == executors.slots("cpu") == [None] * len(os.sched_getaffinity(0))
+    assert executors.slots("mps") == [None]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert execution.slots("auto") == execution.slots("cuda") == ["0", "1", "2"]
-    assert len(execution.slots("cpu")) == len(os.sched_getaffinity(0))
+    assert executors.slots("auto") == executors.slots("cuda") == ["0", "1", "2"]
+    assert len(executors.slots("cpu")) == len(os.sched_getaffinity(0))
 
 
 def test_endings_in_words():
-    assert execution.ending(-9) == "SIGKILL, as when memory runs out"
-    assert execution.ending(-15) == "SIGTERM"
-    assert execution.ending(3) == "exit code 3"
+    assert executors.ending(-9) == "SIGKILL, as when memory runs out"
+    assert executors.ending(-15) == "SIGTERM"
+    assert executors.ending(3) == "exit code 3"
 
 
 @pytest.mark.slow
@@ -147,4 +147,4 @@ def test_workers_stay_on_the_cards_that_this_process_may_see(visible, wanted, mo
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert execution.slots("auto") == execution.slots("cuda") == wanted
+    assert executors.slots("auto") == executors.slots("cuda") == wanted

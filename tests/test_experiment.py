@@ -8,11 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from east import execution, experiment, protocols, records, saving, training
 from east.choices import ConfigError
-from east.config import settings
-from east.experiment import Run, carry_out
-from east.training import Outcome, Trial
+from east.experiment import executors, protocols, records, scheduler
+from east.experiment.scheduler import Run, carry_out
+from east.experiment.settings import settings
+from east.training import devices, engine, population, saved
+from east.training.population import Outcome, Trial
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "executor=inline", "device=cpu", "preset=quick"]  # fmt: skip
@@ -37,14 +38,14 @@ def pretend(monkeypatch):
             name, hyper = trial.config["loss"]["name"], trial.config["hyper"]
             seen.append((name, trial.stage, trial.seed))
             if trial.seed in broken or name in broken:
-                return execution.Lost("broken")
+                return executors.Lost("broken")
             best = {"val_loss": hyper["lr"] * hyper["batch_size"], "val_metric": -hyper["lr"]}
             config = {key: value for key, value in trial.config.items() if key != "decisions"}
             record = records.Record(config, trial.seed, trial.stage, best=best)
             records.write(job["results_dir"], record, force=job["force"])
         return []
 
-    monkeypatch.setattr(experiment, "run_job", run_job)
+    monkeypatch.setattr(scheduler, "run_job", run_job)
     run_job.seen, run_job.broken = seen, broken
     return run_job
 
@@ -56,7 +57,7 @@ def test_trials_are_recorded_once(tmp_path, monkeypatch):
     assert sorted(seed for _, seed in first) == [0, 1, 2]
     assert {r["status"] for r in first.values()} == {"done"}
     assert all(Path(tmp_path, r["source"]).with_suffix(".npz").exists() for r in first.values())
-    monkeypatch.setattr(training, "train_in_turn", None)  # would raise if it were called
+    monkeypatch.setattr(engine, "train_in_turn", None)  # would raise if it were called
     again = run_of(tmp_path, "trials=3", "hyper.batch_size=32")
     assert carry_out([again]) == []
     assert found(tmp_path) == first
@@ -71,7 +72,7 @@ def test_a_model_that_cannot_be_saved_costs_no_result(tmp_path, monkeypatch):
 
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(saving, "of", of)
+            patch.setattr(saved, "of", of)
             assert carry_out([run_of(tmp_path, "trials=1", "save_model=true")]) == ["digits f1: OSError: no space"]
         assert [record["status"] for record in records.scan(tmp_path)] == ["done"]
     assert carry_out([run_of(tmp_path, "trials=1", "save_model=true")]) == []
@@ -136,7 +137,7 @@ def test_runs_share_one_queue(tmp_path, pretend, monkeypatch):
             job = queue.pop()
             yield job, function(job)
 
-    monkeypatch.setitem(execution.RUNNERS, "inline", last_first)
+    monkeypatch.setitem(executors.RUNNERS, "inline", last_first)
     carry_out([run_of(tmp_path, *GRID, f"loss={loss}") for loss in ("f1", "ce")])
     assert [(loss, stage) for loss, stage, _ in pretend.seen] == (
         [("ce", "search")] * 4 + [("ce", "trial")] * 2 + [("f1", "search")] * 4 + [("f1", "trial")] * 2
@@ -183,7 +184,7 @@ def test_a_failed_trial_is_named_and_recorded_and_not_repeated(tmp_path, monkeyp
     def train_in_turn(trials, splits, **_):
         yield [Outcome(t, "failed", "diverged in epoch 1", "diverged", 1, 0.1, {}, {}) for t in trials], None
 
-    monkeypatch.setattr(training, "train_in_turn", train_in_turn)
+    monkeypatch.setattr(engine, "train_in_turn", train_in_turn)
     line = "digits f1 seed 0: diverged in epoch 1"
     assert carry_out([run_of(tmp_path, "trials=1")]) == [line]
     assert f"failed: {line}" in capsys.readouterr().err
@@ -193,22 +194,22 @@ def test_a_failed_trial_is_named_and_recorded_and_not_repeated(tmp_path, monkeyp
 
 
 def test_an_error_in_one_job_leaves_the_others(tmp_path, monkeypatch):
-    real = training.train_in_turn
+    real = engine.train_in_turn
 
     def train_in_turn(trials, splits, **options):
         if trials[0].seed == 0:
             raise MemoryError("no room")
         return real(trials, splits, **options)
 
-    monkeypatch.setattr(training, "train_in_turn", train_in_turn)
-    monkeypatch.setattr(training, "population_size", lambda config, device: 1)
+    monkeypatch.setattr(engine, "train_in_turn", train_in_turn)
+    monkeypatch.setattr(engine, "population_size", lambda config, device: 1)
     assert carry_out([run_of(tmp_path, "trials=2")]) == ["digits f1: MemoryError: no room"]
     assert [seed for _, seed in found(tmp_path)] == [1]
 
 
 def test_a_checkpoint_stays_until_all_of_its_trials_are_on_record(tmp_path, monkeypatch):
     """A trial that cannot be written costs no other trial of its population, and its training can be continued."""
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0)
     write = records.write
 
     def full(folder, record, *rest, **options):
@@ -230,8 +231,8 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch
     def save(self, file):
         raise OSError("no space")
 
-    monkeypatch.setattr(training, "CHECKPOINT_SECONDS", 0)
-    monkeypatch.setattr(training.Population, "save", save)
+    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0)
+    monkeypatch.setattr(population.Population, "save", save)
     with pytest.warns(UserWarning, match="no checkpoint written: no space"):
         assert carry_out([run_of(tmp_path, "trials=1")]) == []
     assert len(found(tmp_path)) == 1
@@ -262,7 +263,7 @@ def test_a_full_disk_stops_the_work(tmp_path, pretend, monkeypatch):
         if len(checks) > 1:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(experiment, "check_writable", check_writable)
+    monkeypatch.setattr(scheduler, "check_writable", check_writable)
     with pytest.raises(OSError, match="No space left"):
         carry_out([run_of(tmp_path, *GRID, "loss=ce")])
     assert len(pretend.seen) == 1
@@ -280,8 +281,8 @@ def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):
     run = run_of(tmp_path, "trials=10")
     run.chosen = run.plain
     stage, executor = run.trials, {"name": "processes", "slots": [None, None]}
-    before = experiment.jobs_of(stage, stage, run, executor)
-    after = experiment.jobs_of(stage, stage[5:], run, executor)
+    before = scheduler.jobs_of(stage, stage, run, executor)
+    after = scheduler.jobs_of(stage, stage[5:], run, executor)
     seeds = [[trial["seed"] for trial in job["trials"]] for job in before]
     assert seeds == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert after == before[1:]
@@ -291,8 +292,8 @@ def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):
 def test_populations_are_as_wide_as_the_cache_allows(tmp_path):
     run = run_of(tmp_path, "trials=10", "model.hidden=[512,256,128]", "hyper.batch_size=256")
     run.chosen = run.plain
-    jobs = experiment.jobs_of(run.trials, run.trials, run, {"name": "inline"})
-    widest = training.population_size(run.plain, training.pick_device("cpu"))
+    jobs = scheduler.jobs_of(run.trials, run.trials, run, {"name": "inline"})
+    widest = engine.population_size(run.plain, devices.pick_device("cpu"))
     assert max(len(job["trials"]) for job in jobs) == widest < 10
 
 
@@ -306,15 +307,15 @@ def test_populations_are_as_wide_as_the_cache_allows(tmp_path):
     ],
 )
 def test_auto_takes_processes_where_there_is_work_for_them(tmp_path, monkeypatch, overrides, executor):
-    monkeypatch.setattr(execution, "slots", lambda device: [None, None])
-    assert experiment.chosen_executor([run_of(tmp_path, *overrides)])["name"] == executor
-    monkeypatch.setattr(execution, "slots", lambda device: [None])
-    assert experiment.chosen_executor([run_of(tmp_path, "executor=auto", "preset=budget")])["name"] == "inline"
+    monkeypatch.setattr(executors, "slots", lambda device: [None, None])
+    assert scheduler.chosen_executor([run_of(tmp_path, *overrides)])["name"] == executor
+    monkeypatch.setattr(executors, "slots", lambda device: [None])
+    assert scheduler.chosen_executor([run_of(tmp_path, "executor=auto", "preset=budget")])["name"] == "inline"
 
 
 def test_slots_can_be_given(tmp_path, monkeypatch):
-    monkeypatch.setattr(execution, "slots", lambda device: ["0", "1"])
-    executor = experiment.chosen_executor([run_of(tmp_path, "executor=processes", "executor.slots=4")])
+    monkeypatch.setattr(executors, "slots", lambda device: ["0", "1"])
+    executor = scheduler.chosen_executor([run_of(tmp_path, "executor=processes", "executor.slots=4")])
     assert executor["slots"] == ["0", "1", "0", "1"]
 
 
@@ -370,12 +371,12 @@ def test_planned_is_what_is_done(tmp_path, pretend):
 
 def test_names_of_keel_sets_lead_back_to_their_loader(monkeypatch):
     asked = []
-    monkeypatch.setattr(experiment, "_load", lambda *given: asked.append(given))
-    experiment.load(
+    monkeypatch.setattr(scheduler, "_load", lambda *given: asked.append(given))
+    scheduler.load(
         {"name": "keel-abalone19", "kind": "table", "limit": None, "set": "abalone19", "fingerprint": "f"}, None
     )
     assert asked == [("keel", None, json.dumps({"set": "abalone19", "limit": None}))]
 
 
 def test_queue_of_nothing():
-    assert list(execution.execute(None, deque(), {"name": "inline"})) == []
+    assert list(executors.execute(None, deque(), {"name": "inline"})) == []

@@ -10,8 +10,9 @@ import sklearn
 import torch
 from sklearn import metrics as oracle
 
-from east import metrics, steps
+from east import metrics
 from east.confusion import Confusion
+from east.losses import steps
 from east.metrics import METRICS
 
 NEED_MATRIX = {"cost", "quadratic_kappa"}

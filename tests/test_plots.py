@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from east import plots, tables
+from east.reporting import plots, tables
 
 GOLDEN = Path(__file__).parent / "golden"
 

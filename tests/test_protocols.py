@@ -2,8 +2,8 @@
 
 import pytest
 
-from east import protocols, records
-from east.config import settings
+from east.experiment import protocols, records
+from east.experiment.settings import settings
 
 
 @pytest.mark.parametrize(

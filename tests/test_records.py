@@ -9,8 +9,9 @@ import time
 import numpy as np
 import pytest
 
-from east import records
-from east.records import Record
+from east.experiment import records
+from east.experiment.records import Record
+from east.training.provenance import provenance
 
 
 def config(loss="f1", lr=0.001, r=0.9, **dataset):
@@ -339,6 +340,6 @@ def test_bad_names_and_stages_are_refused(tmp_path):
 
 
 def test_provenance_names_versions_and_commit():
-    found = records.provenance()
+    found = provenance()
     assert {"python", "east", "torch", "numpy"} <= found["versions"].keys()
     assert found["git"] is None or len(found["git"].removesuffix("+changes")) >= 7

@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from east import papers, records, report, tables
+from east.experiment import records
+from east.reporting import papers, tables
+from east.reporting.pages import report
 
 GOLDEN = Path(__file__).parent / "golden"
 VOID = {"meta", "link", "br", "img", "use", "path", "rect"}

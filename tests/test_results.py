@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from east import cli, records, tables
-from east.writers import WRITERS
+from east import cli
+from east.experiment import records
+from east.reporting import tables
+from east.reporting.writers import WRITERS
 
 RESULTS = Path(__file__).parents[1] / "results"
 FORMATS = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}

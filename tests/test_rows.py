@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from east import cli, records, tables
+from east import cli
 from east.data import DataError, load
+from east.experiment import records
+from east.reporting import tables
 
 LIMIT = 512
 CALTECH = ("056.dog", "080.frog", "105.horse")  # no part of the real images that is small has a frog

@@ -10,9 +10,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import east
-from east import baselines, data, saving
+from east import data
 from east.data import DataError
-from east.training import Trial, train
+from east.training import classical, saved
+from east.training.engine import train
+from east.training.population import Trial
 
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
@@ -37,8 +39,8 @@ def trained(loaded, **options):
     """A model, the outcome it comes from, and the split."""
     splits, trial = data.split(loaded, stratify=True), Trial(config(**options), seed=3)
     networks = trial.config["model"]["name"] != "rf"
-    outcome = train([trial], splits, device="cpu", progress=False)[0] if networks else baselines.fit(trial, splits)
-    return saving.of(outcome, loaded, splits), outcome, splits
+    outcome = train([trial], splits, device="cpu", progress=False)[0] if networks else classical.fit(trial, splits)
+    return saved.of(outcome, loaded, splits), outcome, splits
 
 
 def people(rows=200):
@@ -69,13 +71,13 @@ def table(frame, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def saved(table, tmp_path_factory):
+def stored(table, tmp_path_factory):
     model, outcome, splits = trained(table)
     return model.save(tmp_path_factory.mktemp("models") / "people"), outcome, splits
 
 
-def test_a_model_says_what_it_is(saved):
-    assert repr(saving.load(saved[0])) == "Model(MLP of 2 classes: low, high)"
+def test_a_model_says_what_it_is(stored):
+    assert repr(saved.load(stored[0])) == "Model(MLP of 2 classes: low, high)"
 
 
 @pytest.mark.parametrize("loss", ["ce", "rf"])
@@ -87,14 +89,14 @@ def test_raw_rows_give_the_probabilities_of_training(loss, frame, table, tmp_pat
     assert set(again.predict(frame)) == {"low", "high"}
 
 
-def test_columns_may_come_in_any_order_with_others_among_them_and_without_the_target(frame, saved):
-    model = east.load(saved[0])
+def test_columns_may_come_in_any_order_with_others_among_them_and_without_the_target(frame, stored):
+    model = east.load(stored[0])
     shuffled = frame.drop(columns="income")[["postcode", "job", "age"]].assign(note="x")
     np.testing.assert_array_equal(model.predict_proba(shuffled), model.predict_proba(frame))
 
 
-def test_the_files_are_plain(saved):
-    folder, outcome, _ = saved
+def test_the_files_are_plain(stored):
+    folder, outcome, _ = stored
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "weights.safetensors"]
     about = json.loads((folder / "model.json").read_text())
     assert about["classes"] == ["low", "high"]
@@ -104,8 +106,8 @@ def test_the_files_are_plain(saved):
     torch.testing.assert_close(stored["net.layers.0.weight"], outcome.weights["layers.0.weight"])
 
 
-def test_a_decision_rule_is_kept(frame, saved, tmp_path):
-    plain = east.load(saved[0])
+def test_a_decision_rule_is_kept(frame, stored, tmp_path):
+    plain = east.load(stored[0])
     strict = east.load(plain.deciding("plug-in for f1_pos", {"threshold": 0.9}).save(tmp_path / "strict"))
     p = plain.predict_proba(frame)[:, 1]
     np.testing.assert_array_equal(plain.predict(frame) == "high", p > 0.5)
@@ -153,12 +155,12 @@ def test_a_folder_of_images_becomes_a_file_of_labels(tmp_path):
     for name, value in (("a.png", 0), ("sub/b.png", 200)):
         (tmp_path / "new" / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new("RGB", (16, 16), (value,) * 3).save(tmp_path / "new" / name)
-    saving.predict_file(model, tmp_path / "new", tmp_path / "out.csv")
+    saved.predict_file(model, tmp_path / "new", tmp_path / "out.csv")
     written = pd.read_csv(tmp_path / "out.csv")
     assert written["file"].tolist() == ["a.png", "sub/b.png"]
     assert written["p_light"].diff().iloc[1] > 0.2
     with pytest.raises(DataError, match="expected input= a folder"):
-        saving.predict_file(model, tmp_path / "out.csv", tmp_path / "x.csv")
+        saved.predict_file(model, tmp_path / "out.csv", tmp_path / "x.csv")
 
 
 class Net(nn.Module):
@@ -182,8 +184,8 @@ def test_a_network_of_your_own(frame, table, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["os.system", f"{__name__}.make_net", "torch.nn.Missing"])
-def test_a_saved_model_names_a_class_of_networks_and_nothing_else(target, saved, tmp_path):
-    model = east.load(saved[0])
+def test_a_saved_model_names_a_class_of_networks_and_nothing_else(target, stored, tmp_path):
+    model = east.load(stored[0])
     about = {**model.about, "model": {"name": "custom", "target": target}}
     (tmp_path / "model.json").write_text(json.dumps(about))
     save_file(model.tensors, tmp_path / "weights.safetensors")
@@ -195,33 +197,33 @@ def test_only_networks_and_forests_are_saved(table):
     trial = Trial(config("ccs", {"name": "ccs"}), seed=0)
     splits = data.split(table)
     with pytest.raises(ValueError, match="expected a network or a random forest, got loss=ccs"):
-        saving.of(baselines.fit(trial, splits), table, splits)
+        saved.of(classical.fit(trial, splits), table, splits)
 
 
-def test_files_are_predicted_in_portions(frame, saved, tmp_path, monkeypatch):
-    model = east.load(saved[0])
+def test_files_are_predicted_in_portions(frame, stored, tmp_path, monkeypatch):
+    model = east.load(stored[0])
     whole = model.predict_proba(frame)
     for rows, name in ((7, "new.csv"), (1000, "new.csv.gz")):
-        monkeypatch.setattr(saving, "FILE_ROWS", rows)
+        monkeypatch.setattr(stored, "FILE_ROWS", rows)
         frame.to_csv(tmp_path / name, index=False)
-        assert saving.predict_file(model, tmp_path / name, tmp_path / "deep" / "out.csv") == len(frame)
+        assert saved.predict_file(model, tmp_path / name, tmp_path / "deep" / "out.csv") == len(frame)
         written = pd.read_csv(tmp_path / "deep" / "out.csv")
         assert list(written) == ["label", "p_low", "p_high"]
         np.testing.assert_allclose(written[["p_low", "p_high"]], whole, atol=1e-6)
         assert written["label"].tolist() == model.predict(frame).tolist()
 
 
-def test_new_files_have_the_delimiter_of_training(frame, saved, tmp_path):
+def test_new_files_have_the_delimiter_of_training(frame, stored, tmp_path):
     path = tmp_path / "people.txt"
     frame.to_csv(path, index=False, sep=" ", na_rep="?")
     loaded = data.load("csv", path=str(path), target="income", categorical=["postcode"], delimiter=" ")
     model = east.load(trained(loaded)[0].save(tmp_path / "model"))
-    saving.predict_file(model, path, tmp_path / "out.csv")
+    saved.predict_file(model, path, tmp_path / "out.csv")
     assert pd.read_csv(tmp_path / "out.csv")["label"].tolist() == model.predict(frame).tolist()
-    older = east.load(saved[0])
+    older = east.load(stored[0])
     del older.about["encoding"]["delimiter"]  # as it was saved once: found in the first line
     frame.to_csv(tmp_path / "new.csv", index=False, sep=";")
-    assert saving.predict_file(older, tmp_path / "new.csv", tmp_path / "out.csv") == len(frame)
+    assert saved.predict_file(older, tmp_path / "new.csv", tmp_path / "out.csv") == len(frame)
 
 
 @pytest.mark.parametrize(
@@ -233,24 +235,24 @@ def test_new_files_have_the_delimiter_of_training(frame, saved, tmp_path):
         (lambda f: f.iloc[:0], "has no rows"),
     ],
 )
-def test_files_that_do_not_fit_are_refused_by_column(change, message, frame, saved, tmp_path):
+def test_files_that_do_not_fit_are_refused_by_column(change, message, frame, stored, tmp_path):
     change(frame).to_csv(tmp_path / "new.csv", index=False)
     with pytest.raises(DataError, match=message):
-        saving.predict_file(east.load(saved[0]), tmp_path / "new.csv", tmp_path / "out.csv")
+        saved.predict_file(east.load(stored[0]), tmp_path / "new.csv", tmp_path / "out.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
 
 
-def test_a_fault_far_down_tells_the_rows_and_leaves_no_file(frame, saved, tmp_path, monkeypatch):
-    monkeypatch.setattr(saving, "FILE_ROWS", 50)
+def test_a_fault_far_down_tells_the_rows_and_leaves_no_file(frame, stored, tmp_path, monkeypatch):
+    monkeypatch.setattr(stored, "FILE_ROWS", 50)
     frame.astype({"age": object}).assign(age=[*[1.0] * 160, "old", *[1.0] * 39]).to_csv(
         tmp_path / "new.csv", index=False
     )
     with pytest.raises(DataError, match="rows 151 to 200: columns do not fit those of training: age"):
-        saving.predict_file(east.load(saved[0]), tmp_path / "new.csv", tmp_path / "out.csv")
+        saved.predict_file(east.load(stored[0]), tmp_path / "new.csv", tmp_path / "out.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
 
 
-def test_what_is_no_model_is_refused(saved, tmp_path):
+def test_what_is_no_model_is_refused(stored, tmp_path):
     with pytest.raises(DataError, match=r"is not a saved model: expected a folder with model\.json"):
         east.load(tmp_path / "nothing")
     (tmp_path / "model.json").write_text(json.dumps({"format": 99}))
@@ -259,8 +261,8 @@ def test_what_is_no_model_is_refused(saved, tmp_path):
         east.load(tmp_path)
 
 
-def test_saving_again_replaces_the_folder_as_a_whole(saved, tmp_path):
-    model = east.load(saved[0])
+def test_saving_again_replaces_the_folder_as_a_whole(stored, tmp_path):
+    model = east.load(stored[0])
     folder = model.save(tmp_path / "model")
     (folder / "stray").write_text("")
     model.save(folder)

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch_btg.confusion import linear_approx, sig
 
-from east import steps
+from east.losses import steps
 
 TEMPERATURES = (0.01, 0.05, 0.1, 0.2, 0.39)
 temperatures = st.floats(1e-3, 0.39)

@@ -7,8 +7,9 @@ import pandas as pd
 import pytest
 import torch
 
-from east import cli, studies
+from east import cli
 from east.choices import ConfigError
+from east.tasks import study
 
 SMALL = ["dataset=digits", "dataset.limit=200", "device=cpu"]
 
@@ -16,27 +17,27 @@ SMALL = ["dataset=digits", "dataset.limit=200", "device=cpu"]
 def test_the_simulated_classifier_is_calibrated():
     """A true posterior is right as often as it says: the mean of its largest probability is its accuracy."""
     for classes in (2, 10, 100):
-        logits, labels = studies.calibrated(classes, rows=20_000)
-        assert float((logits.argmax(-1) == labels).float().mean()) == pytest.approx(studies.ACCURACY, abs=1e-3)
-        assert float(logits.softmax(-1).amax(-1).mean()) == pytest.approx(studies.ACCURACY, abs=0.01)
+        logits, labels = study.calibrated(classes, rows=20_000)
+        assert float((logits.argmax(-1) == labels).float().mean()) == pytest.approx(study.ACCURACY, abs=1e-3)
+        assert float(logits.softmax(-1).amax(-1).mean()) == pytest.approx(study.ACCURACY, abs=0.01)
 
 
 def test_the_gap_closes_as_the_temperature_falls(monkeypatch):
-    monkeypatch.setattr(studies, "CLASSES", (2, 30))
-    frame = studies.gap()
-    assert len(frame) == 2 * 2 * len(studies.TEMPERATURES)
+    monkeypatch.setattr(study, "CLASSES", (2, 30))
+    frame = study.gap()
+    assert len(frame) == 2 * 2 * len(study.TEMPERATURES)
     assert frame.gap.to_numpy() == pytest.approx(frame.hard - frame.soft)
     for _, part in frame.groupby(["classes", "metric"]):
         assert (part.gap.diff().dropna() < 0).all(), "temperatures come from high to low"
         assert 0 < part.gap.iloc[-1] < 0.005
-    figure = studies.draw_gap(frame)
+    figure = study.draw_gap(frame)
     drawn = {line.get_label(): line.get_ydata() for line in figure.axes[1].lines}
     assert list(drawn["T = 0.1"]) == pytest.approx(frame.query("metric == 'f1' and temperature == 0.1").gap)
 
 
 @pytest.fixture(scope="module")
 def bias():
-    return studies.bias()
+    return study.bias()
 
 
 def soft_counts(prevalence):
@@ -49,7 +50,7 @@ def soft_counts(prevalence):
     return float(positive @ H), float(negative @ H), float(positive @ (1 - H))
 
 
-@pytest.mark.parametrize("prevalence", studies.PREVALENCES)
+@pytest.mark.parametrize("prevalence", study.PREVALENCES)
 def test_bias_is_against_the_populations_f1_and_its_own_lipschitz_constant(bias, prevalence):
     """F1 = 2tp/D with D = 2tp + fp + fn; the derivatives 2(fp+fn)/D², -2tp/D², -2tp/D² have the absolute sum 2/D."""
     part = bias[bias.prevalence == prevalence]
@@ -71,11 +72,11 @@ def test_small_batches_underestimate_the_rare_class(bias):
     """At 1 % a batch of 16 has no positive with probability 0.99^16 = 0.85, and then F1 is 0."""
     worst = bias[(bias.prevalence == 0.01) & (bias.n == 16)].iloc[0]
     assert worst.bias < -0.75 * worst.population
-    assert bias.bias[bias.n == max(studies.BATCHES)].abs().max() < 0.005
+    assert bias.bias[bias.n == max(study.BATCHES)].abs().max() < 0.005
 
 
 def test_bias_draws_measured_and_bound(bias):
-    left, middle, right = studies.draw_bias(bias).axes
+    left, middle, right = study.draw_bias(bias).axes
     assert [t.get_text() for t in left.get_legend().get_texts()] == ["1% positive", "10% positive", "50% positive"]
     assert list(middle.lines[-1].get_ydata()) == pytest.approx(bias.bound_entries[bias.prevalence == 0.5])
     dashed = [line for line in right.lines if line.get_linestyle() == "--" and len(line.get_xdata())]
@@ -83,14 +84,14 @@ def test_bias_draws_measured_and_bound(bias):
 
 
 def test_portions_add_up_to_all_batches():
-    memberships, labels = studies.population(0.1, rows=1000)
-    found = torch.cat([c.matrix for c in studies.sampled(memberships, labels, 3000)])
-    assert found.shape == (studies.DRAWS, 2, 2)
-    assert found.sum((-2, -1)).tolist() == pytest.approx([3000] * studies.DRAWS)
+    memberships, labels = study.population(0.1, rows=1000)
+    found = torch.cat([c.matrix for c in study.sampled(memberships, labels, 3000)])
+    assert found.shape == (study.DRAWS, 2, 2)
+    assert found.sum((-2, -1)).tolist() == pytest.approx([3000] * study.DRAWS)
 
 
 def test_soft_and_hard_come_from_one_run(tmp_path):
-    files = studies.run("soft_hard", [*SMALL, "preset=quick", "hyper.batch_size=32"], tmp_path)
+    files = study.run("soft_hard", [*SMALL, "preset=quick", "hyper.batch_size=32"], tmp_path)
     assert [file.name for file in files] == [f"soft_hard.{end}" for end in ("csv", "svg", "pdf", "png")]
     frame = pd.read_csv(files[0])
     assert frame.temperature.iloc[0] == 0.2
@@ -101,12 +102,12 @@ def test_soft_and_hard_come_from_one_run(tmp_path):
 
 
 def test_balanced_curves_have_the_same_length_for_both_losses(tmp_path, monkeypatch):
-    monkeypatch.setattr(studies, "EPOCHS", 8)
-    frame = studies.balanced([*SMALL, "hyper.batch_size=32"])
+    monkeypatch.setattr(study, "EPOCHS", 8)
+    frame = study.balanced([*SMALL, "hyper.batch_size=32"])
     counts = frame.groupby(["loss", "seed"]).epoch.agg(["min", "max", "count"])
     assert len(counts) == 2 * 5
     assert (counts == [1, 8, 8]).all().all()
-    axes = studies.draw_balanced(frame).axes[0]
+    axes = study.draw_balanced(frame).axes[0]
     mean = frame[frame.loss == "ce"].groupby("epoch").f1_macro.mean()
     assert list(axes.lines[1].get_ydata()) == pytest.approx(list(mean))
 
@@ -123,13 +124,13 @@ def test_balanced_curves_have_the_same_length_for_both_losses(tmp_path, monkeypa
 )
 def test_what_a_study_cannot_use_is_refused(name, words, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        studies.run(name, words, tmp_path)
+        study.run(name, words, tmp_path)
     assert not any(tmp_path.iterdir())
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(studies, "CLASSES", (2,))
-    monkeypatch.setattr(studies, "STUDIES", {"gap": studies.STUDIES["gap"]})
+    monkeypatch.setattr(study, "CLASSES", (2,))
+    monkeypatch.setattr(study, "STUDIES", {"gap": study.STUDIES["gap"]})
     assert cli.run(["task=study", "study=all", f"results_dir={tmp_path}"]) == 0
     assert capsys.readouterr().out.splitlines()[0] == str(tmp_path / "studies" / "gap.csv")
     assert cli.run(["task=study", f"results_dir={tmp_path}"]) == 2

@@ -7,10 +7,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from east import MetricLoss, metrics, steps, surrogate
+from east import MetricLoss, metrics
 from east.confusion import Confusion
+from east.losses import closed_form, steps
+from east.losses.closed_form import soft_counts
 from east.metrics import f1
-from east.surrogate import soft_counts
 
 # From few classes to many, on both sides of every change of algorithm; logits from flat to those of a trained net.
 SHAPES = [(1, 2), (50, 2), (50, 3), (40, 10), (20, 31), (20, 32), (16, 257), (8, 600), (4, 3000)]
@@ -114,7 +115,7 @@ def test_a_second_backward_gives_the_same(classes):
 def test_nothing_of_a_batch_outlives_backward(classes, metric, monkeypatch):
     """Whoever collects losses collects no batches, as with any loss of torch; a second backward is refused."""
     kept = []
-    monkeypatch.setattr(surrogate, "counted", lambda *a, counted=surrogate.counted: remembered(counted(*a), kept))
+    monkeypatch.setattr(closed_form, "counted", lambda *a, counted=closed_form.counted: remembered(counted(*a), kept))
     logits, labels = batch((30, classes), 3.0)
     loss = MetricLoss(metric)(logits.requires_grad_(), labels)
     loss.backward(retain_graph=True)
@@ -153,10 +154,10 @@ def test_backward_under_autocast_is_exact(classes):
 
 def test_the_largest_are_found_where_products_are_rounded(monkeypatch):
     """As by torch.set_float32_matmul_precision("medium") on processors that multiply in bfloat16."""
-    exact = surrogate.numbers_from
-    monkeypatch.setattr(surrogate, "numbers_from", lambda *a: exact(*a).bfloat16().to(a[1]))
+    exact = closed_form.numbers_from
+    monkeypatch.setattr(closed_form, "numbers_from", lambda *a: exact(*a).bfloat16().to(a[1]))
     p = batch((50, 300), 3.0)[0].softmax(-1)
-    for found, wanted in zip(surrogate.top_two(p), p.topk(2), strict=True):
+    for found, wanted in zip(closed_form.top_two(p), p.topk(2), strict=True):
         assert torch.equal(found, wanted)
 
 

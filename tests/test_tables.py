@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 import yaml
 
-from east import data, papers, protocols, records, statistics, tables, writers
-from east.config import settings
+from east import data
+from east.experiment import protocols, records
+from east.experiment.settings import settings
+from east.reporting import papers, statistics, tables, writers
 
 GOLDEN = Path(__file__).parent / "golden"
 DAY = date(2026, 1, 2)

@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 
-from east import data, models, training
+from east import data, models
 from east.data.common import Part, Splits
-from east.evaluation import evaluate
-from east.training import Adam, Outcome, Trial, train
+from east.training import engine, population
+from east.training.engine import train
+from east.training.evaluation import evaluate
+from east.training.optimizer import Adam
+from east.training.population import Outcome, Trial
 
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
@@ -87,7 +90,7 @@ def test_outcome_is_complete(blobs):
     assert outcome.probabilities["test"].shape == (80, 2)
     assert outcome.probabilities["test"].dtype == np.float32
     assert np.array_equal(outcome.labels["val"], blobs.val.labels)
-    assert set(outcome.history) == set(training.HISTORY)
+    assert set(outcome.history) == set(population.HISTORY)
     assert [len(v) for v in outcome.history.values()] == [outcome.epochs] * 5
     best = outcome.history["val_loss"].index(min(outcome.history["val_loss"]))
     assert outcome.best["epoch"] == best + 1
@@ -136,7 +139,7 @@ def test_every_trial_may_have_its_own_split(blobs):
 
 
 def test_batches_cover_an_epoch_and_differ_between_epochs_and_seeds(blobs):
-    rows = training.Rows.of([(Trial({}, 0), blobs)] * 2, "train", torch.device("cpu"))
+    rows = population.Rows.of([(Trial({}, 0), blobs)] * 2, "train", torch.device("cpu"))
     first, second = (rows.order([7, 8], torch.arange(2), epoch) for epoch in (1, 2))
     everything = list(range(len(blobs.train)))
     assert all(sorted(order.tolist()) == everything for order in (*first, *second))
@@ -178,7 +181,7 @@ def test_updates_equal_torchs_optimiser_for_each_trial(name, decoupled):
 def scripted(monkeypatch):
     """Validation losses from a script; remembers temperatures, and the weights at both ends of each epoch."""
     script = SimpleNamespace(losses=[], starts=[], ends=[], temperatures=[])
-    call, predict = models.Stack.__call__, training.predict
+    call, predict = models.Stack.__call__, engine.predict
 
     def watched_call(stack, inputs, training=False, noise=None):
         if training and noise[1] == 0:
@@ -194,8 +197,8 @@ def scripted(monkeypatch):
         return torch.tensor(script.losses.pop(0))
 
     monkeypatch.setattr(models.Stack, "__call__", watched_call)
-    monkeypatch.setattr(training, "predict", watched_predict)
-    monkeypatch.setattr(training, "validation_loss", scripted_losses)
+    monkeypatch.setattr(engine, "predict", watched_predict)
+    monkeypatch.setattr(engine, "validation_loss", scripted_losses)
     return script
 
 
@@ -286,11 +289,11 @@ def test_single_logits_give_two_probabilities(blobs):
 
 
 def test_validation_can_be_the_mean_of_batches_as_in_released_code():
-    loss = training.losses.MetricLoss("f1")
+    loss = engine.losses.MetricLoss("f1")
     logits, labels = torch.randn(2, 50, 2), torch.randint(0, 2, (2, 50))
     expected = torch.stack([loss(logits[:, k : k + 20], labels[:, k : k + 20]) for k in (0, 20, 40)]).mean(0)
-    torch.testing.assert_close(training.validation_loss(loss, logits, labels, 20), expected)
-    torch.testing.assert_close(training.validation_loss(loss, logits, labels, None), loss(logits, labels))
+    torch.testing.assert_close(engine.validation_loss(loss, logits, labels, 20), expected)
+    torch.testing.assert_close(engine.validation_loss(loss, logits, labels, None), loss(logits, labels))
 
 
 def test_graphs_are_judged_pair_by_pair():
@@ -341,19 +344,18 @@ def test_small_data_keep_their_last_batch(blobs, monkeypatch):
 KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
-from east import training
 from tests.test_training import interrupted_trials, toy
 torch.set_num_threads(1)
-training.CHECKPOINT_SECONDS = 0
-save, count = training.Population.save, 0
+engine.CHECKPOINT_SECONDS = 0
+save, count = population.Population.save, 0
 def save_then_die(population, file):
     global count
     save(population, file)
     count += 1
     if count == int(sys.argv[2]):
         os.kill(os.getpid(), signal.SIGKILL)
-training.Population.save = save_then_die
-training.train(interrupted_trials(), toy(), checkpoint=Path(sys.argv[1]), device="cpu")
+population.Population.save = save_then_die
+engine.train(interrupted_trials(), toy(), checkpoint=Path(sys.argv[1]), device="cpu")
 """
 
 
@@ -383,14 +385,14 @@ def test_after_kill_9_a_trial_ends_as_if_nothing_had_happened(tmp_path, saves):
 
 def test_a_checkpoint_is_found_only_by_its_own_trials(blobs):
     members = [(Trial(config(), 0), blobs)]
-    assert training.identity(members) == training.identity([(Trial(config(), 0), blobs)])
+    assert population.identity(members) == population.identity([(Trial(config(), 0), blobs)])
     others = [(Trial(config(), 1), blobs), (Trial(config(patience=6), 0), blobs)]
     others.append((Trial(config(), 0), dataclasses.replace(blobs, index_hash="else")))
-    assert len({training.identity(members), *(training.identity([m]) for m in others)}) == 4
+    assert len({population.identity(members), *(population.identity([m]) for m in others)}) == 4
 
 
 def test_a_population_too_large_for_the_memory_is_halved(blobs, monkeypatch):
-    sizes, original = [], training.train_population
+    sizes, original = [], engine.train_population
 
     def small_memory(members, *arguments):
         sizes.append(len(members))
@@ -398,7 +400,7 @@ def test_a_population_too_large_for_the_memory_is_halved(blobs, monkeypatch):
             raise torch.OutOfMemoryError("CUDA out of memory")
         return original(members, *arguments)
 
-    monkeypatch.setattr(training, "train_population", small_memory)
+    monkeypatch.setattr(engine, "train_population", small_memory)
     trials = [Trial(config(max_epochs=1), seed) for seed in range(5)]
     outcomes = train(trials, blobs)
     assert [o.trial.seed for o in outcomes] == [0, 1, 2, 3, 4]
@@ -409,7 +411,7 @@ def test_wide_nets_train_in_small_populations_on_a_cpu(blobs):
     def sizes(hidden, batch):
         settings = config(model={"name": "mlp", "hidden": hidden}, hyper={"batch_size": batch})
         members = [(Trial(settings, seed), blobs) for seed in range(10)]
-        return [len(p) for p in training.populations(members, torch.device("cpu"))]
+        return [len(p) for p in engine.populations(members, torch.device("cpu"))]
 
     assert sizes([512, 256, 128], 1024) == [1] * 10
     assert sizes([512, 256, 128], 128) == [9, 1]

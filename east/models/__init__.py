@@ -9,14 +9,13 @@ from importlib import import_module
 from math import prod
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.func import functional_call
+from torch import nn
 
 from east.choices import choose
 from east.models.darknet import DARKNET19, TINY, Darknet
 from east.models.gnn import GNN
-from east.models.mlp import MLP, dropout_masks
+from east.models.mlp import MLP
+from east.models.stack import Stack
 
 __all__ = ["GNN", "MLP", "MODELS", "TOGETHER", "Darknet", "Stack", "build"]
 
@@ -81,68 +80,3 @@ MODELS = {
     "tiny_darknet": _tiny_darknet,
 }
 TOGETHER = ("mlp", "mlp_btg")  # models of which a Stack computes many at once
-
-
-class Stack:
-    """P networks of one architecture. `weights` [P, N] has one in each row: what is learned, then what is tracked.
-
-    A step of training, a snapshot, a restored stage, a trial that leaves: each is then one operation on rows.
-    MLPs are computed together (`MLP.stacked`); any other module is called as it is, and its population is of one.
-    `learned` are the first columns, `tracked` the rest: floating buffers such as batch norm's running mean.
-    """
-
-    def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu"):
-        rows = [[*_learned(module).values(), *_tracked(module).values()] for module in modules]
-        weights = torch.stack([torch.cat([t.detach().flatten().float() for t in row]) for row in rows])
-        self.module = modules[0].to(device)
-        self.together = isinstance(self.module, MLP)
-        if len(modules) > 1 and not self.together:
-            raise ValueError(f"{type(self.module).__name__}: expected a population of one, got {len(modules)}")
-        self.shapes = {name: tensor.shape for name, tensor in _learned(self.module).items()}
-        self.learned = sum(shape.numel() for shape in self.shapes.values())
-        self.shapes |= {name: tensor.shape for name, tensor in _tracked(self.module).items()}
-        self.put(weights.to(device))
-
-    def put(self, weights: Tensor) -> None:
-        """Take these rows as the networks' weights, without a copy."""
-        self.weights = weights
-        pieces = weights.split([shape.numel() for shape in self.shapes.values()], dim=1)
-        # .data, because views share one version counter: batch norm's update of its mean in the forward pass would then
-        # invalidate the convolution's weights for the backward pass.
-        self.views = {
-            name: piece.data.unflatten(1, shape) if shape else piece.data.squeeze(1)
-            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
-        }
-        self.leaves = [self.views[name].requires_grad_() for name in _learned(self.module)]
-
-    def __call__(
-        self, inputs: Tensor, training: bool = False, noise: tuple[Tensor, int, Tensor] | None = None
-    ) -> Tensor:
-        """Logits [P, n, ..., d] of inputs [P, n, ...].
-
-        noise: keys [P], step and rates [P] of `dropout_masks`, for networks that are computed together; another module
-        draws from torch's global generator.
-        """
-        if self.together:
-            masks = dropout_masks(*noise, inputs.shape[1], self.module.hidden) if training and noise else None
-            return self.module.stacked(self.views, inputs, masks)
-        self.module.train(training)
-        weights = {name: view.squeeze(0) for name, view in self.views.items()}
-        return functional_call(self.module, weights, (inputs.squeeze(0),)).unsqueeze(0)
-
-    def state_dict(self, row: Tensor) -> dict[str, Tensor]:
-        """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""
-        pieces = row.split([shape.numel() for shape in self.shapes.values()])
-        own = _learned(self.module) | _tracked(self.module)
-        with torch.no_grad():
-            for tensor, piece in zip(own.values(), pieces, strict=True):
-                tensor.copy_(piece.view(tensor.shape))
-        return {name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()}
-
-
-def _learned(module: nn.Module) -> dict[str, Tensor]:
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
-
-
-def _tracked(module: nn.Module) -> dict[str, Tensor]:
-    return {name: b for name, b in module.named_buffers() if b.is_floating_point()}

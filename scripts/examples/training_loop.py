@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from east import Confusion, MetricLoss
-from east.annealing import temperatures
 from east.metrics import f1
+from east.training.annealing import temperatures
 
 PATIENCE = 5  # epochs without a lower validation loss before a stage ends
 BATCH = 512  # holds about 25 positives: the metric of a batch must mean something

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from east.records import Record, export, write
+from east.experiment.records import Record, export, write
 
 HERE = Path(__file__).parent
 

@@ -20,13 +20,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from east import data, evaluation, experiment, metrics, protocols, records, saving, writers
+from east import data, metrics
 from east.choices import ConfigError
-from east.config import settings
 from east.confusion import Confusion
 from east.data.common import stratified
-from east.experiment import Run
-from east.training import Trial
+from east.experiment import protocols, records, scheduler
+from east.experiment.scheduler import Run
+from east.experiment.settings import settings
+from east.reporting import writers
+from east.training import decisions, saved
+from east.training.population import Trial
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; any other metric's is `metric`
 TITLES = {"ce": "cross-entropy", "anyloss": "AnyLoss", "rf": "random forest"}
@@ -45,7 +48,7 @@ Metric = Callable[[Confusion], Tensor]
 class Judged:
     """One trial under a decision rule, by its validation and its test rows."""
 
-    rule: dict[str, Any] | None  # as evaluation.tuned gives it; None: argmax
+    rule: dict[str, Any] | None  # as decisions.tuned gives it; None: argmax
     validation: float
     test: float
     predicted: Tensor  # int64 [n], of the test rows
@@ -84,7 +87,7 @@ def run(arguments: Sequence[str]) -> list[str]:
     first = settings(arguments)
     if first["split"]["seed"] == "trial" or first["protocol"].get("new_split"):
         raise ConfigError("task=compare judges all losses on one split; split.seed=trial and protocol=btg have many")
-    loaded = experiment.load(first["dataset"], first["data_dir"])
+    loaded = scheduler.load(first["dataset"], first["data_dir"])
     if loaded.groups is None and loaded.labels.ndim == 1 and "split.stratify" not in typed:
         arguments.append("split.stratify=true")  # a rare class must not be missing from a part
     if loaded.kind == "table" and not typed & {"model", "model.hidden"}:
@@ -99,7 +102,7 @@ def run(arguments: Sequence[str]) -> list[str]:
     print(f"\n{score}: {len(runs)} losses, {seeds} seeds each, preset={first['preset']['name']}", flush=True)
     if first["dry_run"]:
         return []
-    failures = experiment.carry_out(runs)
+    failures = scheduler.carry_out(runs)
     parameters = {name: value for name, value in metric.items() if name != "metric"}
     measure = partial(metrics.resolve(metric["metric"]), **parameters)
     found = candidates(runs, measure, score, loaded.positive)
@@ -202,9 +205,9 @@ def judge(arrays: Mapping[str, np.ndarray], decision: str, measure: Metric, posi
     if decision == "argmax":
         rule, on_val, predicted = None, val.argmax(-1), test.argmax(-1)
     else:
-        rule = evaluation.tuned(val, val_labels, measure, positive)
+        rule = decisions.tuned(val, val_labels, measure, positive)
         on_val = cross_fitted(val, val_labels, measure, positive)
-        predicted = evaluation.decided(test, rule, positive)
+        predicted = decisions.decided(test, rule, positive)
     classes = val.shape[-1]
     validation = measure(Confusion.from_predictions(on_val, val_labels, classes))
     tested = measure(Confusion.from_predictions(predicted, test_labels, classes))
@@ -220,8 +223,8 @@ def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Metric, positiv
     decided = torch.empty_like(labels)
     for k in range(FOLDS):
         inside = fold == k
-        rule = evaluation.tuned(probabilities[~inside], labels[~inside], measure, positive)
-        decided[inside] = evaluation.decided(probabilities[inside], rule, positive)
+        rule = decisions.tuned(probabilities[~inside], labels[~inside], measure, positive)
+        decided[inside] = decisions.decided(probabilities[inside], rule, positive)
     return decided
 
 
@@ -309,8 +312,8 @@ def collapses(found: Sequence[Candidate]) -> list[str]:
 def save(winner: Candidate, score: str) -> Path:
     """The winner's best seed on validation, with its decision rule; the folder."""
     k = max(range(len(winner.trials)), key=lambda k: winner.trials[k].validation)
-    folder = experiment.model_folder(Trial(winner.run.chosen, winner.seeds[k]), winner.run.config["results_dir"])
+    folder = scheduler.model_folder(Trial(winner.run.chosen, winner.seeds[k]), winner.run.config["results_dir"])
     if winner.decision == "argmax":
         return folder
-    model = saving.load(folder).deciding(f"plug-in for {score}", winner.trials[k].rule)
+    model = saved.load(folder).deciding(f"plug-in for {score}", winner.trials[k].rule)
     return model.save(folder.with_name(f"{folder.name}-plugin_{score.replace('.', '_')}"))

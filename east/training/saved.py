@@ -22,10 +22,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from east import data, evaluation, losses, models, records
+from east import data, losses, models
 from east.data import csv, images
 from east.data.common import DataError, Splits, Table
-from east.training import Outcome, pick_device
+from east.settings.identity import SECTIONS, key
+from east.training import decisions
+from east.training.devices import pick_device
+from east.training.population import Outcome
+from east.training.provenance import provenance
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -77,7 +81,7 @@ class Model:
         """Class names of probabilities [..., d]: by argmax, or by the threshold or weights tuned in training."""
         rule, p = self.about["rule"], torch.from_numpy(probabilities)
         flat = p.flatten(0, -2)
-        chosen = flat.argmax(-1) if rule is None else evaluation.decided(flat, rule, self.about["positive"])
+        chosen = flat.argmax(-1) if rule is None else decisions.decided(flat, rule, self.about["positive"])
         return np.array(self.classes, dtype=object)[chosen.reshape(p.shape[:-1]).numpy()]
 
     def inputs(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> Tensor:
@@ -141,10 +145,10 @@ def of(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
         "model": config["model"],
         "decision": "argmax",
         "rule": None,
-        "key": records.key(config),
+        "key": key(config),
         "seed": outcome.trial.seed,
-        "config": {name: config[name] for name in records.SECTIONS},
-        **records.provenance(),
+        "config": {name: config[name] for name in SECTIONS},
+        **provenance(),
     }
     state = outcome.weights or forest_tensors(outcome, splits)
     mean, std = splits.mean, splits.std
@@ -231,13 +235,13 @@ class Forest(nn.Module):
 
 def forest_tensors(outcome: Outcome, splits: Splits) -> dict[str, Tensor]:
     """The state of the Forest that a trial of loss=rf has fitted: fitted again, as equal seeds give equal forests."""
-    from east import baselines
+    from east.training import classical
 
     config = outcome.trial.config["loss"]
     classifier = losses.build(config, splits.classes)
-    if not isinstance(classifier, baselines.RandomForest):
+    if not isinstance(classifier, classical.RandomForest):
         raise ValueError(f"save_model: expected a network or a random forest, got loss={config['name']}")
-    inputs = baselines.features(splits, classifier.pca)["train"]
+    inputs = classical.features(splits, classifier.pca)["train"]
     classifier.fit(inputs, splits.train.labels.numpy(), len(splits.classes), outcome.trial.seed)
     trees = [estimator.tree_ for estimator in classifier.forest.estimators_]
     roots = np.cumsum([0, *(tree.node_count for tree in trees)])
@@ -259,7 +263,7 @@ def forest_tensors(outcome: Outcome, splits: Splits) -> dict[str, Tensor]:
     }
     tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()}
     if splits.kind == "image" and classifier.pca is not None:
-        axes = baselines.PrincipalAxes(splits.train.inputs, classifier.pca)
+        axes = classical.PrincipalAxes(splits.train.inputs, classifier.pca)
         tensors |= {"pixel_mean": axes.mean, "pixel_std": axes.std, "axes": axes.axes}
     return tensors
 

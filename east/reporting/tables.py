@@ -28,9 +28,11 @@ from typing import Any
 import numpy as np
 import yaml
 
-from east import papers, records, statistics, writers
 from east.choices import CONF, choose
-from east.config import PAPER_DATASETS, anneals, trains_networks
+from east.experiment import records
+from east.experiment.settings import PAPER_DATASETS, anneals, trains_networks
+from east.reporting import papers, statistics, writers
+from east.settings.identity import SECTIONS
 
 VARIANTS = ("clean", "released")
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
@@ -463,7 +465,7 @@ def labels(loss: str, configs: Sequence[Mapping]) -> list[str]:
     """Names for several settings of one loss: as many of their values as it takes to tell them apart."""
     flat = []
     for config in configs:
-        sections = [(name, config[name]) for name in records.SECTIONS if name in config and name != "hyper"]
+        sections = [(name, config[name]) for name in SECTIONS if name in config and name != "hyper"]
         values = {f"{s}.{n}".removesuffix(".name"): v for s, section in sections for n, v in section.items()}
         flat.append({"preset": config.get("preset")} | values | {"annealing.r": None})
     labels = [loss] * len(flat)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import product
 from typing import Any
 
-from east.config import SEARCH_SEED, anneals, trains_networks, trials
+from east.experiment.settings import SEARCH_SEED, anneals, trains_networks, trials
 
 TRAINING = ("name", "optimizer", "patience", "stage_epochs", "max_epochs", "val_reduce")
 

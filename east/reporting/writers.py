@@ -9,7 +9,7 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from east.tables import Cell, Table
+    from east.reporting.tables import Cell, Table
 
 MARKS = {
     "†": "budget preset: a smaller grid and shorter training than the paper's.",

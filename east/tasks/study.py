@@ -20,11 +20,14 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from east import experiment, metrics, plots, protocols, training
+from east import metrics
 from east.choices import ConfigError, choose
-from east.config import anneals, settings
 from east.confusion import Confusion
+from east.experiment import protocols, scheduler
+from east.experiment.settings import anneals, settings
 from east.losses import MetricLoss
+from east.reporting import plots
+from east.training import engine, population
 
 TEMPERATURES = (0.2, 0.1, 0.05, 0.02, 0.01)
 CLASSES = (2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -63,15 +66,15 @@ def group_of(line: str) -> str:
     return line.partition("=")[0].partition(".")[0]
 
 
-def trained(overrides: Sequence[str], seeds: Sequence[int]) -> list[training.Outcome]:
+def trained(overrides: Sequence[str], seeds: Sequence[int]) -> list[population.Outcome]:
     """One setting, trained from several seeds as a population."""
     config = settings(overrides)
-    loaded = experiment.load(config["dataset"], config["data_dir"])
-    experiment.check_parts(config, loaded)
+    loaded = scheduler.load(config["dataset"], config["data_dir"])
+    scheduler.check_parts(config, loaded)
     plain = protocols.scientific(config, loaded.fingerprint, loaded.name)
-    trials = [training.Trial(plain, seed) for seed in seeds]
-    splits = [experiment.split(loaded, trial) for trial in trials]
-    return training.train(trials, splits, device=config["device"])
+    trials = [population.Trial(plain, seed) for seed in seeds]
+    splits = [scheduler.split(loaded, trial) for trial in trials]
+    return engine.train(trials, splits, device=config["device"])
 
 
 def with_defaults(said: Sequence[str], **defaults: str) -> list[str]:
@@ -120,7 +123,7 @@ def balanced(said: Sequence[str]) -> pd.DataFrame:
         "ce": [f"protocol.stage_epochs={EPOCHS}"],
     }
     data = settings(common)["dataset"]
-    if len(experiment.load(data, settings(common)["data_dir"]).classes) == 2:
+    if len(scheduler.load(data, settings(common)["data_dir"]).classes) == 2:
         raise ConfigError(f"study=balanced compares macro F1 of more than two classes; {data['name']} has two")
     frames = []
     for loss, further in own.items():

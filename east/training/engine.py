@@ -6,69 +6,36 @@ Everything random in a trial is a function of its own seed: no generator is carr
 weights, batches and masks alone or in company, before or after a resume. `train_population` is the whole method.
 """
 
-import hashlib
-import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from tqdm import tqdm
 
 from east import losses, models
-from east.annealing import Annealing, Verdict
 from east.choices import choose
 from east.confusion import Confusion
 from east.data.common import Splits
-from east.evaluation import validation_metric
+from east.training.annealing import Annealing
+from east.training.devices import pick_device
+from east.training.evaluation import validation_metric
+from east.training.optimizer import Adam
+from east.training.population import HISTORY, Member, Outcome, Population, Rows, Trial, identity, initial, stream
 
 CACHE_BYTES = 4 << 20  # activations of a step that a CPU core computes without waiting for memory
 CHECKPOINT_SECONDS = 60.0
 EVALUATION_ROWS = 1024
-HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
 OPTIMIZERS = ("adam", "adamw")
 VAL_REDUCE = ("split", "batch_mean")
-DEVICES = ("auto", "cpu", "cuda", "mps")
-
-
-@dataclass(frozen=True)
-class Trial:
-    """One training run: a resolved scientific config and a seed."""
-
-    config: dict[str, Any]
-    seed: int
-    stage: str = "trial"  # or "search"
-
-
-Member = tuple[Trial, Splits]
-
-
-@dataclass
-class Outcome:
-    """What a trial came to. A failed one has its error and its history, but no predictions."""
-
-    trial: Trial
-    status: str  # done | failed
-    error: str | None
-    stopped: str  # patience | stage_epochs | coolings | coldest | max_epochs | diverged
-    epochs: int
-    seconds: float  # its share of the population's time
-    best: dict[str, float | None]  # val_loss, val_metric, temperature and epoch of the weights that were kept
-    history: dict[str, list]  # HISTORY, one entry per epoch; no temperature where the loss has none
-    probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: float32 [n, d]
-    labels: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: int64 [n]
-    weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
 
 
 def train(trials: Sequence[Trial], splits: Splits | Sequence[Splits], **options: Any) -> list[Outcome]:
@@ -216,213 +183,6 @@ def train_population(
     return [population.outcome(p, predictions) for p in range(len(trials))]
 
 
-class Population:
-    """What changes while trials train; everything that a checkpoint holds.
-
-    alive: the trials behind the rows of `net`, `optimizer` and `stage_best`, which shrink as trials end.
-    stage_best: [alive, N], weights at the lowest validation loss of the current temperature. result: [P, N], weights of
-    the best stage so far.
-    """
-
-    def __init__(self, trials: Sequence[Trial], net: models.Stack, optimizer: "Adam", annealing: Annealing):
-        self.trials, self.net, self.optimizer, self.annealing = trials, net, optimizer, annealing
-        self.keep_optimizer = np.array([bool(t.config["annealing"].get("keep_optimizer")) for t in trials])
-        self.alive = np.arange(len(trials))
-        self.stage_best = net.weights.clone()
-        self.result = net.weights.clone()
-        self.history: list[dict[str, list]] = [{name: [] for name in HISTORY} for _ in trials]
-        self.errors: list[str | None] = [None for _ in trials]
-        self.seconds = np.zeros(len(trials))
-
-    def log(self, p: int, entry: Mapping[str, Any]) -> None:
-        """Add an epoch to trial p's history; a loss that is no longer a number ends the trial."""
-        for name, number in entry.items():
-            self.history[p][name].append(number)
-        if not (math.isfinite(entry["train_loss"]) and math.isfinite(entry["val_loss"])):
-            self.annealing.fail(p)
-            self.errors[p] = (
-                f"diverged in epoch {entry['epoch']}: training loss {entry['train_loss']:.3g}, "
-                f"validation loss {entry['val_loss']:.3g}"
-            )
-
-    def follow(self, verdict: Verdict) -> None:
-        """Remember, restore and drop weights as early stopping says."""
-
-        def rows(mask: np.ndarray) -> Tensor:
-            return torch.as_tensor(np.flatnonzero(mask[self.alive]), device=self.net.weights.device)
-
-        improved, kept, cooled = rows(verdict.improved), rows(verdict.kept), rows(verdict.cooled)
-        self.stage_best[improved] = self.net.weights[improved]
-        self.result[torch.as_tensor(self.alive, device=kept.device)[kept]] = self.stage_best[kept]
-        self.net.weights[cooled] = self.stage_best[cooled]
-        self.optimizer.reset(rows(verdict.cooled & ~self.keep_optimizer))
-        staying = rows(self.annealing.active)
-        if len(staying) < len(self.alive):
-            self.alive = self.alive[self.annealing.active[self.alive]]
-            self.stage_best = self.stage_best[staying]
-            self.net.put(self.net.weights[staying])
-            self.optimizer.keep(staying)
-
-    def outcome(self, p: int, predictions: Mapping[str, tuple[Tensor, Tensor]]) -> Outcome:
-        failed = self.errors[p] is not None
-        outcome = Outcome(
-            trial=self.trials[p],
-            status="failed" if failed else "done",
-            error=self.errors[p],
-            stopped=self.annealing.stopped[p],
-            epochs=int(self.annealing.epochs[p]),
-            seconds=float(self.seconds[p]),
-            best=self.annealing.best_of(p),
-            history=self.history[p],
-        )
-        if not failed:
-            for part, (logits, labels) in predictions.items():
-                outcome.probabilities[part] = logits[p].softmax(-1).cpu().numpy()
-                outcome.labels[part] = labels[p].cpu().numpy()
-            outcome.weights = self.net.state_dict(self.result[p])
-        return outcome
-
-    def save(self, file: Path) -> None:
-        """Write a checkpoint under another name, then rename it: whoever is killed here leaves the last one intact."""
-        tensors = {"weights": self.net.weights, "stage_best": self.stage_best, "result": self.result}
-        state = {
-            "annealing": self.annealing.state(),
-            "alive": self.alive.tolist(),
-            "history": self.history,
-            "errors": self.errors,
-            "seconds": self.seconds.tolist(),
-        }
-        file.parent.mkdir(parents=True, exist_ok=True)
-        written = file.with_suffix(f".{os.getpid()}.tmp")
-        save_file({**tensors, **self.optimizer.state()}, written, metadata={"state": json.dumps(state)})
-        with open(written, "rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(written, file)
-
-    def load(self, file: Path) -> None:
-        device = str(self.net.weights.device)
-        with safe_open(file, framework="pt", device=device) as stored:
-            state = json.loads(stored.metadata()["state"])
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
-        self.stage_best, self.result = tensors["stage_best"], tensors["result"]
-        self.net.put(tensors["weights"])
-        self.optimizer.restore(tensors)
-        self.annealing.restore(state["annealing"])
-        self.alive, self.seconds = np.array(state["alive"], dtype=int), np.array(state["seconds"])
-        self.history, self.errors = state["history"], state["errors"]
-
-
-class Adam:
-    """Adam, and AdamW if `decoupled`, on the rows of a Stack: torch.optim's formulas with a number per trial.
-
-    hyper: lr, weight_decay and clip (of the gradient's norm; None for none) of each trial.
-    """
-
-    BETAS, EPS = (0.9, 0.999), 1e-8
-
-    def __init__(self, net: models.Stack, hyper: Sequence[Mapping[str, Any]], decoupled: bool):
-        self.net, self.decoupled = net, decoupled
-        learned = net.weights[:, : net.learned]
-        self.first, self.second, self.gradient, self.scratch = (torch.zeros_like(learned) for _ in range(4))
-        self.steps, self.lr, self.decay, self.clip = (
-            torch.tensor(values, dtype=torch.float32, device=learned.device)[:, None]
-            for values in (
-                [0] * len(hyper),
-                [h["lr"] for h in hyper],
-                [h["weight_decay"] for h in hyper],
-                [math.inf if h.get("clip") is None else h["clip"] for h in hyper],
-            )
-        )
-        self.decays = any(h["weight_decay"] for h in hyper)
-        self.clips = any(h.get("clip") is not None for h in hyper)
-
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """One update from the gradients [P, ...] of the stack's leaves."""
-        weights, gradient = self.net.weights[:, : self.net.learned], self.gradient
-        torch.cat([g.flatten(1) for g in gradients], dim=1, out=gradient)
-        if self.clips:
-            gradient.mul_((self.clip / gradient.norm(dim=1, keepdim=True)).clamp_max(1))
-        if self.decays and self.decoupled:
-            weights.mul_(1 - self.lr * self.decay)
-        elif self.decays:
-            gradient.addcmul_(weights, self.decay)
-        self.steps += 1
-        # 1 - beta^t by expm1: the plain difference loses four digits of float32 in the first steps.
-        first_bias, second_bias = (-torch.expm1(self.steps * math.log(beta)) for beta in self.BETAS)
-        self.first.lerp_(gradient, 1 - self.BETAS[0])
-        self.second.mul_(self.BETAS[1]).addcmul_(gradient, gradient, value=1 - self.BETAS[1])
-        root = second_bias.sqrt()
-        torch.sqrt(self.second, out=self.scratch)
-        self.scratch.add_(self.EPS * root).div_(self.lr * root / first_bias)
-        weights.addcdiv_(self.first, self.scratch, value=-1)
-
-    def reset(self, rows: Tensor) -> None:
-        """Forget the moments of these rows."""
-        self.first[rows], self.second[rows], self.steps[rows] = 0, 0, 0
-
-    def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone."""
-        for name in ("first", "second", "gradient", "scratch", "steps", "lr", "decay", "clip"):
-            setattr(self, name, getattr(self, name)[rows])
-
-    def state(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in ("first", "second", "steps", "lr", "decay", "clip")}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        for name in self.state():
-            setattr(self, name, tensors[name])
-        self.gradient, self.scratch = torch.zeros_like(self.first), torch.zeros_like(self.first)
-
-
-@dataclass
-class Rows:
-    """A part of the data on the device: inputs and labels of all distinct splits, one after the other.
-
-    start: [P], where the `count` rows of each trial's split begin.
-    """
-
-    inputs: Tensor
-    labels: Tensor
-    start: Tensor
-    count: int
-
-    @classmethod
-    def of(cls, members: Sequence[Member], part: str, device: torch.device) -> "Rows":
-        distinct = {splits.index_hash: getattr(splits, part) for _, splits in members}
-        parts, position = list(distinct.values()), list(distinct)
-        count = len(parts[0].labels)
-        one = len(parts) == 1
-        return cls(
-            (parts[0].inputs if one else torch.cat([p.inputs for p in parts])).to(device),
-            (parts[0].labels if one else torch.cat([p.labels for p in parts])).to(device),
-            torch.tensor([position.index(splits.index_hash) * count for _, splits in members], device=device),
-            count,
-        )
-
-    def __len__(self) -> int:
-        return self.count
-
-    def order(self, seeds: Sequence[int], trials: Tensor, epoch: int) -> Tensor:
-        """Row numbers [alive, n] in the order of an epoch, which depends on seed and epoch alone."""
-        generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
-        shuffled = torch.stack([torch.randperm(self.count, generator=g) for g in generators])
-        return shuffled.to(self.start.device) + self.start[trials, None]
-
-
-def stream(seed: int, purpose: str, epoch: int = 0) -> int:
-    """The seed, below 2^63, of one of a trial's random streams."""
-    digest = hashlib.blake2b(f"{seed} {purpose} {epoch}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
-
-
-def initial(trial: Trial, splits: Splits) -> nn.Module:
-    """The trial's network before training."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(stream(trial.seed, "init"))
-        config, shape = trial.config, splits.train.inputs.shape[1:]
-        return models.build(config["model"], shape, len(splits.classes), config["hyper"]["dropout"])
-
-
 def prepared(splits: Splits, inputs: Tensor, device: torch.device) -> Tensor:
     """What the networks see of inputs [P, n, ...]; images lie in memory as the fastest convolutions want them."""
     inputs = splits.prepare(inputs)
@@ -504,37 +264,6 @@ def check(trials: Sequence[Trial], splits: Sequence[Splits]) -> None:
         if not 0 <= hyper["dropout"] <= 255 / 256:
             raise ValueError(f"hyper.dropout: expected a rate from 0 to below 1, got {hyper['dropout']!r}")
         choose("optimizer", config["protocol"]["optimizer"], OPTIMIZERS)
-
-
-def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is the fastest kind there is."""
-    kind = choose("device", name.partition(":")[0], DEVICES)
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    if kind == "auto":
-        name = kind = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
-    if not available[kind]:
-        raise ValueError(
-            f"device {name!r} is not available here; choices: {', '.join(k for k in available if available[k])}"
-        )
-    return torch.device(name)
-
-
-def describe_device(device: str = "auto") -> str:
-    """The device as a record names it: CUDA with its model, and whether its products are rounded to TF32."""
-    chosen = pick_device(device)
-    if chosen.type != "cuda":
-        return chosen.type
-    return (
-        f"cuda ({torch.cuda.get_device_name(chosen)}, tf32 {'on' if torch.backends.cuda.matmul.allow_tf32 else 'off'})"
-    )
-
-
-def identity(members: Sequence[Member]) -> str:
-    """The name of a population's checkpoint: only the very same trials on the same rows find it."""
-    text = json.dumps(
-        [(t.config, t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str
-    )
-    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
 
 
 def progress_bar(annealing: Annealing, shown: bool) -> tqdm:

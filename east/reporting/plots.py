@@ -17,7 +17,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 if TYPE_CHECKING:
-    from east.tables import Cell, Table
+    from east.reporting.tables import Cell, Table
 
 FORMATS = ("svg", "pdf", "png")
 INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
@@ -303,7 +303,7 @@ def step_heights(temperatures: Sequence[float], threshold: float = 0.5) -> tuple
     """The linear step on a fine grid of probabilities: what `steps` draws."""
     import torch
 
-    from east.steps import linear
+    from east.losses.steps import linear
 
     p = torch.linspace(0, 1, 501)
     tau = torch.tensor(threshold)

@@ -8,11 +8,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from east import execution, experiment, plots, protocols, records, tables, writers
 from east.choices import ConfigError, choose
 from east.data import DataError
-from east.experiment import Run
-from east.training import Trial
+from east.experiment import executors, protocols, records, scheduler
+from east.experiment.scheduler import Run
+from east.reporting import plots, tables, writers
+from east.training.population import Trial
 
 FILES = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 
@@ -51,7 +52,7 @@ def names(runs: Sequence[Run]) -> list[str]:
 def plan(runs: Sequence[Run]) -> str:
     """Trials of each run, how many are done, and the time the rest will take by the speed measured so far."""
     lines, costs = [("run", "search", "trials", "estimate")], []
-    ledger = experiment.ledger_of(runs)
+    ledger = scheduler.ledger_of(runs)
     known = speeds(ledger.found.values())
     for name, run in zip(names(runs), runs, strict=True):
         trials = protocols.trials(run.config)
@@ -66,7 +67,7 @@ def plan(runs: Sequence[Run]) -> str:
         costs.append(0.0 if not todo else None if seconds is None else todo * seconds)
         searched = f"{done['search']} of {searches}" if searches else "none"
         lines.append((name, searched, f"{done['trial']} of {trials}", duration(costs[-1])))
-    places = len(execution.slots(runs[0].config["device"]))
+    places = len(executors.slots(runs[0].config["device"]))
     known_costs = [cost for cost in costs if cost is not None]
     total = f"{duration(sum(known_costs) / places)} on the {places} slots of this machine" if known_costs else "unknown"
     unknown = costs.count(None)
@@ -175,7 +176,7 @@ def shortfall(run: Run, found: Mapping[tuple[str, int], Mapping]) -> str | None:
 
 def without_model(run: Run, trial: Trial) -> bool:
     """Whether a model that was asked for is not there."""
-    folder = experiment.model_folder(trial, run.config["results_dir"])
+    folder = scheduler.model_folder(trial, run.config["results_dir"])
     return run.config["save_model"] and not folder.exists()
 
 

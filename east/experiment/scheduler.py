@@ -22,11 +22,14 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from east import data, evaluation, execution, losses, models, protocols, records, saving, training
+from east import data, losses, models
 from east.choices import ConfigError
-from east.config import trains_networks
 from east.data.common import assign
-from east.training import Trial
+from east.experiment import executors, protocols, records
+from east.experiment.settings import trains_networks
+from east.training import devices, engine, evaluation, population, saved
+from east.training.population import Trial
+from east.training.provenance import provenance
 
 STACKED = ("dataset", "split", "model", "loss", "protocol")
 PASSED_ON = ("results_dir", "data_dir", "device", "force", "save_model", "compile", "tensorboard")
@@ -176,7 +179,7 @@ def check_parts(config: Mapping[str, Any], loaded: data.Data) -> None:
     if model.get("outputs") == 1 and count > 2:
         raise ConfigError(f"model={model['name']} has a single output, for two classes; {loaded.name} has {count}")
     try:
-        training.pick_device(config["device"])
+        devices.pick_device(config["device"])
         models.build(model, loaded.inputs.shape[1:], count, config["hyper"]["dropout"])
         loss = losses.build(config["loss"], loaded.classes, torch.arange(count), loaded.positive)
         loss(torch.zeros(count, model.get("outputs") or count), torch.arange(count))
@@ -219,8 +222,8 @@ def carry_out(runs: Sequence[Run]) -> list[str]:
             proceed(number)
         if queue:
             check_writable(config["results_dir"])
-        for job, result in execution.execute(run_job, queue, executor):
-            if isinstance(result, execution.Lost):
+        for job, result in executors.execute(run_job, queue, executor):
+            if isinstance(result, executors.Lost):
                 result = [f"{runs[job['run']].name}: {result.reason}"]
             else:
                 ledger.end(Trial(**trial) for trial in job["trials"])
@@ -246,7 +249,7 @@ def chosen_executor(runs: Sequence[Run]) -> dict[str, Any]:
     """The executor with its slots. `auto` takes processes where they have enough work: to start one costs seconds."""
     config, executor = runs[0].config, dict(runs[0].config["executor"])
     if executor["name"] in ("auto", "processes"):
-        available, wanted = execution.slots(config["device"]), executor.pop("slots")
+        available, wanted = executors.slots(config["device"]), executor.pop("slots")
         places = [available[k % len(available)] for k in range(wanted or len(available))]
         if executor["name"] == "auto":
             much = any(run.config["preset"]["name"] != "quick" for run in runs)
@@ -260,7 +263,7 @@ def chosen_executor(runs: Sequence[Run]) -> dict[str, Any]:
 
 def jobs_of(
     stage: Sequence[Trial], todo: Sequence[Trial], run: Run, executor: Mapping[str, Any]
-) -> list[execution.Job]:
+) -> list[executors.Job]:
     """Trials that can be stacked, in portions: one population each, and small enough that every slot has work.
 
     The whole stage is cut, then what is done is left out: so a command that was interrupted finds its checkpoints.
@@ -273,14 +276,14 @@ def jobs_of(
         "checkpoints": str(run.checkpoints.resolve()),
     }
     places = len(executor.get("slots", ())) or (1 if executor.get("gpus") else executor.get("parallel", 1))
-    device = torch.device("cuda") if executor.get("gpus") else training.pick_device(config["device"])
+    device = torch.device("cuda") if executor.get("gpus") else devices.pick_device(config["device"])
     groups: dict[str, list[Trial]] = {}
     for trial in stage:
         alike = [trial.config[name] for name in STACKED]
         groups.setdefault(repr((alike, trial.config["hyper"].get("batch_size"))), []).append(trial)
     jobs = []
     for group in sorted(groups.values(), key=lambda g: g[0].config["hyper"].get("batch_size", 0)):  # longest first
-        size = min(training.population_size(group[0].config, device) or len(group), -(-len(group) // places))
+        size = min(engine.population_size(group[0].config, device) or len(group), -(-len(group) // places))
         for k in range(0, len(group), size):
             members = [vars(trial) for trial in group[k : k + size] if trial in todo]
             if members:
@@ -288,7 +291,7 @@ def jobs_of(
     return jobs
 
 
-def run_job(job: execution.Job) -> list[str] | execution.Lost:
+def run_job(job: executors.Job) -> list[str] | executors.Lost:
     """Train one population, record each of its trials, return a line for each that failed. Runs in any process."""
     trials = [Trial(**trial) for trial in job["trials"]]
     try:
@@ -297,10 +300,10 @@ def run_job(job: execution.Job) -> list[str] | execution.Lost:
     except Exception as error:  # whatever it is, the other jobs go on
         if os.environ.get("EAST_DEBUG"):
             traceback.print_exc()
-        return execution.Lost(f"{type(error).__name__}: {error}")
+        return executors.Lost(f"{type(error).__name__}: {error}")
 
 
-def train_and_keep(trials: Sequence[Trial], job: execution.Job) -> list[str]:
+def train_and_keep(trials: Sequence[Trial], job: executors.Job) -> list[str]:
     """A checkpoint goes when all of its trials are on record."""
     dataset = trials[0].config["dataset"]
     loaded = load(dataset, job["data_dir"])
@@ -322,13 +325,13 @@ def train_and_keep(trials: Sequence[Trial], job: execution.Job) -> list[str]:
 
 
 def trained(
-    trials: Sequence[Trial], splits: Sequence[data.Splits], job: execution.Job
-) -> Iterator[tuple[list[training.Outcome], Path | None]]:
+    trials: Sequence[Trial], splits: Sequence[data.Splits], job: executors.Job
+) -> Iterator[tuple[list[population.Outcome], Path | None]]:
     if not trains_networks(trials[0].config["loss"]):
-        from east import baselines
+        from east.training import classical
 
-        return (([baselines.fit(t, s)], None) for t, s in zip(trials, splits, strict=True))
-    return training.train_in_turn(
+        return (([classical.fit(t, s)], None) for t, s in zip(trials, splits, strict=True))
+    return engine.train_in_turn(
         trials,
         splits,
         device=job["device"],
@@ -339,7 +342,7 @@ def trained(
     )
 
 
-def keep(outcome: training.Outcome, loaded: data.Data, splits: data.Splits, job: execution.Job) -> str | None:
+def keep(outcome: population.Outcome, loaded: data.Data, splits: data.Splits, job: executors.Job) -> str | None:
     """Evaluate and record an outcome, save its model if asked to; the line that tells its failure, if it is one."""
     trial, judged, arrays = outcome.trial, {}, None
     if outcome.status == "done":
@@ -356,15 +359,15 @@ def keep(outcome: training.Outcome, loaded: data.Data, splits: data.Splits, job:
         seed=trial.seed,
         stage=trial.stage,
         data={name: getattr(splits, name) for name in ("name", "fingerprint", "sizes", "index_hash")},
-        device=training.describe_device(job["device"]) if trains_networks(trial.config["loss"]) else "cpu",
+        device=devices.describe_device(job["device"]) if trains_networks(trial.config["loss"]) else "cpu",
         **{name: getattr(outcome, name) for name in told},
-        **records.provenance(),
+        **provenance(),
         **judged,
     )
     with suppress(FileExistsError):  # another process was quicker; its result is the same
         records.write(job["results_dir"], record, arrays, force=job["force"])
     if outcome.status == "done" and trial.stage == "trial" and job["save_model"]:  # the result stays if this fails
-        saving.of(outcome, loaded, splits).save(model_folder(trial, job["results_dir"]))
+        saved.of(outcome, loaded, splits).save(model_folder(trial, job["results_dir"]))
     if outcome.status == "failed":
         return f"{splits.name} {trial.config['loss']['name']} seed {trial.seed}: {outcome.error}"
     return None

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from east.confusion import class_counts, per_class
+from east.losses.steps import HALF_WIDTH
 from east.metrics import f1_loss_and_slopes
-from east.steps import HALF_WIDTH
 
 MIN_CORNER = 5e-4  # a, and with it 1 - hi, vanishes at T = 0.4
 FEW_CLASSES = 32  # rows of fewer entries are slow to reduce and to search: samples are laid side by side in memory

@@ -11,7 +11,8 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from east import papers, plots, records, tables, writers
+from east.experiment import records
+from east.reporting import papers, plots, tables, writers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -1,0 +1,343 @@
+"""One JSON file per trial: who it is, what it scored, where it came from. An existing file means: done.
+
+    results/runs/<dataset>/<loss>/<key>/seed-<n>.json     the record; its last line is the history
+    results/runs/<dataset>/<loss>/<key>/seed-<n>.npz      validation and test probabilities and labels, written first
+    results/records/<dataset>.jsonl                       exported records, committed; they count as done as well
+
+`key` is the hash of the scientific config, `family` the same without what a search varies: the points of one grid are
+one family. Files are written under a temporary name and renamed: any number of processes may share a results folder.
+"""
+
+import json
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from east.choices import choose
+from east.settings.identity import SCHEMA, family, key, plain
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pandas as pd
+
+STAGES = ("search", "trial")
+STATUSES = ("done", "failed")
+RULES = ("val_loss", "val_metric")
+STALE_SECONDS = 24 * 3600
+HISTORY_POINTS = 40
+
+
+@dataclass
+class Record:
+    """Everything that is kept of one trial. Plain JSON types throughout; absent numbers are None."""
+
+    config: dict[str, Any]  # SECTIONS, and `preset`, a label that is not hashed
+    seed: int
+    stage: str = "trial"  # or "search"; tables never average search records
+    data: dict[str, Any] = field(default_factory=dict)  # name, fingerprint, sizes
+    confusion: dict[str, Any] = field(default_factory=dict)  # val, test: rows true, columns predicted, by argmax
+    scores: dict[str, Any] = field(default_factory=dict)  # val, test: name -> number, or one number per class
+    decisions: dict[str, Any] = field(default_factory=dict)  # further decision rules: thresholds, plugin_<metric>
+    best: dict[str, Any] = field(default_factory=dict)  # val_loss, val_metric (1 - M), temperature, epoch
+    epochs: int = 0
+    stopped: str | None = None
+    status: str = "done"
+    error: str | None = None
+    seconds: float | None = None
+    device: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    git: str | None = None
+    schema: int = SCHEMA
+    history: dict[str, list] = field(default_factory=dict)  # one list per quantity, one entry per epoch
+
+    def __post_init__(self):
+        choose("stage", self.stage, STAGES)
+        choose("status", self.status, STATUSES)
+        if self.schema != SCHEMA:
+            raise ValueError(f"expected a record of schema {SCHEMA}, got schema {self.schema}")
+
+    @property
+    def key(self) -> str:
+        return key(self.config)
+
+    @property
+    def family(self) -> str:
+        return family(self.config)
+
+
+FIELDS = {"key", *(f.name for f in fields(Record))} - {"history"}
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # what text that is no record can end in
+
+
+def path(results_dir: str | Path, config: Mapping, seed: int) -> Path:
+    """Where the record of this trial lives, whether or not it exists."""
+    dataset, loss = config["dataset"]["name"], config["loss"]["name"]
+    for name in (dataset, loss):
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise ValueError(f"expected a plain name of letters, digits, '_', '-' and '.', got {name!r}")
+    return Path(results_dir) / "runs" / dataset / loss / key(config) / f"seed-{int(seed)}.json"
+
+
+def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None, force: bool = False) -> Path:
+    """Store a record, and `arrays` (name -> ndarray) beside it; return its path.
+
+    A record that is done stays, unless `force`: FileExistsError. A failed or unreadable one gives way, and one whose
+    arrays were deleted, where there are new ones.
+    """
+    target = path(results_dir, record.config, record.seed)
+    whole = arrays is None or target.with_suffix(".npz").exists()
+    if not force and target.exists() and whole and _status(target) == "done":
+        raise FileExistsError(f"{target} is done already; force=true replaces it")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if arrays is not None:
+        import numpy as np
+
+        _replace(target.with_suffix(".npz"), lambda file: np.savez_compressed(file, **arrays))
+    _replace(target, lambda file: file.write(_dumps(record).encode()))
+    _sweep(target.parent)
+    return target
+
+
+def read(file: str | Path) -> Record:
+    """The record in a file, with its history. ValueError if the file holds anything else."""
+    values = _loads(Path(file).read_text())
+    return Record(**{name: value for name, value in values.items() if name not in ("key", "family")})
+
+
+def arrays(file: str | Path) -> "dict[str, np.ndarray]":
+    """The arrays stored beside the record in `file`."""
+    import numpy as np
+
+    with np.load(Path(file).with_suffix(".npz"), allow_pickle=False) as stored:
+        return dict(stored)
+
+
+def done(results_dir: str | Path) -> dict[tuple[str, int], str]:
+    """(key, seed) -> "done" or "failed", of everything under runs/ and records/. A done record beats a failed one."""
+    return {(record["key"], record["seed"]): record["status"] for record in scan(results_dir)}
+
+
+def scan(results_dir: str | Path) -> list[dict[str, Any]]:
+    """All records as dicts, with `family` and `source`, the file below `results_dir`; of runs without their history.
+
+    Files that are no records are named in a warning and skipped. Runs beat exports, done beats failed.
+    """
+    root, found = Path(results_dir), {}
+    for record in (*_runs(root), *_exports(root)):
+        identity = (record["key"], record["seed"])
+        if identity not in found or (found[identity]["status"], record["status"]) == ("failed", "done"):
+            found[identity] = record
+    return list(found.values())
+
+
+def load(results_dir: str | Path) -> "pd.DataFrame":
+    """`scan` as a frame, one row per trial.
+
+    Columns: key family stage seed status …, a section's name under the section (`dataset`, `loss`, `model`), its other
+    values with a dot (`hyper.lr`), scores by split (`test.f1_pos`), those of further decision rules below the rule
+    (`thresholds.test.f1_pos`), `best.val_loss`, `confusion` ({val, test}), and `source`, the file below `results_dir`.
+    """
+    import pandas as pd
+
+    return pd.DataFrame([_flatten(record) for record in scan(results_dir)])
+
+
+def export(results_dir: str | Path) -> dict[str, int]:
+    """Write all that is done to records/<dataset>.jsonl; return the number of records per dataset.
+
+    One line per record in a fixed order, so that a commit shows only what is new. What was exported before stays.
+    Probabilities are left behind, and of the history a trial keeps 40 epochs at most, a search record none.
+    """
+    lines: dict[str, dict[tuple, str]] = {}
+    for record in scan(results_dir):
+        if record["status"] != "done":
+            continue
+        source = record.pop("source")
+        if source.startswith("runs/"):
+            history = _loads((Path(results_dir) / source).read_text())["history"]
+            record["history"] = _thin(history) if record["stage"] == "trial" else {}
+        config = record["config"]
+        order = (config["loss"]["name"], record["key"], record["seed"])
+        del record["family"]
+        record["confusion"] = {split: _sparse(matrix) for split, matrix in record["confusion"].items()}
+        lines.setdefault(config["dataset"]["name"], {})[order] = json.dumps(record, separators=(",", ":"))
+    for dataset, by_order in lines.items():
+        text = "".join(by_order[order] + "\n" for order in sorted(by_order))
+        target = Path(results_dir) / "records" / f"{dataset}.jsonl"
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _replace(target, lambda file, text=text: file.write(text.encode()))
+    return {dataset: len(lines[dataset]) for dataset in sorted(lines)}
+
+
+def select(records: "Iterable[Record | Mapping] | pd.DataFrame", rule: str = "val_loss") -> str | None:
+    """The key that a named rule chooses among the records of one family (Records, `scan`'s dicts or `load`'s frame).
+
+    `val_loss` (the papers' words): lowest validation loss. `val_metric`: lowest 1 - M on validation, hard predictions.
+    Only search records take part; several seeds of one point are averaged; ties go to the lower key. A family that was
+    never searched has a choice if all its trials share one key. None where there is nothing to choose by.
+    """
+    choose("selection rule", rule, RULES)
+    points: dict[str, list[float]] = {}
+    trials = set()
+    for name, stage, status, value in _rows(records, rule):
+        if status == "done" and stage == "search":
+            points.setdefault(name, []).append(math.nan if value is None else value)
+        elif status == "done":
+            trials.add(name)
+    means = {name: math.fsum(values) / len(values) for name, values in points.items()}
+    finite = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    if finite:
+        return min(finite, key=lambda name: (finite[name], name))
+    return trials.pop() if len(trials) == 1 and not points else None
+
+
+def _rows(records: Any, rule: str) -> Iterator[tuple]:
+    if hasattr(records, "itertuples"):
+        return records[["key", "stage", "status", f"best.{rule}"]].itertuples(index=False, name=None)
+    plain = (record if isinstance(record, Mapping) else vars(record) | {"key": record.key} for record in records)
+    return ((r["key"], r["stage"], r["status"], r["best"].get(rule)) for r in plain)
+
+
+def _flatten(record: Mapping) -> dict[str, Any]:
+    """One record as the row of a frame; see `load` for the names."""
+    row = {
+        name: record[name]
+        for name in ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds")
+    }
+    row |= {"device": record["device"], "git": record["git"]}
+    for section, values in record["config"].items():
+        if isinstance(values, Mapping):
+            row[section] = values.get("name")
+            row |= {f"{section}.{name}": value for name, value in values.items() if name != "name"}
+        else:
+            row[section] = values
+    for split, scores in record["scores"].items():
+        row |= {f"{split}.{name}": value for name, value in scores.items()}
+    for rule, decision in record["decisions"].items():
+        for split, scores in decision["scores"].items():
+            row |= {f"{rule}.{split}.{name}": value for name, value in scores.items()}
+    row |= {f"best.{name}": value for name, value in record["best"].items()}
+    row |= {f"data.{name}": value for name, value in record["data"].items()}
+    return row | {"confusion": record["confusion"], "source": record["source"]}
+
+
+def _dumps(record: Record) -> str:
+    """Two lines, one JSON object: the history comes last, so that a query need not read it."""
+    values = plain({"key": record.key} | {f.name: getattr(record, f.name) for f in fields(record)})
+    history = values.pop("history")
+    head, tail = (json.dumps(part, separators=(",", ":")) for part in (values, history))
+    return f'{head[:-1]},\n"history":{tail}}}\n'
+
+
+def _head(file: Path) -> dict[str, Any]:
+    """A record without its history, from the first line of its file; ValueError if the file is cut off or foreign."""
+    with open(file, "rb") as stream:
+        line = stream.readline()
+        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 2))
+        if stream.read() != b"}\n" or not line.endswith(b",\n"):
+            return _loads(file.read_text()) | {"history": {}}
+    return _loads(line[:-2] + b"}")
+
+
+def _loads(text: str | bytes) -> dict[str, Any]:
+    """A JSON object that is a record under its own key; ValueError otherwise."""
+    values = json.loads(text)
+    if not isinstance(values, dict):
+        raise ValueError(f"expected an object, got {type(values).__name__}")
+    if values.get("schema") != SCHEMA:
+        raise ValueError(f"expected schema {SCHEMA}, got {values.get('schema')}")
+    if missing := FIELDS - values.keys():
+        raise ValueError(f"expected all fields of a record, missing: {', '.join(sorted(missing))}")
+    actual, values["family"] = _identity(json.dumps(values["config"]))
+    if values["key"] != actual:
+        raise ValueError(f"its config has the key {actual}, but it says {values['key']}")
+    values["confusion"] = {split: _dense(matrix) for split, matrix in values["confusion"].items()}
+    return values
+
+
+@lru_cache(maxsize=100_000)
+def _identity(config: str) -> tuple[str, str]:
+    """Key and family of a config in JSON: the seeds of one setting, and a second reading, share the work."""
+    values = json.loads(config)
+    return key(values), family(values)
+
+
+def _status(file: Path) -> str:
+    try:
+        return _head(file)["status"]
+    except UNREADABLE:
+        return "unreadable"
+
+
+def _runs(root: Path) -> Iterator[dict]:
+    for file in sorted((root / "runs").glob("*/*/*/*.json")):
+        try:
+            yield _head(file) | {"source": file.relative_to(root).as_posix()}
+        except UNREADABLE as reason:
+            warnings.warn(f"{file} is not a record ({reason}); skipped", stacklevel=4)
+
+
+def _exports(root: Path) -> Iterator[dict]:
+    for file in sorted((root / "records").glob("*.jsonl")):
+        with open(file, encoding="utf-8") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    yield _loads(line) | {"source": file.relative_to(root).as_posix()}
+                except UNREADABLE as reason:
+                    warnings.warn(f"{file}, line {number}, is not a record ({reason}); skipped", stacklevel=4)
+
+
+def _sparse(matrix: list[list[int]]) -> Any:
+    """With many classes most cells are 0: only the others are exported."""
+    if len(matrix) <= 16:
+        return matrix
+    cells = [[i, j, count] for i, row in enumerate(matrix) for j, count in enumerate(row) if count]
+    return {"classes": len(matrix), "cells": cells}
+
+
+def _dense(matrix: Any) -> list[list[int]]:
+    if not isinstance(matrix, Mapping):
+        return matrix
+    dense = [[0] * matrix["classes"] for _ in range(matrix["classes"])]
+    for i, j, count in matrix["cells"]:
+        dense[i][j] = count
+    return dense
+
+
+def _thin(history: Mapping[str, list]) -> dict[str, list]:
+    """At most HISTORY_POINTS epochs, the first and the last among them, to five digits."""
+    epochs = max(map(len, history.values()), default=0)
+    count = min(epochs, HISTORY_POINTS)
+    kept = [round(i * (epochs - 1) / max(count - 1, 1)) for i in range(count)]
+    thinned = {name: [values[i] for i in kept if i < len(values)] for name, values in history.items()}
+    return plain(thinned, lambda x: float(f"{x:.5g}"))
+
+
+def _replace(target: Path, fill) -> None:
+    """`fill(file)` under a temporary name in the same folder, to the disk, then renamed: nobody sees half a file."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            fill(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _sweep(folder: Path) -> None:
+    """Remove what killed writers left behind, once it is too old to be anyone's work in progress."""
+    for leftover in folder.glob(".*.tmp"):
+        try:
+            if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
+                leftover.unlink()
+        except FileNotFoundError:  # another writer was quicker
+            continue

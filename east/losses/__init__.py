@@ -1,0 +1,23 @@
+"""Losses over a batch: MetricLoss, and what it is compared with. Every `_target_` of conf/loss is a name in here."""
+
+from east.losses.build import build
+from east.losses.classic import WMW, APPerf, CrossEntropy, Dice, Focal, SigmoidF1
+from east.losses.inputs import Loss
+from east.losses.metric_loss import AUROCLoss, MetricLoss
+from east.losses.released import ReleasedBtG, ReleasedDice, ReleasedWMW
+
+__all__ = [
+    "WMW",
+    "APPerf",
+    "AUROCLoss",
+    "CrossEntropy",
+    "Dice",
+    "Focal",
+    "Loss",
+    "MetricLoss",
+    "ReleasedBtG",
+    "ReleasedDice",
+    "ReleasedWMW",
+    "SigmoidF1",
+    "build",
+]

@@ -1,0 +1,174 @@
+"""The losses that metric losses are compared with: cross-entropy, focal, Dice, WMW, AP-Perf, sigmoidF1."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from east.confusion import per_class
+from east.losses.inputs import Loss, binary_only, mean_over_samples, transformed
+from east.metrics import ratio
+
+
+class ClassWeighted(Loss):
+    """A loss with one weight per class, or None; build() turns "balanced" into n / (d n_k) of the training labels."""
+
+    def __init__(self, class_weights: Sequence[float] | str | None = None):
+        super().__init__()
+        if isinstance(class_weights, str):
+            raise ValueError(
+                f"class_weights: expected numbers, got {class_weights!r}; 'balanced' needs training labels"
+            )
+        self.class_weights = None if class_weights is None else [float(w) for w in class_weights]
+
+    def of(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """The weight [..., n] of every sample's class."""
+        if len(self.class_weights or ()) != logits.shape[-1]:
+            raise ValueError(f"class_weights: expected {logits.shape[-1]}, got {len(self.class_weights or ())}")
+        return logits.new_tensor(self.class_weights)[labels]
+
+
+class CrossEntropy(ClassWeighted):
+    """Softmax cross-entropy; with class weights their weighted mean, as torch's."""
+
+    def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        values = -log_likelihood(logits, labels)
+        if self.class_weights is not None:
+            by_class = self.of(labels, logits)
+            weights = by_class if weights is None else by_class * weights
+        return mean_over_samples(values, weights)
+
+
+class Focal(ClassWeighted):
+    """-(1 - p_y)^gamma log p_y: well classified samples count less. Lin et al. 2017."""
+
+    def __init__(self, gamma: float = 2.0, class_weights: Sequence[float] | None = None):
+        super().__init__(class_weights)
+        self.gamma = gamma
+
+    def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        log_p = log_likelihood(logits, labels)
+        values = -((-torch.expm1(log_p)).clamp_min(1e-7) ** self.gamma) * log_p
+        if self.class_weights is not None:
+            alpha = self.of(labels, logits) / sum(self.class_weights)
+            values = values * alpha
+        return mean_over_samples(values, weights)
+
+
+def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
+    """log p_y [..., n]."""
+    return logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+
+
+class Dice(Loss):
+    """1 - mean over present classes of 2 sum p y / (sum p^2 + sum y^2), sums over the batch. Milletari et al. 2016."""
+
+    def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        p = logits.softmax(-1)
+        w = torch.ones_like(p[..., 0]) if weights is None else weights
+        classes = p.shape[-1]
+        overlap = per_class(w * p.gather(-1, labels.unsqueeze(-1)).squeeze(-1), labels, classes)
+        actual = per_class(w, labels, classes)
+        dice = 2 * overlap / ((w.unsqueeze(-1) * p * p).sum(-2) + actual + 1e-7)
+        present = (actual > 0).to(p.dtype)
+        return 1 - (dice * present).sum(-1) / present.sum(-1).clamp_min(1)
+
+
+class WMW(Loss):
+    """Mean over pairs of max(0, gamma - (p_positive - p_negative))^power: a smooth AUROC. Yan et al. 2003.
+
+    Divided by the number of pairs, so that its scale does not depend on the batch; 0 when one class is absent.
+    """
+
+    def __init__(self, gamma: float = 0.2, power: float = 3.0):
+        super().__init__()
+        self.gamma, self.power = gamma, power
+
+    def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        binary_only(self, logits, labels)
+        return self.over_pairs(logits.softmax(-1)[..., 1], labels == 1, labels == 0, weights)
+
+    def over_pairs(self, scores: Tensor, first: Tensor, second: Tensor, weights: Tensor | None) -> Tensor:
+        """Weighted mean over the pairs of a sample that is in `first` and one in `second`, both bool [..., n]."""
+        weights = torch.ones_like(scores) if weights is None else weights
+        if transformed():
+            return self.mean_margin(scores, weights * first, scores, weights * second)
+        # A whole split has few positives among many samples: all n^2 pairs would not fit into memory.
+        trials = zip(*(x.reshape(-1, x.shape[-1]) for x in (scores, weights, first, second)), strict=True)
+        means = [self.mean_margin(x[f], w[f], x[s], w[s]) for x, w, f, s in trials]
+        return torch.stack(means).reshape(scores.shape[:-1])
+
+    def mean_margin(self, x: Tensor, x_weights: Tensor, y: Tensor, y_weights: Tensor) -> Tensor:
+        """Over all pairs of x [..., n] and y [..., m]."""
+        margins = (self.gamma - (x.unsqueeze(-1) - y.unsqueeze(-2))).clamp_min(0) ** self.power
+        pairs = x_weights.unsqueeze(-1) * y_weights.unsqueeze(-2)
+        return ratio((margins * pairs).sum((-2, -1)), pairs.sum((-2, -1)))
+
+
+class APPerf(Loss):
+    """Adversarial F_beta of the positive class, per sample. Fathony and Kolter 2020; the package `ap_perf` solves it.
+
+    L = (1 - M(Q) + (q - y) z) / n, with Q the distribution over label vectors, of marginals q, that maximises L, and
+    M(Q) the expected F_beta of the best answer to Q. ADMM finds Q in `max_iter` steps, at a cost cubic in n: more than
+    `block` samples are solved in blocks, whose sums are added. The package's own layer has the gradient of n L.
+    """
+
+    def __init__(self, beta: float = 1.0, max_iter: int = 50, block: int = 20):
+        super().__init__()
+        try:
+            from ap_perf.common_metrics import FBeta
+        except ImportError as error:
+            raise ValueError("ap_perf is not installed: pip install 'east[apperf]'") from error
+        self.beta, self.max_iter, self.block = beta, max_iter, block
+        self.metric = FBeta(beta)
+        self.metric.initialize()
+        self.metric.enforce_special_case_positive()  # no positives, none predicted: F_beta is 1
+
+    def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        binary_only(self, logits, labels)
+        if weights is not None:
+            raise ValueError("APPerf: expected no weights, it has no weighted form")
+        z = logits[..., 1] - logits[..., 0]
+        y = labels.to(z.dtype)
+        n = z.shape[-1]
+        trials = zip(z.reshape(-1, n), y.reshape(-1, n), strict=True)
+        return torch.stack([self.in_blocks(*trial) for trial in trials]).reshape(z.shape[:-1]) / n
+
+    def in_blocks(self, z: Tensor, y: Tensor) -> Tensor:
+        count = -(-len(z) // self.block)
+        blocks = zip(z.tensor_split(count), y.tensor_split(count), strict=True)
+        return torch.stack([self.against_adversary(*block) for block in blocks]).sum()
+
+    def against_adversary(self, z: Tensor, y: Tensor) -> Tensor:
+        """1 - M(Q) + (q - y) z of one block. Q is at its maximum, so its own dependence on z adds no gradient."""
+        if not z.isfinite().all():
+            return z.sum() * torch.nan  # the solver would not return
+        scores, truth = (t.detach().cpu().double() for t in (z, y))
+        # Not `objective`, which values Q by sums that lack a label each (max_sumlargest); Q itself is right.
+        solve = self.metric._PerformanceMetric__solve_admm_q
+        Q, _ = solve(scores[:, None].repeat(1, len(z)).numpy(), truth.numpy(), max_iter=self.max_iter)
+        Q = z.new_tensor(Q)  # [i, k - 1]: that sample i is positive, one of k
+        return 1 - self.best_answer(Q) + ((Q.sum(1) - y) * z).sum()
+
+    def best_answer(self, Q: Tensor) -> Tensor:
+        """M(Q): of calling l samples positive, those that add most to the expected F_beta, the best l, or none."""
+        k, square = torch.arange(1, len(Q) + 1, device=Q.device), self.beta**2
+        added = Q @ ((1 + square) / (square * k[:, None] + k)).to(Q.dtype)
+        of_size = added.sort(0, descending=True).values.cumsum(0).diagonal()
+        return torch.maximum(of_size.max(), 1 - (Q / k).sum())
+
+
+class SigmoidF1(Loss):
+    """1 - macro F1 of S = sigmoid(slope (z + offset)), each class against the rest. Benedict et al. 2021."""
+
+    def __init__(self, slope: float = 1.0, offset: float = 0.0):
+        super().__init__()
+        self.slope, self.offset = slope, offset
+
+    def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        S = torch.sigmoid(self.slope * (logits + self.offset))
+        w = torch.ones_like(S[..., 0]) if weights is None else weights
+        found = per_class(w * S.gather(-1, labels.unsqueeze(-1)).squeeze(-1), labels, S.shape[-1])
+        actual = per_class(w, labels, S.shape[-1])
+        predicted = (w.unsqueeze(-1) * S).sum(-2)
+        return 1 - ratio(2 * found, actual + predicted).mean(-1)

@@ -1,0 +1,65 @@
+"""Who a trial is: the hash of what decides its result.
+
+`key` is the hash of the scientific config, `family` the same without what a search varies: the points of one grid are
+one family. Labels, device, paths, executor and stage do not count.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+SCHEMA = 1
+SECTIONS = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper")
+
+
+def key(config: Mapping) -> str:
+    """Identity of a config: a hash of its scientific sections. Labels, device, paths, executor and stage do not count.
+
+    A data path counts only as long as `dataset.fingerprint` is not there to say what the path leads to.
+    """
+    return _digest(_scientific(config))
+
+
+def family(config: Mapping) -> str:
+    """`key` without `hyper` and `annealing.r`: what the points of one search have in common."""
+    scientific = _scientific(config)
+    scientific.pop("hyper", None)
+    if "annealing" in scientific:
+        scientific["annealing"].pop("r", None)
+    return _digest(scientific)
+
+
+def _scientific(config: Mapping) -> dict[str, Any]:
+    """The hashed part of a config, with equal numbers written equally (5 and 5.0, tuples and lists)."""
+    for section in ("dataset", "loss"):
+        if "name" not in config.get(section, {}):
+            raise ValueError(f"expected a config with {section}.name, got the sections {sorted(config)}")
+    whole = lambda x: int(x) if x.is_integer() else x  # noqa: E731
+    scientific = {name: plain(config[name], whole) for name in SECTIONS if name in config}
+    dataset = scientific["dataset"]
+    if dataset.get("fingerprint"):
+        dataset.pop("path", None)
+    dataset.pop("root", None)
+    return scientific
+
+
+def _digest(scientific: Mapping) -> str:
+    text = json.dumps([SCHEMA, scientific], sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+
+def plain(value: Any, number: Callable[[float], Any] = lambda x: x) -> Any:
+    """JSON types only, and None for numbers that are not finite; `number` is applied to the other floats."""
+    if value is None or isinstance(value, (str, int)):  # bool is an int
+        return value
+    if isinstance(value, (dict, Mapping)):  # dict first: asking for the abstract class is slow
+        return {str(name): plain(item, number) for name, item in value.items()}
+    if isinstance(value, float):
+        return number(value) if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # arrays and tensors
+        return plain(value.tolist(), number)
+    if isinstance(value, Iterable):
+        return [plain(item, number) for item in value]
+    raise TypeError(f"expected plain JSON types in a record, got {type(value).__name__}: {value!r}")

@@ -1,0 +1,220 @@
+"""Classical baselines: random forest and CCS. The same splits in, the same outcomes out as from training.train.
+
+Tables are used as they were scaled; images are flattened, standardised pixel by pixel and projected on the principal
+axes that hold a share of the training part's variance. These methods have no loss of their own on validation: both
+`best["val_loss"]` and `best["val_metric"]` are 1 - F1 of the decisions, as for every loss that is not a metric.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Self
+
+import numpy as np
+import torch
+from sklearn.ensemble import RandomForestClassifier
+from sklearn.linear_model import LogisticRegression
+from torch import Tensor
+
+from east import losses
+from east.choices import choose
+from east.confusion import Confusion
+from east.data.common import Splits
+from east.training.evaluation import validation_metric
+from east.training.population import Outcome, Trial
+
+DECODINGS = ("argmax", "set")
+PARTS = ("train", "val", "test")
+PIXELS_AT_ONCE = 1 << 24
+POWER_ITERATIONS = 4
+
+_projected: dict[tuple, dict[str, np.ndarray]] = {}  # of the last images: the seeds of a population share them
+
+
+def fit(trial: Trial, splits: Splits) -> Outcome:
+    """Fit the classifier of the trial's `loss` section; the trial's seed is its random state."""
+    started = time.perf_counter()
+    classifier = losses.build(trial.config["loss"], splits.classes)
+    inputs = features(splits, classifier.pca)
+    classifier.fit(inputs["train"], splits.train.labels.numpy(), len(splits.classes), trial.seed)
+    probabilities = {part: classifier.probabilities(inputs[part]).astype(np.float32) for part in ("val", "test")}
+    labels = {"val": splits.val.labels.numpy(), "test": splits.test.labels.numpy()}
+    decided = torch.from_numpy(probabilities["val"].argmax(-1))
+    confusion = Confusion.from_predictions(decided, splits.val.labels, len(splits.classes))
+    missed = 1 - float(validation_metric(classifier, splits.positive)(confusion))
+    return Outcome(
+        trial=trial,
+        status="done",
+        error=None,
+        stopped="fitted",
+        epochs=0,
+        seconds=time.perf_counter() - started,
+        best={"val_loss": missed, "val_metric": missed, "temperature": None, "epoch": None},
+        history={},
+        probabilities=probabilities,
+        labels=labels,
+    )
+
+
+class RandomForest:
+    """scikit-learn's random forest. Neither paper states its settings; these are the library's own."""
+
+    def __init__(self, n_estimators: int = 100, min_samples_leaf: int = 1, pca: float | None = 0.8):
+        self.n_estimators, self.min_samples_leaf, self.pca = n_estimators, min_samples_leaf, pca
+
+    def fit(self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> Self:
+        """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur."""
+        self.classes = classes
+        self.forest = RandomForestClassifier(
+            self.n_estimators,
+            min_samples_leaf=self.min_samples_leaf,
+            random_state=seed,
+            n_jobs=torch.get_num_threads(),  # one where trials are spread over processes; no effect on the result
+        ).fit(inputs, labels)
+        return self
+
+    def probabilities(self, inputs: np.ndarray) -> np.ndarray:
+        """Mean over trees of the class shares in a leaf, [n, d]; zero for a class that was not in training."""
+        result = np.zeros((len(inputs), self.classes))
+        result[:, self.forest.classes_] = self.forest.predict_proba(inputs)
+        return result
+
+
+class CCS:
+    """Convex calibrated surrogates for the F_beta of label sets. Zhang, Ramaswamy and Agarwal, ICML 2020.
+
+    s^2 + 1 logistic models estimate q_0 = P(no label) and q_jk = P(label j active, k labels in all), j, k = 1 ... s.
+    For a set of l labels, V_jl = sum_k (1 + b^2) / (b^2 k + l) q_jk is what label j adds to the expected F_beta: the
+    prediction are the l labels of largest V_jl, with l such that their sum A_l is largest, or no label if q_0 is at
+    least that. C: scikit-learn's inverse strength of the L2 penalty.
+
+    Two classes are one label, s = 1: logistic regression at 0.5. More classes are s = d labels of which exactly one is
+    active: q_j1 is one-vs-rest logistic regression, every other q is zero and not fitted. Probabilities are the q_j1
+    divided by their sum, so that argmax is the decision; AUROC of many classes ranks these quotients, not the q_j1.
+    decode="set" gives labels outside the predicted set zero: the same argmax, other ranking scores.
+    """
+
+    def __init__(self, beta: float = 1.0, C: float = 1.0, decode: str = "argmax", pca: float | None = 0.8):
+        self.beta, self.C, self.pca = beta, C, pca
+        self.decode = choose("decode", decode, DECODINGS)
+
+    def fit(self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> Self:
+        """inputs [n, f], labels [n]; nothing is random, so the seed has no effect."""
+        return self.fit_sets(inputs, labels[:, None] == (np.arange(classes) if classes > 2 else [1]))
+
+    def fit_sets(self, inputs: np.ndarray, active: np.ndarray) -> Self:
+        """active: bool [n, s], the labels of each sample. Only sizes k that occur need models."""
+        count, self.labels = active.sum(1), active.shape[1]
+        self.sizes = np.unique(count[count > 0])
+        targets = (active[:, j] & (count == k) for j in range(self.labels) for k in self.sizes)
+        models = [logistic(inputs, target, self.C) for target in (count == 0, *targets)]
+        self.coefficients, self.intercepts = (np.array(values) for values in zip(*models, strict=True))
+        return self
+
+    def estimates(self, inputs: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """q_0 [n] and q_jk [n, s, K] for the K sizes k in `sizes`; for all others q_jk is zero."""
+        q = torch.from_numpy(inputs @ self.coefficients.T + self.intercepts).sigmoid().numpy()
+        return q[:, 0], q[:, 1:].reshape(len(q), self.labels, len(self.sizes))
+
+    def predict_sets(self, inputs: np.ndarray) -> np.ndarray:
+        """bool [n, s]."""
+        return best_sets(*self.estimates(inputs), self.sizes, self.beta)
+
+    def probabilities(self, inputs: np.ndarray) -> np.ndarray:
+        """[n, d]; uniform where all scores vanish."""
+        nothing, q = self.estimates(inputs)
+        scores = q.sum(-1)
+        if scores.shape[1] == 1:
+            scores = np.column_stack((nothing, scores))
+        elif self.decode == "set":
+            scores = np.where(best_sets(nothing, q, self.sizes, self.beta), scores, 0.0)
+        total = scores.sum(1, keepdims=True)
+        return np.divide(scores, total, out=np.full_like(scores, 1 / scores.shape[1]), where=total > 0)
+
+
+def logistic(inputs: np.ndarray, target: np.ndarray, C: float) -> tuple[np.ndarray, float]:
+    """Coefficients [f] and intercept; a target without variation has an infinite one, so that q is exactly 0 or 1."""
+    if target.all() or not target.any():
+        return np.zeros(inputs.shape[1]), np.inf if target.all() else -np.inf
+    model = LogisticRegression(C=C, max_iter=1000).fit(inputs, target)
+    return model.coef_[0], model.intercept_[0]
+
+
+def best_sets(nothing: np.ndarray, q: np.ndarray, sizes: np.ndarray, beta: float = 1.0) -> np.ndarray:
+    """The sets, bool [n, s], of largest expected F_beta, from q_0 [n] and q_jk [n, s, K] with k in sizes [K]."""
+    square = beta**2
+    best, chosen = nothing, np.zeros(q.shape[:2], dtype=bool)
+    for l in range(1, q.shape[1] + 1):
+        V = q @ ((1 + square) / (square * sizes + l))
+        largest = np.argsort(-V, axis=1, kind="stable")[:, :l]
+        A = np.take_along_axis(V, largest, 1).sum(1)
+        better = best < A
+        candidate = np.zeros_like(chosen)
+        np.put_along_axis(candidate, largest, True, 1)
+        chosen, best = np.where(better[:, None], candidate, chosen), np.where(better, A, best)
+    return chosen
+
+
+def features(splits: Splits, share: float | None) -> dict[str, np.ndarray]:
+    """What the classifiers see of train, val and test: float32 [n, f]."""
+    if splits.kind == "graph":
+        raise ValueError(f"random forest and CCS: expected a table or images, got the graphs of {splits.name}")
+    inputs = {part: getattr(splits, part).inputs for part in PARTS}
+    if splits.kind == "table":
+        return {part: rows.numpy() for part, rows in inputs.items()}
+    if share is None:
+        return {part: splits.prepare(rows).flatten(1).numpy() for part, rows in inputs.items()}
+    key = (splits.fingerprint, splits.index_hash, share)
+    if key not in _projected:
+        axes = PrincipalAxes(inputs["train"], share)
+        _projected.clear()
+        _projected[key] = {part: axes.project(rows).numpy() for part, rows in inputs.items()}
+    return _projected[key]
+
+
+class PrincipalAxes:
+    """PCA of standardised pixels by block power iteration (Halko et al. 2011), on a few images at a time.
+
+    As scikit-learn's PCA(n_components=share) after a StandardScaler, but neither the images as floats nor the square
+    matrix of pixels ever exist, so that Caltech256 fits as well.
+    """
+
+    def __init__(self, images: Tensor, share: float):
+        """images: uint8 [n, ...]; share: of the variance, in (0, 1]."""
+        if not 0 < share <= 1:
+            raise ValueError(f"pca: expected a share of the variance in (0, 1], or null for all pixels, got {share!r}")
+        pixels, count = images[0].numel(), len(images)
+        self.mean, self.std = torch.zeros(pixels), torch.ones(pixels)
+        moments = [torch.stack((x.double().sum(0), x.double().square().sum(0))) for x in self.standardised(images)]
+        mean, square = torch.stack(moments).sum(0) / count
+        std = (square - mean.square()).clamp_min(0).sqrt()
+        varying = std > 0
+        self.mean, self.std = mean.float(), torch.where(varying, std, 1.0).float()
+        self.axes = self.leading(images, share * count * int(varying.sum()))
+
+    def standardised(self, images: Tensor) -> Iterator[Tensor]:
+        for some in images.split(max(1, PIXELS_AT_ONCE // len(self.mean))):
+            yield (some.flatten(1).float() - self.mean) / self.std
+
+    def project(self, images: Tensor) -> Tensor:
+        """[n, components]."""
+        return torch.cat([x @ self.axes for x in self.standardised(images)])
+
+    def leading(self, images: Tensor, variance: float) -> Tensor:
+        """As few axes [pixels, k] as hold the variance, a sum over images and pixels.
+
+        The iteration settles last at the end of the block, so its second half is there to be thrown away.
+        """
+
+        def scatter(axes: Tensor) -> Tensor:
+            return sum(x.T @ (x @ axes) for x in self.standardised(images))
+
+        most, width = min(len(images), len(self.mean)), 64
+        while True:
+            width = min(2 * width, most)
+            axes = torch.randn(len(self.mean), width, generator=torch.Generator().manual_seed(0))
+            for _ in range(POWER_ITERATIONS):
+                axes = torch.linalg.qr(scatter(axes)).Q
+            values, turn = torch.linalg.eigh((axes.T @ scatter(axes)).double())
+            held = values.flip(0).cumsum(0)
+            if held[width // 2] >= variance or width == most:
+                return (axes @ turn.flip(1).float())[:, : int((held < variance).sum()) + 1]

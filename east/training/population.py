@@ -1,0 +1,205 @@
+"""Trials that train together: their identity, data, random streams, and the state that a checkpoint holds."""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from east import models
+from east.data.common import Splits
+from east.training.annealing import Annealing, Verdict
+from east.training.optimizer import Adam
+
+HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training run: a resolved scientific config and a seed."""
+
+    config: dict[str, Any]
+    seed: int
+    stage: str = "trial"  # or "search"
+
+
+Member = tuple[Trial, Splits]
+
+
+@dataclass
+class Outcome:
+    """What a trial came to. A failed one has its error and its history, but no predictions."""
+
+    trial: Trial
+    status: str  # done | failed
+    error: str | None
+    stopped: str  # patience | stage_epochs | coolings | coldest | max_epochs | diverged
+    epochs: int
+    seconds: float  # its share of the population's time
+    best: dict[str, float | None]  # val_loss, val_metric, temperature and epoch of the weights that were kept
+    history: dict[str, list]  # HISTORY, one entry per epoch; no temperature where the loss has none
+    probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: float32 [n, d]
+    labels: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: int64 [n]
+    weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
+
+
+class Population:
+    """What changes while trials train; everything that a checkpoint holds.
+
+    alive: the trials behind the rows of `net`, `optimizer` and `stage_best`, which shrink as trials end.
+    stage_best: [alive, N], weights at the lowest validation loss of the current temperature. result: [P, N], weights of
+    the best stage so far.
+    """
+
+    def __init__(self, trials: Sequence[Trial], net: models.Stack, optimizer: "Adam", annealing: Annealing):
+        self.trials, self.net, self.optimizer, self.annealing = trials, net, optimizer, annealing
+        self.keep_optimizer = np.array([bool(t.config["annealing"].get("keep_optimizer")) for t in trials])
+        self.alive = np.arange(len(trials))
+        self.stage_best = net.weights.clone()
+        self.result = net.weights.clone()
+        self.history: list[dict[str, list]] = [{name: [] for name in HISTORY} for _ in trials]
+        self.errors: list[str | None] = [None for _ in trials]
+        self.seconds = np.zeros(len(trials))
+
+    def log(self, p: int, entry: Mapping[str, Any]) -> None:
+        """Add an epoch to trial p's history; a loss that is no longer a number ends the trial."""
+        for name, number in entry.items():
+            self.history[p][name].append(number)
+        if not (math.isfinite(entry["train_loss"]) and math.isfinite(entry["val_loss"])):
+            self.annealing.fail(p)
+            self.errors[p] = (
+                f"diverged in epoch {entry['epoch']}: training loss {entry['train_loss']:.3g}, "
+                f"validation loss {entry['val_loss']:.3g}"
+            )
+
+    def follow(self, verdict: Verdict) -> None:
+        """Remember, restore and drop weights as early stopping says."""
+
+        def rows(mask: np.ndarray) -> Tensor:
+            return torch.as_tensor(np.flatnonzero(mask[self.alive]), device=self.net.weights.device)
+
+        improved, kept, cooled = rows(verdict.improved), rows(verdict.kept), rows(verdict.cooled)
+        self.stage_best[improved] = self.net.weights[improved]
+        self.result[torch.as_tensor(self.alive, device=kept.device)[kept]] = self.stage_best[kept]
+        self.net.weights[cooled] = self.stage_best[cooled]
+        self.optimizer.reset(rows(verdict.cooled & ~self.keep_optimizer))
+        staying = rows(self.annealing.active)
+        if len(staying) < len(self.alive):
+            self.alive = self.alive[self.annealing.active[self.alive]]
+            self.stage_best = self.stage_best[staying]
+            self.net.put(self.net.weights[staying])
+            self.optimizer.keep(staying)
+
+    def outcome(self, p: int, predictions: Mapping[str, tuple[Tensor, Tensor]]) -> Outcome:
+        failed = self.errors[p] is not None
+        outcome = Outcome(
+            trial=self.trials[p],
+            status="failed" if failed else "done",
+            error=self.errors[p],
+            stopped=self.annealing.stopped[p],
+            epochs=int(self.annealing.epochs[p]),
+            seconds=float(self.seconds[p]),
+            best=self.annealing.best_of(p),
+            history=self.history[p],
+        )
+        if not failed:
+            for part, (logits, labels) in predictions.items():
+                outcome.probabilities[part] = logits[p].softmax(-1).cpu().numpy()
+                outcome.labels[part] = labels[p].cpu().numpy()
+            outcome.weights = self.net.state_dict(self.result[p])
+        return outcome
+
+    def save(self, file: Path) -> None:
+        """Write a checkpoint under another name, then rename it: whoever is killed here leaves the last one intact."""
+        tensors = {"weights": self.net.weights, "stage_best": self.stage_best, "result": self.result}
+        state = {
+            "annealing": self.annealing.state(),
+            "alive": self.alive.tolist(),
+            "history": self.history,
+            "errors": self.errors,
+            "seconds": self.seconds.tolist(),
+        }
+        file.parent.mkdir(parents=True, exist_ok=True)
+        written = file.with_suffix(f".{os.getpid()}.tmp")
+        save_file({**tensors, **self.optimizer.state()}, written, metadata={"state": json.dumps(state)})
+        with open(written, "rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(written, file)
+
+    def load(self, file: Path) -> None:
+        device = str(self.net.weights.device)
+        with safe_open(file, framework="pt", device=device) as stored:
+            state = json.loads(stored.metadata()["state"])
+            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
+        self.stage_best, self.result = tensors["stage_best"], tensors["result"]
+        self.net.put(tensors["weights"])
+        self.optimizer.restore(tensors)
+        self.annealing.restore(state["annealing"])
+        self.alive, self.seconds = np.array(state["alive"], dtype=int), np.array(state["seconds"])
+        self.history, self.errors = state["history"], state["errors"]
+
+
+@dataclass
+class Rows:
+    """A part of the data on the device: inputs and labels of all distinct splits, one after the other.
+
+    start: [P], where the `count` rows of each trial's split begin.
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    start: Tensor
+    count: int
+
+    @classmethod
+    def of(cls, members: Sequence[Member], part: str, device: torch.device) -> "Rows":
+        distinct = {splits.index_hash: getattr(splits, part) for _, splits in members}
+        parts, position = list(distinct.values()), list(distinct)
+        count = len(parts[0].labels)
+        one = len(parts) == 1
+        return cls(
+            (parts[0].inputs if one else torch.cat([p.inputs for p in parts])).to(device),
+            (parts[0].labels if one else torch.cat([p.labels for p in parts])).to(device),
+            torch.tensor([position.index(splits.index_hash) * count for _, splits in members], device=device),
+            count,
+        )
+
+    def __len__(self) -> int:
+        return self.count
+
+    def order(self, seeds: Sequence[int], trials: Tensor, epoch: int) -> Tensor:
+        """Row numbers [alive, n] in the order of an epoch, which depends on seed and epoch alone."""
+        generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
+        shuffled = torch.stack([torch.randperm(self.count, generator=g) for g in generators])
+        return shuffled.to(self.start.device) + self.start[trials, None]
+
+
+def stream(seed: int, purpose: str, epoch: int = 0) -> int:
+    """The seed, below 2^63, of one of a trial's random streams."""
+    digest = hashlib.blake2b(f"{seed} {purpose} {epoch}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+def initial(trial: Trial, splits: Splits) -> nn.Module:
+    """The trial's network before training."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream(trial.seed, "init"))
+        config, shape = trial.config, splits.train.inputs.shape[1:]
+        return models.build(config["model"], shape, len(splits.classes), config["hyper"]["dropout"])
+
+
+def identity(members: Sequence[Member]) -> str:
+    """The name of a population's checkpoint: only the very same trials on the same rows find it."""
+    text = json.dumps(
+        [(t.config, t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str
+    )
+    return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -1,0 +1,23 @@
+"""Which code computed a trial: versions and commit."""
+
+import platform
+import shutil
+import subprocess
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+
+@cache
+def provenance() -> dict[str, Any]:
+    """`versions` of what computes and the `git` state of this checkout (None when installed): fields of a Record."""
+    packages = ("east", "torch", "numpy", "scikit-learn")
+    versions = {"python": platform.python_version()}
+    versions |= {name: metadata.version(name) for name in packages}
+    root = Path(__file__).resolve().parents[2]
+    if not (root / ".git").exists() or not shutil.which("git"):
+        return {"versions": versions, "git": None}
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+changes", "--abbrev=12", "--exclude=*"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {"versions": versions, "git": answer.stdout.strip() or None}
