@@ -2,7 +2,9 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
@@ -38,3 +40,12 @@ def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
                 raise ConfigError(f"{file}: {file.parent.name}={file.stem} exists already; give yours another name")
             files[file.stem] = file
     return found
+
+
+def import_by_path(path: str) -> Any:
+    """What a dotted path such as package.module.Name leads to; ValueError if there is no such thing."""
+    module, _, name = str(path).rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"cannot import {str(path)!r}: expected package.module.name; {error}") from error
