@@ -18,7 +18,7 @@ import pytest
 
 from east import cli
 from east.choices import CONF, groups
-from east.experiment.settings import settings
+from east.settings.compose import settings
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "device=cpu", "preset=quick"]  # fmt: skip

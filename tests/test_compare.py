@@ -15,7 +15,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 import east
 from east import cli, data, metrics
 from east.experiment import records
-from east.experiment.settings import settings
+from east.settings.compose import settings
 from east.tasks import compare
 from east.tasks.compare import Candidate, Judged
 from east.training import decisions, evaluation

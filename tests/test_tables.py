@@ -19,8 +19,8 @@ import yaml
 
 from east import data
 from east.experiment import protocols, records
-from east.experiment.settings import settings
 from east.reporting import papers, statistics, tables, writers
+from east.settings.compose import settings
 
 GOLDEN = Path(__file__).parent / "golden"
 DAY = date(2026, 1, 2)

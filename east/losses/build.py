@@ -1,29 +1,24 @@
 """From the `loss` section of a config to the loss itself."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from east.choices import import_by_path
 from east.losses.inputs import refuse_unknown
 from east.losses.metric_loss import MetricLoss
+from east.settings.sections import Loss
 
 
-def build(
-    config: Mapping[str, Any], classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None
-) -> nn.Module:
+def build(loss: Loss, classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None) -> nn.Module:
     """The loss of a config's `loss` section.
 
-    `labels` of the training set serve class_weights=balanced, the index `positive` of a class average=positive.
-    What `parameters` holds is passed like the rest: room for a metric's own, which the config cannot know beforehand.
+    labels: of the training set, for class_weights=balanced. positive: index of the class that average=positive means.
     """
-    parameters = {key: value for key, value in config.items() if key not in ("name", "_target_", "parameters")}
-    parameters |= config.get("parameters") or {}
-    module, _, name = config["_target_"].rpartition(".")
-    target = getattr(import_module(module), name)
+    parameters = loss.arguments
+    target = import_by_path(loss.target)
     if parameters.get("class_weights") == "balanced":
         if labels is None:
             raise ValueError("class_weights=balanced: expected the training labels, got none")
@@ -37,5 +32,7 @@ def build(
     if issubclass(target, MetricLoss):
         parameters["classes"] = classes
     else:
-        refuse_unknown(f"parameter of {name}", parameters, list(inspect.signature(target).parameters.values()))
+        refuse_unknown(
+            f"parameter of {target.__name__}", parameters, list(inspect.signature(target).parameters.values())
+        )
     return target(**parameters)

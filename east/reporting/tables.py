@@ -30,9 +30,11 @@ import yaml
 
 from east.choices import CONF, choose
 from east.experiment import records
-from east.experiment.settings import PAPER_DATASETS, anneals, trains_networks
 from east.reporting import papers, statistics, writers
+from east.settings.command import Command
+from east.settings.compose import PAPER_DATASETS
 from east.settings.identity import SECTIONS
+from east.settings.sections import Loss
 
 VARIANTS = ("clean", "released")
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
@@ -222,10 +224,14 @@ def command(cell: Cell) -> str:
     return shlex.join(["east-run", *words, *overrides(cell), *preset, *selection])
 
 
+def said(cell: Cell) -> dict[str, Any]:
+    """What the command line says besides dataset, loss and protocol, such as {"loss.beta": {"dog": 0.25}}."""
+    return {f"loss.{name}": value for name, value in cell.parameters.items()} | cell.overrides
+
+
 def overrides(cell: Cell) -> list[str]:
-    """What the command line says besides dataset, loss and protocol, such as ["loss.beta={dog:0.25}"]."""
-    said = {f"loss.{name}": value for name, value in cell.parameters.items()} | cell.overrides
-    return [f"{name}={_hydra(value)}" for name, value in said.items()]
+    """The same as words, such as ["loss.beta={dog:0.25}"]."""
+    return [f"{name}={_hydra(value)}" for name, value in said(cell).items()]
 
 
 def build(
@@ -282,19 +288,27 @@ def render(table: str | Mapping, results_dir: str | Path = "results", format: st
     return writers.WRITERS[format](tables, [comparisons(found) for found in tables])
 
 
-def plan(table: str | Mapping, results_dir: str | Path = "results", preset: str = "paper", **options) -> list[dict]:
-    """The runs a table (or "all") still needs, each once: dataset, loss, protocol, overrides, done, trials, command.
+@dataclass(frozen=True)
+class Missing:
+    """A run that a table needs: the command that makes it, and how many of its trials are done."""
+
+    command: Command
+    done: int
+    trials: int
+
+
+def plan(table: str | Mapping, results_dir: str | Path = "results", preset: str = "paper", **options) -> list[Missing]:
+    """The runs a table (or "all") still needs, each once.
 
     A run counts if it has the asked preset or a fuller one.
     """
     options |= {"preset": preset}
     tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
-    runs: dict[str, dict] = {}
+    runs: dict[str, Missing] = {}
     for cell in (cell for found in tables for cell in found.cells):
         if cell.trials and len(cell.values) < cell.trials:
-            run = {"dataset": cell.dataset, "loss": cell.loss, "protocol": cell.protocol, "overrides": overrides(cell)}
-            run |= {"done": len(cell.values), "trials": cell.trials, "command": command(cell)}
-            runs.setdefault(run["command"], run)
+            needs = {"dataset": cell.dataset, "loss": cell.loss, "protocol": cell.protocol, **said(cell)}
+            runs.setdefault(command(cell), Missing(Command(needs), len(cell.values), cell.trials))
     return list(runs.values())
 
 
@@ -465,7 +479,7 @@ def labels(loss: str, configs: Sequence[Mapping]) -> list[str]:
     """Names for several settings of one loss: as many of their values as it takes to tell them apart."""
     flat = []
     for config in configs:
-        sections = [(name, config[name]) for name in SECTIONS if name in config and name != "hyper"]
+        sections = [(name, config[name]) for name in SECTIONS if name != "hyper"]
         values = {f"{s}.{n}".removesuffix(".name"): v for s, section in sections for n, v in section.items()}
         flat.append({"preset": config.get("preset")} | values | {"annealing.r": None})
     labels = [loss] * len(flat)
@@ -573,9 +587,11 @@ def _standard(cell: Cell, preset: str, kind: str) -> dict[str, dict[str, Any]]:
     files = _conf("preset", preset)
     loss, protocol, own = _conf("loss", cell.loss) | cell.parameters, _conf("protocol", cell.protocol), files["preset"]
     names = {"dataset": cell.dataset, "protocol": cell.protocol}
-    if trains_networks(loss):
+    if not Loss.model_validate(loss).classical:
         names["model"] = own["model"].get(kind, protocol["model"][kind])
-        names["annealing"] = cell.overrides.get("annealing", protocol["annealing"] if anneals(loss) else "none")
+        names["annealing"] = cell.overrides.get(
+            "annealing", protocol["annealing"] if Loss.model_validate(loss).anneals else "none"
+        )
     standard = {section: _conf(section, name) | files.get(section, {}) for section, name in names.items()}
     standard |= {"loss": loss, "split": {"stratify": False}}
     standard["dataset"] |= own["dataset"].get(cell.dataset, {}) | {"name": cell.recorded}

@@ -257,6 +257,7 @@ WORDS = {
     float: "a number",
     str: "text",
     tuple: "a list",
+    list: "a list",
     dict: "a mapping",
 }
 

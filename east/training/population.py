@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from east import models
 from east.data.common import Splits
+from east.settings.sections import Science
 from east.training.annealing import Annealing, Verdict
 from east.training.optimizer import Adam
 
@@ -27,9 +28,15 @@ HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
 class Trial:
     """One training run: a resolved scientific config and a seed."""
 
-    config: dict[str, Any]
+    config: Science
     seed: int
     stage: str = "trial"  # or "search"
+
+    @property
+    def stacking_key(self) -> str:
+        """Equal for trials that can train as one population."""
+        sections = [getattr(self.config, name).to_json() for name in ("dataset", "split", "model", "loss", "protocol")]
+        return json.dumps([sections, self.config.hyper.batch_size])
 
 
 Member = tuple[Trial, Splits]
@@ -200,6 +207,6 @@ def initial(trial: Trial, splits: Splits) -> nn.Module:
 def identity(members: Sequence[Member]) -> str:
     """The name of a population's checkpoint: only the very same trials on the same rows find it."""
     text = json.dumps(
-        [(t.config, t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str
+        [(t.config.to_json(), t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str
     )
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

@@ -23,9 +23,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from east import data, losses, models
+from east.choices import import_by_path
 from east.data import csv, images
 from east.data.common import DataError, Splits, Table
-from east.settings.identity import SECTIONS, key
+from east.settings.sections import Model as Network
 from east.training import decisions
 from east.training.devices import pick_device
 from east.training.population import Outcome
@@ -129,7 +130,7 @@ def load(path: str | Path, device: str = "cpu") -> Model:
     return assembled(about, load_file(folder / WEIGHTS), device)
 
 
-def of(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
+def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
     """The model that a trial has trained on `loaded`, deciding by argmax."""
     config = outcome.trial.config
     encoding = None
@@ -142,12 +143,12 @@ def of(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
         "positive": splits.positive,
         "inputs_shape": list(splits.train.inputs.shape[1:]),
         "encoding": encoding,
-        "model": config["model"],
+        "model": config.model.to_json(),
         "decision": "argmax",
         "rule": None,
-        "key": key(config),
+        "key": config.key,
         "seed": outcome.trial.seed,
-        "config": {name: config[name] for name in SECTIONS},
+        "config": config.to_json(),
         **provenance(),
     }
     state = outcome.weights or forest_tensors(outcome, splits)
@@ -166,7 +167,7 @@ def assembled(about: Mapping[str, Any], tensors: Mapping[str, Tensor], device: s
     else:
         if about["model"]["name"] == "custom":
             check_custom(about["model"]["target"])
-        net = models.build(about["model"], about["inputs_shape"], len(about["classes"]))
+        net = models.build(Network.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
         net.load_state_dict(state)
     place = pick_device(device)
     return Model(dict(about), dict(tensors), net.eval().to(place), place)
@@ -174,10 +175,10 @@ def assembled(about: Mapping[str, Any], tensors: Mapping[str, Tensor], device: s
 
 def check_custom(target: str) -> None:
     """A saved model may name a class of networks, not just anything that can be called."""
-    import importlib
-
-    module, _, name = target.rpartition(".")
-    found = getattr(importlib.import_module(module), name, None)
+    try:
+        found = import_by_path(target)
+    except ValueError as error:
+        raise DataError(f"model.target: expected a class of torch.nn.Module to save or load; {error}") from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise DataError(f"model.target {target!r}: expected a class of torch.nn.Module to save or load, got {found!r}")
 
@@ -237,10 +238,10 @@ def forest_tensors(outcome: Outcome, splits: Splits) -> dict[str, Tensor]:
     """The state of the Forest that a trial of loss=rf has fitted: fitted again, as equal seeds give equal forests."""
     from east.training import classical
 
-    config = outcome.trial.config["loss"]
-    classifier = losses.build(config, splits.classes)
+    loss = outcome.trial.config.loss
+    classifier = losses.build(loss, splits.classes)
     if not isinstance(classifier, classical.RandomForest):
-        raise ValueError(f"save_model: expected a network or a random forest, got loss={config['name']}")
+        raise ValueError(f"save_model: expected a network or a random forest, got loss={loss.name}")
     inputs = classical.features(splits, classifier.pca)["train"]
     classifier.fit(inputs, splits.train.labels.numpy(), len(splits.classes), outcome.trial.seed)
     trees = [estimator.tree_ for estimator in classifier.forest.estimators_]
