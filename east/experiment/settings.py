@@ -24,7 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from east.choices import CONF, ConfigError, choose, groups
+from east.choices import CONF, ConfigError, choose, groups, install_hint
 
 PAPER_DATASETS = ("cifar10", "caltech256", "cocktailparty", "adult", "mammography", "kaggle", "cocktailparty_graph",
                   "adult_released", "cifar10_transportation", "cifar10_frog")  # fmt: skip
@@ -314,7 +314,7 @@ def check(config: Mapping[str, Any]) -> None:
     choose("device", str(config["device"]).partition(":")[0], DEVICES)
     for library in (config["executor"]["name"], "tensorboard" if config["tensorboard"] else None):
         if library in EXTRAS and find_spec(library) is None:
-            raise ConfigError(f"{library} is not installed: pip install 'east[{EXTRAS[library]}]'")
+            raise ConfigError(f"{library} is not installed: {install_hint(EXTRAS[library])}")
 
     if config["seed"] + trials(config) > SEARCH_SEED:
         raise ConfigError(
