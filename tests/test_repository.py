@@ -3,8 +3,10 @@
 import ast
 import json
 import re
+import subprocess
 import sys
 import tomllib
+import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -94,6 +96,19 @@ def test_the_version_stands_in_one_place():
     assert "version" not in PROJECT
     assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert f"## {east.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_wheel_has_everything_that_is_read_at_run_time(tmp_path):
+    pytest.importorskip("hatchling", reason="hatchling is not installed")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
+    [wheel] = tmp_path.glob("*.whl")
+    assert wheel.name.startswith(f"{DISTRIBUTION.replace('-', '_')}-{east.__version__}-")
+    packed = set(zipfile.ZipFile(wheel).namelist())
+    package = [path.relative_to(ROOT) for path in (ROOT / "east").rglob("*") if path.is_file()]
+    settings = [Path("east") / path.relative_to(ROOT) for path in (ROOT / "conf").rglob("*.yaml")]
+    assert {path.as_posix() for path in [*package, *settings] if path.suffix != ".pyc"} <= packed
+    assert "east/py.typed" in packed
 
 
 def locked() -> dict[str, str]:
