@@ -10,6 +10,9 @@ HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
 
 
+DISTRIBUTION = "evaluation-aligned-training"  # this project's name on the package index
+
+
 class ConfigError(ValueError):
     """What the user typed cannot be run; the message says why and what could be."""
 
@@ -26,6 +29,17 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
     near = get_close_matches(str(name).lower(), choices, n=1)
     hint = f", did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"unknown {kind} {name!r}{hint} Choices: {', '.join(choices)}")
+
+
+def install_hint(extra: str) -> str:
+    """The command that installs an optional dependency, for error messages.
+
+    It also works in a checkout that was installed with `pip install .`: pip reads the extra from the installed package.
+
+    >>> install_hint("ray")
+    "pip install 'evaluation-aligned-training[ray]'"
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
 def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:

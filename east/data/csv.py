@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from east.choices import choose
+from east.choices import choose, install_hint
 from east.data.common import DataError, Table, listed
 from east.data.sources import Dataset
 
@@ -85,7 +85,7 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
             "more. Name every column, or say what separates them (dataset.delimiter=…)."
         ) from None
     except ImportError:
-        raise DataError(f"{path} needs a Parquet reader: pip install pyarrow") from None
+        raise DataError(f"{path} needs a Parquet reader: {install_hint('files')}") from None
     except (OSError, ValueError) as error:  # pandas' and pyarrow's parsing errors are ValueErrors
         raise DataError(f"{path} cannot be read as a table: {str(error).splitlines()[0]}") from error
 

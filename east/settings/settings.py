@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from east.choices import ConfigError, choose
+from east.choices import ConfigError, choose, install_hint
 from east.settings.sections import (
     Annealing,
     Count,
@@ -157,7 +157,7 @@ class Settings(Section):
         choose("device", self.device.partition(":")[0], DEVICES)
         for library in (self.executor.name, "tensorboard" if self.tensorboard else ""):
             if library in EXTRAS and find_spec(library) is None:
-                raise ConfigError(f"{library} is not installed: pip install '.[{EXTRAS[library]}]'")
+                raise ConfigError(f"{library} is not installed: {install_hint(EXTRAS[library])}")
         if self.seed + self.trial_count > TRIAL_SEEDS:
             raise ConfigError(
                 f"seed={self.seed} trials={self.trial_count}: expected at most {TRIAL_SEEDS} together, "

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from east import losses, models
-from east.choices import choose
+from east.choices import choose, install_hint
 from east.confusion import Confusion
 from east.data.common import Splits
 from east.training.annealing import Annealing
@@ -282,7 +282,7 @@ def open_writers(trials: Sequence[Trial], folder: Path | None) -> list:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
-        raise ValueError("tensorboard is not installed: pip install 'east[tensorboard]'") from error
+        raise ValueError(f"tensorboard is not installed: {install_hint('tensorboard')}") from error
     names = []
     for trial in trials:
         hyper = "-".join(f"{name}{value}" for name, value in trial.config["hyper"].items() if value is not None)
