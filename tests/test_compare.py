@@ -15,10 +15,12 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 import east
 from east import cli, data, metrics
 from east.experiment import records
+from east.settings.command import Command
 from east.settings.compose import settings
 from east.tasks import compare
 from east.tasks.compare import Candidate, Judged
 from east.training import decisions, evaluation
+from tests.made import science
 
 F1 = partial(metrics.f1, average="positive")
 
@@ -133,11 +135,11 @@ def test_losses_are_those_of_the_score(score, positive, metric, matched):
         features=torch.zeros(3, 1), labels=torch.arange(3) % 2, classes=classes, name="t", positive=positive
     )
     assert compare.wanted_score(score, loaded)[1] == metric
-    configs = [compare.aimed(settings(loss), metric) for loss in compare.overrides(metric)]
-    assert [config["loss"]["name"] for config in configs] == [matched, "ce", "anyloss", "rf"]
+    configs = [compare.aimed(settings(Command(loss)), metric) for loss in compare.candidate_losses(metric, "table")]
+    assert [config.loss.name for config in configs] == [matched, "ce", "anyloss", "rf"]
     for config in (configs[0], configs[2]):
-        assert metric.items() <= config["loss"].items()
-        loss = east.losses.build(config["loss"], classes)
+        assert metric.items() <= config.loss.options.items()
+        loss = east.losses.build(config.loss, classes)
         assert loss.metric is metrics.METRICS[metric["metric"]]
 
 
@@ -210,7 +212,7 @@ def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
     assert deleted.exists()
     after = {path: path.stat().st_mtime_ns for path in workplace.glob("results/runs/**/*.json")}
     assert {path for path in before if after[path] != before[path]} == {deleted.with_suffix(".json")}
-    assert {record["config"]["preset"] for record in records.scan("results")} == {"compare"}
+    assert {record.config.preset for record in records.scan("results")} == {"compare"}
 
 
 def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monkeypatch, capsys):
@@ -242,9 +244,16 @@ def test_a_metric_loss_that_collapses_is_told(warmup, advice):
     trials = [judged(np.array(predicted), labels) for predicted in ([0, 0, 0], [0, 1, 1])]
     found = [
         Candidate(
-            SimpleNamespace(plain={"loss": loss, "protocol": {"warmup": warmup}}), title, decision, trials, [0, 1]
+            SimpleNamespace(science=science(loss=loss, protocol={"name": "east", "warmup": warmup})),
+            title,
+            decision,
+            trials,
+            [0, 1],
         )
-        for title, loss in (("EAST mcc", {"metric": "mcc"}), ("cross-entropy", {}))
+        for title, loss in (
+            ("EAST mcc", {"name": "mcc", "_target_": "east.losses.MetricLoss", "metric": "mcc"}),
+            ("cross-entropy", {"name": "ce", "_target_": "east.losses.CrossEntropy"}),
+        )
         for decision in ("argmax", "plugin")
     ]
     assert compare.collapses(found) == [f"note: EAST mcc predicts one class only in 1 of 2 trials{advice}"]
