@@ -268,7 +268,7 @@ def test_samples_of_weight_zero_are_not_there(metric, form):
     torch.testing.assert_close(loss.counts, shorter.counts)
     nothing = loss(logits, labels, torch.zeros_like(weights))
     (gradient,) = torch.autograd.grad(nothing, logits)
-    assert float(nothing) == 0
+    assert float(nothing.detach()) == 0
     assert (gradient == 0).all()
 
 
@@ -339,7 +339,7 @@ def test_half_precision_counts_in_float32():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"metric": "f2"}, "did you mean"),
+        ({"metric": "f2"}, "metric"),
         ({"form": "weights"}, "form"),
         ({"decay": 1.0}, "decay: expected a number from 0 to below 1, got 1.0"),
         ({"floor": 0}, "floor: expected more than 0"),
