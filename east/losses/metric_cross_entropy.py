@@ -21,6 +21,7 @@ from torch import Tensor
 from east import metrics
 from east.choices import choose
 from east.confusion import Confusion, per_class
+from east.losses import slopes
 from east.losses.inputs import Loss
 from east.losses.metric_loss import MetricLoss, _SumOverRanks
 from east.metrics import EPS, ratio
@@ -93,7 +94,7 @@ class MetricCrossEntropy(Loss):
             raise ValueError("floor: expected more than 0, or a batch of classes without worth would weigh nothing")
         self.decay, self.smoothing, self.floor = decay, smoothing, floor
         self.score: Callable[[Confusion], Tensor] = partial(self.metric, **self.metric_parameters)
-        self.closed = closed_slopes(self.metric, self.metric_parameters)
+        self.closed = slopes.closed_form(self.metric, self.metric_parameters)
         self.in_cells: bool | None = False if self.closed else None  # None: not tried yet
         self.counts: Tensor | None = None
         self.targets: Targets | None = None  # of the counts as they are; None: to be taken
@@ -198,65 +199,29 @@ class MetricCrossEntropy(Loss):
         soft = self.form == "soft_targets"
         if self.reads_cells(counts):
             actual = counts.sum(-1)
-            slopes = self.cell_slopes(smoothed_cells(counts, actual, self.smoothing))
+            by_cell = slopes.of_cells(self.score, smoothed_cells(counts, actual, self.smoothing))
             if soft:
-                return soft_cells(slopes, actual, self.floor)
-            worth = worth_by_cells(slopes)
+                return soft_cells(by_cell, actual, self.floor)
+            worth = worth_by_cells(by_cell)
         else:
             actual = counts[..., 1, :]
-            own, across = self.margin_slopes(smoothed_margins(counts, self.smoothing))
+            smoothed = smoothed_margins(counts, self.smoothing)
+            own, across = self.closed(*smoothed.unbind(-2)) if self.closed else slopes.of_margins(self.score, smoothed)
             if soft:
                 return soft_margins(own, across, actual, self.floor)
             worth = worth_by_margins(own, across)
         weights = class_weights(worth, actual).clamp_min_(self.floor)
         return Targets(weights, weights)
 
-    def margin_slopes(self, counts: Tensor) -> tuple[Tensor, Tensor]:
-        """D and P [..., d] of G_kj = A_k + P_j + [j=k] D_k at margins [..., 3, d]."""
-        if self.closed is not None:
-            return self.closed(*counts.unbind(-2))
-        slopes = self.slopes(counts, lambda leaf: Confusion(*leaf.unbind(-2), refuse_matrix))
-        return slopes[..., 0, :], slopes[..., 2, :]
-
-    def cell_slopes(self, counts: Tensor) -> Tensor:
-        """G [..., d, d] at cells [..., d, d]."""
-        return self.slopes(counts, Confusion.from_matrix)
-
-    def slopes(self, counts: Tensor, confusion: Callable[[Tensor], Confusion]) -> Tensor:
-        """dM/dC by autograd: any function of a Confusion will do."""
-        with torch.enable_grad():
-            leaf = counts.detach().requires_grad_()
-            score = self.score(confusion(leaf))
-            if score.shape != leaf.shape[:-2]:
-                raise ValueError(
-                    f"metric: expected one number per leading index, {tuple(leaf.shape[:-2])}, "
-                    f"got shape {tuple(score.shape)}"
-                )
-            if not score.requires_grad:
-                raise ValueError("metric: expected a differentiable function of the counts, got one without gradient")
-            return torch.autograd.grad(score.sum(), leaf)[0]
-
     def reads_cells(self, counts: Tensor) -> bool:
-        """Whether the metric looks at Confusion.matrix: tried once, on a matrix without structure."""
+        """Whether the metric looks at Confusion.matrix, found out once."""
         if self.in_cells is None:
-            classes, touched = counts.shape[-1], []
-            margins = counts.new_ones(classes)
-
-            def matrix() -> Tensor:
-                touched.append(True)
-                return margins.new_full((classes, classes), 1 / classes)
-
-            self.score(Confusion(margins / classes, margins, margins, matrix))
-            self.in_cells = bool(touched)
+            self.in_cells = slopes.reads_matrix(self.score, counts.shape[-1])
         return self.in_cells
 
     def extra_repr(self) -> str:
         name = getattr(self.metric, "__name__", type(self.metric).__name__)
         return f"{name}, form={self.form}, decay={self.decay}, smoothing={self.smoothing}, counts={self.source}"
-
-
-def refuse_matrix() -> Tensor:
-    raise ValueError("metric: reads Confusion.matrix for some counts but not for all; read it always")
 
 
 def smoothed_margins(counts: Tensor, smoothing: float) -> Tensor:
@@ -362,52 +327,3 @@ def weighted_cost(logits: Tensor, labels: Tensor, weights: Tensor | None, target
     if weights is not None:
         costs, total = costs * weights, total * weights
     return costs.sum(-1), total.sum(-1)
-
-
-Slopes = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
-
-
-def closed_slopes(metric: metrics.Metric, parameters: dict[str, Any]) -> Slopes | None:
-    """D and P of the commonest metrics by hand, up to a factor and to what is constant in a row; None for others."""
-    if metric is metrics.mcc:
-        return mcc_slopes
-    if metric in (metrics.f1, metrics.fbeta):
-        return partial(fbeta_slopes, **parameters)
-    return None
-
-
-def fbeta_slopes(
-    diagonal: Tensor,
-    actual: Tensor,
-    predicted: Tensor,
-    beta: metrics.PerClass = 1.0,
-    average: str = "macro",
-    positive: int = 1,
-    absent: str = "zero",
-) -> tuple[Tensor, Tensor]:
-    """F_k = (1+b^2) s / (b^2 t + q): D_k = (1+b^2) / (b^2 t + q), P_k = -F_k / (b^2 t + q), times k's share."""
-    c = Confusion(diagonal, actual, predicted, refuse_matrix)
-    square = metrics.per_class_values("beta", beta, c) ** 2
-    whole = (square * actual + predicted).clamp_min(EPS)
-    own = (1 + square) / whole
-    if average == "weighted":
-        own = own * actual
-    elif average == "positive":
-        if not -c.classes <= positive < c.classes:
-            raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
-        share = torch.zeros_like(own)
-        share[..., positive] = 1
-        own = own * share
-    elif absent == "ignore":
-        own = torch.where(actual > 0, own, 0.0)
-    return own, -own * diagonal / whole
-
-
-def mcc_slopes(diagonal: Tensor, actual: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """M = N / sqrt(U V), N = sum s - t q, V = sum q (1 - q): times sqrt(U V), D_k = 1 and P_k = q_k N / V - t_k."""
-    s, t, q = metrics.proportions(Confusion(diagonal, actual, predicted, refuse_matrix))
-    spread, predicted_spread = (t * (1 - t)).sum(-1, keepdim=True), (q * (1 - q)).sum(-1, keepdim=True)
-    usable = torch.minimum(spread, predicted_spread) > EPS
-    covariance = (s - t * q).sum(-1, keepdim=True)
-    across = q * (covariance / predicted_spread.clamp_min(EPS)) - t
-    return usable.to(s.dtype).expand(s.shape), torch.where(usable, across, 0.0)
