@@ -138,10 +138,10 @@ def test_costs_are_minimised_exactly():
 
 
 def test_tuned_is_at_least_argmax_and_the_expected_rule():
-    for seed in range(3):
-        p, y = drawn(150, 4, seed, 1.0)
-        for name in ("f1", "mcc", "gmean", "balanced_accuracy"):
-            metric, truth = METRICS[name], one_hot(y, 4).double()
+    for seed in range(2):
+        p, y = drawn(100, 3, seed, 1.0)
+        for name in ("f1", "gmean"):
+            metric, truth = METRICS[name], one_hot(y, 3).double()
             found = float(metric(confusion_of(tuned(p, y, metric).decide(p), truth)))
             for rule in (Argmax(), expected(p, metric)):
                 assert found >= float(metric(confusion_of(rule.decide(p), truth))) - 1e-12

@@ -120,7 +120,7 @@ class MetricCrossEntropy(Loss):
             raise ValueError("set_counts: expected counts='validation', got a loss that counts its training batches")
         c = confusion if isinstance(confusion, Confusion) else Confusion.from_matrix(confusion)
         margins = torch.stack((c.diagonal, c.actual, c.predicted), -2).detach()
-        self.counts = c.matrix.detach().clone() if self.reads_cells(margins) else margins
+        self.counts = c.matrix.detach().clone() if self.reads_cells(c.classes) else margins
         self.targets = None
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
@@ -155,15 +155,16 @@ class MetricCrossEntropy(Loss):
 
     def batch_counts(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """Hard counts of a batch: margins [..., 3, d], or cells [..., d, d] for a metric that reads them."""
-        classes, predicted = logits.shape[-1], logits.argmax(-1)
-        ones = logits.new_ones(()).expand(labels.shape) if weights is None else weights
-        hits = (predicted == labels).to(logits.dtype)
-        hits = hits if weights is None else hits * weights
-        pairs = ((hits, labels), (ones, labels), (ones, predicted))
-        margins = torch.stack([per_class(values, index, classes) for values, index in pairs], -2)
-        if not self.reads_cells(margins):
-            return margins
-        return per_class(ones, labels * classes + predicted, classes**2).unflatten(-1, (classes, classes))
+        classes, predicted = logits.shape[-1], predictions(logits)
+        lead, n = labels.shape[:-1], labels.shape[-1]
+        if self.reads_cells(classes):
+            ones = torch.ones_like(labels, dtype=logits.dtype) if weights is None else weights
+            return per_class(ones, labels * classes + predicted, classes**2).unflatten(-1, (classes, classes))
+        values = logits.new_ones((*lead, 3, n))
+        values[..., 0, :] = predicted == labels
+        if weights is not None:
+            values *= weights.unsqueeze(-2)
+        return per_class(values, torch.stack((labels, labels, predicted), -2), classes)
 
     def move(self, batch: Tensor) -> None:
         """C <- decay C + (1 - decay) C_batch; the first batch sets it."""
@@ -197,7 +198,7 @@ class MetricCrossEntropy(Loss):
     def targets_at(self, counts: Tensor) -> Targets:
         """Slopes at the smoothed counts, turned into targets of the chosen form."""
         soft = self.form == "soft_targets"
-        if self.reads_cells(counts):
+        if self.reads_cells(counts.shape[-1]):
             actual = counts.sum(-1)
             by_cell = slopes.of_cells(self.score, smoothed_cells(counts, actual, self.smoothing))
             if soft:
@@ -205,18 +206,18 @@ class MetricCrossEntropy(Loss):
             worth = worth_by_cells(by_cell)
         else:
             actual = counts[..., 1, :]
-            smoothed = smoothed_margins(counts, self.smoothing)
-            own, across = self.closed(*smoothed.unbind(-2)) if self.closed else slopes.of_margins(self.score, smoothed)
+            margins = smoothed_margins(counts, self.smoothing)
+            own, across = self.closed(*margins) if self.closed else slopes.of_margins(self.score, *margins)
             if soft:
                 return soft_margins(own, across, actual, self.floor)
             worth = worth_by_margins(own, across)
-        weights = class_weights(worth, actual).clamp_min_(self.floor)
+        weights = class_weights(worth, actual, self.floor)
         return Targets(weights, weights)
 
-    def reads_cells(self, counts: Tensor) -> bool:
+    def reads_cells(self, classes: int) -> bool:
         """Whether the metric looks at Confusion.matrix, found out once."""
         if self.in_cells is None:
-            self.in_cells = slopes.reads_matrix(self.score, counts.shape[-1])
+            self.in_cells = slopes.reads_matrix(self.score, classes)
         return self.in_cells
 
     def extra_repr(self) -> str:
@@ -224,13 +225,22 @@ class MetricCrossEntropy(Loss):
         return f"{name}, form={self.form}, decay={self.decay}, smoothing={self.smoothing}, counts={self.source}"
 
 
-def smoothed_margins(counts: Tensor, smoothing: float) -> Tensor:
-    """Margins of C + smoothing n t t^T, with t the class shares of C's rows."""
-    if not smoothing:
-        return counts
-    actual = counts[..., 1:2, :]
-    shares = actual / actual.sum(-1, keepdim=True).clamp_min(EPS)
-    return counts + smoothing * actual * torch.cat((shares, torch.ones_like(actual), torch.ones_like(actual)), -2)
+def predictions(logits: Tensor) -> Tensor:
+    """argmax [..., n] of logits [..., n, d]; on the CPU NumPy's, which at d = 1000 is thirty times as fast as torch's."""
+    if logits.device.type != "cpu" or torch.compiler.is_compiling():
+        return logits.argmax(-1)
+    return torch.from_numpy(logits.numpy().argmax(-1))
+
+
+def smoothed_margins(counts: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Diagonal, actual and predicted of C + smoothing n t t^T, with t the class shares of C's rows."""
+    diagonal, actual, predicted = counts.unbind(-2)
+    shares = actual / actual.sum(-1, keepdim=True)
+    return (
+        torch.addcmul(diagonal, actual, shares, value=smoothing),
+        actual * (1 + smoothing),
+        predicted.add(actual, alpha=smoothing),
+    )
 
 
 def smoothed_cells(counts: Tensor, actual: Tensor, smoothing: float) -> Tensor:
@@ -251,15 +261,15 @@ def worth_by_cells(slopes: Tensor) -> Tensor:
     return (d * own - slopes.sum(-1)) / (d - 1)
 
 
-def class_weights(worth: Tensor, actual: Tensor) -> Tensor:
-    """Worth [..., d] with its negative part cut off, over its mean; 1 where that mean is 0 or not finite.
+def class_weights(worth: Tensor, actual: Tensor, floor: float) -> Tensor:
+    """Worth [..., d] with its negative part cut off, over its mean, at least `floor`; 1 where the mean is 0 or NaN.
 
     A class without samples has no say in the mean: its slope is a division by zero, and nothing will be weighed by it.
     """
     present = actual > 0
-    worth = torch.where(present, worth.clamp_min(0), 0.0)
-    mean = worth.sum(-1, keepdim=True) / present.sum(-1, keepdim=True).clamp_min(1)
-    return torch.where((mean > 0) & (mean < torch.inf) & present, worth / mean, 1.0)
+    worth = worth.clamp_min(0) * present
+    mean = worth.sum(-1, keepdim=True) / present.sum(-1, keepdim=True)
+    return (worth / mean).nan_to_num_(nan=1.0).clamp_min_(floor)
 
 
 def soft_margins(own: Tensor, across: Tensor, actual: Tensor, floor: float) -> Targets:

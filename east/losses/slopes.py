@@ -42,9 +42,9 @@ def refuse_matrix() -> Tensor:
     raise ValueError("metric: it reads Confusion.matrix for some counts but not for all; expected always or never")
 
 
-def of_margins(score: Score, margins: Tensor) -> tuple[Tensor, Tensor]:
-    """D and P [..., d] at margins [..., 3, d]."""
-    by_count = by_autograd(score, margins, from_margins)
+def of_margins(score: Score, diagonal: Tensor, actual: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
+    """D and P [..., d] at margins [..., d]."""
+    by_count = by_autograd(score, torch.stack((diagonal, actual, predicted), -2), from_margins)
     return by_count[..., 0, :], by_count[..., 2, :]
 
 
@@ -88,7 +88,10 @@ def fbeta_slopes(
     """F_k = (1+b^2) s / (b^2 t + q): D_k = (1+b^2) / (b^2 t + q), P_k = -F_k / (b^2 t + q), times k's share."""
     c = Confusion(diagonal, actual, predicted, refuse_matrix)
     square = metrics.per_class_values("beta", beta, c) ** 2
-    whole = (square * actual + predicted).clamp_min(EPS)
+    whole = (
+        torch.addcmul(predicted, actual, square) if isinstance(square, Tensor) else predicted.add(actual, alpha=square)
+    )
+    whole = whole.clamp_min_(EPS)
     own = (1 + square) / whole
     if average == "weighted":
         own = own * actual
@@ -100,7 +103,7 @@ def fbeta_slopes(
         own = own * share
     elif absent == "ignore":
         own = torch.where(actual > 0, own, 0.0)
-    return own, -own * diagonal / whole
+    return own, (own * diagonal).div_(whole).neg_()
 
 
 def mcc_slopes(diagonal: Tensor, actual: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:

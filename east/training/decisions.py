@@ -253,7 +253,7 @@ def following(counts: Tensor, metric: Metric, in_cells: bool) -> Rule | None:
         gains = slopes.of_cells(metric, counts)
         gains = gains / gains.abs().max().clamp_min(1e-30)
         return Gains(tuple(map(tuple, gains.tolist()))) if gains.isfinite().all() else None
-    own, across = slopes.of_margins(metric, counts)
+    own, across = slopes.of_margins(metric, *counts)
     size = torch.maximum(own.abs().max(), across.abs().max()).clamp_min(1e-30)
     own, across = own / size, across / size
     if not (own.isfinite().all() and across.isfinite().all()):
