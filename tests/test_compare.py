@@ -19,7 +19,7 @@ from east.settings.command import Command
 from east.settings.compose import settings
 from east.tasks import compare
 from east.tasks.compare import Candidate, Judged
-from east.training import decisions, evaluation
+from east.training import decisions
 from tests.made import science
 
 F1 = partial(metrics.f1, average="positive")
@@ -39,7 +39,7 @@ def test_cross_fitting_takes_the_luck_out_of_a_tuned_threshold():
         p, y = noise(200, seed)
         rule = decisions.tuned(p, y, metrics.balanced_accuracy, 1)
         for values, decided in (
-            (tuned, decisions.decided(p, rule, 1)),
+            (tuned, rule.decide(p)),
             (honest, compare.cross_fitted(p, y, metrics.balanced_accuracy, 1)),
         ):
             values.append(float(metrics.balanced_accuracy(east.Confusion.from_predictions(decided, y, 2))))
@@ -51,21 +51,24 @@ def test_every_row_is_decided_by_a_rule_tuned_without_it(monkeypatch):
     p, y = noise(100)
     seen = []
 
-    def tuned(probabilities, labels, measure, positive):
-        seen.append({float(value) for value in probabilities[:, 1]})
-        return {"threshold": float(len(seen))}
-
     decided_by = {}
 
-    def decided(probabilities, rule, positive):
-        decided_by.update({float(value): rule["threshold"] for value in probabilities[:, 1]})
-        return torch.zeros(len(probabilities), dtype=torch.int64)
+    class Rule:
+        def __init__(self, fold):
+            self.fold = fold
 
-    monkeypatch.setattr(evaluation, "tuned", tuned)
-    monkeypatch.setattr(evaluation, "decided", decided)
+        def decide(self, probabilities):
+            decided_by.update({float(value): self.fold for value in probabilities[:, 1]})
+            return torch.zeros(len(probabilities), dtype=torch.int64)
+
+    def tuned(probabilities, labels, measure, positive):
+        seen.append({float(value) for value in probabilities[:, 1]})
+        return Rule(len(seen))
+
+    monkeypatch.setattr(decisions, "tuned", tuned)
     compare.cross_fitted(p, y, F1, 1)
     assert len(decided_by) == 100
-    assert all(value not in seen[int(fold) - 1] for value, fold in decided_by.items())
+    assert all(value not in seen[fold - 1] for value, fold in decided_by.items())
     assert [len(rows) for rows in seen] == [80] * 5
 
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from east.choices import import_by_path
 from east.losses.inputs import refuse_unknown
+from east.losses.metric_cross_entropy import MetricCrossEntropy
 from east.losses.metric_loss import MetricLoss
 from east.settings.sections import Loss
 
@@ -16,6 +17,7 @@ def build(loss: Loss, classes: Sequence[str], labels: Tensor | None = None, posi
     """The loss of a config's `loss` section.
 
     labels: of the training set, for class_weights=balanced. positive: index of the class that average=positive means.
+    average=None is positive where the data have a positive class, else macro.
     """
     parameters = loss.arguments
     target = import_by_path(loss.target)
@@ -24,12 +26,14 @@ def build(loss: Loss, classes: Sequence[str], labels: Tensor | None = None, posi
             raise ValueError("class_weights=balanced: expected the training labels, got none")
         counts = torch.bincount(labels.flatten(), minlength=len(classes)).clamp_min(1)
         parameters["class_weights"] = (labels.numel() / (len(classes) * counts)).tolist()
+    if "average" in parameters and parameters["average"] is None:
+        parameters["average"] = "macro" if positive is None else "positive"
     if parameters.get("average") == "positive" and "positive" not in parameters:
         if positive is None and len(classes) > 2:
             raise ValueError(f"average=positive: none of the {len(classes)} classes is the positive one; "
                              "say dataset.positive=… or loss.average=macro")  # fmt: skip
         parameters["positive"] = 1 if positive is None else positive
-    if issubclass(target, MetricLoss):
+    if issubclass(target, MetricLoss | MetricCrossEntropy):
         parameters["classes"] = classes
     else:
         refuse_unknown(

@@ -53,7 +53,7 @@ Metric: TypeAlias = dict[str, Any]  # `metric`, and its parameters
 class Judged:
     """One trial under a decision rule, by its validation and its test rows."""
 
-    rule: dict[str, Any] | None  # as decisions.tuned gives it; None: argmax
+    rule: decisions.Rule
     validation: float
     test: float
     predicted: Tensor  # int64 [n], of the test rows
@@ -205,11 +205,12 @@ def judge(arrays: Mapping[str, np.ndarray], decision: str, measure: Measure, pos
         torch.from_numpy(arrays[f"{part}_{kind}"]) for kind in ("probabilities", "labels") for part in ("val", "test")
     )
     if decision == "argmax":
-        rule, on_val, predicted = None, val.argmax(-1), test.argmax(-1)
+        rule: decisions.Rule = decisions.Argmax()
+        on_val = rule.decide(val)
     else:
         rule = decisions.tuned(val, val_labels, measure, positive)
         on_val = cross_fitted(val, val_labels, measure, positive)
-        predicted = decisions.decided(test, rule, positive)
+    predicted = rule.decide(test)
     classes = val.shape[-1]
     validation = measure(Confusion.from_predictions(on_val, val_labels, classes))
     tested = measure(Confusion.from_predictions(predicted, test_labels, classes))
@@ -226,7 +227,7 @@ def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Measure, positi
     for k in range(FOLDS):
         inside = fold == k
         rule = decisions.tuned(probabilities[~inside], labels[~inside], measure, positive)
-        decided[inside] = decisions.decided(probabilities[inside], rule, positive)
+        decided[inside] = rule.decide(probabilities[inside])
     return decided
 
 
@@ -318,5 +319,5 @@ def save(winner: Candidate, score: str) -> Path:
     folder = model_folder(trial, winner.run.settings.results_dir)
     if winner.decision == "argmax":
         return folder
-    model = saved.load(folder).deciding(f"plug-in for {score}", winner.trials[k].rule)
+    model = saved.load(folder).deciding(f"plug-in for {score}", winner.trials[k].rule.to_json())
     return model.save(folder.with_name(f"{folder.name}-plugin_{score.replace('.', '_')}"))

@@ -79,11 +79,9 @@ class Model:
         return self.decide(self.predict_proba(rows))
 
     def decide(self, probabilities: np.ndarray) -> np.ndarray:
-        """Class names of probabilities [..., d]: by argmax, or by the threshold or weights tuned in training."""
-        rule, p = self.about["rule"], torch.from_numpy(probabilities)
-        flat = p.flatten(0, -2)
-        chosen = flat.argmax(-1) if rule is None else decisions.decided(flat, rule, self.about["positive"])
-        return np.array(self.classes, dtype=object)[chosen.reshape(p.shape[:-1]).numpy()]
+        """Class names of probabilities [..., d]: by argmax, or by the rule that was chosen in training."""
+        rule = decisions.from_json(self.about["rule"], self.about["positive"])
+        return np.array(self.classes, dtype=object)[rule.decide(torch.from_numpy(probabilities)).numpy()]
 
     def inputs(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> Tensor:
         """Features as they were loaded for training, before scaling; DataError names what does not fit."""
@@ -102,7 +100,7 @@ class Model:
         return inputs if self.about["kind"] == "image" else inputs.float()
 
     def deciding(self, name: str, rule: Mapping[str, Any] | None) -> "Model":
-        """The same classifier with another decision rule, {"threshold": t} or {"weights": [d]}, and its name."""
+        """The same classifier with another decision rule, as its to_json() gives it, and its name."""
         return replace(self, about={**self.about, "decision": name, "rule": rule})
 
     def save(self, folder: str | Path) -> Path:
