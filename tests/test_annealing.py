@@ -95,6 +95,17 @@ def test_temperature_waits_for_the_end_of_warm_up():
     assert annealing.best_of(0)["epoch"] == 6
 
 
+@pytest.mark.parametrize("warmup", [3, 4, 99])
+def test_warm_up_ends_before_the_last_epoch(warmup):
+    setting = config("none", max_epochs=4)
+    setting["protocol"]["warmup"] = warmup
+    annealing = Annealing([setting])
+    visited, _ = run(annealing, lambda p, epoch, T: (1 / epoch, 0.5))
+    assert len(visited[0]) == 4
+    assert annealing.stopped == ["max_epochs"]
+    assert annealing.best_of(0)["epoch"] == 4
+
+
 def test_bad_schedules_are_refused():
     with pytest.raises(ValueError, match="did you mean 'geometric'"):
         temperatures("geometrc")

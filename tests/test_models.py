@@ -7,7 +7,8 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from east.models import MLP, Stack, build
+from east.models import MLP, Stack, build, darknet
+from east.models.darknet import dense_convolution
 from east.models.mlp import StackedLinear, dropout_masks
 
 
@@ -52,6 +53,51 @@ def test_width_scales_channels():
     net = build({"name": "darknet19", "width": 0.25}, (3, 32, 32), 10)
     assert [c.out_channels for c in convolutions(net)][:3] == [8, 16, 32]
     assert convolutions(net)[-1].out_channels == 10
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    "model, side",
+    [
+        ({"name": "darknet19", "width": 0.25}, 32),
+        ({"name": "darknet19", "width": 0.25}, 64),
+        ({"name": "darknet19", "width": 0.1, "pools": 4}, 16),
+        ({"name": "tiny_darknet", "width": 0.5}, 16),
+    ],
+)
+def test_dense_products_on_small_maps_change_neither_logits_nor_gradients(model, side, dtype, tolerance, monkeypatch):
+    torch.manual_seed(0)
+    net = build(model, (3, side, side), 5).to(dtype)
+    images, labels = torch.randn(32, 3, side, side, dtype=dtype), torch.randint(0, 5, (32,))
+
+    def logits_and_gradients():
+        logits = net(images)
+        return [logits, *torch.autograd.grad(nn.functional.cross_entropy(logits, labels), net.parameters())]
+
+    calls = []
+    monkeypatch.setattr(darknet, "dense_convolution", lambda *a: calls.append(a[0].shape[-1]) or dense_convolution(*a))
+    dense = logits_and_gradients()
+    monkeypatch.setattr(darknet.Convolution3x3, "forward", nn.Conv2d.forward)
+    ordinary = logits_and_gradients()
+    assert calls, "no map was small enough"
+    assert set(calls) <= {1, 2}
+    for ours, theirs in zip(dense, ordinary, strict=True):
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+def test_dense_products_keep_the_state_of_an_ordinary_network():
+    net = build({"name": "darknet19", "width": 0.05}, (3, 32, 32), 4)
+    ordinary = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1, bias=False), nn.BatchNorm2d(2))
+    assert list(net.state_dict())[:6] == [f"body.{name}" for name in ordinary.state_dict()]
+    assert all(c.weight.shape[-1] == c.kernel_size[0] and c.bias is None for c in convolutions(net)[:-1])
+
+
+@pytest.mark.parametrize("side", [1, 2])
+def test_dense_convolutions_have_the_right_gradient(side):
+    images = torch.randn(3, 4, side, side, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(dense_convolution(images, weight), nn.functional.conv2d(images, weight, padding=1))
+    assert torch.autograd.gradcheck(dense_convolution, (images, weight))
 
 
 def test_mlps_have_the_papers_layers():
@@ -166,6 +212,18 @@ def test_batch_norm_statistics_live_in_the_stack():
     trained = build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)
     trained.load_state_dict(stack.state_dict(stack.weights[0].clone()))
     torch.testing.assert_close(trained.eval()(images[0]), stack(images)[0])
+
+
+def test_a_snapshot_has_its_own_count_of_batches():
+    stack = Stack([build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)])
+    images = torch.rand(1, 8, 3, 16, 16)
+    for _ in range(3):
+        stack(images, training=True)
+    snapshot = stack.weights[0].clone()
+    stack(images, training=True)
+    counts = {name: value for name, value in stack.state_dict(snapshot).items() if "num_batches" in name}
+    assert counts
+    assert all(value.dtype == torch.int64 and value == 3 for value in counts.values())
 
 
 def test_other_modules_are_populations_of_one():

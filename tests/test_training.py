@@ -341,9 +341,28 @@ def test_small_data_keep_their_last_batch(blobs, monkeypatch):
         steps.clear()
 
 
+def test_a_last_batch_of_one_image_is_left_out():
+    labels = torch.arange(20) % 2
+    splits = splits_of(torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8), labels, kind="image")
+    rows = len(splits.train.labels)
+    model = {"name": "tiny_darknet", "width": 0.1}
+    for batch in (rows - 1, rows):
+        (outcome,) = train([Trial(config("ce", model, hyper={"batch_size": batch}, max_epochs=2), 0)], splits)
+        assert outcome.status == "done"
+        assert set(v.item() for k, v in outcome.weights.items() if "num_batches" in k) == {outcome.best["epoch"]}
+
+
+def test_batch_norm_refuses_batches_of_one_image():
+    splits = splits_of(torch.zeros(20, 3, 16, 16, dtype=torch.uint8), torch.arange(20) % 2, kind="image")
+    model = {"name": "tiny_darknet", "width": 0.1}
+    with pytest.raises(ValueError, match="batches of at least 2 samples, got hyper.batch_size=1"):
+        train([Trial(config("ce", model, hyper={"batch_size": 1}), 0)], splits)
+
+
 KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
+from east.training import engine, population
 from tests.test_training import interrupted_trials, toy
 torch.set_num_threads(1)
 engine.CHECKPOINT_SECONDS = 0

@@ -8,13 +8,15 @@ from torch.func import functional_call
 
 from east.models.mlp import MLP, dropout_masks
 
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
 
 class Stack:
     """P networks of one architecture. `weights` [P, N] has one in each row: what is learned, then what is tracked.
 
     A step of training, a snapshot, a restored stage, a trial that leaves: each is then one operation on rows.
     MLPs are computed together (`MLP.stacked`); any other module is called as it is, and its population is of one.
-    `learned` are the first columns, `tracked` the rest: floating buffers such as batch norm's running mean.
+    `learned` are the first columns, `tracked` the rest: batch norm's running statistics and other floating buffers.
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu"):
@@ -22,6 +24,7 @@ class Stack:
         weights = torch.stack([torch.cat([t.detach().flatten().float() for t in row]) for row in rows])
         self.module = modules[0].to(device)
         self.together = isinstance(self.module, MLP)
+        self.normalises = any(isinstance(m, BATCH_NORMS) for m in self.module.modules())
         if len(modules) > 1 and not self.together:
             raise ValueError(f"{type(self.module).__name__}: expected a population of one, got {len(modules)}")
         self.shapes = {name: tensor.shape for name, tensor in _learned(self.module).items()}
@@ -71,4 +74,7 @@ def _learned(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _tracked(module: nn.Module) -> dict[str, Tensor]:
-    return {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+    """Buffers that training changes. Batch norm counts its batches in int64; as a float it counts to 2^24."""
+    return {
+        name: b for name, b in module.named_buffers() if b.is_floating_point() or name.endswith("num_batches_tracked")
+    }

@@ -75,7 +75,8 @@ class Annealing:
         self.patience = np.array([p["patience"] for p in protocol])
         self.max_stage_epochs = np.array([_given(p, "stage_epochs", math.inf) for p in protocol])
         self.max_epochs = np.array([p["max_epochs"] for p in protocol])
-        self.warmup = np.array([_given(p, "warmup", 0) for p in protocol])
+        # At least the last of max_epochs is trained on the loss itself, or there would be nothing to keep.
+        self.warmup = np.minimum([_given(p, "warmup", 0) for p in protocol], self.max_epochs - 1)
 
         trials = len(configs)
         self.stage = np.zeros(trials, dtype=int)

@@ -99,7 +99,7 @@ def train_population(
     config, hyper = trials[0].config, [trial.config["hyper"] for trial in trials]
     batch, protocol = hyper[0]["batch_size"], config["protocol"]
     train_set, val_set, test_set = (Rows.of(members, part, device) for part in ("train", "val", "test"))
-    batches = len(train_set) // batch if len(train_set) >= 2 * batch else math.ceil(len(train_set) / batch)
+    batches = batches_of(len(train_set), batch)
     rates = torch.tensor([float(h["dropout"]) for h in hyper], device=device)
     dropping = any(h["dropout"] for h in hyper)
     by_batches = choose("val_reduce", protocol.get("val_reduce") or "split", VAL_REDUCE) == "batch_mean"
@@ -108,6 +108,10 @@ def train_population(
     metric = validation_metric(loss, splits.positive)
     annealing = Annealing([trial.config for trial in trials], loss.anneals, getattr(loss, "temperature", 0.2))
     net = models.Stack([initial(trial, splits) for trial in trials], device)
+    if net.normalises and min(batch, len(train_set)) < 2:
+        raise ValueError(
+            f"batch norm needs batches of at least 2 samples, got hyper.batch_size={batch} and {len(train_set)} rows"
+        )
     optimizer = Adam(net, hyper, decoupled=protocol["optimizer"] == "adamw")
     population = Population(trials, net, optimizer, annealing)
     if file is not None and file.exists():
@@ -181,6 +185,16 @@ def train_population(
         part: predict(net, data, everyone, splits, batch) for part, data in (("val", val_set), ("test", test_set))
     }
     return [population.outcome(p, predictions) for p in range(len(trials))]
+
+
+def batches_of(rows: int, batch: int) -> int:
+    """The batches of an epoch: whole ones, and where fewer than two fit, the rest of the rows as well.
+
+    A rest of one row is left out: it has no variance that batch norm could divide by.
+    """
+    if rows >= 2 * batch:
+        return rows // batch
+    return max(1, math.ceil(rows / batch) - (rows % batch == 1))
 
 
 def prepared(splits: Splits, inputs: Tensor, device: torch.device) -> Tensor:
