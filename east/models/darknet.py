@@ -35,8 +35,8 @@ def dense_convolution(images: Tensor, weight: Tensor) -> Tensor:
 
     Output (i, j) sees input (a, b) through the kernel's cell (a - i + 1, b - j + 1), which always exists.
     """
-    n, channels, side, _ = images.shape
-    if side == 1:
+    n = len(images)
+    if images.shape[-1] == 1:
         return F.linear(images.flatten(1), weight[:, :, 1, 1])[:, :, None, None]
     pixels = images.permute(0, 2, 3, 1).reshape(n, -1)  # a view where the memory is channels-last
     windows = [weight[:, :, 1 - i : 3 - i, 1 - j : 3 - j] for i in (0, 1) for j in (0, 1)]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from east.models.mlp import MLP, dropout_masks
+from east.models.mlp import MLP, StackedMLP, dropout_masks, rounded
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -15,7 +15,7 @@ class Stack:
     """P networks of one architecture. `weights` [P, N] has one in each row: what is learned, then what is tracked.
 
     A step of training, a snapshot, a restored stage, a trial that leaves: each is then one operation on rows.
-    MLPs are computed together (`MLP.stacked`); any other module is called as it is, and its population is of one.
+    MLPs are computed together (`StackedMLP`); any other module is called as it is, and its population is of one.
     `learned` are the first columns, `tracked` the rest: batch norm's running statistics and other floating buffers.
     """
 
@@ -35,6 +35,9 @@ class Stack:
     def put(self, weights: Tensor) -> None:
         """Take these rows as the networks' weights, without a copy."""
         self.weights = weights
+        if self.together:
+            self.leaves = [weights.data.requires_grad_()]
+            return
         pieces = weights.split([shape.numel() for shape in self.shapes.values()], dim=1)
         # .data, because views share one version counter: batch norm's update of its mean in the forward pass would then
         # invalidate the convolution's weights for the backward pass.
@@ -53,11 +56,18 @@ class Stack:
         draws from torch's global generator.
         """
         if self.together:
-            masks = dropout_masks(*noise, inputs.shape[1], self.module.hidden) if training and noise else None
-            return self.module.stacked(self.views, inputs, masks)
+            masks = rates = None
+            if training and noise is not None:
+                masks, rates = dropout_masks(*noise, inputs.shape[1], self.module.hidden), rounded(noise[-1])
+            return StackedMLP.apply(inputs.flatten(2), self.leaves[0], self.module.sizes, masks, rates)
         self.module.train(training)
         weights = {name: view.squeeze(0) for name, view in self.views.items()}
         return functional_call(self.module, weights, (inputs.squeeze(0),)).unsqueeze(0)
+
+    def gradient(self, value: Tensor) -> Tensor:
+        """The derivative [P, learned] of a number with respect to everything learned; 0 for what it does not use."""
+        pieces = torch.autograd.grad(value, self.leaves, materialize_grads=True)
+        return pieces[0] if self.together else torch.cat([piece.flatten() for piece in pieces]).unsqueeze(0)
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""

@@ -144,10 +144,11 @@ def train_population(
             for step in range(batches):
                 index = order[:, step * batch : (step + 1) * batch]
                 noise = (keys, step, dropout) if dropping else None
+                inputs, labels = train_set.at(index)
                 with autocast:
-                    logits = forward(prepared(splits, train_set.inputs[index], device), training=True, noise=noise)
-                values = objective(*samples(logits, train_set.labels[index]))
-                optimizer.step(torch.autograd.grad(values.sum(), net.leaves, materialize_grads=True))
+                    logits = forward(prepared(splits, inputs, device), training=True, noise=noise)
+                values = objective(*samples(logits, labels))
+                optimizer.step(net.gradient(values.sum()))
                 total += values.detach()
                 bar.update(1 / batches)
 
@@ -215,8 +216,12 @@ def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch
     """Logits [alive, n, d], d >= 2, and labels [alive, n] of all rows, in float32."""
     rows = batch if splits.kind == "image" else max(batch, EVALUATION_ROWS)
     index = torch.arange(len(data), device=trials.device) + data.start[trials, None]
-    chunks = [net(prepared(splits, data.inputs[part], trials.device)) for part in index.split(rows, dim=1)]
-    logits, labels = samples(torch.cat(chunks, dim=1), data.labels[index])
+    logits_of, labels_of = [], []
+    for part in index.split(rows, dim=1):
+        inputs, labels = data.at(part)
+        logits_of.append(net(prepared(splits, inputs, trials.device)))
+        labels_of.append(labels)
+    logits, labels = samples(torch.cat(logits_of, dim=1), torch.cat(labels_of, dim=1))
     if logits.shape[-1] == 1:
         logits = torch.cat((torch.zeros_like(logits), logits), dim=-1)
     return logits, labels

@@ -183,6 +183,11 @@ class Rows:
     def __len__(self) -> int:
         return self.count
 
+    def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [P, n, ...] and labels [P, n, ...] of the rows with these numbers [P, n]."""
+        flat = index.flatten()  # index_select copies row by row, four times as fast as inputs[index]
+        return tuple(t.index_select(0, flat).unflatten(0, index.shape) for t in (self.inputs, self.labels))
+
     def order(self, seeds: Sequence[int], trials: Tensor, epoch: int) -> Tensor:
         """Row numbers [alive, n] in the order of an epoch, which depends on seed and epoch alone."""
         generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
