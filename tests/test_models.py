@@ -7,9 +7,15 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from east.models import MLP, Stack, build, darknet
+from east import models
+from east.models import MLP, Stack, darknet
 from east.models.darknet import dense_convolution
 from east.models.mlp import StackedMLP, dropout_masks, rounded
+from east.settings.sections import Model
+
+
+def build(section, *arguments, **options):
+    return models.build(Model(**section), *arguments, **options)
 
 
 class OwnNet(nn.Module):
@@ -158,8 +164,8 @@ def test_custom_module_gets_shape_outputs_options_and_dropout():
         ({"name": "darknet19"}, (6,), r"expects images \[3, height, width\], got samples of shape \[6\]"),
         ({"name": "tiny_darknet", "pools": 9}, (3, 32, 32), "expected 0 to 4, or null for all, got 9"),
         ({"name": "gnn"}, (6,), r"expects graphs \[nodes, features\]"),
-        ({"name": "custom", "target": "nowhere.Net"}, (6,), "cannot be imported"),
-        ({"name": "custom", "target": "Net"}, (6,), "expected package.module.Net"),
+        ({"name": "custom", "target": "nowhere.Net"}, (6,), "cannot import 'nowhere.Net'"),
+        ({"name": "custom", "target": "Net"}, (6,), "expected package.module.name"),
     ],
 )
 def test_bad_models_are_refused_with_the_choices(config, shape, message):

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +9,7 @@ from torch.optim.adam import adam
 from torch.optim.adamw import adamw
 
 from east import models
+from east.settings.sections import Hyper
 
 FUSED = ("cpu", "cuda")  # devices of which torch's fused kernel is used: one pass over the weights in place of ten
 
@@ -23,7 +23,7 @@ class Adam:
     BETAS, EPS = (0.9, 0.999), 1e-8
     STATE = ("first", "second", "steps", "lr", "decay", "clip")
 
-    def __init__(self, net: models.Stack, hyper: Sequence[Mapping[str, Any]], decoupled: bool):
+    def __init__(self, net: models.Stack, hyper: Sequence[Hyper], decoupled: bool):
         self.net, self.decoupled = net, decoupled
         learned = net.weights[:, : net.learned]
         self.first, self.second = torch.zeros_like(learned), torch.zeros_like(learned)
@@ -31,9 +31,9 @@ class Adam:
             torch.tensor(values, dtype=torch.float32, device=learned.device)[:, None]
             for values in (
                 [0] * len(hyper),
-                [h["lr"] for h in hyper],
-                [h["weight_decay"] for h in hyper],
-                [math.inf if h.get("clip") is None else h["clip"] for h in hyper],
+                [h.lr for h in hyper],
+                [h.weight_decay for h in hyper],
+                [math.inf if h.clip is None else h.clip for h in hyper],
             )
         )
         self.group()
