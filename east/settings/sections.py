@@ -179,6 +179,7 @@ class Hyper(Section):
     dropout: float | None = Field(None, ge=0, le=0.99)
     weight_decay: float | None = Field(None, ge=0, le=1e3)
     clip: float | None = Field(None, ge=1e-12)
+    average: float | None = later(None, gt=0, lt=1)  # decay of a mean of the weights over steps; null: none
 
 
 class Science(Section):
