@@ -159,7 +159,8 @@ def detect_text(column: Words, keep: bool) -> Column | Dropped:
         few = levels <= FEW and kind == "numbers"
         if 0 < counts[stray].sum() < 0.5 * rows and levels > FEW:
             example = shown(column.levels[int(np.flatnonzero(stray)[0])])
-            raise DataError(f"has {kind}, but also {counts[stray].sum():,} texts such as {example}")
+            count = int(counts[stray].sum())
+            raise DataError(f"has {kind}, but also {count:,} {'text' if count == 1 else 'texts'} such as {example}")
         if not stray.any() and not few:
             spread = np.append(values, np.nan)[column.codes]
             if kind == "dates":

@@ -7,7 +7,6 @@ import codecs
 import gzip
 import re
 import warnings
-import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -90,7 +89,9 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
         ) from None
     except ImportError:
         raise DataError(f"{path} is a {kind} file, which needs {NEEDS.get(kind, 'pyarrow')}: {INSTALL}") from None
-    except (OSError, EOFError, ValueError, KeyError, zlib.error) as error:  # pandas' and pyarrow's are ValueErrors
+    except DataError:
+        raise
+    except Exception as error:  # damaged files make the readers of each format raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         advice = f" {ADVICE[kind]}" if kind in ADVICE else ""
         raise DataError(f"{path} cannot be read as a table: {shown(reason, 200, quoted=False)}.{advice}") from error

