@@ -18,6 +18,8 @@ from east.data import DataError, Encoding, caltech256, encode, load, read, split
 from east.data.columns import LEVELS, OWN
 from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
+from east.training.engine import populations
+from east.training.population import Trial
 
 
 def frame(rows: int = 60) -> pd.DataFrame:
@@ -292,6 +294,19 @@ def test_everything_is_learnt_from_the_training_rows_alone():
     assert set(by_name["job"].categories) - {"(missing)"} == set(train["job"].dropna())
     expected = (encode(data, splits.encoding)[splits.test.index] - splits.mean) / splits.std
     torch.testing.assert_close(splits.test.inputs, expected)
+
+
+def test_splits_of_other_widths_train_apart():
+    """Each seed's training rows have their own frequent words; only networks of one shape can be stacked."""
+    words = [f"w{k % 17}" for k in range(40)]
+    table = from_frame("csv", frame(40).assign(job=words, age=1.0), "state")
+    splits = [split(table, seed=seed) for seed in range(6)]
+    widths = [one.train.inputs.shape[1] for one in splits]
+    assert len(set(widths)) > 1
+    config = {"loss": {}, "model": {"hidden": [4]}, "hyper": {"batch_size": 8}}
+    members = [(Trial(config, seed), one) for seed, one in enumerate(splits)]
+    for population in populations(members, torch.device("cpu")):
+        assert len({one.train.inputs.shape for _, one in population}) == 1
 
 
 def test_rows_of_a_group_stay_together():

@@ -48,6 +48,17 @@ def test_text_that_turns_latin_late_is_found(tmp_path):
     assert parts[1]["city"].iloc[-1] == "Zürich"
 
 
+def test_decimal_commas(tmp_path):
+    """As German Excel writes them; a number with a point, or only groups of three digits, leave it open."""
+    for content, expected in (
+        ("x;y\n1,5;a\n-2;b\n3,25;c\n", [1.5, -2, 3.25]),
+        ("x;y\n1.5;1,5\n-2;1,5\n3;2,5\n", [1.5, -2, 3]),
+        ("x;y\n1,500;a\n2,500;b\n3,500;c\n", ["1,500", "2,500", "3,500"]),
+    ):
+        (tmp_path / "a.csv").write_text(content)
+        assert read(tmp_path / "a.csv")["x"].tolist() == expected
+
+
 def test_windows_quotes_are_not_control_characters(tmp_path):
     (tmp_path / "a.csv").write_bytes("x,label\n“quoted” – €,1\n".encode("cp1252"))
     assert read(tmp_path / "a.csv")["x"].tolist() == ["“quoted” – €"]

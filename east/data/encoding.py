@@ -199,7 +199,7 @@ class Date:
 
     def describe(self) -> str:
         gaps = ", missing dates become the median and are marked" if self.indicator else ""
-        return f"dates as {', '.join(PARTS[:-1])} and days since {as_text(self.origin)}{gaps}"
+        return f"dates ({self.format}) as {', '.join(PARTS[:-1])} and days since {as_text(self.origin)}{gaps}"
 
 
 Encoder = Numeric | Categorical | Date

@@ -10,6 +10,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install '.[files]'"
 BLOCK = 1 << 20
+SAMPLE = 1000  # rows that are looked at for a decimal comma
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -42,6 +44,7 @@ class TextFormat:
 
     charset: str  # a name that Python knows
     delimiter: str
+    decimal: str = "."
 
     @property
     def note(self) -> str | None:
@@ -74,6 +77,7 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
                 file,
                 sep=how.delimiter,
                 encoding=how.charset,
+                decimal=how.decimal,
                 na_values=["?"],
                 skipinitialspace=True,
                 low_memory=False,
@@ -162,7 +166,20 @@ def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
             first = next((line for line in file if line.strip()), "")
         outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any of them
         delimiter = max(",;\t|", key=outside.count)
-    return TextFormat(charset, delimiter)
+    return TextFormat(charset, delimiter, find_decimal(path, charset, delimiter))
+
+
+def find_decimal(path: Path, charset: str, delimiter: str) -> str:
+    """A comma where the first rows have numbers such as 1,5 and none such as 1.5. 1,500 alone may mean thousands."""
+    if delimiter == ",":
+        return "."
+    with codecs.getreader(charset)(opened(path)) as file:
+        rows = list(islice(file, 1, SAMPLE))
+    cells = [cell.strip().strip('"') for row in rows for cell in row.split(delimiter)]
+    if any(re.fullmatch(r"[+-]?\d*\.\d+", cell) for cell in cells):
+        return "."
+    fractions = [found[1] for found in (re.fullmatch(r"[+-]?\d+,(\d+)", cell) for cell in cells) if found]
+    return "," if any(len(digits) != 3 for digits in fractions) else "."
 
 
 def find_charset(path: Path) -> str:

@@ -25,6 +25,7 @@ def describe(data: Data, dataset: Dataset, seed: int = 0, **splitting) -> dict:
         "imbalance": round(counts.max() / max(counts.min(), 1), 2),
         "equitability": round(equitability(counts), 4),
         "split": {name: len(rows) for name, rows in zip(("train", "val", "test"), parts, strict=True)},
+        "notes": "; ".join(data.notes),
         "limit": data.limit,
         "source": data.source,
         "licence": dataset.licence,
