@@ -20,6 +20,7 @@ from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
 from east.training.engine import populations
 from east.training.population import Trial
+from tests.made import science
 
 
 def frame(rows: int = 60) -> pd.DataFrame:
@@ -186,7 +187,7 @@ def test_dates_become_numbers(format):
     days = pd.Series(pd.date_range("2023-12-25", periods=60, freq="3D"))
     table = from_frame("csv", frame().assign(seen=days.dt.strftime(format))[["seen", "state"]], "state")
     assert table.columns == ("seen_year", "seen_month", "seen_weekday", "seen_days")
-    expected = [days.dt.year, days.dt.month, days.dt.weekday, (days - days[0]).dt.days]
+    expected = [days.dt.year, days.dt.month, days.dt.day_of_week, (days - days[0]).dt.days]
     np.testing.assert_array_equal(table.features, np.stack(expected, axis=1))
     typed = from_frame("csv", frame().assign(seen=days)[["seen", "state"]], "state")
     assert torch.equal(typed.features, table.features)
@@ -303,8 +304,7 @@ def test_splits_of_other_widths_train_apart():
     splits = [split(table, seed=seed) for seed in range(6)]
     widths = [one.train.inputs.shape[1] for one in splits]
     assert len(set(widths)) > 1
-    config = {"loss": {}, "model": {"hidden": [4]}, "hyper": {"batch_size": 8}}
-    members = [(Trial(config, seed), one) for seed, one in enumerate(splits)]
+    members = [(Trial(science(hyper={"batch_size": 8}), seed), one) for seed, one in enumerate(splits)]
     for population in populations(members, torch.device("cpu")):
         assert len({one.train.inputs.shape for _, one in population}) == 1
 

@@ -2,10 +2,12 @@
 
 import gzip
 import os
+import re
 
 import pandas as pd
 import pytest
 
+from east.choices import install_hint
 from east.data import DataError, files, load, read
 
 
@@ -95,7 +97,7 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, format
         raise ImportError(f"Missing optional dependency '{package}'")
 
     monkeypatch.setattr(pd, method, missing)
-    with pytest.raises(DataError, match=rf"which needs {package}: pip install '\.\[files\]'"):
+    with pytest.raises(DataError, match=f"which needs {package}: {re.escape(install_hint('files'))}"):
         read(path)
 
 

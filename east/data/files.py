@@ -14,12 +14,12 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
 
+from east.choices import install_hint
 from east.data.common import DataError, shown
 
 if TYPE_CHECKING:
     import pandas as pd
 
-INSTALL = "pip install '.[files]'"
 BLOCK = 1 << 20
 SAMPLE = 1000  # rows that are looked at for a decimal comma
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
@@ -34,7 +34,7 @@ MAGIC = {
 NEEDS = {"Parquet": "pyarrow", "Feather": "pyarrow", "Excel": "openpyxl"}
 ADVICE = {
     "Excel": "It is a ZIP archive: unpack it first, unless it is an Excel workbook (.xlsx) that is damaged.",
-    "text": f"Expected CSV, Parquet, Feather or Excel (.xlsx). Parquet, Feather and Excel need {INSTALL}.",
+    "text": "Expected CSV (also gzipped), Parquet, Feather or Excel (.xlsx).",
 }
 
 
@@ -92,7 +92,9 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
             "more. Name every column, or give the delimiter (dataset.delimiter=…)."
         ) from None
     except ImportError:
-        raise DataError(f"{path} is a {kind} file, which needs {NEEDS.get(kind, 'pyarrow')}: {INSTALL}") from None
+        raise DataError(
+            f"{path} is a {kind} file, which needs {NEEDS.get(kind, 'pyarrow')}: {install_hint('files')}"
+        ) from None
     except DataError:
         raise
     except Exception as error:  # damaged files make the readers of each format raise nearly anything
