@@ -92,7 +92,7 @@ def main(command: Command) -> int:
     if first.split.seed == "trial" or first.protocol.new_split:
         raise ConfigError("task=compare judges all losses on one split; split.seed=trial and protocol=btg have many")
     loaded = load(first.dataset, first.data_dir)
-    if loaded.groups is None and loaded.labels.ndim == 1 and "split.stratify" not in command:
+    if loaded.stratifiable and "split.stratify" not in command:
         command = command.but({"split.stratify": True})  # a rare class must not be missing from a part
     if loaded.kind == "table" and not {"model", "model.hidden"} & set(command.values):
         command = command.but({"model.hidden": HIDDEN})
@@ -155,17 +155,8 @@ def description(loaded: data.Data, split: Split) -> str:
     """What the data are, column by column, and what about them will limit the answer."""
     about = data.describe(loaded, **split_options(split))
     lines = [data.describe_text({name: about[name] for name in SHOWN})]
-    columns = (getattr(loaded, "encoding", None) or {"columns": []})["columns"]
-    for column in columns[:COLUMNS]:
-        if column["kind"] == "numeric":
-            gaps = ", missing values become the median and are marked" if column["indicator"] else ""
-            lines.append(f"  {column['name']:<20} numbers, median {column['median']:g}{gaps}")
-        else:
-            some = ", ".join(column["categories"][:6]) + (", …" if len(column["categories"]) > 6 else "")
-            lines.append(f"  {column['name']:<20} {len(column['categories'])} categories: {some}")
-    if len(columns) > COLUMNS:
-        lines.append(f"  … and {len(columns) - COLUMNS} more columns")
     splits = data.split(loaded, **split_options(split))
+    lines += [f"  {line}" for line in (splits.encoding.describe(COLUMNS) if splits.encoding else ())]
     rows = splits.val.labels.numel()
     if rows < 2:
         raise data.DataError(

@@ -342,12 +342,17 @@ def population_size(config: Science, device: torch.device) -> int | None:
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
     """Members that train together, in the given order.
 
-    Splits of one size can be stacked, unless more than their rows differs: the scaling of images, class weights.
+    Splits of one size can be stacked, unless more than their rows differs: the scaling of images, class weights, the
+    features of a file whose categories were learnt from other training rows.
     """
     config, splits = members[0][0].config, members[0][1]
     most = population_size(config, device) or len(members)
     apart = splits.kind == "image" or config.loss.options.get("class_weights") == "balanced"
-    groups = groupby(members, lambda member: member[1].index_hash if apart else member[1].sizes)
+
+    def shape(splits: Splits) -> tuple[dict[str, int], torch.Size]:
+        return splits.sizes, splits.train.inputs.shape[1:]
+
+    groups = groupby(members, lambda member: member[1].index_hash if apart else shape(member[1]))
     return [group[k : k + most] for _, g in groups for group in [list(g)] for k in range(0, len(group), most)]
 
 

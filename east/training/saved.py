@@ -8,7 +8,6 @@ name, as it was for training. Weights, scaling and forests are tensors; classes,
 plain JSON.
 """
 
-import gzip
 import json
 import os
 import shutil
@@ -24,8 +23,9 @@ from torch import Tensor, nn
 
 from east import data, losses, models
 from east.choices import import_by_path
-from east.data import csv, images
+from east.data import files, images
 from east.data.common import DataError, Splits, Table
+from east.data.encoding import Numeric
 from east.settings.sections import Model as Network
 from east.training import decisions
 from east.training.devices import pick_device
@@ -88,7 +88,7 @@ class Model:
         if hasattr(rows, "columns"):
             if self.about["kind"] != "table":
                 raise DataError(f"this model takes an array of {self.about['kind']}s, got a table")
-            return data.encode(rows, self.about["encoding"])
+            return data.encode(rows, data.Encoding.from_json(self.about["encoding"]))
         inputs = torch.as_tensor(rows)
         expected = self.about["inputs_shape"]
         if list(inputs.shape[1:]) != expected:
@@ -133,7 +133,7 @@ def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
     config = outcome.trial.config
     encoding = None
     if isinstance(loaded, Table):
-        encoding = loaded.encoding or numeric_encoding(loaded)
+        encoding = (splits.encoding or numeric_encoding(loaded, splits)).to_json()
     about = {
         "format": FORMAT,
         "kind": splits.kind,
@@ -192,14 +192,11 @@ def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
     return logits.softmax(-1)
 
 
-def numeric_encoding(table: Table) -> dict[str, Any]:
+def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
     """The encoding of a table of plain numbers, so that frames with its columns can be predicted as well."""
-    medians = table.features.median(0).values.tolist()
-    columns = [
-        {"name": name, "kind": "numeric", "median": median, "indicator": False}
-        for name, median in zip(table.columns, medians, strict=True)
-    ]
-    return {"columns": columns, "target": None, "classes": list(table.classes), "positive": table.positive}
+    medians = table.features[splits.train.index].median(0).values.tolist()
+    columns = [Numeric(name, median, False) for name, median in zip(table.columns, medians, strict=True)]
+    return data.Encoding(tuple(columns), classes=table.classes, positive=table.positive)
 
 
 class Forest(nn.Module):
@@ -298,7 +295,7 @@ def predict_file(model: Model, source: str | Path, target: str | Path) -> int:
 def table_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
     done = 0
     delimiter = model.about["encoding"].get("delimiter")  # models saved before it was kept have none
-    for frame in csv.portions(source, delimiter, FILE_ROWS):
+    for frame in files.portions(source, delimiter, FILE_ROWS):
         try:
             yield as_frame(model, model.predict_proba(frame))
         except DataError as error:
@@ -329,14 +326,14 @@ def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
 
 
 def image_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in images.SUFFIXES)
+    return images.find(folder)
 
 
 def count_rows(source: Path) -> int | None:
     """Lines below the header, or images; for the progress bar."""
     if source.is_dir():
         return len(image_files(source))
-    if not source.is_file() or source.suffix in (".parquet", ".pq"):
+    if not source.is_file() or not files.is_text(source):
         return None
-    with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as file:
+    with files.opened(source) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) - 1
