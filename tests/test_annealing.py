@@ -24,7 +24,7 @@ def config(
         dataset=Dataset(name="toy"),
         model=Model(name="mlp"),
         loss=Loss(name="f1", target="east.losses.MetricLoss"),
-        annealing=sections.Annealing(name=schedule, schedule=schedule, **{**defaults, **others}),
+        annealing=sections.Annealing(name=schedule, schedule=schedule, **{**defaults, **annealing}),
         protocol=Training(
             name="east", patience=patience, stage_epochs=stage_epochs, max_epochs=max_epochs, warmup=warmup
         ),

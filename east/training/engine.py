@@ -123,10 +123,8 @@ def train_population(
 
         while len(population.alive):
             started, alive, temperature = time.perf_counter(), population.alive, annealing.temperature
-            epoch, warming = (
-                annealing.epoch,
-                bool(annealing.warming.any()),
-            )  # all warm up or none: they share a protocol
+            epoch = annealing.epoch
+            warming = bool(annealing.warming.any())  # all warm up or none: they share a protocol
             if loss.anneals:
                 loss.temperature = torch.tensor(temperature[alive], dtype=torch.float32, device=device)
             objective = losses.CrossEntropy() if warming else loss
@@ -183,7 +181,7 @@ class Setup:
             got = f"hyper.batch_size={self.batch} and {len(self.train)} rows"
             raise ValueError(f"batch norm needs batches of at least 2 samples, got {got}")
         self.optimizer = Adam(self.net, hyper, decoupled=config.protocol.optimizer == "adamw")
-        self.average = Average(self.net, [h.get("average") for h in hyper])
+        self.average = Average(self.net, [h.average for h in hyper])
         self.population = Population(
             self.trials, self.net, self.optimizer, self.annealing, self.average, LossState(self.loss)
         )
