@@ -13,6 +13,7 @@ PACKAGE = ROOT / "east"
 # The rooms of the package, from the top: each may import those before it, and itself.
 ROOMS = [
     "choices",
+    "files",
     "settings",
     "confusion",
     "metrics",
