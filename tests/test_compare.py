@@ -112,9 +112,9 @@ def test_the_winner_is_chosen_on_validation_whatever_the_test_rows_say():
     chosen = Candidate(
         None, "chosen", "plugin", [Judged(None, 0.9, f1_score(labels, bad), *map(torch.from_numpy, (bad, labels)))], [0]
     )
-    winner, text = compare.verdict([lucky, chosen], F1, "f1_pos", 2)
+    winner, text = compare.verdict([lucky, chosen], F1, "f1_positive", 2)
     assert winner is chosen
-    assert "winner on f1_pos: chosen + plug-in" in text
+    assert "winner on f1_positive: chosen + plug-in" in text
     assert "not clearly ahead of any other" in text
     lead = float(re.search(r"lucky on test .* ([+-]\d\.\d+)  [+-]", text).group(1))
     assert lead == pytest.approx(chosen.test - lucky.test, abs=1e-3)
@@ -126,6 +126,8 @@ def test_the_winner_is_chosen_on_validation_whatever_the_test_rows_say():
     [
         ("f1_pos", 1, {"metric": "f1", "average": "positive"}, "f1"),
         ("f1_pos", 2, {"metric": "f1", "average": "positive", "positive": 2}, "f1"),
+        ("f1_positive", 1, {"metric": "f1", "average": "positive"}, "f1"),
+        ("f1", None, {"metric": "f1", "average": "macro"}, "f1"),
         (None, 1, {"metric": "f1", "average": "positive"}, "f1"),
         (None, None, {"metric": "f1", "average": "macro"}, "f1"),
         ("mcc", 1, {"metric": "mcc"}, "mcc"),
@@ -148,7 +150,7 @@ def test_losses_are_those_of_the_score(score, positive, metric, matched):
 
 def test_scores_that_make_no_sense_are_refused():
     loaded = data.Table(features=torch.zeros(3, 1), labels=torch.arange(3), classes=("a", "b", "c"), name="t")
-    with pytest.raises(ValueError, match="f1_pos needs a positive class"):
+    with pytest.raises(ValueError, match="f1_positive needs a positive class"):
         compare.wanted_score("f1_pos", loaded)
     with pytest.raises(ValueError, match="did you mean 'mcc'"):
         compare.wanted_score("mc", loaded)
@@ -180,10 +182,10 @@ def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
     assert "fraud" in text
     assert re.search(r"region +2 categories: north, south", text)
     assert "rows of 'fraud' for val; expect wide intervals" in text
-    rows = re.findall(r"^(EAST f1_pos|cross-entropy|AnyLoss|random forest)( \+ plug-in)? ", text, re.MULTILINE)
+    rows = re.findall(r"^(EAST f1_positive|cross-entropy|AnyLoss|random forest)( \+ plug-in)? ", text, re.MULTILINE)
     assert len(rows) == 8
     numbers = dict(re.findall(r"^(\S.*?\S) {2,}(\d\.\d{3})", text, re.MULTILINE))
-    winner = re.search(r"winner on f1_pos: (.+?), test", text).group(1)
+    winner = re.search(r"winner on f1_positive: (.+?), test", text).group(1)
     assert float(numbers[winner]) == max(map(float, numbers.values()))
 
     command = text.strip().splitlines()[-1].split()

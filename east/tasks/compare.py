@@ -120,15 +120,19 @@ def main(command: Command) -> int:
 
 
 def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
-    """The score's name, and the metric with its parameters: f1_pos, f1_macro, a name of METRICS or a dotted path."""
-    score = score or ("f1_macro" if loaded.positive is None else "f1_pos")
-    if score == "f1_pos":
+    """The score's name, and the metric with its parameters.
+
+    score: f1_positive (also f1_pos), f1_macro, f1 (the one that suits the data), a name of METRICS or a dotted path.
+    """
+    if score in (None, "f1"):
+        score = "f1_macro" if loaded.positive is None else "f1_positive"
+    if score in ("f1_positive", "f1_pos"):
         if loaded.positive is None:
             raise ConfigError(
-                "score=f1_pos needs a positive class: two classes, or dataset.positive=…; or score=f1_macro"
+                "score=f1_positive needs a positive class: two classes, or dataset.positive=…; or score=f1_macro"
             )
         chosen = {"metric": "f1", "average": "positive"}
-        return score, chosen if loaded.positive == 1 else {**chosen, "positive": loaded.positive}
+        return "f1_positive", chosen if loaded.positive == 1 else {**chosen, "positive": loaded.positive}
     if score == "f1_macro":
         return score, {"metric": "f1", "average": "macro"}
     metrics.resolve(score)
