@@ -16,9 +16,7 @@ from east.training.annealing import Annealing, temperatures
 FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))
 
 
-def config(
-    schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000, outer_patience=3, warmup=0, **annealing
-):
+def config(schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000, outer_patience=3, warmup=0, **others):
     defaults = {"T0": 0.2, "r": 0.5, "T_min": 0.01, "patience": outer_patience}
     return Science(
         dataset=Dataset(name="toy"),

@@ -270,7 +270,7 @@ class Validated:
     ) -> Iterator[tuple[int, dict[str, float | None]]]:
         """Trial and entry of its history."""
         for p, trained, loss, metric in zip(
-            alive, train_loss.tolist(), self.loss.tolist(), self.metric.tolist(), strict=True
+            alive, train_loss.cpu().tolist(), self.loss.tolist(), self.metric.tolist(), strict=True
         ):
             T = None if temperature is None else float(temperature[p])
             yield int(p), dict(zip(HISTORY, [epoch, T, trained, loss, metric], strict=True))
