@@ -205,7 +205,7 @@ def test_files_are_predicted_in_portions(frame, stored, tmp_path, monkeypatch):
     model = east.load(stored[0])
     whole = model.predict_proba(frame)
     for rows, name in ((7, "new.csv"), (1000, "new.csv.gz")):
-        monkeypatch.setattr(stored, "FILE_ROWS", rows)
+        monkeypatch.setattr(saved, "FILE_ROWS", rows)
         frame.to_csv(tmp_path / name, index=False)
         assert saved.predict_file(model, tmp_path / name, tmp_path / "deep" / "out.csv") == len(frame)
         written = pd.read_csv(tmp_path / "deep" / "out.csv")
@@ -244,7 +244,7 @@ def test_files_that_do_not_fit_are_refused_by_column(change, message, frame, sto
 
 
 def test_a_fault_far_down_tells_the_rows_and_leaves_no_file(frame, stored, tmp_path, monkeypatch):
-    monkeypatch.setattr(stored, "FILE_ROWS", 50)
+    monkeypatch.setattr(saved, "FILE_ROWS", 50)
     frame.astype({"age": object}).assign(age=[*[1.0] * 160, "old", *[1.0] * 39]).to_csv(
         tmp_path / "new.csv", index=False
     )
