@@ -5,8 +5,8 @@
 The plain loop is a fair one: tensors in memory without a DataLoader, fused AdamW, validation after every epoch, the
 best weights kept, one trial after another on one thread (more are slower on nets of this size). `per core` sets one
 thread of the engine against it; `machine` has a process of one thread per core, as `east-run` deals out trials, and
-counts the slowest. Darknet-19 is timed with and without the dense products on small maps. All contestants take turns and
-the median of each counts; times are CPU seconds, so that waiting on a busy machine is not measured.
+counts the slowest. Darknet-19 is timed with and without the dense products on small maps. All contestants take turns
+and the median of each counts; times are CPU seconds, so that waiting on a busy machine is not measured.
 """
 
 import argparse

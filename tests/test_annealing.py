@@ -22,7 +22,7 @@ def config(schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000,
         dataset=Dataset(name="toy"),
         model=Model(name="mlp"),
         loss=Loss(name="f1", target="east.losses.MetricLoss"),
-        annealing=sections.Annealing(name=schedule, schedule=schedule, **{**defaults, **annealing}),
+        annealing=sections.Annealing(name=schedule, schedule=schedule, **{**defaults, **others}),
         protocol=Training(
             name="east", patience=patience, stage_epochs=stage_epochs, max_epochs=max_epochs, warmup=warmup
         ),

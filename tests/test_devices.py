@@ -8,6 +8,7 @@ import yaml
 from east import METRICS, EASTClassifier, MetricLoss
 from east.choices import CONF
 from east.data.common import Part, Splits
+from east.models.darknet import Convolution3x3
 from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Science, Training
 from east.training import engine, optimizer, saved
 from east.training.population import Trial
@@ -44,9 +45,10 @@ def splits_of(shape, kind, classes=("no", "yes"), seed=0, pairs=None):
 
 
 @pytest.fixture(autouse=True)
-def same_optimiser(monkeypatch):
-    """The fused kernel, tested elsewhere, rounds differently, and Adam's first steps enlarge that."""
+def same_arithmetic(monkeypatch):
+    """Without what only some devices have: it rounds differently, Adam's first steps enlarge that, and it has tests."""
     monkeypatch.setattr(optimizer, "FUSED", ())
+    monkeypatch.setattr(Convolution3x3, "forward", torch.nn.Conv2d.forward)
 
 
 def loss_section(name):
