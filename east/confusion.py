@@ -32,12 +32,16 @@ class Confusion:
         self.diagonal = diagonal
         self.actual = actual
         self.predicted = predicted
-        self.missed = (actual - diagonal).clamp_min(0) if missed is None else missed
+        self._missed = missed
         self._matrix: Tensor | Callable[[], Tensor] = matrix
 
     @property
     def total(self) -> Tensor:
         return self.actual.sum(-1)
+
+    @property
+    def missed(self) -> Tensor:
+        return (self.actual - self.diagonal).clamp_min(0) if self._missed is None else self._missed
 
     @property
     def matrix(self) -> Tensor:

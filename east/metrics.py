@@ -94,6 +94,8 @@ def only(positive: int, classes: int, dtype: torch.dtype, device: torch.device) 
 
 def others(counts: Tensor) -> Tensor:
     """Sum of the other classes' counts [..., d]; in float64, where total - count leaves the small ones intact."""
+    if counts.shape[-1] == 2:
+        return counts.flip(-1)
     exact = counts.dtype if counts.device.type == "mps" else torch.float64
     return (counts.sum(-1, keepdim=True, dtype=exact) - counts).to(counts.dtype).clamp_min(0)
 
@@ -226,41 +228,41 @@ def of_negatives(
 
 def mcc(c: Confusion) -> Tensor:
     """Matthews correlation; with more than two classes Gorodkin's R_K; 0 when only one class occurs or is predicted."""
-    covariance, actual, predicted = (x.sum(-1) for x in covariances(c)[:3])
-    correlation = covariance * actual.clamp_min(EPS).rsqrt() * predicted.clamp_min(EPS).rsqrt()
-    return torch.where(torch.minimum(actual, predicted) > SHARE, correlation.clamp(-1, 1), 0.0)
+    both, variances, *_ = covariances(c)
+    actual, predicted = variances.clamp_min(EPS).rsqrt().unbind(0)
+    correlation = (both * actual * predicted).clamp(-1, 1)
+    return torch.where(variances.amin(0) > SHARE, correlation, 0.0).squeeze(-1)
 
 
 class Covariances(NamedTuple):
-    """Per class [..., d]: s - t q, t (1 - t), q (1 - q), and 1 - q of the proportions s, t, q."""
+    """Of the proportions s, t, q: sum of s - t q [..., 1]; sums of t (1 - t), q (1 - q) [2, ..., 1]; t and q, and what
+    they leave to the other classes, 1 - t and 1 - q [2, ..., d].
+    """
 
     both: Tensor
-    actual: Tensor
-    predicted: Tensor
-    rejected: Tensor
+    variances: Tensor
+    shares: Tensor
+    others: Tensor
 
 
 def covariances(c: Confusion) -> Covariances:
     """s - t q is taken as t (1 - q) - missed where q is large: each form loses its digits where the other has them."""
-    s, t, q = proportions(c)
     n = c.total.unsqueeze(-1).clamp_min(EPS)
-    rejected = others(q)
-    both = torch.where(q < 0.5, s - t * q, t * rejected - c.missed / n)
-    return Covariances(both, t * others(t), q * rejected, rejected)
+    shares = torch.stack((c.actual, c.predicted)) / n
+    left = others(shares)
+    t, q = shares.unbind(0)
+    both = torch.where(q < 0.5, c.diagonal / n - t * q, t * left[1] - c.missed / n)
+    return Covariances(both.sum(-1, keepdim=True), (shares * left).sum(-1, keepdim=True), shares, left)
 
 
 def mcc_and_slopes(c: Confusion) -> tuple[Tensor, Tensor, Tensor]:
-    both, actual, predicted, rejected = covariances(c)
-    vt, vq = actual.sum(-1, keepdim=True), predicted.sum(-1, keepdim=True)
-    defined = torch.minimum(vt, vq) > SHARE
-    scale = torch.where(defined, vt.clamp_min(EPS).rsqrt() * vq.clamp_min(EPS).rsqrt(), 0.0)
-    score = both.sum(-1, keepdim=True) * scale
-    n = c.total.unsqueeze(-1).clamp_min(EPS)
-    by_diagonal = (scale / n).expand(both.shape)
-    # d/dq of q (1 - q) is 1 - 2q = rejected - q
-    slope = score / vq.clamp_min(EPS) / (2 * n)
-    by_predicted = torch.addcmul(-c.actual / n * by_diagonal, slope, c.predicted / n - rejected)
-    return score.squeeze(-1).clamp(-1, 1), by_diagonal, by_predicted
+    both, variances, shares, left = covariances(c)
+    scale = variances.clamp_min(EPS).rsqrt().prod(0) * (variances.amin(0) > SHARE)
+    score = both * scale
+    by_diagonal = scale / c.total.unsqueeze(-1).clamp_min(EPS)
+    # d/dq of -1/2 log(sum q (1 - q)) is (q - (1 - q)) / 2 / sum q (1 - q)
+    by_predicted = (shares[1] - left[1]) * (both / variances[1].clamp_min(EPS) / 2) - shares[0]
+    return score.squeeze(-1).clamp(-1, 1), by_diagonal.expand(c.diagonal.shape), by_predicted * by_diagonal
 
 
 def kappa(c: Confusion) -> Tensor:
@@ -382,7 +384,10 @@ def score_and_slopes(metric: Metric, c: Confusion, parameters: Mapping[str, Any]
         else (values * shares).sum(-1)
     )
     diagonal = weights * hit if by_diagonal == 0 else weights * (hit - by_diagonal * values)
-    return score, diagonal.expand(c.diagonal.shape), (values * weights * -by_predicted).expand(c.diagonal.shape)
+    predicted = (values * weights).mul_(-by_predicted)
+    if average == "micro":
+        diagonal, predicted = (x.expand(c.diagonal.shape) for x in (diagonal, predicted))
+    return score, diagonal, predicted
 
 
 def resolve(metric: str | Metric) -> Metric:

@@ -29,7 +29,7 @@ from torch.autograd import Function
 from east.confusion import Confusion, class_counts, per_class
 from east.losses.inputs import masked
 from east.losses.steps import HALF_WIDTH
-from east.metrics import Metric, score_and_slopes
+from east.metrics import SLOPES, Metric, score_and_slopes
 
 MIN_CORNER = 5e-4  # a, and with it 1 - hi, vanishes at T = 0.4
 FEW_CLASSES = 32  # rows of fewer entries are slow to reduce and to search: samples are laid side by side in memory
@@ -45,7 +45,7 @@ class Counts(NamedTuple):
     """Soft counts [..., d] of a batch; `missed` is actual - diagonal without its rounding."""
 
     diagonal: Tensor
-    missed: Tensor
+    missed: Tensor | None
     predicted: Tensor
 
 
@@ -81,7 +81,7 @@ def soft_metric_loss(
 class _SoftCounts(Function):
     @staticmethod
     def forward(ctx, logits, labels, weights, step, detach_threshold):
-        counts, state = counted(logits, labels, weights, step, detach_threshold)
+        counts, state = counted(logits, labels, weights, step)
         ctx.save_for_backward(labels, weights, *state)
         ctx.kind, ctx.detach_threshold = type(state), detach_threshold
         return tuple(counts)
@@ -103,14 +103,16 @@ class _SoftMetricLoss(Function):
             used, shares = masked(labels, weights, ignore_index, logits.dtype)
         ctx.chunked = logits.ndim == 2 and 2 < logits.shape[-1] < FEW_CLASSES and logits.numel() > CHUNK
         if ctx.chunked:
-            state, parts = (), (counted(*part, step, detach_threshold)[0] for part in chunks(logits, used, shares))
+            state, parts = (), (counted(*part, step)[0] for part in chunks(logits, used, shares))
             counts = Counts(*(sum(x) for x in zip(*parts, strict=True)))
         else:
-            counts, state = counted(logits, used, shares, step, detach_threshold)
+            counts, state = counted(logits, used, shares, step, missed=metric in SLOPES)
         ctx.kind = type(state)
-        confusion = Confusion(
-            counts.diagonal, class_counts(used, shares, counts.predicted), counts.predicted, no_matrix, counts.missed
-        )
+        if logits.shape[-1] == 2:
+            actual = counts.diagonal + counts.missed
+        else:
+            actual = class_counts(used, shares, counts.predicted)
+        confusion = Confusion(counts.diagonal, actual, counts.predicted, no_matrix, counts.missed)
         score, B, A = score_and_slopes(metric, confusion, parameters)
         loss = 1 - score
         if ignore_index is not None and shares is not None:
@@ -130,7 +132,7 @@ class _SoftMetricLoss(Function):
             if ctx.chunked:
                 gradient = torch.empty_like(logits)
                 for out, *part in chunks(gradient, logits, labels, shares):
-                    _, state = counted(*part, ctx.step, ctx.detach_threshold)
+                    _, state = counted(*part, ctx.step, missed=False)
                     out.copy_(state.gradient(*part[1:], B, A, ctx.detach_threshold))
             else:
                 gradient = ctx.kind(*state).gradient(labels, shares, B, A, ctx.detach_threshold)
@@ -179,14 +181,17 @@ class _OnceOnly(Function):
 
 
 def counted(
-    logits: Tensor, labels: Tensor, weights: Tensor | None, step: "Step", detach_threshold: bool
+    logits: Tensor, labels: Tensor, weights: Tensor | None, step: "Step", missed: bool = True
 ) -> tuple[Counts, "TwoClasses | FewClasses | ManyClasses | HugeSoftmax"]:
-    """The counts of a batch, and what their gradient needs, in the form that is quickest for so many classes."""
+    """The counts of a batch, and what their gradient needs, in the form that is quickest for so many classes.
+
+    Few classes are spared the count of what was missed where `missed` is false.
+    """
     classes = logits.shape[-1]
     if classes == 2:
         return TwoClasses.count(logits, labels, weights, step)
     if classes < FEW_CLASSES:
-        return FewClasses.count(logits, labels, weights, step)
+        return FewClasses.count(logits, labels, weights, step, missed)
     p = logits.softmax(-1)
     if classes < MANY_CLASSES or p.device.type != "cpu":
         return ManyClasses.count(p, top_two(p), labels, weights, step)
@@ -199,11 +204,16 @@ def counted(
 
 
 class Step(NamedTuple):
-    """The step at one temperature [], or at one per leading index [..., 1, 1]; in tensors, quicker than numbers."""
+    """The step at one temperature [], or at one per leading index [..., 1, 1]; in tensors, quicker than numbers.
+
+    `first` and `second` are the slopes for two classes, `second_bend` their difference; the others are in units of it.
+    """
 
     a: Tensor
     b: Tensor
     first: Tensor
+    second: Tensor
+    second_bend: Tensor
     bend: Tensor
     middle: Tensor
     one: Tensor
@@ -212,7 +222,8 @@ class Step(NamedTuple):
     def at(cls, T: Tensor) -> "Step":
         a = ((1 - HALF_WIDTH * T) / 2).clamp_min(MIN_CORNER)
         middle = (1 - 2 * T) / (1 - 2 * a) * a / T
-        return cls(a, 1 - a, T / a, middle - 1, middle, torch.ones_like(T))
+        first = T / a
+        return cls(a, 1 - a, first, first * middle, first * (middle - 1), middle - 1, middle, torch.ones_like(T))
 
 
 @lru_cache
@@ -241,28 +252,36 @@ class TwoClasses(NamedTuple):
 
     @classmethod
     def count(cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step) -> tuple[Counts, "TwoClasses"]:
-        a, first, bend = (x.squeeze(-1) if x.ndim else x for x in (step.a, step.first, step.bend))
-        z, other = logits.select(-1, 1), logits.select(-1, 0)
+        if step.a.ndim:
+            step = Step(*(x.squeeze(-1) for x in step))
+        other, z = logits.unbind(-1)
         gap = z - other
         less = gap.abs().neg_().sigmoid_()  # the less probable class, whose H keeps its digits however small
-        above = (less - a).relu_()
-        H = torch.addcmul(less, above, bend).mul_(first)
-        slope = above.sign_().mul_(bend).add_(1).mul_(first).mul_(less - less * less)
-        if weights is not None:
+        above = (less - step.a).relu_()
+        H = torch.addcmul(less * step.first, above, step.second_bend)
+        steep = torch.where(above > 0, step.second, step.first)
+        slope = torch.ops.aten.sigmoid_backward(steep, less)
+        if weights is None:
+            rest = step.one - H
+        else:
             slope, H = slope * weights, H * weights
-        rest = (1 if weights is None else weights) - H
+            rest = weights - H
         right = (gap > 0) == labels
         diagonal = per_class(torch.where(right, rest, H), labels, 2)
         missed = per_class(torch.where(right, H, rest), labels, 2)
         return Counts(diagonal, missed, diagonal + missed.flip(-1)), cls(slope)
 
     def gradient(self, labels: Tensor, weights: Tensor | None, B: Tensor, A: Tensor, detach: bool) -> Tensor:
-        A0, A1 = A.unbind(-1)
-        B0, B1 = B.unbind(-1)
-        difference = A1 - A0
-        by_class = torch.stack((difference - B0, difference + B1), -1)
+        signs = signs_of_two(A.dtype, A.device)
+        by_class = torch.addcmul((A * signs).sum(-1, keepdim=True), B, signs)
         along = by_class.gather(-1, labels).mul_(self.slope)
-        return torch.stack((-along, along), -1)
+        return along.unsqueeze(-1) * signs
+
+
+@lru_cache
+def signs_of_two(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """How the logits of two classes act on their difference."""
+    return torch.tensor([-1.0, 1.0], dtype=dtype, device=device)
 
 
 class FewClasses(NamedTuple):
@@ -277,7 +296,9 @@ class FewClasses(NamedTuple):
     G_own: Tensor
 
     @classmethod
-    def count(cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step) -> tuple[Counts, "FewClasses"]:
+    def count(
+        cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step, missed: bool
+    ) -> tuple[Counts, "FewClasses"]:
         p = logits.mT.softmax(-2).mT
         p1 = p.amax(-1, keepdim=True)
         largest = torch.eq(p, p1, out=torch.empty_like(p))
@@ -290,19 +311,19 @@ class FewClasses(NamedTuple):
         H = torch.addcmul(p, above, step.bend).addcmul_(largest, last * beyond)
         S = above.sign_().mul_(step.bend).add_(step.one).mul_(p)
         S.addcmul_(largest, beyond.sign().mul_(last).mul_(p1))
-        own = labels.unsqueeze(-1)
-        H_own, rest = without_own(H, own)
-        total = H_own + rest
-        G, G_own, missed = H.div_(total), H_own.div_(total), rest.div_(total)
+        H_own, rest = without_own(H, labels.unsqueeze(-1)) if missed else (None, None)
+        total = H.sum(-1, keepdim=True) if rest is None else H_own + rest
+        G = H.div_(total)
+        G_own = G.gather(-1, labels.unsqueeze(-1))
         state = cls(p, p2, largest, beyond.div_(gap).div_(p1), G, S.div_(total), G_own)
-        hits, missed = G_own.squeeze(-1), missed.squeeze(-1)
-        if weights is None:
-            predicted = G.sum(-2)
-        else:
-            predicted = (weights.unsqueeze(-2) @ G).squeeze(-2)
-            hits, missed = hits * weights, missed * weights
-        classes = p.shape[-1]
-        return Counts(per_class(hits, labels, classes), per_class(missed, labels, classes), predicted), state
+        predicted = G.sum(-2) if weights is None else (weights.unsqueeze(-2) @ G).squeeze(-2)
+        diagonal, elsewhere = (
+            None
+            if shares is None
+            else per_class(shares.squeeze(-1) if weights is None else shares.squeeze(-1) * weights, labels, p.shape[-1])
+            for shares in (G_own, None if rest is None else rest.div_(total))
+        )
+        return Counts(diagonal, elsewhere, predicted), state
 
     def gradient(self, labels: Tensor, weights: Tensor | None, B: Tensor, A: Tensor, detach: bool) -> Tensor:
         p, S, own = self.p, self.S, labels.unsqueeze(-1)
