@@ -130,7 +130,9 @@ def test_a_second_backward_gives_the_same(classes):
 def test_nothing_of_a_batch_outlives_backward(classes, metric, monkeypatch):
     """Whoever collects losses collects no batches, as with any loss of torch; a second backward is refused."""
     kept = []
-    monkeypatch.setattr(closed_form, "counted", lambda *a, counted=closed_form.counted: remembered(*counted(*a), kept))
+    monkeypatch.setattr(
+        closed_form, "counted", lambda *a, counted=closed_form.counted, **k: remembered(*counted(*a, **k), kept)
+    )
     logits, labels = batch((30, classes), 3.0)
     loss = MetricLoss(metric)(logits.requires_grad_(), labels)
     loss.backward(retain_graph=True)

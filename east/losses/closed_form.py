@@ -103,8 +103,8 @@ class _SoftMetricLoss(Function):
             used, shares = masked(labels, weights, ignore_index, logits.dtype)
         ctx.chunked = logits.ndim == 2 and 2 < logits.shape[-1] < FEW_CLASSES and logits.numel() > CHUNK
         if ctx.chunked:
-            state, parts = (), (counted(*part, step)[0] for part in chunks(logits, used, shares))
-            counts = Counts(*(sum(x) for x in zip(*parts, strict=True)))
+            parts = [counted(*part, step, missed=metric in SLOPES)[0] for part in chunks(logits, used, shares)]
+            state, counts = (), Counts(*(None if x[0] is None else sum(x) for x in zip(*parts, strict=True)))
         else:
             counts, state = counted(logits, used, shares, step, missed=metric in SLOPES)
         ctx.kind = type(state)
