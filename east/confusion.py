@@ -11,22 +11,37 @@ from torch import Tensor
 
 
 class Confusion:
-    """Counts over d classes: `diagonal`, `actual`, `predicted` [..., d], `total` [...], `matrix` [..., d, d].
+    """Counts over d classes: `diagonal`, `actual`, `predicted`, `missed` [..., d], `total` [...], `matrix` [..., d, d].
+
+    `missed` is actual - diagonal: the mass of a class that went elsewhere. Builders that can add it up directly pass
+    it in, because the difference of two nearly equal float32 counts is rounding noise.
 
     >>> c = Confusion.from_predictions(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), classes=2)
     >>> c.matrix.tolist()
     [[1.0, 1.0], [0.0, 1.0]]
     """
 
-    def __init__(self, diagonal: Tensor, actual: Tensor, predicted: Tensor, matrix: Callable[[], Tensor]):
+    def __init__(
+        self,
+        diagonal: Tensor,
+        actual: Tensor,
+        predicted: Tensor,
+        matrix: Callable[[], Tensor],
+        missed: Tensor | None = None,
+    ):
         self.diagonal = diagonal
         self.actual = actual
         self.predicted = predicted
+        self._missed = missed
         self._matrix: Tensor | Callable[[], Tensor] = matrix
 
     @property
     def total(self) -> Tensor:
         return self.actual.sum(-1)
+
+    @property
+    def missed(self) -> Tensor:
+        return (self.actual - self.diagonal).clamp_min(0) if self._missed is None else self._missed
 
     @property
     def matrix(self) -> Tensor:
@@ -43,19 +58,32 @@ class Confusion:
     def from_memberships(cls, memberships: Tensor, labels: Tensor, weights: Tensor | None = None) -> "Confusion":
         """Soft counts of memberships [..., n, d] (rows sum to 1) and labels [..., n]. Def. 5.5, arXiv 2405.20954.
 
+        Floating-point labels [..., n, d] are soft targets: a sample counts in every class by its share.
         Labels and `weights` [..., n] may lack leading dimensions, which they then share.
         """
-        labels = labels.expand(memberships.shape[:-1])
         weights = memberships.new_ones(()) if weights is None else weights.to(memberships.dtype)
-        weights = weights.expand(labels.shape)
-        classes = memberships.shape[-1]
+        weights = weights.expand(memberships.shape[:-1])
         weighted = memberships * weights.unsqueeze(-1)
-        own = weighted.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        if labels.is_floating_point():
+            return cls.from_targets(weighted, labels.to(memberships.dtype).expand(memberships.shape), weights)
+        labels = labels.expand(memberships.shape[:-1])
+        classes, own = memberships.shape[-1], labels.unsqueeze(-1)
         return cls(
-            diagonal=per_class(own, labels, classes),
+            diagonal=per_class(weighted.gather(-1, own).squeeze(-1), labels, classes),
             actual=per_class(weights, labels, classes),
             predicted=weighted.sum(-2),
             matrix=lambda: rows_per_class(weighted, labels),
+            missed=per_class(weighted.scatter(-1, own, 0).sum(-1), labels, classes),
+        )
+
+    @classmethod
+    def from_targets(cls, weighted: Tensor, targets: Tensor, weights: Tensor) -> "Confusion":
+        """Counts of weighted memberships [..., n, d] and targets [..., n, d], the share of every class in a sample."""
+        return cls(
+            diagonal=(weighted * targets).sum(-2),
+            actual=(weights.unsqueeze(-1) * targets).sum(-2),
+            predicted=weighted.sum(-2),
+            matrix=lambda: targets.mT @ weighted,
         )
 
     @classmethod
@@ -84,7 +112,14 @@ class Confusion:
             raise ValueError(f"expected a matrix of shape [..., d, d], got {tuple(matrix.shape)}")
         if not matrix.is_floating_point():
             matrix = matrix.double()
-        return cls(matrix.diagonal(dim1=-2, dim2=-1), matrix.sum(-1), matrix.sum(-2), lambda: matrix)
+        elsewhere = matrix.masked_fill(torch.eye(matrix.shape[-1], dtype=torch.bool, device=matrix.device), 0)
+        return cls(
+            diagonal=matrix.diagonal(dim1=-2, dim2=-1),
+            actual=matrix.sum(-1),
+            predicted=matrix.sum(-2),
+            matrix=lambda: matrix,
+            missed=elsewhere.sum(-1),
+        )
 
 
 def check_range(name: str, indices: Tensor, classes: int) -> None:

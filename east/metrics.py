@@ -1,14 +1,17 @@
 """Scores of a Confusion, hard or soft: the same functions train and judge. METRICS lists them by name.
 
 Each is f(confusion, **parameters) -> Tensor[...], one number per leading index, larger is better. Denominators are held
-above EPS: 0/0 scores 0, as in scikit-learn, and gradients stay finite. Where such a denominator would magnify the
-numerator's rounding, the score is set to 0.
-`average`: macro (mean over classes), weighted (by class frequency), positive (one class), none (one number per class).
+above EPS: 0/0 scores 0, as in scikit-learn, and gradients stay finite. Counts that are differences are formed without
+cancellation and clamped to their range; a denominator below SHARE of the total scores 0.
+`average`: macro (mean over classes), weighted (by class frequency), positive (one class), micro (counts summed over
+classes), none (one number per class).
 `absent`: whether a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954) or is ignored.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +20,12 @@ from east.choices import choose
 from east.confusion import Confusion
 
 EPS = 1e-12
+SHARE = 1e-12  # of the total: a denominator below it is 0
 RECALL_FLOOR = 1e-6  # below it the geometric mean's gradient is cut off
 
 Metric = Callable[..., Tensor]
 PerClass = float | Sequence[float] | Tensor
-AVERAGES = ("macro", "weighted", "positive", "none")
+AVERAGES = ("macro", "weighted", "positive", "micro", "none")
 ABSENT = ("zero", "ignore")
 
 
@@ -30,20 +34,77 @@ def ratio(part: Tensor, whole: Tensor) -> Tensor:
     return part / whole.clamp_min(EPS)
 
 
-def averaged(values: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
-    """One number per leading index from values [..., d] of the classes."""
-    if average == "macro" and absent == "zero":
-        return values.mean(-1)
-    if average == "macro" and choose("absent", absent, ABSENT):
-        return mean_of_present(values, c)
+class Fraction(NamedTuple):
+    """A score part / whole of every class, both linear in the counts, and their slopes: all it takes to differentiate.
+
+    `part` is `hit` times the diagonal; `whole` changes by `by_diagonal` and `by_predicted`.
+    """
+
+    part: Tensor
+    whole: Tensor
+    hit: float | Tensor
+    by_diagonal: float
+    by_predicted: float
+
+
+def averaged(part: Tensor, whole: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
+    """One number per leading index from part / whole [..., d] of the classes."""
+    if average == "micro":
+        return ratio(part.sum(-1), whole.sum(-1))
+    return average_over_classes(ratio(part, whole), c, average, positive, absent)
+
+
+def average_over_classes(values: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
+    """The average [...] of values [..., d]; average="none" leaves them as they are."""
+    if average == "none":
+        return values
     if average == "positive":
-        if not -c.classes <= positive < c.classes:
-            raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
-        return values[..., positive]
+        return values[..., checked_class(positive, c.classes)]
+    shares = class_shares(c, average, positive, absent)
+    return values.mean(-1) if isinstance(shares, float) else (values * shares).sum(-1)
+
+
+def class_shares(c: Confusion, average: str, positive: int, absent: str) -> float | Tensor:
+    """What every class contributes to an average: one share for all, or shares [..., d]."""
+    if average == "macro" and absent == "zero":
+        return 1 / c.classes
+    if average == "macro" and choose("absent", absent, ABSENT):
+        present = (c.actual > 0).to(c.actual.dtype)
+        return present / present.sum(-1, keepdim=True).clamp_min(1)
+    if average == "positive":
+        return only(checked_class(positive, c.classes), c.classes, c.actual.dtype, c.actual.device)
     if average == "weighted":
-        return ratio((values * c.actual).sum(-1), c.total)
-    choose("average", average, AVERAGES)
-    return values
+        return c.actual / c.total.unsqueeze(-1).clamp_min(EPS)
+    raise ValueError(choose("average", average, AVERAGES))
+
+
+def checked_class(positive: int, classes: int) -> int:
+    if not -classes <= positive < classes:
+        raise ValueError(f"positive class {positive} does not exist: expected 0 to {classes - 1}")
+    return positive
+
+
+@lru_cache
+def only(positive: int, classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """1 at one class, 0 at the others [d]."""
+    shares = torch.zeros(classes, dtype=dtype, device=device)
+    shares[positive] = 1
+    return shares
+
+
+def others(counts: Tensor) -> Tensor:
+    """Sum of the other classes' counts [..., d]; in float64, where total - count leaves the small ones intact."""
+    if counts.shape[-1] == 2:
+        return counts.flip(-1)
+    exact = counts.dtype if counts.device.type == "mps" else torch.float64
+    return (counts.sum(-1, keepdim=True, dtype=exact) - counts).to(counts.dtype).clamp_min(0)
+
+
+def beyond_rounding(part: Tensor, whole: Tensor, total: Tensor) -> Tensor:
+    """part / whole in [0, 1], and 0 where whole is within rounding of 0 relative to the total."""
+    least = SHARE * total
+    score = part.clamp_min(0).minimum(whole) / whole.clamp_min(EPS).maximum(least)
+    return torch.where(whole > least, score, 0.0)
 
 
 def mean_of_present(values: Tensor, c: Confusion) -> Tensor:
@@ -73,6 +134,11 @@ def accuracy(c: Confusion) -> Tensor:
     return ratio(c.diagonal.sum(-1), c.total)
 
 
+def accuracy_and_slopes(c: Confusion) -> tuple[Tensor, Tensor, Tensor]:
+    share = c.total.clamp_min(EPS).reciprocal()
+    return c.diagonal.sum(-1) * share, share.unsqueeze(-1).expand(c.diagonal.shape), torch.zeros_like(c.diagonal)
+
+
 def balanced_accuracy(c: Confusion) -> Tensor:
     """Mean recall of the classes that have samples (macro accuracy)."""
     return mean_of_present(ratio(c.diagonal, c.actual), c)
@@ -80,12 +146,20 @@ def balanced_accuracy(c: Confusion) -> Tensor:
 
 def precision(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Share of a class's predictions that are right."""
-    return averaged(ratio(c.diagonal, c.predicted), c, average, positive, absent)
+    return averaged(*precision_fraction(c)[:2], c, average, positive, absent)
+
+
+def precision_fraction(c: Confusion) -> Fraction:
+    return Fraction(c.diagonal, c.predicted, hit=1.0, by_diagonal=0.0, by_predicted=1.0)
 
 
 def recall(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Share of a class's samples that are found."""
-    return averaged(ratio(c.diagonal, c.actual), c, average, positive, absent)
+    return averaged(*recall_fraction(c)[:2], c, average, positive, absent)
+
+
+def recall_fraction(c: Confusion) -> Fraction:
+    return Fraction(c.diagonal, c.actual, hit=1.0, by_diagonal=0.0, by_predicted=0.0)
 
 
 def fbeta(
@@ -95,69 +169,111 @@ def fbeta(
 
     Written on counts, (1+b^2) TP / (b^2 actual + predicted): the form in precision and recall is 0/0 where this is 0.
     """
+    return averaged(*fbeta_fraction(c, beta)[:2], c, average, positive, absent)
+
+
+def fbeta_fraction(c: Confusion, beta: PerClass = 1.0) -> Fraction:
     square = per_class_values("beta", beta, c) ** 2
-    return averaged(ratio((1 + square) * c.diagonal, square * c.actual + c.predicted), c, average, positive, absent)
+    whole = square * c.actual + c.predicted
+    return Fraction((1 + square) * c.diagonal, whole, hit=1 + square, by_diagonal=0.0, by_predicted=1.0)
 
 
 def f1(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Harmonic mean of precision and recall."""
-    return averaged(ratio(2 * c.diagonal, c.actual + c.predicted), c, average, positive, absent)
+    return averaged(*f1_fraction(c)[:2], c, average, positive, absent)
 
 
-def f1_loss_and_slopes(diagonal: Tensor, actual: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """1 - f1's macro mean, and its derivatives with respect to the diagonal and the predicted counts [..., d].
-
-    They are autograd's to the last bit, without its graph, which for a small batch costs as much as cross-entropy.
-    """
-    whole = (actual + predicted).clamp_min_(EPS)
-    values = (diagonal + diagonal).div_(whole)
-    loss = 1 - values.mean(-1)
-    share = whole.new_full((), 1 / whole.shape[-1])
-    by_predicted = values.div_(whole).mul_(share)
-    return loss, (share + share).neg_() / whole, by_predicted
+def f1_fraction(c: Confusion) -> Fraction:
+    return Fraction(c.diagonal + c.diagonal, c.actual + c.predicted, hit=2.0, by_diagonal=0.0, by_predicted=1.0)
 
 
 def jaccard(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Intersection over union."""
-    return averaged(ratio(c.diagonal, c.actual + c.predicted - c.diagonal), c, average, positive, absent)
+    return averaged(*jaccard_fraction(c)[:2], c, average, positive, absent)
+
+
+def jaccard_fraction(c: Confusion) -> Fraction:
+    return Fraction(c.diagonal, c.actual + c.predicted - c.diagonal, hit=1.0, by_diagonal=-1.0, by_predicted=1.0)
 
 
 def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Geometric mean of precision and recall."""
-    values = c.diagonal * c.actual.clamp_min(EPS).rsqrt() * c.predicted.clamp_min(EPS).rsqrt()
-    return averaged(values, c, average, positive, absent)
+    diagonal, actual, predicted = c.diagonal, c.actual, c.predicted
+    if average == "micro":
+        diagonal, actual, predicted = (x.sum(-1) for x in (diagonal, actual, predicted))
+    values = diagonal * actual.clamp_min(EPS).rsqrt() * predicted.clamp_min(EPS).rsqrt()
+    return values if average == "micro" else average_over_classes(values, c, average, positive, absent)
 
 
 def specificity(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Share of the other classes' samples that are not given to the class."""
-    negatives = c.total.unsqueeze(-1) - c.actual
-    true_negatives = negatives - c.predicted + c.diagonal
-    return averaged(ratio(true_negatives, negatives), c, average, positive, absent)
+    negatives = others(c.actual)
+    return of_negatives(negatives - (c.predicted - c.diagonal), negatives, c, average, positive, absent)
 
 
 def npv(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Negative predictive value: share of the predictions against a class that are right."""
-    rejected = c.total.unsqueeze(-1) - c.predicted
-    true_negatives = rejected - c.actual + c.diagonal
-    return averaged(ratio(true_negatives, rejected), c, average, positive, absent)
+    rejected = others(c.predicted)
+    return of_negatives(rejected - c.missed, rejected, c, average, positive, absent)
+
+
+def of_negatives(
+    true_negatives: Tensor, whole: Tensor, c: Confusion, average: str, positive: int, absent: str
+) -> Tensor:
+    if average == "micro":
+        return beyond_rounding(true_negatives.sum(-1), whole.sum(-1), c.total)
+    scores = beyond_rounding(true_negatives, whole, c.total.unsqueeze(-1))
+    return average_over_classes(scores, c, average, positive, absent)
 
 
 def mcc(c: Confusion) -> Tensor:
-    """Matthews correlation; with more than two classes Gorodkin's R_K; 0 when only one class occurs or is predicted.
+    """Matthews correlation; with more than two classes Gorodkin's R_K; 0 when only one class occurs or is predicted."""
+    both, variances, *_ = covariances(c)
+    actual, predicted = variances.clamp_min(EPS).rsqrt().unbind(0)
+    correlation = (both * actual * predicted).clamp(-1, 1)
+    return torch.where(variances.amin(0) > SHARE, correlation, 0.0).squeeze(-1)
 
-    sum t(1-t) is kept instead of 1 - sum t^2, which cancels in float32 when one class dominates.
+
+class Covariances(NamedTuple):
+    """Of the proportions s, t, q: sum of s - t q [..., 1]; sums of t (1 - t), q (1 - q) [2, ..., 1]; t and q, and what
+    they leave to the other classes, 1 - t and 1 - q [2, ..., d].
     """
-    s, t, q = proportions(c)
-    actual, predicted = (t * (1 - t)).sum(-1), (q * (1 - q)).sum(-1)
-    correlation = (s - t * q).sum(-1) * actual.clamp_min(EPS).rsqrt() * predicted.clamp_min(EPS).rsqrt()
-    return torch.where(torch.minimum(actual, predicted) > EPS, correlation, 0.0)
+
+    both: Tensor
+    variances: Tensor
+    shares: Tensor
+    others: Tensor
+
+
+def covariances(c: Confusion) -> Covariances:
+    """s - t q is taken as t (1 - q) - missed where q is large: each form loses its digits where the other has them."""
+    n = c.total.unsqueeze(-1).clamp_min(EPS)
+    shares = torch.stack((c.actual, c.predicted)) / n
+    left = others(shares)
+    t, q = shares.unbind(0)
+    both = torch.where(q < 0.5, c.diagonal / n - t * q, t * left[1] - c.missed / n)
+    return Covariances(both.sum(-1, keepdim=True), (shares * left).sum(-1, keepdim=True), shares, left)
+
+
+def mcc_and_slopes(c: Confusion) -> tuple[Tensor, Tensor, Tensor]:
+    both, variances, shares, left = covariances(c)
+    scale = variances.clamp_min(EPS).rsqrt().prod(0) * (variances.amin(0) > SHARE)
+    score = both * scale
+    by_diagonal = scale / c.total.unsqueeze(-1).clamp_min(EPS)
+    # d/dq of -1/2 log(sum q (1 - q)) is (q - (1 - q)) / 2 / sum q (1 - q)
+    by_predicted = (shares[1] - left[1]) * (both / variances[1].clamp_min(EPS) / 2) - shares[0]
+    return score.squeeze(-1).clamp(-1, 1), by_diagonal.expand(c.diagonal.shape), by_predicted * by_diagonal
 
 
 def kappa(c: Confusion) -> Tensor:
-    """Cohen's kappa: agreement beyond chance; 0 when all samples are in one cell."""
-    s, t, q = proportions(c)
-    expected = (t * (1 - q)).sum(-1)
-    return torch.where(expected > EPS, ratio((s - t * q).sum(-1), expected), 0.0)
+    """Cohen's kappa: agreement beyond chance; 0 when all samples are in one cell.
+
+    Written 1 - missed / expected to be missed, both sums of what is not negative.
+    """
+    n = c.total.clamp_min(EPS)
+    expected = (c.actual * others(c.predicted)).sum(-1) / n**2
+    missed = c.missed.sum(-1) / n
+    return torch.where(expected > SHARE, (1 - missed / expected.clamp_min(EPS)).clamp_min(-1), 0.0)
 
 
 def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | None = None) -> Tensor:
@@ -187,11 +303,15 @@ def square_matrix(name: str, values: Sequence[Sequence[float]] | Tensor, c: Conf
 
 
 def gmean(c: Confusion) -> Tensor:
-    """Geometric mean of the recalls of the classes that have samples; 0 when one of them is never found."""
+    """Geometric mean of the recalls of the classes that have samples; 0 when one of them is never found.
+
+    A recall below RECALL_FLOOR counts as 0. The gradient there is that of the mean with recalls held at the floor:
+    the other classes keep learning.
+    """
     recalls = ratio(c.diagonal, c.actual)
     mean = mean_of_present(recalls.clamp_min(RECALL_FLOOR).log(), c).exp()
-    missed = ((recalls == 0) & (c.actual > 0)).any(-1)
-    return torch.where(missed, 0.0, mean)
+    never_found = ((recalls <= RECALL_FLOOR) & (c.actual > 0)).any(-1)
+    return mean - torch.where(never_found, mean, 0.0).detach()
 
 
 def youden(c: Confusion) -> Tensor:
@@ -218,6 +338,56 @@ METRICS: dict[str, Metric] = {
     "specificity": specificity,
     "youden": youden,
 }
+
+
+# Scores whose derivatives are known in closed form, which spares autograd's graph: for a small batch it costs as much
+# as cross-entropy itself.
+FRACTIONS: dict[Metric, Callable[..., Fraction]] = {
+    f1: f1_fraction,
+    fbeta: fbeta_fraction,
+    jaccard: jaccard_fraction,
+    precision: precision_fraction,
+    recall: recall_fraction,
+}
+SLOPES: dict[Metric, Callable[[Confusion], tuple[Tensor, Tensor, Tensor]]] = {
+    accuracy: accuracy_and_slopes,
+    mcc: mcc_and_slopes,
+}
+
+
+def has_slopes(metric: Metric) -> bool:
+    """Whether score_and_slopes covers this metric."""
+    return metric in FRACTIONS or metric in SLOPES
+
+
+def score_and_slopes(metric: Metric, c: Confusion, parameters: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
+    """The score [...] and its derivatives with respect to the diagonal and the predicted counts [..., d]."""
+    if metric in SLOPES:
+        return SLOPES[metric](c, **parameters)
+    parameters = dict(parameters)
+    average, positive, absent = (
+        parameters.pop(k, v) for k, v in (("average", "macro"), ("positive", 1), ("absent", "zero"))
+    )
+    part, whole, hit, by_diagonal, by_predicted = FRACTIONS[metric](c, **parameters)
+    if average == "micro":
+        part, whole, shares = part.sum(-1, keepdim=True), whole.sum(-1, keepdim=True), 1.0
+    else:
+        shares = class_shares(c, average, positive, absent)
+    whole = whole.clamp_min(EPS)
+    values = part / whole
+    weights = shares / whole
+    score = (
+        values.squeeze(-1)
+        if average == "micro"
+        else values.mean(-1)
+        if isinstance(shares, float)
+        else (values * shares).sum(-1)
+    )
+    diagonal = weights * hit if by_diagonal == 0 else weights * (hit - by_diagonal * values)
+    predicted = (values * weights).mul_(-by_predicted)
+    if average == "micro":
+        diagonal, predicted = (x.expand(c.diagonal.shape) for x in (diagonal, predicted))
+    return score, diagonal, predicted
 
 
 def resolve(metric: str | Metric) -> Metric:

@@ -9,6 +9,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from east import MetricLoss
 
+LABEL_AVERAGES = ("macro", "micro", "weighted", "samples")
 CASES = [(12, 12), (17, 3)]  # samples of each rank
 LOSSES = [
     ("f1", {}),
@@ -53,6 +54,16 @@ def worker(rank, path, batches, out):
                 found[case, k, "no grad"] = loss(logits, *rest)
             found[case, k, "eval"] = loss.eval()(logits, *rest)
             found[case, k, "gather=False"] = MetricLoss(metric, gather=False, **parameters)(logits, *rest)
+    x, y, weights = (t.split(CASES[0])[rank] for t in batches[0])
+    labels = y if rank == 0 else torch.full_like(y, -100)
+    for k, (metric, parameters) in enumerate(LOSSES):
+        found["ignored", k] = results(model, MetricLoss(metric, **parameters), x, labels, weights)
+        local = net()
+        value = MetricLoss(metric, **parameters)(local(x), labels, weights)
+        found["ignored", k, "alone"] = [value.detach(), *torch.autograd.grad(value, local.parameters())]
+    for average in LABEL_AVERAGES:
+        loss = MetricLoss("f1", multilabel=True, average=average)
+        found["multilabel", average] = results(model, loss, x, onehot(y), weights)
     torch.save(found, f"{out}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -80,3 +91,42 @@ def test_ranks_together_are_one_process(ranks, case, k):
         alone = loss(model(x), y, weights)
         for situation in ("no grad", "eval", "gather=False"):
             torch.testing.assert_close(found[rank][case, k, situation], alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", range(len(LOSSES)), ids=[metric for metric, _ in LOSSES])
+def test_a_rank_that_ignores_everything_takes_part_with_a_loss_of_0(ranks, k):
+    """Else the other rank would wait for its counts. After DDP's averaging the gradient is that of the other rank."""
+    batches, found = ranks
+    metric, parameters = LOSSES[k]
+    x, y, weights = (t.split(CASES[0])[0] for t in batches[0])
+    value, *gradients = results(net(), MetricLoss(metric, **parameters), x, y, weights)
+    for rank in range(2):
+        torch.testing.assert_close(found[rank]["ignored", k][1:], gradients)
+    torch.testing.assert_close(found[0]["ignored", k][0], value)
+    assert found[1]["ignored", k][0] == 0
+    assert all((gradient == 0).all() for gradient in found[1]["ignored", k, "alone"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("average", LABEL_AVERAGES)
+def test_multilabel_ranks_together_are_one_process(ranks, average):
+    batches, found = ranks
+    x, y, weights = batches[0]
+    loss = MetricLoss("f1", multilabel=True, average=average)
+    if average == "samples":  # a mean over samples, which DDP averages: ranks of equal weight are one process
+        halves = [
+            results(net(), loss, *part)
+            for part in zip(*(t.split(CASES[0]) for t in (x, onehot(y), weights)), strict=True)
+        ]
+        whole = [sum(pair) / 2 for pair in zip(*halves, strict=True)]
+        for rank in range(2):
+            torch.testing.assert_close(found[rank]["multilabel", average][1:], whole[1:])
+        return
+    whole = results(net(), loss, x, onehot(y), weights)
+    for rank in range(2):
+        torch.testing.assert_close(found[rank]["multilabel", average], whole)
+
+
+def onehot(labels):
+    return nn.functional.one_hot(labels, 4)

@@ -22,7 +22,41 @@ def output(example):
 
 def test_every_example_is_tested():
     found = {path.stem for path in (ROOT / "scripts" / "examples").glob("*.py")}
-    assert found == {"training_loop", "estimator", "own_metric"}
+    assert found == {
+        "training_loop", "estimator", "own_metric", "segmentation", "multilabel", "lightning_module", "compute_loss"
+    }  # fmt: skip
+
+
+def table(example):
+    """Rows of an example's table: what it is trained by, and the scores."""
+    lines = output(example).splitlines()[1:]
+    return {re.sub(r"\s+[\d. ]+$", "", line): [*map(float, re.findall(r"\d\.\d{3}", line))] for line in lines}
+
+
+def test_segmentation_by_the_metric_finds_the_rare_class():
+    rows = table("segmentation")
+    assert rows.keys() == {"cross-entropy", "Dice", "MetricLoss f1", "MetricLoss jaccard"}
+    for name in ("MetricLoss f1", "MetricLoss jaccard"):
+        mean, macro, discs = zip(rows[name], rows["cross-entropy"], strict=True)
+        assert all(ours > plain for ours, plain in (mean, macro, discs))
+
+
+def test_multilabel_by_the_metric_is_better_on_every_average():
+    rows = table("multilabel")
+    for name in ("macro", "micro", "samples"):
+        ours, plain = rows[f"MetricLoss f1 {name}"], rows["BCEWithLogitsLoss"]
+        assert all(a > b + 0.02 for a, b in zip(ours, plain, strict=True))
+
+
+def test_a_trainer_with_its_own_compute_loss():
+    rows = table("compute_loss")
+    assert rows["MetricTrainer"][0] > rows["Trainer"][0] + 0.05
+
+
+def test_a_lightning_module():
+    pytest.importorskip("lightning")
+    rows = table("lightning_module")
+    assert rows["MetricLoss"][0] > rows["BCEWithLogitsLoss"][0]
 
 
 def test_the_loop_finds_more_than_cross_entropy():

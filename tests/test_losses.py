@@ -297,7 +297,7 @@ def test_a_single_logit_stands_for_two(name):
     for logits, labels in ((z, y), (z[:, None], y), (z[:, None], y[:, None])):
         torch.testing.assert_close(loss(logits, labels), wanted)
         torch.testing.assert_close(loss(logits, labels, torch.ones_like(labels)), wanted)
-    torch.testing.assert_close(loss(z[None], y[None]), wanted[None])
+    torch.testing.assert_close(loss.per_trial(z[None, :, None], y[None]), wanted[None])
     assert loss(z[:1], y[:1]).shape == ()
 
 
@@ -308,7 +308,7 @@ def test_a_population_is_scored_one_by_one(name):
     weights = torch.rand(3, 2, 20)
     loss = build(name, d)
     for w in (None, weights):
-        together = loss(z, y, w)
+        together = loss.per_trial(z, y, w)
         assert together.shape == (3, 2)
         alone = [[loss(z[i, j], y[i, j], None if w is None else w[i, j]) for j in range(2)] for i in range(3)]
         torch.testing.assert_close(together, torch.stack([torch.stack(row) for row in alone]))
@@ -419,7 +419,7 @@ def test_vmap_and_grad_are_the_loop(name):
         build(name, d).eval(),
         batch(3, 20, d),
     )  # in training some keep counts, which torch.func must not move
-    torch.testing.assert_close(vmap(loss)(z, y), loss(z, y))
+    torch.testing.assert_close(vmap(loss)(z, y), loss.per_trial(z, y))
     wanted = torch.stack([gradient(loss, z[k], y[k]) for k in range(3)])
     torch.testing.assert_close(vmap(grad(loss))(z, y), wanted, atol=1e-6, rtol=1e-4)
 
@@ -483,7 +483,7 @@ def test_a_temperature_for_every_member():
     T = torch.tensor([0.05, 0.1, 0.2], dtype=torch.float64)
     for threshold in ("dynamic", 0.3, [0.3, 0.6]):
         loss = MetricLoss("f1", threshold=threshold, temperature=T)
-        together = loss(z, y)
+        together = loss.per_trial(z, y)
         assert together.dtype == torch.float32
         for k in range(3):
             loss.temperature = float(T[k])
@@ -537,14 +537,14 @@ def test_own_metrics(monkeypatch):
     z, y = batch(3, 30, 4)
     loss = MetricLoss(recall_of_the_last, power=2.0)
     torch.testing.assert_close(
-        loss(z, y), 1 - METRICS["recall"](loss.confusion(z, y), average="positive", positive=3) ** 2
+        loss.per_trial(z, y), 1 - METRICS["recall"](loss.confusion(z, y), average="positive", positive=3) ** 2
     )
-    assert MetricLoss("east.metrics.mcc")(z, y).shape == (3,)
+    assert MetricLoss("east.metrics.mcc").per_trial(z, y).shape == (3,)
     matrix = MetricLoss(asymmetry)
     c = Confusion.from_memberships(matrix.memberships(z), y)
-    torch.testing.assert_close(matrix(z, y), 1 - asymmetry(c))
-    assert gradient(matrix, z, y).abs().max() > 0
-    assert MetricLoss(lambda c: c.diagonal.sum(-1) / c.total)(z, y).shape == (3,)
+    torch.testing.assert_close(matrix.per_trial(z, y), 1 - asymmetry(c))
+    assert gradient(matrix.per_trial, z, y).abs().max() > 0
+    assert MetricLoss(lambda c: c.diagonal.sum(-1) / c.total).per_trial(z, y).shape == (3,)
 
 
 def test_beta_and_the_positive_class_by_name():
@@ -631,7 +631,7 @@ WRONG = {
     "label too large": (lambda: MetricLoss("f1")(z4, y4 + 4), ("labels", "0 to 3", "4 to")),
     "negative label": (lambda: MetricLoss("f1")(z4, y4 - 4), ("labels", "0 to 3", "-4 to")),
     "float labels": (lambda: MetricLoss("f1")(z4, y4.float()), ("integer labels", "torch.float32")),
-    "float labels of single logits": (lambda: MetricLoss("f1")(z4[:, 0], y4 / 2), ("integer labels", "float32")),
+    "float labels of single logits": (lambda: MetricLoss("f1")(z4[:, 0], y4 / 2), ("shares from 0 to 1", "1.5")),
     "integer logits": (lambda: MetricLoss("f1")(y4, y4), ("floating point logits", "torch.int64")),
     "wrong shape": (lambda: MetricLoss("f1")(z4, y4[:5]), ("(5,)", "(6, 4)", "expected (6,) for 4 classes")),
     "no samples": (lambda: MetricLoss("f1")(z4[:0], y4[:0]), ("at least one sample", "(0, 4)")),
@@ -739,8 +739,8 @@ def test_parameters_without_a_meaning_are_refused(parameters, message):
 
 def test_one_hot_labels_and_arrays_are_refused():
     logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
-    with pytest.raises(ValueError, match="look one-hot: expected class indices"):
+    with pytest.raises(ValueError, match=r"no unique reading: .* for one-hot labels labels.argmax\(1\)"):
         MetricLoss("f1")(logits, torch.nn.functional.one_hot(labels))
     with pytest.raises(ValueError, match="expected tensors, got logits"):
         MetricLoss("f1")(logits.numpy(), labels.numpy())
-    assert MetricLoss("f1")(torch.randn(2, 6), torch.tensor([[0, 1, 1, 0, 1, 0]] * 2)).shape == (2,)
+    assert MetricLoss("f1").per_trial(torch.randn(2, 6, 1), torch.tensor([[0, 1, 1, 0, 1, 0]] * 2)).shape == (2,)

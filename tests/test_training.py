@@ -297,9 +297,9 @@ def test_single_logits_give_two_probabilities(blobs):
 def test_validation_can_be_the_mean_of_batches_as_in_released_code():
     loss = engine.losses.MetricLoss("f1")
     logits, labels = torch.randn(2, 50, 2), torch.randint(0, 2, (2, 50))
-    expected = torch.stack([loss(logits[:, k : k + 20], labels[:, k : k + 20]) for k in (0, 20, 40)]).mean(0)
+    expected = torch.stack([loss.per_trial(logits[:, k : k + 20], labels[:, k : k + 20]) for k in (0, 20, 40)]).mean(0)
     torch.testing.assert_close(engine.validation_loss(loss, logits, labels, 20), expected)
-    torch.testing.assert_close(engine.validation_loss(loss, logits, labels, None), loss(logits, labels))
+    torch.testing.assert_close(engine.validation_loss(loss, logits, labels, None), loss.per_trial(logits, labels))
 
 
 def test_graphs_are_judged_pair_by_pair():

@@ -7,15 +7,15 @@ from torch import Tensor
 
 from east.choices import install_hint
 from east.confusion import per_class
-from east.losses.inputs import Loss, binary_only, mean_over_samples, transformed
+from east.losses.inputs import IGNORE_INDEX, Loss, binary_only, mean_over_samples, transformed
 from east.metrics import ratio
 
 
 class ClassWeighted(Loss):
     """A loss with one weight per class, or None; build() turns "balanced" into n / (d n_k) of the training labels."""
 
-    def __init__(self, class_weights: Sequence[float] | str | None = None):
-        super().__init__()
+    def __init__(self, class_weights: Sequence[float] | str | None = None, ignore_index: int = IGNORE_INDEX):
+        super().__init__(ignore_index)
         if isinstance(class_weights, str):
             raise ValueError(
                 f"class_weights: expected numbers, got {class_weights!r}; 'balanced' needs training labels"
@@ -32,19 +32,33 @@ class ClassWeighted(Loss):
 class CrossEntropy(ClassWeighted):
     """Softmax cross-entropy; with class weights their weighted mean, as torch's."""
 
+    takes_soft_targets = True
+
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        if labels.is_floating_point():
+            return self.of_soft_targets(logits, labels, weights)
         values = -log_likelihood(logits, labels)
         if self.class_weights is not None:
             by_class = self.of(labels, logits)
             weights = by_class if weights is None else by_class * weights
         return mean_over_samples(values, weights)
 
+    def of_soft_targets(self, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """-sum_j t_j log p_j of targets [n, d]; class weights divide by their own sum, as they do for indices."""
+        if weights is not None:
+            targets = targets * weights.unsqueeze(-1)
+        if self.class_weights is not None:
+            targets = targets * self.of(torch.arange(logits.shape[-1], device=logits.device), logits)
+        return ratio(-(targets * logits.log_softmax(-1)).sum((-2, -1)), targets.sum((-2, -1)))
+
 
 class Focal(ClassWeighted):
     """-(1 - p_y)^gamma log p_y: well classified samples count less. Lin et al. 2017."""
 
-    def __init__(self, gamma: float = 2.0, class_weights: Sequence[float] | None = None):
-        super().__init__(class_weights)
+    def __init__(
+        self, gamma: float = 2.0, class_weights: Sequence[float] | None = None, ignore_index: int = IGNORE_INDEX
+    ):
+        super().__init__(class_weights, ignore_index)
         self.gamma = gamma
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
@@ -81,8 +95,8 @@ class WMW(Loss):
     Divided by the number of pairs, so that its scale does not depend on the batch; 0 when one class is absent.
     """
 
-    def __init__(self, gamma: float = 0.2, power: float = 3.0):
-        super().__init__()
+    def __init__(self, gamma: float = 0.2, power: float = 3.0, ignore_index: int = IGNORE_INDEX):
+        super().__init__(ignore_index)
         self.gamma, self.power = gamma, power
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
@@ -113,6 +127,8 @@ class APPerf(Loss):
     M(Q) the expected F_beta of the best answer to Q. ADMM finds Q in `max_iter` steps, at a cost cubic in n: more than
     `block` samples are solved in blocks, whose sums are added. The package's own layer has the gradient of n L.
     """
+
+    takes_weights = False
 
     def __init__(self, beta: float = 1.0, max_iter: int = 50, block: int = 20):
         super().__init__()
@@ -162,8 +178,8 @@ class APPerf(Loss):
 class SigmoidF1(Loss):
     """1 - macro F1 of S = sigmoid(slope (z + offset)), each class against the rest. Benedict et al. 2021."""
 
-    def __init__(self, slope: float = 1.0, offset: float = 0.0):
-        super().__init__()
+    def __init__(self, slope: float = 1.0, offset: float = 0.0, ignore_index: int = IGNORE_INDEX):
+        super().__init__(ignore_index)
         self.slope, self.offset = slope, offset
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:

@@ -1,6 +1,6 @@
 """EAST's soft counts in closed form: softmax, dynamic threshold, linear step, and their hand-derived gradient.
 
-Composed from small operations the surrogate costs 9 to 55 cross-entropies on a CPU. Three facts bring it near one:
+Composed from small operations the loss costs 9 to 55 cross-entropies on a CPU. Three facts bring it near one:
 
 - The threshold is half the sum s of the two largest probabilities, at most 1/2, so the step's corners are lo = a s and
   hi = b s, a = (1 - 2.5 T) / 2, b = 1 - a, and only the largest entry p1 can lie above hi. As memberships are H divided
@@ -9,23 +9,27 @@ Composed from small operations the surrogate costs 9 to 55 cross-entropies on a 
 - But for the 1 in 1 - hi, H is homogeneous in (p, s), and e = dL/dH is orthogonal to H. With S = p dH/dp at fixed s,
   Euler's identity gives dL/ds: sum_j e_j S_j + s dL/ds = shift = e1 lo [p1 - hi]+ / (1 - hi)^2.
 - Below lo, H is p, and softmax sums to 1: sums over such entries are known without touching them. With many classes
-  few entries lie above, and the gradient is p times a rank-one term plus those few (`Sparse`).
+  few entries lie above, and the gradient is p times a rank-one term plus those few (`HugeSoftmax`).
 
 With A, B the gradients of the loss with respect to predicted and diagonal counts, e = (A + B at the own class - their
 mean under H) / sum H. The gradient with respect to the logits is e S - p shift, + p dL/ds at the two largest entries.
+
+With two classes s = 1 and H sums to 1: everything is a function of the difference of the two logits (`TwoClasses`).
 """
 
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from east.confusion import class_counts, per_class
+from east.confusion import Confusion, class_counts, per_class
+from east.losses.inputs import masked
 from east.losses.steps import HALF_WIDTH
-from east.metrics import f1_loss_and_slopes
+from east.metrics import SLOPES, Metric, score_and_slopes
 
 MIN_CORNER = 5e-4  # a, and with it 1 - hi, vanishes at T = 0.4
 FEW_CLASSES = 32  # rows of fewer entries are slow to reduce and to search: samples are laid side by side in memory
@@ -34,64 +38,131 @@ SPARSE_CORNER = 0.125  # unless a is so small that 1 - (sum of the entries above
 SPARSE_SHARE = 32  # or one block in so many holds such an entry, as before any training
 BLOCK = 8  # classes, about, whose maximum is taken together when looking for large entries,
 LANES = 32  # in a multiple of so many blocks, as the processor likes it
+CHUNK = 1 << 16  # entries: larger batches are counted in chunks that stay in the cache, and again in backward
+
+
+class Counts(NamedTuple):
+    """Soft counts [..., d] of a batch; `missed` is actual - diagonal without its rounding."""
+
+    diagonal: Tensor
+    missed: Tensor | None
+    predicted: Tensor
 
 
 def soft_counts(
     logits: Tensor, labels: Tensor, weights: Tensor | None, temperature: float | Tensor, detach_threshold: bool = False
-) -> tuple[Tensor, Tensor]:
-    """Diagonal and predicted soft counts [..., d] of logits [..., n, d] and labels [..., n]; eq. 4-5, arXiv 2405.20954.
+) -> Counts:
+    """Soft counts [..., d] of logits [..., n, d] and labels [..., n]; eq. 4-5, arXiv 2405.20954.
 
     `weights` [..., n] count a sample more or less; `temperature` is a number or a tensor over the leading dimensions.
     """
-    return _SoftCounts.apply(logits, labels, weights, step_of(temperature, logits), detach_threshold)
+    step = step_of(temperature, logits)
+    return Counts(*_SoftCounts.apply(logits, labels, weights, step, detach_threshold))
 
 
-def soft_f1_loss(
-    logits: Tensor, labels: Tensor, weights: Tensor | None, temperature: float | Tensor, detach_threshold: bool = False
+def soft_metric_loss(
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    metric: Metric,
+    parameters: Mapping[str, Any],
+    temperature: float | Tensor,
+    detach_threshold: bool = False,
+    ignore_index: int | None = None,
 ) -> Tensor:
-    """1 - macro F1 [...] of the soft counts in a single node of autograd's graph: for few classes, nodes cost most."""
-    return _SoftF1Loss.apply(logits, labels, weights, step_of(temperature, logits), detach_threshold)
+    """1 - metric [...] of the soft counts in a single node of autograd's graph: for few classes, nodes cost most.
+
+    Samples labelled `ignore_index` do not count; the loss of a batch that has no others is 0.
+    """
+    step = step_of(temperature, logits)
+    return _SoftMetricLoss.apply(logits, labels, weights, step, detach_threshold, metric, parameters, ignore_index)
 
 
 class _SoftCounts(Function):
     @staticmethod
     def forward(ctx, logits, labels, weights, step, detach_threshold):
-        ctx.counted = counted(logits, labels, weights, step, detach_threshold)
-        return ctx.counted.counts()
+        counts, state = counted(logits, labels, weights, step)
+        ctx.save_for_backward(labels, weights, *state)
+        ctx.kind, ctx.detach_threshold = type(state), detach_threshold
+        return tuple(counts)
 
     @staticmethod
-    def backward(ctx, B, A):
-        return spread(ctx, B, A), None, None, None, None
+    def backward(ctx, B, M, A):
+        labels, weights, *state = ctx.saved_tensors
+        with Backward(B) as scope:
+            gradient = ctx.kind(*state).gradient(labels, weights, B - M, A, ctx.detach_threshold)
+        return scope.once(gradient), None, None, None, None
 
 
-class _SoftF1Loss(Function):
+class _SoftMetricLoss(Function):
     @staticmethod
-    def forward(ctx, logits, labels, weights, step, detach_threshold):
-        ctx.counted = counted(logits, labels, weights, step, detach_threshold)
-        diagonal, predicted = ctx.counted.counts()
-        loss, ctx.B, ctx.A = f1_loss_and_slopes(diagonal, class_counts(labels, weights, predicted), predicted)
+    def forward(ctx, logits, labels, weights, step, detach_threshold, metric, parameters, ignore_index):
+        ctx.ignore_index, ctx.step, ctx.detach_threshold = ignore_index, step, detach_threshold
+        used, shares = labels, weights
+        if ignore_index is not None:
+            used, shares = masked(labels, weights, ignore_index, logits.dtype)
+        ctx.chunked = logits.ndim == 2 and 2 < logits.shape[-1] < FEW_CLASSES and logits.numel() > CHUNK
+        if ctx.chunked:
+            parts = [counted(*part, step, missed=metric in SLOPES)[0] for part in chunks(logits, used, shares)]
+            state, counts = (), Counts(*(None if x[0] is None else sum(x) for x in zip(*parts, strict=True)))
+        else:
+            counts, state = counted(logits, used, shares, step, missed=metric in SLOPES)
+        ctx.kind = type(state)
+        if logits.shape[-1] == 2:
+            actual = counts.diagonal + counts.missed
+        else:
+            actual = class_counts(used, shares, counts.predicted)
+        confusion = Confusion(counts.diagonal, actual, counts.predicted, no_matrix, counts.missed)
+        score, B, A = score_and_slopes(metric, confusion, parameters)
+        loss = 1 - score
+        if ignore_index is not None and shares is not None:
+            left = confusion.total != 0
+            loss, B, A = loss * left, B * left.unsqueeze(-1), A * left.unsqueeze(-1)
+        # The labels and weights are kept as they came, so that autograd notices if they are overwritten.
+        kept = (logits, used, shares) if ctx.chunked else (None, used, shares)
+        ctx.save_for_backward(labels, weights, B, A, *kept, *state)
         return loss
 
     @staticmethod
     def backward(ctx, g):
-        g = g.detach().unsqueeze(-1)
-        return spread(ctx, ctx.B * g, ctx.A * g), None, None, None, None
+        _, _, B, A, logits, labels, shares, *state = ctx.saved_tensors
+        with Backward(g) as scope:
+            scale = g.detach().unsqueeze(-1).neg()
+            B, A = B * scale, A * scale
+            if ctx.chunked:
+                gradient = torch.empty_like(logits)
+                for out, *part in chunks(gradient, logits, labels, shares):
+                    _, state = counted(*part, ctx.step, missed=False)
+                    out.copy_(state.gradient(*part[1:], B, A, ctx.detach_threshold))
+            else:
+                gradient = ctx.kind(*state).gradient(labels, shares, B, A, ctx.detach_threshold)
+        return scope.once(gradient), None, None, None, None, None, None, None
 
 
-def spread(ctx, B: Tensor, A: Tensor) -> Tensor:
-    """The gradient with respect to the logits from that with respect to the counts, once."""
-    if ctx.counted is None:
-        raise RuntimeError("backward a second time through a MetricLoss: expected retain_graph=True the first time")
-    with ExitStack() as stack:
-        if torch.is_autocast_enabled(B.device.type):  # backward may be called inside of the block that forward left
-            stack.enter_context(torch.autocast(B.device.type, enabled=False))
-        twice = torch.is_grad_enabled()
-        if twice:
-            stack.enter_context(torch.no_grad())
-        gradient = ctx.counted.gradient(B, A)
-    if not torch._C._autograd._get_current_graph_task_keep_graph():
-        ctx.counted = None  # as autograd drops saved tensors: whoever keeps the loss keeps no batch
-    return _OnceOnly.apply(gradient.requires_grad_()) if twice else gradient
+def no_matrix() -> Tensor:
+    raise TypeError("a metric with slopes in closed form does without the matrix")
+
+
+def chunks(logits: Tensor, *rest: Tensor | None) -> Iterator[tuple[Tensor | None, ...]]:
+    """Parts of about CHUNK entries of tensors that have samples in their first dimension; None stays None."""
+    rows = max(1, CHUNK // logits.shape[-1])
+    for start in range(0, len(logits), rows):
+        yield tuple(None if x is None else x[start : start + rows] for x in (logits, *rest))
+
+
+class Backward(ExitStack):
+    """Computes a gradient by hand: without a graph, and in full precision."""
+
+    def __init__(self, gradient: Tensor):
+        super().__init__()
+        if torch.is_autocast_enabled(gradient.device.type):  # backward may be called inside of the block forward left
+            self.enter_context(torch.autocast(gradient.device.type, enabled=False))
+        self.twice = torch.is_grad_enabled()
+        if self.twice:
+            self.enter_context(torch.no_grad())
+
+    def once(self, gradient: Tensor) -> Tensor:
+        return _OnceOnly.apply(gradient.requires_grad_()) if self.twice else gradient
 
 
 class _OnceOnly(Function):
@@ -110,31 +181,39 @@ class _OnceOnly(Function):
 
 
 def counted(
-    logits: Tensor, labels: Tensor, weights: Tensor | None, step: "Step", detach_threshold: bool
-) -> "Few | Dense | Sparse":
-    """A batch ready for counts() and gradient(B, A), in the form that is quickest for so many classes.
+    logits: Tensor, labels: Tensor, weights: Tensor | None, step: "Step", missed: bool = True
+) -> tuple[Counts, "TwoClasses | FewClasses | ManyClasses | HugeSoftmax"]:
+    """The counts of a batch, and what their gradient needs, in the form that is quickest for so many classes.
 
-    It keeps neither the logits nor the counts: an input or output would hold on to the graph that it is part of.
+    Few classes are spared the count of what was missed where `missed` is false.
     """
     classes = logits.shape[-1]
+    if classes == 2:
+        return TwoClasses.count(logits, labels, weights, step)
     if classes < FEW_CLASSES:
-        return Few(logits, labels, weights, step, detach_threshold or classes == 2)
+        return FewClasses.count(logits, labels, weights, step, missed)
     p = logits.softmax(-1)
     if classes < MANY_CLASSES or p.device.type != "cpu":
-        return Dense(p, top_two(p), labels, weights, step, detach_threshold)
+        return ManyClasses.count(p, top_two(p), labels, weights, step)
     maxima = block_maxima(p)
     top = top_two_of_blocks(p, maxima)
     entries = Entries.above(p, step.a * top.p.sum(-1, keepdim=True), maxima) if step.a.min() >= SPARSE_CORNER else None
     if entries is None:
-        return Dense(p, top, labels, weights, step, detach_threshold)
-    return Sparse(p, top, entries, labels, weights, step, detach_threshold)
+        return ManyClasses.count(p, top, labels, weights, step)
+    return HugeSoftmax.count(p, top, entries, labels, weights, step)
 
 
 class Step(NamedTuple):
-    """The step at one temperature [], or at one per leading index [..., 1, 1]; in tensors, quicker than numbers."""
+    """The step at one temperature [], or at one per leading index [..., 1, 1]; in tensors, quicker than numbers.
+
+    `first` and `second` are the slopes for two classes, `second_bend` their difference; the others are in units of it.
+    """
 
     a: Tensor
     b: Tensor
+    first: Tensor
+    second: Tensor
+    second_bend: Tensor
     bend: Tensor
     middle: Tensor
     one: Tensor
@@ -143,7 +222,8 @@ class Step(NamedTuple):
     def at(cls, T: Tensor) -> "Step":
         a = ((1 - HALF_WIDTH * T) / 2).clamp_min(MIN_CORNER)
         middle = (1 - 2 * T) / (1 - 2 * a) * a / T
-        return cls(a, 1 - a, middle - 1, middle, torch.ones_like(T))
+        first = T / a
+        return cls(a, 1 - a, first, first * middle, first * (middle - 1), middle - 1, middle, torch.ones_like(T))
 
 
 @lru_cache
@@ -165,56 +245,108 @@ def corners(s: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return lo, hi, gap, (lo / gap).sub_(step.middle)
 
 
-class Few:
-    """The largest entries are told by comparison, as numbers 0 or 1: to search them costs more. Of two classes s is 1.
+class TwoClasses(NamedTuple):
+    """s is 1, H of both classes sums to 1, and `slope` [..., n] is the weighted dH_1/dz_1."""
 
-    Any other order of these operations rounds differently, and the committed results could no longer be repeated.
-    """
+    slope: Tensor
 
-    def __init__(self, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step, detach_threshold: bool):
+    @classmethod
+    def count(cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step) -> tuple[Counts, "TwoClasses"]:
+        if step.a.ndim:
+            step = Step(*(x.squeeze(-1) for x in step))
+        other, z = logits.unbind(-1)
+        gap = z - other
+        less = gap.abs().neg_().sigmoid_()  # the less probable class, whose H keeps its digits however small
+        above = (less - step.a).relu_()
+        H = torch.addcmul(less * step.first, above, step.second_bend)
+        steep = torch.where(above > 0, step.second, step.first)
+        slope = torch.ops.aten.sigmoid_backward(steep, less)
+        if weights is None:
+            rest = step.one - H
+        else:
+            slope, H = slope * weights, H * weights
+            rest = weights - H
+        right = (gap > 0) == labels
+        diagonal = per_class(torch.where(right, rest, H), labels, 2)
+        missed = per_class(torch.where(right, H, rest), labels, 2)
+        return Counts(diagonal, missed, diagonal + missed.flip(-1)), cls(slope)
+
+    def gradient(self, labels: Tensor, weights: Tensor | None, B: Tensor, A: Tensor, detach: bool) -> Tensor:
+        signs = signs_of_two(A.dtype, A.device)
+        by_class = torch.addcmul((A * signs).sum(-1, keepdim=True), B, signs)
+        along = by_class.gather(-1, labels).mul_(self.slope)
+        return along.unsqueeze(-1) * signs
+
+
+@lru_cache
+def signs_of_two(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """How the logits of two classes act on their difference."""
+    return torch.tensor([-1.0, 1.0], dtype=dtype, device=device)
+
+
+class FewClasses(NamedTuple):
+    """The largest entries are found by comparison and kept as numbers 0 or 1, which is quicker than an index."""
+
+    p: Tensor
+    p2: Tensor
+    largest: Tensor
+    share: Tensor
+    G: Tensor
+    S: Tensor
+    G_own: Tensor
+
+    @classmethod
+    def count(
+        cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step, missed: bool
+    ) -> tuple[Counts, "FewClasses"]:
         p = logits.mT.softmax(-2).mT
         p1 = p.amax(-1, keepdim=True)
         largest = torch.eq(p, p1, out=torch.empty_like(p))
-        s = p2 = step.one
-        if p.shape[-1] > 2:
-            p2 = torch.addcmul(p, p, largest, value=-1).amax(-1, keepdim=True)
-            number = largest.sum(-1, keepdim=True)
-            p2.lerp_(p1, torch.gt(number, step.one, out=number))  # where several are largest, p2 is as large
-            s = p1 + p2
-        lo, hi, gap, last = corners(s, step)
+        p2 = torch.addcmul(p, p, largest, value=-1).amax(-1, keepdim=True)
+        number = largest.sum(-1, keepdim=True)
+        p2.lerp_(p1, torch.gt(number, step.one, out=number))  # where several are largest, p2 is as large
+        lo, hi, gap, last = corners(p1 + p2, step)
         beyond = (p1 - hi).relu_()
         above = (p - lo).relu_()
         H = torch.addcmul(p, above, step.bend).addcmul_(largest, last * beyond)
         S = above.sign_().mul_(step.bend).add_(step.one).mul_(p)
         S.addcmul_(largest, beyond.sign().mul_(last).mul_(p1))
-        total = H.sum(-1, keepdim=True)
-        self.p, self.p2, self.largest, self.share = p, p2, largest, beyond.div_(gap).div_(p1)
-        self.G, self.S = H.div_(total), S.div_(total)
-        self.labels, self.own, self.weights = labels, labels.unsqueeze(-1), weights
-        self.G_own = self.G.gather(-1, self.own)
-        self.detach_threshold = detach_threshold
+        H_own, rest = without_own(H, labels.unsqueeze(-1)) if missed else (None, None)
+        total = H.sum(-1, keepdim=True) if rest is None else H_own + rest
+        G = H.div_(total)
+        G_own = G.gather(-1, labels.unsqueeze(-1))
+        state = cls(p, p2, largest, beyond.div_(gap).div_(p1), G, S.div_(total), G_own)
+        predicted = G.sum(-2) if weights is None else (weights.unsqueeze(-2) @ G).squeeze(-2)
+        diagonal, elsewhere = (
+            None
+            if shares is None
+            else per_class(shares.squeeze(-1) if weights is None else shares.squeeze(-1) * weights, labels, p.shape[-1])
+            for shares in (G_own, None if rest is None else rest.div_(total))
+        )
+        return Counts(diagonal, elsewhere, predicted), state
 
-    def counts(self) -> tuple[Tensor, Tensor]:
-        own = self.G_own.squeeze(-1)
-        if self.weights is None:
-            return per_class(own, self.labels, self.G.shape[-1]), self.G.sum(-2)
-        predicted = (self.weights.unsqueeze(-2) @ self.G).squeeze(-2)
-        return per_class(own * self.weights, self.labels, self.G.shape[-1]), predicted
-
-    def gradient(self, B: Tensor, A: Tensor) -> Tensor:
-        p, S, own = self.p, self.S, self.own
-        B_own = B.gather(-1, self.labels).unsqueeze(-1)
+    def gradient(self, labels: Tensor, weights: Tensor | None, B: Tensor, A: Tensor, detach: bool) -> Tensor:
+        p, S, own = self.p, self.S, labels.unsqueeze(-1)
+        B_own = B.gather(-1, labels).unsqueeze(-1)
         mean = (self.G @ A.unsqueeze(-1)).addcmul_(B_own, self.G_own)
         eS = (S * A.unsqueeze(-2)).addcmul_(S, mean, value=-1).scatter_add_(-1, own, S.gather(-1, own).mul_(B_own))
-        if self.weights is not None:
-            eS.mul_(self.weights.unsqueeze(-1))
+        if weights is not None:
+            eS.mul_(weights.unsqueeze(-1))
         Q = eS.sum(-1, keepdim=True)
-        if self.detach_threshold:
+        if detach:
             return eS.addcmul_(p, Q, value=-1)
         shift = (self.largest * eS).sum(-1, keepdim=True).mul_(self.share)
         two = torch.ge(p, self.p2, out=torch.empty_like(p)).mul_(p)  # their sum is s, unless several are as large as p2
         gradient = eS.addcmul_(p, shift, value=-1)
         return gradient.add_(two.mul_(shift.sub_(Q).div_(two.sum(-1, keepdim=True))))
+
+
+def without_own(H: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
+    """H [..., n, d] at the own class, and its sum over all others, which a difference would lose to rounding."""
+    H_own = H.gather(-1, own)
+    rest = H.scatter_(-1, own, 0).sum(-1, keepdim=True)
+    H.scatter_(-1, own, H_own)
+    return H_own, rest
 
 
 class Top(NamedTuple):
@@ -224,10 +356,24 @@ class Top(NamedTuple):
     classes: Tensor
 
 
-class Dense:
+class ManyClasses(NamedTuple):
     """Every entry of H: few passes over p, in place where possible, as fresh memory is what costs most."""
 
-    def __init__(self, p: Tensor, top: Top, labels: Tensor, weights: Tensor | None, step: Step, detach_threshold: bool):
+    p: Tensor
+    H: Tensor
+    S: Tensor
+    total: Tensor
+    r: Tensor
+    s: Tensor
+    top_p: Tensor
+    top_classes: Tensor
+    share: Tensor
+    H_own: Tensor
+
+    @classmethod
+    def count(
+        cls, p: Tensor, top: Top, labels: Tensor, weights: Tensor | None, step: Step
+    ) -> tuple[Counts, "ManyClasses"]:
         s = top.p.sum(-1, keepdim=True)
         lo, hi, gap, last = corners(s, step)
         p1, first = top.p.narrow(-1, 0, 1), top.classes.narrow(-1, 0, 1)
@@ -237,82 +383,91 @@ class Dense:
         H = torch.addcmul(S, bent, lo, value=-1, out=bent)
         H.scatter_add_(-1, first, last * beyond)
         S.scatter_add_(-1, first, beyond.sign().mul_(last).mul_(p1))
-        total = H.sum(-1, keepdim=True)
-        self.p, self.H, self.S, self.total = p, H, S, total
-        self.r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
-        self.s, self.top, self.first, self.share = s, top, first, beyond.div_(gap).div_(p1)
-        self.labels, self.own = labels, labels.unsqueeze(-1)
-        self.H_own = H.gather(-1, self.own)
-        self.detach_threshold = detach_threshold
+        H_own, rest = without_own(H, labels.unsqueeze(-1))
+        total = H_own + rest
+        r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
+        hits, missed = ((r * x).squeeze(-1) for x in (H_own, rest))
+        d = p.shape[-1]
+        counts = Counts(per_class(hits, labels, d), per_class(missed, labels, d), (r.mT @ H).squeeze(-2))
+        return counts, cls(p, H, S, total, r, s, top.p, top.classes, beyond.div_(gap).div_(p1), H_own)
 
-    def counts(self) -> tuple[Tensor, Tensor]:
-        own = (self.r * self.H_own).squeeze(-1)
-        return per_class(own, self.labels, self.p.shape[-1]), (self.r.mT @ self.H).squeeze(-2)
-
-    def gradient(self, B: Tensor, A: Tensor) -> Tensor:
-        B_own = B.gather(-1, self.labels).unsqueeze(-1)
+    def gradient(self, labels: Tensor, weights: Tensor | None, B: Tensor, A: Tensor, detach: bool) -> Tensor:
+        B_own = B.gather(-1, labels).unsqueeze(-1)
         mean = (self.H @ A.unsqueeze(-1)).addcmul_(B_own, self.H_own).div_(self.total)
-        eS = (A.unsqueeze(-2) - mean).scatter_add_(-1, self.own, B_own).mul_(self.S).mul_(self.r)
+        eS = (A.unsqueeze(-2) - mean).scatter_add_(-1, labels.unsqueeze(-1), B_own).mul_(self.S).mul_(self.r)
         Q = eS.sum(-1, keepdim=True)
-        if self.detach_threshold:
+        if detach:
             return eS.addcmul_(self.p, Q, value=-1)
-        shift = eS.gather(-1, self.first).mul_(self.share)
+        shift = eS.gather(-1, self.top_classes.narrow(-1, 0, 1)).mul_(self.share)
         gradient = eS.addcmul_(self.p, shift, value=-1)
-        return gradient.scatter_add_(-1, self.top.classes, shift.sub_(Q).div_(self.s) * self.top.p)
+        return gradient.scatter_add_(-1, self.top_classes, shift.sub_(Q).div_(self.s) * self.top_p)
 
 
-class Sparse:
-    """H = p but at the entries above lo, for which alone `value` = H - p and `slope` = S - p are kept."""
+class HugeSoftmax(NamedTuple):
+    """H = p but at the m entries above lo, for which alone `value` = H - p and `slope` = S - p [m] are kept."""
 
-    def __init__(
-        self,
-        p: Tensor,
-        top: Top,
-        entries: "Entries",
-        labels: Tensor,
-        weights: Tensor | None,
-        step: Step,
-        detach_threshold: bool,
-    ):
+    p: Tensor
+    value: Tensor
+    slope: Tensor
+    rows: Tensor
+    of_p: Tensor
+    of_counts: Tensor
+    H_own: Tensor
+    S_own: Tensor
+    total: Tensor
+    r: Tensor
+    s: Tensor
+    top_p: Tensor
+    top_classes: Tensor
+    share: Tensor
+
+    @classmethod
+    def count(
+        cls, p: Tensor, top: Top, entries: "Entries", labels: Tensor, weights: Tensor | None, step: Step
+    ) -> tuple[Counts, "HugeSoftmax"]:
         s = top.p.sum(-1, keepdim=True)
         lo, hi, gap, last = corners(s, step)
         p1 = top.p.narrow(-1, 0, 1)
         rows = lo, hi, last, step.bend.expand_as(lo)
-        self.value, self.slope = bends(entries.p, *(entries.of_rows(x) for x in rows))
-        self.labels, self.own = labels, labels.unsqueeze(-1)
-        p_own = p.gather(-1, self.own)
+        value, slope = bends(entries.p, *(entries.of_rows(x) for x in rows))
+        p_own = p.gather(-1, labels.unsqueeze(-1))
         value_own, slope_own = bends(p_own, *rows)
-        self.H_own, self.S_own = p_own + value_own, p_own + slope_own
-        self.total = 1 + entries.by_row(self.value)
-        self.r = self.total.reciprocal() if weights is None else weights.unsqueeze(-1) / self.total
-        self.p, self.s, self.top, self.entries = p, s, top, entries
-        self.share = (p1 - hi).relu_() * lo / gap**2
-        self.detach_threshold = detach_threshold
+        H_own, S_own = p_own + value_own, p_own + slope_own
+        total = 1 + entries.by_row(value)
+        r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
+        share = (p1 - hi).relu_() * lo / gap**2
+        predicted = (r.mT @ p).squeeze(-2)
+        predicted.view(-1).index_add_(0, entries.of_counts, entries.of_rows(r) * value)
+        hits, missed = ((r * x).squeeze(-1) for x in (H_own, (total - H_own).relu_()))
+        counts = Counts(per_class(hits, labels, p.shape[-1]), per_class(missed, labels, p.shape[-1]), predicted)
+        found = entries.rows, entries.of_p, entries.of_counts
+        return counts, cls(p, value, slope, *found, H_own, S_own, total, r, s, top.p, top.classes, share)
 
-    def counts(self) -> tuple[Tensor, Tensor]:
-        predicted = (self.r.mT @ self.p).squeeze(-2)
-        predicted.view(-1).index_add_(0, self.entries.of_counts, self.entries.of_rows(self.r) * self.value)
-        return per_class((self.r * self.H_own).squeeze(-1), self.labels, self.p.shape[-1]), predicted
+    def of_rows(self, x: Tensor) -> Tensor:
+        return x.flatten()[self.rows]
 
-    def gradient(self, B: Tensor, A: Tensor) -> Tensor:
-        p, r, entries = self.p, self.r, self.entries
-        B_own = B.gather(-1, self.labels).unsqueeze(-1)
-        A_entries = A.flatten()[entries.of_counts]
+    def by_row(self, values: Tensor) -> Tensor:
+        return torch.zeros_like(self.total).view(-1).index_add_(0, self.rows, values).view(self.total.shape)
+
+    def gradient(self, labels: Tensor, weights: Tensor | None, B: Tensor, A: Tensor, detach: bool) -> Tensor:
+        p, r, own = self.p, self.r, labels.unsqueeze(-1)
+        B_own = B.gather(-1, labels).unsqueeze(-1)
+        A_entries = A.flatten()[self.of_counts]
         along = p @ A.unsqueeze(-1)
-        mean = (along + entries.by_row(self.value * A_entries) + B_own * self.H_own) / self.total
-        at_entries = entries.of_rows(r) * (A_entries - entries.of_rows(mean)) * self.slope
+        mean = (along + self.by_row(self.value * A_entries) + B_own * self.H_own) / self.total
+        at_entries = self.of_rows(r) * (A_entries - self.of_rows(mean)) * self.slope
         at_own = r * B_own * self.S_own
-        Q = shift = r * (along - mean) + entries.by_row(at_entries) + at_own
-        if not self.detach_threshold:
-            first = self.top.classes.narrow(-1, 0, 1)
+        Q = shift = r * (along - mean) + self.by_row(at_entries) + at_own
+        if not detach:
+            first = self.top_classes.narrow(-1, 0, 1)
             A_first = A.gather(-1, first.squeeze(-1)).unsqueeze(-1)
-            shift = r * (A_first + (first == self.own) * B_own - mean) * self.share
+            shift = r * (A_first + (first == own) * B_own - mean) * self.share
         gradient = torch.cat((r, -r * mean - shift), -1) @ torch.stack((A, torch.ones_like(A)), -2)
-        gradient.mul_(p).scatter_add_(-1, self.own, at_own)
-        gradient.view(-1).index_add_(0, entries.of_p, at_entries)
-        if self.detach_threshold:
+        gradient.mul_(p).scatter_add_(-1, own, at_own)
+        gradient.view(-1).index_add_(0, self.of_p, at_entries)
+        if detach:
             return gradient
-        return gradient.scatter_add_(-1, self.top.classes, (shift - Q) / self.s * self.top.p)
+        return gradient.scatter_add_(-1, self.top_classes, (shift - Q) / self.s * self.top_p)
 
 
 def bends(p: Tensor, lo: Tensor, hi: Tensor, last: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,91 +1,324 @@
 """What every loss is called with: logits, labels and weights, checked once and brought into one form.
 
-A loss is called as loss(logits, labels, weights=None) and returns one number per leading index, 0-d in ordinary use:
-logits [..., n, d] with labels [..., n] for d classes; a single logit z per sample, logits [..., n, 1] or of the labels'
-own shape, stands for the two logits (0, z). `anneals` says whether a loss has a temperature that matters.
+Two doors lead to `Loss.value(logits [..., n, d], labels [..., n], weights [..., n] or None) -> [...]`:
+
+loss(logits, labels, weights=None) follows torch.nn.functional.cross_entropy and returns one number.
+
+| logits                  | labels                                                      |
+|-------------------------|-------------------------------------------------------------|
+| [n, d, ...], d >= 2     | class indices [n, ...], or soft targets [n, d, ...] (float) |
+| [n], [n, 1, ...]        | 0 or 1, or a share in [0, 1] (float), with or without axis 1 |
+
+A single logit z stands for the two logits (0, z). Samples labelled `ignore_index` do not count. Soft targets are shares
+that sum to 1 over the classes; a float multilabel batch with exactly one positive per row looks the same and is read as
+soft targets, so pass multilabel=True or integer labels where several labels may hold.
+
+loss.per_trial(logits [P, n, d], labels [P, n], weights=None) returns one number per trial, for populations of networks.
 """
 
 import inspect
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
 
 from east.choices import choose
 from east.confusion import check_range
 from east.metrics import ratio
 
+IGNORE_INDEX = -100  # torch's default
+SOFT_TARGET_TOLERANCE = 1e-3
+
+
+class Samples(NamedTuple):
+    """A batch in one form: logits [..., n, d]; labels [..., n], or soft targets [..., n, d]; weights [..., n]."""
+
+    logits: Tensor
+    labels: Tensor
+    weights: Tensor | None
+
 
 class Loss(nn.Module):
     """Checks the input once for all losses, casts to float32 or better, hands over logits [..., n, d], d >= 2."""
 
-    anneals = False
+    anneals = False  # whether the loss has a temperature that matters
+    takes_weights = True
+    takes_soft_targets = False  # else a sample with soft targets becomes d weighted samples
+
+    def __init__(self, ignore_index: int = IGNORE_INDEX):
+        super().__init__()
+        if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
+            raise ValueError(f"ignore_index: expected an integer, got {ignore_index!r}")
+        self.ignore_index = ignore_index
 
     def forward(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-        if not (isinstance(logits, Tensor) and isinstance(labels, Tensor)):
-            raise ValueError(f"expected tensors, got logits {type(logits)} and labels {type(labels)}")
+        """One number, for inputs as torch's cross_entropy takes them (see the module)."""
+        check_types(logits, labels, weights)
         if torch.is_autocast_enabled(logits.device.type):
             with torch.autocast(logits.device.type, enabled=False):
                 return self.forward(logits, labels, weights)
-        logits, labels = two_or_more_logits(logits, labels)
-        if weights is not None:
-            weights = checked_weights(weights, labels, logits.dtype)
+        samples = self.read(logits, labels, weights)
         try:
-            return self.value(logits, labels, weights)
+            return self.over(samples)
         except (RuntimeError, IndexError):
-            # Every loss looks its labels up, which fails outside the range: checking first would cost a pass.
-            check_range("labels", labels, logits.shape[-1])
+            self.check_labels(samples)
+            raise
+
+    def per_trial(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
+        """One number per trial [P], of logits [P, n, d] or single logits [P, n, 1] and labels [P, n].
+
+        Any number of leading dimensions takes the place of P. No label is ignored.
+        """
+        check_types(logits, labels, weights)
+        if torch.is_autocast_enabled(logits.device.type):
+            with torch.autocast(logits.device.type, enabled=False):
+                return self.per_trial(logits, labels, weights)
+        samples = read_trials(logits, labels, weights)
+        try:
+            return self.value(*samples)
+        except (RuntimeError, IndexError):
+            check_range("labels", samples.labels, samples.logits.shape[-1])
             raise
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not define value(logits, labels, weights)")
 
+    def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
+        """The batch as samples [n, d]."""
+        samples = read_samples(logits, labels, weights, self.ignore_index)
+        if samples.labels.is_floating_point() and not self.takes_weights:
+            raise ValueError(f"{type(self).__name__}: expected class labels, got shares ({labels.dtype})")
+        if samples.labels.is_floating_point() and not self.takes_soft_targets:
+            samples = as_weighted_samples(samples)
+        return samples
 
-def two_or_more_logits(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Checked logits [..., n, d], d >= 2, in float32 or float64, and labels [..., n]."""
-    if not logits.is_floating_point() or labels.is_floating_point():
-        raise ValueError(
-            f"expected floating point logits and integer labels, got logits {logits.dtype} and labels {labels.dtype}"
-        )
-    single = logits.ndim > 1 and logits.shape[-1] == 1
-    if labels.shape == logits.shape or (single and labels.shape == logits.shape[:-1]):
-        if single:
-            logits, labels = logits.squeeze(-1), labels.reshape(logits.shape[:-1])
-        elif logits.ndim > 1:
-            refuse_one_hot(labels)
-        logits = torch.stack((torch.zeros_like(logits), logits), -1)
-    elif labels.shape != logits.shape[:-1]:
-        raise ValueError(
-            f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)}: expected "
-            f"{tuple(logits.shape[:-1])} for {logits.shape[-1]} classes, or the logits' own shape for single logits"
-        )
-    if labels.ndim == 0 or labels.numel() == 0:
+    def over(self, samples: Samples) -> Tensor:
+        """The loss of the samples that are not ignored, 0 if there are none."""
+        if not self.takes_weights:
+            return self.value(*samples)
+        logits, labels, weights = samples
+        used, shares = masked(labels, weights, self.ignore_index, logits.dtype)
+        value = self.value(logits, used, shares)
+        any_left = value.new_ones(()) if shares is None else (shares != 0).any(-1)
+        if transformed():
+            return torch.where(any_left, value, 0.0)
+        return _Watched.apply(value, any_left, labels, weights)
+
+    def check_labels(self, samples: Samples) -> None:
+        """Every loss looks its labels up, which fails outside the range: checking first would cost a pass."""
+        labels = samples.labels
+        if not labels.is_floating_point():
+            check_range("labels", labels[labels != self.ignore_index], samples.logits.shape[-1])
+
+
+class _Watched(Function):
+    """The value, 0 where no sample is left; labels and weights may not be overwritten before backward.
+
+    Losses work on masked copies, whose gradient would stay right; torch's cross_entropy refuses, and so do we.
+    """
+
+    @staticmethod
+    def forward(ctx, value, any_left, labels, weights):
+        ctx.save_for_backward(any_left, labels, weights)
+        return value * any_left
+
+    @staticmethod
+    def backward(ctx, g):
+        any_left, _, _ = ctx.saved_tensors  # raises if labels or weights have changed
+        return g * any_left, None, None, None
+
+
+def masked(
+    labels: Tensor, weights: Tensor | None, ignore_index: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor | None]:
+    """Labels with 0 in place of `ignore_index`, and weights that are 0 there. Soft targets have nothing to ignore."""
+    if labels.is_floating_point():
+        return labels, weights
+    valid = labels != ignore_index
+    if weights is None and labels.device.type == "cpu" and not transformed() and valid.all():
+        return labels, None  # the same result for less; elsewhere looking at the data would cost a synchronisation
+    return labels * valid, valid.to(dtype) if weights is None else weights * valid
+
+
+def check_types(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
+    if not (isinstance(logits, Tensor) and isinstance(labels, Tensor)):
+        raise ValueError(f"expected tensors, got logits {type(logits)} and labels {type(labels)}")
+    if weights is not None and not isinstance(weights, Tensor):
+        raise ValueError(f"expected weights as a tensor, got {type(weights)}")
+    if not logits.is_floating_point():
+        raise ValueError(f"expected floating point logits, got logits {logits.dtype}")
+
+
+def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
+    """torch's conventions: classes in axis 1, everything else is samples."""
+    if logits.ndim == 0 or labels.numel() == 0:
         raise ValueError(f"expected at least one sample, got logits of shape {tuple(logits.shape)}")
-    if labels.dtype != torch.int64:
-        labels = labels.long()
-    if logits.dtype in (torch.float16, torch.bfloat16):
-        logits = logits.float()
-    return logits, labels
+    if logits.ndim == 1 or logits.shape[1] == 1:
+        return read_single_logits(logits, labels, weights, ignore_index)
+    shape = without_classes(logits)
+    if labels.shape == logits.shape:
+        check_soft_targets(labels)
+        targets = by_sample(labels).to(single_or_double(logits.dtype))
+    elif labels.shape == shape:
+        if labels.is_floating_point():
+            raise ValueError(f"expected integer labels, the indices of {logits.shape[1]} classes, got {labels.dtype}")
+        targets = integers(labels).reshape(-1)
+    else:
+        raise ValueError(wrong_shape(logits, labels))
+    rows = by_sample(logits)
+    return Samples(rows.to(single_or_double(rows.dtype)), targets, read_weights(weights, shape, rows.dtype))
 
 
-def refuse_one_hot(labels: Tensor) -> None:
-    """Labels of the logits' own shape are those of single logits, and rarely meant so if every row has a single 1."""
-    if not transformed() and (labels >= 0).all() and (labels.sum(-1) == 1).all():
+def read_single_logits(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
+    """Single logits [n] or [n, 1, ...] as two; shares in [0, 1] as soft targets [n, 2]."""
+    shape = without_classes(logits)
+    if labels.shape not in (logits.shape, shape):
+        raise ValueError(wrong_shape(logits, labels))
+    z = logits.reshape(-1).to(single_or_double(logits.dtype))
+    weights, flat = read_weights(weights, shape, z.dtype), labels.reshape(-1)
+    rows = torch.stack((torch.zeros_like(z), z), -1)
+    if not labels.is_floating_point():
+        return Samples(rows, integers(flat), weights)
+    targets, weights = shares_of_two(flat.to(z.dtype), weights, ignore_index)
+    return Samples(rows, targets, weights)
+
+
+def shares_of_two(shares: Tensor, weights: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor | None]:
+    """Soft targets [..., n, 2] of positive shares [..., n] in [0, 1]; `ignore_index` among them gets weight 0."""
+    valid = shares != ignore_index
+    shares = torch.where(valid, shares, 0)
+    if not transformed() and not ((shares >= 0) & (shares <= 1)).all():
+        least, most = float(shares.min()), float(shares.max())
+        raise ValueError(f"labels: expected shares from 0 to 1 for single logits, got {least:g} to {most:g}")
+    return torch.stack((1 - shares, shares), -1), valid.to(shares.dtype) if weights is None else weights * valid
+
+
+def read_labels(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int, average: str) -> Samples:
+    """Multilabel logits and labels [n, L, ...] as L binary problems, logits [L, samples, 2].
+
+    With average="micro" they are one problem [samples * L, 2], with "samples" one per sample, [samples, L, 2].
+    """
+    if logits.ndim < 2 or labels.shape != logits.shape or labels.numel() == 0:
         raise ValueError(
-            f"labels of shape {tuple(labels.shape)} look one-hot: expected class indices, labels.argmax(-1); "
-            "for populations of single logits give logits as [..., n, 1]"
+            f"multilabel=True: expected logits and labels of one shape [n, L, ...], got {tuple(logits.shape)} and "
+            f"{tuple(labels.shape)}"
         )
+    if weights is not None:
+        per_sample = (
+            read_weights(weights, without_classes(logits), logits.dtype) if weights.shape != logits.shape else None
+        )
+        weights = by_sample(weights) if per_sample is None else per_sample.unsqueeze(-1).expand(-1, logits.shape[1])
+
+    def arranged(x: Tensor) -> Tensor:
+        return x.reshape(-1) if average == "micro" else x if average == "samples" else x.mT
+
+    z = arranged(by_sample(logits)).to(single_or_double(logits.dtype))
+    weights = None if weights is None else arranged(weights).to(z.dtype)
+    rows, flat = torch.stack((torch.zeros_like(z), z), -1), arranged(by_sample(labels))
+    if not labels.is_floating_point():
+        return Samples(rows, integers(flat).contiguous(), weights)
+    targets, weights = shares_of_two(flat.to(z.dtype), weights, ignore_index)
+    return as_weighted_samples(Samples(rows, targets, weights))
 
 
-def checked_weights(weights: Tensor, labels: Tensor, dtype: torch.dtype) -> Tensor:
-    """Weights [..., n] of the samples; with single logits [..., n, 1] also of that shape."""
-    if weights.shape not in (labels.shape, (*labels.shape, 1)):
+def as_weighted_samples(samples: Samples) -> Samples:
+    """Every sample with soft targets [..., n, d] as d samples, each of one class and weighted by its share."""
+    logits, targets, weights = samples
+    d = targets.shape[-1]
+    labels = torch.arange(d, device=logits.device).expand(targets.shape).flatten(-2)
+    weights = targets if weights is None else targets * weights.unsqueeze(-1)
+    copies = logits.unsqueeze(-2).expand(*targets.shape, d).flatten(-3, -2)
+    return Samples(copies, labels, weights.flatten(-2))
+
+
+def read_trials(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
+    """Logits [P, n, d] or [P, n, 1] and integer labels [P, n]."""
+    if labels.is_floating_point():
+        raise ValueError(f"expected integer labels, got {labels.dtype}")
+    if logits.ndim < 2 or labels.shape != logits.shape[:-1] or labels.numel() == 0:
+        raise ValueError(
+            f"per_trial: expected logits [P, n, d] and labels [P, n] of at least one sample, got logits "
+            f"{tuple(logits.shape)} and labels {tuple(labels.shape)}"
+        )
+    if weights is not None and weights.shape != labels.shape:
         raise ValueError(f"weights: expected the labels' shape {tuple(labels.shape)}, got {tuple(weights.shape)}")
-    return weights.reshape(labels.shape).to(dtype)
+    if logits.shape[-1] == 1:
+        logits = torch.cat((torch.zeros_like(logits), logits), -1)
+    dtype = single_or_double(logits.dtype)
+    return Samples(logits.to(dtype), integers(labels), None if weights is None else weights.to(dtype))
+
+
+def without_classes(logits: Tensor) -> torch.Size:
+    """The shape of the logits without axis 1."""
+    return logits.shape[:1] + logits.shape[2:]
+
+
+def by_sample(x: Tensor) -> Tensor:
+    """[n, d, ...] as [samples, d]."""
+    return x if x.ndim == 2 else x.movedim(1, -1).reshape(-1, x.shape[1])
+
+
+def single_or_double(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def integers(labels: Tensor) -> Tensor:
+    return labels if labels.dtype == torch.int64 else labels.long()
+
+
+def read_weights(weights: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
+    """Weights of every sample or pixel, flat; one per row of the batch counts for all of its pixels."""
+    if weights is None:
+        return None
+    single = (*shape[:1], 1, *shape[1:])
+    if weights.shape not in (shape, single, shape[:1]):
+        choices = f"{tuple(shape)}" if len(shape) == 1 else f"{tuple(shape)} or {tuple(shape[:1])}"
+        raise ValueError(f"weights: expected the shape {choices}, got {tuple(weights.shape)}")
+    if weights.shape == shape[:1]:
+        weights = weights.reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
+    return weights.reshape(-1).to(single_or_double(dtype))
+
+
+def wrong_shape(logits: Tensor, labels: Tensor) -> str:
+    """What was expected instead, and what to write."""
+    got = f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)}: "
+    shape = tuple(without_classes(logits))
+    if logits.ndim > 2 and labels.shape == logits.shape[:-1]:
+        move = "logits.transpose(1, 2)" if logits.ndim == 3 else "logits.movedim(-1, 1)"
+        return f"{got}move the classes to axis 1: {move}; for populations [P, n, d] call loss.per_trial"
+    if logits.ndim == 1:
+        return f"{got}expected {shape} for single logits, or logits [n, d] for d classes"
+    if logits.shape[1] == 1:
+        return f"{got}expected {shape} or {tuple(logits.shape)} for single logits"
+    return f"{got}expected {shape} for {logits.shape[1]} classes in axis 1"
+
+
+def check_soft_targets(labels: Tensor) -> None:
+    """Labels of the logits' own shape are soft targets if they are floats whose classes sum to 1."""
+    if not labels.is_floating_point():
+        raise ValueError(
+            f"integer labels of the logits' shape {tuple(labels.shape)} have no unique reading: for several labels per "
+            "sample write MetricLoss(…, multilabel=True), for single logits logits.unsqueeze(1) and "
+            "labels.unsqueeze(1), for one-hot labels labels.argmax(1)"
+        )
+    if transformed():
+        return
+    sums = labels.sum(1)
+    if (labels < 0).any() or ((sums - 1).abs() > SOFT_TARGET_TOLERANCE).any():
+        raise ValueError(
+            f"float labels of the logits' shape {tuple(labels.shape)} are soft targets if the classes sum to 1 "
+            f"(here {float(sums.min()):.4g} to {float(sums.max()):.4g}) and multilabel targets with "
+            "MetricLoss(…, multilabel=True)"
+        )
 
 
 def transformed() -> bool:
-    """Whether torch.compile or a torch.func transform is tracing: data-dependent steps must be left out."""
+    """Whether torch.compile or a torch.func transform is tracing: data-dependent steps must be left out.
+
+    torch has no public question for the second; this is the only place that asks the private one.
+    """
     return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 

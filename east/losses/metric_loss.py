@@ -15,12 +15,23 @@ from east import metrics
 from east.choices import choose
 from east.confusion import Confusion, class_counts
 from east.losses import steps
-from east.losses.closed_form import soft_counts, soft_f1_loss
-from east.losses.inputs import Loss, binary_only, refuse_unknown, transformed
+from east.losses.closed_form import soft_counts, soft_metric_loss
+from east.losses.inputs import (
+    IGNORE_INDEX,
+    Loss,
+    Samples,
+    as_weighted_samples,
+    binary_only,
+    masked,
+    read_labels,
+    refuse_unknown,
+    transformed,
+)
 from east.metrics import ratio
 
 BTG_THRESHOLDS = tuple(k / 10 for k in range(1, 10))
 MAX_TEMPERATURE = 0.4
+LABEL_AVERAGES = ("macro", "micro", "weighted", "samples")
 STEEP_TEMPERATURE = 0.25  # above, the step's ends become steeper than its middle
 
 
@@ -32,6 +43,9 @@ class MetricLoss(Loss):
     step: linear (`temperature` in (0, 0.4]), sigmoid or cosine (`slope`), none (probabilities themselves).
     threshold: dynamic (mean of the two largest probabilities), a number, or a list of numbers: the mean loss over them.
     absent: whether a class without samples in the batch scores zero in a macro mean, or is ignored.
+    multilabel: logits and 0/1 labels [n, L, ...] are L binary problems; `average` is then macro, micro, weighted, or
+        samples (the mean over samples of a score over their labels, for metrics that have averages themselves).
+    ignore_index: samples with this label do not count; a batch that has no others has the loss 0 and no gradient.
     gather: sum the counts over torch.distributed's ranks ("auto": when training with gradients in a process group).
 
     >>> loss = MetricLoss("f1")
@@ -51,10 +65,13 @@ class MetricLoss(Loss):
         absent: str = "zero",
         detach_threshold: bool = False,
         gather: str | bool = "auto",
+        multilabel: bool = False,
+        ignore_index: int = IGNORE_INDEX,
         **metric_parameters: Any,
     ):
-        super().__init__()
+        super().__init__(ignore_index)
         self.metric = metrics.resolve(metric)
+        self.multilabel = multilabel
         self.step = choose("step", step, [*steps.STEPS, "none"])
         self.slope = steps.DEFAULT_SLOPE if slope is None else slope
         if slope is not None and (step in ("linear", "none") or not slope > 0):
@@ -67,7 +84,11 @@ class MetricLoss(Loss):
             raise ValueError(f"gather: expected 'auto', true or false, got {gather!r}")
         self.gather = gather
         self.temperature = temperature
-        self.metric_parameters = self.checked_parameters(metric_parameters, choose("absent", absent, metrics.ABSENT))
+        self.absent = choose("absent", absent, metrics.ABSENT)
+        self.label_average = self.average_of_labels(metric_parameters) if multilabel else ""
+        self.metric_parameters = self.checked_parameters(metric_parameters, absent)
+
+    takes_soft_targets = True
 
     @property
     def anneals(self) -> bool:  # type: ignore[override]
@@ -104,6 +125,8 @@ class MetricLoss(Loss):
             if needed and name not in given:
                 raise ValueError(f"this metric needs {name}: expected MetricLoss(…, {name}=…)")
         parameters = dict(given)
+        if self.multilabel:
+            return parameters | self.of_a_label(accepted)
         if "absent" in accepted:
             parameters["absent"] = absent
         elif absent != "zero":
@@ -124,6 +147,22 @@ class MetricLoss(Loss):
             parameters["positive"] = self.class_index(positive)
         return parameters
 
+    @property
+    def default_average(self) -> str | None:
+        parameter = inspect.signature(self.metric).parameters.get("average")
+        return None if parameter is None else parameter.default
+
+    def average_of_labels(self, parameters: dict[str, Any]) -> str:
+        """Takes `average` out of a multilabel metric's parameters: it is the average over labels."""
+        if "positive" in parameters:
+            raise ValueError("positive: expected none with multilabel=True, every label has its own positives")
+        averages = LABEL_AVERAGES if self.default_average else LABEL_AVERAGES[:-1]
+        return choose("average", parameters.pop("average", "macro"), averages)
+
+    def of_a_label(self, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
+        """A label's score is that of its positives, where the metric has averages."""
+        return {"average": "positive", "positive": 1} if "average" in accepted else {}
+
     def by_class(self, beta: Mapping[str, float]) -> list[float]:
         """beta for every class, 1 where it is not named."""
         values = [1.0] * len(self.classes or ())
@@ -136,9 +175,61 @@ class MetricLoss(Loss):
             raise ValueError(f"class {name!r} is given by name: expected `classes`, the list of all names, as well")
         return self.classes.index(choose("class", str(name), self.classes))
 
+    def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
+        if self.multilabel:
+            return read_labels(logits, labels, weights, self.ignore_index, self.label_average)
+        samples = super().read(logits, labels, weights)
+        # Two classes: two weighted samples in closed form are quicker than soft targets through autograd.
+        few = samples.labels.is_floating_point() and samples.logits.shape[-1] == 2
+        return as_weighted_samples(samples) if few else samples
+
+    def over(self, samples: Samples) -> Tensor:
+        if self.multilabel:
+            return self.over_labels(samples)
+        if not self.in_one_node(samples):
+            return super().over(samples)
+        return soft_metric_loss(
+            *samples,
+            self.metric,
+            self.metric_parameters,
+            self.temperature_for(samples.logits),
+            self.detach_threshold,
+            self.ignore_index,
+        )
+
+    def over_labels(self, samples: Samples) -> Tensor:
+        """The average over labels (or samples) of one binary loss each, of logits [L, n, 2]."""
+        values = Loss.over(self, samples) if self.label_average != "samples" else self.of_each_sample(samples)
+        if self.label_average == "micro":
+            return values
+        _, labels, weights = samples
+        used, shares = masked(labels, weights, self.ignore_index, values.dtype)
+        shares = torch.ones_like(used, dtype=values.dtype) if shares is None else shares
+        positives = (used * shares).sum(-1)
+        if self.label_average == "samples":
+            counted = shares.mean(-1)
+        else:
+            positives = summed(positives) if self.gathers() else positives
+            total = summed(shares.sum(-1)) if self.gathers() else shares.sum(-1)
+            counted = positives if self.label_average == "weighted" else (total != 0).to(values.dtype)
+            if self.absent == "ignore":
+                counted = counted * (positives > 0)
+        return ratio((values * counted).sum(-1), counted.sum(-1))
+
+    def of_each_sample(self, samples: Samples) -> Tensor:
+        """Counts of a single sample are complete on its rank: they are not summed with those of others."""
+        gather, self.gather = self.gather, False
+        try:
+            return Loss.over(self, samples)
+        finally:
+            self.gather = gather
+
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        if self.is_macro_f1() and self.closed(weights) and not self.gathers():
-            return soft_f1_loss(logits, labels, weights, self.temperature_for(logits), self.detach_threshold)
+        if self.in_one_node(Samples(logits, labels, weights)):
+            temperature = self.temperature_for(logits)
+            return soft_metric_loss(
+                logits, labels, weights, self.metric, self.metric_parameters, temperature, self.detach_threshold
+            )
         confusion = self.confusion(logits, labels, weights)
         score = self.metric(confusion, **self.metric_parameters)
         if score.shape != confusion.diagonal.shape[:-1]:
@@ -148,28 +239,29 @@ class MetricLoss(Loss):
             )
         return 1 - (score.mean(0) if isinstance(self.threshold, tuple) else score)
 
-    def is_macro_f1(self) -> bool:
-        """Of which the closed form knows the derivatives; a subclass may count otherwise."""
-        parameters, own = self.metric_parameters, type(self).confusion is MetricLoss.confusion
-        macro = parameters.get("average", "macro") == "macro" and parameters.get("absent") == "zero"
-        return self.metric is metrics.f1 and macro and own
+    def in_one_node(self, samples: Samples) -> bool:
+        """Whether the closed form covers the metric's derivatives as well; a subclass may count otherwise."""
+        own = type(self).confusion is MetricLoss.confusion and type(self).value is MetricLoss.value
+        return own and metrics.has_slopes(self.metric) and self.closed(samples) and not self.gathers()
 
-    def closed(self, weights: Tensor | None) -> bool:
+    def closed(self, samples: Samples) -> bool:
         """Whether the closed form applies: the linear step at the dynamic threshold, derived by the logits alone."""
         if self.step != "linear" or self.threshold != "dynamic" or transformed():
             return False
-        return not any(isinstance(x, Tensor) and x.requires_grad for x in (weights, self.temperature))
+        if samples.labels.is_floating_point():
+            return False
+        return not any(isinstance(x, Tensor) and x.requires_grad for x in (samples.weights, self.temperature))
 
     def confusion(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Confusion:
-        """Soft counts of a batch; with a list of k thresholds they have a first dimension of k."""
-        if self.closed(weights):
-            T = self.temperature_for(logits)
-            diagonal, predicted = soft_counts(logits, labels, weights, T, self.detach_threshold)
+        """Soft counts of samples [..., n, d]; with a list of k thresholds they have a first dimension of k."""
+        if self.closed(Samples(logits, labels, weights)):
+            counts = soft_counts(logits, labels, weights, self.temperature_for(logits), self.detach_threshold)
             confusion = Confusion(
-                diagonal,
-                class_counts(labels, weights, predicted),
-                predicted,
+                counts.diagonal,
+                class_counts(labels, weights, counts.predicted),
+                counts.predicted,
                 lambda: Confusion.from_memberships(self.memberships(logits), labels, weights).matrix,
+                counts.missed,
             )
         else:
             confusion = Confusion.from_memberships(self.memberships(logits), labels, weights)
@@ -182,13 +274,17 @@ class MetricLoss(Loss):
             return probabilities
         if self.threshold == "dynamic":
             threshold = steps.dynamic_threshold(probabilities)
-            threshold = threshold.detach() if self.detach_threshold else threshold
-            return steps.normalised(self.stepped(probabilities, threshold))
+            return self.normalised_steps(probabilities, threshold.detach() if self.detach_threshold else threshold)
         threshold = torch.as_tensor(self.threshold, dtype=logits.dtype, device=logits.device)
         threshold = threshold.reshape(threshold.shape + (1,) * logits.ndim)
         if logits.shape[-1] == 2:
             positive = self.stepped(probabilities[..., 1:], threshold)
             return torch.cat((1 - positive, positive), -1)
+        return self.normalised_steps(probabilities, threshold)
+
+    def normalised_steps(self, probabilities: Tensor, threshold: Tensor) -> Tensor:
+        if self.step == "sigmoid":
+            return steps.normalised_sigmoid(probabilities, threshold, self.slope)
         return steps.normalised(self.stepped(probabilities, threshold))
 
     def stepped(self, probabilities: Tensor, threshold: Tensor) -> Tensor:
@@ -216,7 +312,12 @@ class MetricLoss(Loss):
 
     def extra_repr(self) -> str:
         name = getattr(self.metric, "__name__", type(self.metric).__name__)
-        return f"{name}, step={self.step}, threshold={self.threshold}, temperature={self.temperature}"
+        average = self.label_average if self.multilabel else self.metric_parameters.get("average", self.default_average)
+        parts = [name, f"average={average}" if average else "", "multilabel" if self.multilabel else ""]
+        step = f"step={self.step}" + (f" (slope {self.slope:g})" if self.step not in ("linear", "none") else "")
+        parts += [step, f"threshold={self.threshold}"]
+        parts += [f"temperature={self.temperature}"] if self.anneals else []
+        return ", ".join(part for part in parts if part)
 
 
 def checked_threshold(threshold: str | float | Sequence[float], step: str) -> str | float | tuple[float, ...]:
@@ -235,9 +336,16 @@ def checked_threshold(threshold: str | float | Sequence[float], step: str) -> st
 
 def summed_over_ranks(confusion: Confusion) -> Confusion:
     """Counts of all ranks; after DDP's averaging the gradient is that of one process on the whole batch."""
-    counts = torch.stack((confusion.diagonal, confusion.actual, confusion.predicted))
-    diagonal, actual, predicted = _SumOverRanks.apply(counts)
-    return Confusion(diagonal, actual, predicted, lambda: _SumOverRanks.apply(confusion.matrix))
+    counts = torch.stack((confusion.diagonal, confusion.actual, confusion.predicted, confusion.missed))
+    diagonal, actual, predicted, missed = _SumOverRanks.apply(counts)
+    return Confusion(diagonal, actual, predicted, lambda: _SumOverRanks.apply(confusion.matrix), missed)
+
+
+def summed(counts: Tensor) -> Tensor:
+    """Over all ranks, without a gradient."""
+    counts = counts.detach().clone()
+    dist.all_reduce(counts)
+    return counts
 
 
 class _SumOverRanks(torch.autograd.Function):

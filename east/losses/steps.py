@@ -1,7 +1,7 @@
 """Heaviside approximations H(p) of a probability against a threshold, and how they turn into soft memberships.
 
 Four words, never mixed: logits, probabilities, memberships (after the step), labels. These functions are plain
-autograd, work under torch.compile and torch.func, and are the reference for the closed form in surrogate.py.
+autograd, work under torch.compile and torch.func, and are the reference for the closed form in closed_form.py.
 """
 
 import math
@@ -55,3 +55,8 @@ def dynamic_threshold(probabilities: Tensor) -> Tensor:
 def normalised(steps: Tensor) -> Tensor:
     """Step values [..., d] of one sample divided by their sum. Eq. 5, arXiv 2405.20954."""
     return steps / steps.sum(-1, keepdim=True).clamp_min(EPS)
+
+
+def normalised_sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
+    """Sigmoid steps [..., d] divided by their sum, in logarithms: with many classes all steps may be below any EPS."""
+    return torch.nn.functional.logsigmoid(slope * (probabilities - threshold)).softmax(-1)

@@ -133,7 +133,7 @@ def train_population(
             for inputs, labels, noise in setup.batches(alive, epoch):
                 with setup.autocast:
                     logits = forward(inputs, training=True, noise=noise)
-                values = objective(*samples(logits, labels))
+                values = objective.per_trial(*samples(logits, labels))
                 setup.optimizer.step(net.gradient(values.sum()))
                 setup.average.update()
                 train_loss += values.detach() / setup.steps
@@ -319,9 +319,9 @@ def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch
 def validation_loss(loss: nn.Module, logits: Tensor, labels: Tensor, batch: int | None) -> Tensor:
     """The loss [P] of a whole split, or, as Bridging the Gap's code has it, the mean loss of its batches."""
     if batch is None:
-        return loss(logits, labels)
+        return loss.per_trial(logits, labels)
     pairs = zip(logits.split(batch, dim=1), labels.split(batch, dim=1), strict=True)
-    return torch.stack([loss(*pair) for pair in pairs]).mean(0)
+    return torch.stack([loss.per_trial(*pair) for pair in pairs]).mean(0)
 
 
 def population_size(config: Science, device: torch.device) -> int | None:

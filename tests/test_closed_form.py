@@ -26,7 +26,7 @@ def composed(logits, labels, weights, temperature, detach_threshold=False):
     threshold = threshold.detach() if detach_threshold else threshold
     T = temperature[..., None, None] if isinstance(temperature, torch.Tensor) else temperature
     c = Confusion.from_memberships(steps.normalised(steps.linear(p, threshold, T)), labels, weights)
-    return c.diagonal, c.predicted
+    return c.diagonal, c.missed, c.predicted
 
 
 def batch(shape, scale=1.0, seed=0, dtype=torch.float64):
@@ -40,7 +40,7 @@ def batch(shape, scale=1.0, seed=0, dtype=torch.float64):
 
 
 def values_and_gradient(function, logits, *rest):
-    """Both counts, and the gradient of a random combination of them."""
+    """All counts, and the gradient of a random combination of them."""
     logits = logits.clone().requires_grad_()
     counts = function(logits, *rest)
     generator = torch.Generator().manual_seed(1)
@@ -50,7 +50,7 @@ def values_and_gradient(function, logits, *rest):
 
 def assert_closed_form_is_composed(logits, *rest, tolerance=1e-9):
     ours, plain = values_and_gradient(soft_counts, logits, *rest), values_and_gradient(composed, logits, *rest)
-    for name, a, b in zip(("diagonal", "predicted", "gradient"), ours, plain, strict=True):
+    for name, a, b in zip(("diagonal", "missed", "predicted", "gradient"), ours, plain, strict=True):
         assert a.shape == b.shape
         size = max(1.0, b.abs().max().item())
         torch.testing.assert_close(a, b, atol=tolerance * size, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
@@ -71,11 +71,26 @@ def test_closed_form(shape, scale, T):
 def test_equal_logits_count_alike(shape):
     """Every membership is 1/d; of the gradient ties leave only its finiteness."""
     logits, labels = batch(shape, 0.0)
-    diagonal, predicted, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.1)
+    diagonal, missed, predicted, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.1)
     n, d = shape
+    torch.testing.assert_close(diagonal + missed, torch.bincount(labels, minlength=d).double())
     torch.testing.assert_close(predicted, torch.full((d,), n / d, dtype=torch.float64))
     torch.testing.assert_close(diagonal, torch.bincount(labels, minlength=d) / d, check_dtype=False)
     assert gradient.isfinite().all()
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc"])
+@pytest.mark.parametrize("classes", [3, 21])
+def test_a_batch_in_chunks_is_the_batch(classes, metric, monkeypatch):
+    logits, labels = batch((300, classes), 3.0)
+    weights = torch.rand(300, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    labels[::7] = -100
+    results = []
+    for entries in (closed_form.CHUNK, 100):
+        monkeypatch.setattr(closed_form, "CHUNK", entries)
+        value = MetricLoss(metric)(logits.requires_grad_(), labels, weights)
+        results.append((value, *torch.autograd.grad(value, logits)))
+    torch.testing.assert_close(*results)
 
 
 @pytest.mark.parametrize("ties", [(2, 1, 0), (2, 2, 0), (2, 1, 1), (2, 2, 2)])
@@ -84,9 +99,9 @@ def test_ties_among_the_largest(ties, classes):
     """Counts are those of the composed form; the gradient of a row sums to 0, whichever entry a tie favours."""
     logits, labels = batch((30, classes), 0.1)
     logits[:, :3] = logits.new_tensor(ties) + 1
-    diagonal, predicted, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.2)
+    diagonal, missed, predicted, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.2)
     plain = composed(logits, labels, None, 0.2)
-    torch.testing.assert_close((diagonal, predicted), plain)
+    torch.testing.assert_close((diagonal, missed, predicted), plain)
     torch.testing.assert_close(gradient.sum(-1), torch.zeros(30, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
@@ -95,7 +110,7 @@ def test_a_row_that_is_no_number_makes_the_loss_none(classes):
     """And raises nothing, so that the engine can end the trial that diverged and go on with the others."""
     logits, labels = batch((2, 30, classes), 3.0)
     logits[0, 4] = torch.nan
-    values = MetricLoss("f1")(logits.requires_grad_(), labels)
+    values = MetricLoss("f1").per_trial(logits.requires_grad_(), labels)
     assert values.isnan().tolist() == [True, False]
     assert torch.autograd.grad(values[1], logits)[0][1].isfinite().all()
 
@@ -104,7 +119,7 @@ def test_a_row_that_is_no_number_makes_the_loss_none(classes):
 def test_a_second_backward_gives_the_same(classes):
     logits, labels = batch((30, classes), 3.0)
     logits.requires_grad_()
-    diagonal, predicted = soft_counts(logits, labels, None, 0.2)
+    diagonal, _, predicted = soft_counts(logits, labels, None, 0.2)
     mixture = (diagonal**2).sum() + predicted.sin().sum()
     first, second = (torch.autograd.grad(mixture, logits, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
@@ -115,7 +130,9 @@ def test_a_second_backward_gives_the_same(classes):
 def test_nothing_of_a_batch_outlives_backward(classes, metric, monkeypatch):
     """Whoever collects losses collects no batches, as with any loss of torch; a second backward is refused."""
     kept = []
-    monkeypatch.setattr(closed_form, "counted", lambda *a, counted=closed_form.counted: remembered(counted(*a), kept))
+    monkeypatch.setattr(
+        closed_form, "counted", lambda *a, counted=closed_form.counted, **k: remembered(*counted(*a, **k), kept)
+    )
     logits, labels = batch((30, classes), 3.0)
     loss = MetricLoss(metric)(logits.requires_grad_(), labels)
     loss.backward(retain_graph=True)
@@ -126,9 +143,9 @@ def test_nothing_of_a_batch_outlives_backward(classes, metric, monkeypatch):
         loss.backward()
 
 
-def remembered(thing, kept):
-    kept.append(weakref.ref(thing))
-    return thing
+def remembered(counts, state, kept):
+    kept.append(weakref.ref(state[-1]))
+    return counts, state
 
 
 @pytest.mark.parametrize("metric", ["f1", "mcc", "accuracy"])
@@ -172,7 +189,7 @@ def test_a_population_counts_as_its_members_do(lead, classes, scale):
     for temperature in (0.1, torch.tensor(0.1).double(), T):
         for w in (None, weights):
             assert_closed_form_is_composed(logits, labels, w, temperature)
-    together = values_and_gradient(soft_counts, logits, labels, weights, T)[:2]
+    together = values_and_gradient(soft_counts, logits, labels, weights, T)[:3]
     for index in torch.cartesian_prod(*(torch.arange(k) for k in lead)).reshape(-1, len(lead)).tolist():
         i = tuple(index)
         for all_counts, counts in zip(
@@ -192,28 +209,49 @@ def test_float32_is_enough(shape, dtype_tolerance):
         assert (ours - wanted).abs().max() <= tolerance * shape[0]
 
 
+SCORES = {
+    "f1": {},
+    "f1 weighted": {"average": "weighted"},
+    "f1 positive": {"average": "positive", "positive": 0},
+    "f1 micro": {"average": "micro"},
+    "f1 of present classes": {"absent": "ignore"},
+    "fbeta": {"beta": 2.5},
+    "jaccard": {},
+    "precision": {},
+    "recall": {},
+    "accuracy": {},
+    "mcc": {},
+}
+
+
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("shape", [*SHAPES, (3, 40, 10), (2, 3, 8, 4)])
-def test_f1_is_autograds_to_the_last_bit(shape, weighted):
-    """Its derivatives by hand against those of metrics.f1, on batches that lack classes."""
-    logits, labels = batch(shape, 3.0, dtype=torch.float32)
-    labels = labels.clamp_max(max(1, shape[-1] // 2))
-    weights = (
-        torch.rand(labels.shape, generator=torch.Generator().manual_seed(2)).round(decimals=1) if weighted else None
-    )
-    loss = MetricLoss("f1")
-    results = []
-    for value in (loss(logits.requires_grad_(), labels, weights), 1 - f1(loss.confusion(logits, labels, weights))):
-        results.append((value, *torch.autograd.grad(value.sum(), logits)))
-    for ours, autograds in zip(*results, strict=True):
-        assert torch.equal(ours, autograds)
+@pytest.mark.parametrize("score", SCORES)
+def test_slopes_by_hand_are_autograds(score, weighted):
+    """For every metric that has them, on batches that lack classes, at all sizes."""
+    loss = MetricLoss(score.split()[0], **SCORES[score])
+    assert metrics.has_slopes(loss.metric)
+    for shape in [*SHAPES, (3, 40, 10), (2, 3, 8, 4)]:
+        logits, labels = batch(shape, 3.0)
+        labels = labels.clamp_max(max(1, shape[-1] // 2))
+        weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(2)).double() if weighted else None
+        results = []
+        for value in (
+            loss.per_trial(logits.requires_grad_(), labels, weights),
+            1 - loss.metric(loss.confusion(logits, labels, weights), **loss.metric_parameters),
+        ):
+            results.append((value, *torch.autograd.grad(value.sum(), logits)))
+        torch.testing.assert_close(*results, rtol=1e-9, atol=1e-12)
+
+
+def test_every_metric_with_slopes_is_tested():
+    assert {MetricLoss(name.split()[0]).metric for name in SCORES} == {*metrics.FRACTIONS, *metrics.SLOPES}
 
 
 def test_a_metric_set_later_and_counts_of_ones_own_are_used():
     logits, labels = batch((40, 3), 3.0)
     loss = MetricLoss("f1")
     loss.metric = metrics.jaccard
-    assert loss(logits, labels) == 1 - metrics.jaccard(loss.confusion(logits, labels))
+    torch.testing.assert_close(loss(logits, labels), 1 - metrics.jaccard(loss.confusion(logits, labels)))
 
     class Hard(MetricLoss):
         def confusion(self, logits, labels, weights=None):
@@ -228,7 +266,7 @@ def test_a_metric_set_later_and_counts_of_ones_own_are_used():
 def test_gradcheck(shape, metric):
     logits, labels = batch(shape, 1.0, seed=3)
     loss = MetricLoss(metric)
-    assert torch.autograd.gradcheck(lambda z: loss(z, labels), logits.requires_grad_())
+    assert torch.autograd.gradcheck(lambda z: loss.per_trial(z, labels), logits.requires_grad_())
 
 
 @pytest.mark.parametrize("T", [1e-3, 0.05, 0.2, 0.3, 0.4])
@@ -245,7 +283,7 @@ def test_extreme_logits_stay_finite(shape, dtype, T):
 def test_memberships_sum_to_the_samples():
     for shape in SHAPES:
         logits, labels = batch(shape, 3.0)
-        diagonal, predicted = soft_counts(logits, labels, None, 0.07)
+        diagonal, _, predicted = soft_counts(logits, labels, None, 0.07)
         assert float(predicted.sum()) == pytest.approx(shape[0])
         assert (diagonal <= predicted + 1e-12).all()
 

@@ -1,0 +1,501 @@
+"""MetricLoss in place of torch's losses: shapes, multilabel, soft targets, ignored labels, and what is refused."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import sklearn.metrics as oracle
+import torch
+import torch.nn.functional as F
+from torchmetrics.functional import classification as theirs
+
+from east import METRICS, MetricLoss, losses
+from east.losses import WMW, CrossEntropy, Dice, Focal, SigmoidF1
+
+FAMILY = [CrossEntropy(), Focal(), Dice(), SigmoidF1(), MetricLoss("f1"), MetricLoss("mcc"), MetricLoss("gmean"),
+          MetricLoss("f1", threshold=[0.3, 0.6]), MetricLoss("f1", step="sigmoid", threshold=0.5)]  # fmt: skip
+BINARY_FAMILY = [*FAMILY, WMW()]
+HARD = 1e-6  # a temperature at which the soft counts of clear decisions are the hard ones
+
+
+def named(loss):
+    return f"{type(loss).__name__}({loss.extra_repr()})"
+
+
+def batch(*shape, seed=0, dtype=torch.float64):
+    """Logits with classes in axis 1, and labels."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+    return logits, torch.randint(shape[1], (shape[0], *shape[2:]), generator=generator)
+
+
+def value_and_gradient(loss, logits, *rest):
+    logits = logits.detach().clone().requires_grad_()
+    value = loss(logits, *rest)
+    assert value.shape == ()
+    return value.detach(), torch.autograd.grad(value, logits)[0]
+
+
+# Shapes
+
+
+@pytest.mark.parametrize("loss", FAMILY, ids=named)
+@pytest.mark.parametrize("trailing", [(), (5,), (4, 3), (2, 3, 2)])
+def test_trailing_axes_are_samples(loss, trailing):
+    logits, labels = batch(6, 4, *trailing)
+    weights = torch.rand(labels.shape, dtype=torch.float64)
+    rows = logits.movedim(1, -1).reshape(-1, 4)
+    value, gradient = value_and_gradient(loss, logits, labels, weights)
+    wanted, by_row = value_and_gradient(loss, rows, labels.reshape(-1), weights.reshape(-1))
+    torch.testing.assert_close(value, wanted)
+    torch.testing.assert_close(gradient.movedim(1, -1).reshape(-1, 4), by_row)
+
+
+@pytest.mark.parametrize("loss", BINARY_FAMILY, ids=named)
+@pytest.mark.parametrize("trailing", [(), (3, 2)])
+def test_single_logits_stand_for_two(loss, trailing):
+    logits, labels = batch(8, 2, *trailing)
+    z = logits[:, 1:]
+    wanted = loss(torch.cat((torch.zeros_like(z), z), 1), labels)
+    for y in (labels, labels.bool(), labels.double(), labels.int()):
+        torch.testing.assert_close(loss(z, y), wanted)
+        torch.testing.assert_close(loss(z, y.unsqueeze(1)), wanted)
+    if not trailing:
+        torch.testing.assert_close(loss(z.squeeze(1), labels), wanted)
+
+
+def test_cross_entropy_is_torchs_for_every_kind_of_input():
+    for shape in ((7, 4), (3, 4, 5), (2, 4, 3, 3)):
+        logits, labels = batch(*shape)
+        labels.view(-1)[::3] = -100
+        torch.testing.assert_close(CrossEntropy()(logits, labels), F.cross_entropy(logits, labels))
+        targets = torch.rand(shape, dtype=torch.float64).softmax(1)
+        torch.testing.assert_close(CrossEntropy()(logits, targets), F.cross_entropy(logits, targets))
+    z, shares = torch.randn(9, 1), torch.rand(9, 1)
+    torch.testing.assert_close(CrossEntropy()(z, shares), F.binary_cross_entropy_with_logits(z, shares))
+
+
+def test_a_weight_per_row_counts_for_its_pixels():
+    logits, labels = batch(3, 4, 2, 2)
+    weights = torch.tensor([1.0, 0.0, 2.0])
+    pixels = weights[:, None, None].expand(3, 2, 2)
+    torch.testing.assert_close(MetricLoss("f1")(logits, labels, weights), MetricLoss("f1")(logits, labels, pixels))
+
+
+# Soft targets
+
+
+@pytest.mark.parametrize("loss", FAMILY, ids=named)
+@pytest.mark.parametrize("classes", [2, 4])
+def test_soft_targets_count_fractionally(loss, classes):
+    """Quarters of a class are quarters of four copies; one-hot targets are indices."""
+    logits, labels = batch(12, classes)
+    _, others = batch(12, classes, seed=1)
+    share = torch.tensor([0.25, 0.5, 1.0] * 4, dtype=torch.float64)
+    targets = share[:, None] * F.one_hot(labels, classes) + (1 - share[:, None]) * F.one_hot(others, classes)
+    times = torch.cat((4 * share, 4 * (1 - share)))
+    copies = loss(torch.cat((logits, logits)), torch.cat((labels, others)), times)
+    torch.testing.assert_close(loss(logits, targets), copies)
+    torch.testing.assert_close(loss(logits, F.one_hot(labels, classes).double()), loss(logits, labels))
+
+
+def test_soft_targets_pass_gradcheck_on_dense_logits():
+    logits, _ = batch(2, 3, 2, 2)
+    targets = torch.rand(2, 3, 2, 2, dtype=torch.float64).softmax(1)
+    assert torch.autograd.gradcheck(lambda z: MetricLoss("mcc")(z, targets), logits.requires_grad_())
+
+
+# Ignored labels
+
+
+@pytest.mark.parametrize("loss", BINARY_FAMILY, ids=named)
+def test_an_ignored_sample_is_absent(loss):
+    logits, labels = batch(20, 2)
+    ignored = torch.arange(20) % 3 == 0
+    value, gradient = value_and_gradient(loss, logits, labels.masked_fill(ignored, -100))
+    wanted, of_others = value_and_gradient(loss, logits[~ignored], labels[~ignored])
+    torch.testing.assert_close(value, wanted)
+    torch.testing.assert_close(gradient[~ignored], of_others)
+    assert (gradient[ignored] == 0).all()
+    zero_weight = value_and_gradient(loss, logits, labels, (~ignored).double())
+    torch.testing.assert_close(zero_weight, (value, gradient))
+
+
+@pytest.mark.parametrize("loss", BINARY_FAMILY, ids=named)
+@pytest.mark.parametrize("shape", [(6, 2), (1, 2, 1, 1), (6, 1)])
+def test_a_batch_that_is_all_ignored_has_no_loss_and_no_gradient(loss, shape):
+    logits, _ = batch(*shape)
+    labels = torch.full((shape[0], *shape[2:]), -100)
+    value, gradient = value_and_gradient(loss, logits, labels)
+    assert value == 0
+    assert (gradient == 0).all()
+
+
+def test_another_index_can_be_ignored():
+    logits, labels = batch(30, 4)
+    loss = MetricLoss("f1", ignore_index=255)
+    torch.testing.assert_close(
+        loss(logits, labels.masked_fill(labels == 2, 255)),
+        MetricLoss("f1")(logits, labels.masked_fill(labels == 2, -100)),
+    )
+    with pytest.raises(ValueError, match="labels: expected 0 to 3, got -100 to 3"):
+        loss(logits, labels.masked_fill(labels == 2, -100))
+
+
+@pytest.mark.parametrize("options", [{}, {"multilabel": True}])
+def test_masking_compiles_without_a_break(options):
+    torch.compiler.reset()
+    loss = MetricLoss("mcc", **options)
+    logits, labels = batch(20, 4, dtype=torch.float32)
+    if options:
+        labels = torch.randint(2, logits.shape)
+    compiled = torch.compile(loss, backend="aot_eager", fullgraph=True)
+    for some in (labels.masked_fill(labels == 1, -100), torch.full_like(labels, -100)):
+        results = [value_and_gradient(function, logits, some) for function in (loss, compiled)]
+        torch.testing.assert_close(*results, atol=1e-6, rtol=1e-4)
+
+
+# Overwritten labels
+
+
+@pytest.mark.parametrize("loss", BINARY_FAMILY, ids=named)
+@pytest.mark.parametrize("columns", [1, 2])
+@pytest.mark.parametrize("which", ["labels", "weights"])
+def test_labels_and_weights_overwritten_before_backward_raise(loss, columns, which):
+    """As with cross_entropy."""
+    logits, labels = batch(20, 2)
+    weights = torch.rand(20, dtype=torch.float64)
+    value = loss(logits[:, :columns].requires_grad_(), labels, weights)
+    (labels if which == "labels" else weights).mul_(0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@pytest.mark.parametrize("metric", ["f1", "gmean"])
+def test_overwritten_labels_of_a_population_raise(metric):
+    logits, labels = batch(20, 3)
+    value = MetricLoss(metric).per_trial(logits.requires_grad_(), labels)
+    labels.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+# Multilabel
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS.keys() - {"cost"}))
+def test_macro_is_the_mean_of_binary_losses(metric):
+    logits, _ = batch(30, 5)
+    labels = (torch.rand(30, 5, generator=torch.Generator().manual_seed(1)) < 0.4).long()
+    has_average = MetricLoss(metric).default_average
+    binary = MetricLoss(metric, **({"average": "positive"} if has_average else {}))
+    each = torch.stack([binary(logits[:, k], labels[:, k]) for k in range(5)])
+    loss = MetricLoss(metric, multilabel=True)
+    for y in (labels, labels.bool(), labels.double()):
+        torch.testing.assert_close(loss(logits, y), each.mean())
+    weighted = MetricLoss(metric, multilabel=True, average="weighted")(logits, labels)
+    support = labels.sum(0).double()
+    torch.testing.assert_close(weighted, (each * support).sum() / support.sum())
+    micro = MetricLoss(metric, multilabel=True, average="micro")(logits, labels)
+    torch.testing.assert_close(micro, binary(logits.reshape(-1), labels.reshape(-1)))
+
+
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted", "samples"])
+def test_multilabel_averages_are_scikit_learns(average):
+    logits, _ = batch(40, 6)
+    labels = (torch.rand(40, 6, generator=torch.Generator().manual_seed(1)) < 0.3).long()
+    labels[:, 2] = 0  # never positive
+    labels[3] = 0  # a sample without labels
+    for metric in ("f1", "precision", "recall", "jaccard"):
+        loss = MetricLoss(metric, multilabel=True, average=average, temperature=HARD)
+        wanted = getattr(oracle, f"{metric}_score")(labels, logits > 0, average=average, zero_division=0)
+        assert float(loss(logits, labels)) == pytest.approx(1 - wanted, abs=1e-4), metric
+
+
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted", "samples"])
+def test_multilabel_passes_gradcheck(average):
+    logits, _ = batch(4, 3, 2)
+    labels = (torch.rand(4, 3, 2, generator=torch.Generator().manual_seed(1)) < 0.5).long()
+    labels[0, 1] = -100
+    weights = torch.rand(4, 2, dtype=torch.float64)
+    loss = MetricLoss("f1", multilabel=True, average=average)
+    assert torch.autograd.gradcheck(lambda z: loss(z, labels, weights), logits.requires_grad_())
+
+
+# The limit T -> 0
+
+
+CASES = 100  # of each kind; every class occurs and is predicted
+
+
+def clear_logits(predictions, classes, generator):
+    """Logits [n, d, ...] far from ties whose largest entry is the prediction."""
+    logits = torch.rand((len(predictions), classes, *predictions.shape[1:]), generator=generator, dtype=torch.float64)
+    return logits.scatter_add(1, predictions.unsqueeze(1), torch.full_like(logits[:, :1], 3))
+
+
+def cases(shape, classes, seed):
+    """Labels and predictions in which every class occurs among the pairs that count, and some labels to ignore."""
+    generator = torch.Generator().manual_seed(seed)
+    for _ in range(CASES):
+        labels, predictions = torch.randint(classes, (2, *shape), generator=generator)
+        agree = torch.rand(shape, generator=generator) < 0.5
+        predictions = torch.where(agree, labels, predictions)
+        labels.view(-1)[:classes] = torch.arange(classes)
+        predictions.view(-1)[:classes] = torch.arange(classes).roll(1)
+        labels.view(-1)[classes:][torch.rand(labels.numel() - classes, generator=generator) < 0.2] = -100
+        yield labels, predictions, clear_logits(predictions, classes, generator)
+
+
+MULTICLASS = {
+    ("f1", "macro"): theirs.multiclass_f1_score,
+    ("f1", "weighted"): theirs.multiclass_f1_score,
+    ("f1", "micro"): theirs.multiclass_f1_score,
+    ("precision", "macro"): theirs.multiclass_precision,
+    ("recall", "macro"): theirs.multiclass_recall,
+    ("specificity", "macro"): theirs.multiclass_specificity,
+    ("jaccard", "macro"): theirs.multiclass_jaccard_index,
+    ("jaccard", "micro"): theirs.multiclass_jaccard_index,
+    ("mcc", None): theirs.multiclass_matthews_corrcoef,
+    ("kappa", None): theirs.multiclass_cohen_kappa,
+}
+
+
+@pytest.mark.parametrize("shape", [(40,), (2, 5, 6)], ids=["multiclass", "segmentation"])
+def test_cold_values_are_torchmetrics_multiclass(shape):
+    losses_of = {
+        key: MetricLoss(key[0], temperature=HARD, **({"average": key[1]} if key[1] else {})) for key in MULTICLASS
+    }
+    for k, (labels, predictions, logits) in enumerate(cases(shape, 4, seed=len(shape))):
+        for (name, average), theirs_of in [*MULTICLASS.items()][k % 2 :: 2]:
+            options = {"average": average} if average else {}
+            wanted = theirs_of(predictions, labels, num_classes=4, ignore_index=-100, **options)
+            ours = losses_of[name, average](logits, labels)
+            assert float(ours) == pytest.approx(1 - float(wanted), abs=1e-4), (name, average)
+
+
+BINARY = {
+    "f1": theirs.binary_f1_score,
+    "precision": theirs.binary_precision,
+    "recall": theirs.binary_recall,
+    "specificity": theirs.binary_specificity,
+    "jaccard": theirs.binary_jaccard_index,
+    "accuracy": theirs.binary_accuracy,
+    "mcc": theirs.binary_matthews_corrcoef,
+    "kappa": theirs.binary_cohen_kappa,
+}
+
+
+@pytest.mark.parametrize("shape", [(40,), (3, 1, 4, 4)], ids=["binary", "binary segmentation"])
+def test_cold_values_are_torchmetrics_binary(shape):
+    averaged = {name: {"average": "positive"} if MetricLoss(name).default_average else {} for name in BINARY}
+    for k, (labels, predictions, _) in enumerate(cases(shape, 2, seed=len(shape))):
+        logits = torch.where(predictions == 1, 3.0, -3.0)
+        for name in [*BINARY][k % 2 :: 2]:
+            wanted = BINARY[name](predictions, labels, ignore_index=-100)
+            ours = MetricLoss(name, temperature=HARD, **averaged[name])(logits, labels)
+            assert float(ours) == pytest.approx(1 - float(wanted), abs=1e-4), name
+
+
+MULTILABEL = {
+    "f1": theirs.multilabel_f1_score,
+    "precision": theirs.multilabel_precision,
+    "recall": theirs.multilabel_recall,
+    "jaccard": theirs.multilabel_jaccard_index,
+    "specificity": theirs.multilabel_specificity,
+}
+
+
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
+@pytest.mark.parametrize("shape", [(30, 4), (3, 4, 3, 3)], ids=["rows", "pixels"])
+def test_cold_values_are_torchmetrics_multilabel(shape, average):
+    generator = torch.Generator().manual_seed(len(shape))
+    for k in range(CASES):
+        labels, predictions = torch.randint(2, (2, *shape), generator=generator)
+        labels[0], labels[1] = 0, 1  # every label occurs and is missed, and is predicted
+        predictions[0], predictions[1] = 1, 1
+        labels[2:][torch.rand(labels[2:].shape, generator=generator) < 0.2] = -100
+        name = [*MULTILABEL][k % 5]
+        wanted = MULTILABEL[name](predictions, labels, num_labels=4, average=average, ignore_index=-100)
+        loss = MetricLoss(name, multilabel=True, average=average, temperature=HARD)
+        assert float(loss(torch.where(predictions == 1, 3.0, -3.0), labels)) == pytest.approx(
+            1 - float(wanted), abs=1e-4
+        ), name
+
+
+@pytest.mark.parametrize("average", ["macro", "weighted", "micro"])
+def test_cold_degenerate_values_are_scikit_learns(average):
+    """Classes that never occur, are never predicted, or neither; one pixel.
+
+    The logits saturate: where a class has a trace of membership, however small, its soft precision is a quotient of
+    traces, and precision has no limit there.
+    """
+    rng = np.random.default_rng(0)
+    for k in range(40):
+        n = 1 if k % 8 == 0 else 12
+        labels, predictions = rng.integers(0, 1 + rng.integers(1, 5), n), rng.integers(0, 1 + rng.integers(1, 5), n)
+        logits = 1e4 * clear_logits(torch.as_tensor(predictions), 6, torch.Generator().manual_seed(k))
+        for name in ("f1", "precision", "recall", "jaccard"):
+            score = getattr(oracle, f"{name}_score")
+            with warnings.catch_warnings(action="ignore"):
+                wanted = score(labels, predictions, labels=range(6), average=average, zero_division=0)
+            loss = MetricLoss(name, average=average, temperature=HARD)
+            assert float(loss(logits, torch.as_tensor(labels))) == pytest.approx(1 - wanted, abs=1e-4), name
+
+
+# Weights
+
+
+@pytest.mark.parametrize("loss", BINARY_FAMILY, ids=named)
+def test_integer_weights_repeat_rows_and_zero_is_absence(loss):
+    logits, labels = batch(30, 2)
+    times = torch.randint(0, 4, (30,), generator=torch.Generator().manual_seed(1))
+    repeated = loss(logits.repeat_interleave(times, 0), labels.repeat_interleave(times))
+    assert float(loss(logits, labels, times)) == pytest.approx(float(repeated), abs=1e-6)
+
+
+# Refusals
+
+
+z, y = batch(6, 4)
+dense, pixels = batch(2, 3, 4, 5)
+REFUSED = {
+    "tokens": (lambda loss: loss(torch.randn(2, 5, 3), torch.zeros(2, 5).long()),
+               ("(2, 5)", "(2, 5, 3)", "move the classes to axis 1: logits.transpose(1, 2)", "per_trial")),
+    "classes last": (lambda loss: loss(dense.movedim(1, -1), pixels), ("axis 1: logits.movedim(-1, 1)",)),
+    "integer multilabel": (lambda loss: loss(z, torch.ones(6, 4).long()),
+                           ("(6, 4)", "multilabel=True", "unsqueeze(1)", "argmax(1)")),
+    "boolean multilabel": (lambda loss: loss(z, torch.ones(6, 4).bool()), ("multilabel=True", "unsqueeze(1)")),
+    "float multilabel": (lambda loss: loss(z, torch.ones(6, 4)), ("soft targets", "sum to 1", "4", "multilabel=True")),
+    "float indices": (lambda loss: loss(z, y.float()), ("integer labels", "4 classes", "float32")),
+    "labels of another shape": (lambda loss: loss(z, y[:5]), ("(5,)", "(6, 4)", "expected (6,) for 4 classes")),
+    "labels of single logits": (lambda loss: loss(z[:, :1], y[:5] % 2), ("expected (6,) or (6, 1)", "single logits")),
+    "column labels of flat logits": (lambda loss: loss(z[:, 0], y[:, None]), ("(6, 1)", "expected (6,)")),
+    "shares beyond 1": (lambda loss: loss(z[:, 0], y / 2), ("shares from 0 to 1", "1.5")),
+    "weights of another shape": (lambda loss: loss(dense, pixels, torch.ones(2, 4)), ("weights", "(2, 4, 5) or (2,)")),
+    "weights as a list": (lambda loss: loss(z, y, [1] * 6), ("weights as a tensor", "list")),
+    "nothing": (lambda loss: loss(z[:0], y[:0]), ("at least one sample", "(0, 4)")),
+    "a population of rows": (lambda loss: loss.per_trial(z[0], y[0]), ("[P, n, d]", "(4,)")),
+    "float labels of a population": (lambda loss: loss.per_trial(z[None], y[None].float()), ("integer labels",)),
+    "weights of a population": (lambda loss: loss.per_trial(z[None], y[None], torch.ones(6)), ("(1, 6)", "(6,)")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize("loss", [MetricLoss("f1"), CrossEntropy(), Dice()], ids=named)
+def test_refusals_say_what_to_write(loss, case):
+    call, words = REFUSED[case]
+    with pytest.raises(ValueError) as error:
+        call(loss)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+OPTIONS = {
+    "average of labels": ({"multilabel": True, "average": "positive"}, ("average 'positive'", "macro", "samples")),
+    "samples of mcc": ({"metric": "mcc", "multilabel": True, "average": "samples"}, ("average 'samples'", "weighted")),
+    "positive of labels": ({"multilabel": True, "positive": 1}, ("positive", "multilabel=True")),
+    "average samples alone": ({"average": "samples"}, ("average 'samples'", "micro")),
+    "ignore_index": ({"ignore_index": None}, ("ignore_index", "integer", "None")),
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_options_without_a_meaning_are_refused(case):
+    options, words = OPTIONS[case]
+    with pytest.raises(ValueError) as error:
+        MetricLoss(**{"metric": "f1"} | options)
+    assert all(word in str(error.value) for word in words), str(error.value)
+
+
+def test_multilabel_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"expected logits and labels of one shape \[n, L, ...\], got \(6, 4\) and"):
+        MetricLoss("f1", multilabel=True)(z, y)
+
+
+def test_the_solver_of_ap_perf_takes_no_shares():
+    pytest.importorskip("ap_perf")
+    with pytest.raises(ValueError, match="APPerf: expected class labels, got shares"):
+        losses.APPerf()(z[:, 0], torch.rand(6))
+
+
+def test_repr_tells_metric_average_and_step():
+    assert repr(MetricLoss("f1")) == ("MetricLoss(f1, average=macro, step=linear, threshold=dynamic, temperature=0.2)")
+    assert "mcc, step=sigmoid (slope 73), threshold=0.5" in repr(
+        MetricLoss("mcc", step="sigmoid", slope=73, threshold=0.5)
+    )
+    assert "average=samples, multilabel" in repr(MetricLoss("f1", multilabel=True, average="samples"))
+
+
+# Degenerate batches in float32
+
+
+def test_one_class_has_specificity_0_and_no_gradient():
+    """1,024 standard normal logits of class 0 alone, cold: nothing is negative, and 0/0 is 0."""
+    logits = torch.randn(1024, 2, generator=torch.Generator().manual_seed(0))
+    value, gradient = value_and_gradient(MetricLoss("specificity", temperature=0.02), logits, torch.zeros(1024).long())
+    assert 0.5 <= float(value) <= 1
+    assert gradient.norm() < 1
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS.keys() - {"cost"}))
+def test_float32_is_float64_on_every_batch(metric):
+    """One-class, saturated, one-sided and ordinary batches of 32 to 1,024 samples."""
+    for seed in range(24):
+        generator = torch.Generator().manual_seed(seed)
+        d, n = (2, 3, 10)[seed % 3], int(torch.randint(32, 1025, (), generator=generator))
+        scale = 10 ** (5 * float(torch.rand((), generator=generator)) - 1)
+        logits = scale * torch.randn(n, d, generator=generator)
+        logits[:, 0] += 4 * scale * (seed % 2)
+        labels = torch.randint(d, (n,), generator=generator)
+        labels = (labels, torch.zeros_like(labels), logits.argmax(-1))[seed % 4 % 3]
+        for T in (0.02, 0.2):
+            loss = MetricLoss(metric, temperature=T)
+            value, gradient = value_and_gradient(loss, logits, labels)
+            assert float(value) == pytest.approx(float(loss(logits.double(), labels)), abs=1e-3)
+            assert gradient.norm() < 1e3
+
+
+def test_sigmoid_memberships_of_many_classes_sum_to_1():
+    """20 classes at slope 73: every step is below 1e-12, where a plain quotient loses the sample."""
+    logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
+    loss = MetricLoss("f1", step="sigmoid", slope=73.0, threshold=0.5)
+    torch.testing.assert_close(loss.memberships(logits).sum(-1), torch.ones(50))
+    p = logits.double().softmax(-1)
+    steps = 1 / (1 + torch.exp(-73 * (p - 0.5)))
+    torch.testing.assert_close(loss.memberships(logits.double()), steps / steps.sum(-1, keepdim=True))
+
+
+def test_a_missed_class_takes_the_geometric_mean_to_0():
+    """One class of ten is never found: 0, as the metric of decisions; the other classes keep their gradient."""
+    labels = torch.arange(100) % 10
+    logits = 30 * F.one_hot(torch.where(labels == 9, 0, labels), 10).float()
+    logits[labels == 1, 2] += 29.9
+    value, gradient = value_and_gradient(MetricLoss("gmean", temperature=0.05), logits, labels)
+    assert value == 1
+    assert gradient[labels == 1].abs().max() > 1e-4
+    assert gradient.norm() < 1e3
+
+
+def test_fowlkes_mallows_tends_to_its_metric():
+    labels = torch.arange(100) % 10
+    logits = 30 * F.one_hot(torch.where(labels == 9, 0, labels), 10).float()
+    value, gradient = value_and_gradient(MetricLoss("fowlkes_mallows", temperature=1e-3), logits, labels)
+    assert float(value) == pytest.approx(1 - (8 + math.sqrt(0.5)) / 10, abs=2e-3)
+    assert gradient.norm() < 1e3
+
+
+def test_the_private_question_is_asked_in_one_place():
+    """torch 2.15 has no public way to ask whether vmap or grad is tracing; a torch that drops this one fails here."""
+    from pathlib import Path
+
+    import east
+    from east.losses.inputs import transformed
+
+    assert hasattr(torch._C, "_are_functorch_transforms_active"), f"renamed in torch {torch.__version__}: see inputs.py"
+    asked = []
+    torch.func.vmap(lambda x: asked.append(transformed()) or x)(torch.zeros(2))
+    assert asked == [True]
+    assert not transformed()
+    files = [path for path in Path(east.__file__).parent.rglob("*.py") if "torch._C" in path.read_text()]
+    assert [path.name for path in files] == ["inputs.py"]
