@@ -263,15 +263,15 @@ def task_reproduce(arguments: list[str]) -> int:
     missing = tables.plan(table, config["results_dir"], **options)
     for group in LISTS:
         if names := named(arguments, group):
-            missing = [run for run in missing if run[group] in names]
+            missing = [run for run in missing if getattr(run, group) in names]
     rest = without(arguments, "task", "table", "preset", *LISTS, *LISTS.values())
     own = [word for word in rest if word.partition("=")[0].partition(".")[0] in SCIENCE]
     if own:
         print(f"note: with {' '.join(own)} trials fill no cell of the table; they are shown by themselves")
     wanted = []
     for run in missing:
-        groups = [f"{group}={run[group]}" for group in ("dataset", "loss", "protocol")]
-        wanted.append(settings([*rest, *groups, f"preset={preset}", *run["overrides"]]))
+        groups = [f"{group}={getattr(run, group)}" for group in ("dataset", "loss", "protocol")]
+        wanted.append(settings([*rest, *groups, f"preset={preset}", *run.overrides]))
     runs, failures = summary.loadable(wanted)
     print(f"{table}: {len(missing)} runs are missing", flush=True)
     if runs:

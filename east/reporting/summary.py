@@ -109,7 +109,7 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     config = runs[0].config
     found = {(record["key"], record["seed"]): record for record in records.scan(config["results_dir"])}
     keys = {records.key(run.chosen) for run in runs if run.chosen}
-    spec = tables.spec("grid") | {"title": "Results"}
+    spec = tables.spec("grid").changed(title="Results")
     shown = [whole(record) for record in found.values() if record["key"] in keys]
     built = tables.build(spec, config["results_dir"], found=shown, rule=config["selection"], preset="quick")
     named = list(zip(names(runs), runs, strict=True))
@@ -237,7 +237,7 @@ def table(config: Mapping[str, Any], preset: str | None) -> str:
         "preset": preset if preset != "auto" else None,
     }
     found = records.scan(config["results_dir"])
-    every = [n for n in tables.names() if "paper" in tables.spec(n)] if name == "all" else [name]
+    every = [n for n in tables.names() if tables.spec(n).paper] if name == "all" else [name]
     built = [tables.build(one, config["results_dir"], found=found, **options) for one in every]
     pairs = [tables.comparisons(one) for one in built]
     if config["format"]:
@@ -245,16 +245,27 @@ def table(config: Mapping[str, Any], preset: str | None) -> str:
     text = writers.WRITERS["text"](built, pairs).rstrip()
     folder = Path(config["results_dir"]) / "tables"
     with shown_anyway():
-        write_tables(folder, "" if config["variant"] == "clean" else f"_{config['variant']}", built, pairs)
+        suffix = "" if config["variant"] == "clean" else f"_{config['variant']}"
+        clean = [one.name for one in built if not suffix and tables.spec(one.name).paper]
+        both = options | {"variant": "released"}
+        released = {one: tables.build(one, config["results_dir"], found=found, **both) for one in clean}
+        write_tables(folder, suffix, built, pairs, released)
         text += f"\nwritten to {folder} as {', '.join(FILES)}"
     return text
 
 
-def write_tables(folder: Path, suffix: str, built: Sequence[tables.Table], pairs: Sequence[list[dict]]) -> None:
-    """Each table in every format, and its figure in the folder beside."""
+def write_tables(
+    folder: Path,
+    suffix: str,
+    built: Sequence[tables.Table],
+    pairs: Sequence[list[tables.Comparison]],
+    released: Mapping[str, tables.Table],
+) -> None:
+    """Each table in every format, and its figure in the folder beside; `released` are the tables by released code."""
     folder.mkdir(parents=True, exist_ok=True)
     for one, compared in zip(built, pairs, strict=True):
         for form, ending in FILES.items():
             (folder / f"{one.name}{suffix}.{ending}").write_text(writers.WRITERS[form]([one], [compared]))
         if any(cell.values for cell in one.cells):
-            plots.save(plots.FIGURES[one.figure](one), folder.with_name("figures") / f"{one.name}{suffix}")
+            figure = plots.figure_of(one, released.get(one.name))
+            plots.save(figure, folder.with_name("figures") / f"{one.name}{suffix}")
