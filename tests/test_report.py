@@ -90,8 +90,8 @@ def test_the_page_is_well_formed(page):
 
 def test_every_table_finding_and_cell_is_there(page):
     ids = {attributes.get("id") for _, attributes in page.tags}
-    assert {name for name in tables.names() if "paper" in tables.spec(name)} <= ids
-    assert {f"f-{finding['id']}" for finding in papers.findings()} <= ids
+    assert {name for name in tables.names() if tables.spec(name).paper} <= ids
+    assert {f"f-{finding.id}" for finding in papers.findings()} <= ids
     sections = "".join(page.words)
     assert "341 published cells" in sections
     assert "Suspected: " in sections

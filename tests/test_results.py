@@ -51,9 +51,9 @@ def test_the_command_writes_the_same_table(tmp_path):
 
 def test_a_split_of_its_own_for_every_trial_is_as_many_splits(found):
     table = tables.build("plugin", found=found)
-    cell = next(c for c in table.cells if (c.block, c.row, c.column) == ("mammography", "F1*", "f1_pos"))
+    cell = next(c for c in table.cells if (c.block, c.row, c.column) == ("mammography", "F1*", "f1_positive"))
     assert {split for split, _ in cell.splits} == set(range(10))
-    over_splits = [e["n"] for e in tables.comparisons(table) if e["over"] == "split" and e["block"] == "mammography"]
+    over_splits = [e.n for e in tables.comparisons(table) if e.over == "split" and e.block == "mammography"]
     assert set(over_splits) == {10}
 
 

@@ -31,7 +31,7 @@ INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a8a86"
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#e69f00", "#56b4e9", GREY, INK)
 MARKERS = "osD^vPX*"
-CUT = 0.1  # an interval that reaches further leaves the panel instead of flattening it
+CUT = 0.1  # what is further from the other means may leave a panel instead of flattening it
 WORDS_OF_MARKS = {mark: text.partition(":")[0].rstrip(".") for mark, text in MARKS.items()}
 STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
     "font.size": 9,
@@ -191,7 +191,8 @@ def dots(table: "Table", released: "Table | None" = None) -> Figure:
     rows, columns = (
         {block: list(dict.fromkeys(key[i] for key in cells)) for block, cells in blocks.items()} for i in (0, 1)
     )
-    heights = [len(rows[block]) + 1.2 for block in blocks]
+    two_loaders = {block for block, _, _ in others}
+    heights = [len(rows[block]) * (1.5 if block in two_loaders else 1) + 1.2 for block in blocks]
     width = max(map(len, columns.values()), default=1)
     figure = Figure(figsize=(1.2 + 2.5 * width, 0.7 + 0.24 * sum(heights)))
     if not blocks:
@@ -217,26 +218,68 @@ def _of_other_data(table: "Table", released: "Table | None") -> dict[tuple[str, 
     return {place: cell for place, cell in found.items() if data.get(place, cell.dataset) != cell.dataset}
 
 
+@dataclass(frozen=True)
+class Dot:
+    """A mean on a line of a panel."""
+
+    mean: Mean
+    line: float
+    colour: str
+    marker: str
+    words: str  # number of trials and marks; of ours
+
+
 def _panel(axes: Axes, shown: Sequence[tuple["Cell", "Cell | None"]]) -> None:
-    """One column of a block: a line per row; the axis covers the means and what of their intervals is near."""
-    reached: list[float] = []
-    for y, (cell, other) in enumerate(shown):
-        dots_here = [(_published(cell), GREY, "D", "")] if cell.published else []
-        dots_here += [(_ours(one), colour, marker, f"{len(one.values)}{one.marks}")
-                      for one, colour, marker in ((cell, BLUE, "o"), (other, ORANGE, "s")) if one and one.values]  # fmt: skip
-        for k, (mean, colour, marker, words) in enumerate(dots_here):
-            at = y + 0.26 * (k - (len(dots_here) - 1) / 2)
-            face = "none" if colour == GREY else colour
-            axes.errorbar(mean.at, at, xerr=mean.reach, color=colour, mfc=face, marker=marker, ms=4, lw=1.2)
-            axes.annotate(words, (1, at), (2, 0), xycoords=("axes fraction", "data"), textcoords="offset points",
-                          fontsize=5.5, va="center", color=colour, annotation_clip=False)  # fmt: skip
-            reached += [mean.at - min(mean.reach, CUT), mean.at + min(mean.reach, CUT)]
-    low, high = min(reached, default=0.0), max(reached, default=1.0)
-    margin = max(0.08 * (high - low), 0.01)
-    axes.set(xlim=(low - margin, min(high + margin, 1.02)), ylim=(len(shown) - 0.4, -0.6), yticks=range(len(shown)))
+    """One column of a block, a line per row. The axis covers what is compared: a mean far away is an arrow."""
+    drawn = [dot for y, (cell, other) in enumerate(shown) for dot in _dots_of(y, cell, other)]
+    low, high = near([dot.mean.at for dot in drawn])
+    inside = [dot.mean for dot in drawn if low <= dot.mean.at <= high]
+    low, high = (
+        min([low, *(m.at - min(m.reach, high - low + CUT) for m in inside)]),
+        min(max([high, *(m.at + min(m.reach, high - low + CUT) for m in inside)]), max(high, 1.0)),
+    )
+    margin = max(0.1 * (high - low), 0.005)
+    left, right = low - margin, max(min(high + margin, 1.0), high + margin / 4)
+    for dot in drawn:
+        face = "none" if dot.colour == GREY else dot.colour
+        look: dict[str, Any] = {"color": dot.colour, "fontsize": 5.5, "va": "center", "annotation_clip": False}
+        if left <= dot.mean.at <= right:
+            axes.errorbar(dot.mean.at, dot.line, xerr=dot.mean.reach, color=dot.colour, mfc=face, marker=dot.marker,
+                          ms=4, lw=1.2)  # fmt: skip
+        else:
+            away = dot.mean.at < left
+            text = f"◂ {dot.mean.at:.3f}" if away else f"{dot.mean.at:.3f} ▸"
+            axes.annotate(text, (0 if away else 1, dot.line), (2 if away else -2, 0),
+                          xycoords=("axes fraction", "data"), textcoords="offset points",
+                          ha="left" if away else "right", **look)  # fmt: skip
+        axes.annotate(dot.words, (1, dot.line), (3, 0), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", **look)  # fmt: skip
+    axes.set(xlim=(left, right), ylim=(len(shown) - 0.4, -0.6), yticks=range(len(shown)))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.tick_params(length=2, labelsize=8)
     axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
+
+
+def _dots_of(y: int, cell: "Cell", other: "Cell | None") -> list[Dot]:
+    """Published, ours, and ours on the released loader's data, side by side around line y."""
+    looks = [(_published(cell), GREY, "D", "")] if cell.published else []
+    looks += [(_ours(cell), BLUE, "o", f"{len(cell.values)}{cell.marks}")] if cell.values else []
+    looks += [(_ours(other), ORANGE, "s", f"{len(other.values)}{other.marks}")] if other else []
+    middle = (len(looks) - 1) / 2
+    return [Dot(look[0], y + 0.3 * (k - middle), *look[1:]) for k, look in enumerate(looks)]
+
+
+def near(values: Sequence[float]) -> tuple[float, float]:
+    """The range of the values that are not far from the bulk: within three interquartile ranges of the median, or CUT.
+
+    >>> near([0.98, 0.99, 0.985, 0.988, 0.51])
+    (0.98, 0.99)
+    """
+    if not values:
+        return 0.0, 1.0
+    first, median, third = np.percentile(values, [25, 50, 75])
+    kept = [value for value in values if abs(value - median) <= max(3 * (third - first), CUT)]
+    return min(kept), max(kept)
 
 
 def _legend(blocks: Mapping[str, Mapping], others: Mapping) -> list[Line2D]:
@@ -283,7 +326,10 @@ def lines(table: "Table") -> Figure:
 
 @styled
 def ranks(table: "Table") -> Figure:
-    """Critical-difference diagrams, one per block: mean ranks, best at the left; a bar joins what cannot be told apart."""
+    """Critical-difference diagrams, one per block: mean ranks, best at the left.
+
+    A bar joins ranks that cannot be told apart.
+    """
     entries = table.rankings
     heights = [2.2 + len(entry.ranks) / 2 for entry in entries]
     figure = Figure(figsize=(6.4, max(0.3 * sum(heights), 1.0)))

@@ -10,9 +10,9 @@ words of the command line:
 
 `decision: plugin` is the threshold, or the class weights, tuned on validation for the column's metric. Datasets and
 metrics may have a label of their own; a list of columns has sub-tables whose rows may differ. `blocks: metric` makes a
-block per metric and a column per dataset, `flipped` exchanges rows and columns on paper, `ranked` compares the rows over
-all datasets, `figure` is dots, lines or ranks, `reference` the row to compare with instead of cross-entropy. `questions`
-are what the table was made to answer: they, and no other comparisons, are corrected for multiplicity.
+block per metric and a column per dataset, `flipped` exchanges rows and columns on paper, `ranked` compares the rows
+over all datasets, `figure` is dots, lines or ranks, `reference` the row to compare with instead of cross-entropy.
+`questions` are what the table was made to answer: they, and no other comparisons, are corrected for multiplicity.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

@@ -91,9 +91,9 @@ def _overview(papers: Sequence[tables.Table], found: Sequence[Mapping[str, Any]]
         lines.append([f'<a href="#{table.name}">{table.name}</a> {escape(table.title)}', *map(str, counts)])
     header = ["table", "cells", "with trials", "at the paper's protocol", *statistics.WORDS]
     return (
-        f'<ul class="facts">{boxes}</ul><p class="caption">By Welch\'s 95 % interval of ours − published. Reproduced: inside '
-        "±0.02 and contains 0; close: inside ±0.02; differs: excludes 0 and reaches beyond ±0.02; imprecise: anything "
-        f"else.</p>{_simple(header, lines, 'What each table holds')}"
+        f'<ul class="facts">{boxes}</ul><p class="caption">By Welch\'s 95 % interval of ours − published. Reproduced: '
+        "inside ±0.02 and contains 0; close: inside ±0.02; differs: excludes 0 and reaches beyond ±0.02; imprecise: "
+        f"anything else.</p>{_simple(header, lines, 'What each table holds')}"
     )
 
 
