@@ -167,7 +167,7 @@ class Cell:
     trials: int | None = None  # how many the protocol asks for
     values: dict[int, float] = field(default_factory=dict)  # seed -> score
     splits: dict[tuple[int | str, int], float] = field(default_factory=dict)  # (split, seed) -> score, over splits
-    constant: list[float] = field(default_factory=list)  # what the best constant prediction scores, trial by trial
+    constant: list[float] = field(default_factory=list)  # what always predicting one class scores, trial by trial
     failed: int = 0
     capped: bool = False  # more than half of the trials ended at an epoch limit
     settings: int = 0  # how many families of records fit
@@ -229,8 +229,11 @@ class Cell:
 
     @property
     def ticked(self) -> bool:
-        """Reproduced or close, which always predicting one class would not be."""
-        return self.word in ("reproduced", "close") and self.word != self.constant_word
+        """Reproduced or close, and no constant prediction earns that word or a better one."""
+        good = ("reproduced", "close")
+        if self.word not in good:
+            return False
+        return self.constant_word not in good[: good.index(self.word) + 1]
 
     @property
     def marks(self) -> str:
@@ -453,14 +456,18 @@ def conf(group: str, name: str | None) -> dict[str, Any]:
 
 
 def best_constant(trials: Sequence[Entry], cell: Cell) -> list[float]:
-    """The cell's score of always predicting one class, in each trial: for the class with the highest mean."""
+    """The cell's score of always predicting one class, in each trial: for the class that comes closest to the paper.
+
+    Not for the class that scores highest: where a paper publishes F1 0.00, "never positive" is the one to be told from.
+    """
     name = cell.score.rpartition(".")[2]
     counts = [entry.actual for entry in trials if entry.actual]
-    if not counts:
+    if not counts or not cell.published:
         return []
     scores = [[constant_score(name, c, k, cell.position) for c in counts] for k in range(len(counts[0]))]
     known = [[score for score in row if score is not None] for row in scores]
-    return max(known, key=lambda row: sum(row) / max(len(row), 1))
+    published = cell.published.mean
+    return min(known, key=lambda row: abs(sum(row) / max(len(row), 1) - published))
 
 
 def constant_score(name: str, actual: Sequence[int], k: int, position: int | None = None) -> float | None:

@@ -315,7 +315,7 @@ def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today:
         legend += (
             " Δ: ours − published with Welch's 95 % interval (published n = 10, s at least 0.005). Reproduced: the"
             " interval is inside ±0.02 and contains 0; close: inside ±0.02; differs: excludes 0 and reaches beyond"
-            " ±0.02; imprecise: anything else. ✓ reproduced or close, unless the best constant prediction earns the"
-            " same word. Bold: column's best."
+            " ±0.02; imprecise: anything else. ✓ reproduced or close, unless always predicting one class"
+            " earns that word too. Bold: column's best."
         )
     return f"{table.source}. {legend} {'; '.join(facts).capitalize()}."
