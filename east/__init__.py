@@ -6,13 +6,15 @@ __version__ = "0.1.0"
 
 _HOME = {
     "MetricLoss": "east.losses",
+    "MetricCrossEntropy": "east.losses",
     "Confusion": "east.confusion",
     "METRICS": "east.metrics",
     "EASTClassifier": "east.estimator",
+    "decide": "east.training.decisions",
     "load": "east.training.saved",
 }
 _MODULES = ("confusion", "data", "losses", "metrics", "records")
-__all__ = ["METRICS", "Confusion", "EASTClassifier", "MetricLoss", "load"]
+__all__ = ["METRICS", "Confusion", "EASTClassifier", "MetricCrossEntropy", "MetricLoss", "decide", "load"]
 
 
 def __getattr__(name: str):

@@ -2,10 +2,15 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
+
+
+DISTRIBUTION = "evaluation-aligned-training"  # this project's name on the package index
 
 
 class ConfigError(ValueError):
@@ -26,6 +31,17 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
     raise ConfigError(f"unknown {kind} {name!r}{hint} Choices: {', '.join(choices)}")
 
 
+def install_hint(extra: str) -> str:
+    """The command that installs an optional dependency, for error messages.
+
+    It also works in a checkout that was installed with `pip install .`: pip reads the extra from the installed package.
+
+    >>> install_hint("ray")
+    "pip install 'evaluation-aligned-training[ray]'"
+    """
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
 def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
     """Config group -> choice -> file: those of conf/, and of a folder of the user's own that is laid out like it."""
     found: dict[str, dict[str, Path]] = {}
@@ -38,3 +54,12 @@ def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
                 raise ConfigError(f"{file}: {file.parent.name}={file.stem} exists already; give yours another name")
             files[file.stem] = file
     return found
+
+
+def import_by_path(path: str) -> Any:
+    """What a dotted path such as package.module.Name leads to; ValueError if there is no such thing."""
+    module, _, name = str(path).rpartition(".")
+    try:
+        return getattr(import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"cannot import {str(path)!r}: expected package.module.name; {error}") from error

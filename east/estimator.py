@@ -17,6 +17,7 @@ from east import losses, models
 from east.choices import choose
 from east.confusion import Confusion
 from east.data.common import Part, Splits
+from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Science, Training
 from east.training.annealing import SCHEDULES
 from east.training.engine import train
 from east.training.population import Trial
@@ -106,7 +107,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         best = min(finished, key=lambda outcome: (outcome.best["val_metric"], outcome.best["val_loss"]))
         self.n_iter_, self.validation_score_ = best.epochs, 1 - best.best["val_metric"]
         with torch.random.fork_rng(devices=[]):  # a new network draws initial weights, which are replaced at once
-            self.net_ = models.build(config["model"], splits.train.inputs.shape[1:], len(self.classes_))
+            self.net_ = models.build(config.model, splits.train.inputs.shape[1:], len(self.classes_))
         self.net_.load_state_dict(best.weights)
         # In float64 a row's probabilities do not depend on the rows around it, in float32 their last digits do.
         self.net_.double().eval()
@@ -176,34 +177,33 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             std=torch.ones(X.shape[1]),
         )
 
-    def _config(self, rows: int) -> dict[str, Any]:
+    def _config(self, rows: int) -> Science:
         """The trials' config, with the sections that a run of east-run has."""
-        annealing = {"schedule": self.annealing, "T0": 0.2, "r": self.cooling, "T_min": 0.01, "patience": 2}
-        return {
-            "dataset": {"name": "estimator"},
-            "model": {"name": "mlp", "hidden": list(self.hidden)},
-            "loss": self._loss(),
-            "annealing": annealing,
-            "protocol": {
-                "optimizer": "adamw",
-                "patience": self.patience,
-                "max_epochs": self.max_epochs,
-                "warmup": self.warmup,
-            },
-            "hyper": {
-                "lr": self.lr,
-                "batch_size": int(min(self.batch_size, rows)),
-                "dropout": self.dropout,
-                "weight_decay": self.weight_decay,
-            },
-        }
+        return Science(
+            dataset=Dataset(name="estimator"),
+            model=Model(name="mlp", hidden=list(self.hidden)),
+            loss=self._loss(),
+            annealing=Annealing(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2),
+            protocol=Training(
+                name="estimator",
+                patience=int(self.patience),
+                max_epochs=int(self.max_epochs),
+                warmup=int(self.warmup),
+            ),
+            hyper=Hyper(
+                lr=float(self.lr),
+                batch_size=int(min(self.batch_size, rows)),
+                dropout=float(self.dropout),
+                weight_decay=float(self.weight_decay),
+            ),
+        )
 
-    def _loss(self) -> dict[str, Any]:
-        section = {"name": "metric", "_target_": "east.losses.MetricLoss", "metric": self.metric}
+    def _loss(self) -> Loss:
         parameters = dict(self.metric_parameters or {})
         if parameters.get("positive") in [*self.classes_]:
             parameters["positive"] = [*self.classes_].index(parameters["positive"])
-        return section | {"parameters": parameters}
+        target = "east.losses.MetricLoss"
+        return Loss(name="metric", _target_=target, metric=self.metric, step="linear", parameters=parameters)
 
     def _names(self) -> list[str]:
         return [str(name) for name in self.classes_]

@@ -9,17 +9,26 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from east.settings import sections
+from east.settings.sections import Dataset, Loss, Model, Science, Training
 from east.training.annealing import Annealing, temperatures
 
 FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))
 
 
-def config(schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000, coolings=3, **annealing):
-    defaults = {"T0": 0.2, "r": 0.5, "T_min": 0.01, "patience": coolings}
-    return {
-        "annealing": {"name": schedule, "schedule": schedule, **defaults, **annealing},
-        "protocol": {"patience": patience, "stage_epochs": stage_epochs, "max_epochs": max_epochs},
-    }
+def config(
+    schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000, outer_patience=3, warmup=0, **annealing
+):
+    defaults = {"T0": 0.2, "r": 0.5, "T_min": 0.01, "patience": outer_patience}
+    return Science(
+        dataset=Dataset(name="toy"),
+        model=Model(name="mlp"),
+        loss=Loss(name="f1", target="east.losses.MetricLoss"),
+        annealing=sections.Annealing(name=schedule, schedule=schedule, **{**defaults, **others}),
+        protocol=Training(
+            name="east", patience=patience, stage_epochs=stage_epochs, max_epochs=max_epochs, warmup=warmup
+        ),
+    )
 
 
 def run(annealing, curve):
@@ -80,14 +89,13 @@ def test_ablation_schedules_fall_from_t0_to_t_min_in_as_many_stages(schedule):
 def test_every_annealing_config_is_complete(file):
     section = OmegaConf.to_container(OmegaConf.load(file))
     assert section["name"] == section["schedule"] == file.stem
-    annealing = Annealing([config() | {"annealing": section}], temperature=0.2)
+    annealing = Annealing([config().but(annealing=sections.Annealing(**section))], temperature=0.2)
     assert annealing.temperature.tolist() == [0.2]
     assert len(annealing.schedules[0]) == (1 if file.stem == "none" else 51)  # 0.2 x 0.9^50 = 0.00103
 
 
 def test_temperature_waits_for_the_end_of_warm_up():
-    setting = config("per_epoch", max_epochs=6, patience=9)
-    setting["protocol"]["warmup"] = 3
+    setting = config("per_epoch", max_epochs=6, patience=9, warmup=3)
     annealing = Annealing([setting])
     visited, verdicts = run(annealing, lambda p, epoch, T: (1 / epoch, 0.5))
     assert visited == [[0.2, 0.2, 0.2, 0.2, 0.1, 0.05]]
@@ -95,17 +103,25 @@ def test_temperature_waits_for_the_end_of_warm_up():
     assert annealing.best_of(0)["epoch"] == 6
 
 
+@pytest.mark.parametrize("warmup", [3, 4, 99])
+def test_warm_up_ends_before_the_last_epoch(warmup):
+    setting = config("none", max_epochs=4, warmup=warmup)
+    annealing = Annealing([setting])
+    visited, _ = run(annealing, lambda p, epoch, T: (1 / epoch, 0.5))
+    assert len(visited[0]) == 4
+    assert annealing.stopped == ["max_epochs"]
+    assert annealing.best_of(0)["epoch"] == 4
+
+
 def test_bad_schedules_are_refused():
     with pytest.raises(ValueError, match="did you mean 'geometric'"):
         temperatures("geometrc")
     with pytest.raises(ValueError, match="0 < r < 1"):
         temperatures("geometric", r=1.0)
-    with pytest.raises(ValueError, match="outer rule 'sof'"):
-        Annealing([config(outer="sof")])
 
 
 def test_a_curve_that_never_falls_again_ends_after_p_out_coolings():
-    annealing = Annealing([config(patience=3, coolings=2, r=0.8, T_min=0.001)])
+    annealing = Annealing([config(patience=3, outer_patience=2, r=0.8, T_min=0.001)])
     visited, verdicts = run(annealing, lambda p, epoch, T: (1.0, 0.5))
     # Stage 1: one new minimum, then P_in = 3 epochs without; stages 2 and 3 the same, and neither beats stage 1.
     assert visited[0] == [0.2] * 4 + [0.2 * 0.8] * 4 + [0.2 * 0.8**2] * 4
@@ -121,10 +137,16 @@ def test_population_follows_the_plain_loop_on_random_curves(outer):
     for _ in range(60):
         setting = {"r": rng.choice([0.5, 0.8, 0.9]), "d_out": rng.choice([0, 1e-2])}
         ranges = {"P_in": (1, 6), "P_out": (1, 4), "E_T": (4, 15), "E_max": (10, 80)}
-        settings.append(setting | {name: rng.integers(*bounds) for name, bounds in ranges.items()})
+        settings.append(setting | {name: int(rng.integers(*bounds)) for name, bounds in ranges.items()})
         numbers = np.cumsum(rng.normal(-0.01, 0.1, (200, 2)), axis=0)
         curves.append(lambda epoch, T, numbers=numbers: (numbers[epoch, 0] + T, numbers[epoch, 1]))
-    names = {"P_in": "patience", "P_out": "coolings", "d_out": "delta", "E_T": "stage_epochs", "E_max": "max_epochs"}
+    names = {
+        "P_in": "patience",
+        "P_out": "outer_patience",
+        "d_out": "delta",
+        "E_T": "stage_epochs",
+        "E_max": "max_epochs",
+    }
     annealing = Annealing([config(outer=outer, **{names.get(k, k): v for k, v in s.items()}) for s in settings])
     visited, _ = run(annealing, lambda p, epoch, T: curves[p](epoch, T))
     for p, s in enumerate(settings):
@@ -159,6 +181,15 @@ def test_per_epoch_cools_every_epoch_and_stays_at_the_coldest():
 def test_per_epoch_with_the_hard_rule_keeps_the_best_decisions():
     annealing = Annealing([config("per_epoch", patience=100, max_epochs=8, outer="hard")])
     run(annealing, lambda p, epoch, T: (-epoch, abs(epoch - 3)))
+    assert annealing.best_of(0)["epoch"] == 3
+
+
+def test_ties_of_the_metric_go_to_the_lower_cross_entropy():
+    annealing = Annealing([config("none", patience=3)], anneals=False, by_metric=True)
+    epochs = [(0.1, 0.5, 0.9), (0.9, 0.4, 0.8), (0.9, 0.4, 0.7), (0.1, 0.4, 0.7), (0.1, 0.5, 0.1), (0.1, 0.4, 0.75)]
+    for loss, metric, tie in epochs:
+        annealing.update(np.array([loss]), np.array([metric]), np.array([tie]))
+    assert annealing.stopped == ["patience"]
     assert annealing.best_of(0)["epoch"] == 3
 
 

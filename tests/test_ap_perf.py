@@ -1,5 +1,6 @@
 """AP-Perf against the game it solves, a linear programme over all label vectors, and the package's own layer."""
 
+import re
 import sys
 from importlib.util import find_spec
 from itertools import product
@@ -11,12 +12,13 @@ import torch
 import yaml
 
 from east import losses
+from east.choices import install_hint
 from east.losses import APPerf
 
 CONF = Path(__file__).parent.parent / "conf" / "loss" / "ap_perf.yaml"
 installed = pytest.mark.skipif(
     not all(map(find_spec, ("ap_perf", "numba"))),
-    reason="pip install 'east[apperf]'",
+    reason=install_hint("apperf"),
 )
 
 
@@ -139,5 +141,5 @@ def test_bad_input_is_refused():
 
 def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ap_perf.common_metrics", None)
-    with pytest.raises(ValueError, match=r"^ap_perf is not installed: pip install 'east\[apperf\]'$"):
+    with pytest.raises(ValueError, match=f"^ap_perf is not installed: {re.escape(install_hint('apperf'))}$"):
         APPerf()

@@ -18,7 +18,8 @@ import pytest
 
 from east import cli
 from east.choices import CONF, groups
-from east.experiment.settings import settings
+from east.settings.compose import settings
+from east.tasks import run as task_run
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "device=cpu", "preset=quick"]  # fmt: skip
@@ -144,15 +145,11 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, capsys):
 
 def test_the_quickstart_compares_two_losses(monkeypatch):
     seen = []
-    monkeypatch.setitem(cli.TASKS, "run", lambda arguments: seen.append(arguments) or 0)
+    monkeypatch.setattr(task_run, "main", lambda command: seen.append(command.values) or 0)
     cli.run([])
     cli.run(["device=cpu"])
     cli.run(["dataset=digits"])
-    assert seen == [
-        ["losses=[f1,ce]", "dataset.imbalance=10"],
-        ["losses=[f1,ce]", "dataset.imbalance=10", "device=cpu"],
-        ["dataset=digits"],
-    ]
+    assert seen == [cli.QUICKSTART, {**cli.QUICKSTART, "device": "cpu"}, {"dataset": "digits"}]
 
 
 def test_the_whole_config_can_be_shown(capsys):
@@ -180,22 +177,22 @@ def test_a_sweep_writes_below_results_dir_alone(tmp_path):
 
 def test_a_sweep_takes_paths_as_they_are(tmp_path, monkeypatch, capsys):
     seen = []
-    monkeypatch.setitem(cli.TASKS, "run", lambda arguments: seen.append(settings(arguments)) or 0)
+    monkeypatch.setattr(task_run, "main", lambda command: seen.append(settings(command)) or 0)
     monkeypatch.setattr(sys, "argv", ["east-run"])
     odd = ["dataset=csv", "dataset.path=daten (1).csv", "dataset.target=été", f"results_dir={tmp_path / 'é'}"]
     assert cli.run(["-m", "loss=f1,ce", *odd]) == 0
-    assert {(one["dataset"]["path"], one["dataset"]["target"]) for one in seen} == {("daten (1).csv", "été")}
-    assert [one["loss"]["name"] for one in seen] == ["f1", "ce"]
+    assert {(one.dataset.options["path"], one.dataset.options["target"]) for one in seen} == {("daten (1).csv", "été")}
+    assert [one.loss.name for one in seen] == ["f1", "ce"]
 
 
 def test_a_job_of_a_sweep_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
-    def task(arguments):
-        if "loss=ce" in arguments:
+    def task(command):
+        if command.get("loss") == "ce":
             raise RuntimeError("no luck")
-        print("done", cli.given(arguments, "loss"))
+        print("done", command.get("loss"))
         return 0
 
-    monkeypatch.setitem(cli.TASKS, "run", task)
+    monkeypatch.setattr(task_run, "main", task)
     monkeypatch.setattr(sys, "argv", ["east-run"])
     assert cli.run(["-m", "loss=f1,ce,mcc", f"results_dir={tmp_path}"]) == 1
     told = capsys.readouterr()
@@ -372,7 +369,7 @@ def test_interrupted_then_resumed(tmp_path, number):
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "finished trials are kept; the same command goes on from here" in err
+    assert "Finished trials are saved. Rerun the same command to resume." in err
     assert "Traceback" not in err
     assert "leaked" not in err
     deadline = time.monotonic() + 20
@@ -419,7 +416,7 @@ def test_a_full_disk_is_told_and_survived(tmp_path):
         _, err = process.communicate(timeout=600)
         assert process.returncode == 1
         assert "No space left" in err
-        assert "the same command goes on from here" in err
+        assert "Rerun the same command to resume." in err
         assert "Traceback" not in err
         kept = records_in(tmp_path)
         assert 0 < len(kept) < 40
@@ -435,7 +432,7 @@ def test_a_full_disk_is_told_and_survived(tmp_path):
 CHECKPOINTING = """
 import sys
 from east import cli
-from east.training import engine
+from east.training import engine, population
 engine.CHECKPOINT_SECONDS = 0.0
 loaded = population.Population.load
 def load(self, file):

@@ -15,10 +15,12 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 import east
 from east import cli, data, metrics
 from east.experiment import records
-from east.experiment.settings import settings
+from east.settings.command import Command
+from east.settings.compose import settings
 from east.tasks import compare
 from east.tasks.compare import Candidate, Judged
-from east.training import decisions, evaluation
+from east.training import decisions
+from tests.made import science
 
 F1 = partial(metrics.f1, average="positive")
 
@@ -37,7 +39,7 @@ def test_cross_fitting_takes_the_luck_out_of_a_tuned_threshold():
         p, y = noise(200, seed)
         rule = decisions.tuned(p, y, metrics.balanced_accuracy, 1)
         for values, decided in (
-            (tuned, decisions.decided(p, rule, 1)),
+            (tuned, rule.decide(p)),
             (honest, compare.cross_fitted(p, y, metrics.balanced_accuracy, 1)),
         ):
             values.append(float(metrics.balanced_accuracy(east.Confusion.from_predictions(decided, y, 2))))
@@ -49,21 +51,24 @@ def test_every_row_is_decided_by_a_rule_tuned_without_it(monkeypatch):
     p, y = noise(100)
     seen = []
 
-    def tuned(probabilities, labels, measure, positive):
-        seen.append({float(value) for value in probabilities[:, 1]})
-        return {"threshold": float(len(seen))}
-
     decided_by = {}
 
-    def decided(probabilities, rule, positive):
-        decided_by.update({float(value): rule["threshold"] for value in probabilities[:, 1]})
-        return torch.zeros(len(probabilities), dtype=torch.int64)
+    class Rule:
+        def __init__(self, fold):
+            self.fold = fold
 
-    monkeypatch.setattr(evaluation, "tuned", tuned)
-    monkeypatch.setattr(evaluation, "decided", decided)
+        def decide(self, probabilities):
+            decided_by.update({float(value): self.fold for value in probabilities[:, 1]})
+            return torch.zeros(len(probabilities), dtype=torch.int64)
+
+    def tuned(probabilities, labels, measure, positive):
+        seen.append({float(value) for value in probabilities[:, 1]})
+        return Rule(len(seen))
+
+    monkeypatch.setattr(decisions, "tuned", tuned)
     compare.cross_fitted(p, y, F1, 1)
     assert len(decided_by) == 100
-    assert all(value not in seen[int(fold) - 1] for value, fold in decided_by.items())
+    assert all(value not in seen[fold - 1] for value, fold in decided_by.items())
     assert [len(rows) for rows in seen] == [80] * 5
 
 
@@ -133,11 +138,11 @@ def test_losses_are_those_of_the_score(score, positive, metric, matched):
         features=torch.zeros(3, 1), labels=torch.arange(3) % 2, classes=classes, name="t", positive=positive
     )
     assert compare.wanted_score(score, loaded)[1] == metric
-    configs = [compare.aimed(settings(loss), metric) for loss in compare.overrides(metric)]
-    assert [config["loss"]["name"] for config in configs] == [matched, "ce", "anyloss", "rf"]
+    configs = [compare.aimed(settings(Command(loss)), metric) for loss in compare.candidate_losses(metric, "table")]
+    assert [config.loss.name for config in configs] == [matched, "ce", "anyloss", "rf"]
     for config in (configs[0], configs[2]):
-        assert metric.items() <= config["loss"].items()
-        loss = east.losses.build(config["loss"], classes)
+        assert metric.items() <= config.loss.options.items()
+        loss = east.losses.build(config.loss, classes)
         assert loss.metric is metrics.METRICS[metric["metric"]]
 
 
@@ -210,7 +215,7 @@ def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
     assert deleted.exists()
     after = {path: path.stat().st_mtime_ns for path in workplace.glob("results/runs/**/*.json")}
     assert {path for path in before if after[path] != before[path]} == {deleted.with_suffix(".json")}
-    assert {record["config"]["preset"] for record in records.scan("results")} == {"compare"}
+    assert {record.config.preset for record in records.scan("results")} == {"compare"}
 
 
 def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monkeypatch, capsys):
@@ -242,9 +247,16 @@ def test_a_metric_loss_that_collapses_is_told(warmup, advice):
     trials = [judged(np.array(predicted), labels) for predicted in ([0, 0, 0], [0, 1, 1])]
     found = [
         Candidate(
-            SimpleNamespace(plain={"loss": loss, "protocol": {"warmup": warmup}}), title, decision, trials, [0, 1]
+            SimpleNamespace(science=science(loss=loss, protocol={"name": "east", "warmup": warmup})),
+            title,
+            decision,
+            trials,
+            [0, 1],
         )
-        for title, loss in (("EAST mcc", {"metric": "mcc"}), ("cross-entropy", {}))
+        for title, loss in (
+            ("EAST mcc", {"name": "mcc", "_target_": "east.losses.MetricLoss", "metric": "mcc"}),
+            ("cross-entropy", {"name": "ce", "_target_": "east.losses.CrossEntropy"}),
+        )
         for decision in ("argmax", "plugin")
     ]
     assert compare.collapses(found) == [f"note: EAST mcc predicts one class only in 1 of 2 trials{advice}"]

@@ -3,6 +3,7 @@
 import hashlib
 import inspect
 import io
+import json
 import os
 import tarfile
 from dataclasses import replace
@@ -29,7 +30,7 @@ from east.data import (
     split,
 )
 from east.data import keel as keel_module
-from east.data.common import assign
+from east.data.common import assign, digest, fingerprint
 
 CONF = Path(__file__).parent.parent / "conf" / "dataset"
 
@@ -95,6 +96,39 @@ def test_counts_of_the_papers_datasets(name, rows, shape, positives, sizes):
 def test_cached_fingerprint_is_that_of_the_arrays(name):
     data = real(name)
     assert replace(data, fingerprint="").fingerprint == data.fingerprint
+
+
+def committed_splits() -> list[tuple[str, str, str, str]]:
+    """Every (dataset options, split options, fingerprint, index hash) of the committed records, as JSON."""
+    found = set()
+    for file in sorted((CONF.parent.parent / "results" / "records").glob("*.jsonl")):
+        for line in file.read_text(encoding="utf-8").splitlines():
+            record = json.loads(line)
+            chosen, wanted = record["config"]["dataset"], record["config"]["split"]
+            chosen = {key: value for key, value in chosen.items() if key not in ("kind", "fingerprint")}
+            if wanted["seed"] == "trial":
+                wanted = {**wanted, "seed": record["seed"]}
+            about = record["data"]
+            found.add((json.dumps(chosen), json.dumps(wanted), about["fingerprint"], about["index_hash"]))
+    return sorted(found)
+
+
+@pytest.mark.parametrize("chosen", sorted({row[0] for row in committed_splits()}))
+def test_committed_records_are_of_these_data_and_splits(chosen):
+    rows = [row for row in committed_splits() if row[0] == chosen]
+    data = real(**json.loads(chosen))
+    assert {row[2] for row in rows} == {data.fingerprint}
+    for _, wanted, _, index_hash in rows:
+        assert index_hash_of(assign(data, **json.loads(wanted))) == index_hash
+
+
+def index_hash_of(parts) -> str:
+    """As `split` has it, without scaling whole images for it."""
+    return fingerprint([digest(rows) for rows in parts])
+
+
+def test_index_hash_is_that_of_the_assigned_rows():
+    assert split(small(), seed=3).index_hash == index_hash_of(assign(small(), seed=3))
 
 
 def test_pooled_splits_mix_the_official_parts():

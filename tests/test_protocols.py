@@ -2,8 +2,13 @@
 
 import pytest
 
-from east.experiment import protocols, records
-from east.experiment.settings import settings
+from east.experiment import protocols
+from east.settings.command import Command
+from east.settings.compose import settings as composed
+
+
+def settings(words):
+    return composed(Command.parse(words))
 
 
 @pytest.mark.parametrize(
@@ -22,29 +27,29 @@ from east.experiment.settings import settings
     ],
 )
 def test_points_of_the_grid(overrides, points):
-    assert len(protocols.grid(settings(overrides))) == points
+    assert len(settings(overrides).grid()) == points
 
 
 def test_what_the_user_gives_is_kept_at_every_point():
     config = settings(["dataset=adult", "loss=f1", "hyper.lr=0.05"])
-    plain = protocols.scientific(config, "f", "adult")
-    moved = [protocols.at(plain, point) for point in protocols.grid(config)]
-    assert {one["hyper"]["lr"] for one in moved} == {0.05}
-    assert {one["annealing"]["r"] for one in moved} == {0.8, 0.9}
+    plain = config.science("adult", "f")
+    moved = [plain.with_grid_point(point) for point in config.grid()]
+    assert {one.hyper.lr for one in moved} == {0.05}
+    assert {one.annealing.r for one in moved} == {0.8, 0.9}
 
 
 def test_points_of_a_grid_are_one_family_and_differ_in_key():
     config = settings(["dataset=adult", "loss=f1"])
-    plain = protocols.scientific(config, "f", "adult")
-    moved = [protocols.at(plain, point) for point in protocols.grid(config)]
-    assert len({records.family(one) for one in moved}) == 1
-    assert len({records.key(one) for one in moved}) == 60
+    plain = config.science("adult", "f")
+    moved = [plain.with_grid_point(point) for point in config.grid()]
+    assert len({one.family for one in moved}) == 1
+    assert len({one.key for one in moved}) == 60
 
 
 def test_trials_of_user_preset_and_paper():
-    assert protocols.trials(settings(["dataset=adult"])) == 10
-    assert protocols.trials(settings(["dataset=adult", "preset=quick"])) == 2
-    assert protocols.seeds(settings(["dataset=adult", "trials=3", "seed=5"])) == range(5, 8)
+    assert settings(["dataset=adult"]).trial_count == 10
+    assert settings(["dataset=adult", "preset=quick"]).trial_count == 2
+    assert settings(["dataset=adult", "trials=3", "seed=5"]).seeds == range(5, 8)
 
 
 def test_equal_budget_gives_two_seeds_to_losses_that_do_not_anneal():
@@ -58,15 +63,15 @@ def test_equal_budget_gives_two_seeds_to_losses_that_do_not_anneal():
 def test_rounds_of_halving():
     """60 points for 5 epochs, the best 20 for 15, the best 6 in full: 86 trainings and 10 trials."""
     config = settings(["dataset=adult", "loss=f1", "search=halving"])
-    assert protocols.rungs(config) == [(5, 60), (15, 20), (None, 6)]
+    assert protocols.rounds(config) == [(5, 60), (15, 20), (None, 6)]
     assert protocols.planned(config) == 96
-    assert protocols.rungs(settings(["dataset=adult", "search=grid"])) == [(None, 60)]
-    assert protocols.rungs(settings(["dataset=adult", "search=none"])) == []
+    assert protocols.rounds(settings(["dataset=adult", "search=grid"])) == [(None, 60)]
+    assert protocols.rounds(settings(["dataset=adult", "search=none"])) == []
 
 
 def test_what_is_not_science_does_not_change_the_key():
     def key(*overrides):
-        return records.key(protocols.scientific(settings(["dataset=adult", *overrides]), "f", "adult"))
+        return settings(["dataset=adult", *overrides]).science("adult", "f").key
 
     same = ["device=cpu", "results_dir=elsewhere", "executor=inline", "trials=3", "seed=4", "force=true",
             "search=none", "selection=val_metric", "save_model=true", "protocol.decisions=[]"]  # fmt: skip
@@ -78,18 +83,19 @@ def test_what_is_not_science_does_not_change_the_key():
 
 def test_a_path_does_not_change_the_key_since_the_fingerprint_tells_the_data():
     def key(path, fingerprint):
-        return records.key(protocols.scientific(settings(["dataset=csv", f"dataset.path={path}"]), fingerprint, "csv"))
+        return settings(["dataset=csv", f"dataset.path={path}"]).science("csv", fingerprint).key
 
     assert key("a.csv", "1") == key("b.csv", "1")
     assert key("a.csv", "1") != key("a.csv", "2")
 
 
 def test_new_splits_where_the_protocol_wants_them():
-    btg = protocols.scientific(settings(["dataset=adult", "protocol=btg", "loss=bce"]), "f", "adult")
-    east = protocols.scientific(settings(["dataset=adult"]), "f", "adult")
-    assert (btg["split"]["seed"], east["split"]["seed"]) == ("trial", 0)
+    btg = settings(["dataset=adult", "protocol=btg", "loss=bce"]).science("adult", "f")
+    east = settings(["dataset=adult"]).science("adult", "f")
+    assert (btg.split.seed, east.split.seed) == ("trial", 0)
 
 
 def test_baselines_have_no_network_and_no_hyperparameters():
-    plain = protocols.scientific(settings(["dataset=adult", "loss=rf"]), "f", "adult")
-    assert (plain["model"], plain["hyper"], plain["protocol"]) == ({"name": "rf"}, {}, {"name": "east"})
+    plain = settings(["dataset=adult", "loss=rf"]).science("adult", "f")
+    stored = plain.to_json()
+    assert (stored["model"], stored["hyper"], stored["protocol"]) == ({"name": "rf"}, {}, {"name": "east"})

@@ -11,7 +11,9 @@ import pytest
 
 from east.experiment import records
 from east.experiment.records import Record
+from east.settings import identity
 from east.training.provenance import provenance
+from tests.made import science
 
 
 def config(loss="f1", lr=0.001, r=0.9, **dataset):
@@ -29,7 +31,7 @@ def config(loss="f1", lr=0.001, r=0.9, **dataset):
 
 def record(seed=0, score=0.75, stage="trial", best=None, status="done", **kwargs):
     return Record(
-        config=config(**kwargs),
+        config=science(config(**kwargs)),
         seed=seed,
         stage=stage,
         data={"name": "mammography", "fingerprint": "abc", "sizes": [6, 2, 2]},
@@ -52,20 +54,22 @@ def test_key_is_the_science_and_nothing_else():
         dict(reversed(base.items())),
         config(root="/somewhere", path="/a/file"),  # the fingerprint says what the path leads to
     ]
-    assert {records.key(other) for other in same} == {records.key(base)}
+    assert {identity.key(other) for other in same} == {identity.key(base)}
     different = [config(lr=0.01), config(loss="ce"), config(limit=100), config(fingerprint="def"), config(r=0.8)]
-    assert len({records.key(other) for other in [base, *different]}) == 6
+    assert len({identity.key(other) for other in [base, *different]}) == 6
 
 
 def test_key_is_stable_across_processes_and_versions():
     """A changed hash orphans every result; whoever changes it on purpose raises SCHEMA."""
     assert records.SCHEMA == 1
-    assert records.key({"dataset": {"name": "digits"}, "loss": {"name": "f1"}, "hyper": {"lr": 1e-3}}) == "d696683fdb13"
+    assert (
+        identity.key({"dataset": {"name": "digits"}, "loss": {"name": "f1"}, "hyper": {"lr": 1e-3}}) == "d696683fdb13"
+    )
 
 
 def test_family_ignores_what_a_search_varies():
-    assert records.family(config(lr=0.01, r=0.8)) == records.family(config())
-    assert records.family(config(loss="ce")) != records.family(config())
+    assert identity.family(config(lr=0.01, r=0.8)) == identity.family(config())
+    assert identity.family(config(loss="ce")) != identity.family(config())
 
 
 def test_path_and_round_trip(tmp_path):
@@ -288,12 +292,12 @@ def test_selection_ignores_numbers_that_are_not_finite_and_breaks_ties_by_key():
     assert records.select(search) == min(search[1].key, search[2].key)
 
 
-def test_selection_from_a_frame_never_looks_at_trials(tmp_path):
+def test_selection_never_looks_at_trials(tmp_path):
     search = [point(0.1, 0.3, 0.5), point(0.01, 0.2, 0.5)]
     trial = record(lr=0.5, best={"val_loss": 0.0, "val_metric": 1.0})
     for one in (*search, trial):
         records.write(tmp_path, one)
-    assert records.select(records.load(tmp_path)) == search[1].key
+    assert records.select(records.scan(tmp_path)) == search[1].key
 
 
 def test_selection_without_search():
@@ -332,11 +336,11 @@ def test_ten_thousand_records_load_within_five_seconds(tmp_path):
 
 def test_bad_names_and_stages_are_refused(tmp_path):
     with pytest.raises(ValueError, match="plain name"):
-        records.path(tmp_path, config(name="../../etc"), 0)
+        records.path(tmp_path, science(config(name="../../etc")), 0)
     with pytest.raises(ValueError, match="unknown stage 'test'"):
         record(stage="test")
     with pytest.raises(ValueError, match=r"loss\.name"):
-        records.key({"dataset": {"name": "digits"}})
+        identity.key({"dataset": {"name": "digits"}})
 
 
 def test_provenance_names_versions_and_commit():

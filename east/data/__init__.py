@@ -14,7 +14,8 @@ from pkgutil import iter_modules
 from east.choices import choose
 from east.data import overview
 from east.data.common import Data, DataError, Graphs, Images, Part, Splits, Table, split
-from east.data.csv import encode, read
+from east.data.encoding import Encoding, encode
+from east.data.files import read
 from east.data.overview import catalogue_text, describe_text
 from east.data.sources import Dataset
 
@@ -22,6 +23,7 @@ __all__ = [
     "Data",
     "DataError",
     "Dataset",
+    "Encoding",
     "Graphs",
     "Images",
     "Part",

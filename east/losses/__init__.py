@@ -3,6 +3,7 @@
 from east.losses.build import build
 from east.losses.classic import WMW, APPerf, CrossEntropy, Dice, Focal, SigmoidF1
 from east.losses.inputs import Loss
+from east.losses.metric_cross_entropy import MetricCrossEntropy
 from east.losses.metric_loss import AUROCLoss, MetricLoss
 from east.losses.released import ReleasedBtG, ReleasedDice, ReleasedWMW
 
@@ -14,6 +15,7 @@ __all__ = [
     "Dice",
     "Focal",
     "Loss",
+    "MetricCrossEntropy",
     "MetricLoss",
     "ReleasedBtG",
     "ReleasedDice",

@@ -1,41 +1,42 @@
 """From the `loss` section of a config to the loss itself."""
 
 import inspect
-from collections.abc import Mapping, Sequence
-from importlib import import_module
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+from east.choices import import_by_path
 from east.losses.inputs import refuse_unknown
+from east.losses.metric_cross_entropy import MetricCrossEntropy
 from east.losses.metric_loss import MetricLoss
+from east.settings.sections import Loss
 
 
-def build(
-    config: Mapping[str, Any], classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None
-) -> nn.Module:
+def build(loss: Loss, classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None) -> nn.Module:
     """The loss of a config's `loss` section.
 
-    `labels` of the training set serve class_weights=balanced, the index `positive` of a class average=positive.
-    What `parameters` holds is passed like the rest: room for a metric's own, which the config cannot know beforehand.
+    labels: of the training set, for class_weights=balanced. positive: index of the class that average=positive means.
+    average=None is positive where the data have a positive class, else macro.
     """
-    parameters = {key: value for key, value in config.items() if key not in ("name", "_target_", "parameters")}
-    parameters |= config.get("parameters") or {}
-    module, _, name = config["_target_"].rpartition(".")
-    target = getattr(import_module(module), name)
+    parameters = loss.arguments
+    target = import_by_path(loss.target)
     if parameters.get("class_weights") == "balanced":
         if labels is None:
             raise ValueError("class_weights=balanced: expected the training labels, got none")
         counts = torch.bincount(labels.flatten(), minlength=len(classes)).clamp_min(1)
         parameters["class_weights"] = (labels.numel() / (len(classes) * counts)).tolist()
+    if "average" in parameters and parameters["average"] is None:
+        parameters["average"] = "macro" if positive is None else "positive"
     if parameters.get("average") == "positive" and "positive" not in parameters:
         if positive is None and len(classes) > 2:
             raise ValueError(f"average=positive: none of the {len(classes)} classes is the positive one; "
                              "say dataset.positive=… or loss.average=macro")  # fmt: skip
         parameters["positive"] = 1 if positive is None else positive
-    if issubclass(target, MetricLoss):
+    if issubclass(target, MetricLoss | MetricCrossEntropy):
         parameters["classes"] = classes
     else:
-        refuse_unknown(f"parameter of {name}", parameters, list(inspect.signature(target).parameters.values()))
+        refuse_unknown(
+            f"parameter of {target.__name__}", parameters, list(inspect.signature(target).parameters.values())
+        )
     return target(**parameters)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from east.choices import install_hint
 from east.confusion import per_class
 from east.losses.inputs import Loss, binary_only, mean_over_samples, transformed
 from east.metrics import ratio
@@ -118,7 +119,7 @@ class APPerf(Loss):
         try:
             from ap_perf.common_metrics import FBeta
         except ImportError as error:
-            raise ValueError("ap_perf is not installed: pip install 'east[apperf]'") from error
+            raise ValueError(f"ap_perf is not installed: {install_hint('apperf')}") from error
         self.beta, self.max_iter, self.block = beta, max_iter, block
         self.metric = FBeta(beta)
         self.metric.initialize()

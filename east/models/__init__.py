@@ -1,34 +1,33 @@
 """Networks as ordinary modules, and `Stack`, which holds a population of them in one tensor.
 
-net = east.models.build({"name": "mlp", "hidden": [512, 256, 128]}, inputs_shape=(6,), outputs=2)
+net = east.models.build(Model(name="mlp", hidden=[512, 256, 128]), inputs_shape=(6,), outputs=2)
 """
 
 import inspect
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from math import prod
 from typing import Any
 
 from torch import nn
 
-from east.choices import choose
+from east.choices import choose, import_by_path
 from east.models.darknet import DARKNET19, TINY, Darknet
 from east.models.gnn import GNN
 from east.models.mlp import MLP
 from east.models.stack import Stack
+from east.settings.sections import Model
 
 __all__ = ["GNN", "MLP", "MODELS", "TOGETHER", "Darknet", "Stack", "build"]
 
 
-def build(config: Mapping[str, Any], inputs_shape: Sequence[int], outputs: int, dropout: float = 0.0) -> nn.Module:
+def build(model: Model, inputs_shape: Sequence[int], outputs: int, dropout: float = 0.0) -> nn.Module:
     """The network of a config's `model` section, freshly initialised from torch's global generator.
 
-    inputs_shape: of one sample. outputs: the number of classes; `outputs` in the config overrides it, 1 meaning a
+    inputs_shape: of one sample. outputs: the number of classes; `model.outputs` overrides it, 1 meaning a
     single logit. Dropout has no parameters, so a trained state fits whatever the rate.
     """
-    options = {key: value for key, value in config.items() if key not in ("name", "outputs")}
-    outputs = config.get("outputs") or outputs
-    return MODELS[choose("model", config["name"], MODELS)](tuple(inputs_shape), outputs, dropout, **options)
+    make = MODELS[choose("model", model.name, MODELS)]
+    return make(tuple(inputs_shape), model.outputs or outputs, dropout, **model.options)
 
 
 def _mlp(shape: tuple[int, ...], outputs: int, dropout: float, hidden: Sequence[int]) -> nn.Module:
@@ -55,11 +54,7 @@ def _custom(
 ) -> nn.Module:
     """`target` is the dotted path of a class or function, called as Net(inputs_shape=…, outputs=…, **parameters); it
     is given `dropout` as well if it has a parameter of that name."""
-    module, _, name = str(target).rpartition(".")
-    try:
-        net = getattr(import_module(module), name)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"model.target {target!r} cannot be imported: expected package.module.Net; {error}") from error
+    net = import_by_path(target)
     given = dict(parameters or {})
     if "dropout" in inspect.signature(net).parameters:
         given.setdefault("dropout", dropout)

@@ -6,15 +6,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from east.models.mlp import MLP, dropout_masks
+from east.models.mlp import MLP, StackedMLP, dropout_masks, rounded
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Stack:
     """P networks of one architecture. `weights` [P, N] has one in each row: what is learned, then what is tracked.
 
     A step of training, a snapshot, a restored stage, a trial that leaves: each is then one operation on rows.
-    MLPs are computed together (`MLP.stacked`); any other module is called as it is, and its population is of one.
-    `learned` are the first columns, `tracked` the rest: floating buffers such as batch norm's running mean.
+    MLPs are computed together (`StackedMLP`); any other module is called as it is, and its population is of one.
+    `learned` are the first columns, `tracked` the rest: batch norm's running statistics and other floating buffers.
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu"):
@@ -22,6 +24,7 @@ class Stack:
         weights = torch.stack([torch.cat([t.detach().flatten().float() for t in row]) for row in rows])
         self.module = modules[0].to(device)
         self.together = isinstance(self.module, MLP)
+        self.normalises = any(isinstance(m, BATCH_NORMS) for m in self.module.modules())
         if len(modules) > 1 and not self.together:
             raise ValueError(f"{type(self.module).__name__}: expected a population of one, got {len(modules)}")
         self.shapes = {name: tensor.shape for name, tensor in _learned(self.module).items()}
@@ -32,6 +35,9 @@ class Stack:
     def put(self, weights: Tensor) -> None:
         """Take these rows as the networks' weights, without a copy."""
         self.weights = weights
+        if self.together:
+            self.leaves = [weights.data.requires_grad_()]
+            return
         pieces = weights.split([shape.numel() for shape in self.shapes.values()], dim=1)
         # .data, because views share one version counter: batch norm's update of its mean in the forward pass would then
         # invalidate the convolution's weights for the backward pass.
@@ -50,11 +56,18 @@ class Stack:
         draws from torch's global generator.
         """
         if self.together:
-            masks = dropout_masks(*noise, inputs.shape[1], self.module.hidden) if training and noise else None
-            return self.module.stacked(self.views, inputs, masks)
+            masks = rates = None
+            if training and noise is not None:
+                masks, rates = dropout_masks(*noise, inputs.shape[1], self.module.hidden), rounded(noise[-1])
+            return StackedMLP.apply(inputs.flatten(2), self.leaves[0], self.module.sizes, masks, rates)
         self.module.train(training)
         weights = {name: view.squeeze(0) for name, view in self.views.items()}
         return functional_call(self.module, weights, (inputs.squeeze(0),)).unsqueeze(0)
+
+    def gradient(self, value: Tensor) -> Tensor:
+        """The derivative [P, learned] of a number with respect to everything learned; 0 for what it does not use."""
+        pieces = torch.autograd.grad(value, self.leaves, materialize_grads=True)
+        return pieces[0] if self.together else torch.cat([piece.flatten() for piece in pieces]).unsqueeze(0)
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""
@@ -71,4 +84,7 @@ def _learned(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _tracked(module: nn.Module) -> dict[str, Tensor]:
-    return {name: b for name, b in module.named_buffers() if b.is_floating_point()}
+    """Buffers that training changes. Batch norm counts its batches in int64; as a float it counts to 2^24."""
+    return {
+        name: b for name, b in module.named_buffers() if b.is_floating_point() or name.endswith("num_batches_tracked")
+    }

@@ -17,9 +17,12 @@ from pydantic import JsonValue
 
 from east.choices import CONF, choose
 from east.experiment import records
-from east.experiment.settings import PAPER_DATASETS, anneals, trains_networks
+from east.experiment.records import Record
 from east.reporting import papers, statistics
 from east.settings import identity
+from east.settings.command import Command
+from east.settings.compose import PAPER_DATASETS
+from east.settings.sections import Loss
 
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
 CUSTOM = "custom"  # training settings of no preset
@@ -51,28 +54,33 @@ Point = tuple[JsonValue, ...]  # values of AXES
 class Entry:
     """One record as tables see it."""
 
-    raw: Mapping[str, Any]
+    record: Record
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The settings as they are stored, without what has its default."""
+        return self.record.config.to_json()
 
     @property
     def key(self) -> str:
-        return self.raw["key"]
+        return self.record.key
 
     @property
     def family(self) -> str:
-        return self.raw["family"]
+        return self.record.family
 
     @property
     def seed(self) -> int:
-        return self.raw["seed"]
+        return self.record.seed
 
     @property
     def done(self) -> bool:
-        return self.raw["status"] == "done"
+        return self.record.status == "done"
 
     @property
     def is_trial(self) -> bool:
         """Search records are for choosing a setting; their test scores are never shown."""
-        return self.raw["stage"] == "trial"
+        return self.record.stage == "trial"
 
     @property
     def dataset(self) -> str:
@@ -89,7 +97,7 @@ class Entry:
     @property
     def label(self) -> str | None:
         """The preset that the run was started with, whatever else its command line changed."""
-        return self.raw["config"].get("preset")
+        return self.config.get("preset")
 
     @property
     def split(self) -> int | str:
@@ -97,16 +105,16 @@ class Entry:
 
     @property
     def source(self) -> str:
-        return self.raw["source"]
+        return self.record.source
 
     @property
     def commit(self) -> str | None:
-        return self.raw["git"]
+        return self.record.git
 
     @property
     def at_limit(self) -> bool:
         """Whether training ended at an epoch limit."""
-        return self.raw.get("stopped") in LIMITS
+        return self.record.stopped in LIMITS
 
     @property
     def point(self) -> Point:
@@ -114,31 +122,30 @@ class Entry:
         hyper, rate = self.section("hyper"), self.section("annealing").get("r")
         return (*(hyper.get(name) for name in AXES[:-1]), rate)
 
-    @property
-    def config(self) -> Mapping[str, Any]:
-        return self.raw["config"]
-
     def section(self, name: str) -> Mapping[str, Any]:
-        return self.raw["config"].get(name, {})
+        return self.config.get(name) or {}
 
     @property
     def actual(self) -> list[int]:
         """Test rows of each class; empty where the trial failed."""
-        return [sum(row) for row in self.raw["confusion"].get("test", ())]
+        return [sum(row) for row in self.record.confusion.get("test", ())]
 
     def has_all_classes(self, dataset: str) -> bool:
         """Were all classes of the papers' dataset there? A folder with some of Caltech256's is not Caltech256."""
-        classes = len(self.raw["confusion"].get("test", ()))
+        classes = len(self.record.confusion.get("test", ()))
         return not classes or classes == papers.MULTICLASS.get(dataset, classes)
 
     def value(self, score: str, position: int | None) -> float | None:
         """A score such as "thresholds.test.f1_pos"; None if the trial failed or was not judged by it."""
         *rule, split, name = score.split(".")
-        decision = self.raw["decisions"].get(rule[0], {}) if rule else self.raw
-        value = decision.get("scores", {}).get(split, {}).get(name) if self.done else None
-        if value is None and rule and position is not None and decision:
+        decision = self.record.decisions.get(rule[0]) if rule else None
+        scores = decision.get("scores", {}) if decision else {} if rule else self.record.scores
+        value = scores.get(split, {}).get(name) if self.done else None
+        if value is None and decision and position is not None:
             return mean_over(decision["confusion"][split], name, position)
-        return value[position] if isinstance(value, list) and position is not None else value
+        if isinstance(value, list):
+            return value[position] if position is not None else None
+        return value
 
     def same_but_for_epochs(self) -> str:
         """What the rounds of a search by successive halving have in common."""
@@ -250,7 +257,7 @@ class Cell:
 class Ledger:
     """The records by what a cell looks for."""
 
-    def __init__(self, found: Iterable[Mapping[str, Any]]):
+    def __init__(self, found: Iterable[Record]):
         self.entries = [Entry(record) for record in found]
         families: dict[str, list[Entry]] = {}
         for entry in self.entries:
@@ -315,7 +322,7 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
 
 
 def _candidate(family: list[Entry], cell: Cell, rule: str) -> Candidate | None:
-    key = records.select((entry.raw for entry in family), rule)
+    key = records.select((entry.record for entry in family), rule)
     trials = [entry for entry in family if entry.key == key and entry.is_trial]
     cell.failed += sum(not entry.done for entry in trials)  # counts where nothing succeeded
     values = {e.seed: value for e in trials if (value := e.value(cell.score, cell.position)) is not None}
@@ -384,9 +391,10 @@ def _standard(cell: Cell, preset: str, kind: str, entry: Entry) -> dict[str, Set
     own, protocol = files["preset"], conf("protocol", cell.protocol)
     loss = dict(entry.section("loss")) if cell.family else conf("loss", cell.loss) | cell.parameters
     names: dict[str, Any] = {"protocol": cell.protocol} | ({} if cell.family else {"dataset": cell.dataset})
-    if cell.trains_networks and (not cell.family or "_target_" in loss) and trains_networks(loss):
+    typed = Loss.model_validate(loss) if "_target_" in loss else None
+    if typed and not typed.classical:
         names["model"] = own["model"].get(kind, protocol["model"].get(kind))
-        names["annealing"] = cell.overrides.get("annealing", protocol["annealing"] if anneals(loss) else "none")
+        names["annealing"] = cell.overrides.get("annealing", protocol["annealing"] if typed.anneals else "none")
     standard = {section: conf(section, name) | files.get(section, {}) for section, name in names.items()}
     standard |= {"loss": loss, "split": {"stratify": False}}
     if not cell.family:
@@ -512,15 +520,20 @@ def command(cell: Cell) -> str:
     """The command that fills a cell."""
     words = [f"dataset={cell.dataset}", f"loss={cell.loss}", *([f"protocol={cell.protocol}"] if cell.protocol else [])]
     selection = [f"selection={cell.rule}"] if cell.rule != "val_loss" else []
+    further = [f"{name}={on_command_line(value)}" for name, value in settings_of(cell).items()]
     automatic = "paper" if cell.dataset in PAPER_DATASETS else "quick"
     preset = [f"preset={cell.asked}"] if cell.asked != automatic else []
-    return shlex.join(["east-run", *words, *overrides(cell), *preset, *selection])
+    return shlex.join(["east-run", *words, *further, *preset, *selection])
 
 
-def overrides(cell: Cell) -> list[str]:
-    """What the command line says besides dataset, loss and protocol, such as ["loss.beta={dog:0.25}"]."""
-    of_loss = {f"loss.{name}": value for name, value in cell.parameters.items()}
-    return [f"{name}={on_command_line(value)}" for name, value in (of_loss | cell.overrides | cell.ideal).items()]
+def settings_of(cell: Cell) -> Settings:
+    """What the command line says besides dataset, loss and protocol, such as {"loss.beta": {"dog": 0.25}}."""
+    return {f"loss.{name}": value for name, value in cell.parameters.items()} | cell.overrides | cell.ideal
+
+
+def typed_command(cell: Cell) -> Command:
+    """The command that fills a cell, for those who carry it out; without its preset."""
+    return Command({"dataset": cell.dataset, "loss": cell.loss, "protocol": cell.protocol, **settings_of(cell)})
 
 
 def on_command_line(value: JsonValue) -> str:

@@ -85,7 +85,7 @@ def labels(loss: str, configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Names for several settings of one loss: as many of their values as it takes to tell them apart."""
     flat = []
     for config in configs:
-        sections = [(name, config[name]) for name in SECTIONS if name in config and name != "hyper"]
+        sections = [(name, config[name]) for name in SECTIONS if config.get(name) and name != "hyper"]
         values = {f"{s}.{n}".removesuffix(".name"): v for s, section in sections for n, v in section.items()}
         flat.append({"preset": config.get("preset")} | values | {"annealing.r": None})
     found = [loss] * len(flat)

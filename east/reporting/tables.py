@@ -3,7 +3,7 @@
 specs.py says what a table asks for, cells.py which records fill a cell and how it is judged, writers.py how it looks.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import date
 from functools import cached_property
@@ -15,10 +15,12 @@ import numpy as np
 
 from east.choices import choose
 from east.experiment import records
+from east.experiment.records import Record
 from east.reporting import papers, recorded, statistics, writers
-from east.reporting.cells import PRESETS, TUNED_FOR, Cell, Ledger, command, fill, overrides, plugged
+from east.reporting.cells import PRESETS, TUNED_FOR, Cell, Ledger, command, fill, plugged, typed_command
 from east.reporting.recorded import labels
 from east.reporting.specs import VARIANTS, Question, Spec, blank_cells, names, spec, usual_preset
+from east.settings.command import Command
 
 __all__ = ["Cell", "Spec", "Table", "build", "build_all", "command", "comparisons", "labels", "names", "plan", "render"]
 __all__ += ["spec", "usual_preset"]
@@ -65,16 +67,12 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class MissingRun:
-    """A run that a table still needs."""
+class Missing:
+    """A run that a table needs: the command that makes it, and how many of its trials are done."""
 
-    dataset: str
-    loss: str
-    protocol: str | None
-    overrides: list[str]
+    command: Command
     done: int
     trials: int
-    command: str
 
 
 @dataclass
@@ -161,7 +159,7 @@ def build(
     variant: str = "clean",
     preset: str | None = None,
     today: date | None = None,
-    found: Sequence[Mapping[str, Any]] | None = None,
+    found: Sequence[Record] | None = None,
 ) -> Table:
     """A table, or the one of that name in conf/table, with what the records hold.
 
@@ -218,19 +216,18 @@ def render(table: str | Spec, results_dir: str | Path = "results", format: str =
 
 def plan(
     table: str | Spec, results_dir: str | Path = "results", preset: str = "paper", **options: Any
-) -> list[MissingRun]:
+) -> list[Missing]:
     """The runs a table (or "all") still needs, each once.
 
     A trial counts if it was trained as the preset asks, or more fully.
     """
     options |= {"preset": preset}
     tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
-    runs: dict[str, MissingRun] = {}
+    runs: dict[str, Missing] = {}
     for cell in (cell for one in tables for cell in one.cells):
         done = len(cell.values) if cell.as_asked else 0
         if cell.trials and done < cell.trials:
-            how = (cell.dataset, cell.loss, cell.protocol, overrides(cell))
-            runs.setdefault(command(cell), MissingRun(*how, done, cell.trials, command(cell)))
+            runs.setdefault(command(cell), Missing(typed_command(cell), done, cell.trials))
     return list(runs.values())
 
 

@@ -8,7 +8,9 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
 SCHEMA = 1
 SECTIONS = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -24,12 +24,16 @@ from east import data, metrics
 from east.choices import ConfigError
 from east.confusion import Confusion
 from east.data.common import stratified
-from east.experiment import protocols, records, scheduler
-from east.experiment.scheduler import Run
-from east.experiment.settings import settings
+from east.experiment import records
+from east.experiment.ledger import model_folder
+from east.experiment.runs import Run, load, split_options
+from east.experiment.scheduler import carry_out
 from east.reporting import writers
+from east.settings.command import Command
+from east.settings.compose import settings
+from east.settings.sections import Loss, Split
+from east.settings.settings import Settings
 from east.training import decisions, saved
-from east.training.population import Trial
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; any other metric's is `metric`
 TITLES = {"ce": "cross-entropy", "anyloss": "AnyLoss", "rf": "random forest"}
@@ -41,14 +45,15 @@ COLUMNS = 30  # that are described one by one
 HIDDEN = [256, 128]  # a smaller net than the papers': no worse on tables of such sizes, in half the time
 AT_ONCE = 1 << 24  # weights of a bootstrap that are in memory
 
-Metric = Callable[[Confusion], Tensor]
+Measure: TypeAlias = Callable[[Confusion], Tensor]
+Metric: TypeAlias = dict[str, Any]  # `metric`, and its parameters
 
 
 @dataclass(frozen=True)
 class Judged:
     """One trial under a decision rule, by its validation and its test rows."""
 
-    rule: dict[str, Any] | None  # as decisions.tuned gives it; None: argmax
+    rule: decisions.Rule
     validation: float
     test: float
     predicted: Tensor  # int64 [n], of the test rows
@@ -78,33 +83,28 @@ class Candidate:
         return float(np.mean([trial.test for trial in self.trials]))
 
 
-def run(arguments: Sequence[str]) -> list[str]:
-    """Describe, train, judge, save, and print each as it is known; a line for every trial that failed."""
-    typed = {argument.partition("=")[0] for argument in arguments}
-    if typed & {"loss", "losses", "datasets"}:
+def main(command: Command) -> int:
+    """Describe, train, judge, save, and print each as it is known."""
+    if {"loss", "losses", "datasets"} & set(command.values):
         raise ConfigError("task=compare takes one dataset=… and a score=…; the losses follow from the score")
-    arguments = [*arguments, *(["preset=compare"] if "preset" not in typed else [])]
-    first = settings(arguments)
-    if first["split"]["seed"] == "trial" or first["protocol"].get("new_split"):
+    command = command if "preset" in command else command.but(preset="compare")
+    first = settings(command)
+    if first.split.seed == "trial" or first.protocol.new_split:
         raise ConfigError("task=compare judges all losses on one split; split.seed=trial and protocol=btg have many")
-    loaded = scheduler.load(first["dataset"], first["data_dir"])
-    if loaded.groups is None and loaded.labels.ndim == 1 and "split.stratify" not in typed:
-        arguments.append("split.stratify=true")  # a rare class must not be missing from a part
-    if loaded.kind == "table" and not typed & {"model", "model.hidden"}:
-        arguments.append(f"model.hidden={HIDDEN}")
-    score, metric = wanted_score(first["score"], loaded)
-    losses = overrides(metric)[: 3 if loaded.kind == "graph" else None]  # a forest takes no graphs
-    needed = {"save_model": True, "probabilities": True}
-    configs = [{**aimed(settings([*arguments, *loss]), metric), **needed} for loss in losses]
-    print(description(loaded, configs[0]["split"]), flush=True)
-    runs = [Run.of(config) for config in configs]
-    seeds = protocols.trials(configs[0])
-    print(f"\n{score}: {len(runs)} losses, {seeds} seeds each, preset={first['preset']['name']}", flush=True)
-    if first["dry_run"]:
-        return []
-    failures = scheduler.carry_out(runs)
-    parameters = {name: value for name, value in metric.items() if name != "metric"}
-    measure = partial(metrics.resolve(metric["metric"]), **parameters)
+    loaded = load(first.dataset, first.data_dir)
+    if loaded.stratifiable and "split.stratify" not in command:
+        command = command.but({"split.stratify": True})  # a rare class must not be missing from a part
+    if loaded.kind == "table" and not {"model", "model.hidden"} & set(command.values):
+        command = command.but({"model.hidden": HIDDEN})
+    score, metric = wanted_score(first.score, loaded)
+    asked = [aimed(settings(command.but(loss)), metric) for loss in candidate_losses(metric, loaded.kind)]
+    print(description(loaded, asked[0].split), flush=True)
+    runs = [Run.of(one) for one in asked]
+    print(f"\n{score}: {len(runs)} losses, {asked[0].trial_count} seeds each, preset={first.preset.name}", flush=True)
+    if first.dry_run:
+        return 0
+    failures = carry_out(runs)
+    measure = partial(metrics.resolve(metric["metric"]), **{n: v for n, v in metric.items() if n != "metric"})
     found = candidates(runs, measure, score, loaded.positive)
     if not found:
         raise RuntimeError(f"no candidate could be trained: {failures[0] if failures else 'none has a record'}")
@@ -116,10 +116,10 @@ def run(arguments: Sequence[str]) -> list[str]:
     else:
         rows = "new.csv" if loaded.kind == "table" else "FOLDER"
         print(f"  east-run task=predict checkpoint={folder} input={rows} output=predictions.csv")
-    return failures
+    return 1 if failures else 0
 
 
-def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, dict[str, Any]]:
+def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
     """The score's name, and the metric with its parameters: f1_pos, f1_macro, a name of METRICS or a dotted path."""
     score = score or ("f1_macro" if loaded.positive is None else "f1_pos")
     if score == "f1_pos":
@@ -135,36 +135,28 @@ def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, dict[str, A
     return score, {"metric": score}
 
 
-def overrides(metric: Mapping[str, Any]) -> list[list[str]]:
-    """What east-run would be told for each candidate loss."""
+def candidate_losses(metric: Metric, kind: str) -> list[dict[str, str]]:
+    """What east-run would be told for each candidate loss; a forest takes no graphs."""
     name = metric["metric"]
-    matched = [f"loss={LOSSES[name]}"] if name in LOSSES else ["loss=metric", f"loss.metric={name}"]
-    return [matched, ["loss=ce"], ["loss=anyloss"], ["loss=rf"]]
+    matched = {"loss": LOSSES[name]} if name in LOSSES else {"loss": "metric", "loss.metric": name}
+    return [matched, {"loss": "ce"}, {"loss": "anyloss"}, *([{"loss": "rf"}] if kind != "graph" else [])]
 
 
-def aimed(config: dict[str, Any], metric: Mapping[str, Any]) -> dict[str, Any]:
-    """A config whose loss, if it is a metric's, is that of the score."""
-    if "metric" not in config["loss"]:
-        return config
-    kept = {name: value for name, value in config["loss"].items() if name not in ("metric", "average", "positive")}
-    return {**config, "loss": {**kept, **metric}}
+def aimed(settings: Settings, metric: Metric) -> Settings:
+    """Settings whose loss, if it is a metric's, is that of the score; models and probabilities are kept."""
+    loss = settings.loss
+    if "metric" in loss.options:
+        kept = {n: v for n, v in loss.options.items() if n not in ("metric", "average", "positive")}
+        loss = Loss(name=loss.name, _target_=loss.target, **kept, **metric)
+    return settings.but(loss=loss, save_model=True, keep_probabilities=True)
 
 
-def description(loaded: data.Data, split: Mapping[str, Any]) -> str:
+def description(loaded: data.Data, split: Split) -> str:
     """What the data are, column by column, and what about them will limit the answer."""
-    about = data.describe(loaded, **split)
+    about = data.describe(loaded, **split_options(split))
     lines = [data.describe_text({name: about[name] for name in SHOWN})]
-    columns = (getattr(loaded, "encoding", None) or {"columns": []})["columns"]
-    for column in columns[:COLUMNS]:
-        if column["kind"] == "numeric":
-            gaps = ", missing values become the median and are marked" if column["indicator"] else ""
-            lines.append(f"  {column['name']:<20} numbers, median {column['median']:g}{gaps}")
-        else:
-            some = ", ".join(column["categories"][:6]) + (", …" if len(column["categories"]) > 6 else "")
-            lines.append(f"  {column['name']:<20} {len(column['categories'])} categories: {some}")
-    if len(columns) > COLUMNS:
-        lines.append(f"  … and {len(columns) - COLUMNS} more columns")
-    splits = data.split(loaded, **split)
+    splits = data.split(loaded, **split_options(split))
+    lines += [f"  {line}" for line in (splits.encoding.describe(COLUMNS) if splits.encoding else ())]
     rows = splits.val.labels.numel()
     if rows < 2:
         raise data.DataError(
@@ -181,40 +173,42 @@ def description(loaded: data.Data, split: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def candidates(runs: Sequence[Run], measure: Metric, score: str, positive: int | None) -> list[Candidate]:
+def candidates(runs: Sequence[Run], measure: Measure, score: str, positive: int | None) -> list[Candidate]:
     """Both decision rules of every run that has finished trials, judged from the recorded probabilities."""
-    done = records.done(runs[0].config["results_dir"])
+    folder = runs[0].settings.results_dir
+    done = records.done(folder)
     found = []
     for run in runs:
-        trials = [trial for trial in run.trials if done.get((records.key(trial.config), trial.seed)) == "done"]
-        files = {trial.seed: records.path(run.config["results_dir"], trial.config, trial.seed) for trial in trials}
+        trials = [trial for trial in run.trials if done.get((trial.config.key, trial.seed)) == "done"]
+        files = {trial.seed: records.path(folder, trial.config, trial.seed) for trial in trials}
         seeds = [seed for seed, file in files.items() if file.with_suffix(".npz").exists()]
         arrays = [records.arrays(files[seed]) for seed in seeds]
-        title = TITLES.get(run.plain["loss"]["name"], f"EAST {score}")
+        title = TITLES.get(run.science.loss.name, f"EAST {score}")
         for decision in ("argmax", "plugin") if seeds else ():
             judged = [judge(one, decision, measure, positive) for one in arrays]
             found.append(Candidate(run, title, decision, judged, seeds))
     return found
 
 
-def judge(arrays: Mapping[str, np.ndarray], decision: str, measure: Metric, positive: int | None) -> Judged:
+def judge(arrays: Mapping[str, np.ndarray], decision: str, measure: Measure, positive: int | None) -> Judged:
     """What a trial's probabilities are worth under a decision rule."""
     val, test, val_labels, test_labels = (
         torch.from_numpy(arrays[f"{part}_{kind}"]) for kind in ("probabilities", "labels") for part in ("val", "test")
     )
     if decision == "argmax":
-        rule, on_val, predicted = None, val.argmax(-1), test.argmax(-1)
+        rule: decisions.Rule = decisions.Argmax()
+        on_val = rule.decide(val)
     else:
         rule = decisions.tuned(val, val_labels, measure, positive)
         on_val = cross_fitted(val, val_labels, measure, positive)
-        predicted = decisions.decided(test, rule, positive)
+    predicted = rule.decide(test)
     classes = val.shape[-1]
     validation = measure(Confusion.from_predictions(on_val, val_labels, classes))
     tested = measure(Confusion.from_predictions(predicted, test_labels, classes))
     return Judged(rule, float(validation), float(tested), predicted, test_labels)
 
 
-def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Metric, positive: int | None) -> Tensor:
+def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Measure, positive: int | None) -> Tensor:
     """Plug-in decisions [n], each by a rule that was tuned without its row."""
     random = np.random.RandomState(0)
     order = torch.from_numpy(stratified(labels.numpy(), len(labels), random))  # class by class, shuffled within
@@ -224,11 +218,11 @@ def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Metric, positiv
     for k in range(FOLDS):
         inside = fold == k
         rule = decisions.tuned(probabilities[~inside], labels[~inside], measure, positive)
-        decided[inside] = decisions.decided(probabilities[inside], rule, positive)
+        decided[inside] = rule.decide(probabilities[inside])
     return decided
 
 
-def resampled(found: Sequence[Candidate], measure: Metric, classes: int) -> np.ndarray:
+def resampled(found: Sequence[Candidate], measure: Measure, classes: int) -> np.ndarray:
     """[candidates, RESAMPLES]: mean test scores, had test rows and seeds been drawn anew; the same rows for all."""
     trials = [trial for candidate in found for trial in candidate.trials]
     rows, random = len(trials[0].labels), np.random.default_rng(0)
@@ -264,7 +258,7 @@ def weighted(trial: Judged, weights: Tensor, classes: int) -> Confusion:
     )
 
 
-def verdict(found: Sequence[Candidate], measure: Metric, score: str, classes: int) -> tuple[Candidate, str]:
+def verdict(found: Sequence[Candidate], measure: Measure, score: str, classes: int) -> tuple[Candidate, str]:
     """The winner on validation, and the table that says how it did on test, and how far ahead of whom."""
     samples = resampled(found, measure, classes)
     best = max(range(len(found)), key=lambda k: found[k].validation)
@@ -299,10 +293,10 @@ def collapses(found: Sequence[Candidate]) -> list[str]:
     """A line for every metric loss that has given up on all classes but one, as they may where the others are rare."""
     notes = []
     for candidate in found:
-        config, trials = candidate.run.plain, candidate.trials
+        config, trials = candidate.run.science, candidate.trials
         one_class = sum(len(trial.predicted.unique()) == 1 for trial in trials)
-        if one_class and candidate.decision == "argmax" and "metric" in config["loss"]:
-            advice = "" if config["protocol"].get("warmup") else "; try protocol.warmup=10, cross-entropy first"
+        if one_class and candidate.decision == "argmax" and "metric" in config.loss.options:
+            advice = "" if config.protocol.warmup else "; try protocol.warmup=10, cross-entropy first"
             notes.append(
                 f"note: {candidate.name} predicts one class only in {one_class} of {len(trials)} trials{advice}"
             )
@@ -312,8 +306,9 @@ def collapses(found: Sequence[Candidate]) -> list[str]:
 def save(winner: Candidate, score: str) -> Path:
     """The winner's best seed on validation, with its decision rule; the folder."""
     k = max(range(len(winner.trials)), key=lambda k: winner.trials[k].validation)
-    folder = scheduler.model_folder(Trial(winner.run.chosen, winner.seeds[k]), winner.run.config["results_dir"])
+    trial = next(trial for trial in winner.run.trials if trial.seed == winner.seeds[k])
+    folder = model_folder(trial, winner.run.settings.results_dir)
     if winner.decision == "argmax":
         return folder
-    model = saved.load(folder).deciding(f"plug-in for {score}", winner.trials[k].rule)
+    model = saved.load(folder).deciding(f"plug-in for {score}", winner.trials[k].rule.to_json())
     return model.save(folder.with_name(f"{folder.name}-plugin_{score.replace('.', '_')}"))

@@ -1,4 +1,4 @@
-"""Checks that are no grid of trainings: each computes a small frame and draws it. `east-run task=study study=NAME`.
+"""task=study: checks of the method that are not a grid of trainings; each computes a small frame and draws it.
 
     soft_hard   the soft metric that is trained against the hard one that is meant, epoch by epoch
     balanced    EAST against cross-entropy where no class is rare
@@ -10,9 +10,10 @@ Gaussians around class means, judged by their true posterior.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -23,11 +24,13 @@ from torch import Tensor
 from east import metrics
 from east.choices import ConfigError, choose
 from east.confusion import Confusion
-from east.experiment import protocols, scheduler
-from east.experiment.settings import anneals, settings
+from east.experiment.runs import Run, load, split
 from east.losses import MetricLoss
 from east.reporting import plots
-from east.training import engine, population
+from east.settings.command import Command
+from east.settings.compose import settings
+from east.training import engine
+from east.training.population import Outcome, Trial
 
 TEMPERATURES = (0.2, 0.1, 0.05, 0.02, 0.01)
 CLASSES = (2, 3, 5, 10, 20, 50, 100, 200, 500, 1000)
@@ -42,58 +45,61 @@ DATA = ("dataset", "split", "model", "hyper", "device", "data_dir", "config_dir"
 
 @dataclass(frozen=True)
 class Study:
-    """`compute` a frame from the user's overrides, which may be of the groups it `takes`; `draw` it."""
+    """`compute` a frame from the user's command, which may name the sections it `takes`; `draw` it."""
 
-    compute: Callable[[Sequence[str]], pd.DataFrame]
+    compute: Callable[[Command], pd.DataFrame]
     draw: Callable[[pd.DataFrame], Figure]
     takes: tuple[str, ...] = ()
 
 
-def run(name: str, arguments: Sequence[str], results_dir: str | Path) -> list[Path]:
+def main(command: Command) -> int:
+    asked = settings(command)
+    if not asked.study:
+        raise ConfigError(f"task=study needs study=…: {', '.join(STUDIES)}, or all")
+    for name in list(STUDIES) if asked.study == "all" else [choose("study", asked.study, STUDIES)]:
+        for file in run(name, command.without("task", "study", "results_dir", "debug"), asked.results_dir):
+            print(file, flush=True)
+    return 0
+
+
+def run(name: str, command: Command, results_dir: str | Path) -> list[Path]:
     """Carry out a study; write results_dir/studies/<name>.csv and its figure, return the files."""
     study = STUDIES[choose("study", name, STUDIES)]
-    for line in arguments:
-        if group_of(line) not in study.takes:
-            raise ConfigError(f"{line}: study={name} takes {', '.join(study.takes) or 'no settings, it simulates'}")
-    frame = study.compute(arguments)
+    for given in command.values:
+        if given.partition(".")[0] not in study.takes:
+            raise ConfigError(f"{given}: study={name} takes {', '.join(study.takes) or 'no settings, it simulates'}")
+    frame = study.compute(command)
     target = Path(results_dir) / "studies" / name
     files = plots.save(study.draw(frame), target)
     frame.to_csv(target.with_suffix(".csv"), index=False, float_format="%.6g")
     return [target.with_suffix(".csv"), *files]
 
 
-def group_of(line: str) -> str:
-    return line.partition("=")[0].partition(".")[0]
-
-
-def trained(overrides: Sequence[str], seeds: Sequence[int]) -> list[population.Outcome]:
+def trained(command: Command, seeds: Sequence[int]) -> list[Outcome]:
     """One setting, trained from several seeds as a population."""
-    config = settings(overrides)
-    loaded = scheduler.load(config["dataset"], config["data_dir"])
-    scheduler.check_parts(config, loaded)
-    plain = protocols.scientific(config, loaded.fingerprint, loaded.name)
-    trials = [population.Trial(plain, seed) for seed in seeds]
-    splits = [scheduler.split(loaded, trial) for trial in trials]
-    return engine.train(trials, splits, device=config["device"])
+    run = Run.of(settings(command))
+    trials = [Trial(run.science, seed) for seed in seeds]
+    loaded = load(run.settings.dataset, run.settings.data_dir)
+    return engine.train(trials, [split(loaded, trial) for trial in trials], device=run.settings.device)
 
 
-def with_defaults(said: Sequence[str], **defaults: str) -> list[str]:
-    """What the user said; a default, of a group with its options, counts only where nothing of the group was said."""
-    groups = set(map(group_of, said))
-    return [word for group, words in defaults.items() if group not in groups for word in words.split()] + list(said)
+def with_defaults(command: Command, **defaults: Mapping[str, Any]) -> Command:
+    """The user's command; the defaults of a section count only where nothing of the section was said."""
+    usual = [values for section, values in defaults.items() if section not in command.sections]
+    return Command({name: value for values in usual for name, value in values.items()}).but(command.values)
 
 
-def soft_hard(said: Sequence[str]) -> pd.DataFrame:
+def soft_hard(command: Command) -> pd.DataFrame:
     """Validation scores of one run of EAST: epoch, temperature, soft (at that temperature), hard (of argmax)."""
-    data = "dataset=synthetic dataset.classes=5 dataset.imbalance=10 dataset.separability=2"
-    overrides = ["search=none", *with_defaults(said, dataset=data, loss="loss=f1", preset="preset=budget")]
-    loss = settings(overrides)["loss"]
-    if not anneals(loss):
-        raise ConfigError(f"study=soft_hard needs a loss with a temperature; {loss['name']} has none")
-    (outcome,) = trained(overrides, [0])
+    data = {"dataset": "synthetic", "dataset.classes": 5, "dataset.imbalance": 10, "dataset.separability": 2}
+    command = with_defaults(command, dataset=data, loss={"loss": "f1"}, preset={"preset": "budget"}).but(search="none")
+    loss = settings(command).loss
+    if not loss.anneals:
+        raise ConfigError(f"study=soft_hard needs a loss with a temperature; {loss.name} has none")
+    (outcome,) = trained(command, [0])
     history = pd.DataFrame(outcome.history)
     scores = {"soft": 1 - history["val_loss"], "hard": 1 - history["val_metric"]}
-    return history[["epoch", "temperature"]].assign(**scores, dataset=outcome.trial.config["dataset"]["name"])
+    return history[["epoch", "temperature"]].assign(**scores, dataset=outcome.trial.config.dataset.name)
 
 
 @plots.styled
@@ -111,24 +117,24 @@ def draw_soft_hard(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def balanced(said: Sequence[str]) -> pd.DataFrame:
+def balanced(command: Command) -> pd.DataFrame:
     """Macro F1 of the validation decisions for f1 and ce, from five seeds: dataset, loss, seed, epoch, f1_macro.
 
     Eighty epochs each, for f1 twenty at each temperature: no early stopping cuts a curve short.
     """
-    common = with_defaults(said, dataset="dataset=digits", hyper="hyper.batch_size=128")
-    common += ["search=none", "protocol.patience=1000", f"protocol.max_epochs={EPOCHS}"]
+    common = with_defaults(command, dataset={"dataset": "digits"}, hyper={"hyper.batch_size": 128})
+    common = common.but({"search": "none", "protocol.patience": 1000, "protocol.max_epochs": EPOCHS})
     own = {
-        "f1": [f"protocol.stage_epochs={EPOCHS // 4}", "annealing.r=0.5", "annealing.patience=1000"],
-        "ce": [f"protocol.stage_epochs={EPOCHS}"],
+        "f1": {"protocol.stage_epochs": EPOCHS // 4, "annealing.r": 0.5, "annealing.patience": 1000},
+        "ce": {"protocol.stage_epochs": EPOCHS},
     }
-    data = settings(common)["dataset"]
-    if len(scheduler.load(data, settings(common)["data_dir"]).classes) == 2:
-        raise ConfigError(f"study=balanced compares macro F1 of more than two classes; {data['name']} has two")
+    asked = settings(common)
+    if len(load(asked.dataset, asked.data_dir).classes) == 2:
+        raise ConfigError(f"study=balanced compares macro F1 of more than two classes; {asked.dataset.name} has two")
     frames = []
     for loss, further in own.items():
-        for outcome in trained([*common, f"loss={loss}", *further], range(5)):
-            where = {"dataset": outcome.trial.config["dataset"]["name"], "loss": loss, "seed": outcome.trial.seed}
+        for outcome in trained(common.but(further, loss=loss), range(5)):
+            where = {"dataset": outcome.trial.config.dataset.name, "loss": loss, "seed": outcome.trial.seed}
             scores = 1 - np.array(outcome.history["val_metric"])
             frames.append(pd.DataFrame(where | {"epoch": outcome.history["epoch"], "f1_macro": scores}))
     return pd.concat(frames)
@@ -152,7 +158,7 @@ def draw_balanced(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def gap(_: Sequence[str] = ()) -> pd.DataFrame:
+def gap(_: Command) -> pd.DataFrame:
     """Hard minus soft score of the same predictions: classes, temperature, metric, hard, soft, gap."""
     lines = []
     for classes in CLASSES:
@@ -194,7 +200,7 @@ def draw_gap(frame: pd.DataFrame) -> Figure:
     return figure
 
 
-def bias(_: Sequence[str] = ()) -> pd.DataFrame:
+def bias(_: Command) -> pd.DataFrame:
     """Soft F1 of random batches against that of the population, by prevalence of the positive class and batch size.
 
     bias: mean over batches minus the population's. entries, score: the 95 % quantiles of max |C_n/n - C| and

@@ -9,14 +9,15 @@ Epochs of warm-up come first, on cross-entropy; nothing is counted or kept of th
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from east.choices import choose
+from east.settings import sections as settings
+from east.settings.sections import Science
 
 SCHEDULES = ("geometric", "linear", "cosine", "per_epoch", "none")
-OUTER = ("soft", "hard")
+NOTHING = (math.inf, math.inf, 0, 0, math.inf)
 STATE = ("stage", "epochs", "stage_epochs", "bad", "stage_best", "best", "bad_stages", "active")
 
 
@@ -60,22 +61,25 @@ class Annealing:
 
     configs: resolved configs of the trials; each may have its own schedule and patience.
     anneals: whether the loss has a temperature; if not, there is a single stage without one.
-    temperature: the loss's own, where a config leaves T0 open.
+    temperature: the loss's own, where a config leaves T0 open. by_metric: whether 1 - M decides in place of the loss.
     """
 
-    def __init__(self, configs: Sequence[Mapping[str, Any]], anneals: bool = True, temperature: float = 0.2):
-        annealing = [config["annealing"] for config in configs]
-        protocol = [config["protocol"] for config in configs]
+    def __init__(
+        self, configs: Sequence[Science], anneals: bool = True, temperature: float = 0.2, by_metric: bool = False
+    ):
+        annealing, protocol = [config.annealing for config in configs], [config.protocol for config in configs]
         self.schedules = [self._schedule(a, temperature) if anneals else [math.nan] for a in annealing]
-        self.per_epoch = np.array([anneals and a["schedule"] == "per_epoch" for a in annealing])
+        self.per_epoch = np.array([anneals and a.schedule == "per_epoch" for a in annealing])
+        self.by_metric = by_metric
         # Across temperatures the surrogate is not one function; "hard" compares 1 - M of the decisions instead.
-        self.hard = np.array([choose("outer rule", a.get("outer") or "soft", OUTER) == "hard" for a in annealing])
-        self.coolings = np.array([_given(a, "patience", 3) for a in annealing])
-        self.delta = np.array([_given(a, "delta", 1e-4) for a in annealing])
-        self.patience = np.array([p["patience"] for p in protocol])
-        self.max_stage_epochs = np.array([_given(p, "stage_epochs", math.inf) for p in protocol])
-        self.max_epochs = np.array([p["max_epochs"] for p in protocol])
-        self.warmup = np.array([_given(p, "warmup", 0) for p in protocol])
+        self.hard = np.array([by_metric or a.outer == "hard" for a in annealing])
+        self.outer_patience = np.array([a.patience for a in annealing])
+        self.delta = np.array([a.delta for a in annealing])
+        self.patience = np.array([p.patience for p in protocol])
+        self.max_stage_epochs = np.array([p.stage_epochs or math.inf for p in protocol])
+        self.max_epochs = np.array([p.max_epochs for p in protocol])
+        # At least the last of max_epochs is trained on the loss itself, or there would be nothing to keep.
+        self.warmup = np.minimum([p.warmup for p in protocol], self.max_epochs - 1)
 
         trials = len(configs)
         self.stage = np.zeros(trials, dtype=int)
@@ -83,15 +87,15 @@ class Annealing:
         self.stage_epochs = np.zeros(trials, dtype=int)
         self.bad = np.zeros(trials, dtype=int)  # epochs since the stage's best
         self.bad_stages = np.zeros(trials, dtype=int)  # coolings since the trial's best
-        self.stage_best = np.tile([math.inf, math.inf, 0, 0], (trials, 1))  # val_loss, val_metric, temperature, epoch
+        self.stage_best = np.tile(NOTHING, (trials, 1))  # val_loss, val_metric, temperature, epoch, tie
         self.best = self.stage_best.copy()
         self.active = np.ones(trials, dtype=bool)
         self.stopped: list[str | None] = [None] * trials
 
     @staticmethod
-    def _schedule(config: Mapping[str, Any], temperature: float) -> list[float]:
-        given = {key: config[key] for key in ("T0", "r", "T_min") if config.get(key) is not None}
-        return temperatures(config["schedule"], **{"T0": temperature, **given})
+    def _schedule(config: settings.Annealing, temperature: float) -> list[float]:
+        T0 = temperature if config.T0 is None else config.T0
+        return temperatures(config.schedule, T0, 0.9 if config.r is None else config.r, config.T_min)
 
     @property
     def temperature(self) -> np.ndarray:
@@ -100,22 +104,30 @@ class Annealing:
         return np.array([s[min(k, len(s) - 1)] for s, k in zip(self.schedules, position, strict=True)])
 
     @property
+    def epoch(self) -> int:
+        """The number of the coming epoch, the same for all trials that are still training."""
+        return int(self.epochs[self.active].max()) + 1
+
+    @property
     def warming(self) -> np.ndarray:
         """Whether the coming epoch [P] is one of warm-up."""
         return self.active & (self.epochs < self.warmup)
 
-    def update(self, val_loss: np.ndarray, val_metric: np.ndarray) -> Verdict:
+    def update(self, val_loss: np.ndarray, val_metric: np.ndarray, tie: np.ndarray | None = None) -> Verdict:
         """Account for one epoch: `val_loss` at the epoch's temperature, `val_metric` = 1 - M, both [P].
 
-        Numbers of trials that are no longer active are ignored.
+        tie: [P], the lower the better where epochs of a stage are equal. Numbers of trials that are no longer active
+        are ignored.
         """
         warming, active = self.warming, self.active & ~self.warming
-        now = np.stack([val_loss, val_metric, self.temperature, self.epochs + 1.0], axis=1)
+        tie = np.zeros(len(val_loss)) if tie is None else tie
+        now = np.stack([val_loss, val_metric, self.temperature, self.epochs + 1.0, tie], axis=1)
         # One long stage through changing temperatures is judged by the outer rule; a constant one by its own loss.
-        judged = np.where(self.per_epoch & self.hard, 1, 0)
+        judged = np.where(self.by_metric | (self.per_epoch & self.hard), 1, 0)
         self.epochs += self.active
         self.stage_epochs += active
-        improved = active & (_column(now, judged) < _column(self.stage_best, judged))
+        new, old = _column(now, judged), _column(self.stage_best, judged)
+        improved = active & ((new < old) | ((new == old) & (tie < self.stage_best[:, 4])))
         self.stage_best[improved] = now[improved]
         self.bad = np.where(improved, 0, self.bad + active)
 
@@ -128,19 +140,19 @@ class Annealing:
 
         single = self.per_epoch | np.array([len(schedule) == 1 for schedule in self.schedules])
         coldest = single | (self.stage + 1 == [len(schedule) for schedule in self.schedules])
-        finished = over & (exhausted | coldest | (self.bad_stages >= self.coolings))
+        finished = over & (exhausted | coldest | (self.bad_stages >= self.outer_patience))
         for p in np.flatnonzero(finished):
             self.stopped[p] = (
                 "max_epochs" if exhausted[p]
                 else "patience" if single[p] and self.bad[p] >= self.patience[p]
                 else "stage_epochs" if single[p]
-                else "coolings" if self.bad_stages[p] >= self.coolings[p]
+                else "coolings" if self.bad_stages[p] >= self.outer_patience[p]
                 else "coldest"
             )  # fmt: skip
         cooled = over & ~finished
         self.stage[cooled] += 1
         self.stage_epochs[cooled] = self.bad[cooled] = 0
-        self.stage_best[cooled] = (math.inf, math.inf, 0, 0)
+        self.stage_best[cooled] = NOTHING
         self.active &= ~finished
         warm = warming & ~self.warming  # goes on from these weights, as after a cooling
         return Verdict(improved | warm, kept, cooled | warm, finished)
@@ -155,7 +167,7 @@ class Annealing:
         """Validation numbers, temperature and epoch of the weights that trial p has kept; None where there is none."""
         if not np.isfinite(self.best[p, 0]):
             return dict.fromkeys(("val_loss", "val_metric", "temperature", "epoch"))
-        val_loss, val_metric, temperature, epoch = self.best[p].tolist()
+        val_loss, val_metric, temperature, epoch, _ = self.best[p].tolist()
         known = None if math.isnan(temperature) else temperature
         return {"val_loss": val_loss, "val_metric": val_metric, "temperature": known, "epoch": int(epoch)}
 
@@ -172,11 +184,6 @@ class Annealing:
         self.stopped = list(state["stopped"])
         for name in STATE:
             setattr(self, name, np.array(state[name], dtype=getattr(self, name).dtype))
-
-
-def _given(section: Mapping[str, Any], name: str, default: float) -> float:
-    value = section.get(name)
-    return default if value is None else value
 
 
 def _column(table: np.ndarray, column: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ _projected: dict[tuple, dict[str, np.ndarray]] = {}  # of the last images: the s
 def fit(trial: Trial, splits: Splits) -> Outcome:
     """Fit the classifier of the trial's `loss` section; the trial's seed is its random state."""
     started = time.perf_counter()
-    classifier = losses.build(trial.config["loss"], splits.classes)
+    classifier = losses.build(trial.config.loss, splits.classes)
     inputs = features(splits, classifier.pca)
     classifier.fit(inputs["train"], splits.train.labels.numpy(), len(splits.classes), trial.seed)
     probabilities = {part: classifier.probabilities(inputs[part]).astype(np.float32) for part in ("val", "test")}

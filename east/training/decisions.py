@@ -1,19 +1,175 @@
-"""From probabilities to classes: argmax, a threshold, or class weights tuned on validation for a metric.
+"""From probabilities to classes: rules, and the choice of the best rule for a metric, with labels or without.
 
-Narasimhan et al. 2014; Koyejo et al. 2014.
+Plug-in (`tuned`): the rule that maximises the metric on labelled rows (Narasimhan et al. 2014; Koyejo et al. 2014).
+Expected (`expected`): the same search with the probabilities themselves in place of the labels, METHOD.md section 14.
+Both look at truth [n, d], the share of each class in each row: one-hot labels, or the probabilities. With two classes
+all cuts are compared; with more, a rule's counts give the metric's slopes G, and those the next rule, argmax_j
+sum_k p_k G_kj, until nothing changes.
 """
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
-from east.confusion import Confusion
+from east import metrics
+from east.confusion import Confusion, check_range, per_class
+from east.losses import slopes
 
 LOG_WEIGHTS = np.linspace(-3, 3, 25)
 SWEEPS = 5
+ROUNDS = 50
+
+Metric = Callable[[Confusion], Tensor]
+JSON = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Argmax:
+    """The most probable class, of equals the first."""
+
+    def decide(self, probabilities: Tensor) -> Tensor:
+        """Classes [...] of probabilities [..., d], as every rule gives them."""
+        return probabilities.argmax(-1)
+
+    def to_json(self) -> None:
+        return None
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """Of two classes the positive one where its probability is at least `value`."""
+
+    value: float
+    positive: int = 1
+
+    def decide(self, probabilities: Tensor) -> Tensor:
+        return torch.where(probabilities[..., self.positive].double() >= self.value, self.positive, 1 - self.positive)
+
+    def to_json(self) -> JSON:
+        return {"threshold": self.value}
+
+
+@dataclass(frozen=True)
+class ClassWeights:
+    """argmax_k w_k p_k."""
+
+    weights: tuple[float, ...]
+
+    def decide(self, probabilities: Tensor) -> Tensor:
+        return (probabilities.double() * like(self.weights, probabilities)).argmax(-1)
+
+    def to_json(self) -> JSON:
+        return {"weights": list(self.weights)}
+
+
+@dataclass(frozen=True)
+class Affine:
+    """argmax_k scale_k p_k + shift_k, the best rule's form for every metric of the margins."""
+
+    scale: tuple[float, ...]
+    shift: tuple[float, ...]
+
+    def decide(self, probabilities: Tensor) -> Tensor:
+        p = probabilities.double()
+        return (p * like(self.scale, p) + like(self.shift, p)).argmax(-1)
+
+    def to_json(self) -> JSON:
+        return {"scale": list(self.scale), "shift": list(self.shift)}
+
+
+@dataclass(frozen=True)
+class Gains:
+    """argmax_j sum_k p_k gains_kj, for metrics that tell one wrong class from another, as costs do."""
+
+    gains: tuple[tuple[float, ...], ...]
+
+    def decide(self, probabilities: Tensor) -> Tensor:
+        p = probabilities.double()
+        return (p @ like(self.gains, p)).argmax(-1)
+
+    def to_json(self) -> JSON:
+        return {"gains": [list(row) for row in self.gains]}
+
+
+Rule = Argmax | Threshold | ClassWeights | Affine | Gains
+
+
+def from_json(rule: JSON | None, positive: int | None = None) -> Rule:
+    """A rule as a record or a saved model holds it; `positive` is the class that a threshold is for, by default 1."""
+    if rule is None:
+        return Argmax()
+    if "threshold" in rule:
+        return Threshold(float(rule["threshold"]), 1 if positive is None else positive)
+    if "weights" in rule:
+        return ClassWeights(tuple(rule["weights"]))
+    if "scale" in rule and "shift" in rule:
+        return Affine(tuple(rule["scale"]), tuple(rule["shift"]))
+    if "gains" in rule:
+        return Gains(tuple(tuple(row) for row in rule["gains"]))
+    raise ValueError(
+        f"rule: expected threshold, weights, scale and shift, or gains, got {', '.join(rule) or 'nothing'}"
+    )
+
+
+def like(values: Sequence[Any], probabilities: Tensor) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=probabilities.device)
+
+
+def tuned(probabilities: Tensor, labels: Tensor, metric: Metric, positive: int | None = None) -> Rule:
+    """The rule that maximises the metric on probabilities [n, d] with labels [n].
+
+    With more than two classes the best on these rows of argmax, the expected rule, the fixed points on the labels, and
+    coordinate ascent on class weights; of equals the first.
+    """
+    p, classes = probabilities.double(), probabilities.shape[-1]
+    if classes == 2:
+        positive = 1 if positive is None else positive
+        return Threshold(best_threshold(p[:, positive], labels == positive, metric, positive), positive)
+    truth = one_hot(labels, classes).double()
+    found = [Argmax(), expected(p, metric), fixed_point(p, truth, metric)]
+    found += [
+        best_weights(p, labels, metric, start) for start in (torch.zeros(classes), -p.mean(0).clamp_min(1e-6).log())
+    ]
+    return best_of(found, p, truth, metric)
+
+
+def expected(probabilities: Tensor, metric: Metric, positive: int | None = None) -> Rule:
+    """The rule that maximises the metric of the counts expected under probabilities [n, d]: no labels needed."""
+    p = probabilities.double()
+    if p.shape[-1] == 2:
+        positive = 1 if positive is None else positive
+        return Threshold(best_threshold(p[:, positive], p[:, positive], metric, positive), positive)
+    return best_of([Argmax(), fixed_point(p, p, metric)], p, p, metric)
+
+
+def best_of(rules: Sequence[Rule], probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
+    """The first of the rules that none beats by more than rounding."""
+    values = torch.stack([value_of(rule, probabilities, truth, metric) for rule in rules])
+    return rules[int((values >= values.max() - 1e-12).int().argmax())]
+
+
+def value_of(rule: Rule, probabilities: Tensor, truth: Tensor, metric: Metric) -> Tensor:
+    """The metric of a rule's decisions, of the counts expected under truth [n, d]."""
+    return metric(confusion_of(rule.decide(probabilities), truth))
+
+
+def confusion_of(predicted: Tensor, truth: Tensor) -> Confusion:
+    """Counts of predicted classes [n] when row i is of class k by the share truth[i, k]."""
+    classes = truth.shape[-1]
+    own = truth.gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
+    return Confusion(
+        per_class(own, predicted, classes),
+        truth.sum(0),
+        per_class(torch.ones_like(own), predicted, classes),
+        lambda: truth.T @ one_hot(predicted, classes).to(truth.dtype),
+    )
 
 
 def cumulative(values: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -25,46 +181,92 @@ def cumulative(values: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.nd
     return found, last + 1 - found, values[last]
 
 
-def tuned(
-    probabilities: Tensor, labels: Tensor, metric: Callable[[Confusion], Tensor], positive: int | None
-) -> dict[str, Any]:
-    """The rule that maximises the metric: {"threshold": t} for two classes, {"weights": [d]} for more."""
-    if probabilities.shape[-1] == 2:
-        positive = 1 if positive is None else positive
-        return {"threshold": best_threshold(probabilities[:, positive], labels == positive, metric, positive)}
-    return {"weights": best_weights(probabilities, labels, metric)}
+def best_threshold(values: Tensor, truth: Tensor, metric: Metric, positive: int = 1) -> float:
+    """The cut at which `p >= t` maximises the metric, of equals the nearest to 0.5.
 
-
-def decided(probabilities: Tensor, rule: Mapping[str, Any], positive: int | None) -> Tensor:
-    """Predicted classes [n] under a rule of `tuned`."""
-    if "threshold" in rule:
-        positive = 1 if positive is None else positive
-        return torch.where(probabilities[:, positive].double() >= rule["threshold"], positive, 1 - positive)
-    return (probabilities.double() * torch.tensor(rule["weights"], dtype=torch.float64)).argmax(-1)
-
-
-def best_threshold(values: Tensor, truth: Tensor, metric: Callable[[Confusion], Tensor], positive: int = 1) -> float:
-    """The midpoint between neighbouring scores at which `p >= t` maximises the metric; of equals the nearest to 0.5."""
-    truth = truth.numpy()
-    found, false, at = cumulative(values.double().numpy(), truth)
-    if len(at) == 1:
-        return 0.5
-    found, false, at = found[:-1], false[:-1], (at[:-1] + at[1:]) / 2
-    positives, negatives = truth.sum(), (~truth).sum()
+    values [n], truth [n]: the positive class's probability, and its share in each row (0 or 1 for labels). Cuts are the
+    midpoints between neighbouring values, and those of the extreme ones with 1 and 0: "never" and "always".
+    """
+    shares = truth.double().cpu().numpy()
+    found, false, at = cumulative(values.double().cpu().numpy(), shares)
+    found, false = np.append(0, found), np.append(0, false)
+    above, below = np.append(max(1.0, at[0]), at), np.append(at, min(0.0, at[-1]))
+    cuts = (above + below) / 2
+    # Between neighbours without a number in between the midpoint is the lower one, which must stay below the cut.
+    cuts[:-1] = np.where(cuts[:-1] <= below[:-1], above[:-1], cuts[:-1])
+    cuts[0] = max(cuts[0], np.nextafter(at[0], 2))  # not even a probability of 1 reaches it
+    positives, negatives = shares.sum(), len(shares) - shares.sum()
     matrix = np.stack([found, positives - found, false, negatives - false], axis=-1).reshape(-1, 2, 2)
     if positive == 1:
         matrix = matrix[:, ::-1, ::-1]
-    value = metric(Confusion.from_matrix(torch.tensor(matrix.astype(float)))).numpy()
+    value = metric(Confusion.from_matrix(torch.tensor(matrix.clip(0)))).numpy()
     best = np.flatnonzero(value >= value.max() - 1e-12)
-    return float(at[best[np.abs(at[best] - 0.5).argmin()]])
+    return float(cuts[best[np.abs(cuts[best] - 0.5).argmin()]])
 
 
-def best_weights(probabilities: Tensor, labels: Tensor, metric: Callable[[Confusion], Tensor]) -> list[float]:
+def fixed_point(probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
+    """The best rule seen on the way from counts to slopes, to the rule that follows them, to its counts, and so on.
+
+    Starts: soft counts; argmax, a trap where it leaves a class out; and predictions as frequent as the classes. Cycles
+    happen, and G-mean jumps from one class to the next: the damped walks are Frank-Wolfe's (Narasimhan et al. 2015).
+    """
+    p, in_cells = probabilities, slopes.reads_matrix(metric, probabilities.shape[-1])
+    rare_cut = torch.stack([p[:, k].quantile(1 - share) for k, share in enumerate(truth.mean(0).clamp(0, 1))])
+    matched = ClassWeights(tuple((1 / rare_cut.clamp_min(1e-12)).tolist()))
+    soft = Confusion((truth * p).sum(0), truth.sum(0), p.sum(0), lambda: truth.T @ p)
+    by_argmax, by_frequency = (confusion_of(rule.decide(p), truth) for rule in (Argmax(), matched))
+    seen: list[Rule] = [Argmax(), matched]
+    best = best_of(seen, p, truth, metric)
+    highest = float(value_of(best, p, truth, metric))
+    for start, damped in ((soft, False), (by_argmax, False), (by_frequency, False), (soft, True), (by_frequency, True)):
+        for rule, value in walk(p, truth, metric, counts_of(start, in_cells), in_cells, damped):
+            if value > highest + 1e-12:
+                best, highest = rule, value
+    return best
+
+
+def walk(
+    probabilities: Tensor, truth: Tensor, metric: Metric, counts: Tensor, in_cells: bool, damped: bool
+) -> Iterator[tuple[Rule, float]]:
+    """Rules and their values, each rule that of the slopes at the counts before it; damped: at their running mean."""
+    before = None
+    for step in range(ROUNDS):
+        rule = following(counts, metric, in_cells)
+        if rule is None:
+            return
+        predicted = rule.decide(probabilities)
+        if not damped and before is not None and torch.equal(predicted, before):
+            return
+        before, confusion = predicted, confusion_of(predicted, truth)
+        yield rule, float(metric(confusion))
+        counts = counts.lerp(counts_of(confusion, in_cells), 1 / (step + 2) if damped else 1.0)
+
+
+def counts_of(c: Confusion, in_cells: bool) -> Tensor:
+    """Cells [d, d], or margins [3, d], as `slopes` takes them."""
+    return c.matrix if in_cells else torch.stack((c.diagonal, c.actual, c.predicted))
+
+
+def following(counts: Tensor, metric: Metric, in_cells: bool) -> Rule | None:
+    """The rule of the metric's slopes at some counts; None where they are not finite."""
+    if in_cells:
+        gains = slopes.of_cells(metric, counts)
+        gains = gains / gains.abs().max().clamp_min(1e-30)
+        return Gains(tuple(map(tuple, gains.tolist()))) if gains.isfinite().all() else None
+    own, across = slopes.of_margins(metric, *counts)
+    size = torch.maximum(own.abs().max(), across.abs().max()).clamp_min(1e-30)
+    own, across = own / size, across / size
+    if not (own.isfinite().all() and across.isfinite().all()):
+        return None
+    return Affine(tuple(own.tolist()), tuple(across.tolist()))
+
+
+def best_weights(probabilities: Tensor, labels: Tensor, metric: Metric, start: Tensor | None = None) -> ClassWeights:
     """Weights [d] such that argmax_k w_k p_k maximises the metric: coordinate ascent on a grid of log w_k."""
     logs = torch.log(probabilities.double().clamp_min(1e-30))
     grid, classes = torch.tensor(LOG_WEIGHTS), logs.shape[-1]
-    weights = torch.zeros(classes, dtype=torch.float64)
-    best = float(metric(Confusion.from_predictions(logs.argmax(-1), labels, classes)))
+    weights = torch.zeros(classes, dtype=torch.float64) if start is None else start.double().clone()
+    best = float(metric(Confusion.from_predictions((logs + weights).argmax(-1), labels, classes)))
     for _ in range(SWEEPS):
         before = best
         for k in range(classes):
@@ -80,4 +282,82 @@ def best_weights(probabilities: Tensor, labels: Tensor, metric: Callable[[Confus
                 weights[k] = grid[values.argmax()]
         if best == before:
             break
-    return weights.exp().tolist()
+    return ClassWeights(tuple(weights.exp().tolist()))
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A rule, and what the metric is under it: on the labels it was tuned on, or as expected without them."""
+
+    rule: Rule
+    value: float
+    classes: int
+
+    def predict(self, probabilities: Any) -> Any:
+        """Classes [n] of probabilities [n], [n, 2] or [n, d]: a tensor of a tensor, else a NumPy array."""
+        p = checked_probabilities(probabilities)
+        if p.shape[-1] != self.classes:
+            raise ValueError(f"probabilities: expected {self.classes} classes, got {p.shape[-1]}")
+        predicted = self.rule.decide(p)
+        return predicted if isinstance(probabilities, Tensor) else predicted.numpy()
+
+    __call__ = predict
+
+
+def decide(
+    probabilities: Any, metric: str | metrics.Metric = "f1", labels: Any = None, **metric_parameters: Any
+) -> Decision:
+    """The decision rule that is best for a metric, for the probabilities of any model.
+
+    probabilities: [n, d] with rows that sum to 1, or [n] of the positive class of two; array or tensor.
+    labels: class indices [n], to tune the rule on; without them it maximises the metric that the probabilities
+        themselves predict, which needs them calibrated but no held-out labels.
+    metric: a name of east.METRICS, a dotted path, or a function of a Confusion, with its parameters. With two classes
+        average is "positive" (class 1) unless said otherwise, with more it is "macro".
+
+    >>> rule = decide(np.array([0.9, 0.7, 0.4, 0.35, 0.1, 0.05]), "f1")
+    >>> rule.predict(np.array([0.38, 0.2]))
+    array([1, 0])
+    """
+    p = checked_probabilities(probabilities)
+    function = metrics.resolve(metric)
+    accepted = inspect.signature(function).parameters
+    if p.shape[-1] == 2 and "average" in accepted:
+        metric_parameters = {"average": "positive", **metric_parameters}
+    score = partial(function, **metric_parameters)
+    positive = metric_parameters.get("positive")
+    if labels is None:
+        rule, truth = expected(p, score, positive), p
+    else:
+        y = checked_labels(labels, p)
+        rule, truth = tuned(p, y, score, positive), one_hot(y, p.shape[-1]).double()
+    return Decision(rule, float(value_of(rule, p, truth, score)), p.shape[-1])
+
+
+def checked_probabilities(given: Any) -> Tensor:
+    """Probabilities [n, d] in float64, on the CPU; [n] and [n, 1] are those of class 1 of two."""
+    p = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given.detach().cpu())
+    if not p.is_floating_point() or p.ndim not in (1, 2) or p.numel() == 0:
+        raise ValueError(
+            f"probabilities: expected numbers of shape [n] or [n, d], got {p.dtype} of shape {list(p.shape)}"
+        )
+    p = p.double()
+    if not ((p >= 0) & (p <= 1)).all():  # NaN fails as well
+        raise ValueError(f"probabilities: expected 0 to 1, got {float(p.min()):g} to {float(p.max()):g}: logits?")
+    if p.ndim == 1 or p.shape[1] == 1:
+        p = p.reshape(-1)
+        return torch.stack((1 - p, p), -1)
+    sums = p.sum(-1)
+    if (sums - 1).abs().max() > 1e-3:
+        raise ValueError(
+            f"probabilities: expected rows that sum to 1, got sums from {float(sums.min()):g} to {float(sums.max()):g}"
+        )
+    return p
+
+
+def checked_labels(given: Any, probabilities: Tensor) -> Tensor:
+    labels = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given.cpu())
+    if labels.shape != probabilities.shape[:1]:
+        raise ValueError(f"labels: expected one per row, [{len(probabilities)}], got shape {list(labels.shape)}")
+    check_range("labels", labels.int() if labels.dtype == torch.bool else labels, probabilities.shape[-1])
+    return labels.long()

@@ -8,10 +8,9 @@ weights, batches and masks alone or in company, before or after a resume. `train
 
 import math
 import time
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -19,23 +18,38 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from east import losses, models
 from east.choices import choose
 from east.confusion import Confusion
 from east.data.common import Splits
+from east.settings.sections import Science
 from east.training.annealing import Annealing
+from east.training.averaging import Average
 from east.training.devices import pick_device
 from east.training.evaluation import validation_metric
 from east.training.optimizer import Adam
-from east.training.population import HISTORY, Member, Outcome, Population, Rows, Trial, identity, initial, stream
+from east.training.population import (
+    HISTORY,
+    LossState,
+    Member,
+    Outcome,
+    Population,
+    Rows,
+    Trial,
+    identity,
+    initial,
+    stream,
+)
+from east.training.progress import Checkpoints, Progress, TensorBoard
 
 CACHE_BYTES = 4 << 20  # activations of a step that a CPU core computes without waiting for memory
 CHECKPOINT_SECONDS = 60.0
 EVALUATION_ROWS = 1024
 OPTIMIZERS = ("adam", "adamw")
 VAL_REDUCE = ("split", "batch_mean")
+
+Noise = tuple[Tensor, int, Tensor]  # keys, step and rates of models.mlp.dropout_masks
 
 
 def train(trials: Sequence[Trial], splits: Splits | Sequence[Splits], **options: Any) -> list[Outcome]:
@@ -94,93 +108,184 @@ def train_population(
     Section 4, arXiv 2405.20954: train at one temperature until early stopping, go back to that stage's best weights,
     cool, and stop when cooling no longer helps. A loss without a temperature has a single stage.
     """
-    trials, first = [trial for trial, _ in members], members[0][1]
-    splits = replace(first, mean=first.mean.to(device), std=first.std.to(device))  # once, not at every step
-    config, hyper = trials[0].config, [trial.config["hyper"] for trial in trials]
-    batch, protocol = hyper[0]["batch_size"], config["protocol"]
-    train_set, val_set, test_set = (Rows.of(members, part, device) for part in ("train", "val", "test"))
-    batches = len(train_set) // batch if len(train_set) >= 2 * batch else math.ceil(len(train_set) / batch)
-    rates = torch.tensor([float(h["dropout"]) for h in hyper], device=device)
-    dropping = any(h["dropout"] for h in hyper)
-    by_batches = choose("val_reduce", protocol.get("val_reduce") or "split", VAL_REDUCE) == "batch_mean"
-
-    loss = losses.build(config["loss"], splits.classes, splits.train.labels, splits.positive).to(device)
-    metric = validation_metric(loss, splits.positive)
-    annealing = Annealing([trial.config for trial in trials], loss.anneals, getattr(loss, "temperature", 0.2))
-    net = models.Stack([initial(trial, splits) for trial in trials], device)
-    optimizer = Adam(net, hyper, decoupled=protocol["optimizer"] == "adamw")
-    population = Population(trials, net, optimizer, annealing)
+    setup = Setup(members, device)
+    net, loss, annealing, population = setup.net, setup.loss, setup.annealing, setup.population
+    forward = torch.compile(net.__call__) if compile else net
     if file is not None and file.exists():
         population.load(file)
-    forward = torch.compile(net.__call__) if compile else net
-    autocast = torch.autocast(device.type, torch.bfloat16, enabled=splits.kind == "image" and device.type == "cuda")
-    saved = time.monotonic()
+    checkpoints = Checkpoints(population, file, CHECKPOINT_SECONDS)
 
     with ExitStack() as resources:
         # Modules with random layers of their own draw from the global generator; it is put back afterwards.
         resources.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-        bar = resources.enter_context(progress_bar(annealing, progress))
-        writers = [resources.enter_context(writer) for writer in open_writers(trials, tensorboard)]
+        bar = resources.enter_context(Progress(annealing, progress))
+        board = resources.enter_context(TensorBoard(setup.trials, tensorboard))
 
         while len(population.alive):
-            started, alive = time.perf_counter(), population.alive
-            epoch = int(annealing.epochs[alive[0]]) + 1
-            rows = torch.as_tensor(alive, device=device)
-            temperature = annealing.temperature
+            started, alive, temperature = time.perf_counter(), population.alive, annealing.temperature
+            epoch, warming = (
+                annealing.epoch,
+                bool(annealing.warming.any()),
+            )  # all warm up or none: they share a protocol
             if loss.anneals:
                 loss.temperature = torch.tensor(temperature[alive], dtype=torch.float32, device=device)
-            order = train_set.order([trials[p].seed for p in alive], rows, epoch)
-            seeds = [stream(trials[p].seed, "dropout", epoch) for p in alive]
-            keys = torch.tensor(seeds, device=device)
-            torch.manual_seed(seeds[0])
-            dropout, total = rates[rows], torch.zeros(len(alive), device=device)
-            warming = annealing.warming.any()  # all or none: trials of a population share their protocol
             objective = losses.CrossEntropy() if warming else loss
+            train_loss = torch.zeros(len(alive), device=device)
 
-            for step in range(batches):
-                index = order[:, step * batch : (step + 1) * batch]
-                noise = (keys, step, dropout) if dropping else None
-                with autocast:
-                    logits = forward(prepared(splits, train_set.inputs[index], device), training=True, noise=noise)
-                values = objective(*samples(logits, train_set.labels[index]))
-                optimizer.step(torch.autograd.grad(values.sum(), net.leaves, materialize_grads=True))
-                total += values.detach()
-                bar.update(1 / batches)
+            for inputs, labels, noise in setup.batches(alive, epoch):
+                with setup.autocast:
+                    logits = forward(inputs, training=True, noise=noise)
+                values = objective(*samples(logits, labels))
+                setup.optimizer.step(net.gradient(values.sum()))
+                setup.average.update()
+                train_loss += values.detach() / setup.steps
+                bar.part_of_epoch(1 / setup.steps)
 
-            logits, labels = predict(net, val_set, rows, splits, batch)
-            values = validation_loss(loss, logits, labels, batch if by_batches else None)
-            decisions = Confusion.from_predictions(logits.argmax(-1).cpu(), labels.cpu(), logits.shape[-1])
-            numbers = np.full((len(trials), 3), np.nan)
-            numbers[alive, :2] = torch.stack([total / batches, values], dim=1).cpu()
-            numbers[alive, 2] = 1 - metric(decisions)
-
-            for p in alive:
-                T = float(temperature[p]) if loss.anneals else None
-                entry = dict(zip(HISTORY, [epoch, T, *numbers[p].tolist()], strict=True))
+            checked = setup.validate(alive)
+            for p, entry in checked.entries(alive, epoch, train_loss, temperature if loss.anneals else None):
                 population.log(p, entry)
-                for name in HISTORY[1:] if writers else ():
-                    if entry[name] is not None:
-                        writers[p].add_scalar(name, entry[name], epoch)
-            population.follow(annealing.update(numbers[:, 1], numbers[:, 2]))
+                board.add(p, entry)
+            verdict = annealing.update(*checked.numbers(alive, len(setup.trials)))
+            population.follow(verdict, checked.weights)
             population.seconds[alive] += (time.perf_counter() - started) / len(alive)
-            bar.n = epoch
-            hottest = f"T {temperature[alive].max():.3g}, " if loss.anneals else ""
-            left = f"alive {len(population.alive)}/{len(trials)}"
-            best = "warm-up" if warming else f"best {1 - annealing.lowest_metric:.3f}"
-            bar.set_postfix_str(f"{hottest}{best}, {left}", refresh=False)
-            if file is not None and time.monotonic() - saved >= CHECKPOINT_SECONDS:
-                try:
-                    population.save(file)
-                except OSError as error:  # a full disk, or another command has cleared the folder: training goes on
-                    warnings.warn(f"no checkpoint written: {error}", stacklevel=2)
-                saved = time.monotonic()
+            bar.end_of_epoch(epoch, temperature[alive].max() if loss.anneals else None, warming)
+            checkpoints.write_if_due()
 
-    net.put(population.result)
-    everyone = torch.arange(len(trials), device=device)
-    predictions = {
-        part: predict(net, data, everyone, splits, batch) for part, data in (("val", val_set), ("test", test_set))
-    }
-    return [population.outcome(p, predictions) for p in range(len(trials))]
+    return setup.outcomes()
+
+
+class Setup:
+    """What a population trains with, as its configs say: data on the device, network, loss, optimiser, stopping."""
+
+    def __init__(self, members: Sequence[Member], device: torch.device):
+        self.trials, first = [trial for trial, _ in members], members[0][1]
+        config, hyper = self.trials[0].config, [trial.config.hyper for trial in self.trials]
+        self.device, self.batch = device, hyper[0].batch_size
+        # Moved once, not at every step.
+        self.splits = replace(first, mean=first.mean.to(device), std=first.std.to(device))
+        self.train, self.val, self.test = (Rows.of(members, part, device) for part in ("train", "val", "test"))
+        self.steps = batches_of(len(self.train), self.batch)
+        self.rates = torch.tensor([float(h.dropout) for h in hyper], device=device)
+        self.drops = any(h.dropout for h in hyper)
+        reduce = choose("val_reduce", config.protocol.val_reduce, VAL_REDUCE)
+        self.val_batch = self.batch if reduce == "batch_mean" else None
+        amp = self.splits.kind == "image" and device.type == "cuda"
+        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=amp)
+
+        splits = self.splits
+        self.loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive).to(device)
+        self.metric = validation_metric(self.loss, splits.positive)
+        self.by_metric = getattr(self.loss, "stops_by", "loss") == "metric"
+        temperature = getattr(self.loss, "temperature", 0.2)
+        self.annealing = Annealing([t.config for t in self.trials], self.loss.anneals, temperature, self.by_metric)
+        self.net = models.Stack([initial(trial, splits) for trial in self.trials], device)
+        if self.net.normalises and min(self.batch, len(self.train)) < 2:
+            got = f"hyper.batch_size={self.batch} and {len(self.train)} rows"
+            raise ValueError(f"batch norm needs batches of at least 2 samples, got {got}")
+        self.optimizer = Adam(self.net, hyper, decoupled=config.protocol.optimizer == "adamw")
+        self.average = Average(self.net, [h.get("average") for h in hyper])
+        self.population = Population(
+            self.trials, self.net, self.optimizer, self.annealing, self.average, LossState(self.loss)
+        )
+
+    def batches(self, alive: np.ndarray, epoch: int) -> Iterator[tuple[Tensor, Tensor, Noise | None]]:
+        """Inputs [alive, n, ...], labels [alive, n, ...] and dropout's noise, step by step; all a function of seeds."""
+        rows = torch.as_tensor(alive, device=self.device)
+        order = self.train.order([self.trials[p].seed for p in alive], rows, epoch)
+        seeds = [stream(self.trials[p].seed, "dropout", epoch) for p in alive]
+        keys, rates = torch.tensor(seeds, device=self.device), self.rates[rows]
+        torch.manual_seed(seeds[0])
+        for step in range(self.steps):
+            inputs, labels = self.train.at(order[:, step * self.batch : (step + 1) * self.batch])
+            yield prepared(self.splits, inputs, self.device), labels, (keys, step, rates) if self.drops else None
+
+    def validate(self, alive: np.ndarray) -> "Validated":
+        """Judge the weights, and where a trial averages them the mean as well: the better of the two counts."""
+        raw = self.validated(alive, self.net.weights)
+        result = raw if not self.average.on else raw.better(self.validated(alive, self.average.mean), self.by_metric)
+        if getattr(self.loss, "source", None) == "validation":
+            self.loss.set_counts(Confusion.from_predictions(result.predicted, result.labels, result.classes))
+        return result
+
+    def validated(self, alive: np.ndarray, weights: Tensor) -> "Validated":
+        own = self.net.weights
+        self.net.put(weights)
+        logits, labels = predict(
+            self.net, self.val, torch.as_tensor(alive, device=self.device), self.splits, self.batch
+        )
+        self.net.put(own)
+        values, predicted, classes = (
+            validation_loss(self.loss, logits, labels, self.val_batch),
+            logits.argmax(-1),
+            logits.shape[-1],
+        )
+        metric = 1 - self.metric(Confusion.from_predictions(predicted.cpu(), labels.cpu(), classes))
+        tie = losses.CrossEntropy()(logits, labels) if self.by_metric else torch.zeros_like(values)
+        return Validated(
+            weights, values.cpu().double(), metric.double(), tie.cpu().double(), predicted, labels, classes
+        )
+
+    def outcomes(self) -> list[Outcome]:
+        """What the trials came to, with the predictions of the weights that they kept."""
+        self.net.put(self.population.result)
+        everyone = torch.arange(len(self.trials), device=self.device)
+        predictions = {
+            part: predict(self.net, data, everyone, self.splits, self.batch)
+            for part, data in (("val", self.val), ("test", self.test))
+        }
+        return [self.population.outcome(p, predictions) for p in range(len(self.trials))]
+
+
+@dataclass
+class Validated:
+    """How weights [alive, N] do on validation: loss, 1 - metric and what breaks its ties, [alive] each."""
+
+    weights: Tensor
+    loss: Tensor
+    metric: Tensor
+    tie: Tensor
+    predicted: Tensor  # [alive, n]
+    labels: Tensor  # [alive, n]
+    classes: int
+
+    def better(self, other: "Validated", by_metric: bool) -> "Validated":
+        """Trial by trial this one, or the other where it is better."""
+        wins = other.loss < self.loss
+        if by_metric:
+            wins = (other.metric < self.metric) | ((other.metric == self.metric) & (other.tie < self.tie))
+        device = self.weights.device
+        chosen = {
+            name: torch.where(wins, getattr(other, name), getattr(self, name)) for name in ("loss", "metric", "tie")
+        }
+        for name in ("weights", "predicted"):
+            chosen[name] = torch.where(wins.to(device)[:, None], getattr(other, name), getattr(self, name))
+        return replace(self, **chosen)
+
+    def numbers(self, alive: np.ndarray, trials: int) -> np.ndarray:
+        """Loss, metric and tie [3, P] as early stopping takes them; nan for trials that have left."""
+        table = np.full((3, trials), np.nan)
+        table[:, alive] = torch.stack([self.loss, self.metric, self.tie])
+        return table
+
+    def entries(
+        self, alive: np.ndarray, epoch: int, train_loss: Tensor, temperature: np.ndarray | None
+    ) -> Iterator[tuple[int, dict[str, float | None]]]:
+        """Trial and entry of its history."""
+        for p, trained, loss, metric in zip(
+            alive, train_loss.tolist(), self.loss.tolist(), self.metric.tolist(), strict=True
+        ):
+            T = None if temperature is None else float(temperature[p])
+            yield int(p), dict(zip(HISTORY, [epoch, T, trained, loss, metric], strict=True))
+
+
+def batches_of(rows: int, batch: int) -> int:
+    """The batches of an epoch: whole ones, and where fewer than two fit, the rest of the rows as well.
+
+    A rest of one row is left out: it has no variance that batch norm could divide by.
+    """
+    if rows >= 2 * batch:
+        return rows // batch
+    return max(1, math.ceil(rows / batch) - (rows % batch == 1))
 
 
 def prepared(splits: Splits, inputs: Tensor, device: torch.device) -> Tensor:
@@ -201,8 +306,12 @@ def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch
     """Logits [alive, n, d], d >= 2, and labels [alive, n] of all rows, in float32."""
     rows = batch if splits.kind == "image" else max(batch, EVALUATION_ROWS)
     index = torch.arange(len(data), device=trials.device) + data.start[trials, None]
-    chunks = [net(prepared(splits, data.inputs[part], trials.device)) for part in index.split(rows, dim=1)]
-    logits, labels = samples(torch.cat(chunks, dim=1), data.labels[index])
+    logits_of, labels_of = [], []
+    for part in index.split(rows, dim=1):
+        inputs, labels = data.at(part)
+        logits_of.append(net(prepared(splits, inputs, trials.device)))
+        labels_of.append(labels)
+    logits, labels = samples(torch.cat(logits_of, dim=1), torch.cat(labels_of, dim=1))
     if logits.shape[-1] == 1:
         logits = torch.cat((torch.zeros_like(logits), logits), dim=-1)
     return logits, labels
@@ -217,28 +326,33 @@ def validation_loss(loss: nn.Module, logits: Tensor, labels: Tensor, batch: int 
     return torch.stack([loss(*pair) for pair in pairs]).mean(0)
 
 
-def population_size(config: Mapping[str, Any], device: torch.device) -> int | None:
+def population_size(config: Science, device: torch.device) -> int | None:
     """The most trials of such a config that should train together; None for no limit.
 
     Only MLPs are computed together. On a CPU a step's activations should stay in the cache: wider stacks are slower. On
     a GPU there is no such limit, and `train` halves a population that does not fit the memory.
     """
-    if config["model"]["name"] not in models.TOGETHER:
+    if config.model.name not in models.TOGETHER:
         return 1
     if device.type != "cpu":
         return None
-    return max(1, CACHE_BYTES // (4 * config["hyper"]["batch_size"] * max(1, sum(config["model"]["hidden"]))))
+    return max(1, CACHE_BYTES // (4 * config.hyper.batch_size * max(1, sum(config.model.options["hidden"]))))
 
 
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
     """Members that train together, in the given order.
 
-    Splits of one size can be stacked, unless more than their rows differs: the scaling of images, class weights.
+    Splits of one size can be stacked, unless more than their rows differs: the scaling of images, class weights, the
+    features of a file whose categories were learnt from other training rows.
     """
     config, splits = members[0][0].config, members[0][1]
     most = population_size(config, device) or len(members)
-    apart = splits.kind == "image" or config["loss"].get("class_weights") == "balanced"
-    groups = groupby(members, lambda member: member[1].index_hash if apart else member[1].sizes)
+    apart = splits.kind == "image" or config.loss.options.get("class_weights") == "balanced"
+
+    def shape(splits: Splits) -> tuple[dict[str, int], torch.Size]:
+        return splits.sizes, splits.train.inputs.shape[1:]
+
+    groups = groupby(members, lambda member: member[1].index_hash if apart else shape(member[1]))
     return [group[k : k + most] for _, g in groups for group in [list(g)] for k in range(0, len(group), most)]
 
 
@@ -249,42 +363,18 @@ def check(trials: Sequence[Trial], splits: Sequence[Splits]) -> None:
             f"expected trials and one split for all or one each, got {len(trials)} and {len(splits)} splits"
         )
     first = trials[0].config
-    for trial in trials:
-        config, hyper = trial.config, trial.config["hyper"]
+    for config in (trial.config for trial in trials):
         for section in ("dataset", "model", "loss", "protocol"):
-            if config[section] != first[section]:
-                raise ValueError(
-                    f"trials of one population share {section!r}: {config[section]} is not {first[section]}"
-                )
-        if hyper["batch_size"] != first["hyper"]["batch_size"]:
-            sizes = f"{hyper['batch_size']} is not {first['hyper']['batch_size']}"
-            raise ValueError(f"trials of one population share hyper.batch_size: {sizes}")
-        if not (isinstance(hyper["batch_size"], int) and hyper["batch_size"] > 0):
-            raise ValueError(f"hyper.batch_size: expected a positive whole number, got {hyper['batch_size']!r}")
-        if not 0 <= hyper["dropout"] <= 255 / 256:
-            raise ValueError(f"hyper.dropout: expected a rate from 0 to below 1, got {hyper['dropout']!r}")
-        choose("optimizer", config["protocol"]["optimizer"], OPTIMIZERS)
-
-
-def progress_bar(annealing: Annealing, shown: bool) -> tqdm:
-    return tqdm(
-        total=int(annealing.max_epochs.max()),
-        bar_format="epoch {n:.1f} of at most {total} [{elapsed}{postfix}]",
-        disable=None if shown else True,
-        leave=False,
-    )
-
-
-def open_writers(trials: Sequence[Trial], folder: Path | None) -> list:
-    """A TensorBoard writer per trial, or none."""
-    if folder is None:
-        return []
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ValueError("tensorboard is not installed: pip install 'east[tensorboard]'") from error
-    names = []
-    for trial in trials:
-        hyper = "-".join(f"{name}{value}" for name, value in trial.config["hyper"].items() if value is not None)
-        names.append(f"{trial.config['dataset']['name']}-{trial.config['loss']['name']}-{hyper}-seed{trial.seed}")
-    return [SummaryWriter(str(Path(folder) / name)) for name in names]
+            ours, theirs = getattr(config, section), getattr(first, section)
+            if ours != theirs:
+                raise ValueError(f"trials of one population share {section!r}: {ours} is not {theirs}")
+        batch, dropout = config.hyper.batch_size, config.hyper.dropout
+        if batch != first.hyper.batch_size:
+            raise ValueError(
+                f"trials of one population share hyper.batch_size: {batch} is not {first.hyper.batch_size}"
+            )
+        if not (isinstance(batch, int) and batch > 0):
+            raise ValueError(f"hyper.batch_size: expected a positive whole number, got {batch!r}")
+        if dropout is None or not 0 <= dropout <= 255 / 256:
+            raise ValueError(f"hyper.dropout: expected a rate from 0 to below 1, got {dropout!r}")
+        choose("optimizer", config.protocol.optimizer, OPTIMIZERS)

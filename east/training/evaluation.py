@@ -1,8 +1,8 @@
 """From probabilities to confusion matrices, scores and decisions. NumPy arrays in, plain JSON types out.
 
 Decisions: argmax always; on request `thresholds` (Bridging the Gap's mean over 0.1 ... 0.9), `logit_thresholds` (the
-same numbers, held against logits as its released code does) and `plugin_<metric>`, a threshold or class weights tuned
-on validation for that metric (Narasimhan et al. 2014; Koyejo et al. 2014).
+same numbers, held against logits as its released code does), `plugin_<metric>`, the rule tuned on validation for that
+metric, and `expected_<metric>`, the rule that validation's probabilities call for without its labels.
 """
 
 import inspect
@@ -12,17 +12,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor, nn
 
 from east import metrics
 from east.choices import choose
 from east.confusion import Confusion
-from east.losses import AUROCLoss, MetricLoss
-from east.training.decisions import cumulative, decided, tuned
+from east.losses import AUROCLoss, MetricCrossEntropy, MetricLoss
+from east.training.decisions import expected, tuned
 
 THRESHOLDS = [k / 10 for k in range(1, 10)]
 AVERAGED = {"thresholds": THRESHOLDS, "logit_thresholds": torch.tensor(THRESHOLDS).sigmoid().tolist()}
-PLUGIN = "plugin_"
+PLUGIN, EXPECTED = "plugin_", "expected_"
 
 
 def evaluate(
@@ -58,10 +59,12 @@ def evaluate(
         if name in AVERAGED:
             result["decisions"][name] = over_thresholds(tensors, labels, positive, AVERAGED[name])
         else:
-            metric = plugin_metric(name, positive)
-            rule = tuned(tensors["val"], labels["val"], metric, positive)
-            predicted = {part: decided(p, rule, positive) for part, p in tensors.items()}
-            result["decisions"][name] = {"rule": rule, **judged(predicted)}
+            metric = decision_metric(name, positive)
+            with_labels = name.startswith(PLUGIN)
+            val = tensors["val"]
+            rule = tuned(val, labels["val"], metric, positive) if with_labels else expected(val, metric, positive)
+            predicted = {part: rule.decide(p) for part, p in tensors.items()}
+            result["decisions"][name] = {"rule": rule.to_json(), **judged(predicted)}
     return result
 
 
@@ -90,22 +93,9 @@ def rank_scores(probabilities: Tensor, labels: Tensor, positive: int | None) -> 
     if not pairs:
         return {"auroc": None, "average_precision": None}
     return {
-        "auroc": float(np.mean([auroc(*pair) for pair in pairs])),
-        "average_precision": float(np.mean([average_precision(*pair) for pair in pairs])),
+        "auroc": float(np.mean([roc_auc_score(truth, values) for values, truth in pairs])),
+        "average_precision": float(np.mean([average_precision_score(truth, values) for values, truth in pairs])),
     }
-
-
-def auroc(values: np.ndarray, truth: np.ndarray) -> float:
-    """Area under the ROC curve; ties count one half."""
-    found, false, _ = cumulative(values, truth)
-    recall, fall_out = np.append(0, found) / found[-1], np.append(0, false) / false[-1]
-    return float(np.sum(np.diff(fall_out) * (recall[1:] + recall[:-1]) / 2))
-
-
-def average_precision(values: np.ndarray, truth: np.ndarray) -> float:
-    """sum over thresholds of precision times the gain in recall."""
-    found, false, _ = cumulative(values, truth)
-    return float(np.sum(np.diff(found, prepend=0) / found[-1] * found / (found + false)))
 
 
 def auroc_thresholded(c: Confusion, positive: int | None) -> Tensor:
@@ -144,10 +134,11 @@ def over_thresholds(
     return result
 
 
-def plugin_metric(decision: str, positive: int | None) -> Callable[[Confusion], Tensor]:
-    """The metric that `plugin_<metric>` maximises; of the positive class where there is one."""
-    choose("decision", decision, [*AVERAGED, *(PLUGIN + name for name in metrics.METRICS if name != "cost")])
-    metric = metrics.METRICS[decision.removeprefix(PLUGIN)]
+def decision_metric(decision: str, positive: int | None) -> Callable[[Confusion], Tensor]:
+    """The metric that plugin_<metric> or expected_<metric> maximises; of the positive class where there is one."""
+    tunable = [name for name in metrics.METRICS if name != "cost"]
+    choose("decision", decision, [*AVERAGED, *(kind + name for kind in (PLUGIN, EXPECTED) for name in tunable)])
+    metric = metrics.METRICS[decision.removeprefix(PLUGIN).removeprefix(EXPECTED)]
     if positive is not None and "average" in inspect.signature(metric).parameters:
         return partial(metric, average="positive", positive=positive)
     return metric
@@ -161,7 +152,7 @@ def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confus
     """
     if isinstance(loss, AUROCLoss):
         return metrics.balanced_accuracy
-    if isinstance(loss, MetricLoss):
+    if isinstance(loss, MetricLoss | MetricCrossEntropy):
         return partial(loss.metric, **loss.metric_parameters)
     if positive is None:
         return metrics.f1

@@ -2,12 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.adam import adam
+from torch.optim.adamw import adamw
 
 from east import models
+from east.settings.sections import Hyper
+
+FUSED = ("cpu", "cuda")  # devices of which torch's fused kernel is used: one pass over the weights in place of ten
 
 
 class Adam:
@@ -17,32 +21,57 @@ class Adam:
     """
 
     BETAS, EPS = (0.9, 0.999), 1e-8
+    STATE = ("first", "second", "steps", "lr", "decay", "clip")
 
-    def __init__(self, net: models.Stack, hyper: Sequence[Mapping[str, Any]], decoupled: bool):
+    def __init__(self, net: models.Stack, hyper: Sequence[Hyper], decoupled: bool):
         self.net, self.decoupled = net, decoupled
         learned = net.weights[:, : net.learned]
-        self.first, self.second, self.gradient, self.scratch = (torch.zeros_like(learned) for _ in range(4))
+        self.first, self.second = torch.zeros_like(learned), torch.zeros_like(learned)
         self.steps, self.lr, self.decay, self.clip = (
             torch.tensor(values, dtype=torch.float32, device=learned.device)[:, None]
             for values in (
                 [0] * len(hyper),
-                [h["lr"] for h in hyper],
-                [h["weight_decay"] for h in hyper],
-                [math.inf if h.get("clip") is None else h["clip"] for h in hyper],
+                [h.lr for h in hyper],
+                [h.weight_decay for h in hyper],
+                [math.inf if h.clip is None else h.clip for h in hyper],
             )
         )
-        self.decays = any(h["weight_decay"] for h in hyper)
-        self.clips = any(h.get("clip") is not None for h in hyper)
+        self.group()
 
-    def step(self, gradients: Sequence[Tensor]) -> None:
-        """One update from the gradients [P, ...] of the stack's leaves."""
-        weights, gradient = self.net.weights[:, : self.net.learned], self.gradient
-        torch.cat([g.flatten(1) for g in gradients], dim=1, out=gradient)
+    def group(self) -> None:
+        """The rows that share lr and decay: torch's fused kernel takes one of each per call, and a step per row."""
+        self.clips = bool(self.clip.isfinite().any())
+        settings = list(zip(self.lr.flatten().cpu().tolist(), self.decay.flatten().cpu().tolist(), strict=True))
+        self.groups = [
+            (lr, decay, [row for row, setting in enumerate(settings) if setting == (lr, decay)])
+            for lr, decay in dict.fromkeys(settings)
+        ]
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor) -> None:
+        """One update from the gradient [P, learned], which is used up."""
         if self.clips:
             gradient.mul_((self.clip / gradient.norm(dim=1, keepdim=True)).clamp_max(1))
-        if self.decays and self.decoupled:
+        weights = self.net.weights[:, : self.net.learned]
+        if weights.device.type in FUSED:
+            self.fused_step(weights, gradient)
+        else:
+            self.plain_step(weights, gradient)
+
+    def fused_step(self, weights: Tensor, gradient: Tensor) -> None:
+        tensors = [tensor.unbind() for tensor in (weights, gradient, self.first, self.second, self.steps.squeeze(1))]
+        for lr, decay, rows in self.groups:
+            parameters, gradients, first, second, steps = ([tensor[row] for row in rows] for tensor in tensors)
+            (adamw if self.decoupled else adam)(
+                parameters, gradients, first, second, [], steps,
+                fused=True, lr=lr, weight_decay=decay, beta1=self.BETAS[0], beta2=self.BETAS[1], eps=self.EPS,
+                amsgrad=False, maximize=False,
+            )  # fmt: skip
+
+    def plain_step(self, weights: Tensor, gradient: Tensor) -> None:
+        if self.decoupled:
             weights.mul_(1 - self.lr * self.decay)
-        elif self.decays:
+        else:
             gradient.addcmul_(weights, self.decay)
         self.steps += 1
         # 1 - beta^t by expm1: the plain difference loses four digits of float32 in the first steps.
@@ -50,9 +79,9 @@ class Adam:
         self.first.lerp_(gradient, 1 - self.BETAS[0])
         self.second.mul_(self.BETAS[1]).addcmul_(gradient, gradient, value=1 - self.BETAS[1])
         root = second_bias.sqrt()
-        torch.sqrt(self.second, out=self.scratch)
-        self.scratch.add_(self.EPS * root).div_(self.lr * root / first_bias)
-        weights.addcdiv_(self.first, self.scratch, value=-1)
+        denominator = torch.sqrt(self.second, out=gradient)
+        denominator.add_(self.EPS * root).div_(self.lr * root / first_bias)
+        weights.addcdiv_(self.first, denominator, value=-1)
 
     def reset(self, rows: Tensor) -> None:
         """Forget the moments of these rows."""
@@ -60,13 +89,14 @@ class Adam:
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone."""
-        for name in ("first", "second", "gradient", "scratch", "steps", "lr", "decay", "clip"):
+        for name in self.STATE:
             setattr(self, name, getattr(self, name)[rows])
+        self.group()
 
     def state(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in ("first", "second", "steps", "lr", "decay", "clip")}
+        return {name: getattr(self, name) for name in self.STATE}
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        for name in self.state():
+        for name in self.STATE:
             setattr(self, name, tensors[name])
-        self.gradient, self.scratch = torch.zeros_like(self.first), torch.zeros_like(self.first)
+        self.group()

@@ -17,7 +17,9 @@ from torch import Tensor, nn
 
 from east import models
 from east.data.common import Splits
+from east.settings.sections import Science
 from east.training.annealing import Annealing, Verdict
+from east.training.averaging import Average
 from east.training.optimizer import Adam
 
 HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
@@ -27,9 +29,15 @@ HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
 class Trial:
     """One training run: a resolved scientific config and a seed."""
 
-    config: dict[str, Any]
+    config: Science
     seed: int
     stage: str = "trial"  # or "search"
+
+    @property
+    def stacking_key(self) -> str:
+        """Equal for trials that can train as one population."""
+        sections = [getattr(self.config, name).to_json() for name in ("dataset", "split", "model", "loss", "protocol")]
+        return json.dumps([sections, self.config.hyper.batch_size])
 
 
 Member = tuple[Trial, Splits]
@@ -60,9 +68,18 @@ class Population:
     the best stage so far.
     """
 
-    def __init__(self, trials: Sequence[Trial], net: models.Stack, optimizer: "Adam", annealing: Annealing):
+    def __init__(
+        self,
+        trials: Sequence[Trial],
+        net: models.Stack,
+        optimizer: Adam,
+        annealing: Annealing,
+        average: Average,
+        loss: "LossState",
+    ):
         self.trials, self.net, self.optimizer, self.annealing = trials, net, optimizer, annealing
-        self.keep_optimizer = np.array([bool(t.config["annealing"].get("keep_optimizer")) for t in trials])
+        self.average, self.loss = average, loss
+        self.keep_optimizer = np.array([trial.config.annealing.keep_optimizer for trial in trials])
         self.alive = np.arange(len(trials))
         self.stage_best = net.weights.clone()
         self.result = net.weights.clone()
@@ -81,16 +98,17 @@ class Population:
                 f"validation loss {entry['val_loss']:.3g}"
             )
 
-    def follow(self, verdict: Verdict) -> None:
-        """Remember, restore and drop weights as early stopping says."""
+    def follow(self, verdict: Verdict, validated: Tensor) -> None:
+        """Remember, restore and drop weights as early stopping says. validated [alive, N]: what it judged."""
 
         def rows(mask: np.ndarray) -> Tensor:
             return torch.as_tensor(np.flatnonzero(mask[self.alive]), device=self.net.weights.device)
 
         improved, kept, cooled = rows(verdict.improved), rows(verdict.kept), rows(verdict.cooled)
-        self.stage_best[improved] = self.net.weights[improved]
+        self.stage_best[improved] = validated[improved]
         self.result[torch.as_tensor(self.alive, device=kept.device)[kept]] = self.stage_best[kept]
         self.net.weights[cooled] = self.stage_best[cooled]
+        self.average.restart(cooled)
         self.optimizer.reset(rows(verdict.cooled & ~self.keep_optimizer))
         staying = rows(self.annealing.active)
         if len(staying) < len(self.alive):
@@ -98,6 +116,8 @@ class Population:
             self.stage_best = self.stage_best[staying]
             self.net.put(self.net.weights[staying])
             self.optimizer.keep(staying)
+            self.average.keep(staying)
+            self.loss.keep(staying)
 
     def outcome(self, p: int, predictions: Mapping[str, tuple[Tensor, Tensor]]) -> Outcome:
         failed = self.errors[p] is not None
@@ -130,7 +150,8 @@ class Population:
         }
         file.parent.mkdir(parents=True, exist_ok=True)
         written = file.with_suffix(f".{os.getpid()}.tmp")
-        save_file({**tensors, **self.optimizer.state()}, written, metadata={"state": json.dumps(state)})
+        tensors |= self.optimizer.state() | self.average.state() | self.loss.state()
+        save_file(tensors, written, metadata={"state": json.dumps(state)})
         with open(written, "rb") as handle:
             os.fsync(handle.fileno())
         os.replace(written, file)
@@ -143,9 +164,31 @@ class Population:
         self.stage_best, self.result = tensors["stage_best"], tensors["result"]
         self.net.put(tensors["weights"])
         self.optimizer.restore(tensors)
+        self.average.restore(tensors)
+        self.loss.restore(tensors)
         self.annealing.restore(state["annealing"])
         self.alive, self.seconds = np.array(state["alive"], dtype=int), np.array(state["seconds"])
         self.history, self.errors = state["history"], state["errors"]
+
+
+class LossState:
+    """What a loss carries from step to step, one row per trial; most losses carry nothing."""
+
+    def __init__(self, loss: nn.Module):
+        self.loss = loss
+        self.stateful = type(loss).get_extra_state is not nn.Module.get_extra_state
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these rows alone."""
+        if hasattr(self.loss, "keep"):
+            self.loss.keep(rows)
+
+    def state(self) -> dict[str, Tensor]:
+        return {"loss": self.loss.get_extra_state().detach().contiguous()} if self.stateful else {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        if self.stateful:
+            self.loss.set_extra_state(tensors["loss"])
 
 
 @dataclass
@@ -176,6 +219,12 @@ class Rows:
     def __len__(self) -> int:
         return self.count
 
+    def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs [P, n, ...] and labels [P, n, ...] of the rows with these numbers [P, n]."""
+        flat = index.flatten()  # index_select copies row by row, four times as fast as inputs[index]
+        inputs, labels = (t.index_select(0, flat).unflatten(0, index.shape) for t in (self.inputs, self.labels))
+        return inputs, labels
+
     def order(self, seeds: Sequence[int], trials: Tensor, epoch: int) -> Tensor:
         """Row numbers [alive, n] in the order of an epoch, which depends on seed and epoch alone."""
         generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
@@ -194,12 +243,12 @@ def initial(trial: Trial, splits: Splits) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream(trial.seed, "init"))
         config, shape = trial.config, splits.train.inputs.shape[1:]
-        return models.build(config["model"], shape, len(splits.classes), config["hyper"]["dropout"])
+        return models.build(config.model, shape, len(splits.classes), config.hyper.dropout or 0.0)
 
 
 def identity(members: Sequence[Member]) -> str:
     """The name of a population's checkpoint: only the very same trials on the same rows find it."""
     text = json.dumps(
-        [(t.config, t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str
+        [(t.config.to_json(), t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str
     )
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

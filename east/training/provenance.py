@@ -8,13 +8,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from east import __version__
+
 
 @cache
 def provenance() -> dict[str, Any]:
     """`versions` of what computes and the `git` state of this checkout (None when installed): fields of a Record."""
-    packages = ("east", "torch", "numpy", "scikit-learn")
-    versions = {"python": platform.python_version()}
-    versions |= {name: metadata.version(name) for name in packages}
+    versions = {"python": platform.python_version(), "east": __version__}
+    versions |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists() or not shutil.which("git"):
         return {"versions": versions, "git": None}

@@ -8,7 +8,6 @@ name, as it was for training. Weights, scaling and forests are tensors; classes,
 plain JSON.
 """
 
-import gzip
 import json
 import os
 import shutil
@@ -23,9 +22,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from east import data, losses, models
-from east.data import csv, images
+from east.choices import import_by_path
+from east.data import files, images
 from east.data.common import DataError, Splits, Table
-from east.settings.identity import SECTIONS, key
+from east.data.encoding import Numeric
+from east.settings.sections import Model as Network
 from east.training import decisions
 from east.training.devices import pick_device
 from east.training.population import Outcome
@@ -78,18 +79,16 @@ class Model:
         return self.decide(self.predict_proba(rows))
 
     def decide(self, probabilities: np.ndarray) -> np.ndarray:
-        """Class names of probabilities [..., d]: by argmax, or by the threshold or weights tuned in training."""
-        rule, p = self.about["rule"], torch.from_numpy(probabilities)
-        flat = p.flatten(0, -2)
-        chosen = flat.argmax(-1) if rule is None else decisions.decided(flat, rule, self.about["positive"])
-        return np.array(self.classes, dtype=object)[chosen.reshape(p.shape[:-1]).numpy()]
+        """Class names of probabilities [..., d]: by argmax, or by the rule that was chosen in training."""
+        rule = decisions.from_json(self.about["rule"], self.about["positive"])
+        return np.array(self.classes, dtype=object)[rule.decide(torch.from_numpy(probabilities)).numpy()]
 
     def inputs(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> Tensor:
         """Features as they were loaded for training, before scaling; DataError names what does not fit."""
         if hasattr(rows, "columns"):
             if self.about["kind"] != "table":
                 raise DataError(f"this model takes an array of {self.about['kind']}s, got a table")
-            return data.encode(rows, self.about["encoding"])
+            return data.encode(rows, data.Encoding.from_json(self.about["encoding"]))
         inputs = torch.as_tensor(rows)
         expected = self.about["inputs_shape"]
         if list(inputs.shape[1:]) != expected:
@@ -101,7 +100,7 @@ class Model:
         return inputs if self.about["kind"] == "image" else inputs.float()
 
     def deciding(self, name: str, rule: Mapping[str, Any] | None) -> "Model":
-        """The same classifier with another decision rule, {"threshold": t} or {"weights": [d]}, and its name."""
+        """The same classifier with another decision rule, as its to_json() gives it, and its name."""
         return replace(self, about={**self.about, "decision": name, "rule": rule})
 
     def save(self, folder: str | Path) -> Path:
@@ -129,12 +128,12 @@ def load(path: str | Path, device: str = "cpu") -> Model:
     return assembled(about, load_file(folder / WEIGHTS), device)
 
 
-def of(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
+def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
     """The model that a trial has trained on `loaded`, deciding by argmax."""
     config = outcome.trial.config
     encoding = None
     if isinstance(loaded, Table):
-        encoding = loaded.encoding or numeric_encoding(loaded)
+        encoding = (splits.encoding or numeric_encoding(loaded, splits)).to_json()
     about = {
         "format": FORMAT,
         "kind": splits.kind,
@@ -142,12 +141,12 @@ def of(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
         "positive": splits.positive,
         "inputs_shape": list(splits.train.inputs.shape[1:]),
         "encoding": encoding,
-        "model": config["model"],
+        "model": config.model.to_json(),
         "decision": "argmax",
         "rule": None,
-        "key": key(config),
+        "key": config.key,
         "seed": outcome.trial.seed,
-        "config": {name: config[name] for name in SECTIONS},
+        "config": config.to_json(),
         **provenance(),
     }
     state = outcome.weights or forest_tensors(outcome, splits)
@@ -166,7 +165,7 @@ def assembled(about: Mapping[str, Any], tensors: Mapping[str, Tensor], device: s
     else:
         if about["model"]["name"] == "custom":
             check_custom(about["model"]["target"])
-        net = models.build(about["model"], about["inputs_shape"], len(about["classes"]))
+        net = models.build(Network.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
         net.load_state_dict(state)
     place = pick_device(device)
     return Model(dict(about), dict(tensors), net.eval().to(place), place)
@@ -174,10 +173,10 @@ def assembled(about: Mapping[str, Any], tensors: Mapping[str, Tensor], device: s
 
 def check_custom(target: str) -> None:
     """A saved model may name a class of networks, not just anything that can be called."""
-    import importlib
-
-    module, _, name = target.rpartition(".")
-    found = getattr(importlib.import_module(module), name, None)
+    try:
+        found = import_by_path(target)
+    except ValueError as error:
+        raise DataError(f"model.target: expected a class of torch.nn.Module to save or load; {error}") from error
     if not (isinstance(found, type) and issubclass(found, nn.Module)):
         raise DataError(f"model.target {target!r}: expected a class of torch.nn.Module to save or load, got {found!r}")
 
@@ -193,14 +192,11 @@ def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
     return logits.softmax(-1)
 
 
-def numeric_encoding(table: Table) -> dict[str, Any]:
+def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
     """The encoding of a table of plain numbers, so that frames with its columns can be predicted as well."""
-    medians = table.features.median(0).values.tolist()
-    columns = [
-        {"name": name, "kind": "numeric", "median": median, "indicator": False}
-        for name, median in zip(table.columns, medians, strict=True)
-    ]
-    return {"columns": columns, "target": None, "classes": list(table.classes), "positive": table.positive}
+    medians = table.features[splits.train.index].median(0).values.tolist()
+    columns = [Numeric(name, median, False) for name, median in zip(table.columns, medians, strict=True)]
+    return data.Encoding(tuple(columns), classes=table.classes, positive=table.positive)
 
 
 class Forest(nn.Module):
@@ -237,10 +233,10 @@ def forest_tensors(outcome: Outcome, splits: Splits) -> dict[str, Tensor]:
     """The state of the Forest that a trial of loss=rf has fitted: fitted again, as equal seeds give equal forests."""
     from east.training import classical
 
-    config = outcome.trial.config["loss"]
-    classifier = losses.build(config, splits.classes)
+    loss = outcome.trial.config.loss
+    classifier = losses.build(loss, splits.classes)
     if not isinstance(classifier, classical.RandomForest):
-        raise ValueError(f"save_model: expected a network or a random forest, got loss={config['name']}")
+        raise ValueError(f"save_model: expected a network or a random forest, got loss={loss.name}")
     inputs = classical.features(splits, classifier.pca)["train"]
     classifier.fit(inputs, splits.train.labels.numpy(), len(splits.classes), outcome.trial.seed)
     trees = [estimator.tree_ for estimator in classifier.forest.estimators_]
@@ -299,7 +295,7 @@ def predict_file(model: Model, source: str | Path, target: str | Path) -> int:
 def table_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
     done = 0
     delimiter = model.about["encoding"].get("delimiter")  # models saved before it was kept have none
-    for frame in csv.portions(source, delimiter, FILE_ROWS):
+    for frame in files.portions(source, delimiter, FILE_ROWS):
         try:
             yield as_frame(model, model.predict_proba(frame))
         except DataError as error:
@@ -330,14 +326,14 @@ def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
 
 
 def image_files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.suffix.lower() in images.SUFFIXES)
+    return images.find(folder)
 
 
 def count_rows(source: Path) -> int | None:
     """Lines below the header, or images; for the progress bar."""
     if source.is_dir():
         return len(image_files(source))
-    if not source.is_file() or source.suffix in (".parquet", ".pq"):
+    if not source.is_file() or not files.is_text(source):
         return None
-    with (gzip.open if source.suffix == ".gz" else open)(source, "rb") as file:
+    with files.opened(source) as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) - 1

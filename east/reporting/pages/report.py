@@ -5,13 +5,14 @@ No external requests, light and dark, readable on a phone; without JavaScript on
 
 import io
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from east.experiment import records
+from east.experiment.records import Record
 from east.reporting import papers, plots, statistics, tables, writers
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def _differs(table: tables.Table, papers: Sequence[tables.Table]) -> bool:
     return any(cell.values and cell.key != keys.get((cell.block, cell.row, cell.column)) for cell in table.cells)
 
 
-def _overview(papers: Sequence[tables.Table], found: Sequence[Mapping[str, Any]]) -> str:
+def _overview(papers: Sequence[tables.Table], found: Sequence[Record]) -> str:
     cells = [cell for table in papers for cell in table.cells if cell.published]
     facts = {
         "published cells": len(cells),
@@ -194,9 +195,9 @@ def _links(finding: str) -> str:
     return " " + ", ".join(f'<a href="#{name}">{name}</a>' for name in names) if names else ""
 
 
-def _records(every: Sequence[tables.Table], found: Sequence[Mapping[str, Any]]) -> str:
+def _records(every: Sequence[tables.Table], found: Sequence[Record]) -> str:
     """For each setting behind a cell: what it is, and each of its trials with a link to the file."""
-    by_key: dict[str, list[Mapping[str, Any]]] = {}
+    by_key: dict[str, list[Record]] = {}
     for record in found:
         by_key.setdefault(record["key"], []).append(record)
     shown = dict.fromkeys(cell.key for table in every for cell in table.cells if cell.values and cell.key)
@@ -204,7 +205,7 @@ def _records(every: Sequence[tables.Table], found: Sequence[Mapping[str, Any]]) 
     return "".join(parts) or "<p>No records yet. The tables above say which commands make them.</p>"
 
 
-def _setting(key: str, trials: Sequence[Mapping[str, Any]]) -> str:
+def _setting(key: str, trials: Sequence[Record]) -> str:
     config = trials[0]["config"]
     title = f"{config['dataset']['name']}, {config['loss']['name']}"
     hyper = ", ".join(f"{name} {value}" for name, value in config.get("hyper", {}).items() if value is not None)
@@ -231,7 +232,7 @@ def _number(value: float | None, places: int = 3) -> str:
 
 
 def _figures(
-    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[Mapping[str, Any]], results_dir: Path
+    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[Record], results_dir: Path
 ) -> str:
     drawn = [(caption, _svg(figure)) for caption, figure in _drawn(papers, own, found, results_dir)]
     studies = sorted((results_dir / "studies").glob("*.svg"))
@@ -240,7 +241,7 @@ def _figures(
 
 
 def _drawn(
-    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[Mapping[str, Any]], results_dir: Path
+    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[Record], results_dir: Path
 ) -> Iterator[tuple[str, "Figure"]]:
     """(caption, figure): the step, then what the records have to show."""
     yield "The step at several temperatures, threshold 0.5", plots.steps(*plots.step_heights(TEMPERATURES), 0.5)
@@ -267,7 +268,7 @@ def _drawn(
             yield f"Confusion matrix, test: {name}", plots.confusion(record["confusion"]["test"], title=name)
 
 
-def _examples(found: Sequence[Mapping[str, Any]], shown: set[str | None]) -> list[Mapping[str, Any]]:
+def _examples(found: Sequence[Record], shown: set[str | None]) -> list[Record]:
     """A trial with seed 0 per dataset: one behind a cell if there is one, of EAST's F1 loss if there is one."""
     trials = [r for r in found if (r["stage"], r["status"], r["seed"]) == ("trial", "done", 0)]
     whole = [r for r in trials if not r["config"]["dataset"].get("limit")]

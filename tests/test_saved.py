@@ -15,11 +15,12 @@ from east.data import DataError
 from east.training import classical, saved
 from east.training.engine import train
 from east.training.population import Trial
+from tests.made import science
 
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
-    "rf": {"name": "rf", "_target_": "east.baselines.RandomForest", "n_estimators": 7},
-    "ccs": {"name": "ccs", "_target_": "east.baselines.CCS"},
+    "rf": {"name": "rf", "_target_": "east.baselines.RandomForest", "trains": "classical", "n_estimators": 7},
+    "ccs": {"name": "ccs", "_target_": "east.baselines.CCS", "trains": "classical"},
 }
 
 
@@ -37,10 +38,10 @@ def config(loss="ce", model=None):
 
 def trained(loaded, **options):
     """A model, the outcome it comes from, and the split."""
-    splits, trial = data.split(loaded, stratify=True), Trial(config(**options), seed=3)
+    splits, trial = data.split(loaded, stratify=True), Trial(science(config(**options)), seed=3)
     networks = trial.config["model"]["name"] != "rf"
     outcome = train([trial], splits, device="cpu", progress=False)[0] if networks else classical.fit(trial, splits)
-    return saved.of(outcome, loaded, splits), outcome, splits
+    return saved.from_outcome(outcome, loaded, splits), outcome, splits
 
 
 def people(rows=200):
@@ -194,10 +195,10 @@ def test_a_saved_model_names_a_class_of_networks_and_nothing_else(target, stored
 
 
 def test_only_networks_and_forests_are_saved(table):
-    trial = Trial(config("ccs", {"name": "ccs"}), seed=0)
+    trial = Trial(science(config("ccs", {"name": "ccs"})), seed=0)
     splits = data.split(table)
     with pytest.raises(ValueError, match="expected a network or a random forest, got loss=ccs"):
-        saved.of(classical.fit(trial, splits), table, splits)
+        saved.from_outcome(classical.fit(trial, splits), table, splits)
 
 
 def test_files_are_predicted_in_portions(frame, stored, tmp_path, monkeypatch):

@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from east.experiment import executors
-from east.experiment.executors import Lost, execute
+from east.experiment.executors import Lost, Place, execute
+from east.settings.settings import Executor
 
 
 def square(job):
@@ -37,7 +38,7 @@ def sleep(job):
 
 def test_inline_takes_what_is_added_on_the_way():
     queue, seen = deque([{"x": 1}, {"x": 2}]), []
-    for job, result in execute(square, queue, {"name": "inline"}):
+    for job, result in execute(square, queue, Place(Executor(name="inline"))):
         seen.append((job["x"], result))
         if job["x"] == 2:
             queue.append({"x": 3})
@@ -52,7 +53,7 @@ def test_processes_survive_the_loss_of_their_workers(tmp_path):
     queue.appendleft({"x": 5, "die": str(tmp_path / "once")})
     queue.append({"x": 6, "die": str(tmp_path / "always")})
     results = {}
-    for job, result in execute(square, queue, {"name": "processes", "slots": [None, None], "retries": 1}):
+    for job, result in execute(square, queue, Place(Executor(name="processes", retries=1), slots=(None, None))):
         assert job["x"] not in results
         results[job["x"]] = result
         if job["x"] == 5:
@@ -64,22 +65,23 @@ def test_processes_survive_the_loss_of_their_workers(tmp_path):
 
 
 def test_a_worker_has_one_thread_and_the_gpu_of_its_slot():
-    executor = {"name": "processes", "slots": ["3"]}
+    executor = Place(Executor(name="processes"), slots=("3",))
     assert [result for _, result in execute(threads, deque([{}, {}]), executor)] == [(1, "3"), (1, "3")]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
 
 
 def test_no_work_starts_nothing():
-    assert list(execute(square, deque(), {"name": "processes", "slots": [None]})) == []
-    assert list(execute(square, deque(), {"name": "inline"})) == []
+    assert list(execute(square, deque(), Place(Executor(name="processes"), slots=(None,)))) == []
+    assert list(execute(square, deque(), Place(Executor(name="inline")))) == []
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path):
     """kill -9 of the parent leaves no orphan at work."""
     code = (
-        "from collections import deque; from east.execution import execute; from tests.test_execution import sleep\n"
+        "from collections import deque; from east.experiment.executors import Place, execute; "
+        "from east.settings.settings import Executor; from tests.test_executors import sleep\n"
         f"if __name__ == '__main__': list(execute(sleep, deque([{{'started': '{tmp_path}/on', 'seconds': 99}}]), "
-        "{'name': 'processes', 'slots': [None]}))"
+        "Place(Executor(name='processes'))))"
     )
     script = tmp_path / "parent.py"
     script.write_text(code)
@@ -128,7 +130,7 @@ def test_endings_in_words():
 def test_submitit_runs_jobs_and_tells_lost_ones(tmp_path):
     pytest.importorskip("submitit")
     (tmp_path / "always").write_text("9")
-    executor = {"name": "submitit", "folder": str(tmp_path / "log"), "cluster": "local", "minutes": 5}
+    executor = Place(Executor(name="submitit", cluster="local", minutes=5), folder=tmp_path / "log")
     queue, results = deque([{"x": 2}, {"x": 3}, {"x": 4, "die": str(tmp_path / "always")}]), {}
     for job, result in execute(square, queue, executor):
         results[job["x"]] = result

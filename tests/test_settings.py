@@ -1,12 +1,25 @@
 """What is typed: composed, completed, and refused with a suggestion before any work."""
 
+from typing import get_args
+
 import pytest
 
-from east.choices import CONF, ConfigError, choose, groups
+from east.choices import CONF, ConfigError, choose, groups, install_hint
 from east.experiment import records
-from east.experiment import settings as settings_module
-from east.experiment.settings import combinations, settings, sweep
-from east.training import devices, engine
+from east.settings import settings as models
+from east.settings.command import Command, sweep
+from east.settings.compose import all_settings
+from east.settings.compose import settings as composed
+from east.settings.sections import Annealing
+from east.training import annealing, devices
+
+
+def settings(words):
+    return composed(Command.parse(words))
+
+
+def combinations(words):
+    return all_settings(Command.parse(words))
 
 
 @pytest.mark.parametrize(
@@ -25,17 +38,16 @@ from east.training import devices, engine
         (["hyper.batch_size=0.5"], "hyper.batch_size: expected a whole number"),
         (["hyper.batch_size=0"], "hyper.batch_size: expected a whole number of at least 1, got 0"),
         (["hyper.batch_size=true"], "hyper.batch_size: expected a whole number"),
-        (["hyper.lr=fast"], "hyper.lr: expected a number such as 0.001, got 'fast'"),
+        (["hyper.lr=fast"], "hyper.lr: expected a number from 1e-12 to 1000, got 'fast'"),
         (["hyper.lr=-1"], "hyper.lr: expected a number from"),
         (["hyper.dropout=1"], "hyper.dropout: expected a number from 0 to 0.99, got 1"),
         (["hyper.clip=none"], "hyper.clip: expected a number"),
         (["trials=2.5"], "trials: expected a whole number from 1 to 1000, got 2.5"),
         (["trials=0"], "trials"),
-        (["seed=1.5"], "seed: expected a whole number such as 0, got 1.5"),
+        (["seed=1.5"], "seed: expected a whole number from 0 to 999, got 1.5"),
         (["seed=1000"], "seed: expected a whole number from 0 to 999"),
-        (["seed=999", "trials=2"], "seed=999 trials=2: expected at most 1000 together, since seeds from 1000 on"),
+        (["seed=999", "trials=2"], "seed=999 trials=2: expected at most 1000 together, since seeds from 1000 up"),
         (["seed=995", "preset=budget"], "seed=995 trials=10"),
-        (["loss=ccs", "save_model=true"], "save_model=true: expected a network or a random forest, got loss=ccs"),
         (["dataset.limit=ten"], "dataset.limit: expected a whole number of at least 3, got 'ten'"),
         (["split.seed=abc"], "split.seed: expected a whole number of at least 0, or trial, got 'abc'"),
         (["split.seed=-1"], "split.seed"),
@@ -46,13 +58,13 @@ from east.training import devices, engine
         (["protocol.patience=0"], "protocol.patience"),
         (["model.hidden=512"], "model.hidden: expected a list such as [512, 256, 128], got 512"),
         (["force=maybe"], "force: expected true or false"),
-        (["+extra=1"], "nothing can be added"),
-        (["~hyper"], "nothing can be added to or deleted"),
+        (["+extra=1"], "cannot be added"),
+        (["~hyper"], "cannot be added to or deleted"),
         (["loss=f1,ce"], "several values need -m, or a list"),
-        (["loss=[f1"], "cannot read loss=[f1: such signs need quotes"),
+        (["loss=[f1"], "cannot read loss=[f1: special characters need quotes"),
         (["dataset=csv", "dataset.drop=[été,b]"], "\"dataset.drop=['été','b']\""),
         (["été=1"], "cannot read été=1: expected name=value"),
-        (["dataset=csv", "dataset.path=a,b.csv"], "dataset.path: several values need -m; a comma inside of one needs"),
+        (["dataset=csv", "dataset.path=a,b.csv"], "dataset.path: several values need -m; a comma inside a value needs"),
         (["model=darknet19"], "model=darknet19 does not take table data; for digits: mlp"),
         (["dataset=cifar10", "model=gnn"], "does not take image data"),
         (["loss=dice", "annealing=geometric"], "annealing=geometric needs a loss with a temperature; dice has none"),
@@ -75,9 +87,9 @@ def test_refused_with_what_would_be_right(overrides, words):
         (["losses=[]"], "expected a list"),
         (["losses=[f1,cee]"], "unknown loss 'cee', did you mean 'ce'?"),
         (["datasets=[adlut]"], "unknown dataset 'adlut', did you mean 'adult'?"),
-        (["losses=[f1,ce]", "loss.beta=2"], "loss.beta=2: with losses=[…] nothing else can be said of the loss"),
-        (["losses=[f1,ce]", "loss=mcc"], "loss=mcc: with losses=[…]"),
-        (["datasets=[adult]", "dataset.split=pooled"], "with datasets=[…]"),
+        (["losses=[f1,ce]", "loss.beta=2"], "loss.beta=2: `loss` and `loss.*` cannot be combined with losses=[…]"),
+        (["losses=[f1,ce]", "loss=mcc"], "loss=mcc: `loss`"),
+        (["datasets=[adult]", "dataset.split=pooled"], "combined with datasets=[…]"),
     ],
 )
 def test_lists_are_refused_with_what_would_be_right(overrides, words):
@@ -88,25 +100,21 @@ def test_lists_are_refused_with_what_would_be_right(overrides, words):
 
 def test_lists_multiply_and_keep_their_order():
     found = combinations(["losses=[ce,f1,ce]", "datasets=[adult,digits]", "dataset.limit=100"])
-    assert [(c["dataset"]["name"], c["loss"]["name"]) for c in found] == [
+    assert [(c.dataset.name, c.loss.name) for c in found] == [
         ("adult", "ce"), ("adult", "f1"), ("digits", "ce"), ("digits", "f1"),
     ]  # fmt: skip
-    assert {c["dataset"]["limit"] for c in found} == {100}
+    assert {c.dataset.limit for c in found} == {100}
 
 
 def test_lists_agree_with_the_rest_of_the_command():
     """The network is judged with the datasets of the list, not with the default one."""
     (found,) = combinations(["datasets=[cifar10]", "model=darknet19"])
-    assert found["model"]["name"] == "darknet19"
+    assert found.model.name == "darknet19"
 
 
 def test_a_sweep_is_every_combination():
-    assert sweep(["dataset=a,b", "loss=c", "seed=1,2"]) == [
-        ["dataset=a", "loss=c", "seed=1"],
-        ["dataset=a", "loss=c", "seed=2"],
-        ["dataset=b", "loss=c", "seed=1"],
-        ["dataset=b", "loss=c", "seed=2"],
-    ]
+    jobs = sweep(["dataset=a,b", "loss=c", "seed=1,2"])
+    assert [tuple(job.values.values()) for job in jobs] == [("a", "c", 1), ("a", "c", 2), ("b", "c", 1), ("b", "c", 2)]
 
 
 @pytest.mark.parametrize(
@@ -126,20 +134,21 @@ def test_a_sweep_is_every_combination():
     ],
 )
 def test_paths_and_names_need_no_quotes(name, value):
-    assert settings(["dataset=csv", f"dataset.{name}={value}"])["dataset"][name] == value
+    assert settings(["dataset=csv", f"dataset.{name}={value}"]).dataset.options[name] == value
 
 
 def test_a_tilde_is_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/folder")
     found = settings(["dataset=csv", "dataset.path=~/a.csv", "results_dir=~/results", "dataset.delimiter=~"])
-    assert found["dataset"] | {"path": "/folder/a.csv", "delimiter": "~"} == found["dataset"]
-    assert found["results_dir"] == "/folder/results"
+    options = found.dataset.options
+    assert (options["path"], options["delimiter"]) == ("/folder/a.csv", "~")
+    assert found.results_dir == "/folder/results"
 
 
 def test_quoted_values_are_swept(monkeypatch):
     monkeypatch.setenv("HOME", "/folder")
     jobs = sweep(["dataset=csv", "dataset.path=~/a.csv,b (1).csv", "dataset.target=été"])
-    assert [settings(job)["dataset"]["path"] for job in jobs] == ["/folder/a.csv", "b (1).csv"]
+    assert [composed(job).dataset.options["path"] for job in jobs] == ["/folder/a.csv", "b (1).csv"]
 
 
 @pytest.mark.parametrize(
@@ -160,44 +169,45 @@ def test_quoted_values_are_swept(monkeypatch):
 )
 def test_open_choices_are_completed(overrides, expected):
     found = settings(overrides)
-    assert {group: found[group]["name"] for group in expected} == expected
+    assert {group: getattr(found, group).name for group in expected} == expected
 
 
 def test_hyperparameters_left_open_are_the_protocols():
     """METHOD: lr 1e-3, dropout 0.25; batch 256, of images 128. What was typed is fixed for the search."""
     table, image = settings(["dataset=digits", "hyper.lr=0.5"]), settings(["dataset=cifar10"])
-    assert table["hyper"] == {"lr": 0.5, "batch_size": 256, "dropout": 0.25, "weight_decay": 0.01, "clip": None}
-    assert image["hyper"]["batch_size"] == 128
-    assert table["fixed"] == ["hyper.lr"]
-    assert image["fixed"] == []
+    expected = {"lr": 0.5, "batch_size": 256, "dropout": 0.25, "weight_decay": 0.01, "clip": None}
+    assert table.hyper.to_json() == expected
+    assert image.hyper.batch_size == 128
+    assert table.fixed == {"lr"}
+    assert image.fixed == frozenset()
 
 
 def test_a_preset_sets_options_of_a_dataset_unless_they_are_typed():
-    assert settings(["dataset=caltech256", "preset=paper"])["dataset"]["size"] == 224
-    assert settings(["dataset=caltech256", "preset=budget"])["dataset"]["size"] == 64
-    assert settings(["dataset=caltech256", "preset=paper", "dataset.size=32"])["dataset"]["size"] == 32
+    assert settings(["dataset=caltech256", "preset=paper"]).dataset.options["size"] == 224
+    assert settings(["dataset=caltech256", "preset=budget"]).dataset.options["size"] == 64
+    assert settings(["dataset=caltech256", "preset=paper", "dataset.size=32"]).dataset.options["size"] == 32
 
 
-def test_settings_can_be_changed_without_harm_to_the_next():
-    settings([])["dataset"]["name"] = "changed"
-    assert settings([])["dataset"]["name"] == "digits"
+def test_settings_are_frozen():
+    with pytest.raises(ValueError, match="frozen"):
+        settings([]).dataset.name = "changed"
 
 
 def test_the_last_seed_before_the_searchs():
-    assert settings(["seed=999", "trials=1"])["seed"] == 999
+    assert settings(["seed=999", "trials=1"]).seed == 999
 
 
 def test_mappings_are_values():
-    assert settings(["loss=fbeta", "loss.beta={dog: 0.25}"])["loss"]["beta"] == {"dog": 0.25}
-    assert settings(["loss=metric", "loss.parameters={beta: 2}"])["loss"]["parameters"] == {"beta": 2}
+    assert settings(["loss=fbeta", "loss.beta={dog: 0.25}"]).loss.options["beta"] == {"dog": 0.25}
+    assert settings(["loss=metric", "loss.parameters={beta: 2}"]).loss.options["parameters"] == {"beta": 2}
 
 
 def test_configs_of_the_users_own(tmp_path):
     (tmp_path / "loss").mkdir()
     (tmp_path / "loss" / "mine.yaml").write_text("name: mine\n_target_: east.losses.Dice\n")
     found = settings(["loss=mine", f"config_dir={tmp_path}"])
-    assert found["loss"] == {"name": "mine", "_target_": "east.losses.Dice"}
-    assert found["annealing"]["name"] == "none"
+    assert found.loss.to_json() == {"name": "mine", "_target_": "east.losses.Dice"}
+    assert found.annealing.name == "none"
     with pytest.raises(ConfigError, match="did you mean 'mine'"):
         settings(["loss=mien", f"config_dir={tmp_path}"])
     (tmp_path / "loss" / "f1.yaml").write_text("name: f1\n")
@@ -206,18 +216,27 @@ def test_configs_of_the_users_own(tmp_path):
 
 
 def test_a_missing_extra_is_named_with_its_remedy(monkeypatch):
-    monkeypatch.setattr(settings_module, "find_spec", lambda name: None)
-    for override, remedy in (("executor=ray", "east[ray]"), ("executor=submitit", "east[slurm]"),
-                             ("tensorboard=true", "east[tensorboard]")):  # fmt: skip
+    monkeypatch.setattr(models, "find_spec", lambda name: None)
+    for override, extra in (
+        ("executor=ray", "ray"),
+        ("executor=submitit", "slurm"),
+        ("tensorboard=true", "tensorboard"),
+    ):
         with pytest.raises(ConfigError) as error:
             settings([override])
-        assert f"pip install '{remedy}'" in str(error.value)
+        assert install_hint(extra) in str(error.value)
 
 
 def test_the_choices_are_those_of_the_parts():
-    assert settings_module.DEVICES == devices.DEVICES
-    assert settings_module.CHOICES["protocol.optimizer"] == engine.OPTIMIZERS
-    assert settings_module.CHOICES["selection"] == records.RULES
+    assert models.DEVICES == devices.DEVICES
+    assert get_args(models.Settings.model_fields["selection"].annotation) == records.RULES
+    assert get_args(Annealing.model_fields["schedule"].annotation) == annealing.SCHEDULES
+
+
+def test_a_parameter_of_the_loss_that_no_yaml_lists_is_taken_if_its_target_has_it():
+    assert settings(["loss=f1", "loss.temperature=0.1"]).loss.options["temperature"] == 0.1
+    with pytest.raises(ConfigError, match=r"unknown key 'loss.temprature'"):
+        settings(["loss=f1", "loss.temprature=0.1"])
 
 
 def test_choose_suggests_and_lists():
@@ -234,7 +253,7 @@ def test_empty_mappings_are_filled():
     config = settings(
         ["model=custom", "model.target=a.Net", "model.parameters.width=8", "model.parameters.deep={b: 1}"]
     )
-    assert config["model"]["parameters"] == {"width": 8, "deep": {"b": 1}}
-    assert settings(["model=custom", "model.target=a.Net", "model.parameters={width: 8}"])["model"]["parameters"] == {
-        "width": 8
-    }
+    assert config.model.options["parameters"] == {"width": 8, "deep": {"b": 1}}
+    assert settings(["model=custom", "model.target=a.Net", "model.parameters={width: 8}"]).model.options[
+        "parameters"
+    ] == {"width": 8}

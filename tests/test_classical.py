@@ -19,13 +19,14 @@ from east.training import classical
 from east.training.classical import CCS, PrincipalAxes, RandomForest, best_sets
 from east.training.evaluation import evaluate
 from east.training.population import Trial
+from tests.made import science
 
 CONF = Path(__file__).parent.parent / "conf" / "loss"
 
 
 def trial(loss: str, seed: int = 0, **changes) -> Trial:
     config = yaml.safe_load((CONF / f"{loss}.yaml").read_text())
-    return Trial({"loss": {**config, **changes}}, seed)
+    return Trial(science(loss={**config, **changes}), seed)
 
 
 def problem(n: int = 300, classes: int = 3, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:

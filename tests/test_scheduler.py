@@ -1,6 +1,7 @@
 """Plan, run what is missing, select, run the trials: with tiny networks, or with a job that only pretends to train."""
 
 import json
+import pickle
 import shutil
 from collections import deque
 from pathlib import Path
@@ -9,15 +10,23 @@ import numpy as np
 import pytest
 
 from east.choices import ConfigError
-from east.experiment import executors, protocols, records, scheduler
-from east.experiment.scheduler import Run, carry_out
-from east.experiment.settings import settings
+from east.experiment import executors, protocols, records, runs, scheduler
+from east.experiment.runs import Run
+from east.experiment.scheduler import carry_out
+from east.settings.command import Command
+from east.settings.compose import settings as composed
+from east.settings.sections import Dataset
+from east.settings.settings import Executor
 from east.training import devices, engine, population, saved
-from east.training.population import Outcome, Trial
+from east.training.population import Outcome
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "executor=inline", "device=cpu", "preset=quick"]  # fmt: skip
 GRID = ["search=grid", "preset=budget", "protocol.max_epochs=2", "trials=2"]  # lr x batch_size: 4 points
+
+
+def settings(words):
+    return composed(Command.parse(words))
 
 
 def run_of(folder, *overrides):
@@ -25,7 +34,7 @@ def run_of(folder, *overrides):
 
 
 def found(folder):
-    return {(r["key"], r["seed"]): r for r in records.scan(folder)}
+    return {(r.key, r.seed): r for r in records.scan(folder)}
 
 
 @pytest.fixture
@@ -34,15 +43,14 @@ def pretend(monkeypatch):
     seen, broken = [], set()
 
     def run_job(job):
-        for trial in (Trial(**trial) for trial in job["trials"]):
-            name, hyper = trial.config["loss"]["name"], trial.config["hyper"]
+        for trial in job.trials:
+            name, hyper = trial.config.loss.name, trial.config.hyper
             seen.append((name, trial.stage, trial.seed))
             if trial.seed in broken or name in broken:
                 return executors.Lost("broken")
-            best = {"val_loss": hyper["lr"] * hyper["batch_size"], "val_metric": -hyper["lr"]}
-            config = {key: value for key, value in trial.config.items() if key != "decisions"}
-            record = records.Record(config, trial.seed, trial.stage, best=best)
-            records.write(job["results_dir"], record, force=job["force"])
+            best = {"val_loss": hyper.lr * hyper.batch_size, "val_metric": -hyper.lr}
+            record = records.Record(trial.config, trial.seed, trial.stage, best=best)
+            records.write(job.results_dir, record, force=job.force)
         return []
 
     monkeypatch.setattr(scheduler, "run_job", run_job)
@@ -55,8 +63,8 @@ def test_trials_are_recorded_once(tmp_path, monkeypatch):
     assert carry_out([run]) == []
     first = found(tmp_path)
     assert sorted(seed for _, seed in first) == [0, 1, 2]
-    assert {r["status"] for r in first.values()} == {"done"}
-    assert all(Path(tmp_path, r["source"]).with_suffix(".npz").exists() for r in first.values())
+    assert {r.status for r in first.values()} == {"done"}
+    assert all(Path(tmp_path, r.source).with_suffix(".npz").exists() for r in first.values())
     monkeypatch.setattr(engine, "train_in_turn", None)  # would raise if it were called
     again = run_of(tmp_path, "trials=3", "hyper.batch_size=32")
     assert carry_out([again]) == []
@@ -72,9 +80,9 @@ def test_a_model_that_cannot_be_saved_costs_no_result(tmp_path, monkeypatch):
 
     for _ in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr(saved, "of", of)
+            patch.setattr(saved, "from_outcome", of)
             assert carry_out([run_of(tmp_path, "trials=1", "save_model=true")]) == ["digits f1: OSError: no space"]
-        assert [record["status"] for record in records.scan(tmp_path)] == ["done"]
+        assert [record.status for record in records.scan(tmp_path)] == ["done"]
     assert carry_out([run_of(tmp_path, "trials=1", "save_model=true")]) == []
     assert list((tmp_path / "models").iterdir())
 
@@ -82,33 +90,33 @@ def test_a_model_that_cannot_be_saved_costs_no_result(tmp_path, monkeypatch):
 def test_a_record_tells_where_its_number_comes_from(tmp_path):
     carry_out([run_of(tmp_path, "trials=1")])
     (record,) = found(tmp_path).values()
-    assert record["config"]["preset"] == "quick"
-    assert "decisions" not in record["config"]
-    assert sum(record["data"]["sizes"].values()) == 120
-    assert record["data"]["fingerprint"] == record["config"]["dataset"]["fingerprint"]
-    assert np.sum(record["confusion"]["test"]) == record["data"]["sizes"]["test"]
-    assert record["device"] == "cpu"
-    assert record["stage"] == "trial"
+    assert record.config.preset == "quick"
+    assert "decisions" not in record.to_json()["config"]
+    assert sum(record.data["sizes"].values()) == 120
+    assert record.data["fingerprint"] == record.config.dataset.fingerprint
+    assert np.sum(record.confusion["test"]) == record.data["sizes"]["test"]
+    assert record.device == "cpu"
+    assert record.stage == "trial"
 
 
 def test_the_search_chooses_by_the_named_rule(tmp_path, pretend):
     """val_loss is lr x batch here, least at 0.001 x 256; val_metric is -lr, least at 0.01, where the ties are."""
     by_loss, by_metric = run_of(tmp_path, *GRID), run_of(tmp_path, *GRID, "selection=val_metric")
     carry_out([by_loss])
-    assert (by_loss.chosen["hyper"]["lr"], by_loss.chosen["hyper"]["batch_size"]) == (0.001, 256)
+    assert (by_loss.chosen.hyper.lr, by_loss.chosen.hyper.batch_size) == (0.001, 256)
     assert [stage for _, stage, _ in pretend.seen] == ["search"] * 4 + ["trial"] * 2
     assert [seed for _, _, seed in pretend.seen] == [1000] * 4 + [0, 1]
     pretend.seen.clear()
     carry_out([by_metric])
-    assert by_metric.chosen["hyper"]["lr"] == 0.01
+    assert by_metric.chosen.hyper.lr == 0.01
     assert [stage for _, stage, _ in pretend.seen] == ["trial"] * 2  # the search was on record
 
 
 def test_tables_choose_as_the_run_does(tmp_path, pretend):
     run = run_of(tmp_path, *GRID)
     carry_out([run])
-    family = [r for r in found(tmp_path).values() if r["family"] == records.family(run.plain)]
-    assert records.select(family, "val_loss") == records.key(run.chosen)
+    family = [r for r in found(tmp_path).values() if r.family == run.science.family]
+    assert records.select(family, "val_loss") == run.chosen.key
 
 
 def test_halving_trains_the_best_in_full(tmp_path, pretend):
@@ -117,11 +125,11 @@ def test_halving_trains_the_best_in_full(tmp_path, pretend):
     run = run_of(tmp_path, *GRID, *halving)
     carry_out([run])
     assert [stage for _, stage, _ in pretend.seen] == ["search"] * (4 + 2 + 1) + ["trial"] * 2
-    epochs = [r["config"]["protocol"]["max_epochs"] for r in found(tmp_path).values() if r["stage"] == "search"]
+    epochs = [r.config.protocol.max_epochs for r in found(tmp_path).values() if r.stage == "search"]
     assert sorted(epochs) == [1, 1, 1, 1, 2, 2, 8]
-    family = [r for r in found(tmp_path).values() if r["family"] == records.family(run.chosen)]
-    assert records.select(family, "val_loss") == records.key(run.chosen)
-    assert (run.chosen["hyper"]["lr"], run.chosen["hyper"]["batch_size"]) == (0.001, 256)
+    family = [r for r in found(tmp_path).values() if r.family == run.chosen.family]
+    assert records.select(family, "val_loss") == run.chosen.key
+    assert (run.chosen.hyper.lr, run.chosen.hyper.batch_size) == (0.001, 256)
 
 
 def test_equal_budget_averages_two_seeds(tmp_path, pretend):
@@ -132,7 +140,7 @@ def test_equal_budget_averages_two_seeds(tmp_path, pretend):
 def test_runs_share_one_queue(tmp_path, pretend, monkeypatch):
     """The trials of the second run begin while the first has not even searched, if its jobs end first."""
 
-    def last_first(function, queue):
+    def last_first(function, queue, place):
         while queue:
             job = queue.pop()
             yield job, function(job)
@@ -163,7 +171,7 @@ def test_force_does_all_again(tmp_path, pretend):
     run = run_of(tmp_path, *GRID, "force=true")
     carry_out([run])
     assert len(pretend.seen) == 4 + 2
-    assert run.chosen["hyper"]["batch_size"] == 256
+    assert run.chosen.hyper.batch_size == 256
 
 
 def test_a_broken_record_is_done_again_and_an_export_counts(tmp_path, pretend):
@@ -189,7 +197,7 @@ def test_a_failed_trial_is_named_and_recorded_and_not_repeated(tmp_path, monkeyp
     assert carry_out([run_of(tmp_path, "trials=1")]) == [line]
     assert f"failed: {line}" in capsys.readouterr().err
     (record,) = found(tmp_path).values()
-    assert (record["status"], record["error"]) == ("failed", "diverged in epoch 1")
+    assert (record.status, record.error) == ("failed", "diverged in epoch 1")
     assert carry_out([run_of(tmp_path, "trials=1")]) == []
 
 
@@ -202,7 +210,7 @@ def test_an_error_in_one_job_leaves_the_others(tmp_path, monkeypatch):
         return real(trials, splits, **options)
 
     monkeypatch.setattr(engine, "train_in_turn", train_in_turn)
-    monkeypatch.setattr(engine, "population_size", lambda config, device: 1)
+    monkeypatch.setattr(scheduler, "population_size", lambda config, device: 1)
     assert carry_out([run_of(tmp_path, "trials=2")]) == ["digits f1: MemoryError: no room"]
     assert [seed for _, seed in found(tmp_path)] == [1]
 
@@ -240,7 +248,7 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch
 
 def test_data_that_change_during_a_command_are_not_recorded_as_the_old(tmp_path, monkeypatch):
     run = run_of(tmp_path, "trials=1")
-    run.plain["dataset"]["fingerprint"] = "of yesterday"
+    run.science = run.science.but(dataset=run.science.dataset.but(fingerprint="of yesterday"))
     assert carry_out([run]) == ["digits f1: DataError: digits has changed since this command began: start it again"]
     assert not found(tmp_path)
 
@@ -279,22 +287,22 @@ def test_a_folder_that_cannot_be_written_is_told_before_any_training(tmp_path, p
 def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):
     """Checkpoints are found by the very trials of a population: what is done is left out after the stage is cut."""
     run = run_of(tmp_path, "trials=10")
-    run.chosen = run.plain
-    stage, executor = run.trials, {"name": "processes", "slots": [None, None]}
-    before = scheduler.jobs_of(stage, stage, run, executor)
-    after = scheduler.jobs_of(stage, stage[5:], run, executor)
-    seeds = [[trial["seed"] for trial in job["trials"]] for job in before]
+    run.chosen = run.science
+    stage, place = run.trials, executors.Place(Executor(name="processes"), (None, None))
+    before = scheduler.cut(stage, stage, run, 0, place)
+    after = scheduler.cut(stage, stage[5:], run, 0, place)
+    seeds = [[trial.seed for trial in job.trials] for job in before]
     assert seeds == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert after == before[1:]
-    assert json.dumps(before)  # plain data, for any executor
+    assert pickle.loads(pickle.dumps(before)) == before  # any executor can send them
 
 
 def test_populations_are_as_wide_as_the_cache_allows(tmp_path):
     run = run_of(tmp_path, "trials=10", "model.hidden=[512,256,128]", "hyper.batch_size=256")
-    run.chosen = run.plain
-    jobs = scheduler.jobs_of(run.trials, run.trials, run, {"name": "inline"})
-    widest = engine.population_size(run.plain, devices.pick_device("cpu"))
-    assert max(len(job["trials"]) for job in jobs) == widest < 10
+    run.chosen = run.science
+    found = scheduler.cut(run.trials, run.trials, run, 0, executors.Place(Executor(name="inline")))
+    widest = engine.population_size(run.science, devices.pick_device("cpu"))
+    assert max(len(job.trials) for job in found) == widest < 10
 
 
 @pytest.mark.parametrize(
@@ -308,21 +316,23 @@ def test_populations_are_as_wide_as_the_cache_allows(tmp_path):
 )
 def test_auto_takes_processes_where_there_is_work_for_them(tmp_path, monkeypatch, overrides, executor):
     monkeypatch.setattr(executors, "slots", lambda device: [None, None])
-    assert scheduler.chosen_executor([run_of(tmp_path, *overrides)])["name"] == executor
+    asked = settings([*TINY, f"results_dir={tmp_path}", *overrides])
+    much = asked.preset.name != "quick"
+    assert executors.choose_place(asked, much).executor.name == executor
     monkeypatch.setattr(executors, "slots", lambda device: [None])
-    assert scheduler.chosen_executor([run_of(tmp_path, "executor=auto", "preset=budget")])["name"] == "inline"
+    assert executors.choose_place(asked.but(executor=Executor(name="auto")), much).executor.name == "inline"
 
 
 def test_slots_can_be_given(tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "slots", lambda device: ["0", "1"])
-    executor = scheduler.chosen_executor([run_of(tmp_path, "executor=processes", "executor.slots=4")])
-    assert executor["slots"] == ["0", "1", "0", "1"]
+    place = executors.choose_place(settings([*TINY, "executor=processes", "executor.slots=4"]), True)
+    assert place.slots == ("0", "1", "0", "1")
 
 
 def test_every_trial_of_bridging_the_gap_has_a_split_of_its_own(tmp_path):
     run = run_of(tmp_path, "protocol=btg", "loss=bce", "dataset.positive=3", "model=mlp_btg", "trials=3")
     carry_out([run])
-    assert len({r["data"]["index_hash"] for r in found(tmp_path).values()}) == 3
+    assert len({r.data["index_hash"] for r in found(tmp_path).values()}) == 3
 
 
 def test_a_file_is_known_by_its_content(tmp_path, pretend):
@@ -330,10 +340,10 @@ def test_a_file_is_known_by_its_content(tmp_path, pretend):
     for name in ("one.csv", "two.csv"):
         (tmp_path / name).write_text(f"x,y,label\n{rows}\n")
     given = ["dataset.target=label", "dataset.limit=null", f"results_dir={tmp_path}"]
-    runs = [Run.of(settings([*TINY, "dataset=csv", f"dataset.path={tmp_path / name}", *given]))
+    both = [Run.of(settings([*TINY, "dataset=csv", f"dataset.path={tmp_path / name}", *given]))
             for name in ("one.csv", "two.csv")]  # fmt: skip
-    assert records.key(runs[0].plain) == records.key(runs[1].plain)
-    assert runs[0].name == "csv f1"
+    assert both[0].science.key == both[1].science.key
+    assert both[0].name == "csv f1"
 
 
 @pytest.mark.parametrize(
@@ -345,6 +355,7 @@ def test_a_file_is_known_by_its_content(tmp_path, pretend):
         (["loss=metric", "loss.metric=f11"], "did you mean 'f1'?"),
         (["loss=f1", "loss.step=lniear"], "did you mean 'linear'?"),
         (["device=cuda"], "not available here"),
+        (["loss=ccs", "save_model=true"], "save_model=true: expected a network or a random forest, got loss=ccs"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused_before_any_work(tmp_path, overrides, words, monkeypatch):
@@ -366,17 +377,15 @@ def test_planned_is_what_is_done(tmp_path, pretend):
         pretend.seen.clear()
         run = run_of(tmp_path / str(len(overrides)), *overrides)
         carry_out([run])
-        assert len(pretend.seen) == protocols.planned(run.config)
+        assert len(pretend.seen) == protocols.planned(run.settings)
 
 
 def test_names_of_keel_sets_lead_back_to_their_loader(monkeypatch):
     asked = []
-    monkeypatch.setattr(scheduler, "_load", lambda *given: asked.append(given))
-    scheduler.load(
-        {"name": "keel-abalone19", "kind": "table", "limit": None, "set": "abalone19", "fingerprint": "f"}, None
-    )
+    monkeypatch.setattr(runs, "_load", lambda *given: asked.append(given))
+    runs.load(Dataset(name="keel-abalone19", set="abalone19", fingerprint="f"), None)
     assert asked == [("keel", None, json.dumps({"set": "abalone19", "limit": None}))]
 
 
 def test_queue_of_nothing():
-    assert list(executors.execute(None, deque(), {"name": "inline"})) == []
+    assert list(executors.execute(None, deque(), executors.Place(Executor(name="inline")))) == []

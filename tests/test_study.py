@@ -9,6 +9,7 @@ import torch
 
 from east import cli
 from east.choices import ConfigError
+from east.settings.command import Command
 from east.tasks import study
 
 SMALL = ["dataset=digits", "dataset.limit=200", "device=cpu"]
@@ -24,7 +25,7 @@ def test_the_simulated_classifier_is_calibrated():
 
 def test_the_gap_closes_as_the_temperature_falls(monkeypatch):
     monkeypatch.setattr(study, "CLASSES", (2, 30))
-    frame = study.gap()
+    frame = study.gap(Command())
     assert len(frame) == 2 * 2 * len(study.TEMPERATURES)
     assert frame.gap.to_numpy() == pytest.approx(frame.hard - frame.soft)
     for _, part in frame.groupby(["classes", "metric"]):
@@ -37,7 +38,7 @@ def test_the_gap_closes_as_the_temperature_falls(monkeypatch):
 
 @pytest.fixture(scope="module")
 def bias():
-    return study.bias()
+    return study.bias(Command())
 
 
 def soft_counts(prevalence):
@@ -91,7 +92,7 @@ def test_portions_add_up_to_all_batches():
 
 
 def test_soft_and_hard_come_from_one_run(tmp_path):
-    files = study.run("soft_hard", [*SMALL, "preset=quick", "hyper.batch_size=32"], tmp_path)
+    files = study.run("soft_hard", Command.parse([*SMALL, "preset=quick", "hyper.batch_size=32"]), tmp_path)
     assert [file.name for file in files] == [f"soft_hard.{end}" for end in ("csv", "svg", "pdf", "png")]
     frame = pd.read_csv(files[0])
     assert frame.temperature.iloc[0] == 0.2
@@ -103,7 +104,7 @@ def test_soft_and_hard_come_from_one_run(tmp_path):
 
 def test_balanced_curves_have_the_same_length_for_both_losses(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "EPOCHS", 8)
-    frame = study.balanced([*SMALL, "hyper.batch_size=32"])
+    frame = study.balanced(Command.parse([*SMALL, "hyper.batch_size=32"]))
     counts = frame.groupby(["loss", "seed"]).epoch.agg(["min", "max", "count"])
     assert len(counts) == 2 * 5
     assert (counts == [1, 8, 8]).all().all()
@@ -115,8 +116,8 @@ def test_balanced_curves_have_the_same_length_for_both_losses(tmp_path, monkeypa
 @pytest.mark.parametrize(
     ("name", "words", "message"),
     [
-        ("gap", ["dataset=digits"], "dataset=digits: study=gap takes no settings"),
-        ("balanced", ["loss=mcc"], "loss=mcc: study=balanced takes dataset, split"),
+        ("gap", ["dataset=digits"], "dataset: study=gap takes no settings"),
+        ("balanced", ["loss=mcc"], "loss: study=balanced takes dataset, split"),
         ("balanced", ["dataset=synthetic"], "more than two classes; synthetic has two"),
         ("soft_hard", ["loss=ce"], "needs a loss with a temperature; ce has none"),
         ("soft-hard", [], "did you mean 'soft_hard'"),
@@ -124,7 +125,7 @@ def test_balanced_curves_have_the_same_length_for_both_losses(tmp_path, monkeypa
 )
 def test_what_a_study_cannot_use_is_refused(name, words, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        study.run(name, words, tmp_path)
+        study.run(name, Command.parse(words), tmp_path)
     assert not any(tmp_path.iterdir())
 
 

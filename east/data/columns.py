@@ -1,0 +1,273 @@
+"""What the columns of a file hold: numbers, words or dates; ids, free text and empty columns are no features.
+
+    columns = read_columns(frame, categorical=["postcode"], keep=[], path="my.csv")
+
+The kind of a column is decided by all of its rows. What is learnt from values (medians, categories, the first date) is
+left to the encoding.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from east.data.common import DataError, digest, listed, shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FEW = 10  # different values up to which a column of mixed numbers and text, such as 0 1 2 3+, is categorical
+LEVELS = 1000  # different words up to which a text column is categorical
+OWN = 50  # categories with a feature of their own, the most frequent ones; if two or more are left, they share one
+LARGEST = float(np.finfo(np.float32).max)
+ID = re.compile(r"(?i:^|.*[^a-z])(?i:id|uuid|guid|index|rowid)$|.*[a-z](?:ID|Id)$|^Unnamed: \d+$")
+# Tried in this order: 03/04/2024 is read as March 4 unless another row has a day above 12 in front.
+DATE_FORMATS = (
+    "ISO8601", "%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y.%m.%d",
+    "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S", "%d.%m.%y",
+    "%m/%d/%Y", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %I:%M %p", "%m/%d/%Y %I:%M:%S %p", "%m/%d/%y",
+    "%d/%m/%Y", "%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%d/%m/%y", "%d-%m-%Y", "%m-%d-%Y",
+    "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y",
+)  # fmt: skip
+ISO_START = re.compile(r"\d{4}-\d{2}-\d{2}([T ]|$)")
+DAY = 86400.0
+
+
+@dataclass(frozen=True)
+class Numbers:
+    name: str
+    values: np.ndarray  # float64 [n], NaN where missing
+
+
+@dataclass(frozen=True)
+class Words:
+    name: str
+    codes: np.ndarray  # int64 [n], into `levels`; -1 where missing
+    levels: tuple[str, ...]  # in alphabetical order
+    text: bool  # False: numbers that are names, such as postcodes
+
+
+@dataclass(frozen=True)
+class Dates:
+    name: str
+    days: np.ndarray  # float64 [n] since 1970-01-01, NaN where missing
+    format: str  # one of DATE_FORMATS
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """A column that is no feature, and why."""
+
+    name: str
+    reason: str
+
+
+Column = Numbers | Words | Dates
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a file, typed but not yet encoded."""
+
+    used: tuple[Column, ...]
+    dropped: tuple[Dropped, ...] = ()
+
+    def take(self, rows: np.ndarray) -> "Columns":
+        return replace(self, used=tuple(take(column, rows) for column in self.used))
+
+    def hidden_digests(self) -> list[str]:
+        """Of columns that the features of all rows do not show in full: those with rare words."""
+        found = []
+        for column in self.used:
+            if isinstance(column, Words) and len(column.levels) > OWN + 1:
+                found += [digest(column.codes), digest(np.array(column.levels))]
+        return found
+
+
+def take(column: Column, rows: np.ndarray) -> Column:
+    """Some rows of a column."""
+    match column:
+        case Numbers():
+            return replace(column, values=column.values[rows])
+        case Words():
+            return replace(column, codes=column.codes[rows])
+        case Dates():
+            return replace(column, days=column.days[rows])
+
+
+def read_columns(frame: "pd.DataFrame", categorical: Sequence[str], keep: Sequence[str], path: str) -> Columns:
+    """Every column of the frame; those in `keep` are used even if they look like ids or free text."""
+    used: list[Column] = []
+    dropped: list[Dropped] = []
+    faults = []
+    for name, values in frame.items():
+        try:
+            column = detect(str(name), values, name in categorical, name in keep)
+        except DataError as error:
+            faults.append(f"column {shown(name)} {error}")
+            continue
+        if isinstance(column, Dropped):
+            dropped.append(column)
+        else:
+            used.append(column)
+    if faults:
+        raise DataError(
+            f"{path}: some columns cannot be used as they are. Repair them, leave them out (dataset.drop=[…]) or "
+            f"make them categories (dataset.categorical=[…]):{listed(faults)}"
+        )
+    if not used:
+        reasons = "".join(f"; {shown(column.name)} {column.reason}" for column in dropped[:5])
+        raise DataError(f"{path}: no feature column is left beside the target{reasons}.")
+    return Columns(tuple(used), tuple(dropped))
+
+
+def detect(name: str, values: "pd.Series", categorical: bool = False, keep: bool = False) -> Column | Dropped:
+    """What a column is, by all of its rows. DataError: the user has to decide."""
+    import pandas as pd
+
+    types = pd.api.types
+    present = values.dropna()
+    if present.empty:
+        return Dropped(name, "is empty")
+    if categorical:
+        return words_column(name, values)
+    if types.is_datetime64_any_dtype(values):
+        return Dates(name, as_days(values), "ISO8601")
+    if is_boolean(values):
+        return Numbers(name, values.astype("boolean").to_numpy(dtype=float, na_value=np.nan))
+    if is_text(values):
+        return detect_text(words_column(name, values), keep)
+    if not types.is_numeric_dtype(values) or types.is_complex_dtype(values):
+        return Dropped(name, f"is of type {values.dtype}, which is neither numbers, text nor dates")
+    column = Numbers(name, values.to_numpy(dtype=float, na_value=np.nan))
+    check_range(column.values, values.index)
+    if not keep and is_id(name, column.values):
+        return Dropped(name, "is an id: a different whole number in every row")
+    return column
+
+
+def detect_text(column: Words, keep: bool) -> Column | Dropped:
+    """Numbers or dates stored as text, categories, or text that is no feature."""
+    counts = np.bincount(column.codes[column.codes >= 0], minlength=len(column.levels))
+    levels, rows = len(column.levels), int(counts.sum())
+    numbers = level_numbers(column.levels)
+    format, days = level_dates(column.levels)
+    for kind, values in (("numbers", numbers), ("dates", days)):
+        stray = np.isnan(values)
+        few = levels <= FEW and kind == "numbers"
+        if 0 < counts[stray].sum() < 0.5 * rows and levels > FEW:
+            example = shown(column.levels[int(np.flatnonzero(stray)[0])])
+            count = int(counts[stray].sum())
+            raise DataError(f"has {kind}, but also {count:,} {'text' if count == 1 else 'texts'} such as {example}")
+        if not stray.any() and not few:
+            spread = np.append(values, np.nan)[column.codes]
+            if kind == "dates":
+                return Dates(column.name, spread, format)
+            check_range(spread)
+            return Numbers(column.name, spread)
+    if not keep and (levels > LEVELS or (levels > FEW and 2 * levels > rows)):
+        example = shown(column.levels[int(column.codes[column.codes >= 0][0])])
+        return Dropped(column.name, f"is free text or an id: {levels:,} different values in {rows:,} rows: {example}")
+    return column
+
+
+def words_column(name: str, values: "pd.Series") -> Words:
+    """The values as words, coded by their place in the alphabet."""
+    present = values.notna().to_numpy()
+    codes = np.full(len(values), -1, dtype=np.int64)
+    levels, codes[present] = np.unique(words(values[present]).astype(str), return_inverse=True)
+    return Words(name, codes, tuple(levels.tolist()), is_text(values))
+
+
+def words(column: "pd.Series") -> np.ndarray:
+    """Values as stripped text; 1.0 is "1", since a missing value makes whole numbers floats."""
+    import pandas as pd
+
+    if pd.api.types.is_float_dtype(column):
+        return np.array([str(int(value)) if value.is_integer() else str(value) for value in column], dtype=object)
+    return column.astype(str).str.strip().to_numpy(dtype=object)
+
+
+def level_numbers(levels: Sequence[str]) -> np.ndarray:
+    """float64 [levels], NaN where a word is no number; all NaN if some have leading zeros, for these are codes."""
+    import pandas as pd
+
+    if any(re.match(r"-?0\d", level) for level in levels):
+        return np.full(len(levels), np.nan)
+    return pd.to_numeric(pd.Series(levels, dtype=object), errors="coerce").to_numpy(dtype=float)
+
+
+def level_dates(levels: Sequence[str]) -> tuple[str, np.ndarray]:
+    """The date format that most words have, and their days since 1970 as float64 [levels], NaN for the others."""
+    best, most = ("ISO8601", np.full(len(levels), np.nan)), 0
+    sample = levels[:: max(1, len(levels) // 100)]
+    for format in DATE_FORMATS:
+        if 2 * np.isfinite(parse_dates(sample, format)).sum() <= len(sample):
+            continue
+        days = parse_dates(levels, format)
+        count = int(np.isfinite(days).sum())
+        if count > most:
+            best, most = (format, days), count
+        if most == len(levels):
+            break
+    return best
+
+
+def parse_dates(levels: Sequence[str], format: str) -> np.ndarray:
+    """Days since 1970 as float64 [levels], NaN for words of another format; times with a zone are UTC."""
+    import pandas as pd
+
+    texts = pd.Series(levels, dtype=object)
+    if format == "ISO8601":  # which would also take a bare year, or a number of eight digits
+        texts = texts.where(np.array([bool(ISO_START.match(level)) for level in levels], dtype=bool))
+    return as_days(pd.to_datetime(texts, format=format, errors="coerce", utc=True))
+
+
+def as_days(values: "pd.Series") -> np.ndarray:
+    """Dates as float64 days since 1970-01-01, NaN where missing."""
+    if getattr(values.dt, "tz", None) is not None:
+        values = values.dt.tz_convert("UTC").dt.tz_localize(None)
+    seconds = values.to_numpy().astype("datetime64[s]").astype(np.int64)
+    return np.where(values.isna(), np.nan, seconds / DAY)
+
+
+def check_range(values: np.ndarray, index: "pd.Index | None" = None) -> None:
+    """Refuse numbers that float32, in which networks compute, cannot hold; the message names the first."""
+    bad = np.flatnonzero(np.abs(values) > LARGEST)
+    if not len(bad):
+        return
+    row, value = row_number(int(bad[0]), index), values[bad[0]]
+    if np.isinf(value):
+        raise DataError(f"has an infinite value in row {row:,}")
+    raise DataError(f"has {value:g} in row {row:,}, too large for 32-bit numbers (at most {LARGEST:.2g})")
+
+
+def row_number(position: int, index: "pd.Index | None" = None) -> int:
+    """Rows are counted from 1 below the header; a portion of a file knows where it begins."""
+    import pandas as pd
+
+    return int(index[position] if isinstance(index, pd.RangeIndex) else position) + 1
+
+
+def is_id(name: str, values: np.ndarray) -> bool:
+    """Whether a column is called an id and has another whole number in every row."""
+    whole = len(values) > FEW and bool(np.isfinite(values).all()) and bool((values == np.floor(values)).all())
+    return whole and ID.match(name) is not None and len(np.unique(values)) == len(values)
+
+
+def is_text(column: "pd.Series") -> bool:
+    import pandas as pd
+
+    types = pd.api.types
+    return (
+        types.is_string_dtype(column) or types.is_object_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype)
+    )
+
+
+def is_boolean(column: "pd.Series") -> bool:
+    """Whether it is True and False; with a blank among them pandas reads them as objects."""
+    import pandas as pd
+
+    return pd.api.types.infer_dtype(column, skipna=True) == "boolean"

@@ -1,0 +1,405 @@
+"""How the columns of a file become features, so that new rows can be encoded in the same way later, or refused.
+
+Everything here is learnt from training rows and travels with a saved model as plain JSON:
+
+    {"columns": [{"name": "age", "kind": "numeric", "median": 38.0, "indicator": true},
+                 {"name": "job", "kind": "categorical", "text": true, "categories": ["clerk", "nurse"], "other": false},
+                 {"name": "seen", "kind": "date", "format": "%d.%m.%Y", "origin": "2024-01-01", …},
+                 {"name": "note", "kind": "dropped", "reason": "is free text …"}],
+     "target": "income", "classes": ["low", "high"], "positive": 1, "delimiter": null}
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from east.data.columns import (
+    DATE_FORMATS,
+    DAY,
+    LARGEST,
+    OWN,
+    Column,
+    Columns,
+    Dates,
+    Dropped,
+    Numbers,
+    Words,
+    as_days,
+    check_range,
+    is_boolean,
+    is_text,
+    level_numbers,
+    parse_dates,
+    words,
+    words_column,
+)
+from east.data.common import DataError, shown
+from east.data.files import refuse_duplicates
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MISSING, OTHER = "(missing)", "(other)"
+PARTS = ("year", "month", "weekday", "days")  # of a date
+T = TypeVar("T")
+Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
+
+
+@dataclass(frozen=True)
+class Numeric:
+    """One feature; a missing number becomes the median, and a second feature marks it if training had such too."""
+
+    name: str
+    median: float
+    indicator: bool
+
+    @classmethod
+    def fit(cls, column: Numbers) -> Self:
+        present = column.values[~np.isnan(column.values)]
+        return cls(column.name, float(np.median(present)) if len(present) else 0.0, len(present) < len(column.values))
+
+    @property
+    def feature_names(self) -> list[str]:
+        return [self.name, f"{self.name}_missing"][: 1 + self.indicator]
+
+    def features(self, column: Numbers) -> np.ndarray:
+        absent = np.isnan(column.values)
+        values = np.where(absent, self.median, column.values)
+        return np.stack([values, absent][: 1 + self.indicator], axis=1)
+
+    def typed(self, values: "pd.Series") -> Numbers:
+        """New rows of this column; DataError says what was expected and what came."""
+        import pandas as pd
+
+        if pd.api.types.is_numeric_dtype(values) or values.isna().all() or is_boolean(values):
+            column = Numbers(self.name, values.to_numpy(dtype=float, na_value=np.nan))
+        else:
+            given = words_column(self.name, values)
+            numbers = level_numbers(given.levels)
+            if not is_text(values) or np.isnan(numbers).any():
+                raise DataError(f"expected numbers, got {values.dtype}")
+            column = Numbers(self.name, np.append(numbers, np.nan)[given.codes])
+        check_range(column.values, values.index)
+        return column
+
+    def describe(self) -> str:
+        gaps = ", missing values become the median and are marked" if self.indicator else ""
+        return f"numbers, median {self.median:g}{gaps}"
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A feature of 0 and 1 for each category; words that training did not have are `other`, else 0 everywhere."""
+
+    name: str
+    categories: tuple[str, ...]  # in alphabetical order, then "(missing)" if training had missing values
+    text: bool  # False: numbers that are names
+    other: bool = False  # whether rare words share one more feature
+
+    @classmethod
+    def fit(cls, column: Words) -> Self:
+        present = column.codes[column.codes >= 0]
+        counts = np.bincount(present, minlength=len(column.levels))
+        seen = int(np.count_nonzero(counts))
+        other = seen > OWN + 1
+        frequent = np.argsort(-counts, kind="stable")[: OWN if other else seen]
+        categories = [column.levels[code] for code in sorted(frequent)]
+        missing = [MISSING] if len(present) < len(column.codes) else []
+        return cls(column.name, (*categories, *missing), column.text, other)
+
+    @property
+    def feature_names(self) -> list[str]:
+        return [f"{self.name}={category}" for category in (*self.categories, OTHER)[: self.width]]
+
+    @property
+    def width(self) -> int:
+        return len(self.categories) + self.other
+
+    def features(self, column: Words) -> np.ndarray:
+        place = {category: k for k, category in enumerate(self.categories)}
+        unknown = len(self.categories) if self.other else -1
+        slots = [place.get(level, unknown) for level in column.levels] + [place.get(MISSING, -1)]
+        slot = np.array(slots)[column.codes]  # code -1, missing, is the last
+        features = np.zeros((len(slot), self.width), dtype=np.float32)
+        rows = np.flatnonzero(slot >= 0)
+        features[rows, slot[rows]] = 1
+        return features
+
+    def typed(self, values: "pd.Series") -> Words:
+        """New rows of this column. A few rows of 0 1 2 3+ may look like numbers, and one of them may be new."""
+        import pandas as pd
+
+        if not self.text:
+            fits = pd.api.types.is_numeric_dtype(values) or values.isna().all() or is_boolean(values)
+        else:
+            known = set(self.categories)
+            fits = is_text(values) or has_numbers(known) or set(words(values.dropna())) <= known
+        if not fits:
+            raise DataError(f"expected {'text' if self.text else 'numbers'}, got {values.dtype}")
+        return words_column(self.name, values)
+
+    def describe(self) -> str:
+        some = ", ".join(shown(c, 20, quoted=False) for c in self.categories[:6])
+        more = ", …" if len(self.categories) > 6 else ""
+        return f"{len(self.categories)} categories{', rarer ones together' if self.other else ''}: {some}{more}"
+
+
+@dataclass(frozen=True)
+class Date:
+    """Year, month, weekday (Monday is 0) and days since the first date of training; missing ones as for numbers."""
+
+    name: str
+    format: str
+    origin: float  # days since 1970-01-01
+    median: float  # days since 1970-01-01
+    indicator: bool
+
+    @classmethod
+    def fit(cls, column: Dates) -> Self:
+        present = column.days[~np.isnan(column.days)]
+        origin, median = (float(present.min()), float(np.median(present))) if len(present) else (0.0, 0.0)
+        return cls(column.name, column.format, origin, median, len(present) < len(column.days))
+
+    @property
+    def feature_names(self) -> list[str]:
+        return [f"{self.name}_{part}" for part in (*PARTS, "missing")[: len(PARTS) + self.indicator]]
+
+    def features(self, column: Dates) -> np.ndarray:
+        absent = np.isnan(column.days)
+        days = np.where(absent, self.median, column.days)
+        date = np.floor(days).astype(np.int64).astype("datetime64[D]")
+        month = date.astype("datetime64[M]").astype(np.int64)
+        weekday = (date.astype(np.int64) + 3) % 7  # 1970-01-01 was a Thursday
+        parts = [month // 12 + 1970, month % 12 + 1, weekday, days - self.origin, absent]
+        return np.stack(parts[: len(PARTS) + self.indicator], axis=1).astype(np.float64)
+
+    def typed(self, values: "pd.Series") -> Dates:
+        """New rows of this column: dates, or text in the format of training."""
+        import pandas as pd
+
+        if pd.api.types.is_datetime64_any_dtype(values):
+            return Dates(self.name, as_days(values), self.format)
+        given = words_column(self.name, values)
+        days = parse_dates(given.levels, self.format)
+        if np.isnan(days).any():
+            stray = shown(given.levels[int(np.flatnonzero(np.isnan(days))[0])])
+            raise DataError(f"expected dates such as {self.example}, got {stray}")
+        return Dates(self.name, np.append(days, np.nan)[given.codes], self.format)
+
+    @property
+    def example(self) -> str:
+        day = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=math.floor(self.median))
+        return day.strftime("%Y-%m-%d" if self.format == "ISO8601" else self.format)
+
+    def describe(self) -> str:
+        gaps = ", missing dates become the median and are marked" if self.indicator else ""
+        return f"dates ({self.format}) as {', '.join(PARTS[:-1])} and days since {as_text(self.origin)}{gaps}"
+
+
+Encoder = Numeric | Categorical | Date
+
+
+def encoder(column: Column) -> Encoder:
+    """What the training rows of a column say about how to encode it."""
+    match column:
+        case Numbers():
+            return Numeric.fit(column)
+        case Words():
+            return Categorical.fit(column)
+        case Dates():
+            return Date.fit(column)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """All columns of a file, in the order of their features; and what the file said about classes."""
+
+    columns: tuple[Encoder, ...]
+    dropped: tuple[Dropped, ...] = ()
+    target: str | None = None
+    classes: tuple[str, ...] = ()
+    positive: int | None = None
+    delimiter: str | None = None
+
+    def fitted(self, columns: Columns, rows: np.ndarray | None = None) -> "Encoding":
+        """The encoding that these rows (None: all) of the columns give."""
+        learnt = columns if rows is None else columns.take(rows)
+        return replace(self, columns=tuple(map(encoder, learnt.used)), dropped=columns.dropped)
+
+    def features(self, columns: Columns) -> Tensor:
+        """float32 [n, f] of typed columns, which are those of `self.columns` in their order."""
+        parts = [
+            encoder.features(column)  # type: ignore[arg-type]  # each kind of encoder has its kind of column
+            for encoder, column in zip(self.columns, columns.used, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe"))
+
+    @property
+    def feature_names(self) -> tuple[str, ...]:
+        """age, age_missing, job=clerk, job=nurse, seen_year, …"""
+        return tuple(name for column in self.columns for name in column.feature_names)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A line for each column that is not used."""
+        return tuple(f"column {shown(column.name)} is not used: it {column.reason}" for column in self.dropped)
+
+    def describe(self, most: int = 30) -> list[str]:
+        """A line for each column: what it is and how it is encoded."""
+        names = [shown(column.name, 40, quoted=False) for column in self.columns]
+        lines = [f"{name:<20} {column.describe()}" for name, column in zip(names, self.columns, strict=True)]
+        lines += [f"{shown(column.name, 40, quoted=False):<20} not used: {column.reason}" for column in self.dropped]
+        return [*lines[:most], *([f"… and {len(lines) - most} more columns"] if len(lines) > most else [])]
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "columns": [column_to_json(column) for column in (*self.columns, *self.dropped)],
+            "target": self.target,
+            "classes": list(self.classes),
+            "positive": self.positive,
+            "delimiter": self.delimiter,
+        }
+
+    @classmethod
+    def from_json(cls, value: object) -> "Encoding":
+        """The inverse of `to_json`; it also reads models saved before dates and dropped columns were known."""
+        given = Given(value, "the encoding")
+        read = [column_from_json(column) for column in given.items("columns")]
+        positive = given.optional("positive", int)
+        classes = tuple(given.words("classes")) if given.has("classes") else ()
+        if positive is not None and not 0 <= positive < max(1, len(classes)):
+            raise DataError(f"the encoding: expected 'positive' to number one of {len(classes)} classes")
+        return cls(
+            columns=tuple(column for column in read if not isinstance(column, Dropped)),
+            dropped=tuple(column for column in read if isinstance(column, Dropped)),
+            target=given.optional("target", str),
+            classes=classes,
+            positive=positive,
+            delimiter=given.optional("delimiter", str),
+        )
+
+
+def encode(frame: "pd.DataFrame", encoding: Encoding) -> Tensor:
+    """Features float32 [n, f] of a frame with the columns of `encoding`; further columns are ignored."""
+    frame = frame.rename(columns=str)
+    refuse_duplicates(frame.columns, "")
+    missing = [column.name for column in encoding.columns if column.name not in frame]
+    if missing:
+        raise DataError(f"columns are missing: {enumerated(missing)}. Found: {enumerated(frame.columns)}.")
+    typed: list[Column] = []
+    wrong = []
+    for column in encoding.columns:
+        try:
+            typed.append(column.typed(frame[column.name]))
+        except DataError as error:
+            wrong.append(f"{shown(column.name, quoted=False)} ({error})")
+    if wrong:
+        raise DataError(f"columns do not fit those of training: {enumerated(wrong, 200)}.")
+    return encoding.features(Columns(tuple(typed)))
+
+
+def enumerated(given: Iterable[str], most: int = 60) -> str:
+    """Names for a message, each cut where it is long, and how many more there are."""
+    names = list(given)
+    more = [f"and {len(names) - 20} more"] if len(names) > 20 else []
+    return ", ".join([*(shown(name, most, quoted=False) for name in names[:20]), *more])
+
+
+def has_numbers(categories: set[str]) -> bool:
+    """Whether some are numbers, all written as `words` writes them: a 1 of new rows might stand for a 01."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(pd.Series(sorted(categories)), errors="coerce").dropna()
+    return not numbers.empty and set(words(numbers)) <= categories
+
+
+def as_text(days: float) -> str:
+    """Days since 1970 as 2024-01-31, or 2024-01-31T12:30:00."""
+    text = str(np.datetime64(round(days * DAY), "s"))
+    return text.removesuffix("T00:00:00")
+
+
+def column_to_json(column: Encoder | Dropped) -> dict[str, Json]:
+    match column:
+        case Numeric(name, median, indicator):
+            return {"name": name, "kind": "numeric", "median": median, "indicator": indicator}
+        case Categorical(name, categories, text, other):
+            return {"name": name, "kind": "categorical", "text": text, "categories": categories, "other": other}
+        case Date(name, format, origin, median, indicator):
+            dates = {"origin": as_text(origin), "median": as_text(median)}
+            return {"name": name, "kind": "date", "format": format, **dates, "indicator": indicator}
+        case Dropped(name, reason):
+            return {"name": name, "kind": "dropped", "reason": reason}
+
+
+def column_from_json(value: object) -> Encoder | Dropped:
+    given = Given(value, "a column of the encoding")
+    name, kind = given.required("name", str), given.required("kind", str)
+    match kind:
+        case "numeric":
+            return Numeric(name, given.number("median"), given.required("indicator", bool))
+        case "categorical":
+            other = given.optional("other", bool) or False
+            return Categorical(name, tuple(given.words("categories")), given.required("text", bool), other)
+        case "date":
+            format = given.required("format", str)
+            if format not in DATE_FORMATS:
+                raise DataError(f"column {shown(name)}: expected a date format such as %d.%m.%Y, got {shown(format)}")
+            return Date(name, format, given.days("origin"), given.days("median"), given.required("indicator", bool))
+        case "dropped":
+            return Dropped(name, given.required("reason", str))
+    raise DataError(f"column {shown(name)}: expected kind numeric, categorical, date or dropped, got {shown(kind)}")
+
+
+class Given:
+    """An object of a JSON file that may be anyone's: every value is checked when it is asked for."""
+
+    def __init__(self, value: object, what: str):
+        if not isinstance(value, Mapping):
+            raise DataError(f"{what}: expected an object, got {shown(value)}")
+        self.values, self.what = value, what
+
+    def has(self, key: str) -> bool:
+        return key in self.values
+
+    def required(self, key: str, kind: type[T]) -> T:
+        value = self.values.get(key)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise DataError(f"{self.what}: expected {key!r} to be of type {kind.__name__}, got {shown(value)}")
+        return value
+
+    def optional(self, key: str, kind: type[T]) -> T | None:
+        return None if self.values.get(key) is None else self.required(key, kind)
+
+    def number(self, key: str) -> float:
+        value = self.values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
+            raise DataError(f"{self.what}: expected {key!r} to be a finite number, got {shown(value)}")
+        return float(value)
+
+    def items(self, key: str) -> Sequence[object]:
+        value = self.values.get(key)
+        if not isinstance(value, list | tuple):
+            raise DataError(f"{self.what}: expected {key!r} to be a list, got {shown(value)}")
+        return value
+
+    def words(self, key: str) -> list[str]:
+        found = [value for value in self.items(key) if isinstance(value, str)]
+        if len(found) < len(self.items(key)):
+            raise DataError(f"{self.what}: expected {key!r} to be a list of words")
+        return found
+
+    def days(self, key: str) -> float:
+        value = self.required(key, str)
+        try:
+            return datetime.fromisoformat(value).replace(tzinfo=UTC).timestamp() / DAY
+        except ValueError:
+            raise DataError(
+                f"{self.what}: expected {key!r} to be a date such as 2024-01-31, got {shown(value)}"
+            ) from None

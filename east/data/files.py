@@ -1,0 +1,256 @@
+"""Files of rows and columns, read into pandas frames: CSV of any delimiter (also gzipped), Parquet, Feather, Excel.
+
+The format is told by a file's first bytes rather than by its name. Text may be UTF-8, UTF-16, or Windows' Latin-1.
+"""
+
+import codecs
+import gzip
+import re
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, cast
+
+from east.choices import install_hint
+from east.data.common import DataError, shown
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+BLOCK = 1 << 20
+SAMPLE = 1000  # rows that are looked at for a decimal comma
+BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
+MAGIC = {
+    b"\x1f\x8b": "gzip",
+    b"PAR1": "Parquet",
+    b"ARROW1": "Feather",
+    b"FEA1": "Feather",
+    b"PK\x03\x04": "Excel",
+    b"\xd0\xcf\x11\xe0": "old Excel",
+}
+NEEDS = {"Parquet": "pyarrow", "Feather": "pyarrow", "Excel": "openpyxl"}
+ADVICE = {
+    "Excel": "It is a ZIP archive: unpack it first, unless it is an Excel workbook (.xlsx) that is damaged.",
+    "text": "Expected CSV (also gzipped), Parquet, Feather or Excel (.xlsx).",
+}
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How a text file is written."""
+
+    charset: str  # a name that Python knows
+    delimiter: str
+    decimal: str = "."
+
+    @property
+    def note(self) -> str | None:
+        """What the user should know, if the charset was a guess."""
+        if self.charset in ("utf-8", "utf-8-sig", "utf-16"):
+            return None
+        name = {"cp1252": "Windows-1252 (Latin-1)", "latin-1": "Latin-1"}.get(self.charset, self.charset.upper())
+        return f"the text is not UTF-8 and was read as {name}. If words look wrong, save the file as UTF-8"
+
+
+def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
+    """The whole file; without a `delimiter` it is the one that the first line has most of."""
+    return next(portions(path, delimiter))
+
+
+def portions(path: str | Path, delimiter: str | None = None, rows: int | None = None) -> Iterator["pd.DataFrame"]:
+    """The file as frames of so many `rows`, or as one; only text is read in portions."""
+    import pandas as pd
+
+    path = regular(path)
+    kind = file_kind(path)
+    try:
+        if kind not in ("text", "gzip"):
+            yield read_binary(path, kind)
+            return
+        how = text_format(path, delimiter)
+        refuse_duplicates(header(path, how), path)
+        with opened(path) as file:
+            reader = pd.read_csv(
+                file,
+                sep=how.delimiter,
+                encoding=how.charset,
+                decimal=how.decimal,
+                na_values=["?"],
+                skipinitialspace=True,
+                low_memory=False,
+                index_col=False,
+                iterator=True,
+                chunksize=rows,
+            )
+            yield from strictly(reader)
+    except pd.errors.ParserWarning:
+        raise DataError(
+            f"{path} cannot be read as a table: expected one field per column named in the first line, got rows with "
+            "more. Name every column, or give the delimiter (dataset.delimiter=…)."
+        ) from None
+    except ImportError:
+        raise DataError(
+            f"{path} is a {kind} file, which needs {NEEDS.get(kind, 'pyarrow')}: {install_hint('files')}"
+        ) from None
+    except DataError:
+        raise
+    except Exception as error:  # damaged files make the readers of each format raise nearly anything
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        advice = f" {ADVICE[kind]}" if kind in ADVICE else ""
+        raise DataError(f"{path} cannot be read as a table: {shown(reason, 200, quoted=False)}.{advice}") from error
+
+
+def regular(path: str | Path) -> Path:
+    """The path, if it leads to a regular file."""
+    path = Path(path).expanduser()
+    if not path.exists():
+        raise DataError(f"there is no file {path}.")
+    if not path.is_file():
+        raise DataError(f"{path} is not a regular file but a {'folder' if path.is_dir() else 'pipe or device'}.")
+    return path
+
+
+def file_kind(path: Path) -> str:
+    """text, gzip, Parquet, Feather, Excel or old Excel, by the first bytes."""
+    try:
+        with open(path, "rb") as file:
+            start = file.read(8)
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}.") from error
+    return next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), "text")
+
+
+def is_text(path: Path) -> bool:
+    """Whether it is a CSV file, gzipped or not, and so can be read in portions."""
+    return file_kind(path) in ("text", "gzip")
+
+
+def read_binary(path: Path, kind: str) -> "pd.DataFrame":
+    """A Parquet or Feather file, or the first sheet of an Excel workbook. A named index becomes columns again."""
+    import pandas as pd
+
+    if kind == "old Excel":
+        raise ValueError("it is in Excel's old format (.xls). Save it as .xlsx or CSV")
+    if kind == "Excel":
+        first = pd.read_excel(path, header=None, nrows=1, engine="openpyxl")
+        refuse_duplicates((str(name) for name in first.iloc[0].dropna()) if len(first) else (), path)
+        return pd.read_excel(path, engine="openpyxl", na_values=["?"])
+    frame = pd.read_parquet(path) if kind == "Parquet" else pd.read_feather(path)
+    refuse_duplicates(map(str, frame.columns), path)
+    return frame.reset_index() if any(name is not None for name in frame.index.names) else frame
+
+
+def refuse_duplicates(names: Iterable[str], path: str | Path) -> None:
+    """Two columns of one name cannot be told apart; pandas would rename the second."""
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        where = f"{path}: " if str(path) else ""
+        more = f" and {len(twice) - 5} more" if len(twice) > 5 else ""
+        raise DataError(
+            f"{where}column names must differ, but more than one column is called "
+            f"{', '.join(map(shown, twice[:5]))}{more}. Rename or delete one of them."
+        )
+
+
+def opened(path: Path) -> IO[bytes]:
+    """The bytes of a text file, unpacked if it is gzipped."""
+    return cast(IO[bytes], gzip.open(path, "rb")) if file_kind(path) == "gzip" else open(path, "rb")
+
+
+def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
+    """Character set and delimiter of a text file; the whole file is looked through for what is not UTF-8."""
+    charset = find_charset(path)
+    if delimiter is None:
+        with codecs.getreader(charset)(opened(path)) as file:
+            first = next((line for line in file if line.strip()), "")
+        outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any of them
+        delimiter = max(",;\t|", key=outside.count)
+    return TextFormat(charset, delimiter, find_decimal(path, charset, delimiter))
+
+
+def find_decimal(path: Path, charset: str, delimiter: str) -> str:
+    """A comma where the first rows have numbers such as 1,5 and none such as 1.5. 1,500 alone may mean thousands."""
+    if delimiter == ",":
+        return "."
+    with codecs.getreader(charset)(opened(path)) as file:
+        rows = list(islice(file, 1, SAMPLE))
+    cells = [cell.strip().strip('"') for row in rows for cell in row.split(delimiter)]
+    if any(re.fullmatch(r"[+-]?\d*\.\d+", cell) for cell in cells):
+        return "."
+    fractions = [found[1] for found in (re.fullmatch(r"[+-]?\d+,(\d+)", cell) for cell in cells) if found]
+    return "," if any(len(digits) != 3 for digits in fractions) else "."
+
+
+def find_charset(path: Path) -> str:
+    """By its byte order mark; else UTF-8 if it is that, UTF-16 if every other byte is 0, else Windows-1252."""
+    decoder, valid, zeros, bytes_seen = codecs.getincrementaldecoder("utf-8")(), True, False, set[int]()
+    with opened(path) as file:
+        start = file.read(BLOCK)
+        for bom, charset in BOMS.items():
+            if start.startswith(bom):
+                return charset
+        block = start
+        while block:
+            zeros = zeros or 0 in block
+            if valid:
+                try:
+                    decoder.decode(block)
+                except UnicodeDecodeError:
+                    valid = False
+            if not valid:
+                bytes_seen.update(block)
+            block = file.read(BLOCK)
+    if zeros:
+        return utf16_without_mark(start)
+    if valid:
+        return "utf-8"
+    undefined = {0x81, 0x8D, 0x8F, 0x90, 0x9D}
+    return "latin-1" if bytes_seen & undefined else "cp1252"
+
+
+def utf16_without_mark(start: bytes) -> str:
+    """Western text in UTF-16 has a 0 in nearly every other byte; anything else with zeros is no text."""
+    even, odd = start[0::2].count(0), start[1::2].count(0)
+    most = 0.4 * len(start)  # of len / 2
+    if odd > most and even < 0.05 * len(start):
+        return "utf-16-le"
+    if even > most and odd < 0.05 * len(start):
+        return "utf-16-be"
+    raise ValueError("it holds zero bytes, so it is not text, or text in an unknown character set; save it as UTF-8")
+
+
+def header(path: Path, how: TextFormat) -> list[str]:
+    """The names in the first line as they are written, without the blank ones."""
+    import pandas as pd
+
+    with opened(path) as file:
+        first = pd.read_csv(
+            file,
+            sep=how.delimiter,
+            encoding=how.charset,
+            header=None,
+            nrows=1,
+            dtype=str,
+            skipinitialspace=True,
+            keep_default_na=False,
+        )
+    return [name for name in first.iloc[0].tolist() if name]
+
+
+def strictly(reader: Iterator["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
+    """The frames of a reader; rows longer than the header, of which pandas only warns, raise that warning.
+
+    One more field is no fault where it is empty: some programs end every row with a delimiter.
+    """
+    import pandas as pd
+
+    while True:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)
+            frame = next(reader, None)
+        if frame is None:
+            return
+        yield frame

@@ -1,0 +1,126 @@
+"""A job: trials that train as one population, in whatever process; each is evaluated and recorded as it ends."""
+
+import os
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from east import data, losses
+from east.experiment import records
+from east.experiment.executors import Lost
+from east.experiment.ledger import Ledger, model_folder
+from east.experiment.records import Record
+from east.experiment.runs import load, split
+from east.training import classical, engine, evaluation, saved
+from east.training.devices import describe_device
+from east.training.population import Outcome, Trial
+from east.training.provenance import provenance
+
+
+@dataclass(frozen=True)
+class Job:
+    """Trials to train together, and what their process has to know."""
+
+    trials: tuple[Trial, ...]
+    run: int  # which run of the command they belong to
+    results_dir: str
+    checkpoints: str
+    data_dir: str | None = None
+    device: str = "auto"
+    force: bool = False
+    save_model: bool = False
+    keep_probabilities: bool = False
+    compile: bool = False
+    tensorboard: bool = False
+    progress: bool = False
+
+
+def run_job(job: Job) -> list[str] | Lost:
+    """Train one population and record its trials; return a line for each that failed. Runs in any process."""
+    try:
+        ledger = Ledger(job.results_dir, (), job.force, job.save_model, job.keep_probabilities)
+        trials = ledger.missing(job.trials)
+        return train_and_record(trials, job) if trials else []
+    except Exception as error:  # whatever it is, the other jobs go on
+        if os.environ.get("EAST_DEBUG"):
+            traceback.print_exc()
+        return Lost(f"{type(error).__name__}: {error}")
+
+
+def train_and_record(trials: Sequence[Trial], job: Job) -> list[str]:
+    """Train trials and record them; delete a population's checkpoint once all of it is recorded."""
+    dataset = trials[0].config.dataset
+    loaded = load(dataset, job.data_dir)
+    if dataset.fingerprint not in (None, loaded.fingerprint):
+        raise data.DataError(f"{loaded.name} has changed since this command began: start it again")
+    splits = [split(loaded, trial) for trial in trials]
+    lines, left = [], iter(splits)
+    for outcomes, checkpoint in trained(trials, splits, job):
+        for outcome in outcomes:
+            try:
+                line = evaluate_and_record(outcome, loaded, next(left), job)
+            except Exception as error:  # as when a disk is full; the others are recorded all the same
+                line = f"{loaded.name} {outcome.trial.config.loss.name}: {type(error).__name__}: {error}"
+                checkpoint = None
+            lines += [line] if line else []
+        if checkpoint:
+            checkpoint.unlink(missing_ok=True)
+    return lines
+
+
+def trained(
+    trials: Sequence[Trial], splits: Sequence[data.Splits], job: Job
+) -> Iterator[tuple[list[Outcome], Path | None]]:
+    """Outcomes population by population, and the checkpoint to delete once they are recorded."""
+    if trials[0].config.loss.classical:
+        return (([classical.fit(t, s)], None) for t, s in zip(trials, splits, strict=True))
+    return engine.train_in_turn(
+        trials,
+        splits,
+        device=job.device,
+        checkpoint=Path(job.checkpoints),
+        progress=job.progress,
+        tensorboard=Path(job.results_dir) / "tensorboard" if job.tensorboard else None,
+        compile=job.compile,
+    )
+
+
+def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits, job: Job) -> str | None:
+    """Record an outcome, and save its model if asked to; if the trial failed, the line that says so."""
+    trial, judged, arrays = outcome.trial, {}, None
+    config = trial.config
+    if outcome.status == "done":
+        trained_for = None
+        if config.loss.name == "metric":  # any function at all: no other score tells how it did
+            loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive)
+            trained_for = evaluation.validation_metric(loss, splits.positive)
+        judged = evaluation.evaluate(
+            outcome.probabilities, outcome.labels, splits.positive, config.decisions, trained_for
+        )
+        arrays = {f"{part}_probabilities": values for part, values in outcome.probabilities.items()}
+        arrays |= {f"{part}_labels": values for part, values in outcome.labels.items()}
+    record = Record(
+        config=config,
+        seed=trial.seed,
+        stage=trial.stage,
+        data={name: getattr(splits, name) for name in ("name", "fingerprint", "sizes", "index_hash")},
+        device="cpu" if config.loss.classical else describe_device(job.device),
+        history=outcome.history,
+        best=outcome.best,
+        epochs=outcome.epochs,
+        stopped=outcome.stopped,
+        status=outcome.status,
+        error=outcome.error,
+        seconds=outcome.seconds,
+        **provenance(),
+        **judged,
+    )
+    with suppress(FileExistsError):  # another process was quicker; its result is the same
+        records.write(job.results_dir, record, arrays, force=job.force)
+    if outcome.status == "done" and trial.stage == "trial" and job.save_model:  # the record stays if this fails
+        saved.from_outcome(outcome, loaded, splits).save(model_folder(trial, job.results_dir))
+    if outcome.status == "failed":
+        return f"{splits.name} {config.loss.name} seed {trial.seed}: {outcome.error}"
+    return None

@@ -1,0 +1,87 @@
+"""A run: one dataset and one loss under a protocol, with its data there and its parts known to fit together."""
+
+import json
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+
+from east import data, losses, models
+from east.choices import ConfigError, import_by_path
+from east.data.common import assign
+from east.settings.sections import Dataset, Science, Split
+from east.settings.settings import Settings
+from east.training.classical import RandomForest
+from east.training.devices import pick_device
+from east.training.population import Trial
+
+
+@dataclass
+class Run:
+    """Settings, and what they make of a trial before any search; `chosen` is set once the search is on record."""
+
+    settings: Settings
+    science: Science
+    chosen: Science | None = field(default=None)
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Run":
+        """A run whose data are there and whose parts fit together; ConfigError or DataError otherwise."""
+        loaded = load(settings.dataset, settings.data_dir)
+        assign(loaded, **split_options(settings.split.at(0)))  # refuses what these data cannot be split by
+        check_parts(settings, loaded)
+        return cls(settings, settings.science(loaded.name, loaded.fingerprint))
+
+    @property
+    def name(self) -> str:
+        return f"{self.science.dataset.name} {self.science.loss.name}"
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trials of the final stage; none before the search has chosen."""
+        return [Trial(self.chosen, seed) for seed in self.settings.seeds] if self.chosen else []
+
+    @property
+    def checkpoints(self) -> Path:
+        return Path(self.settings.results_dir) / "runs" / "checkpoints" / self.science.family
+
+
+def load(dataset: Dataset, data_dir: str | None) -> data.Data:
+    """The data of a config's dataset section; the last is kept, since the next job mostly wants the same."""
+    name = dataset.name.partition("-")[0]  # keel-abalone19 is set abalone19 of keel
+    options = {key: value for key, value in dataset.options.items() if key in data.options(name)}
+    return _load(name, data_dir, json.dumps(options | {"limit": dataset.limit}))
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, data_dir: str | None, options: str) -> data.Data:
+    return data.load(name, data_dir, **json.loads(options))
+
+
+def split(loaded: data.Data, trial: Trial) -> data.Splits:
+    """The split of a trial: the same for all, or one for each seed."""
+    return data.split(loaded, **split_options(trial.config.split.at(trial.seed)))
+
+
+def split_options(split: Split) -> dict:
+    """A split section as data.split takes it."""
+    return {"seed": split.seed, "fractions": split.fractions, "stratify": split.stratify}
+
+
+def check_parts(settings: Settings, loaded: data.Data) -> None:
+    """Build network and loss once: what does not exist, or does not fit these classes, is refused before any work."""
+    if settings.loss.classical:
+        if settings.save_model and not issubclass(import_by_path(settings.loss.target), RandomForest):
+            raise ConfigError(f"save_model=true: expected a network or a random forest, got loss={settings.loss.name}")
+        return
+    count, model = len(loaded.classes), settings.model
+    if model.outputs == 1 and count > 2:
+        raise ConfigError(f"model={model.name} has a single output, for two classes; {loaded.name} has {count}")
+    try:
+        pick_device(settings.device)
+        models.build(model, loaded.inputs.shape[1:], count, settings.hyper.dropout or 0.0)
+        loss = losses.build(settings.loss, loaded.classes, torch.arange(count), loaded.positive)
+        loss(torch.zeros(count, model.outputs or count), torch.arange(count))
+    except (ValueError, TypeError, ImportError) as error:
+        raise ConfigError(str(error)) from error

@@ -1,0 +1,141 @@
+"""The command line, parsed once: names and values, in the order in which they were typed.
+
+Hydra's grammar decides what a value is. Paths and names that it cannot read, such as ~/a.csv or été, are quoted for it.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.errors import HydraException
+
+from east.choices import ConfigError
+
+PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoint", "config_dir")
+TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if need be
+LISTS = {"losses": "loss", "datasets": "dataset"}  # several at once, and what each entry is
+
+
+@dataclass(frozen=True)
+class Command:
+    """What was asked for. The last value of a name counts."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, words: Sequence[str]) -> "Command":
+        """One command from words such as `loss=f1` and `hyper.lr=0.01`."""
+        overrides = list(parsed(words))
+        for override in overrides:
+            refuse_syntax(override)
+        return cls({override.key_or_group: override.value() for override in overrides})
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.values
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.values.get(name, default)
+
+    @property
+    def sections(self) -> set[str]:
+        """First parts of the names: `hyper` of hyper.lr=0.01."""
+        return {name.partition(".")[0] for name in self.values}
+
+    def but(self, values: Mapping[str, Any] | None = None, **plain: Any) -> "Command":
+        """The same command with these values, which win."""
+        return Command({**self.values, **(values or {}), **plain})
+
+    def without(self, *names: str) -> "Command":
+        return Command({name: value for name, value in self.values.items() if name not in names})
+
+    def among(self, sections: Sequence[str]) -> dict[str, Any]:
+        """What was said of these sections."""
+        return {name: value for name, value in self.values.items() if name.partition(".")[0] in sections}
+
+    def each(self) -> Iterator["Command"]:
+        """One command for every dataset and loss: one, or those of losses=[f1,ce] datasets=[adult]."""
+        lists = {name: self._list(name) for name in ("datasets", "losses") if name in self.values}
+        rest = self.without(*LISTS)
+        for chosen in product(*lists.values()):
+            yield rest.but(dict(zip((LISTS[name] for name in lists), chosen, strict=True)))
+
+    def _list(self, name: str) -> list[str]:
+        """The entries of losses=[…] or datasets=[…], each once."""
+        entries, group = self.values[name], LISTS[name]
+        example = {"losses": "losses=[f1,ce]", "datasets": "datasets=[adult,mammography]"}[name]
+        if not (isinstance(entries, list) and entries):
+            raise ConfigError(f"{name}: expected a list such as {example}, got {entries!r}")
+        for other, value in self.values.items():
+            if other.partition(".")[0] == group and other != "dataset.limit":
+                raise ConfigError(
+                    f"{other}={text(value)}: `{group}` and `{group}.*` cannot be combined with {name}=[…]"
+                )
+        return list(dict.fromkeys(map(str, entries)))
+
+
+def parsed(words: Sequence[str]) -> Iterator[Override]:
+    """The words as Hydra reads them."""
+    parser = OverridesParser.create()
+    for word in words:
+        name, _, value = word.partition("=")
+        blank = name in TEXTS and value.isspace()  # a delimiter, which Hydra would strip
+        if name in LISTS and not value.startswith(("[", "'", '"')) and "," in value:
+            raise ConfigError(f"{name}: expected a list such as {name}=[{value}], got {value!r}")
+        try:
+            yield parser.parse_override(f"{name}={quoted(value)}" if blank else word)
+        except HydraException as error:
+            if name not in TEXTS or value.startswith(("'", '"', "[", "{")) or "${" in value:
+                raise ConfigError(unreadable(name, value)) from error
+            values = value.split(",") if all(value.split(",")) else [value]  # a sweep, but the delimiter "," is none
+            values = [os.path.expanduser(one) if name in PATHS else one for one in values]
+            yield parser.parse_override(f"{name}={','.join(map(quoted, values))}")
+
+
+def sweep(words: Sequence[str]) -> list[Command]:
+    """The command of every job of a sweep: `loss=f1,ce` stands for two."""
+    names, choices = [], []
+    for override in parsed(words):
+        names.append(override.key_or_group)
+        swept = override.is_sweep_override()
+        choices.append(list(override.sweep_string_iterator()) if swept else [override.get_value_element_as_str()])
+    return [Command.parse([f"{n}={v}" for n, v in zip(names, job, strict=True)]) for job in product(*choices)]
+
+
+def quoted(value: str) -> str:
+    return QuotedString(value, Quote.single).with_quotes()
+
+
+def text(value: Any) -> str:
+    """A value as the command line takes it."""
+    if isinstance(value, Mapping):
+        return "{" + ",".join(f"{name}:{text(item)}" for name, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(text, value)) + "]"
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def unreadable(name: str, value: str) -> str:
+    """What to write in place of an override that Hydra cannot read."""
+    if not re.fullmatch(r"[\w./@+~-]+", name, re.ASCII):
+        return f"cannot read {name}={value}: expected name=value, such as loss=f1"
+    parts = [quoted(one.strip("' \"")) for one in value.strip("[]").split(",")]
+    better = f"[{','.join(parts)}]" if value.startswith("[") else quoted(value.strip("' \""))
+    return f'cannot read {name}={value}: special characters need quotes inside the shell\'s quotes: "{name}={better}"'
+
+
+def refuse_syntax(override: Override) -> None:
+    """Hydra's syntax for adding, deleting and sweeping has no meaning in a single command."""
+    line, name = override.input_line, override.key_or_group
+    if override.is_delete() or override.is_add():
+        raise ConfigError(f"{line}: keys cannot be added to or deleted from the config; write name=value")
+    if override.is_sweep_override() and name in TEXTS:
+        raise ConfigError(f"{name}: several values need -m; a comma inside a value needs quotes: \"{name}='a, b'\"")
+    if override.is_sweep_override():
+        raise ConfigError(f"{line}: several values need -m, or a list: losses=[f1,ce] datasets=[adult,mammography]")

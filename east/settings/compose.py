@@ -1,0 +1,278 @@
+"""From a command to its settings: Hydra composes conf/, protocol and preset complete it, the models check it."""
+
+import inspect
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from copy import deepcopy
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+import yaml
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from east.choices import CONF, ConfigError, choose, groups, import_by_path
+from east.settings.command import Command
+from east.settings.sections import Loss, RefusedError
+from east.settings.settings import Settings
+
+PAPER_DATASETS = (
+    *("cifar10", "caltech256", "cocktailparty", "adult", "mammography", "kaggle", "cocktailparty_graph"),
+    *("adult_released", "cifar10_transportation", "cifar10_frog"),
+)
+DEFAULTS = {"dataset": "digits", "loss": "f1", "protocol": "east", "executor": "auto", "preset": "auto"}
+COMMON = ("name", "kind", "limit", "outputs")  # keys of every dataset or network, which the models check
+COMMAND_ONLY = ("losses", "datasets")  # read by Command.each
+Files = Mapping[str, Mapping[str, Path]]
+Composed = dict[str, Any]  # what Hydra hands over
+
+
+def settings(command: Command) -> Settings:
+    """The settings of a command that names one dataset and one loss."""
+    folder = command.get("config_dir")
+    files = groups(folder)
+    files["table"]["all"] = CONF  # no file, and a table's is not composed into the rest
+    chosen = {
+        name: choose(name, str(value), files[name])
+        for name, value in command.values.items()
+        if name in files and not isinstance(value, Mapping)
+    }
+    table = chosen.pop("table", "grid")
+    typed = dict(flat({name: value for name, value in command.values.items() if name not in (*chosen, "table")}, files))
+    full = completed(chosen, typed, files)
+
+    config = composed(folder, tuple(full.items()))
+    refuse_unknown_keys(typed, config)
+    refuse_other_kinds(typed, config)
+    for name, value in typed.items():
+        put(config, name, value)
+    fill_from_preset(config, typed)
+    config |= {"table": table, "fixed": frozenset(n.partition(".")[2] for n in typed if n in fixable(config))}
+    for name in COMMAND_ONLY:
+        config.pop(name, None)
+    for name, value in leaves(config):
+        if value == "???":
+            raise ConfigError(f"{name} has no default: write {name}=…")
+    try:
+        checked = Settings.model_validate(config)
+        return checked.but(hyper=checked.hyper.but(**open_hyperparameters(checked)))
+    except ValidationError as error:
+        raise ConfigError(explained(error)) from error
+
+
+def all_settings(command: Command) -> list[Settings]:
+    """The settings of every dataset and loss of a command."""
+    return [settings(one) for one in command.each()]
+
+
+def completed(chosen: Mapping[str, str], typed: Mapping[str, Any], files: Files) -> dict[str, str]:
+    """Choices for the groups that the user left open; values that were typed may decide them."""
+    full = {**DEFAULTS, **chosen}
+    read = lambda group: yaml.safe_load(files[group][full[group]].read_text(encoding="utf-8"))  # noqa: E731
+    kind, protocol = read("dataset")["kind"], read("protocol")
+    own = {name.removeprefix("loss."): value for name, value in typed.items() if name.startswith("loss.")}
+    loss = Loss.model_validate(read("loss") | own)
+    if full["preset"] == "auto":
+        full["preset"] = "paper" if full["dataset"] in PAPER_DATASETS else "quick"
+    preset = read("preset")["preset"]
+    full.setdefault("model", preset["model"].get(kind, protocol["model"][kind]))
+    full.setdefault("search", "none" if loss.classical else preset["search"] or protocol["search"])
+    full.setdefault("annealing", protocol["annealing"] if loss.anneals else "none")
+    return full
+
+
+def composed(folder: str | None, chosen: tuple[tuple[str, str], ...]) -> Composed:
+    """Hydra's composition of conf/config.yaml, and the user's own folder, with these group choices."""
+    return deepcopy(_composed(folder, chosen))
+
+
+@cache
+def _composed(folder: str | None, chosen: tuple[tuple[str, str], ...]) -> Composed:
+    further = [f"hydra.searchpath=['file://{folder}']"] if folder else []
+    try:
+        GlobalHydra.instance().clear()
+        with initialize_config_dir(str(CONF), version_base="1.3"):
+            config = hydra_compose("config", [*(f"{group}={name}" for group, name in chosen), *further])
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(str(error).strip().splitlines()[0]) from error
+
+
+def put(config: Composed, name: str, value: Any) -> None:
+    """Set a dotted name; mappings that the user fills, such as model.parameters, are made on the way."""
+    *sections, last = name.split(".")
+    for section in sections:
+        config = config.setdefault(section, {}) if config.get(section) is None else config[section]
+    config[last] = value
+
+
+def fill_from_preset(config: Composed, typed: Mapping[str, Any]) -> None:
+    """Options of a dataset that the preset prescribes, unless they were typed."""
+    dataset = config["dataset"]
+    for name, value in config["preset"]["dataset"].get(dataset["name"], {}).items():
+        if f"dataset.{name}" not in typed:
+            dataset[name] = value
+
+
+def fixable(config: Composed) -> set[str]:
+    """Names whose values a search leaves alone once the user has given them."""
+    return {f"hyper.{name}" for name in config["hyper"]} | {"annealing.r"}
+
+
+def open_hyperparameters(checked: Settings) -> dict[str, float]:
+    """The protocol's values for what is left open."""
+    found = checked.protocol.hyperparameters(checked.dataset, checked.loss)
+    found = {name: value for name, value in found.items() if getattr(checked.hyper, name) is None}
+    return found | ({"batch_size": int(found["batch_size"])} if "batch_size" in found else {})
+
+
+def flat(values: Mapping[str, Any], files: Files) -> Iterator[tuple[str, Any]]:
+    """A section that was typed as a whole, such as hyper={lr: 0.1}, name by name."""
+    for name, value in values.items():
+        if isinstance(value, Mapping) and (name in files or name in ("hyper", "split")):
+            yield from ((f"{name}.{key}", item) for key, item in value.items())
+        else:
+            yield name, value
+
+
+def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Values of a config with their dotted names; empty sections are leaves."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def refuse_unknown_keys(typed: Mapping[str, Any], config: Composed) -> None:
+    """A key must stand in a yaml, lie below a mapping that the user fills, or be a parameter of the loss's target."""
+    known = dict(leaves(config))
+    for name in typed:
+        parents = [name.rsplit(".", k)[0] for k in range(1, name.count(".") + 1)]
+        free = any(parent in known and known[parent] in (None, {}) for parent in parents)
+        inside = any(key.startswith(f"{name}.") for key in known)
+        parameter = name.startswith("loss.") and name.partition(".")[2] in target_parameters(config["loss"])
+        if not (name in known or free or inside or parameter):
+            raise ConfigError(unknown_key(name, known))
+
+
+def refuse_other_kinds(typed: Mapping[str, Any], config: Composed) -> None:
+    """Options of datasets and networks have the type of their default in conf/; null takes anything."""
+    for name, value in typed.items():
+        section, _, option = name.partition(".")
+        default = config.get(section, {}).get(option) if section in ("dataset", "model") else None
+        if default is None or value is None or option in COMMON:
+            continue
+        number = isinstance(default, int | float) and not isinstance(default, bool)
+        accepted = (int, float) if number else (str, int, float) if isinstance(default, str) else (type(default),)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and not isinstance(default, bool)):
+            kind = WORDS[float if number else type(default)]
+            raise ConfigError(f"{name}: expected {kind} such as {default!r}, got {value!r}")
+
+
+def target_parameters(loss: Mapping[str, Any]) -> set[str]:
+    """What the target of a loss may be told, and its metric where it has one. Imports the target, and torch with it."""
+    target = import_by_path(loss["_target_"])
+    accepted = set(inspect.signature(target).parameters)
+    if hasattr(target, "metric_parameter_names"):
+        accepted |= set(target.metric_parameter_names(loss.get("metric")))
+    return accepted
+
+
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    siblings = {key for key in known if key.rpartition(".")[0] == name.rpartition(".")[0]}
+    choices = ", ".join(sorted(siblings or {key.split(".")[0] for key in known}))
+    return f"unknown key {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Choices: {choices}"
+
+
+def explained(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line: what was expected, what came, the choices."""
+    first = error.errors()[0]
+    place, value = [part for part in first["loc"] if isinstance(part, str)], first["input"]
+    cause = first.get("ctx", {}).get("error")
+    if isinstance(cause, ConfigError):
+        return str(cause)
+    if isinstance(cause, RefusedError):
+        place, value = [*place, cause.field], cause.value
+    field, depth = field_at(place)
+    name = ".".join(place[:depth])
+    if first["type"] == "extra_forbidden":
+        return unknown_key(".".join(place), known_fields(place[:-1]))
+    if field is None:
+        return f"{name}: {first['msg']}"
+    if choices := literals(field.annotation):
+        try:
+            choose(name, value, choices)
+        except ConfigError as wrong:
+            return str(wrong)
+    return f"{name}: expected {field.description or expected(field)}, got {value!r}"
+
+
+def field_at(place: Iterable[str]) -> tuple[FieldInfo | None, int]:
+    """The field that a location leads to, and how many of its parts name it; what follows is inside the value."""
+    model: type[BaseModel] | None = Settings
+    field, depth = None, 0
+    for part in place:
+        if model is None or part not in model.model_fields:
+            break
+        field, depth = model.model_fields[part], depth + 1
+        inner = [t for t in alternatives(field.annotation) if inspect.isclass(t) and issubclass(t, BaseModel)]
+        model = inner[0] if inner else None
+    return field, depth
+
+
+def known_fields(place: Iterable[str]) -> list[str]:
+    """Dotted names of the fields of the section at a place."""
+    place = list(place)
+    field, _ = field_at(place)
+    models = [t for t in alternatives(field.annotation) if inspect.isclass(t)] if field else [Settings]
+    return [".".join([*place, name]) for name in models[0].model_fields]
+
+
+def alternatives(annotation: Any) -> tuple[Any, ...]:
+    """The members of a union, without None; of anything else, itself."""
+    if get_origin(annotation) in (Union, types.UnionType):
+        return tuple(t for t in get_args(annotation) if t is not type(None))
+    return (annotation,)
+
+
+def literals(annotation: Any) -> list[str]:
+    """The words of a choice, where a field allows nothing else."""
+    options = alternatives(annotation)
+    return [word for t in options for word in get_args(t)] if all(get_origin(t) is Literal for t in options) else []
+
+
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    tuple: "a list",
+    list: "a list",
+    dict: "a mapping",
+}
+
+
+def expected(field: FieldInfo) -> str:
+    """A field's type and bounds in words."""
+    kinds, bounds = [], list(field.metadata)
+    for kind in alternatives(field.annotation):
+        bounds += list(getattr(kind, "__metadata__", ()))
+        kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind
+        kinds.append(WORDS.get(get_origin(kind) or kind, "a value"))
+    limits = [limit for bound in bounds for limit in getattr(bound, "metadata", [bound])]
+    low, high, below = (next((getattr(b, n) for b in limits if hasattr(b, n)), None) for n in ("ge", "le", "lt"))
+    high = below - 1 if below is not None else high
+    text = " or ".join(dict.fromkeys(kinds))
+    if low is None:
+        return text
+    return f"{text} of at least {low:g}" if high is None else f"{text} from {low:g} to {high:g}"

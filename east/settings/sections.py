@@ -1,0 +1,237 @@
+"""The sections of a config as frozen, typed objects: what each key may hold, and what is part of a trial's identity.
+
+Hydra composes plain mappings; these models check them once, and typed objects travel from there on. Unknown keys are
+refused. `dataset`, `model` and `loss` keep the options of their targets beside the common keys (`options`).
+
+What a record holds of a section is what was given, as JSON. A field declared with `later` was added after records were
+first written: it is stored, and enters their key, only where it differs from its default. A `label` never does.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from east.settings import identity
+from east.settings.identity import Json
+
+Options: TypeAlias = Mapping[str, Any]  # of a target: whatever its signature takes
+Numbers: TypeAlias = Annotated[tuple[float, ...], Field(strict=False)]
+Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
+Kind: TypeAlias = Literal["table", "image", "graph"]
+
+Count = Annotated[int, Field(ge=1)]
+Temperature = Annotated[float, Field(ge=1e-6, le=0.4)]
+
+
+def later(default: Any, **constraints: Any) -> Any:
+    """A field added after schema 1: part of a record and of its key only where it differs from its default."""
+    return Field(default, json_schema_extra={"identity": "later"}, **constraints)
+
+
+def label(default: Any, **constraints: Any) -> Any:
+    """A field that says something about a section without being part of a record's key."""
+    return Field(default, json_schema_extra={"identity": "label"}, **constraints)
+
+
+class Section(BaseModel):
+    """One part of a config."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True, protected_namespaces=())
+
+    def to_json(self) -> dict[str, Json]:
+        """What was given, as a record stores and hashes it."""
+        given = {key: _json(value) for key, value in self}
+        stored = {}
+        for key, value in given.items():
+            field = type(self).model_fields.get(key)
+            role = (field.json_schema_extra or {}).get("identity") if field else None  # type: ignore[union-attr]
+            unchanged = field is not None and _json(field.default) == value
+            if role == "label" or (role == "later" and unchanged) or (field and key not in self.model_fields_set):
+                continue
+            stored[(field.alias or key) if field else key] = value
+        return stored
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, "target" if name == "_target_" else name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return getattr(self, name, default)
+
+    def keys(self) -> list[str]:
+        return list(self.to_json())
+
+    def items(self) -> list[tuple[str, Any]]:
+        return list(self.to_json().items())
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.keys()
+
+    def but(self, **changed: Any) -> Self:
+        """The same section with other values."""
+        return self.model_copy(update=changed)
+
+
+class Open(Section):
+    """A section that carries the options of its target beside the common keys."""
+
+    model_config = ConfigDict(extra="allow")
+
+    @property
+    def options(self) -> Options:
+        return self.model_extra or {}
+
+
+class Dataset(Open):
+    """Which data, and how they are read. `fingerprint` is that of the rows that were loaded."""
+
+    name: str
+    kind: Kind = "table"
+    limit: int | None = Field(None, ge=3)
+    fingerprint: str | None = None
+
+
+class Split(Section):
+    """How rows become training, validation and test parts; seed=trial draws a new split for each trial."""
+
+    seed: int | Literal["trial"] = Field(0, description="a whole number of at least 0, or trial")
+    fractions: Numbers = Field(
+        (0.64, 0.16, 0.2),
+        description="three positive numbers that add up to 1, for train, validation and test, such as [0.64,0.16,0.2]",
+    )
+    stratify: bool = False
+
+    @model_validator(mode="after")
+    def _splittable(self) -> Self:
+        if self.seed != "trial" and not 0 <= self.seed < 2**32:
+            raise RefusedError("seed", self.seed)
+        if len(self.fractions) != 3 or min(self.fractions) <= 0 or abs(sum(self.fractions) - 1) > 1e-6:
+            raise RefusedError("fractions", list(self.fractions))
+        return self
+
+    def at(self, trial_seed: int) -> "Split":
+        """The split of one trial."""
+        return self.but(seed=trial_seed) if self.seed == "trial" else self
+
+
+class Model(Open):
+    """The network. outputs=1 is a single logit for two classes; null gives one logit per class."""
+
+    name: str
+    outputs: int | None = Field(None, ge=1)
+
+
+class Loss(Open):
+    """The loss, or the classical model that is fitted in its place."""
+
+    name: str
+    target: str = Field(alias="_target_")
+    trains: Literal["network", "classical"] = label("network")
+    has_temperature: bool | None = label(None)  # null: losses with the linear step have one
+
+    @property
+    def anneals(self) -> bool:
+        """Whether training cools a temperature."""
+        return self.options.get("step") == "linear" if self.has_temperature is None else self.has_temperature
+
+    @property
+    def classical(self) -> bool:
+        return self.trains == "classical"
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the target is called with; `parameters` is room for those of a metric that no yaml can know."""
+        given = {name: value for name, value in self.options.items() if name != "parameters"}
+        return given | (self.options.get("parameters") or {})
+
+
+class Annealing(Section):
+    """The temperature schedule and the outer level of early stopping. Section 4, arXiv 2405.20954."""
+
+    name: str = "none"
+    schedule: Literal["geometric", "linear", "cosine", "per_epoch", "none"] = "none"
+    T0: Temperature | None = None  # null: the loss's own temperature
+    r: float | None = Field(0.9, ge=1e-3, le=0.999)
+    T_min: Temperature = 1e-3
+    patience: Count = 3
+    delta: float = Field(1e-4, ge=0)
+    outer: Literal["soft", "hard"] = "soft"
+    keep_optimizer: bool = False
+
+
+class Training(Section):
+    """The part of a protocol that decides the result of a trial."""
+
+    name: str
+    optimizer: Literal["adam", "adamw"] = "adamw"
+    patience: Count = 50
+    stage_epochs: Count | None = None  # null: no limit
+    max_epochs: Count = 5000
+    val_reduce: Literal["split", "batch_mean"] = "split"
+    warmup: int = later(0, ge=0)
+
+
+class Hyper(Section):
+    """Hyperparameters of one trial; null where the protocol decides."""
+
+    lr: float | None = Field(None, ge=1e-12, le=1e3)
+    batch_size: Count | None = None
+    dropout: float | None = Field(None, ge=0, le=0.99)
+    weight_decay: float | None = Field(None, ge=0, le=1e3)
+    clip: float | None = Field(None, ge=1e-12)
+    average: float | None = later(None, gt=0, lt=1)  # decay of a mean of the weights over steps; null: none
+
+
+class Science(Section):
+    """Everything that decides a trial's result besides its seed. `preset` and `decisions` are labels."""
+
+    dataset: Dataset
+    split: Split = Split()
+    model: Model
+    loss: Loss
+    annealing: Annealing = Annealing()
+    protocol: Training
+    hyper: Hyper = Hyper()
+    preset: str | None = None
+    decisions: Names = ()
+
+    def to_json(self) -> dict[str, Json]:
+        """As a record stores it: the hashed sections, and the preset's name."""
+        sections = {name: getattr(self, name).to_json() for name in identity.SECTIONS}
+        return sections | ({"preset": self.preset} if self.preset else {})
+
+    @property
+    def key(self) -> str:
+        return identity.key(self.to_json())
+
+    @property
+    def family(self) -> str:
+        return identity.family(self.to_json())
+
+    def with_grid_point(self, point: Mapping[str, float], epochs: int | None = None) -> "Science":
+        """The same trial at a point of the grid, trained for at most so many epochs."""
+        moved = self.but(hyper=self.hyper.but(**{name: value for name, value in point.items() if name != "r"}))
+        if "r" in point:
+            moved = moved.but(annealing=self.annealing.but(r=point["r"]))
+        if epochs is not None:
+            moved = moved.but(protocol=self.protocol.but(max_epochs=epochs))
+        return moved
+
+
+class RefusedError(ValueError):
+    """A value of a section that fits its type but not its meaning; the field's description says what would."""
+
+    def __init__(self, field: str, value: Any):
+        super().__init__(f"{field}: {value!r}")
+        self.field, self.value = field, value
+
+
+def _json(value: Any) -> Any:
+    """Containers as JSON has them; a section as its own JSON."""
+    if isinstance(value, Section):
+        return value.to_json()
+    if isinstance(value, Mapping):
+        return {name: _json(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return [_json(item) for item in value]
+    return value

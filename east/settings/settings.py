@@ -1,0 +1,223 @@
+"""`Settings`: everything a command may be told, checked: types, ranges, choices, and what goes together."""
+
+from importlib.util import find_spec
+from itertools import product
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field, model_validator
+
+from east.choices import ConfigError, choose, install_hint
+from east.settings.sections import (
+    Annealing,
+    Count,
+    Dataset,
+    Hyper,
+    Kind,
+    Loss,
+    Model,
+    Names,
+    Numbers,
+    Science,
+    Section,
+    Split,
+    Training,
+)
+
+TRIAL_SEEDS = 1000  # seeds from here up are reserved for the search
+DEVICES = ("auto", "cpu", "cuda", "mps")
+NETWORKS: dict[Kind, tuple[str, ...]] = {
+    "table": ("mlp", "mlp_btg", "custom"),
+    "image": ("darknet19", "tiny_darknet", "mlp", "custom"),
+    "graph": ("gnn", "custom"),
+}
+EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # library -> extra of the distribution
+
+Sizes: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
+Point: TypeAlias = dict[str, float]  # of the grid: lr, dropout, batch_size, and r for a loss that anneals
+
+
+class Grid(Section):
+    """The values that a search tries."""
+
+    lr: Numbers
+    dropout: Numbers
+    r: Numbers
+    batch_size: dict[str, Sizes | dict[str, Sizes]]  # by dataset or kind of data, there perhaps by loss
+
+    def batch_sizes(self, dataset: Dataset, loss: Loss) -> tuple[int, ...]:
+        usual = self.batch_size[dataset.kind]
+        found = self.batch_size.get(dataset.name, usual)
+        return found.get(loss.name, usual) if isinstance(found, dict) else found  # type: ignore[return-value]
+
+
+class Protocol(Training):
+    """What a paper prescribes."""
+
+    decisions: Names = ()
+    trials: Count = 10
+    new_split: bool = False
+    annealing: str = "none"
+    search: str = "none"
+    model: dict[Kind, str] = Field(default_factory=dict)
+    hyper: dict[str, float | dict[str, float]] = Field(default_factory=dict)  # a number, or by loss and kind of data
+    grid: Grid
+
+    def training(self) -> Training:
+        """The part that decides the result of a trial."""
+        names = Training.model_fields.keys() & self.model_fields_set
+        return Training(**{name: getattr(self, name) for name in names})
+
+    def hyperparameters(self, dataset: Dataset, loss: Loss) -> dict[str, float]:
+        """Values for this loss, else for this kind of data."""
+        by = {
+            name: v.get(loss.name, v.get(dataset.kind)) if isinstance(v, dict) else v for name, v in self.hyper.items()
+        }
+        return {name: value for name, value in by.items() if value is not None}
+
+
+class Preset(Section):
+    """How much of a protocol to do."""
+
+    name: str
+    search: str | None = None  # null: the protocol's
+    trials: Count | None = None
+    model: dict[Kind, str] = Field(default_factory=dict)
+    dataset: dict[str, dict[str, Any]] = Field(default_factory=dict)  # options by name of the dataset
+    grid: Grid | None = None
+
+
+class Search(Section):
+    """How the grid is searched."""
+
+    name: Literal["none", "grid", "halving"]
+    equal_budget: bool = False
+    factor: int = Field(3, ge=2, le=100)
+    epochs: Count = 5
+    rounds: int = Field(2, ge=1, le=10)
+
+
+class Executor(Section):
+    """Where the work runs; each kind has its own keys in conf/executor."""
+
+    name: Literal["auto", "inline", "processes", "ray", "submitit"]
+    slots: int | None = Field(None, ge=1, le=1024)
+    retries: int = Field(2, ge=0, le=100)
+    address: str | None = None
+    cpus: float = Field(1, gt=0)
+    gpus: float = Field(0, ge=0)
+    parallel: Count = 64
+    cluster: str | None = None
+    partition: str | None = None
+    minutes: Count = 720
+    slurm: dict[str, Any] = Field(default_factory=dict)
+
+
+class Settings(Section):
+    """One dataset and one loss under a protocol, and how the command should go about it."""
+
+    dataset: Dataset
+    loss: Loss
+    protocol: Protocol
+    model: Model
+    annealing: Annealing
+    search: Search
+    executor: Executor
+    preset: Preset
+    split: Split
+    hyper: Hyper
+
+    task: str = "run"
+    table: str = "grid"
+    trials: int | None = Field(None, ge=1, le=1000)
+    seed: int = Field(0, ge=0, lt=TRIAL_SEEDS)
+    device: str = "auto"
+    compile: bool = False
+    tensorboard: bool = False
+    results_dir: str = Field("results", min_length=1, description="a folder, such as results")
+    data_dir: str | None = None
+    force: bool = False
+    dry_run: bool = False
+    save_model: bool = False
+    debug: bool = False
+    config_dir: str | None = None
+    selection: Literal["val_loss", "val_metric"] = "val_loss"
+    variant: Literal["clean", "released"] = "clean"
+    format: str | None = None
+    study: str | None = None
+    score: str | None = None
+    checkpoint: str | None = None
+    input: str | None = None
+    output: str | None = None
+
+    fixed: frozenset[str] = frozenset()  # hyperparameters that the user gave a value: they are not searched
+    keep_probabilities: bool = False  # a trial counts as done only if its probabilities are there too
+
+    @model_validator(mode="after")
+    def _makes_sense(self) -> Self:
+        choose("device", self.device.partition(":")[0], DEVICES)
+        for library in (self.executor.name, "tensorboard" if self.tensorboard else ""):
+            if library in EXTRAS and find_spec(library) is None:
+                raise ConfigError(f"{library} is not installed: {install_hint(EXTRAS[library])}")
+        if self.seed + self.trial_count > TRIAL_SEEDS:
+            raise ConfigError(
+                f"seed={self.seed} trials={self.trial_count}: expected at most {TRIAL_SEEDS} together, "
+                f"since seeds from {TRIAL_SEEDS} up are reserved for the search"
+            )
+        fitting = NETWORKS[self.dataset.kind]
+        if self.model.name not in fitting:
+            raise ConfigError(
+                f"model={self.model.name} does not take {self.dataset.kind} data; "
+                f"for {self.dataset.name}: {', '.join(fitting)}"
+            )
+        if self.annealing.schedule != "none" and not self.loss.anneals:
+            raise ConfigError(
+                f"annealing={self.annealing.name} needs a loss with a temperature; {self.loss.name} has none"
+            )
+        return self
+
+    @property
+    def trial_count(self) -> int:
+        """How many seeds are averaged: the user's number, else the preset's, else the paper's."""
+        return self.trials or self.preset.trials or self.protocol.trials
+
+    @property
+    def seeds(self) -> range:
+        return range(self.seed, self.seed + self.trial_count)
+
+    @property
+    def searched(self) -> bool:
+        return self.search.name != "none"
+
+    def grid(self) -> list[Point]:
+        """The points of the search: lr, dropout, batch_size, and r for a loss that anneals. Section 6.1, EAST.
+
+        What the user has given a value is not searched.
+        """
+        grid = self.preset.grid or self.protocol.grid
+        axes: dict[str, tuple[float, ...]] = {"lr": grid.lr, "dropout": grid.dropout, "r": grid.r}
+        axes["batch_size"] = grid.batch_sizes(self.dataset, self.loss)
+        if self.annealing.schedule == "none":
+            del axes["r"]
+        axes = {name: values for name, values in axes.items() if name not in self.fixed}
+        return [dict(zip(axes, point, strict=True)) for point in product(*axes.values())]
+
+    def science(self, name: str, fingerprint: str | None) -> Science:
+        """What decides a trial's result, for the data that were loaded: their path or options would say less."""
+        dataset = self.dataset.but(name=name, fingerprint=fingerprint)
+        split = self.split.but(seed="trial") if self.protocol.new_split else self.split
+        common = {"dataset": dataset, "split": split, "loss": self.loss, "preset": self.preset.name}
+        common["decisions"] = self.protocol.decisions
+        if self.loss.classical:
+            return Science(
+                model=Model(name=self.loss.name),
+                annealing=Annealing(name="none", schedule="none"),
+                protocol=Training(name=self.protocol.name),
+                hyper=Hyper(),
+                **common,
+            )
+        annealing = self.annealing
+        if annealing.schedule == "none":
+            annealing = Annealing(name=annealing.name, schedule="none", T0=annealing.T0)
+        return Science(
+            model=self.model, annealing=annealing, protocol=self.protocol.training(), hyper=self.hyper, **common
+        )

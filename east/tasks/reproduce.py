@@ -1,0 +1,41 @@
+"""task=reproduce: run what a paper's table still needs, then render it."""
+
+import sys
+
+from east.choices import ConfigError
+from east.experiment.scheduler import carry_out
+from east.reporting import tables
+from east.settings.command import LISTS, Command
+from east.settings.command import text as typed
+from east.settings.compose import settings
+from east.tasks import plan, run, table
+
+SCIENCE = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper", "search")  # what makes a result
+
+
+def main(command: Command) -> int:
+    """Run what a table lacks, or what dataset=… and loss=… leave of that, and render it."""
+    name = command.get("table")
+    if name in (None, "grid") or "protocol" in command:
+        choices = ", ".join(name for name in tables.names() if name != "grid")
+        raise ConfigError(f"task=reproduce takes a table=…, and that table's protocol. Choices: all, {choices}")
+    asked = settings(command.without(*LISTS))
+    preset = command.get("preset") or ("paper" if name == "all" else tables.usual_preset(tables.spec(name)))
+    missing = tables.plan(name, asked.results_dir, preset=preset, rule=asked.selection, variant=asked.variant)
+    for many, group in LISTS.items():
+        if wanted := command.get(many) or ([command.get(group)] if group in command else []):
+            missing = [one for one in missing if one.command.get(group) in wanted]
+    rest = command.without("task", "table", "preset", *LISTS, *LISTS.values())
+    if own := rest.among(SCIENCE):
+        words = " ".join(f"{key}={typed(value)}" for key, value in own.items())
+        print(f"note: with {words} trials fill no cell of the table; they are shown by themselves")
+    runs, failures = plan.loadable([settings(rest.but(one.command.values, preset=preset)) for one in missing])
+    print(f"{name}: {len(missing)} runs are missing", flush=True)
+    if runs:
+        print(plan.text(runs), flush=True)
+    if not asked.dry_run:
+        failures += carry_out(runs) if runs else []
+        print(run.results(runs, failures)[0] if own and runs else table.text(asked, preset))
+    for line in failures:
+        print(f"not done: {line}", file=sys.stderr)
+    return 1 if failures else 0

@@ -1,0 +1,155 @@
+"""task=run: search hyperparameters, select, train the trials, and show them beside the published numbers."""
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from east.experiment import records
+from east.experiment.ledger import model_folder
+from east.experiment.records import Matrix, Record
+from east.experiment.runs import Run
+from east.experiment.scheduler import carry_out
+from east.reporting import plots, tables, writers
+from east.settings.command import Command
+from east.settings.compose import all_settings
+from east.settings.settings import Settings
+from east.tasks import plan
+from east.training.population import Trial
+
+Found = Mapping[tuple[str, int], Record]
+
+
+def main(command: Command) -> int:
+    """Carry out a command; 0 if all of its trials are on record."""
+    asked = all_settings(command)
+    print(announcement(asked, command), flush=True)
+    runs = [Run.of(settings) for settings in asked]
+    if asked[0].dry_run:
+        print(plan.text(runs))
+        return 0
+    text, complete = results(runs, carry_out(runs))
+    print(text)
+    return 0 if complete else 1
+
+
+def announcement(asked: Sequence[Settings], command: Command) -> str:
+    """One line before the work: what was decided where the user left it open."""
+    presets = sorted({settings.preset.name for settings in asked})
+    chosen = "" if command.get("preset", "auto") != "auto" else " (auto)"
+    datasets = ", ".join(dict.fromkeys(settings.dataset.name for settings in asked))
+    losses = ", ".join(dict.fromkeys(settings.loss.name for settings in asked))
+    how = f"protocol={asked[0].protocol.name} preset={', '.join(presets)}{chosen} search={asked[0].search.name}"
+    return f"{datasets}: {losses} | {how}"
+
+
+def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
+    """A table of the runs with the published numbers beside them, its figure, what failed; and whether all is done."""
+    settings = runs[0].settings
+    found = {(record.key, record.seed): record for record in records.scan(settings.results_dir)}
+    keys = {run.chosen.key for run in runs if run.chosen}
+    shown = [whole(record) for record in found.values() if record.key in keys]
+    spec = tables.spec("grid").changed(title="Results")
+    built = tables.build(spec, settings.results_dir, found=shown, rule=settings.selection, preset="quick")
+    named = list(zip(plan.names(runs), runs, strict=True))
+    lines = [f"{name}: {lack}" for name, run in named if (lack := shortfall(run, found))]
+    complete = not lines
+    lines = [f"chosen for {name}: {choice(run)}" for name, run in named if run.chosen and run.settings.searched] + lines
+    for name, run in named:
+        matrices = matrices_of(run, found)
+        lines += [f"{name}: {note}" for note in (unseen(matrices), collapse(run, matrices)) if note]
+    if failures:
+        lines.append(f"first reason: {failures[0]}")
+    if built.cells:
+        name = "-".join(["run", *sorted({figure_name(run) for run in runs})][:5])
+        with shown_anyway():
+            files = plots.save(plots.dots(built), Path(settings.results_dir) / "figures" / name)
+            lines = [f"figure: {files[0]}", *lines]
+        lines = [writers.WRITERS["text"]([built], [tables.comparisons(built)]).rstrip(), *lines]
+    return "\n".join(lines), complete
+
+
+def figure_name(run: Run) -> str:
+    """Data and loss; with a mark of the data where other data may have the same name."""
+    dataset = run.science.dataset
+    shared = dataset.name in ("csv", "images") or dataset.limit is not None
+    return run.name.replace(" ", f"-{(dataset.fingerprint or '')[:6]}-" if shared else "-")
+
+
+@contextmanager
+def shown_anyway() -> Iterator[None]:
+    """Print the results even where files cannot be written, as in a read-only folder."""
+    try:
+        yield
+    except OSError as error:
+        warnings.warn(f"not written: {error}", stacklevel=3)
+
+
+def choice(run: Run) -> str:
+    """The point that the search has chosen."""
+    assert run.chosen is not None
+    values = dict(run.chosen.hyper) | {"r": run.chosen.annealing.r}
+    return ", ".join(f"{name} {values[name]}" for name in run.settings.grid()[0])
+
+
+def whole(record: Record) -> Record:
+    """Tables leave out records of a part of the data; here they are shown, under a name that says what was done."""
+    dataset = record.config.dataset
+    imbalance = dataset.options.get("imbalance")
+    done = [f"{dataset.limit} rows"] if dataset.limit else []
+    done += [f"imbalance {imbalance:g}"] if imbalance not in (None, 1) else []
+    if not done or dataset.name == "synthetic":
+        return record
+    renamed = dataset.but(name=f"{dataset.name} ({', '.join(done)})", limit=None)
+    return record.but(config=record.config.but(dataset=renamed))
+
+
+def shortfall(run: Run, found: Found) -> str | None:
+    """What a run still lacks."""
+    if run.chosen is None:
+        return "no trials, because its search is incomplete or no point of it could be trained"
+    states = [record.status if (record := record_of(trial, found)) else None for trial in run.trials]
+    failed, missing = states.count("failed"), states.count(None)
+    unsaved = sum(lacks_model(run, trial) for trial, state in zip(run.trials, states, strict=True) if state == "done")
+    lacks = [f"of {len(states)} trials {failed} failed, {missing} missing"] if failed + missing else []
+    return "; ".join([*lacks, f"{unsaved} of the models could not be saved"] if unsaved else lacks) or None
+
+
+def record_of(trial: Trial, found: Found) -> Record | None:
+    return found.get((trial.config.key, trial.seed))
+
+
+def lacks_model(run: Run, trial: Trial) -> bool:
+    """Whether a model that was asked for is not there."""
+    return run.settings.save_model and not model_folder(trial, run.settings.results_dir).exists()
+
+
+def matrices_of(run: Run, found: Found) -> list[Matrix]:
+    """The confusion of the test rows by every trial that is done."""
+    done = [record_of(trial, found) for trial in run.trials]
+    return [record.confusion["test"] for record in done if record and record.status == "done"]
+
+
+def unseen(matrices: Sequence[Matrix]) -> str | None:
+    """Whether some class is never tested."""
+    missing = max((sum(not any(row) for row in matrix) for matrix in matrices), default=0)
+    if not missing:
+        return None
+    return f"{missing} of {len(matrices[0])} classes have no test rows: try split.stratify=true, or more rows"
+
+
+def collapse(run: Run, matrices: Sequence[Matrix]) -> str | None:
+    """How many trials have given up on all classes but one, as metric losses do where the others are rare."""
+    tested = [matrix for matrix in matrices if sum(map(any, matrix)) > 1]
+    one_class = sum(sum(map(any, zip(*matrix, strict=True))) == 1 for matrix in tested)
+    if not one_class:
+        return None
+    advice = ["a lower hyper.lr"]
+    if run.science.loss.anneals:
+        advice = ["protocol.warmup=10", *advice]
+    if (run.science.hyper.batch_size or 0) < sum(map(sum, tested[0])):
+        advice.append("a larger hyper.batch_size")
+    if run.science.loss.options.get("average") == "macro":
+        advice.append("loss.average=positive for a rare positive class")
+    words = f"{', '.join(advice[:-1])} or {advice[-1]}" if len(advice) > 1 else advice[0]
+    return f"{one_class} of {len(matrices)} trials predict one class only; try {words}"

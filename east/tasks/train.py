@@ -1,0 +1,46 @@
+"""task=train: one trial with the given seed, by the hyperparameters given or the protocol's, without a search."""
+
+from collections.abc import Sequence
+
+from east.experiment import records
+from east.experiment.runs import Run
+from east.experiment.scheduler import carry_out
+from east.settings.command import Command
+from east.settings.compose import all_settings
+from east.tasks import plan, run
+
+
+def main(command: Command) -> int:
+    """Train; 0 if every trial is on record."""
+    command = command.without("search", "trials").but(search="none", trials=1)
+    asked = all_settings(command)
+    print(run.announcement(asked, command), flush=True)
+    runs = [Run.of(settings) for settings in asked]
+    if asked[0].dry_run:
+        print(plan.text(runs))
+        return 0
+    text, complete = trials(runs, carry_out(runs))
+    print(text)
+    return 0 if complete else 1
+
+
+def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
+    """Scores of single trials; and whether all is done."""
+    folder, lines, complete = runs[0].settings.results_dir, [], True
+    found = {(record.key, record.seed): record for record in records.scan(folder)}
+    for one, trial in [(run_, trial) for run_ in runs for trial in run_.trials]:
+        record, name = run.record_of(trial, found), f"{one.name} seed {trial.seed}"
+        if record is None or record.status == "failed":
+            lines.append(f"{name} failed: {record.error if record else '; '.join(failures)}")
+            complete = False
+            continue
+        scores = {score: value for score, value in record.scores["test"].items() if isinstance(value, float)}
+        lines += [
+            f"{name}: {record.epochs} epochs, {record.stopped}, {record.seconds or 0:.1f} s",
+            f"  test   {'  '.join(f'{score} {value:.4f}' for score, value in scores.items())}",
+            f"  record {folder}/{record.source}",
+        ]
+        if run.lacks_model(one, trial):
+            lines.append(f"{name}: the model could not be saved: {'; '.join(failures)}")
+            complete = False
+    return "\n".join(lines), complete

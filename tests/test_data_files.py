@@ -1,0 +1,153 @@
+"""Files of every format and character set give the same table, or say what is wrong with them."""
+
+import gzip
+import os
+import re
+
+import pandas as pd
+import pytest
+
+from east.choices import install_hint
+from east.data import DataError, files, load, read
+
+
+def frame(rows: int = 40) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "größe": [1.5 + k for k in range(rows)],
+            "city": ["Zürich" if k % 2 else "Orléans" for k in range(rows)],
+            "seen": pd.date_range("2024-01-30", periods=rows, freq="D"),
+            "label": [k % 3 == 0 for k in range(rows)],
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    path = tmp_path_factory.mktemp("files") / "a.csv"
+    frame().to_csv(path, index=False)
+    return load("csv", path=str(path), target="label")
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "latin-1", "cp1252"])
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_every_character_set_gives_the_same_table(tmp_path, expected, charset, gzipped):
+    content = frame().to_csv(index=False).encode(charset)
+    path = tmp_path / "table.txt"
+    path.write_bytes(gzip.compress(content) if gzipped else content)
+    table = load("csv", path=str(path), target="label")
+    assert (table.fingerprint, table.columns) == (expected.fingerprint, expected.columns)
+    guessed = charset in ("latin-1", "cp1252", "utf-16-le", "utf-16-be")
+    assert any("save the file as UTF-8" in note for note in table.notes) == guessed
+
+
+def test_text_that_turns_latin_late_is_found(tmp_path):
+    """Beyond the first block that is read, and for every portion alike."""
+    rows = "\n".join(["1.5,Bern,0", "2.5,Bern,1"] * 100_000)
+    (tmp_path / "a.csv").write_bytes(f"x,city,label\n{rows}\n3.5,Zürich,1\n".encode("latin-1"))
+    parts = list(files.portions(tmp_path / "a.csv", rows=150_000))
+    assert [len(part) for part in parts] == [150_000, 50_001]
+    assert parts[1]["city"].iloc[-1] == "Zürich"
+
+
+def test_decimal_commas(tmp_path):
+    """As German Excel writes them; a number with a point, or only groups of three digits, leave it open."""
+    for content, expected in (
+        ("x;y\n1,5;a\n-2;b\n3,25;c\n", [1.5, -2, 3.25]),
+        ("x;y\n1.5;1,5\n-2;1,5\n3;2,5\n", [1.5, -2, 3]),
+        ("x;y\n1,500;a\n2,500;b\n3,500;c\n", ["1,500", "2,500", "3,500"]),
+    ):
+        (tmp_path / "a.csv").write_text(content)
+        assert read(tmp_path / "a.csv")["x"].tolist() == expected
+
+
+def test_windows_quotes_are_not_control_characters(tmp_path):
+    (tmp_path / "a.csv").write_bytes("x,label\n“quoted” – €,1\n".encode("cp1252"))
+    assert read(tmp_path / "a.csv")["x"].tolist() == ["“quoted” – €"]
+
+
+@pytest.mark.parametrize("format", ["parquet", "feather", "xlsx"])
+@pytest.mark.parametrize("name", ["table", "table.csv"])
+def test_other_formats_are_known_by_their_content(tmp_path, expected, format, name):
+    pytest.importorskip("openpyxl" if format == "xlsx" else "pyarrow")
+    path = tmp_path / f"a.{format}"
+    {"parquet": frame().to_parquet, "feather": frame().to_feather, "xlsx": lambda p: frame().to_excel(p, index=False)}[
+        format
+    ](path)
+    path = path.rename(tmp_path / name)
+    table = load("csv", path=str(path), target="label")
+    assert (table.fingerprint, table.columns) == (expected.fingerprint, expected.columns)
+
+
+def test_the_index_of_a_parquet_file_is_a_column(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame().set_index("city").to_parquet(tmp_path / "a.parquet")
+    assert sorted(read(tmp_path / "a.parquet")) == sorted(frame())
+
+
+@pytest.mark.parametrize(
+    "format, package, method", [("parquet", "pyarrow", "read_parquet"), ("xlsx", "openpyxl", "read_excel")]
+)
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, format, package, method):
+    pytest.importorskip(package)
+    path = tmp_path / f"a.{format}"
+    frame().to_parquet(path) if format == "parquet" else frame().to_excel(path, index=False)
+
+    def missing(*arguments, **options):
+        raise ImportError(f"Missing optional dependency '{package}'")
+
+    monkeypatch.setattr(pd, method, missing)
+    with pytest.raises(DataError, match=f"which needs {package}: {re.escape(install_hint('files'))}"):
+        read(path)
+
+
+@pytest.mark.parametrize("format", ["csv", "csv.gz", "xlsx"])
+def test_duplicate_columns_are_refused(tmp_path, format):
+    path = tmp_path / f"a.{format}"
+    twice = frame().set_axis(["size", "city", "size", "label"], axis=1)
+    if format == "xlsx":
+        pytest.importorskip("openpyxl")
+        twice.to_excel(path, index=False)
+    else:
+        twice.to_csv(path, index=False)
+    with pytest.raises(DataError, match=r"column names must differ, but more than one column is called 'size'"):
+        read(path)
+    (tmp_path / "b.csv").write_text("a, a.1,,,label\n1,2,3,4,5\n")  # blank names are no duplicates
+    assert list(read(tmp_path / "b.csv"))[:2] == ["a", "a.1"]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (b"", "No columns to parse"),
+        (b"\x89PNG\r\n\xff\xfe\x00\x01", "holds zero bytes, so it is not text"),
+        (b"a,b\n1,2\n1,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
+        (b"PK\x03\x04 some archive", "It is a ZIP archive: unpack it first"),
+        (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1 old workbook", r"Excel's old format \(.xls\). Save it as .xlsx or CSV"),
+        (b"PAR1 cut", "cannot be read as a table"),
+        (b"ARROW1 cut", "cannot be read as a table"),
+        (gzip.compress(b"a,b\n1,2\n" * 1000)[:40], "cannot be read as a table"),
+    ],
+)
+def test_what_is_no_table_is_refused_by_name(tmp_path, content, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    with pytest.raises(DataError, match=rf"a\.csv cannot be read as a table.*{message}|a\.csv {message}") as caught:
+        read(tmp_path / "a.csv")
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_only_regular_files_are_opened(tmp_path):
+    with pytest.raises(DataError, match=r"there is no file .*nowhere\.csv"):
+        read(tmp_path / "nowhere.csv")
+    with pytest.raises(DataError, match="is not a regular file but a folder"):
+        read(tmp_path)
+    os.mkfifo(tmp_path / "pipe.csv")
+    with pytest.raises(DataError, match="is not a regular file but a pipe or device"):
+        read(tmp_path / "pipe.csv")
+
+
+def test_a_huge_line_is_never_printed_whole(tmp_path):
+    (tmp_path / "a.csv").write_text("a,b\n" + "x" * 100_000 + ",1,2,3\n")
+    with pytest.raises(DataError) as caught:
+        read(tmp_path / "a.csv")
+    assert len(str(caught.value)) < 500

@@ -1,0 +1,248 @@
+"""Decision rules against brute force: every cut for two classes, many random rules for three; east.decide."""
+
+import inspect
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from sklearn import metrics as sk
+from sklearn.datasets import make_classification
+from sklearn.linear_model import LogisticRegression
+from torch.nn.functional import one_hot
+
+import east
+from east import METRICS, Confusion
+from east.training import decisions
+from east.training.decisions import Affine, Argmax, ClassWeights, Gains, Threshold, confusion_of, expected, tuned
+from east.training.evaluation import evaluate
+
+GOLDEN = [0.9, 0.7, 0.6, 0.45, 0.4, 0.35, 0.3, 0.2, 0.15, 0.1, 0.05, 0.05]
+COSTS = [[0.0, 1.0, 3.0], [2.0, 0.0, 1.0], [5.0, 4.0, 0.0]]
+
+
+def measure(name, classes, positive=None):
+    """A metric with what it needs, of the positive class where it has one."""
+    parameters = {}
+    if name == "cost":
+        parameters["costs"] = torch.tensor(COSTS)[:classes, :classes].tolist()
+    if classes == 2 and "average" in inspect.signature(METRICS[name]).parameters:
+        parameters |= {"average": "positive", "positive": positive}
+    return partial(METRICS[name], **parameters)
+
+
+def drawn(n, classes, seed, rare=0.0):
+    """Calibrated probabilities [n, d] and labels [n] that follow them; `rare` makes the later classes rarer."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 1.5 * torch.randn(n, classes, generator=generator, dtype=torch.float64) - rare * torch.arange(classes)
+    p = logits.softmax(-1)
+    return p, torch.multinomial(p, 1, generator=generator).squeeze(-1)
+
+
+def best_of_all_cuts(p, truth, metric, positive):
+    """The metric's maximum over every subset {p >= t}, the empty and the full one included."""
+    values = []
+    for t in [2.0, *p[:, positive].tolist()]:
+        chosen = torch.where(p[:, positive] >= t, positive, 1 - positive)
+        matrix = truth.T @ one_hot(chosen, 2).double()
+        values.append(float(metric(Confusion.from_matrix(matrix))))
+    return max(values)
+
+
+@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("positive", [0, 1])
+@pytest.mark.parametrize("rare", [0.0, 3.0])
+def test_two_classes_have_the_best_of_all_cuts(name, positive, rare):
+    metric = measure(name, 2, positive)
+    for seed in range(5):
+        p, y = drawn(30, 2, seed, rare)
+        p = (p * 20).round() / 20  # with ties
+        for truth, rule in (
+            (p, expected(p, metric, positive)),
+            (one_hot(y, 2).double(), tuned(p, y, metric, positive)),
+        ):
+            found = float(metric(confusion_of(rule.decide(p), truth)))
+            assert found == pytest.approx(best_of_all_cuts(p, truth, metric, positive), abs=1e-9)
+
+
+def test_always_and_never_can_be_chosen():
+    values, accuracy = torch.tensor([0.2, 0.4, 0.6, 0.9]), METRICS["accuracy"]
+    p = torch.stack((1 - values, values), -1)
+    for label, cut in ((1, 0.1), (0, 0.95)):
+        rule = tuned(p, torch.full((4,), label), accuracy, 1)
+        assert rule.decide(p).tolist() == [label] * 4
+        assert rule.value == pytest.approx(cut)
+    # F1 of scores that point the wrong way is best when everything is called positive.
+    wrong = tuned(p, torch.tensor([1, 1, 1, 0]), measure("f1", 2, 1), 1)
+    assert wrong.decide(p).tolist() == [1, 1, 1, 1]
+    certain = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
+    assert tuned(certain, torch.tensor([0, 0]), accuracy, 1).decide(certain).tolist() == [0, 0]
+    assert tuned(certain, torch.tensor([1, 1]), accuracy, 1).decide(certain).tolist() == [1, 1]
+
+
+def test_neighbouring_floats_are_told_apart():
+    a = 0.5
+    values = torch.tensor([a, np.nextafter(a, 1)], dtype=torch.float64)
+    p = torch.stack((1 - values, values), -1)
+    assert tuned(p, torch.tensor([0, 1]), METRICS["accuracy"], 1).decide(p).tolist() == [0, 1]
+
+
+def test_golden_cut_of_expected_f1():
+    """METHOD.md section 14: t = F(t)/2 = .331707 with F = .663415 is the best of all cuts."""
+    decision = east.decide(GOLDEN, "f1")
+    assert decision.value == pytest.approx(0.663415, abs=1e-6)
+    assert 0.3 < decision.rule.value <= 0.35
+    assert decision.predict(GOLDEN).sum() == 6
+    assert decision.predict([0.331708, 0.3]).tolist() == [1, 0]
+
+
+SMOOTH = [name for name in METRICS if name not in ("precision", "npv")]  # those reward a single safe prediction
+
+
+@pytest.mark.parametrize("name", SMOOTH)
+@pytest.mark.parametrize("rare", [0.0, 1.5])
+def test_three_classes_are_not_beaten_by_random_rules(name, rare):
+    metric, generator = measure(name, 3), torch.Generator().manual_seed(0)
+    for seed in range(2):
+        p, y = drawn(300, 3, seed, rare)
+        for truth, rule in ((p, expected(p, metric)), (one_hot(y, 3).double(), tuned(p, y, metric))):
+            found = float(metric(confusion_of(rule.decide(p), truth)))
+            for _ in range(150):
+                scale = torch.randn(3, generator=generator, dtype=torch.float64).exp()
+                shift = 0.2 * torch.randn(3, generator=generator, dtype=torch.float64)
+                other = (p * scale + shift).argmax(-1)
+                # On labels the objective is jagged, and the random rules have 150 tries at its noise.
+                slack = 1e-3 if truth is p else 0.03
+                assert float(metric(confusion_of(other, truth))) <= found + slack
+
+
+def test_a_start_from_argmax_alone_would_be_trapped():
+    """Where argmax never says some class, MCC and G-mean have no slope there; the soft start has one."""
+    p, _ = drawn(500, 3, 0)
+    p = 0.2 * p + torch.tensor([0.75, 0.04, 0.01])
+    p = p / p.sum(-1, keepdim=True)
+    assert p.argmax(-1).unique().tolist() == [0]
+    for name in ("mcc", "gmean"):
+        metric = METRICS[name]
+        assert float(metric(confusion_of(p.argmax(-1), p))) == 0
+        assert float(metric(confusion_of(expected(p, metric).decide(p), p))) > 0.03
+
+
+def test_costs_are_minimised_exactly():
+    """Bayes' rule: the class of least expected cost, row by row."""
+    p, _ = drawn(200, 3, 1)
+    rule = expected(p, measure("cost", 3))
+    assert isinstance(rule, Gains)
+    np.testing.assert_array_equal(rule.decide(p), (p @ torch.tensor(COSTS).double()).argmin(-1))
+
+
+def test_tuned_is_at_least_argmax_and_the_expected_rule():
+    for seed in range(2):
+        p, y = drawn(100, 3, seed, 1.0)
+        for name in ("f1", "gmean"):
+            metric, truth = METRICS[name], one_hot(y, 3).double()
+            found = float(metric(confusion_of(tuned(p, y, metric).decide(p), truth)))
+            for rule in (Argmax(), expected(p, metric)):
+                assert found >= float(metric(confusion_of(rule.decide(p), truth))) - 1e-12
+
+
+@pytest.mark.parametrize(
+    ("rule", "content"),
+    [
+        (Argmax(), None),
+        (Threshold(0.3, 0), {"threshold": 0.3}),
+        (ClassWeights((1.0, 2.0)), {"weights": [1.0, 2.0]}),
+        (Affine((1.0, 2.0), (0.0, -0.5)), {"scale": [1.0, 2.0], "shift": [0.0, -0.5]}),
+        (Gains(((1.0, 0.0), (0.0, 3.0))), {"gains": [[1.0, 0.0], [0.0, 3.0]]}),
+    ],
+)
+def test_rules_survive_json(rule, content):
+    assert rule.to_json() == content
+    assert decisions.from_json(json.loads(json.dumps(rule.to_json())), positive=0) == rule
+    p, _ = drawn(10, 2, 0)
+    assert rule.decide(p.float().reshape(2, 5, 2)).shape == (2, 5)
+
+
+def test_an_unknown_rule_is_refused():
+    with pytest.raises(ValueError, match="expected threshold, weights"):
+        decisions.from_json({"cut": 0.5})
+
+
+def test_rules_compute_what_they_say():
+    p = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
+    assert ClassWeights((1.0, 2.0, 1.0)).decide(p).tolist() == [1, 2]
+    assert Affine((1.0, 1.0, 1.0), (0.0, 0.0, 0.35)).decide(p).tolist() == [2, 2]
+    assert Gains(((0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0))).decide(p).tolist() == [1, 2]
+    assert Threshold(0.5, 0).decide(p[:, :2]).tolist() == [0, 1]
+
+
+def test_records_hold_expected_decisions():
+    p, y = drawn(300, 3, 2, 1.0)
+    q, z = drawn(200, 3, 3, 1.0)
+    given = {"val": p.numpy(), "test": q.numpy()}
+    labels = {"val": y.numpy(), "test": z.numpy()}
+    names = ["expected_f1", "expected_quadratic_kappa", "plugin_f1"]
+    result = evaluate(given, labels, None, names)
+    json.dumps(result, allow_nan=False)
+    for name in names:
+        decision = result["decisions"][name]
+        predicted = decisions.from_json(decision["rule"]).decide(q)
+        assert decision["confusion"]["test"] == sk.confusion_matrix(z, predicted).tolist()
+    # Without labels: other validation labels give the same rule.
+    again = evaluate(given, labels | {"val": y.roll(1).numpy()}, None, ["expected_f1"])
+    assert again["decisions"]["expected_f1"]["rule"] == result["decisions"]["expected_f1"]["rule"]
+
+
+def test_decide_helps_a_logistic_regression():
+    X, y = make_classification(6000, 10, n_informative=4, weights=[0.93], class_sep=0.7, random_state=0)
+    model = LogisticRegression().fit(X[:2000], y[:2000])
+    unlabelled, test = model.predict_proba(X[2000:4000]), model.predict_proba(X[4000:])
+    truth = y[4000:]
+    best = max(sk.f1_score(truth, test[:, 1] >= t) for t in np.linspace(0.02, 0.9, 89))
+    argmax = sk.f1_score(truth, test.argmax(1))
+    for decision in (east.decide(unlabelled, "f1"), east.decide(unlabelled, "f1", labels=y[2000:4000])):
+        found = sk.f1_score(truth, decision.predict(test))
+        assert found > argmax + 0.05
+        assert found > best - 0.03
+        np.testing.assert_array_equal(decision(test), decision.predict(test[:, 1]))
+
+
+def test_decide_takes_arrays_tensors_and_single_columns():
+    p, y = drawn(100, 2, 0)
+    rules = {east.decide(x, "mcc").rule.value for x in (p, p.numpy(), p[:, 1], p[:, 1:], p[:, 1].tolist())}
+    assert len(rules) == 1
+    decision = east.decide(p.requires_grad_(), "f1", labels=y.bool())
+    assert isinstance(decision.predict(p), torch.Tensor)
+    assert isinstance(decision.predict(p.detach().numpy()), np.ndarray)
+    zero = east.decide(p, "f1", y, positive=0)
+    assert zero.value == pytest.approx(sk.f1_score(y, zero.predict(p), pos_label=0))
+    macro = east.decide(p, "f1", y, average="macro")
+    assert macro.value == pytest.approx(sk.f1_score(y, macro.predict(p), average="macro"))
+    own = east.decide(p, lambda c: METRICS["mcc"](c), y)
+    assert own.rule == east.decide(p, "mcc", y).rule
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([[0.5, 0.6]],), "rows that sum to 1, got sums from 1.1 to 1.1"),
+        (([[2.0, -1.0]],), "expected 0 to 1, got -1 to 2: logits"),
+        (([[float("nan"), 1.0]],), "expected 0 to 1"),
+        (([0, 1],), r"\[n\] or \[n, d\], got torch.int64"),
+        ((np.zeros((2, 2, 2)),), r"shape \[2, 2, 2\]"),
+        (([0.5, 0.2], "f1", [1]), r"one per row, \[2\], got shape \[1\]"),
+        (([0.5, 0.2], "f1", [1, 2]), "labels: expected 0 to 1, got 1 to 2"),
+        (([0.5, 0.2], "f1", [0.0, 1.0]), "expected integers"),
+        (([0.5, 0.2], "f_1"), "metric"),
+    ],
+)
+def test_decide_says_what_it_expects(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        east.decide(*arguments)
+
+
+def test_a_decision_keeps_its_number_of_classes():
+    p, _ = drawn(50, 3, 0)
+    with pytest.raises(ValueError, match="expected 3 classes, got 2"):
+        east.decide(p).predict(p[:, 0])

@@ -1,0 +1,423 @@
+"""MetricCrossEntropy: weights against METHOD.md's numbers and autograd, gradients, its state."""
+
+from functools import partial
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import east
+from east import METRICS, Confusion, MetricCrossEntropy
+from east.losses import metric_cross_entropy as mce
+
+TWO, THREE, NEVER = [[90, 10], [4, 6]], [[50, 3, 2], [5, 20, 5], [1, 2, 12]], [[990, 0], [10, 0]]
+POSITIVE = {"average": "positive"}
+GOLDEN = [  # METHOD.md section 14: counts, smoothing, metric, parameters, weights before the floor
+    (TWO, 0, "f1", POSITIVE, (0.46154, 1.53846)),
+    (TWO, 0, "f1", {}, (0.53370, 1.46630)),
+    (TWO, 0, "mcc", {}, (0.41755, 1.58245)),
+    (TWO, 0, "accuracy", {}, (1, 1)),
+    (TWO, 0, "gmean", {}, (0.12500, 1.87500)),
+    (TWO, 0, "balanced_accuracy", {}, (0.18182, 1.81818)),
+    (THREE, 0, "f1", {}, (0.71271, 0.99587, 1.29142)),
+    (THREE, 0, "mcc", {}, (0.91129, 0.96313, 1.12558)),
+    (THREE, 0, "gmean", {}, (0.39130, 0.97826, 1.63043)),
+    (THREE, 0, "balanced_accuracy", {}, (0.46154, 0.84615, 1.69231)),
+    (TWO, 0.01, "f1", POSITIVE, (0.45871, 1.54129)),
+    (TWO, 0.01, "f1", {}, (0.53107, 1.46893)),
+    (TWO, 0.01, "mcc", {}, (0.41630, 1.58370)),
+    (TWO, 0.01, "gmean", {}, (0.12400, 1.87600)),
+    (THREE, 0.01, "f1", {}, (0.71047, 0.99523, 1.29430)),
+    (THREE, 0.01, "mcc", {}, (0.90884, 0.96450, 1.12666)),
+    (THREE, 0.01, "gmean", {}, (0.39022, 0.97707, 1.63271)),
+    (NEVER, 0.01, "f1", POSITIVE, (0.0002, 1.9998)),
+    (NEVER, 0.01, "f1", {}, (0.00527, 1.99473)),
+    (NEVER, 0.01, "mcc", {}, (0.02, 1.98)),
+    (NEVER, 0.01, "balanced_accuracy", {}, (0.02, 1.98)),
+]
+COSTS = [[0.0, 1.0, 3.0], [2.0, 0.0, 1.0], [5.0, 4.0, 0.0]]
+
+
+def needs(name, classes=3):
+    """Parameters that a metric cannot do without."""
+    return {"costs": torch.tensor(COSTS)[:classes, :classes].tolist()} if name == "cost" else {}
+
+
+def at(counts, metric, dtype=torch.float64, **options):
+    """A loss whose slopes are taken at given counts, and what it makes of them."""
+    loss = MetricCrossEntropy(metric, counts="validation", **options)
+    loss.set_counts(torch.tensor(counts))
+    logits = torch.zeros(*torch.tensor(counts).shape[:-2], 1, len(counts[0]), dtype=dtype)
+    return loss, loss.targets_for(logits)
+
+
+def slopes(counts, metric, smoothing=0.01, **parameters):
+    """dM/dC at the smoothed matrix, through the full d x d form."""
+    c = torch.tensor(counts, dtype=torch.float64)
+    t = c.sum(-1) / c.sum()
+    leaf = (c + smoothing * c.sum() * t[:, None] * t).requires_grad_()
+    score = east.metrics.resolve(metric)(Confusion.from_matrix(leaf), **parameters)
+    return torch.autograd.grad(score, leaf)[0]
+
+
+def drawn(n=40, classes=3, lead=(), seed=0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(*lead, n, classes, generator=generator, dtype=dtype)
+    labels = torch.randint(classes, (*lead, n), generator=generator)
+    labels[..., :classes] = torch.arange(classes)
+    return logits.requires_grad_(), labels, torch.rand(*lead, n, generator=generator, dtype=dtype)
+
+
+@pytest.mark.parametrize(("counts", "smoothing", "metric", "parameters", "expected"), GOLDEN)
+def test_golden_weights(counts, smoothing, metric, parameters, expected):
+    _, targets = at(counts, metric, smoothing=smoothing, floor=1e-9, **parameters)
+    assert targets.own.tolist() == pytest.approx(expected, abs=6e-6)
+
+
+def test_weights_are_held_above_the_floor():
+    _, targets = at(NEVER, "f1", **POSITIVE)
+    assert targets.own.tolist() == pytest.approx([0.02, 1.9998], abs=1e-4)
+
+
+def test_binary_f1_cuts_at_half_its_value():
+    """w_1 : w_0 = (2 - F) : F, which makes argmax cut at P(1|x) = F/2."""
+    _, targets = at(TWO, "f1", smoothing=0, **POSITIVE)
+    f1 = 2 * 6 / (10 + 16)
+    w0, w1 = targets.own.tolist()
+    assert w0 / (w0 + w1) == pytest.approx(f1 / 2)
+
+
+CLOSED = [("mcc", {})] + [
+    ("fbeta", {"beta": beta, **average})
+    for beta in (1.0, 0.25, [0.5, 1.0, 3.0])
+    for average in ({}, POSITIVE, {"average": "weighted"}, {"absent": "ignore"}, {"average": "positive", "positive": 2})
+]
+
+
+@pytest.mark.parametrize(("metric", "parameters"), CLOSED)
+def test_slopes_by_hand_are_autograd_s(metric, parameters):
+    _, targets = at(THREE, metric, floor=1e-9, **parameters)
+    G = slopes(THREE, metric, **parameters)
+    worth = (G.diagonal() - (G.sum(-1) - G.diagonal()) / 2).clamp_min(0)
+    torch.testing.assert_close(targets.own, worth / worth.mean())
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("form", mce.FORMS)
+def test_the_value_is_the_plain_formula(metric, form):
+    """Against the d x d slopes, cross-entropy from probabilities, and a Python loop over the samples."""
+    logits, labels, weights = drawn()
+    loss, _ = at(THREE, metric, form=form, floor=1e-9, **needs(metric))
+    G, log_p, cost, weight = slopes(THREE, metric, **needs(metric)), logits.softmax(-1).log(), 0.0, 0.0
+    for i, k in enumerate(labels.tolist()):
+        g = G[k] - G[k].min() if form == "soft_targets" else torch.zeros(3, dtype=torch.float64)
+        if form == "class_weights":
+            g[k] = max(0.0, float(G[k, k] - (G[k].sum() - G[k, k]) / 2))
+        cost, weight = cost - weights[i] * (g * log_p[i]).sum(), weight + weights[i] * g.sum()
+    torch.testing.assert_close(loss(logits, labels, weights), cost / weight, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc", "gmean", "quadratic_kappa"])
+@pytest.mark.parametrize("form", mce.FORMS)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_gradients(metric, form, weighted):
+    logits, labels, weights = drawn(12)
+    loss, _ = at(THREE, metric, form=form)
+    assert torch.autograd.gradcheck(lambda z: loss(z, labels, weights if weighted else None), logits)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize("counts", [[[980, 0, 10], [5, 0, 0], [2, 0, 3]], [[900, 0, 0], [90, 0, 0], [10, 0, 0]]])
+@pytest.mark.parametrize("form", mce.FORMS)
+def test_a_net_that_never_predicts_a_class_has_finite_weights(metric, counts, form):
+    loss, targets = at(counts, metric, torch.float32, form=form, **needs(metric))
+    assert targets.total.isfinite().all()
+    assert (targets.total >= 0.0199).all()
+    assert float(targets.total.mean()) == pytest.approx(1, abs=0.03)
+    logits, labels, _ = drawn(dtype=torch.float32)
+    (gradient,) = torch.autograd.grad(loss(logits, labels), logits)
+    assert gradient.isfinite().all()
+    assert gradient.abs().sum() > 0
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc", "gmean", "balanced_accuracy", "kappa", "jaccard", "fowlkes_mallows"])
+def test_a_rare_class_that_is_never_predicted_is_worth_more_than_the_frequent_one(metric):
+    for counts in (NEVER, [[900, 5, 0], [5, 60, 0], [20, 10, 0]]):
+        _, targets = at(counts, metric)
+        assert targets.own[-1] > 1.1 * targets.own[0]
+
+
+def test_the_most_frequent_metrics_on_d_classes_build_no_matrix(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a d x d tensor")
+
+    monkeypatch.setattr(mce, "smoothed_cells", refuse)
+    monkeypatch.setattr(Confusion, "matrix", property(refuse))
+    for metric in METRICS.keys() - {"cost", "quadratic_kappa"}:
+        for form in mce.FORMS:
+            loss, (logits, labels, _) = MetricCrossEntropy(metric, form=form), drawn()
+            loss(logits, labels).backward()
+            assert loss.counts.shape == (3, 3)
+            loss(*drawn(classes=3)[:2]).backward()
+
+
+def test_a_hundred_thousand_classes():
+    logits, labels = torch.randn(8, 100_000, requires_grad=True), torch.arange(8)
+    for form in mce.FORMS:
+        loss = MetricCrossEntropy("jaccard", form=form)
+        loss(logits, labels).backward()
+        assert loss.counts.shape == (3, 100_000)
+        assert logits.grad.isfinite().all()
+
+
+def test_classes_without_samples_leave_the_others_alone():
+    """Their slope is a division by zero; whether it is there must not change the weights of the rest."""
+    with_empty = [[50, 3, 2, 0], [5, 20, 5, 0], [1, 2, 12, 0], [0, 0, 0, 0]]
+    for metric in ("f1", "jaccard", "recall", "precision"):
+        _, four = at(with_empty, metric)
+        weights = four.own[:3] / four.own[:3].mean()
+        assert four.own.isfinite().all()
+        assert weights.max() / weights.min() > 1.05  # not all at the floor
+
+
+def test_with_two_classes_both_forms_are_one():
+    logits, labels, weights = drawn(classes=2)
+    for metric in ("f1", "mcc", "gmean", "quadratic_kappa"):
+        values = [at(TWO, metric, form=form)[0](logits, labels, weights) for form in mce.FORMS]
+        torch.testing.assert_close(*values)
+
+
+def test_a_metric_of_the_user_s_own():
+    def by_margins(c):
+        return 2 * c.diagonal[..., 1] / (c.actual + c.predicted)[..., 1]
+
+    def by_cells(c):
+        m = c.matrix
+        return 2 * m[..., 1, 1] / (2 * m[..., 1, 1] + m[..., 0, 1] + m[..., 1, 0])
+
+    expected = at(TWO, "f1", **POSITIVE)[1].own
+    for metric, cells in ((by_margins, False), (by_cells, True)):
+        loss, targets = at(TWO, metric)
+        assert loss.in_cells is cells
+        torch.testing.assert_close(targets.own, expected)
+    with pytest.raises(ValueError, match="expected one number per leading index"):
+        at(TWO, lambda c: c.diagonal)
+    with pytest.raises(ValueError, match="differentiable"):
+        at(TWO, lambda c: c.diagonal.detach().sum(-1))
+
+
+def test_slopes_of_zero_give_plain_cross_entropy():
+    logits, labels, _ = drawn(classes=2)
+    loss, targets = at([[10, 0], [0, 0]], "mcc")
+    assert targets.own.tolist() == [1, 1]
+    torch.testing.assert_close(loss(logits, labels), F.cross_entropy(logits, labels))
+
+
+def test_counts_move_as_written():
+    """The first batch sets them, the next has 5 %; a batch is counted before its slopes are taken."""
+    loss = MetricCrossEntropy("f1", **POSITIVE)
+    matrices = []
+    for seed in range(3):
+        logits, labels, weights = drawn(classes=2, seed=seed)
+        value = loss(logits, labels, weights)
+        one_hot = F.one_hot(logits.argmax(-1), 2).double()
+        matrices.append(Confusion.from_memberships(one_hot, labels, weights).matrix.detach())
+    expected = 0.95 * (0.95 * matrices[0] + 0.05 * matrices[1]) + 0.05 * matrices[2]
+    diagonal, actual, predicted = loss.counts
+    torch.testing.assert_close(diagonal, expected.diagonal())
+    torch.testing.assert_close(actual, expected.sum(-1))
+    torch.testing.assert_close(predicted, expected.sum(-2))
+    fixed, _ = at(expected.tolist(), "f1", **POSITIVE)
+    torch.testing.assert_close(value, fixed(logits, labels, weights))
+
+
+def test_counts_move_in_training_only():
+    logits, labels, _ = drawn()
+    loss = MetricCrossEntropy("f1")
+    loss(logits, labels)
+    before = loss.counts.clone()
+    other, other_labels, _ = drawn(seed=5)
+    loss(other.detach(), other_labels)
+    with torch.no_grad():
+        loss(other, other_labels)
+    torch.func.grad(lambda z: loss(z, other_labels))(other.detach())
+    loss.eval()(other, other_labels)
+    torch.testing.assert_close(loss.counts, before, rtol=0, atol=0)
+    loss.train()(other, other_labels)
+    assert not torch.equal(loss.counts, before)
+
+
+def test_before_any_count_it_is_cross_entropy():
+    logits, labels, _ = drawn()
+    for form in mce.FORMS:
+        value = MetricCrossEntropy("f1", form=form).eval()(logits, labels)
+        torch.testing.assert_close(value, F.cross_entropy(logits, labels))
+
+
+@pytest.mark.parametrize("form", mce.FORMS)
+@pytest.mark.parametrize("metric", ["f1", "gmean", "quadratic_kappa"])
+def test_samples_of_weight_zero_are_not_there(metric, form):
+    logits, labels, weights = drawn(40)
+    weights[25:] = 0
+    loss, shorter = (MetricCrossEntropy(metric, form=form) for _ in range(2))
+    torch.testing.assert_close(loss(logits, labels, weights), shorter(logits[:25], labels[:25], weights[:25]))
+    torch.testing.assert_close(loss.counts, shorter.counts)
+    nothing = loss(logits, labels, torch.zeros_like(weights))
+    (gradient,) = torch.autograd.grad(nothing, logits)
+    assert float(nothing.detach()) == 0
+    assert (gradient == 0).all()
+
+
+@pytest.mark.parametrize("form", mce.FORMS)
+@pytest.mark.parametrize("metric", ["f1", "mcc", "jaccard", "quadratic_kappa"])
+def test_ten_trials_at_once_are_ten_alone_also_after_some_have_left(metric, form):
+    together, alone = MetricCrossEntropy(metric, form=form), [MetricCrossEntropy(metric, form=form) for _ in range(10)]
+    rows = torch.arange(10)
+    for step, staying in enumerate((range(10), [0, 2, 3, 7, 9], [1, 4])):
+        staying = torch.tensor(staying)
+        together.keep(staying) if step else None
+        rows = rows[staying]
+        logits, labels, weights = drawn(lead=(10,), seed=step)
+        for given in (weights, None):
+            values = together(logits[rows], labels[rows], None if given is None else given[rows])
+            singles = [alone[p](logits[p], labels[p], None if given is None else given[p]) for p in rows]
+            torch.testing.assert_close(values, torch.stack(singles))
+    torch.testing.assert_close(together.counts, torch.stack([alone[p].counts for p in rows]))
+
+
+def test_trials_may_be_kept_by_mask():
+    loss = MetricCrossEntropy("f1")
+    loss.keep([0])  # nothing counted yet: nothing to do
+    logits, labels, _ = drawn(lead=(3,))
+    loss(logits, labels)
+    second = loss.counts[1]
+    loss.keep(torch.tensor([False, True, False]))
+    torch.testing.assert_close(loss.counts, second[None])
+    with pytest.raises(ValueError, match=r"keep\(rows\)"):
+        loss(logits, labels)
+
+
+@pytest.mark.parametrize("metric", ["f1", "quadratic_kappa"])
+def test_the_state_loads_into_a_fresh_loss(metric, tmp_path):
+    loss, batches = MetricCrossEntropy(metric), [drawn(seed=seed, dtype=torch.float32)[:2] for seed in range(3)]
+    fresh = MetricCrossEntropy(metric)
+    fresh.load_state_dict(loss.state_dict())  # before any count
+    assert fresh.counts is None
+    loss(*batches[0])
+    torch.save(loss.state_dict(), tmp_path / "loss.pt")
+    fresh.load_state_dict(torch.load(tmp_path / "loss.pt", weights_only=True))
+    for batch in batches[1:]:
+        assert torch.equal(loss(*batch), fresh(*batch))
+
+
+def test_validation_counts_stay_until_they_are_set_again():
+    logits, labels, _ = drawn()
+    loss = MetricCrossEntropy("f1", counts="validation")
+    torch.testing.assert_close(loss(logits, labels), F.cross_entropy(logits, labels))
+    c = Confusion.from_matrix(torch.tensor(THREE))
+    loss.set_counts(c)
+    first = loss(logits, labels)
+    assert torch.equal(first, loss(logits, labels))
+    loss.set_counts(Confusion.from_matrix(torch.tensor(THREE[::-1])))
+    assert not torch.equal(first, loss(logits, labels))
+    with pytest.raises(ValueError, match="counts='validation'"):
+        MetricCrossEntropy("f1").set_counts(c)
+
+
+def test_half_precision_counts_in_float32():
+    logits, labels, _ = drawn(dtype=torch.float32)
+    half = logits.detach().bfloat16().requires_grad_()
+    one, other = MetricCrossEntropy("mcc"), MetricCrossEntropy("mcc")
+    torch.testing.assert_close(one(half, labels), other(half.float(), labels))
+    assert one.counts.dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"metric": "f2"}, "metric"),
+        ({"form": "weights"}, "form"),
+        ({"decay": 1.0}, "decay: expected a number from 0 to below 1, got 1.0"),
+        ({"floor": 0}, "floor: expected more than 0"),
+        ({"counts": "test"}, "counts"),
+        ({"metric": "cost"}, "needs costs"),
+        ({"bta": 2}, "beta|average"),
+    ],
+)
+def test_errors_name_what_is_expected(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        MetricCrossEntropy(**arguments)
+
+
+def test_labels_out_of_range_are_refused():
+    logits, labels, _ = drawn()
+    for wrong in (3, -1, -100):
+        labels[0] = wrong
+        for loss in (MetricCrossEntropy(), MetricCrossEntropy().eval(), MetricCrossEntropy(form="soft_targets").eval()):
+            with pytest.raises((ValueError, IndexError)):
+                loss(logits, labels)
+
+
+def test_it_learns_a_rare_class_that_cross_entropy_leaves_out():
+    generator = torch.Generator().manual_seed(0)
+    y = (torch.rand(4000, generator=generator) < 0.05).long()
+    x = torch.randn(4000, 2, generator=generator) + 1.5 * y[:, None]
+    f1 = partial(east.metrics.f1, average="positive")
+    found = {}
+    for name, loss in (("ce", nn.CrossEntropyLoss()), ("f1_ce", MetricCrossEntropy("f1", **POSITIVE))):
+        torch.manual_seed(0)
+        net = nn.Linear(2, 2)
+        optimizer = torch.optim.Adam(net.parameters(), 0.05)
+        for _ in range(150):
+            optimizer.zero_grad()
+            loss(net(x[:2000]), y[:2000]).backward()
+            optimizer.step()
+        found[name] = float(f1(Confusion.from_predictions(net(x[2000:]).argmax(-1), y[2000:], 2)))
+    assert found["f1_ce"] > found["ce"] + 0.05
+
+
+RANKS = [(metric, form) for metric in ("f1", "gmean", "quadratic_kappa") for form in mce.FORMS]
+
+
+def steps(model, loss, batches):
+    """Values, gradients and counts of a few steps."""
+    found = []
+    for x, y, weights in batches:
+        model.zero_grad()
+        value = loss(model(x), y, weights)
+        value.backward()
+        found += [value.detach(), *(p.grad.clone() for p in model.parameters()), loss.counts.clone()]
+    return found
+
+
+def net():
+    torch.manual_seed(0)
+    return nn.Linear(6, 4)
+
+
+def batch(seed):
+    generator = torch.Generator().manual_seed(seed)
+    x, weights = torch.randn(20, 6, generator=generator), torch.rand(20, generator=generator)
+    return x, torch.cat((torch.zeros(5, dtype=torch.long), 1 + torch.arange(15) % 3)), weights
+
+
+def worker(rank, path, out):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
+    mine = [[t.split((17, 3))[rank] for t in batch(seed)] for seed in range(3)]
+    found = [steps(DistributedDataParallel(net()), MetricCrossEntropy(m, form=form), mine) for m, form in RANKS]
+    torch.save(found, f"{out}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_ranks_are_one_process(tmp_path):
+    mp.spawn(worker, (tmp_path / "store", tmp_path), nprocs=2)
+    for rank in range(2):
+        for (metric, form), found in zip(RANKS, torch.load(tmp_path / f"{rank}.pt", weights_only=True), strict=True):
+            whole = steps(net(), MetricCrossEntropy(metric, form=form), [batch(seed) for seed in range(3)])
+            torch.testing.assert_close(found, whole)
