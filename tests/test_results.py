@@ -186,7 +186,7 @@ def test_one_number_for_one_question(first_records):
 
 def test_no_search_record_shows_its_test_score(first_records):
     """A search record's scores may be anything: no table changes."""
-    silent = [r if r["stage"] == "trial" else r | {"scores": {}, "decisions": {}} for r in first_records]
+    silent = [r if r.stage == "trial" else r.but(scores={}, decisions={}) for r in first_records]
     for name in ("east_v2_1", "grid"):
         ours, theirs = (tables.render(name, found=found, format="csv") for found in (first_records, silent))
         assert ours == theirs

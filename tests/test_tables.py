@@ -1,6 +1,7 @@
 """Tables: every published cell once, the right records in the right cell, and exact text from committed records."""
 
 import csv
+import functools
 import io
 import json
 import os
@@ -20,9 +21,12 @@ from sklearn import metrics
 
 from east import data
 from east.choices import CONF
-from east.experiment import protocols, records
-from east.experiment.settings import settings
+from east.experiment import records
 from east.reporting import cells, papers, specs, statistics, tables, writers
+from east.settings import identity
+from east.settings.command import Command
+from east.settings.compose import settings
+from east.settings.sections import Science
 
 GOLDEN = Path(__file__).parent / "golden"
 DAY = date(2026, 1, 2)
@@ -45,7 +49,8 @@ def matrices(loss, **where):
     lines = (
         json.loads(line) for file in (GOLDEN / "records").glob("*.jsonl") for line in file.read_text().splitlines()
     )
-    chosen = [r for r in lines if r["config"]["loss"] == {"name": loss} and r["stage"] == "trial"]
+    chosen = [r for r in lines if r["config"]["loss"]["name"] == loss and r["stage"] == "trial"]
+    chosen = [r for r in chosen if r["config"]["loss"].get("average", "macro") == "macro"]
     for name, value in where.items():
         section, _, key = name.partition("__")
         chosen = [r for r in chosen if (r["config"][section][key] if key else r["config"][section]) == value]
@@ -130,7 +135,9 @@ def test_known_and_suspected_are_told_apart(east_v2_1):
 def test_a_cell_is_mean_and_sample_deviation_of_its_trials(east_v2_1):
     f1 = [
         2 * m[1, 1] / (m[1].sum() + m[:, 1].sum())
-        for m in matrices("f1", preset="paper", split__seed=0, dataset__limit=None, annealing__name="geometric")
+        for m in matrices(
+            "f1", preset="paper", split__seed=0, dataset__limit=None, annealing__name="geometric", split__stratify=False
+        )
     ]
     assert len(f1) == 5
     found = cell(east_v2_1, dataset="mammography", row="F1*", column="f1")
@@ -180,7 +187,7 @@ def test_a_table_may_name_the_row_to_compare_with():
 def test_some_classes_of_a_dataset_are_not_the_dataset():
     found = records.scan(GOLDEN)
     whole = [r for r in found if r["config"]["dataset"]["name"] == "cifar10"]
-    part = [r | {"confusion": {"test": [row[:9] for row in r["confusion"]["test"][:9]]}} for r in whole]
+    part = [r.but(confusion={"test": [row[:9] for row in r.confusion["test"][:9]]}) for r in whole]
     filled = [sum(bool(c.values) for c in tables.build("east_v2_6", found=some).cells) for some in (whole, part)]
     assert filled[0] > filled[1] == 0
 
@@ -220,12 +227,12 @@ def test_what_is_not_the_papers_setting_never_enters_its_table(tmp_path, change)
         if r["key"] == cell(tables.build("east_v2_1", GOLDEN), dataset="mammography", row="F1*", column="f1").key
         and r["seed"] == 0
     ]
-    config = json.loads(json.dumps(standard["config"]))
+    config = standard.config.to_json()
     config["dataset"]["limit"] = change.get("limit")
     for section in ("loss", "annealing", "model", "split", "protocol"):
         config[section] |= change.get(section, {})
     fields = {name: standard[name] for name in ("data", "confusion", "scores", "best")}
-    records.write(tmp_path, records.Record(config=config, seed=0, **fields))
+    records.write(tmp_path, records.Record(config=Science.model_validate(config), seed=0, **fields))
     where = {"dataset": "mammography", "row": "F1*", "column": "f1"}
     assert not cell(tables.build("east_v2_1", tmp_path), **where).values
     records.write(tmp_path, records.Record(config=standard["config"], seed=0, **fields))
@@ -236,10 +243,12 @@ def test_data_of_one_name_have_blocks_of_their_own():
     """Two files of dataset=csv, or digits of another imbalance, are neither ranked nor paired with each other."""
     source = next(r for r in records.scan(GOLDEN) if r["config"]["dataset"]["name"] == "digits")
     found = []
-    for k, (imbalance, loss) in enumerate([(1, "f1"), (1, "ce"), (10, "ce")]):
-        dataset = source["config"]["dataset"] | {"imbalance": imbalance, "fingerprint": f"data {imbalance}"}
-        config = source["config"] | {"dataset": dataset, "loss": {"name": loss}}
-        found += [source | {"config": config, "seed": seed, "family": f"{k}", "key": f"{k}"} for seed in (0, 1)]
+    for imbalance, loss in [(1, "f1"), (1, "ce"), (10, "ce")]:
+        config = source.config.to_json()
+        config["dataset"] |= {"imbalance": imbalance, "fingerprint": f"data {imbalance}"}
+        config["loss"] |= {"name": loss}
+        typed = Science.model_validate(config)
+        found += [source.but(config=typed, seed=seed) for seed in (0, 1)]
     built = tables.build("grid", found=found, preset="quick")
     assert list(built.blocks) == ["digits, dataset.imbalance=1", "digits, dataset.imbalance=10"]
     assert {pair.block for pair in tables.comparisons(built)} == {"digits, dataset.imbalance=1"}
@@ -249,7 +258,7 @@ def test_two_settings_that_both_fit_are_marked(tmp_path):
     """The same config on two states of the data: the larger one is shown and marked."""
     source = next(r for r in records.scan(GOLDEN) if r["config"]["loss"]["name"] == "dice")
     for fingerprint, seeds in [("old", 3), ("new", 2)]:
-        config = source["config"] | {"dataset": source["config"]["dataset"] | {"fingerprint": fingerprint}}
+        config = source.config.but(dataset=source.config.dataset.but(fingerprint=fingerprint))
         for seed in range(seeds):
             records.write(tmp_path, records.Record(config=config, seed=seed, scores=source["scores"]))
     found = cell(tables.build("east_v2_1", tmp_path), dataset="mammography", row="Dice", column="f1")
@@ -290,10 +299,14 @@ def test_plan_lists_each_missing_run_once():
     assert len(tables.plan("east_v2_1", "/nowhere")) == 30
     # EAST v2: Table 1, RF and CCS of 2 and 3, 8 betas of 4, 5 further ones of 6; v1: 6 and 8; BtG: 24, 6, 3, and 2 of 4
     assert len(tables.plan("all", "/nowhere")) == 30 + 4 + 8 + 8 + 5 + 6 + 8 + 24 + 6 + 3 + 2
-    runs = {(r.dataset, r.loss): r for r in tables.plan("east_v2_1", GOLDEN, preset="budget")}
+    runs = {
+        (r.command.get("dataset"), r.command.get("loss")): r for r in tables.plan("east_v2_1", GOLDEN, preset="budget")
+    }
     assert (runs["mammography", "f1"].done, runs["mammography", "f1"].trials) == (5, 10)
     assert runs["mammography", "accuracy"].done == 3
-    paper = {(r.dataset, r.loss): r for r in tables.plan("east_v2_1", GOLDEN, preset="paper")}
+    paper = {
+        (r.command.get("dataset"), r.command.get("loss")): r for r in tables.plan("east_v2_1", GOLDEN, preset="paper")
+    }
     assert paper["mammography", "accuracy"].done == 0, "budget trials do not count for the paper's preset"
 
 
@@ -315,15 +328,14 @@ def test_the_runs_that_a_table_plans_are_the_records_that_it_shows(name, tmp_pat
     """For every planned run the records that its command would write; then no cell is empty, and none has a choice."""
     plan, keys = tables.plan(small(name), "/nowhere", preset="quick"), set()
     for run in plan:
-        words = [f"{group}={getattr(run, group)}" for group in ("dataset", "loss", "protocol")]
-        config = settings([*words, "preset=quick", *run.overrides])
-        recorded = "-".join([run.dataset, *filter(None, [config["dataset"].get("set")])])
-        plain = protocols.scientific(config, "fingerprint", recorded)
+        config = settings(run.command.but(preset="quick"))
+        subset = config.dataset.options.get("set")
+        plain = config.science(f"{config.dataset.name}-{subset}" if subset else config.dataset.name, "fingerprint")
         scores = {"test": dict.fromkeys(("f1_pos", "f1_macro", "accuracy", "mcc"), 0.5)}
         decisions = {f"plugin_{metric}": {"scores": scores} for metric in ("f1", "accuracy", "mcc")}
         for seed in range(2):
             records.write(tmp_path, records.Record(config=plain, seed=seed, scores=scores, decisions=decisions))
-        keys.add(records.key(plain))
+        keys.add(plain.key)
     assert len(keys) == len(plan) > 0, "every run is another experiment"
     table = tables.build(small(name), tmp_path, preset="quick")
     assert not table.missing
@@ -332,9 +344,16 @@ def test_the_runs_that_a_table_plans_are_the_records_that_it_shows(name, tmp_pat
     assert {c.preset for c in table.cells if not c.trains_networks} <= {"paper"}, "a forest is trained in one way"
 
 
+@functools.cache
+def science(*words):
+    """The settings of a command, on data of some fingerprint."""
+    asked = settings(Command.parse(words))
+    return asked.science(asked.dataset.name, "fingerprint")
+
+
 def put(folder, overrides, seed=0, stage="trial", val_loss=0.3, f1=0.5, plugin=None, **more):
     """A record of mammography with the config that the overrides compose."""
-    plain = protocols.scientific(settings(["dataset=mammography", *overrides]), "fingerprint", "mammography")
+    plain = science("dataset=mammography", *overrides)
     one = lambda value: {"test": dict.fromkeys(("f1_pos", "accuracy", "mcc"), value)}  # noqa: E731
     rules = {} if plugin is None else {f"plugin_{m}": {"scores": one(plugin)} for m in ("f1", "accuracy", "mcc")}
     best = {"val_loss": val_loss, "val_metric": val_loss}
@@ -409,11 +428,11 @@ def test_the_papers_protocol_needs_the_papers_grid(tmp_path, monkeypatch):
 
 
 def test_the_grid_of_the_protocol_is_the_one_that_runs_search():
-    """cells.grid_points against protocols.grid, which plans the runs."""
+    """cells.grid_points against Settings.grid, which plans the runs."""
     for dataset, loss in [("mammography", "f1"), ("kaggle", "mcc"), ("kaggle", "ce"), ("caltech256", "f1")]:
-        config = settings([f"dataset={dataset}", f"loss={loss}", "preset=paper"])
-        planned = protocols.grid(config)
-        entry = cells.Entry({"config": protocols.scientific(config, "fingerprint", dataset)})
+        words = [f"dataset={dataset}", f"loss={loss}", "preset=paper"]
+        planned = settings(Command.parse(words)).grid()
+        entry = cells.Entry(records.Record(science(*words), seed=0))
         wanted = cells.Cell("", "", "", dataset, loss, "east", "test.mcc", preset="paper")
         points = {tuple(point.get(name) for name in cells.AXES) for point in planned}
         assert cells.grid_points(wanted, entry) == points
@@ -447,7 +466,7 @@ def test_validation_by_batches_is_asked_of_released_code_and_its_absence_marked(
     where = {"dataset": "mammography", "row": "F1*", "column": "f1"}
     for reduce, value in [("split", 0.5), ("batch_mean", 0.7)]:
         words = ["loss=btg_released", "protocol=btg", "preset=paper", f"protocol.val_reduce={reduce}"]
-        plain = protocols.scientific(settings(["dataset=mammography", *words]), "fingerprint", "mammography")
+        plain = science("dataset=mammography", *words)
         rules = {"thresholds": {"scores": {"test": {"f1_pos": value}}}}
         records.write(tmp_path, records.Record(plain, 0, decisions=rules))
         shown = cell(tables.build("btg_1", tmp_path, variant="released"), **where)
@@ -729,28 +748,15 @@ def test_a_corrupt_file_is_named_and_the_table_still_renders(tmp_path):
 
 
 def test_ten_thousand_records_render_within_ten_seconds(tmp_path):
-    source = next(r for r in records.scan(GOLDEN) if r["config"]["dataset"]["name"] == "mammography")
+    source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "mammography")
     rng = random.Random(0)
     (tmp_path / "records").mkdir()
     with open(tmp_path / "records" / "many.jsonl", "w") as file:
-        names = (
-            "key",
-            "seed",
-            "stage",
-            "data",
-            "confusion",
-            "scores",
-            "decisions",
-            "best",
-            "epochs",
-            "stopped",
-            "status",
-        )
         for i in range(10_000):
-            config = source["config"] | {"hyper": {"lr": i // 10}, "loss": {"name": rng.choice(["f1", "ce", "mcc"])}}
-            record = {n: source[n] for n in names} | {"config": config, "seed": i % 10, "error": None, "seconds": 1.0}
-            record |= {"device": "cpu", "versions": {}, "git": None, "schema": 1, "key": records.key(config)}
-            file.write(json.dumps(record) + "\n")
+            stored = source.to_json()
+            stored["config"]["hyper"] |= {"lr": 1e-6 * (1 + i // 10)}
+            stored["config"]["loss"] |= {"name": rng.choice(["f1", "ce", "mcc"])}
+            file.write(json.dumps(stored | {"seed": i % 10, "key": identity.key(stored["config"])}) + "\n")
     start = time.process_time()  # of this process: a busy machine is not its fault
     tables.render("all", tmp_path)
     assert time.process_time() - start < 10
