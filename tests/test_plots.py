@@ -7,7 +7,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from east.reporting import plots, tables
+from east.reporting import plots, statistics, tables
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -76,19 +76,50 @@ def test_tradeoff_has_a_point_per_beta():
     plots.tradeoff(tables.build("east_v2_6", "/nowhere"))
 
 
-def test_dots_show_means_and_intervals():
+def test_dots_show_means_and_intervals_of_ours_and_published():
     table = tables.build("btg_4", GOLDEN)
     figure = plots.dots(table)
     assert len(figure.axes) == 5
     first = next(cell for cell in table.cells if cell.row == "F1*" and cell.column == "f1")
     bars = figure.axes[0].containers
     assert len(bars) == 3 + 2, "three published, two of ours"
-    ours = next(bar for bar in bars if bar.lines[0].get_color() == plots.BLUE)
-    assert ours.lines[0].get_xdata()[0] == pytest.approx(first.summary.mean)
-    (reach,) = ours.lines[2][0].get_segments()
+    (theirs, mine) = (next(b for b in bars if b.lines[0].get_color() == c) for c in (plots.GREY, plots.BLUE))
+    assert mine.lines[0].get_xdata()[0] == pytest.approx(first.summary.mean)
+    (reach,) = mine.lines[2][0].get_segments()
     assert reach[:, 0] == pytest.approx([first.summary.low, first.summary.high])
-    plots.dots(tables.build("east_v2_1", "/nowhere"))
+    (reach,) = theirs.lines[2][0].get_segments()
+    expected = statistics.published_interval(first.published.mean, first.published.std)
+    assert reach[:, 0] == pytest.approx([expected.low, expected.high])
+    words = {text.get_text() for text in figure.axes[0].texts}
+    assert f"{len(first.values)}{first.marks}" in words, "n and training stand beside the dot"
+
+
+def test_dots_leave_out_what_has_no_results():
+    assert not plots.dots(tables.build("east_v2_1", "/nowhere")).axes
     assert not plots.dots(tables.build("grid", "/nowhere")).axes
+    titles = [axes.get_title(loc="left") for axes in plots.dots(tables.build("east_v2_1", GOLDEN)).axes]
+    assert [title.partition(":")[0] for title in titles] == ["adult"] * 3 + ["mammography"] * 3
+
+
+def test_adult_is_shown_by_both_loaders():
+    clean, released = (tables.build("east_v2_1", GOLDEN, variant=variant) for variant in ("clean", "released"))
+    adult = plots.dots(clean, released).axes[0]
+    drawn = {b.lines[0].get_color(): b.lines[0].get_xdata()[0] for b in adult.containers}
+    means = [
+        next(c.summary.mean for c in table.cells if (c.block, c.row, c.column) == ("adult", "CE", "f1"))
+        for table in (clean, released)
+    ]
+    assert [drawn[plots.BLUE], drawn[plots.ORANGE]] == pytest.approx(means)
+    alone = plots.dots(clean).axes[0]
+    assert plots.ORANGE not in {b.lines[0].get_color() for b in alone.containers}
+
+
+def test_a_mean_far_from_the_others_is_an_arrow():
+    table = filled("plugin", lambda cell: 0.5 if cell.row == "CE" else 0.98)
+    axes = plots.dots(table).axes[0]
+    assert axes.get_xlim()[0] > 0.9
+    assert "◂ 0.510" in {text.get_text() for text in axes.texts}
+    assert plots.near([]) == (0.0, 1.0)
 
 
 def filled(name, value):
@@ -103,7 +134,7 @@ def test_lines_have_a_point_per_column():
     ratios = ["1:10", "1:100", "1:1,000", "1:10,000"]
     table = filled("imbalance", lambda cell: 0.9 - 0.2 * ratios.index(cell.column))
     figure = plots.lines(table)
-    assert [axes.get_title() for axes in figure.axes] == ["f1_pos", "mcc"]
+    assert [axes.get_title() for axes in figure.axes] == ["f1_positive", "mcc"]
     drawn = {container.get_label(): container.lines[0].get_ydata() for container in figure.axes[0].containers}
     assert list(drawn) == ["F1*", "CE", "CE + plug-in", "CE weighted", "AnyLoss"]
     assert list(drawn["CE"]) == pytest.approx([0.91, 0.71, 0.51, 0.31])
@@ -115,13 +146,11 @@ def test_ranks_are_drawn_at_their_place():
     table = filled("keel", lambda cell: 0.9 - 0.1 * order.index(cell.row) if cell.row in order else 0.3)
     figure = plots.ranks(table)
     (entry, _) = table.rankings
-    assert (entry["ranks"]["RF"], entry["ranks"]["CE"], entry["ranks"]["Dice"]) == (1, 3, 7)
+    assert (entry.ranks["RF"], entry.ranks["CE"], entry.ranks["Dice"]) == (1, 3, 7)
     stems = {line.get_xdata()[0] for line in figure.axes[0].lines if len(line.get_xdata()) == 3}
     assert stems == {1, 2, 3, 7}
     words = [text.get_text().strip() for text in figure.axes[0].texts]
-    assert {"RF", "F1*", "CE + plug-in", "7.00", f"critical difference {entry['critical_difference']:.2f}"} <= set(
-        words
-    )
+    assert {"RF", "F1*", "CE + plug-in", "7.00", f"critical difference {entry.critical_difference:.2f}"} <= set(words)
     assert not plots.ranks(tables.build("keel", "/nowhere")).axes
 
 
@@ -132,9 +161,9 @@ def test_cliques_are_the_longest_runs():
 
 
 def test_published_is_in_the_legend_only_where_something_was():
-    words = lambda name: [t.get_text() for t in plots.dots(tables.build(name, "/nowhere")).legends[0].get_texts()]  # noqa: E731
-    assert len(words("east_v2_1")) == 2
-    assert len(words("plugin")) == 1
+    for name, published in [("east_v2_1", True), ("plugin", False)]:
+        legend = plots.dots(filled(name, lambda cell: 0.5)).legends[0]
+        assert any("published" in text.get_text() for text in legend.get_texts()) == published
 
 
 def test_confusion_writes_counts_while_they_fit():

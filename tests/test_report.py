@@ -62,7 +62,7 @@ def results(tmp_path_factory):
     labels = rng.integers(0, 10, 200)
     probabilities = rng.dirichlet(np.ones(10), 200) * 0.5 + 0.5 * np.eye(10)[labels]
     record = records.Record(
-        config=source["config"] | {"hyper": {"lr": 0.5}},
+        config=source.config.but(hyper=source.config.hyper.but(lr=0.5)),
         seed=0,
         scores=source["scores"],
         confusion=source["confusion"],
@@ -90,8 +90,8 @@ def test_the_page_is_well_formed(page):
 
 def test_every_table_finding_and_cell_is_there(page):
     ids = {attributes.get("id") for _, attributes in page.tags}
-    assert {name for name in tables.names() if "paper" in tables.spec(name)} <= ids
-    assert {f"f-{finding['id']}" for finding in papers.findings()} <= ids
+    assert {name for name in tables.names() if tables.spec(name).paper} <= ids
+    assert {f"f-{finding.id}" for finding in papers.findings()} <= ids
     sections = "".join(page.words)
     assert "341 published cells" in sections
     assert "Suspected: " in sections
@@ -165,7 +165,7 @@ def test_text_stands_out_from_its_background(scheme):
 
 def test_text_from_records_cannot_inject_markup(tmp_path):
     source = next(r for r in records.scan(GOLDEN) if r["config"]["dataset"]["name"] == "digits")
-    config = source["config"] | {"hyper": {"note": "<script>alert(1)</script>"}}
+    config = source.config.but(preset="<script>alert(1)</script>")
     records.write(tmp_path, records.Record(config=config, seed=0, scores=source["scores"], git='"><script>'))
     found = report.page(tmp_path)
     assert found.count("<script>") == 1

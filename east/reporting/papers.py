@@ -4,9 +4,9 @@ The numbers are in published.yaml, the findings in findings.yaml.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -16,6 +16,7 @@ HERE = Path(__file__).resolve().parent
 PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
 BASELINES = ("rf", "ccs")  # no networks
 MULTICLASS = {"cifar10": 10, "caltech256": 257}  # and their classes
+STATUSES = ("confirmed", "suspected", "open")
 
 # One map from the papers' words to ours. Which of our scores a metric is depends on who printed it: see `score_of`.
 LOSSES = {
@@ -31,14 +32,17 @@ LOSSES = {
 }
 METRICS = {"acc": "accuracy", "mcc": "mcc", "f1_macro": "f1_macro", "precision": "precision", "recall": "recall"}
 BTG_METRICS = METRICS | {"f1": "f1_pos", "f2": "f2_pos", "f3": "f3_pos", "auroc": "auroc_thresholded"}
+# Records keep the names they were written with; everywhere else a score is metric, then average.
+STORED = {"f1_positive": "f1_pos", "f2_positive": "f2_pos", "f3_positive": "f3_pos"}
+SHOWN = {stored: shown for shown, stored in STORED.items()}
 SCORES = (
-    *("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc"),
+    *("f1_positive", "f1_macro", "accuracy", "balanced_accuracy", "mcc"),
     *("auroc", "auroc_thresholded", "average_precision", "precision", "recall", "trained_for"),
 )
 
 # The released-code variant of a table asks for these instead (see findings.yaml).
 RELEASED_DATASETS = {"adult": "adult_released"}
-RELEASED_LOSSES: dict[str, dict] = {
+RELEASED_LOSSES: dict[str, dict[str, str | int]] = {
     "dice": {"loss": "dice_released"},
     "wmw": {"loss": "wmw_released"},
     "btg_f1": {"loss": "btg_released"},
@@ -47,41 +51,116 @@ RELEASED_LOSSES: dict[str, dict] = {
     "btg_accuracy": {"loss": "btg_released", "metric": "accuracy"},
     "btg_auroc": {"loss": "btg_released", "metric": "auroc"},
 }
+# and, of each protocol, for these settings; trials without them are shown until there are others, with a mark.
+RELEASED_PROTOCOLS: dict[str, dict[str, str]] = {"btg": {"protocol.val_reduce": "batch_mean"}}
 LOGIT_JUDGED = ("bce", "wmw", "ap_perf")  # losses whose raw outputs the released code holds against the thresholds
+
+Betas = tuple[tuple[str, float], ...]  # (class, beta), …
+
+
+@dataclass(frozen=True)
+class Published:
+    """A number of a paper: mean and standard deviation over ten trials. published.yaml says what the words mean."""
+
+    paper: str
+    table: int
+    dataset: str
+    loss: str
+    metric: str
+    mean: float
+    std: float
+    row: int | None = None
+    class_: str | None = None  # that a precision or recall refers to
+    beta: float | None = None
+    beta_class: str | None = None
+    block: str | None = None
+
+    @property
+    def our_loss(self) -> str:
+        return LOSSES.get(self.loss, self.loss)
+
+    @property
+    def our_beta(self) -> Betas | None:
+        return pairs({self.beta_class: self.beta}) if self.beta_class and self.beta is not None else None
+
+    @property
+    def places(self) -> int:
+        """Decimals of the mean, as printed."""
+        return 2 if self.paper == "btg" else 3
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """Published cells: those that have one of the given values everywhere. Without values for a field, any."""
+
+    paper: tuple[str, ...] = ()
+    table: tuple[int, ...] = ()
+    dataset: tuple[str, ...] = ()
+    loss: tuple[str, ...] = ()
+    metric: tuple[str, ...] = ()
+    class_: tuple[str, ...] = ()
+
+    def matches(self, cell: Published) -> bool:
+        return all(not wanted or getattr(cell, name) in wanted for name, wanted in vars(self).items())
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What is known or suspected about some published numbers, or about the text of a paper (then without cells)."""
+
+    id: str
+    status: str
+    text: str
+    evidence: str
+    cells: tuple[Pattern, ...]
 
 
 @cache
-def cells() -> list[dict[str, Any]]:
-    """The 341 published cells; `our_loss` and `our_beta` are our names for their losses."""
+def cells() -> list[Published]:
+    """The 341 published cells."""
     found = yaml.safe_load((HERE / "published.yaml").read_text())["cells"]
-    for cell in found:
-        cell["our_loss"] = LOSSES.get(cell["loss"], cell["loss"])
-        cell["our_beta"] = pairs({cell["beta_class"]: cell["beta"]} if "beta_class" in cell else None)
+    return [Published(**_attributes(cell)) for cell in found]
+
+
+@cache
+def findings() -> list[Finding]:
+    """Everything in findings.yaml."""
+    as_tuple = lambda value: tuple(value) if isinstance(value, list) else (value,)  # noqa: E731
+    found = []
+    for entry in yaml.safe_load((HERE / "findings.yaml").read_text())["findings"]:
+        choose("status", entry["status"], STATUSES)
+        patterns = ({name: as_tuple(value) for name, value in _attributes(p).items()} for p in entry["cells"])
+        found.append(Finding(**entry | {"cells": tuple(Pattern(**pattern) for pattern in patterns)}))
     return found
 
 
-def pairs(beta: Mapping[str, float] | None) -> tuple | None:
+def _attributes(entry: Mapping) -> dict:
+    """`class` is a word of Python."""
+    return {"class_" if name == "class" else name: value for name, value in entry.items()}
+
+
+def pairs(beta: Mapping[str, float] | None) -> Betas | None:
     """Betas by class as something that can be looked up."""
     return tuple(beta.items()) if beta else None
 
 
-@cache
-def findings() -> list[dict[str, Any]]:
-    """What is known or suspected about the published numbers: id, status, text, evidence, cells."""
-    return yaml.safe_load((HERE / "findings.yaml").read_text())["findings"]
+def findings_of(cell: Published) -> list[str]:
+    """Ids of the findings about a published cell."""
+    return [finding.id for finding in findings() if any(pattern.matches(cell) for pattern in finding.cells)]
 
 
-def findings_of(cell: Mapping) -> list[str]:
-    """Ids of the findings that touch a published cell."""
+def shown(score: str) -> str:
+    """A score as tables print it; the last word of "test.f1_pos" is the stored name.
 
-    def matches(pattern: Mapping) -> bool:
-        return all(cell.get(name) in (want if isinstance(want, list) else [want]) for name, want in pattern.items())
-
-    return [finding["id"] for finding in findings() if any(map(matches, finding["cells"]))]
+    >>> shown("thresholds.test.f1_pos")
+    'thresholds.test.f1_positive'
+    """
+    rule, dot, name = score.rpartition(".")
+    return f"{rule}{dot}{SHOWN.get(name, name)}"
 
 
 def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
-    """Which of our scores a paper's metric is; without a paper, `metric` is our own word, such as plugin_f1.f1_pos.
+    """Which stored score a paper's metric is; without a paper, `metric` is our own word, such as plugin_f1.f1_positive.
 
     Two classes: F1 of the positive class, but macro F1 in the rows of random forest and CCS. Caltech256: the networks'
     accuracy is balanced accuracy. Bridging the Gap: means over the thresholds 0.1 to 0.9.
@@ -91,8 +170,9 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
     """
     baseline = loss in BASELINES
     if paper is None:
-        rule, _, name = metric.rpartition(".")
-        return f"{rule}{'.' if rule else ''}test.{choose('score', name, SCORES)}"
+        rule, dot, name = metric.rpartition(".")
+        known = choose("score", SHOWN.get(name, name), SCORES)
+        return f"{rule}{dot}test.{STORED.get(known, known)}"
     if paper == "btg":
         return f"thresholds.test.{BTG_METRICS[choose('metric', metric, BTG_METRICS)]}"
     if metric == "f1":
@@ -102,9 +182,9 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
     return f"test.{METRICS[choose('metric', metric, METRICS)]}"
 
 
-def published_for(dataset: str, loss: str, protocol: str | None, score: str) -> dict | None:
+def published_for(dataset: str, loss: str, protocol: str | None, score: str) -> Published | None:
     """The first published number about a whole dataset that is this score of this loss under this protocol."""
     clean = {released: name for name, released in RELEASED_DATASETS.items()}.get(dataset, dataset)
-    same = (c for c in cells() if (c["dataset"], c["our_loss"], PROTOCOLS[c["paper"]]) == (clean, loss, protocol))
-    whole = (c for c in same if "class" not in c and not c["our_beta"])
-    return next((c for c in whole if score_of(c["paper"], clean, loss, c["metric"]) == score), None)
+    same = (c for c in cells() if (c.dataset, c.our_loss, PROTOCOLS[c.paper]) == (clean, loss, protocol))
+    whole = (c for c in same if not c.class_ and not c.our_beta)
+    return next((c for c in whole if score_of(c.paper, clean, loss, c.metric) == score), None)

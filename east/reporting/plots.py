@@ -4,27 +4,36 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart, and no m
 filled with a solid line, published is hollow.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec
 
 import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from east.reporting import statistics
+from east.reporting.cells import MARKS
+
 if TYPE_CHECKING:
-    from east.reporting.tables import Cell, Table
+    from east.reporting.tables import Cell, Ranking, Table
+
+P = ParamSpec("P")
 
 FORMATS = ("svg", "pdf", "png")
 INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a8a86"
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#e69f00", "#56b4e9", GREY, INK)
 MARKERS = "osD^vPX*"
-STYLE = {
+CUT = 0.1  # what is further from the other means may leave a panel instead of flattening it
+WORDS_OF_MARKS = {mark: text.partition(":")[0].rstrip(".") for mark, text in MARKS.items()}
+STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
     "font.size": 9,
     "font.family": "DejaVu Sans",
     "axes.spines.top": False,
@@ -41,11 +50,11 @@ STYLE = {
 }
 
 
-def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
+def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     """Draw in the project's style and leave everyone else's alone."""
 
     @wraps(draw)
-    def wrapper(*args, **kwargs) -> Figure:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Figure:
         with style():
             return draw(*args, **kwargs)
 
@@ -53,7 +62,7 @@ def styled(draw: Callable[..., Figure]) -> Callable[..., Figure]:
 
 
 @contextmanager
-def style():
+def style() -> Iterator[None]:
     with matplotlib.rc_context(STYLE):
         yield
 
@@ -71,7 +80,7 @@ def save(figure: Figure, target: str | Path, formats: Sequence[str] = FORMATS) -
 
 
 @styled
-def steps(probabilities: Sequence[float], heights: Mapping[float, Sequence[float]], threshold: float) -> Figure:
+def steps(probabilities: np.ndarray, heights: Mapping[float, np.ndarray], threshold: float) -> Figure:
     """The step at several temperatures: heights[T] over probabilities. Eq. 4, arXiv 2405.20954."""
     figure = Figure(figsize=(4.6, 3.2))
     axes = figure.add_subplot()
@@ -109,7 +118,7 @@ def curves(history: Mapping[str, Sequence[float]], title: str = "") -> Figure:
     epoch, temperature = history["epoch"], history.get("temperature", [])
     if len(temperature) and None not in temperature:
         axes.fill_between(epoch, temperature, step="post", color=GREY, alpha=0.3, lw=0, label="temperature T")
-        for i in np.flatnonzero(np.diff(temperature)):
+        for i in np.flatnonzero(np.diff(temperature)).tolist():
             axes.axvline(epoch[i + 1], color=GREY, lw=0.5, ls=":")
     names = {"train_loss": "training loss", "val_loss": "validation loss", "val_metric": "1 − metric, validation"}
     for colour, line, (name, label) in zip((GREY, BLUE, ORANGE), ("-", "-", "--"), names.items(), strict=True):
@@ -128,37 +137,64 @@ def tradeoff(table: "Table", precision: str = "precision dog", recall: str = "re
     axes = figure.add_subplot()
     cells = {(cell.row, cell.column): cell for cell in table.cells}
     rows = list(dict.fromkeys(cell.row for cell in table.cells))
-    published = [[cells[row, name].published for row in rows] for name in (recall, precision)]
-    _path(
-        axes, rows, *[[(p["mean"], p["std"]) for p in column] for column in published], GREY, "published", hollow=True
-    )
     ran = [row for row in rows if cells[row, recall].values and cells[row, precision].values]
-    ours = [[cells[row, name].summary for row in ran] for name in (recall, precision)]
+    known = [[_published(cells[row, name]) for row in rows] for name in (recall, precision)]
+    _path(axes, rows, known[0], known[1], GREY, "published", hollow=True)
     if ran:
-        _path(axes, ran, *[[(s.mean, s.std or 0.0) for s in column] for column in ours], BLUE, "ours", hollow=False)
-    axes.set(xlabel=f"{recall} ± std", ylabel=f"{precision} ± std")
+        ours = [[_ours(cells[row, name]) for row in ran] for name in (recall, precision)]
+        _path(axes, ran, ours[0], ours[1], BLUE, "ours", hollow=False)
+    axes.set(xlabel=f"{recall}, 95 % interval of the mean", ylabel=f"{precision}, 95 % interval of the mean")
     axes.legend()
     return figure
 
 
-def _path(axes: Any, names: Sequence[str], x: Sequence, y: Sequence, colour: str, label: str, hollow: bool) -> None:
-    (xs, dx), (ys, dy) = (zip(*pairs, strict=True) for pairs in (x, y))
+def _path(
+    axes: Axes, names: Sequence[str], x: Sequence["Mean"], y: Sequence["Mean"], colour: str, label: str, hollow: bool
+) -> None:
+    xs, ys = [one.at for one in x], [one.at for one in y]
+    dx, dy = [one.reach for one in x], [one.reach for one in y]
     face = "none" if hollow else colour
     axes.errorbar(xs, ys, dy, dx, color=colour, mfc=face, marker="o", ms=5, lw=0.8, elinewidth=0.5, label=label)
     for name, a, b in zip(names, xs, ys, strict=True):
         axes.annotate(name.removeprefix("beta "), (a, b), (4, 4), textcoords="offset points", fontsize=7, color=colour)
 
 
+@dataclass(frozen=True)
+class Mean:
+    """A mean, and half of its 95 % interval: the same for ours and for the published numbers."""
+
+    at: float
+    reach: float
+
+
+def _ours(cell: "Cell") -> Mean:
+    ours = cell.summary
+    assert ours.mean is not None, "only cells with trials are drawn"
+    return Mean(ours.mean, 0.0 if ours.high is None else ours.high - ours.mean)
+
+
+def _published(cell: "Cell") -> Mean:
+    assert cell.published is not None, "only published cells are drawn"
+    known = cell.published
+    return Mean(known.mean, statistics.published_interval(known.mean, known.std).high - known.mean)
+
+
 @styled
-def dots(table: "Table") -> Figure:
-    """A table as dots: ours with its 95 % interval, published with two of its standard deviations."""
-    blocks = table.blocks
+def dots(table: "Table", released: "Table | None" = None) -> Figure:
+    """A table as dots, ours and published with 95 % intervals of the means; blocks without results are left out.
+
+    Beside each of our dots stand the number of trials and the marks of its training. `released` is the same table by
+    the papers' released code: where it uses other data, such as the corrupted Adult, its dots are drawn as well.
+    """
+    blocks = {block: cells for block, cells in table.blocks.items() if any(cell.values for cell in cells.values())}
+    others = _of_other_data(table, released)
     rows, columns = (
         {block: list(dict.fromkeys(key[i] for key in cells)) for block, cells in blocks.items()} for i in (0, 1)
     )
-    heights = [len(rows[block]) + 1.2 for block in blocks]
+    two_loaders = {block for block, _, _ in others}
+    heights = [len(rows[block]) * (1.5 if block in two_loaders else 1) + 1.2 for block in blocks]
     width = max(map(len, columns.values()), default=1)
-    figure = Figure(figsize=(1.2 + 2.3 * width, 0.5 + 0.2 * sum(heights)))
+    figure = Figure(figsize=(1.2 + 2.5 * width, 0.7 + 0.24 * sum(heights)))
     if not blocks:
         figure.text(0.5, 0.5, "no records", ha="center")
         return figure
@@ -167,53 +203,120 @@ def dots(table: "Table") -> Figure:
         for axes in line[len(columns[block]) :]:
             axes.set_visible(False)
         for axes, column in zip(line, columns[block], strict=False):
-            for y, row in enumerate(rows[block]):
-                _dot(axes, y, cells[row, column])
-            axes.set(ylim=(len(rows[block]) - 0.4, -0.6), yticks=range(len(rows[block])))
+            shown = [(cells[row, column], others.get((block, row, column))) for row in rows[block]]
+            _panel(axes, shown)
             axes.set_yticklabels(rows[block] if axes is line[0] else [])
-            axes.margins(x=0.15)
-            left, right = axes.get_xlim()
-            axes.set_xlim(max(left, lowest(cells.values()) - 0.05), min(right, 1.05))
-            axes.xaxis.set_major_locator(MaxNLocator(4))
-            axes.tick_params(length=2, labelsize=8)
-            axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
             axes.set_title(f"{block}: {column}" if len(blocks) > 1 else column, loc="left")
-    handles = [Line2D([], [], color=BLUE, marker="o", ms=5, lw=1.5, label="ours, 95 % interval of the mean")]
-    if any(cell.published for cell in table.cells):
-        handles += [Line2D([], [], color=GREY, marker="D", ms=4, mfc="none", lw=1, label="published ± 2 std")]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8)
+    figure.legend(handles=_legend(blocks, others), loc="outside lower center", ncols=2, fontsize=8)
     return figure
+
+
+def _of_other_data(table: "Table", released: "Table | None") -> dict[tuple[str, str, str], "Cell"]:
+    """The cells of the released variant that have results on data of their own."""
+    data = {(cell.block, cell.row, cell.column): cell.dataset for cell in table.cells}
+    found = {(c.block, c.row, c.column): c for c in (released.cells if released else ()) if c.values}
+    return {place: cell for place, cell in found.items() if data.get(place, cell.dataset) != cell.dataset}
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A mean on a line of a panel."""
+
+    mean: Mean
+    line: float
+    colour: str
+    marker: str
+    words: str  # number of trials and marks; of ours
+
+
+def _panel(axes: Axes, shown: Sequence[tuple["Cell", "Cell | None"]]) -> None:
+    """One column of a block, a line per row. The axis covers what is compared: a mean far away is an arrow."""
+    drawn = [dot for y, (cell, other) in enumerate(shown) for dot in _dots_of(y, cell, other)]
+    low, high = near([dot.mean.at for dot in drawn])
+    inside = [dot.mean for dot in drawn if low <= dot.mean.at <= high]
+    low, high = (
+        min([low, *(m.at - min(m.reach, high - low + CUT) for m in inside)]),
+        min(max([high, *(m.at + min(m.reach, high - low + CUT) for m in inside)]), max(high, 1.0)),
+    )
+    margin = max(0.1 * (high - low), 0.005)
+    left, right = low - margin, max(min(high + margin, 1.0), high + margin / 4)
+    for dot in drawn:
+        face = "none" if dot.colour == GREY else dot.colour
+        look: dict[str, Any] = {"color": dot.colour, "fontsize": 5.5, "va": "center", "annotation_clip": False}
+        if left <= dot.mean.at <= right:
+            axes.errorbar(dot.mean.at, dot.line, xerr=dot.mean.reach, color=dot.colour, mfc=face, marker=dot.marker,
+                          ms=4, lw=1.2)  # fmt: skip
+        else:
+            away = dot.mean.at < left
+            text = f"◂ {dot.mean.at:.3f}" if away else f"{dot.mean.at:.3f} ▸"
+            axes.annotate(text, (0 if away else 1, dot.line), (2 if away else -2, 0),
+                          xycoords=("axes fraction", "data"), textcoords="offset points",
+                          ha="left" if away else "right", **look)  # fmt: skip
+        axes.annotate(dot.words, (1, dot.line), (3, 0), xycoords=("axes fraction", "data"),
+                      textcoords="offset points", **look)  # fmt: skip
+    axes.set(xlim=(left, right), ylim=(len(shown) - 0.4, -0.6), yticks=range(len(shown)))
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.tick_params(length=2, labelsize=8)
+    axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
+
+
+def _dots_of(y: int, cell: "Cell", other: "Cell | None") -> list[Dot]:
+    """Published, ours, and ours on the released loader's data, side by side around line y."""
+    looks = [(_published(cell), GREY, "D", "")] if cell.published else []
+    looks += [(_ours(cell), BLUE, "o", f"{len(cell.values)}{cell.marks}")] if cell.values else []
+    looks += [(_ours(other), ORANGE, "s", f"{len(other.values)}{other.marks}")] if other else []
+    middle = (len(looks) - 1) / 2
+    return [Dot(look[0], y + 0.3 * (k - middle), *look[1:]) for k, look in enumerate(looks)]
+
+
+def near(values: Sequence[float]) -> tuple[float, float]:
+    """The range of the values that are not far from the bulk: within three interquartile ranges of the median, or CUT.
+
+    >>> near([0.98, 0.99, 0.985, 0.988, 0.51])
+    (0.98, 0.99)
+    """
+    if not values:
+        return 0.0, 1.0
+    first, median, third = np.percentile(values, [25, 50, 75])
+    kept = [value for value in values if abs(value - median) <= max(3 * (third - first), CUT)]
+    return min(kept), max(kept)
+
+
+def _legend(blocks: Mapping[str, Mapping], others: Mapping) -> list[Line2D]:
+    cells = [cell for block in blocks.values() for cell in block.values()]
+    handles = [Line2D([], [], color=BLUE, marker="o", ms=4, lw=1.2, label="ours (n, marks of its training)")]
+    if others:
+        handles += [Line2D([], [], color=ORANGE, marker="s", ms=4, lw=1.2, label="ours, data of the released loader")]
+    if any(cell.published for cell in cells):
+        handles += [Line2D([], [], color=GREY, marker="D", ms=4, mfc="none", lw=1.2, label="published (n = 10)")]
+    used = {mark for cell in (*cells, *others.values()) if cell.values for mark in cell.marks}
+    handles += [Line2D([], [], lw=0, label="bars: 95 % interval of the mean")]
+    names = [f"{mark} {WORDS_OF_MARKS[mark]}" for mark in MARKS if mark in used]
+    return [*handles, *(Line2D([], [], lw=0, label=name) for name in names)]
 
 
 def lowest(cells: Iterable["Cell"]) -> float:
     """Where an axis of scores may begin: intervals of few trials reach below what scores can be."""
-    return min([0.0, *(cell.summary.mean for cell in cells if cell.values)])
-
-
-def _dot(axes: Any, y: int, cell: Any) -> None:
-    if cell.published:
-        mean, std = cell.published["mean"], cell.published["std"]
-        axes.errorbar(mean, y - 0.17, xerr=2 * std, color=GREY, mfc="none", marker="D", ms=4, lw=1)
-    if cell.values:
-        ours = cell.summary
-        reach = None if ours.low is None else ours.high - ours.mean
-        axes.errorbar(ours.mean, y + (0.17 if cell.published else 0), xerr=reach, color=BLUE, marker="o", ms=5, lw=1.5)
+    return min([0.0, *(cell.summary.mean for cell in cells if cell.summary.mean is not None)])
 
 
 @styled
 def lines(table: "Table") -> Figure:
     """A table as lines: a panel per block, a line per row over the columns, with 95 % intervals of the means."""
-    blocks = table.blocks
-    figure = Figure(figsize=(1.6 + 3.0 * len(blocks), 3.2))
+    blocks = {block: cells for block, cells in table.blocks.items() if any(cell.values for cell in cells.values())}
+    figure = Figure(figsize=(1.6 + 3.0 * max(len(blocks), 1), 3.2))
+    if not blocks:
+        figure.text(0.5, 0.5, "no records", ha="center")
+        return figure
     for axes, (block, cells) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items(), strict=True):
         columns = list(dict.fromkeys(cell.column for cell in cells.values()))
         rows = list(dict.fromkeys(cell.row for cell in cells.values()))
         for k, row in enumerate(rows):
             own = [cell for cell in cells.values() if cell.row == row and cell.values]
             at = [columns.index(cell.column) + 0.05 * (k - len(rows) / 2) for cell in own]  # intervals side by side
-            reach = [0.0 if cell.summary.low is None else cell.summary.high - cell.summary.mean for cell in own]
+            means = [_ours(cell) for cell in own]
             look = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)], "ms": 4, "lw": 1.2}
-            axes.errorbar(at, [cell.summary.mean for cell in own], reach, elinewidth=0.7, label=row, **look)
+            axes.errorbar(at, [m.at for m in means], [m.reach for m in means], elinewidth=0.7, label=row, **look)
         axes.set(title=block, xlim=(-0.4, len(columns) - 0.6))
         axes.set_xticks(range(len(columns)), columns)
         axes.set_ylim(lowest(cells.values()) - 0.05, min(axes.get_ylim()[1], 1.05))
@@ -223,9 +326,12 @@ def lines(table: "Table") -> Figure:
 
 @styled
 def ranks(table: "Table") -> Figure:
-    """Critical-difference diagrams, one per block: mean ranks, best at the left; a bar joins what is not told apart."""
+    """Critical-difference diagrams, one per block: mean ranks, best at the left.
+
+    A bar joins ranks that cannot be told apart.
+    """
     entries = table.rankings
-    heights = [2.2 + len(entry["ranks"]) / 2 for entry in entries]
+    heights = [2.2 + len(entry.ranks) / 2 for entry in entries]
     figure = Figure(figsize=(6.4, max(0.3 * sum(heights), 1.0)))
     if not entries:
         figure.text(0.5, 0.5, "fewer than two datasets with trials of every row", ha="center")
@@ -236,10 +342,10 @@ def ranks(table: "Table") -> Figure:
     return figure
 
 
-def _critical_difference(axes: Any, entry: Mapping[str, Any], height: float) -> None:
+def _critical_difference(axes: Axes, entry: "Ranking", height: float) -> None:
     """Demšar's diagram: the axis of ranks on top, names at the nearer side, bars below the axis."""
-    names = sorted(entry["ranks"], key=entry["ranks"].get)
-    at, reach = [entry["ranks"][name] for name in names], entry["critical_difference"]
+    names = sorted(entry.ranks, key=lambda name: entry.ranks[name])
+    at, reach = [entry.ranks[name] for name in names], entry.critical_difference
     count, half = len(names), (len(names) + 1) // 2
     for k, (name, rank) in enumerate(zip(names, at, strict=True)):
         left = k < half
@@ -253,7 +359,7 @@ def _critical_difference(axes: Any, entry: Mapping[str, Any], height: float) -> 
     axes.plot([1, 1 + reach], [-1.0, -1.0], color=INK, lw=1.5, marker="|", ms=6)
     axes.text(1 + reach / 2, -1.15, f"critical difference {reach:.2f}", ha="center", va="bottom", fontsize=8)
     axes.set(xlim=(1, count), ylim=(height - 1.6, 0), xticks=range(1, count + 1))
-    axes.set_title(f"mean rank by {entry['block']}, {len(entry['columns'])} datasets", loc="right")
+    axes.set_title(f"mean rank by {entry.block}, {len(entry.columns)} datasets", loc="right")
     axes.xaxis.tick_top()
     axes.spines[["left", "bottom"]].set_visible(False)
     axes.spines["top"].set_visible(True)
@@ -329,4 +435,6 @@ def softened(
     return soft, {name: float(METRICS[name](counts)) for name in metrics}
 
 
-FIGURES = {"dots": dots, "lines": lines, "ranks": ranks}  # that a table may have
+def figure_of(table: "Table", released: "Table | None" = None) -> Figure:
+    """The figure that a table asks for."""
+    return dots(table, released) if table.figure == "dots" else {"lines": lines, "ranks": ranks}[table.figure](table)

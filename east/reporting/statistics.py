@@ -1,19 +1,32 @@
-"""How sure are we: intervals, paired comparisons, ranks. Pure functions of lists of numbers.
+"""Intervals, paired comparisons and ranks, as pure functions of lists of numbers. SciPy does the distributions.
 
-± is the sample standard deviation over trials (ddof 1) everywhere; an interval is about the mean. The papers' trials
-differ in weight initialisation on one split, so their ± says nothing about other splits: `spread` tells the two apart.
+± is the sample standard deviation over trials (ddof 1) everywhere; an interval is always about a mean. The papers'
+trials differ in weight initialisation on one split, so their ± says nothing about other splits: see `spread`.
 """
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
-from scipy.special import chdtrc, ndtr, stdtr, stdtrit
+from scipy import stats
 
+Split = TypeVar("Split", bound=Hashable)
 EXACT_FLIPS = 14  # up to 2^14 sign patterns are enumerated, beyond that they are drawn
 PUBLISHED_STD_FLOOR = 0.005  # a printed 0.00 is anything below it
+PUBLISHED_TRIALS = 10  # of every published mean
+MARGIN = 0.02  # differences up to here do not matter
+WORDS = ("reproduced", "close", "differs", "imprecise")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A 95 % interval, unless another level was asked for."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)
@@ -28,7 +41,7 @@ class Summary:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class Paired:
     """Paired difference a - b: its mean with interval, how often a is ahead, and a two-sided p-value."""
 
     n: int
@@ -37,6 +50,15 @@ class Comparison:
     high: float | None
     wins: int
     p: float | None
+
+
+@dataclass(frozen=True)
+class SignTest:
+    """How probable it is that a loss is behind, practically equal, or ahead on the largest share of datasets."""
+
+    behind: float
+    equal: float
+    ahead: float
 
 
 def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
@@ -58,16 +80,41 @@ def t_interval(values: Sequence[float], level: float = 0.95, overlap: float = 0.
     correlated, and the variance of the mean is s² (1/n + overlap) instead of s²/n (Nadeau and Bengio, 2003).
     """
     n = _at_least(2, values)
-    half = stdtrit(n - 1, (1 + level) / 2) * np.std(values, ddof=1) * math.sqrt(1 / n + overlap)
-    return float(np.mean(values) - half), float(np.mean(values) + half)
+    error = float(np.std(values, ddof=1)) * math.sqrt(1 / n + overlap)
+    return _student(float(np.mean(values)), error, n - 1, level)
 
 
-def inside(ours: float, s_ours: float, published: float, s_published: float) -> bool:
-    """Does our mean agree with the published one? |difference| <= 2 sqrt(s_published² + s_ours²)."""
-    return abs(ours - published) <= 2 * math.hypot(max(s_published, PUBLISHED_STD_FLOOR), s_ours) + 1e-12
+def published_interval(mean: float, std: float, level: float = 0.95) -> Interval:
+    """The interval of a published mean of ten trials, computed as for our own means."""
+    error = max(std, PUBLISHED_STD_FLOOR) / math.sqrt(PUBLISHED_TRIALS)
+    return Interval(*_student(mean, error, PUBLISHED_TRIALS - 1, level))
 
 
-def paired(a: Mapping, b: Mapping, level: float = 0.95, overlap: float = 0.0) -> Comparison:
+def welch(ours: Sequence[float], mean: float, std: float, level: float = 0.95) -> Interval:
+    """Welch's interval for the mean of `ours` minus a published mean of ten trials, whose std is at least 0.005."""
+    n = _at_least(2, ours)
+    a = float(np.var(ours, ddof=1)) / n
+    b = max(std, PUBLISHED_STD_FLOOR) ** 2 / PUBLISHED_TRIALS
+    freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (PUBLISHED_TRIALS - 1))
+    return Interval(*_student(math.fsum(ours) / n - mean, math.sqrt(a + b), freedom, level))
+
+
+def verdict(difference: Interval) -> str:
+    """One word for an interval of ours minus published.
+
+    reproduced: inside ±0.02 and contains 0. close: inside ±0.02. differs: excludes 0 and reaches beyond ±0.02.
+    imprecise: contains 0, but reaches beyond ±0.02, so that the trials cannot tell.
+
+    >>> [verdict(Interval(*ends)) for ends in [(-0.01, 0.01), (0.005, 0.015), (0.01, 0.03), (-0.03, 0.01)]]
+    ['reproduced', 'close', 'differs', 'imprecise']
+    """
+    inside = difference.low >= -MARGIN and difference.high <= MARGIN
+    if difference.low <= 0 <= difference.high:
+        return "reproduced" if inside else "imprecise"
+    return "close" if inside else "differs"
+
+
+def paired(a: Mapping[Split, float], b: Mapping[Split, float], level: float = 0.95, overlap: float = 0.0) -> Paired:
     """Compare two losses over the trials (seeds, or splits) that both have: label -> score.
 
     The p-value is that of the sign-flip test: if neither is better, every difference could as well have the other sign.
@@ -78,28 +125,27 @@ def paired(a: Mapping, b: Mapping, level: float = 0.95, overlap: float = 0.0) ->
     differences = [a[label] - b[label] for label in a if label in b]
     n = len(differences)
     mean = math.fsum(differences) / n if n else None
-    spread = n > 1 and max(differences) - min(differences) > 1e-12  # else nothing says how sure the mean is
-    low, high = t_interval(differences, level, overlap) if spread else (None, None)
-    p = None if n < 2 else corrected_t(differences, overlap) if overlap and spread else sign_flip(differences)
-    return Comparison(n, mean, low, high, sum(d > 0 for d in differences), p)
+    vary = n > 1 and max(differences) - min(differences) > 1e-12  # else nothing says how sure the mean is
+    low, high = t_interval(differences, level, overlap) if vary else (None, None)
+    p = None if n < 2 else corrected_t(differences, overlap) if overlap and vary else sign_flip(differences)
+    return Paired(n, mean, low, high, sum(d > 0 for d in differences), p)
 
 
 def corrected_t(differences: Sequence[float], overlap: float) -> float:
     """Two-sided p-value by the t-test for overlapping re-splits (Nadeau and Bengio, 2003), of unequal differences."""
     n = _at_least(2, differences)
     error = np.std(differences, ddof=1) * math.sqrt(1 / n + overlap)
-    mean = abs(float(np.mean(differences)))
-    return float(2 * stdtr(n - 1, -mean / error))
+    return float(2 * stats.t.sf(abs(np.mean(differences)) / error, n - 1))
 
 
 def sign_flip(differences: Sequence[float], draws: int = 20_000, seed: int = 0) -> float:
-    """Two-sided p-value: the share of sign patterns whose mean is at least as far from 0 as the one seen."""
+    """Two-sided p-value: the share of sign patterns whose mean is at least as far from 0 as the observed one."""
     n = _at_least(1, differences)
     if n <= EXACT_FLIPS:
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=n)))
     else:
         signs = np.random.default_rng(seed).choice((1.0, -1.0), (draws, n))
-        signs[0] = 1.0  # the pattern seen is one of them, which keeps p above 0
+        signs[0] = 1.0  # the observed pattern is one of them, which keeps p above 0
     sums = np.abs(signs @ np.asarray(differences, dtype=float))
     return float(np.mean(sums >= sums[0] - 1e-12))
 
@@ -117,24 +163,23 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def by_split(values: Mapping[tuple, float]) -> dict:
+def by_split(values: Mapping[tuple[Split, int], float]) -> dict[Split, float]:
     """(split, seed) -> score becomes split -> mean over its seeds: the unit of a comparison over splits."""
-    splits: dict = {}
+    splits: dict[Split, list[float]] = {}
     for (split, _), value in values.items():
         splits.setdefault(split, []).append(value)
-    return {split: math.fsum(found) / len(found) for split, found in splits.items()}
+    return {split: math.fsum(scores) / len(scores) for split, scores in splits.items()}
 
 
-def spread(values: Mapping[tuple, float]) -> tuple[float | None, float | None]:
+def spread(values: Mapping[tuple[Split, int], float]) -> tuple[float | None, float | None]:
     """(split, seed) -> score: standard deviation over seeds within a split, and between the splits' means.
 
     The first pools the splits' variances; either is None where there is nothing to take it from.
     """
     means = by_split(values)
     freedom = len(values) - len(means)
-    within = (
-        math.sqrt(math.fsum((v - means[split]) ** 2 for (split, _), v in values.items()) / freedom) if freedom else None
-    )
+    squares = math.fsum((value - means[split]) ** 2 for (split, _), value in values.items())
+    within = math.sqrt(squares / freedom) if freedom else None
     between = float(np.std(list(means.values()), ddof=1)) if len(means) > 1 else None
     return within, between
 
@@ -145,75 +190,51 @@ def mean_ranks(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
     >>> mean_ranks({"f1": [0.9, 0.8], "ce": [0.7, 0.8]})
     {'f1': 1.25, 'ce': 1.75}
     """
-    return dict(zip(scores, ranks(scores).mean(1).tolist(), strict=True))
-
-
-def ranks(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
-    """Rank of every method within every column: [methods, columns]."""
-    table = np.array(list(scores.values()), dtype=float)
-    ahead = (table[None] > table[:, None]).sum(1)
-    equal = (table[None] == table[:, None]).sum(1)
-    return ahead + (equal + 1) / 2
+    ranks = stats.rankdata(-np.array(list(scores.values()), dtype=float), axis=0)
+    return dict(zip(scores, ranks.mean(1).tolist(), strict=True))
 
 
 def friedman(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """Chi-square and p-value of "all methods rank alike", ties accounted for (Friedman, 1937).
-
-    N (k - 1) times the share of the ranks' variation that lies between k methods over N columns.
-    """
-    table = ranks(scores)
-    methods, columns = table.shape
-    around = table - (methods + 1) / 2
-    total = (around**2).sum()
-    if total == 0:  # every column is one tie
+    """Chi-square and p-value of "all methods rank alike", ties accounted for (Friedman, 1937); at least two methods."""
+    table = np.array(list(scores.values()), dtype=float)
+    if (table == table[0]).all():  # every column is one tie
         return 0.0, 1.0
-    statistic = float(columns**2 * (methods - 1) * (around.mean(1) ** 2).sum() / total)
-    return statistic, float(chdtrc(methods - 1, statistic))
+    if len(table) == 2:  # SciPy wants three: with two, the chi-square of the sign test without continuity correction
+        ahead, behind = (table[0] > table[1]).sum(), (table[0] < table[1]).sum()
+        chi_square = float((ahead - behind) ** 2 / (ahead + behind))
+        return chi_square, float(stats.chi2.sf(chi_square, 1))
+    result = stats.friedmanchisquare(*table)
+    return float(result.statistic), float(result.pvalue)
 
 
 def critical_difference(methods: int, columns: int, level: float = 0.95) -> float:
-    """Mean ranks that differ by less are not told apart (Nemenyi, 1963; Demšar, 2006): q sqrt(k (k + 1) / (6 N)).
+    """Mean ranks closer than this cannot be told apart (Nemenyi, 1963; Demšar, 2006): q sqrt(k (k + 1) / (6 N)).
 
     >>> round(critical_difference(5, 30), 3)
     1.114
     """
-    return studentized_range(methods, level) / math.sqrt(2) * math.sqrt(methods * (methods + 1) / (6 * columns))
-
-
-def studentized_range(count: int, level: float) -> float:
-    """Quantile of the range of `count` standard normal values: k ∫ φ(z) (Φ(z) - Φ(z - q))^(k-1) dz = level."""
-    z = np.linspace(-10, 10, 4001)
-    density = np.exp(-z * z / 2) / math.sqrt(2 * math.pi) * (z[1] - z[0])
-    low, high = 0.0, 20.0
-    while high - low > 1e-10:
-        middle = (low + high) / 2
-        below = count * float(density @ (ndtr(z) - ndtr(z - middle)) ** (count - 1))
-        low, high = (middle, high) if below < level else (low, middle)
-    return low
-
-
-@dataclass(frozen=True)
-class SignTest:
-    """How probable it is that a loss is behind, practically equal, or ahead on the largest share of data sets."""
-
-    behind: float
-    equal: float
-    ahead: float
+    quantile = stats.studentized_range.ppf(level, methods, math.inf) / math.sqrt(2)
+    return float(quantile * math.sqrt(methods * (methods + 1) / (6 * columns)))
 
 
 def sign_test(
     differences: Sequence[float], rope: float = 0.01, prior: float = 1.0, draws: int = 50_000, seed: int = 0
 ) -> SignTest:
-    """Bayesian sign test of differences over data sets (Benavoli et al., 2017).
+    """Bayesian sign test of differences over datasets (Benavoli et al., 2017).
 
     `rope`: differences up to here are practically none. The shares of the three outcomes have a Dirichlet posterior
-    whose prior weighs as much as `prior` equal data sets; each number is the probability that its share is the largest.
+    whose prior weighs as much as `prior` equal datasets; each number is the probability that its share is the largest.
     """
     values = np.asarray(differences, dtype=float)
     counts = [(values < -rope).sum(), (np.abs(values) <= rope).sum() + prior, (values > rope).sum()]
     # Dirichlet shares are gamma draws up to their sum, which does not change which is the largest.
     shares = np.random.default_rng(seed).standard_gamma(np.array(counts, dtype=float), (draws, 3))
     return SignTest(*(np.bincount(shares.argmax(1), minlength=3) / draws).tolist())
+
+
+def _student(mean: float, error: float, freedom: float, level: float) -> tuple[float, float]:
+    half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    return mean - half, mean + half
 
 
 def _at_least(count: int, values: Sequence[float]) -> int:

@@ -4,24 +4,22 @@ import csv
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from east.reporting.tables import Cell, Table
+from east.reporting import papers
+from east.reporting.cells import MARKS, PRESETS
 
-MARKS = {
-    "†": "budget preset: a smaller grid and shorter training than the paper's.",
-    "¶": "lean preset: a few points of the grid and at most 40 epochs.",
-    "‡": "quick preset: no search and very short training.",
-    "§": "the records hold several settings that fit; the one with the most trials is shown.",
-}
+if TYPE_CHECKING:
+    from east.reporting.tables import Cell, Comparison, Ranking, Table
+
 WIDTH = 110  # of running text in a terminal
 LATEX = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
     **{"^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
     **{"±": r"$\pm$", "−": "$-$", "Δ": r"$\Delta$", "✓": r"$\bullet$", "✗": r"$\circ$", "·": r"$\cdot$", "²": "$^2$"},
+    **{"◇": r"$\Diamond$", "◊": r"$\diamond$", "½": r"$\frac12$", "‖": r"$\|$"},
     **{"†": r"\dag{}", "‡": r"\ddag{}", "¶": r"\P{}", "§": r"\S{}", "'": r"{\textquotesingle}"},
 }
 
@@ -45,33 +43,48 @@ TEX = Style(
 
 def texts(table: "Table", cell: "Cell", style: Style) -> list[str]:
     """A cell in three words: ours, published, difference."""
-    ours, escape = cell.summary, style.escape
+    return [_ours(table, cell, style), _published(table, cell, style), style.escape(difference(cell))]
 
-    def emphasis(which: str, number: str) -> str:
-        return (style.bold if table.best(cell, which) else "{}").format(escape(number.replace("-", "−")))
 
-    if ours.n and table.ranked and style.narrow:
-        mine = emphasis("ours", f"{ours.mean:.3f}")
-    elif ours.n:
-        number = f"{ours.mean:.3f}" + (f" ± {ours.std:.3f}" if ours.std is not None else "")
-        count = (
-            f" ({ours.n}{f'/{cell.trials}' if cell.trials else ''}{f', {cell.failed} failed' if cell.failed else ''})"
-        )
-        mine = emphasis("ours", number) + escape(count)
-        mine += style.raised.format(escape(cell.marks)) if cell.marks else ""
-    else:
+def _ours(table: "Table", cell: "Cell", style: Style) -> str:
+    ours = cell.summary
+    if not ours.n:
         without = "—" if cell.tried else "not run"
-        mine = escape(f"failed ({cell.failed})" if cell.failed else without)
-    theirs = difference = ""
-    if cell.published:
-        places = 2 if cell.published["paper"] == "btg" else 3  # as printed
-        letters = ",".join(map(table.letter, cell.findings))
-        theirs = emphasis("published", f"{cell.published['mean']:.{places}f} ± {cell.published['std']:.2f}")
-        theirs += style.raised.format(letters) if letters else ""
-    if cell.difference is not None:
-        verdict = {True: " ✓", False: " ✗", None: ""}[cell.inside]
-        difference = escape(f"{cell.difference:+.3f}".replace("-", "−") + verdict)
-    return [mine, theirs, difference]
+        return style.escape(f"failed ({cell.failed})" if cell.failed else without)
+    if table.ranked and style.narrow:
+        return _emphasis(table, cell, "ours", f"{ours.mean:.3f}", style)
+    number = f"{ours.mean:.3f}" + (f" ± {ours.std:.3f}" if ours.std is not None else "")
+    count = f"{ours.n}/{cell.trials}" if cell.trials else f"{ours.n}"
+    facts = [count, *([f"{cell.failed} failed"] if cell.failed else []), *(["capped"] if cell.capped else [])]
+    raised = style.raised.format(style.escape(cell.marks)) if cell.marks else ""
+    return _emphasis(table, cell, "ours", number, style) + style.escape(f" ({', '.join(facts)})") + raised
+
+
+def _published(table: "Table", cell: "Cell", style: Style) -> str:
+    known = cell.published
+    if not known:
+        return ""
+    letters = ",".join(map(table.letter, cell.findings))
+    number = _emphasis(table, cell, "published", f"{known.mean:.{known.places}f} ± {known.std:.2f}", style)
+    return number + (style.raised.format(letters) if letters else "")
+
+
+def _emphasis(table: "Table", cell: "Cell", which: str, number: str, style: Style) -> str:
+    return (style.bold if table.best(cell, which) else "{}").format(style.escape(number.replace("-", "−")))
+
+
+def difference(cell: "Cell") -> str:
+    """Ours minus published with its interval and word, such as "+0.010 [−0.002, +0.018] reproduced ✓"."""
+    if cell.difference is None:
+        return ""
+    if cell.interval is None:
+        return _signed(cell.difference)
+    ends = f"[{_signed(cell.interval.low)}, {_signed(cell.interval.high)}]"
+    return f"{_signed(cell.difference)} {ends} {cell.word}{' ✓' if cell.ticked else ''}"
+
+
+def _signed(number: float) -> str:
+    return f"{number:+.3f}".replace("-", "−")
 
 
 def layout(table: "Table", style: Style) -> Iterator[tuple[str, list[str], list[list[str]]]]:
@@ -91,16 +104,22 @@ def layout(table: "Table", style: Style) -> Iterator[tuple[str, list[str], list[
 
 
 def heading(table: "Table", block: str, column: str) -> str:
-    """A column's name, with the score of ours that it shows: "f1 (f1_pos; RF, CCS: f1_macro)"."""
+    """A column's name, with the score that it shows and the trainings that it mixes.
+
+    Such as "f1 (f1_positive; RF, CCS: f1_macro; mixed training: paper, budget)".
+    """
     rows: dict[str, list[str]] = {}
-    for (row, name), cell in table.blocks[block].items():
-        if name == column:
-            rows.setdefault(cell.measure.replace("test.", ""), []).append(row)
+    cells = [cell for (_, name), cell in table.blocks[block].items() if name == column]
+    for cell in cells:
+        rows.setdefault(papers.shown(cell.measure).replace("test.", ""), []).append(cell.row)
     first, *others = rows
-    if table.flipped or (not others and (first == block or column.partition(" ")[0].endswith(first))):
-        return column
-    exceptions = [f"; {', '.join(rows[score])}: {score}" for score in others]
-    return f"{column} ({first}{''.join(exceptions)})"
+    plain = table.flipped or (not others and (first == block or column.partition(" ")[0].endswith(first)))
+    facts = [] if plain else [first, *(f"{', '.join(rows[score])}: {score}" for score in others)]
+    trained = {cell.preset or "" for cell in cells if cell.values and cell.trains_networks and not cell.family}
+    if len(trained) > 1 and not table.flipped:
+        ordered = sorted(trained, key=lambda preset: (*PRESETS, preset).index(preset))
+        facts.append(f"mixed training: {', '.join(ordered)}")
+    return f"{column} ({'; '.join(facts)})" if facts else column
 
 
 def notes(table: "Table") -> Iterator[tuple[str, str]]:
@@ -108,42 +127,59 @@ def notes(table: "Table") -> Iterator[tuple[str, str]]:
     used = {mark for cell in table.cells for mark in cell.marks}
     yield from ((mark, text) for mark, text in MARKS.items() if mark in used)
     for name, finding in table.findings.items():
-        yield table.letter(name), f"{finding['status'].capitalize()}: {finding['text']} {finding['evidence']}"
+        yield table.letter(name), f"{finding.status.capitalize()}: {finding.text} {finding.evidence}"
 
 
-def compared(entry: dict) -> list[str]:
+def compared(pair: "Comparison") -> list[str]:
     """One paired comparison as words."""
-    ends = "—" if entry["low"] is None else f"{entry['low']:+.3f}, {entry['high']:+.3f}"
-    interval = f"{entry['difference']:+.3f} [{ends}]".replace("-", "−")
-    head = [entry["block"], entry["column"], f"{entry['row']} − {entry['against']}", f"{entry['n']} {entry['over']}s"]
-    return [*head, interval, f"{entry['wins']}/{entry['n']}", f"{entry['p']:.3f}", f"{entry['p_holm']:.3f}"]
+    ends = "—" if pair.low is None or pair.high is None else f"{_signed(pair.low)}, {_signed(pair.high)}"
+    head = [pair.block, pair.column, f"{pair.row} − {pair.against}", f"{pair.n} {pair.over}s"]
+    holm = "—" if pair.p_holm is None else f"{pair.p_holm:.3f}"
+    return [*head, f"{_signed(pair.difference)} [{ends}]", f"{pair.wins}/{pair.n}", f"{pair.p:.3f}", holm]
 
 
 COMPARED = ["data", "score", "pair", "over", "difference [95 % interval]", "wins", "p", "p (Holm)"]
 
 
-def ranked(entry: dict) -> tuple[str, list[list[str]]]:
+def how_compared(pairs: Sequence["Comparison"]) -> str:
+    """How the numbers below were made: which tests, which corrections."""
+    units, questions = {pair.over for pair in pairs}, sum(pair.p_holm is not None for pair in pairs)
+    sentences = []
+    if "seed" in units:
+        sentences.append("Over seeds (initialisations on one split): t interval, sign-flip test.")
+    if "split" in units:
+        sentences.append(
+            "Over splits (a new one for every trial, of the same rows): Nadeau and Bengio's corrected t interval "
+            "and test."
+        )
+    if questions:
+        sentences.append(f"Holm's correction is over the {questions} questions that the table declares.")
+    else:
+        sentences.append("The table declares no question of these: p-values are not corrected for multiplicity.")
+    return " ".join(sentences)
+
+
+def ranked(entry: "Ranking") -> tuple[str, list[list[str]]]:
     """The ranks of one block: a sentence, and a line per row from best to worst, header first."""
-    methods = sorted(entry["ranks"], key=entry["ranks"].get)
+    methods = sorted(entry.ranks, key=lambda name: entry.ranks[name])
     sentence = (
-        f"Ranks by {entry['block']} over {len(entry['columns'])} datasets, 1 is best. Friedman: p = "
-        f"{entry['friedman']:.2g}; mean ranks less than {entry['critical_difference']:.2f} apart are not told apart "
-        "(Nemenyi, 95 %)."
+        f"Ranks by {entry.block} over {len(entry.columns)} datasets, 1 is best. Friedman: p = {entry.friedman:.2g}; "
+        f"mean ranks less than {entry.critical_difference:.2f} apart cannot be told apart (Nemenyi, 95 %)."
     )
-    if entry["signs"]:
+    if entry.signs:
         sentence += (
             " Bayesian sign test: how probable it is that a loss is behind the one named, practically equal "
-            f"(within {entry['rope']:g}), or ahead of it on the largest share of datasets."
+            f"(within {entry.rope:g}), or ahead of it on the largest share of datasets."
         )
-    lines = [["loss", "mean rank"], *([name, f"{entry['ranks'][name]:.2f}"] for name in methods)]
-    for rival, signs in entry["signs"].items():
+    lines = [["loss", "mean rank"], *([name, f"{entry.ranks[name]:.2f}"] for name in methods)]
+    for rival, signs in entry.signs.items():
         lines[0] += [f"behind {rival}", "equal", "ahead"]
         for line in lines[1:]:
-            line += [f"{p:.3f}" for p in signs[line[0]].values()] if line[0] in signs else [""] * 3
+            line += [f"{p:.3f}" for p in vars(signs[line[0]]).values()] if line[0] in signs else [""] * 3
     return sentence, lines
 
 
-def markdown(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
+def markdown(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
     parts = []
     for table, entries in zip(tables, pairs, strict=True):
         parts += [f"## {table.title}", MARKDOWN.escape(table.caption)]
@@ -153,10 +189,8 @@ def markdown(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
         for sentence, (header, *lines) in map(ranked, table.rankings):
             parts += [sentence, _pipes(header, [list(map(MARKDOWN.escape, line)) for line in lines])]
         if entries:
-            parts += [
-                "### Paired comparisons",
-                _pipes(COMPARED, [list(map(MARKDOWN.escape, compared(e))) for e in entries]),
-            ]
+            lines = [list(map(MARKDOWN.escape, compared(pair))) for pair in entries]
+            parts += ["### Paired comparisons", how_compared(entries), _pipes(COMPARED, lines)]
         if table.missing:
             parts += ["### Not run yet", "```bash\n" + "\n".join(table.missing) + "\n```"]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -167,7 +201,7 @@ def _pipes(header: list[str], lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *lines])
 
 
-def text(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
+def text(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
     """For the terminal."""
     parts = []
     for table, entries in zip(tables, pairs, strict=True):
@@ -180,7 +214,7 @@ def text(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
         for sentence, lines in map(ranked, table.rankings):
             parts += [fill(sentence, WIDTH), aligned(lines)]
         if entries:
-            parts += [aligned([COMPARED, *map(compared, entries)])]
+            parts += [fill(how_compared(entries), WIDTH), aligned([COMPARED, *map(compared, entries)])]
         if table.missing:
             parts += ["Not run yet:\n" + "\n".join(f"  {line}" for line in table.missing)]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -203,8 +237,8 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
-def latex(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
-    parts = [r"% needs \usepackage{booktabs,graphicx,textcomp}"]
+def latex(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
+    parts = [r"% needs \usepackage{amssymb,booktabs,graphicx,textcomp}"]
     for table in tables:
         parts += [r"\begin{table}[p]", r"\centering", rf"\caption{{{TEX.escape(f'{table.title}. {table.caption}')}}}"]
         blocks = list(layout(table, TEX))
@@ -217,39 +251,47 @@ def latex(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
         for block, header, lines in blocks:
             body = [" & ".join(line) + r" \\" for line in [[TEX.escape(block), *header[1:]], *lines]]
             parts += [r"\toprule", body[0], r"\midrule", *body[1:]]
-        parts += [r"\bottomrule", r"\end{tabular}}", r"\par\smallskip"]
-        if table.rankings:  # a page of their own
-            parts += [r"\end{table}", r"\begin{table}[p]", r"\centering"]
-        for sentence, (header, *lines) in map(ranked, table.rankings):
-            body = [" & ".join(map(TEX.escape, line)) + r" \\" for line in [header, *lines]]
-            parts += [TEX.escape(sentence) + r"\par\smallskip", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"]
-            parts += [r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule", r"\end{tabular}\par\smallskip"]
+        parts += [r"\bottomrule", r"\end{tabular}}", r"\par\smallskip", *_latex_rankings(table)]
         footnotes = [rf"\textsuperscript{{{TEX.escape(mark)}}}~{TEX.escape(note)}" for mark, note in notes(table)]
-        parts += (
-            [r"\begin{minipage}{\linewidth}\scriptsize", " ".join(footnotes), r"\end{minipage}"] if footnotes else []
-        )
+        if footnotes:
+            parts += [r"\begin{minipage}{\linewidth}\scriptsize", " ".join(footnotes), r"\end{minipage}"]
         parts += [r"\end{table}", ""]
     return "\n".join(parts)
 
 
-def flat(table: "Table", cell: "Cell") -> dict:
+def _latex_rankings(table: "Table") -> list[str]:
+    """The ranks of a table, on a page of their own."""
+    parts = [r"\end{table}", r"\begin{table}[p]", r"\centering"] if table.rankings else []
+    for sentence, (header, *lines) in map(ranked, table.rankings):
+        body = [" & ".join(map(TEX.escape, line)) + r" \\" for line in [header, *lines]]
+        parts += [TEX.escape(sentence) + r"\par\smallskip", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"]
+        parts += [r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule", r"\end{tabular}\par\smallskip"]
+    return parts
+
+
+def flat(table: "Table", cell: "Cell") -> dict[str, object]:
     """A cell as one line of numbers."""
-    ours, known = cell.summary, cell.published or {}
-    where = {"table": table.name, "block": cell.block, "row": cell.row, "column": cell.column, "dataset": cell.dataset}
-    what = {
-        "loss": cell.loss,
-        "parameters": cell.parameters | cell.overrides,
-        "protocol": cell.protocol,
-        "score": cell.score,
+    ours, known, interval = cell.summary, cell.published, cell.interval
+    constant = sum(cell.constant) / len(cell.constant) if cell.constant else None
+    return {
+        **{"table": table.name, "block": cell.block, "row": cell.row, "column": cell.column, "dataset": cell.dataset},
+        **{"loss": cell.loss, "parameters": cell.parameters | cell.overrides, "protocol": cell.protocol},
+        **{"score": papers.shown(cell.score), "mean": ours.mean, "std": ours.std, "low": ours.low, "high": ours.high},
+        **{"n": ours.n, "trials": cell.trials, "failed": cell.failed, "capped": cell.capped},
+        **{"published_mean": known.mean if known else None, "published_std": known.std if known else None},
+        **{"difference": cell.difference, "difference_low": interval.low if interval else None},
+        **{"difference_high": interval.high if interval else None, "word": cell.word, "ticked": cell.ticked},
+        **{"constant": constant, "constant_word": cell.constant_word, "findings": cell.findings},
+        **{"preset": cell.preset, "search": cell.search, "papers_protocol": cell.papers_protocol},
+        **{"key": cell.key, "sources": cell.sources},
     }
-    mine = {"mean": ours.mean, "std": ours.std, "low": ours.low, "high": ours.high, "n": ours.n, "trials": cell.trials}
-    theirs = {"published_mean": known.get("mean"), "published_std": known.get("std")}
-    verdict = {"difference": cell.difference, "inside": cell.inside, "findings": cell.findings}
-    origin = {"failed": cell.failed, "preset": cell.preset, "key": cell.key, "sources": cell.sources}
-    return where | what | mine | theirs | verdict | origin
 
 
-def csv_(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
+def _finding(finding: papers.Finding) -> dict[str, str]:
+    return {"id": finding.id, "status": finding.status, "text": finding.text, "evidence": finding.evidence}
+
+
+def csv_(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
     """One line per cell; lists and mappings as JSON."""
     cells = [flat(table, cell) for table in tables for cell in table.cells]
     stream = io.StringIO()
@@ -260,15 +302,16 @@ def csv_(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
     return stream.getvalue()
 
 
-def json_(tables: Sequence["Table"], pairs: Sequence[list[dict]]) -> str:
+def json_(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
     """A list of tables: name, title, caption, cells (with the value of every seed), comparisons, findings, missing, and
     the rankings of a table that has them."""
     found = [
         {"name": table.name, "title": table.title, "caption": table.caption}
         | {"cells": [flat(table, cell) | {"values": cell.values} for cell in table.cells]}
-        | {"comparisons": entries, "findings": list(table.findings.values()), "missing": table.missing}
-        | ({"rankings": table.rankings} if table.ranked else {})
-        for table, entries in zip(tables, pairs, strict=True)
+        | {"comparisons": [asdict(pair) for pair in compared_rows]}
+        | {"findings": [_finding(finding) for finding in table.findings.values()], "missing": table.missing}
+        | ({"rankings": [asdict(ranking) for ranking in table.rankings]} if table.ranked else {})
+        for table, compared_rows in zip(tables, pairs, strict=True)
     ]
     return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
 

@@ -49,7 +49,7 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     found = {(record.key, record.seed): record for record in records.scan(settings.results_dir)}
     keys = {run.chosen.key for run in runs if run.chosen}
     shown = [whole(record) for record in found.values() if record.key in keys]
-    spec = tables.spec("grid") | {"title": "Results"}
+    spec = tables.spec("grid").changed(title="Results")
     built = tables.build(spec, settings.results_dir, found=shown, rule=settings.selection, preset="quick")
     named = list(zip(plan.names(runs), runs, strict=True))
     lines = [f"{name}: {lack}" for name, run in named if (lack := shortfall(run, found))]

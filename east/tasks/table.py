@@ -1,6 +1,6 @@
 """task=table: render a table from the records, in every format, with its figure."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from east.choices import choose
@@ -22,7 +22,7 @@ def main(command: Command) -> int:
 def text(asked: Settings, preset: str | None) -> str:
     """Render a table into results_dir/tables in every format; return it as text, or in the format asked for."""
     found = records.scan(asked.results_dir)
-    every = [n for n in tables.names() if "paper" in tables.spec(n)] if asked.table == "all" else [asked.table]
+    every = [n for n in tables.names() if tables.spec(n).paper] if asked.table == "all" else [asked.table]
     options = {"rule": asked.selection, "variant": asked.variant, "preset": None if preset == "auto" else preset}
     built = [tables.build(name, asked.results_dir, found=found, **options) for name in every]
     pairs = [tables.comparisons(table) for table in built]
@@ -31,17 +31,27 @@ def text(asked: Settings, preset: str | None) -> str:
     shown = writers.WRITERS["text"](built, pairs).rstrip()
     folder = Path(asked.results_dir) / "tables"
     with shown_anyway():
-        write(folder, "" if asked.variant == "clean" else f"_{asked.variant}", built, pairs)
+        clean = [table.name for table in built if asked.variant == "clean" and tables.spec(table.name).paper]
+        both = options | {"variant": "released"}  # a figure shows both loaders of Adult
+        released = {name: tables.build(name, asked.results_dir, found=found, **both) for name in clean}
+        write(folder, "" if asked.variant == "clean" else f"_{asked.variant}", built, pairs, released)
         shown += f"\nwritten to {folder} as {', '.join(FILES)}"
     return shown
 
 
-def write(folder: Path, suffix: str, built: Sequence[tables.Table], pairs: Sequence[list]) -> None:
-    """Each table in every format, and its figure in the folder beside."""
+def write(
+    folder: Path,
+    suffix: str,
+    built: Sequence[tables.Table],
+    pairs: Sequence[list[tables.Comparison]],
+    released: Mapping[str, tables.Table],
+) -> None:
+    """Each table in every format, and its figure in the folder beside; `released` are the tables by released code."""
     folder.mkdir(parents=True, exist_ok=True)
     for table, compared in zip(built, pairs, strict=True):
         for form, ending in FILES.items():
             content = writers.WRITERS[form]([table], [compared])
             (folder / f"{table.name}{suffix}.{ending}").write_text(content, encoding="utf-8")
         if any(cell.values for cell in table.cells):
-            plots.save(plots.FIGURES[table.figure](table), folder.with_name("figures") / f"{table.name}{suffix}")
+            figure = plots.figure_of(table, released.get(table.name))
+            plots.save(figure, folder.with_name("figures") / f"{table.name}{suffix}")

@@ -5,11 +5,15 @@ tell apart: search and trials, presets, variants, other splits, a failed trial, 
 """
 
 import shutil
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 
 from east.experiment.records import Record, export, write
+from east.settings.command import Command
+from east.settings.compose import settings
+from east.settings.sections import Science
 
 HERE = Path(__file__).parent
 
@@ -47,41 +51,24 @@ def tenfold(seed: int, recall: float) -> np.ndarray:
     return np.array([rng.multinomial(100, np.where(np.eye(10)[k], recall, (1 - recall) / 9)) for k in range(10)])
 
 
-def config(dataset, loss, protocol, preset, annealing, lr, kind, split, model):
-    return {
-        "dataset": {"name": dataset, "kind": kind, "limit": None},
-        "split": {"seed": split, "fractions": [0.64, 0.16, 0.2], "stratify": False},
-        "model": {"name": model},
-        "loss": loss if isinstance(loss, dict) else {"name": loss},
-        "annealing": {"name": annealing, "schedule": annealing, "T0": None if annealing == "none" else 0.2},
-        "protocol": {
-            "name": protocol,
-            "patience": {"paper": 100 if protocol == "btg" else 50, "budget": 10, "quick": 3}[preset],
-        },
-        "hyper": {"lr": lr, "batch_size": 256, "dropout": 0.25, "weight_decay": 0.01, "clip": None},
-        "preset": preset,
-    }
+@cache
+def config(*words: str) -> Science:
+    """The settings of a command, on data of the fingerprint "golden"."""
+    asked = settings(Command.parse(words))
+    return asked.science(asked.dataset.name, "golden")
 
 
-def put(folder, dataset, loss, matrix, *, seed=0, lr=0.001, protocol="east", preset="paper", annealing=None, **more):
-    """One record; `more`: val_loss (a search point), kind, split, limit, status, thresholds."""
-    name = loss["name"] if isinstance(loss, dict) else loss
-    annealing = annealing or (
-        "geometric" if name in ("f1", "mcc", "accuracy", "fbeta") and protocol == "east" else "none"
-    )
-    kind = more.get("kind", "table")
-    settings = config(
-        dataset,
-        loss,
-        protocol,
-        preset,
-        annealing,
-        lr,
-        kind,
-        more.get("split", 0),
-        "darknet19" if kind == "image" else "mlp_btg" if protocol == "btg" else "mlp",
-    )
-    settings["dataset"]["limit"] = more.get("limit")
+def put(
+    folder, dataset, loss, matrix, *, seed=0, lr=0.001, protocol="east", preset="paper", annealing=None, split=0, **more
+):
+    """One record; `more`: val_loss (a search point), limit, status, thresholds."""
+    loss = loss if "=" in loss else f"loss={loss}"
+    words = [f"dataset={dataset}", *loss.split(), f"protocol={protocol}", f"preset={preset}", f"split.seed={split}"]
+    if dataset == "digits":
+        words += ["dataset.imbalance=10"]  # as `east-run` without arguments has it
+    words += [] if loss == "loss=rf" else [f"hyper.lr={lr}", "hyper.batch_size=256", "hyper.dropout=0.25"]
+    words += [f"annealing={annealing}"] if annealing else []
+    words += [f"dataset.limit={more['limit']}"] if "limit" in more else []
     found = {"test": scores(matrix)} if more.get("status") != "failed" else {}
     decisions = {}
     if more.get("thresholds"):
@@ -89,7 +76,7 @@ def put(folder, dataset, loss, matrix, *, seed=0, lr=0.001, protocol="east", pre
         means = {n: v for n, v in scores(matrix).items() if np.isscalar(v)} | {"f2_pos": beta(2), "f3_pos": beta(3)}
         decisions = {"thresholds": {"at": [0.5], "confusion": {"test": [matrix]}, "scores": {"test": means}}}
     record = Record(
-        config=settings,
+        config=config(*words),
         seed=1000 if "val_loss" in more else seed,
         stage="search" if "val_loss" in more else "trial",
         data={"name": dataset, "fingerprint": "golden", "sizes": [0, 0, int(matrix.sum())]},
@@ -137,7 +124,7 @@ def generate(folder: Path) -> None:
         put(folder, "mammography", "f1", mammography(seed + 20, 0.72), seed=seed, split=1)
         put(folder, "mammography", "ce", mammography(seed + 25, 0.60), seed=seed, split=1)
         put(folder, "mammography", "f1", mammography(seed, 0.01), seed=seed, limit=500)
-        put(folder, "mammography", {"name": "f1", "average": "positive"}, mammography(seed, 0.02), seed=seed)
+        put(folder, "mammography", "loss=f1 loss.average=positive", mammography(seed, 0.02), seed=seed)
         put(folder, "mammography", "f1", mammography(seed, 0.03), seed=seed, annealing="none")
         put(folder, "mammography", "f1", mammography(seed, 0.04), seed=seed, preset="quick")
         put(folder, "adult_released", "ce", binary(seed, 3846, 12435, 0.08, 0.006), seed=seed)
@@ -146,8 +133,8 @@ def generate(folder: Path) -> None:
         put(folder, "digits", "f1", tenfold(seed, 0.95), seed=seed, preset="quick")
         put(folder, "digits", "ce", tenfold(seed + 5, 0.94), seed=seed, preset="quick")
         for beta, recall in [(0.25, 0.55), (1, 0.7), (5, 0.8)]:
-            loss = {"name": "fbeta", "beta": {"dog": beta}}
-            put(folder, "cifar10", loss, tenfold(seed + int(8 * beta), recall), seed=seed, kind="image")
+            loss = f"loss=fbeta loss.beta={{dog:{beta}}}"
+            put(folder, "cifar10", loss, tenfold(seed + int(8 * beta), recall), seed=seed)
     for seed in range(3):
         for loss, recall in [("btg_f1", 0.6), ("btg_f2", 0.7)]:
             matrix = mammography(seed + 90, recall)

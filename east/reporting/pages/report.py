@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from east.experiment import records
-from east.reporting import papers, plots, tables, writers
+from east.experiment.records import Record
+from east.reporting import papers, plots, statistics, tables, writers
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -36,9 +37,9 @@ def page(results_dir: str | Path = "results", today: date | None = None, **optio
     found = records.scan(results_dir)
     today = today or date.today()
     build = lambda name, **more: tables.build(name, results_dir, found=found, today=today, **{**options, **more})  # noqa: E731
-    papers = [build(name) for name in tables.names() if "paper" in tables.spec(name)]
+    papers = [build(name) for name in tables.names() if tables.spec(name).paper]
     released = {table.name: table for table in (build(table.name, variant="released") for table in papers)}
-    ours = (build(name) for name in tables.names() if "paper" not in tables.spec(name))
+    ours = (build(name) for name in tables.names() if not tables.spec(name).paper)
     own = [table for table in ours if table.name == "quickstart" or any(cell.values for cell in table.cells)]
     every = [*papers, *(t for t in released.values() if _differs(t, papers)), *own]
     sections = {
@@ -65,38 +66,35 @@ def page(results_dir: str | Path = "results", today: date | None = None, **optio
 def _differs(table: tables.Table, papers: Sequence[tables.Table]) -> bool:
     """Does the released variant of a table have records of its own?"""
     clean = next(other for other in papers if other.name == table.name)
-    return any(a.values and a.key != b.key for a, b in zip(table.cells, clean.cells, strict=True))
+    keys = {(cell.block, cell.row, cell.column): cell.key for cell in clean.cells}
+    return any(cell.values and cell.key != keys.get((cell.block, cell.row, cell.column)) for cell in table.cells)
 
 
-def _overview(papers: Sequence[tables.Table], found: Sequence[dict]) -> str:
+def _overview(papers: Sequence[tables.Table], found: Sequence[Record]) -> str:
     cells = [cell for table in papers for cell in table.cells if cell.published]
-    filled = [cell for cell in cells if cell.values]
     facts = {
         "published cells": len(cells),
-        "with trials of ours": len(filled),
-        "inside": sum(cell.inside is True for cell in filled),
-        "outside": sum(cell.inside is False for cell in filled),
+        "with trials of ours": sum(bool(cell.values) for cell in cells),
+        "at the paper's protocol": sum(cell.papers_protocol for cell in cells),
+        **{word: sum(cell.word == word for cell in cells) for word in statistics.WORDS},
         "records": len(found),
     }
     boxes = "".join(f"<li><strong>{number}</strong> {name}</li>" for name, number in facts.items())
-    lines = [
-        [f'<a href="#{table.name}">{table.name}</a> {escape(table.title)}', *map(str, counts)]
-        for table in papers
-        for known in [[cell for cell in table.cells if cell.published]]
-        for counts in [
-            [
-                len(known),
-                sum(bool(cell.values) for cell in known),
-                sum(len(cell.values) >= (cell.trials or 0) for cell in known),
-                sum(cell.inside is True for cell in known),
-                sum(cell.inside is False for cell in known),
-            ]
+    lines = []
+    for table in papers:
+        known = [cell for cell in table.cells if cell.published]
+        counts = [
+            len(known),
+            sum(bool(cell.values) for cell in known),
+            sum(cell.papers_protocol for cell in known),
+            *(sum(cell.word == word for cell in known) for word in statistics.WORDS),
         ]
-    ]
-    header = ["table", "cells", "with trials", "with all trials", "inside", "outside"]
+        lines.append([f'<a href="#{table.name}">{table.name}</a> {escape(table.title)}', *map(str, counts)])
+    header = ["table", "cells", "with trials", "at the paper's protocol", *statistics.WORDS]
     return (
-        f'<ul class="facts">{boxes}</ul><p class="caption">Inside: our mean is at most 2·sqrt(s_ours² + s_published²) '
-        f"from the published one, with s_published at least 0.005.</p>{_simple(header, lines, 'What each table holds')}"
+        f'<ul class="facts">{boxes}</ul><p class="caption">By Welch\'s 95 % interval of ours − published. Reproduced: '
+        "inside ±0.02 and contains 0; close: inside ±0.02; differs: excludes 0 and reaches beyond ±0.02; imprecise: "
+        f"anything else.</p>{_simple(header, lines, 'What each table holds')}"
     )
 
 
@@ -111,8 +109,9 @@ def _table(table: tables.Table, released: tables.Table | None = None, level: int
     for sentence, (header, *lines) in map(writers.ranked, table.rankings):
         label = f"{table.title}: ranks"
         parts += [f"<p>{escape(sentence)}</p>", _simple(header, [list(map(escape, line)) for line in lines], label)]
-    if entries := tables.comparisons(table):
-        lines = [[escape(word) for word in writers.compared(entry)] for entry in entries]
+    if pairs := tables.comparisons(table):
+        lines = [[escape(word) for word in writers.compared(pair)] for pair in pairs]
+        parts += [f"<p>{escape(writers.how_compared(pairs))}</p>"]
         parts += [_simple(writers.COMPARED, lines, f"{table.title}: paired comparisons", words=4)]
     if table.missing:
         commands = escape("\n".join(table.missing))
@@ -151,9 +150,9 @@ def _cell(table: tables.Table, cell: tables.Cell, known: bool) -> str:
         mine = f'<td class="missing" title="{escape(tables.command(cell))}">{ours}</td>'
     if not known:
         return mine
-    value = f' data-value="{cell.published["mean"]}"' if cell.published else ""
+    value = f' data-value="{cell.published.mean}"' if cell.published else ""
     gap = f' data-value="{cell.difference:.6f}"' if cell.difference is not None else ""
-    verdict = {True: ' class="inside"', False: ' class="outside"', None: ""}[cell.inside]
+    verdict = ' class="good"' if cell.ticked else ' class="bad"' if cell.word == "differs" else ""
     return f"{mine}<td{value}>{published}</td><td{gap}{verdict}>{difference}</td>"
 
 
@@ -181,52 +180,51 @@ def _scrolling(label: str, inner: str) -> str:
 def _findings() -> str:
     parts = []
     for finding in papers.findings():
-        status = finding["status"]
+        tag = f'<span class="tag {finding.status}">{finding.status}</span>'
         parts += [
-            f'<dt id="f-{finding["id"]}"><span class="tag {status}">{status}</span> {escape(finding["text"])}</dt>'
-            f"<dd>{escape(finding['evidence'])}{_touched(finding['id'])}</dd>"
+            f'<dt id="f-{finding.id}">{tag} {escape(finding.text)}</dt>'
+            f"<dd>{escape(finding.evidence)}{_links(finding.id)}</dd>"
         ]
     return f"<dl>{''.join(parts)}</dl>"
 
 
-def _touched(finding: str) -> str:
-    """Links to the tables with cells that a finding touches."""
-    touched = (cell for cell in papers.cells() if finding in papers.findings_of(cell))
-    names = dict.fromkeys(f"{cell['paper']}_{cell['table']}" for cell in touched)
+def _links(finding: str) -> str:
+    """Links to the tables with cells that a finding is about."""
+    about = (cell for cell in papers.cells() if finding in papers.findings_of(cell))
+    names = dict.fromkeys(f"{cell.paper}_{cell.table}" for cell in about)
     return " " + ", ".join(f'<a href="#{name}">{name}</a>' for name in names) if names else ""
 
 
-def _records(every: Sequence[tables.Table], found: Sequence[dict]) -> str:
+def _records(every: Sequence[tables.Table], found: Sequence[Record]) -> str:
     """For each setting behind a cell: what it is, and each of its trials with a link to the file."""
-    shown = dict.fromkeys(cell.key for table in every for cell in table.cells if cell.values)
-    by_key: dict[str, list[dict]] = {}
+    by_key: dict[str, list[Record]] = {}
     for record in found:
         by_key.setdefault(record["key"], []).append(record)
-    parts = []
-    for key in shown:
-        trials = sorted(by_key[key], key=lambda record: record["seed"])
-        config = trials[0]["config"]
-        title = f"{config['dataset']['name']}, {config['loss']['name']}"
-        hyper = ", ".join(f"{name} {value}" for name, value in config.get("hyper", {}).items() if value is not None)
-        facts = [f"protocol {config.get('protocol', {}).get('name')}", f"preset {config.get('preset')}", hyper]
-        origin = sorted({f"commit {r['git']} on {r['device']}" for r in trials})
-        lines = [
-            [str(r["seed"]), r["stage"], r["status"] if r["status"] == "done" else escape(r["error"] or r["status"])]
-            + [_number(r["scores"].get("test", {}).get(name)) for name in SHOWN_SCORES]
-            + [
-                str(r["epochs"]),
-                _number(r["seconds"], 1),
-                f'<a href="{escape(r["source"])}">{escape(Path(r["source"]).name)}</a>',
-            ]
-            for r in trials
-        ]
-        header = ["seed", "stage", "status", *SHOWN_SCORES, "epochs", "seconds", "file"]
-        parts += [f'<section id="k-{key}"><h3>{escape(title)} <code>{key}</code></h3>']
-        parts += [
-            f'<p class="caption">{escape("; ".join([*facts, *origin]))}</p>{_simple(header, lines, f"Trials of {key}")}'
-        ]
-        parts += ["</section>"]
+    shown = dict.fromkeys(cell.key for table in every for cell in table.cells if cell.values and cell.key)
+    parts = [_setting(key, sorted(by_key[key], key=lambda record: record["seed"])) for key in shown]
     return "".join(parts) or "<p>No records yet. The tables above say which commands make them.</p>"
+
+
+def _setting(key: str, trials: Sequence[Record]) -> str:
+    config = trials[0]["config"]
+    title = f"{config['dataset']['name']}, {config['loss']['name']}"
+    hyper = ", ".join(f"{name} {value}" for name, value in config.get("hyper", {}).items() if value is not None)
+    facts = [f"protocol {config.get('protocol', {}).get('name')}", f"preset {config.get('preset')}", hyper]
+    origin = sorted({f"commit {r['git']} on {r['device']}" for r in trials})
+    header = ["seed", "stage", "status", *map(papers.shown, SHOWN_SCORES), "epochs", "seconds", "file"]
+    lines = []
+    for r in trials:
+        # A setting is chosen by validation alone: test scores of search records are not for anyone's eyes.
+        scores = r["scores"].get("test", {}) if r["stage"] == "trial" else {}
+        status = r["status"] if r["status"] == "done" else escape(r["error"] or r["status"])
+        link = f'<a href="{escape(r["source"])}">{escape(Path(r["source"]).name)}</a>'
+        numbers = [_number(scores.get(name)) for name in SHOWN_SCORES]
+        lines.append([str(r["seed"]), r["stage"], status, *numbers, str(r["epochs"]), _number(r["seconds"], 1), link])
+    return (
+        f'<section id="k-{key}"><h3>{escape(title)} <code>{key}</code></h3>'
+        f'<p class="caption">{escape("; ".join([*facts, *origin]))}</p>{_simple(header, lines, f"Trials of {key}")}'
+        "</section>"
+    )
 
 
 def _number(value: float | None, places: int = 3) -> str:
@@ -234,7 +232,7 @@ def _number(value: float | None, places: int = 3) -> str:
 
 
 def _figures(
-    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[dict], results_dir: Path
+    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[Record], results_dir: Path
 ) -> str:
     drawn = [(caption, _svg(figure)) for caption, figure in _drawn(papers, own, found, results_dir)]
     studies = sorted((results_dir / "studies").glob("*.svg"))
@@ -243,7 +241,7 @@ def _figures(
 
 
 def _drawn(
-    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[dict], results_dir: Path
+    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[Record], results_dir: Path
 ) -> Iterator[tuple[str, "Figure"]]:
     """(caption, figure): the step, then what the records have to show."""
     yield "The step at several temperatures, threshold 0.5", plots.steps(*plots.step_heights(TEMPERATURES), 0.5)
@@ -251,7 +249,7 @@ def _drawn(
     yield f"{betas.title}: a point per beta", plots.tradeoff(betas)
     for table in [*papers, *(table for table in own if table.name != "grid")]:
         if any(cell.values for cell in table.cells):
-            yield table.title, plots.FIGURES[table.figure](table)
+            yield table.title, plots.figure_of(table)
     shown = {cell.key for table in papers for cell in table.cells}
     for record in _examples(found, shown):
         name = f"{record['config']['dataset']['name']}, {record['config']['loss']['name']}, seed {record['seed']}"
@@ -270,7 +268,7 @@ def _drawn(
             yield f"Confusion matrix, test: {name}", plots.confusion(record["confusion"]["test"], title=name)
 
 
-def _examples(found: Sequence[dict], shown: set[str | None]) -> list[dict]:
+def _examples(found: Sequence[Record], shown: set[str | None]) -> list[Record]:
     """A trial with seed 0 per dataset: one behind a cell if there is one, of EAST's F1 loss if there is one."""
     trials = [r for r in found if (r["stage"], r["status"], r["seed"]) == ("trial", "done", 0)]
     whole = [r for r in trials if not r["config"]["dataset"].get("limit")]

@@ -1,0 +1,208 @@
+"""What a table asks for: conf/table/<name>.yaml, checked, and the empty cells that its rows and columns make.
+
+A table of a paper has `paper` and `table`, which find its published numbers. Tables of our own may say more, in the
+words of the command line:
+
+    overrides: {split.stratify: true}                      of every run of the table
+    rows: {name: {loss: f1, annealing: none, loss.step: none, decision: plugin}}
+    columns: [{dataset: [keel set=abalone19], metric: {f1: f1_positive}, rows: {name: …}}]
+    questions: [{row: F1*, against: CE, column: f1, blocks: [adult]}]
+
+`decision: plugin` is the threshold, or the class weights, tuned on validation for the column's metric. Datasets and
+metrics may have a label of their own; a list of columns has sub-tables whose rows may differ. `blocks: metric` makes a
+block per metric and a column per dataset, `flipped` exchanges rows and columns on paper, `ranked` compares the rows
+over all datasets, `figure` is dots, lines or ranks, `reference` the row to compare with instead of cross-entropy.
+`questions` are what the table was made to answer: they, and no other comparisons, are corrected for multiplicity.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from itertools import product
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+from east.choices import CONF, choose
+from east.reporting import papers
+from east.reporting.cells import Cell, plugged
+
+VARIANTS = ("clean", "released")
+CLASS_INDEX = {"cifar10": {"dog": 5, "frog": 6}, "caltech256": {"dog": 55, "frog": 79}}
+POSITIVE = 1
+
+Labels = tuple[str, ...] | dict[str, str]  # names, or label -> name
+Settings = dict[str, JsonValue]
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+class Row(Strict):
+    """A loss with its parameters; `overrides` collects annealing=… and every key with a dot."""
+
+    loss: str
+    beta: float | dict[str, JsonValue] | None = None
+    class_: str | None = Field(None, alias="class")
+    block: str | None = None
+    decision: Literal["plugin"] | None = None
+    released: Settings = {}
+    overrides: Settings = {}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _collect(cls, values: Settings) -> Settings:
+        further = {name: value for name, value in values.items() if "." in name or name == "annealing"}
+        rest = {name: value for name, value in values.items() if name not in further}
+        return rest | ({"overrides": further} if further else {})
+
+
+class Columns(Strict):
+    """Datasets times classes times metrics; `rows` replaces rows of the table, or leaves one out with null."""
+
+    dataset: Labels
+    metric: Labels
+    class_: tuple[str, ...] | None = Field(None, alias="class")
+    rows: dict[str, Row | None] = {}
+
+
+class Question(Strict):
+    """Is `row` better than `against` in this column? Asked of each of the blocks."""
+
+    row: str
+    against: str
+    column: str
+    blocks: tuple[str, ...]
+
+
+class Spec(Strict):
+    """A table. Without rows it has one row per setting on record, among `datasets`, `losses`, `families`."""
+
+    name: str
+    title: str
+    source: str
+    paper: Literal["east_v2", "east_v1", "btg"] | None = None
+    table: int | None = None
+    protocol: str | None = None
+    trials: int | None = None
+    preset: str | None = None  # the quickest that is shown
+    overrides: Settings = {}
+    class_: str | None = Field(None, alias="class")
+    rows: dict[str, Row] = {}
+    columns: tuple[Columns, ...] = ()
+    questions: tuple[Question, ...] = ()
+    blocks: Literal["dataset", "metric"] = "dataset"
+    flipped: bool = False
+    ranked: bool = False
+    figure: Literal["dots", "lines", "ranks"] = "dots"
+    reference: str | None = None
+    datasets: tuple[str, ...] | None = None
+    losses: tuple[str, ...] | None = None
+    families: tuple[str, ...] | None = None
+    scores: tuple[str, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_column_is_a_list(cls, values: Settings) -> Settings:
+        columns = values.get("columns")
+        return values | {"columns": [columns]} if isinstance(columns, Mapping) else values
+
+    @model_validator(mode="after")
+    def _questions_name_rows(self) -> "Spec":
+        for question in self.questions:
+            for row in (question.row, question.against):
+                choose(f"row in a question of table {self.name}", row, self.rows)
+        return self
+
+    def changed(self, **values: object) -> "Spec":
+        """A copy with other values."""
+        return Spec.model_validate(dict(self) | values)
+
+
+def names() -> list[str]:
+    """All tables: the papers' in their order, then our own."""
+    found = sorted(file.stem for file in (CONF / "table").glob("*.yaml"))
+    ranks = {paper: rank for rank, paper in enumerate(papers.PROTOCOLS)}
+    return sorted(found, key=lambda name: ranks.get(name.rpartition("_")[0], len(ranks)))
+
+
+@cache
+def spec(name: str) -> Spec:
+    """conf/table/<name>.yaml."""
+    return Spec.model_validate(yaml.safe_load((CONF / "table" / f"{choose('table', name, names())}.yaml").read_text()))
+
+
+def usual_preset(table: Spec) -> str:
+    """What fills a table's cells: a paper's as the paper did it, our own as quickly as they accept."""
+    return "paper" if table.paper else table.preset or "lean"
+
+
+def blank_cells(table: Spec, variant: str) -> Iterator[Cell]:
+    """The empty cells of a table: rows times columns, each with its published number."""
+    for axes in table.columns:
+        rows = {label: row for label, row in (table.rows | axes.rows).items() if row}
+        for (place, words), (label, row) in product(_labelled(axes.dataset), rows.items()):
+            dataset, *options = words.split()
+            needed = _needed(table, row, dataset, options, variant)
+            classes = axes.class_ or (row.class_ or table.class_,)
+            for class_name, (name, metric) in product(classes, _labelled(axes.metric)):
+                per_class = metric in ("precision", "recall")
+                of_class = class_name if per_class else None
+                column = f"{name} {of_class}" if of_class else name
+                block, column = (column, place) if table.blocks == "metric" else (place, column)
+                known = _published(table, row, dataset, metric, of_class)
+                yield Cell(
+                    block=f"{block}, {row.block}" if row.block else block,
+                    row=label,
+                    column=column,
+                    score=_score(table, row, dataset, metric, variant),
+                    position=CLASS_INDEX[dataset][of_class] if of_class else POSITIVE if per_class else None,
+                    published=known,
+                    findings=papers.findings_of(known) if known else [],
+                    **needed,
+                )
+
+
+def _needed(table: Spec, row: Row, dataset: str, options: Sequence[str], variant: str) -> dict:
+    """The fields of a cell that say which runs fill it."""
+    overrides: Settings = {f"dataset.{name}": value for name, value in map(_option, options)}
+    overrides |= table.overrides | row.overrides
+    need: Settings = {"protocol": table.protocol, "loss": row.loss}
+    need |= {"beta": row.beta} if row.beta is not None else {}
+    need |= {n.removeprefix("loss."): overrides.pop(n) for n in list(overrides) if n.startswith("loss.")}
+    ideal: Settings = {}
+    if variant == "released":
+        need |= papers.RELEASED_LOSSES.get(row.loss, {}) | row.released
+        dataset = papers.RELEASED_DATASETS.get(dataset, dataset)
+        ideal |= papers.RELEASED_PROTOCOLS.get(str(need["protocol"]), {})
+    needed = {"dataset": dataset, "loss": need.pop("loss"), "protocol": need.pop("protocol")}
+    return needed | {"parameters": need, "overrides": overrides, "ideal": ideal, "trials": table.trials}
+
+
+def _published(table: Spec, row: Row, dataset: str, metric: str, of_class: str | None) -> papers.Published | None:
+    betas = tuple(row.beta.items()) if isinstance(row.beta, dict) else None
+    return _index(table.paper, table.table).get((dataset, row.loss, betas, metric, of_class, row.block))
+
+
+@cache
+def _index(paper: str | None, table: int | None) -> dict[tuple, papers.Published]:
+    here = (cell for cell in papers.cells() if (cell.paper, cell.table) == (paper, table))
+    return {(c.dataset, c.our_loss, c.our_beta, c.metric, c.class_, c.block): c for c in here}
+
+
+def _score(table: Spec, row: Row, dataset: str, metric: str, variant: str) -> str:
+    score = papers.score_of(table.paper, dataset, row.loss, metric)
+    if variant == "released" and table.paper == "btg" and row.loss in papers.LOGIT_JUDGED:
+        return f"logit_{score}"
+    return plugged(score) if row.decision == "plugin" else score
+
+
+def _labelled(axis: Labels) -> list[tuple[str, str]]:
+    """(label, what it stands for); entries of a list are their own label, options of a dataset left out."""
+    return list(axis.items()) if isinstance(axis, dict) else [(entry.rpartition("=")[2], entry) for entry in axis]
+
+
+def _option(words: str) -> tuple[str, JsonValue]:
+    name, _, value = words.partition("=")
+    return name, yaml.safe_load(value)
