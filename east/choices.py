@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,13 +48,18 @@ def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
     found: dict[str, dict[str, Path]] = {}
     if own and not Path(own).is_dir():
         raise ConfigError(f"--config-dir: expected a folder such as one with loss/mine.yaml, got {str(own)!r}")
-    for root in (CONF, Path(own)) if own else (CONF,):
-        for file in sorted(root.glob("*/*.yaml")):
-            files = found.setdefault(file.parent.name, {})
-            if file.stem in files:
-                raise ConfigError(f"{file}: {file.parent.name}={file.stem} exists already; give yours another name")
-            files[file.stem] = file
+    for file in (*_ours(), *(sorted(Path(own).glob("*/*.yaml")) if own else ())):
+        files = found.setdefault(file.parent.name, {})
+        if file.stem in files:
+            raise ConfigError(f"{file}: {file.parent.name}={file.stem} exists already; give yours another name")
+        files[file.stem] = file
     return found
+
+
+@cache
+def _ours() -> list[Path]:
+    """The files of conf/, which do not change under a running command."""
+    return sorted(CONF.glob("*/*.yaml"))
 
 
 def import_by_path(path: str) -> Any:

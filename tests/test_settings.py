@@ -3,12 +3,15 @@
 from typing import get_args
 
 import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from east.choices import CONF, ConfigError, choose, groups, install_hint
 from east.experiment import records
 from east.settings import settings as models
 from east.settings.command import Command, sweep
 from east.settings.compose import all_settings
+from east.settings.compose import composed as one_by_one
 from east.settings.compose import settings as composed
 from east.settings.sections import Annealing
 from east.training import annealing, devices
@@ -257,3 +260,20 @@ def test_empty_mappings_are_filled():
     assert settings(["model=custom", "model.target=a.Net", "model.parameters={width: 8}"]).model.options[
         "parameters"
     ] == {"width": 8}
+
+
+@pytest.mark.parametrize("preset", ["paper", "budget", "quick"])
+@pytest.mark.parametrize("loss, annealing", [("f1", "geometric"), ("ce", "none")])
+def test_files_composed_one_by_one_are_hydras_whole(preset, loss, annealing):
+    chosen = {"dataset": "caltech256", "loss": loss, "protocol": "east", "model": "darknet19", "search": "grid"}
+    chosen |= {"annealing": annealing, "executor": "ray", "preset": preset}
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        whole = compose("config", [f"{group}={name}" for group, name in chosen.items()])
+    assert one_by_one(groups(), chosen) == OmegaConf.to_container(whole, resolve=True)
+
+
+def test_a_file_of_the_users_own_may_have_a_defaults_list(tmp_path):
+    (tmp_path / "loss").mkdir()
+    (tmp_path / "loss" / "sharp.yaml").write_text("defaults: [f1, _self_]\nname: sharp\ntemperature: 0.05\n")
+    found = settings(["loss=sharp", f"config_dir={tmp_path}"]).loss
+    assert (found.name, found.options["metric"], found.options["temperature"]) == ("sharp", "f1", 0.05)
