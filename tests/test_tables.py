@@ -143,7 +143,7 @@ def test_a_cell_is_mean_and_sample_deviation_of_its_trials(east_v2_1):
     found = cell(east_v2_1, dataset="mammography", row="F1*", column="f1")
     assert found.summary.mean == pytest.approx(np.mean(f1))
     assert found.summary.std == pytest.approx(np.std(f1, ddof=1))
-    assert (found.trials, found.failed, found.preset, found.marks) == (10, 1, "paper", "+")
+    assert (found.trials, found.failed, found.preset, found.marks) == (10, 1, "paper", "◊")
     assert found.published.mean == 0.750
     assert found.difference == pytest.approx(np.mean(f1) - 0.750)
     assert found.interval == statistics.welch(f1, 0.750, found.published.std)
