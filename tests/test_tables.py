@@ -472,8 +472,11 @@ def test_validation_by_batches_is_asked_of_released_code_and_its_absence_marked(
         shown = cell(tables.build("btg_1", tmp_path, variant="released"), **where)
         assert list(shown.values.values()) == [value]
         assert ("‖" in shown.marks) == (reduce == "split") == (not shown.as_asked)
-        todo = [run for run in tables.plan("btg_1", tmp_path, variant="released") if run.dataset == "mammography"]
-        done = next(run.done for run in todo if run.loss == "btg_released" and len(run.overrides) == 1)
+        todo = {
+            frozenset(run.command.values.items()): run for run in tables.plan("btg_1", tmp_path, variant="released")
+        }
+        asked = {"dataset": "mammography", "loss": "btg_released", "protocol": "btg"}
+        done = todo[frozenset((asked | {"protocol.val_reduce": "batch_mean"}).items())].done
         assert done == (reduce == "batch_mean")
 
 
