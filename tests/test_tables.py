@@ -143,7 +143,7 @@ def test_a_cell_is_mean_and_sample_deviation_of_its_trials(east_v2_1):
     found = cell(east_v2_1, dataset="mammography", row="F1*", column="f1")
     assert found.summary.mean == pytest.approx(np.mean(f1))
     assert found.summary.std == pytest.approx(np.std(f1, ddof=1))
-    assert (found.trials, found.failed, found.preset, found.marks) == (10, 1, "paper", "+")
+    assert (found.trials, found.failed, found.preset, found.marks) == (10, 1, "paper", "◊")
     assert found.published.mean == 0.750
     assert found.difference == pytest.approx(np.mean(f1) - 0.750)
     assert found.interval == statistics.welch(f1, 0.750, found.published.std)
@@ -472,8 +472,11 @@ def test_validation_by_batches_is_asked_of_released_code_and_its_absence_marked(
         shown = cell(tables.build("btg_1", tmp_path, variant="released"), **where)
         assert list(shown.values.values()) == [value]
         assert ("‖" in shown.marks) == (reduce == "split") == (not shown.as_asked)
-        todo = [run for run in tables.plan("btg_1", tmp_path, variant="released") if run.dataset == "mammography"]
-        done = next(run.done for run in todo if run.loss == "btg_released" and len(run.overrides) == 1)
+        todo = {
+            frozenset(run.command.values.items()): run for run in tables.plan("btg_1", tmp_path, variant="released")
+        }
+        asked = {"dataset": "mammography", "loss": "btg_released", "protocol": "btg"}
+        done = todo[frozenset((asked | {"protocol.val_reduce": "batch_mean"}).items())].done
         assert done == (reduce == "batch_mean")
 
 
