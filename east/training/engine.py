@@ -218,7 +218,7 @@ class Setup:
             logits.shape[-1],
         )
         metric = 1 - self.metric(Confusion.from_predictions(predicted.cpu(), labels.cpu(), classes))
-        tie = losses.CrossEntropy()(logits, labels) if self.by_metric else torch.zeros_like(values)
+        tie = losses.CrossEntropy().per_trial(logits, labels) if self.by_metric else torch.zeros_like(values)
         return Validated(
             weights, values.cpu().double(), metric.double(), tie.cpu().double(), predicted, labels, classes
         )
