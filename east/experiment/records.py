@@ -90,9 +90,6 @@ class Record:
         """The same record with other values; its key and family follow its config."""
         return replace(self, **({"key": "", "family": ""} if "config" in changed else {}), **changed)
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
 
 STORED = [f.name for f in fields(Record) if f.name not in ("family", "source")]
 REQUIRED = set(STORED) - {"history"}

@@ -5,24 +5,24 @@ trials: those of the fullest protocol on record. How full a protocol is follows 
 (patience, limits, cooling, grid), never from the preset's label. `Entry` alone knows how a record is laid out.
 """
 
+import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
-from itertools import product
 from typing import Any
 
 import yaml
 from pydantic import JsonValue
 
-from east.choices import CONF, choose
+from east.choices import CONF, ConfigError, choose
 from east.experiment import records
 from east.experiment.records import Record
 from east.reporting import papers, statistics
 from east.settings import identity
 from east.settings.command import Command
-from east.settings.compose import PAPER_DATASETS
-from east.settings.sections import Loss
+from east.settings.compose import PAPER_DATASETS, settings
+from east.settings.settings import Settings as Composed
 
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
 CUSTOM = "custom"  # training settings of no preset
@@ -43,7 +43,8 @@ SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+"}
 PLUGIN = "plugin_"
 TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # score -> the plug-in's metric
 LIMITS = ("max_epochs", "stage_epochs")  # how a trial ends that was still improving
-FREE = ("_target_", "fingerprint", "path", "root", "r")  # places, and what a search varies: no other experiment
+COMPARED = ("dataset", "split", "model", "loss", "annealing", "protocol")  # sections that make an experiment
+IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", "annealing.r")  # places, splits, what a search varies
 AXES = ("lr", "dropout", "batch_size", "r")
 
 Settings = dict[str, JsonValue]
@@ -307,8 +308,8 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
         preset = trained_as(family[0], cell)
         if cell.family:  # listed whatever its training was
             by_preset.setdefault(preset or CUSTOM, []).append(family)
-        elif preset and preset in accepted and (kept := _at_rates(family, cell, preset)):
-            by_preset.setdefault(preset, []).append(kept)
+        elif preset and preset in accepted and (asked := composed(cell, preset)):
+            by_preset.setdefault(preset, []).append([entry for entry in family if _rate_fits(entry, asked)])
     for preset in by_preset if cell.family else accepted:
         by_split: dict[int | str, list[Candidate]] = {}
         for family in by_preset.get(preset, ()):
@@ -362,66 +363,67 @@ def _usual_splits(cell: Cell) -> tuple[int | str, int | str]:
 
 
 def trained_as(entry: Entry, cell: Cell) -> str | None:
-    """The fullest preset whose command for this cell composes nothing that the record contradicts."""
+    """The fullest preset whose command for this cell composes the very settings of the record."""
     if not cell.family:
         fitting = (preset for preset in PRESETS if _fits(entry, cell, preset))
         return next(fitting, None) if entry.has_all_classes(cell.dataset) else None
     if not (entry.protocol and _has_conf("protocol", entry.protocol)):
         return entry.label
     known = [*PRESETS, *([entry.label] if entry.label and _has_conf("preset", entry.label) else [])]
-    return next((p for p in known if _fits(entry, cell, p, ("protocol", "annealing", "model"))), None)
+    return next((preset for preset in known if _trained_alike(entry, preset)), None)
 
 
-def _fits(entry: Entry, cell: Cell, preset: str, sections: Sequence[str] = ()) -> bool:
-    standard = _standard(cell, preset, entry.section("dataset").get("kind", "table"), entry)
-    for section in sections or standard:
-        for name, value in entry.section(section).items():
-            # Any other parameter of a loss makes it another loss; other sections may tell more than their files.
-            checked = section == "loss" or name in standard.get(section, {})
-            checked = checked and name not in FREE and f"{section}.{name}" not in cell.ideal
-            if checked and standard[section].get(name) != value:
-                return False
-    # What the cell asks for beyond the files must have been done; a record from before there was an option has not.
-    return bool(cell.family) or entry.section("protocol").get("warmup", 0) == standard["protocol"].get("warmup", 0)
+def _fits(entry: Entry, cell: Cell, preset: str) -> bool:
+    """Whether the record is what the cell's command makes under this preset, at whatever point of its grid."""
+    asked = composed(cell, preset)
+    if asked is None or not _rate_fits(entry, asked):
+        return False
+    science = asked.science(cell.recorded, None).to_json()
+    ignored = ({*IGNORED} - {*cell.overrides}) | {*cell.ideal}
+    return all(_without(entry.section(s), s, ignored) == _without(science[s], s, ignored) for s in COMPARED)
 
 
-def _standard(cell: Cell, preset: str, kind: str, entry: Entry) -> dict[str, Settings]:
-    """The sections of a cell's config by the files of conf/: protocol and loss, changed by preset and overrides."""
-    files = conf("preset", preset)
-    own, protocol = files["preset"], conf("protocol", cell.protocol)
-    loss = dict(entry.section("loss")) if cell.family else conf("loss", cell.loss) | cell.parameters
-    names: dict[str, Any] = {"protocol": cell.protocol} | ({} if cell.family else {"dataset": cell.dataset})
-    typed = Loss.model_validate(loss) if "_target_" in loss else None
-    if typed and not typed.classical:
-        names["model"] = own["model"].get(kind, protocol["model"].get(kind))
-        names["annealing"] = cell.overrides.get("annealing", protocol["annealing"] if typed.anneals else "none")
-    standard = {section: conf(section, name) | files.get(section, {}) for section, name in names.items()}
-    standard |= {"loss": loss, "split": {"stratify": False}}
-    if not cell.family:
-        standard["dataset"] |= own["dataset"].get(cell.dataset, {}) | {"name": cell.recorded}
-    for name, value in cell.overrides.items():
-        section, _, key = name.partition(".")
-        if key:
-            standard.setdefault(section, {})[key] = value
-    return standard
+def _trained_alike(entry: Entry, preset: str) -> bool:
+    """Whether the record's protocol, schedule and network are those of a preset."""
+    section = entry.section
+    choices = {"dataset": entry.dataset.partition("-")[0], "loss": entry.loss, "protocol": entry.protocol}
+    if not all(_has_conf(group, str(name)) for group, name in choices.items()):
+        return False
+    own = {f"loss.{name}": value for name, value in section("loss").items() if name not in ("name", "_target_")}
+    asked = settings(Command({**choices, "preset": preset, **own})).science(entry.dataset, None).to_json()
+    names = ("protocol", "annealing", "model")
+    return all(_without(section(name), name, IGNORED) == _without(asked[name], name, IGNORED) for name in names)
 
 
-def _at_rates(family: Sequence[Entry], cell: Cell, preset: str) -> list[Entry]:
-    """The records of a family that cool as the cell asks: at its own rate, else at those that the preset searches."""
-    files, protocol = conf("preset", preset), conf("protocol", cell.protocol)
-    own = files["preset"]
-    if "annealing.r" in cell.overrides:
-        rates = [cell.overrides["annealing.r"]]
-    elif (own["search"] or protocol["search"]) != "none":
-        rates = (own["grid"] or protocol["grid"])["r"]
-    else:
-        rates = [(conf("annealing", protocol["annealing"]) | files.get("annealing", {})).get("r")]
-    return [entry for entry in family if entry.section("annealing").get("r") in (None, *rates)]
+def _without(section: Mapping[str, Any], name: str, ignored: Iterable[str]) -> dict[str, Any]:
+    return identity.plain({key: value for key, value in section.items() if f"{name}.{key}" not in ignored}, float)
+
+
+def _rate_fits(entry: Entry, asked: Composed) -> bool:
+    """A family holds the points of a grid: each must cool at a rate that the command would try, or be told."""
+    rate = entry.section("annealing").get("r")
+    tried = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
+    return rate is None or rate in (tried or {asked.annealing.r})
+
+
+def composed(cell: Cell, preset: str) -> Composed | None:
+    """The settings of the command that fills a cell, as a run composes them; None if the preset has no such key."""
+    needs = {"dataset": cell.dataset, "loss": cell.loss, "protocol": cell.protocol, **cell.overrides}
+    needs |= {f"loss.{name}": value for name, value in cell.parameters.items()}
+    return _composed(json.dumps(needs), preset)
+
+
+@cache
+def _composed(needs: str, preset: str) -> Composed | None:
+    try:
+        return settings(Command({**json.loads(needs), "preset": preset}))
+    except ConfigError:  # such as annealing.r of a loss that a preset does not cool
+        return None
 
 
 def _search(cell: Cell, family: Sequence[Entry], ledger: Ledger) -> str | None:
     """Which part of the grid was searched before these trials."""
-    wanted = grid_points(cell, family[0])
+    wanted = grid_points(cell)
     if not wanted:
         return None
     full = {entry.point for entry in family if entry.done and not entry.is_trial}
@@ -433,21 +435,16 @@ def _search(cell: Cell, family: Sequence[Entry], ledger: Ledger) -> str | None:
     return "halving" if full and wanted <= shorter else "part"
 
 
-def grid_points(cell: Cell, entry: Entry) -> set[Point]:
-    """The points that the cell's protocol searches under its preset; what the cell fixes is not searched."""
-    if cell.preset not in PRESETS or not cell.trains_networks or not cell.protocol:
+def grid_points(cell: Cell) -> set[Point]:
+    """The points that the cell's command searches under its preset; what the cell fixes is not searched."""
+    if cell.preset not in PRESETS or not cell.protocol:
         return set()
-    own, protocol = conf("preset", cell.preset)["preset"], conf("protocol", cell.protocol)
-    if cell.overrides.get("search", own["search"] or protocol["search"]) == "none":
+    asked = composed(cell, cell.preset)
+    if asked is None:
         return set()
-    axes = dict(own["grid"] or protocol["grid"])
-    kind = entry.section("dataset").get("kind", "table")
-    sizes = axes["batch_size"].get(cell.dataset, axes["batch_size"][kind])
-    axes["batch_size"] = sizes.get(cell.loss, axes["batch_size"][kind]) if isinstance(sizes, dict) else sizes
-    if entry.section("annealing").get("schedule", "none") == "none":
-        axes["r"] = [None]
-    fixed = {name.partition(".")[2]: value for name, value in cell.overrides.items()}
-    return set(product(*([fixed[name]] if name in fixed else axes[name] for name in AXES)))
+    hyper = {name: getattr(asked.hyper, name) for name in AXES[:-1]}
+    points = asked.grid() if asked.searched else []
+    return {tuple((hyper | {"r": None} | point).get(name) for name in AXES) for point in points}
 
 
 def _has_conf(group: str, name: str) -> bool:

@@ -52,21 +52,6 @@ class Section(BaseModel):
             stored[(field.alias or key) if field else key] = value
         return stored
 
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, "target" if name == "_target_" else name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return getattr(self, name, default)
-
-    def keys(self) -> list[str]:
-        return list(self.to_json())
-
-    def items(self) -> list[tuple[str, Any]]:
-        return list(self.to_json().items())
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.keys()
-
     def but(self, **changed: Any) -> Self:
         """The same section with other values."""
         return self.model_copy(update=changed)
