@@ -57,15 +57,15 @@ def results(tmp_path_factory):
     (folder / "records").mkdir()
     for name in ("mammography", "adult_released", "digits"):
         shutil.copy(GOLDEN / "records" / f"{name}.jsonl", folder / "records")
-    source = next(r for r in records.scan(GOLDEN) if r["config"]["dataset"]["name"] == "digits")
+    source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "digits")
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, 200)
     probabilities = rng.dirichlet(np.ones(10), 200) * 0.5 + 0.5 * np.eye(10)[labels]
     record = records.Record(
         config=source.config.but(hyper=source.config.hyper.but(lr=0.5)),
         seed=0,
-        scores=source["scores"],
-        confusion=source["confusion"],
+        scores=source.scores,
+        confusion=source.confusion,
         history={"epoch": [0, 1], "temperature": [0.2, 0.1], "train_loss": [0.5, 0.4], "val_loss": [0.6, 0.5]},
     )
     records.write(folder, record, arrays={"test_probabilities": probabilities, "test_labels": labels})
@@ -164,9 +164,9 @@ def test_text_stands_out_from_its_background(scheme):
 
 
 def test_text_from_records_cannot_inject_markup(tmp_path):
-    source = next(r for r in records.scan(GOLDEN) if r["config"]["dataset"]["name"] == "digits")
+    source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "digits")
     config = source.config.but(preset="<script>alert(1)</script>")
-    records.write(tmp_path, records.Record(config=config, seed=0, scores=source["scores"], git='"><script>'))
+    records.write(tmp_path, records.Record(config=config, seed=0, scores=source.scores, git='"><script>'))
     found = report.page(tmp_path)
     assert found.count("<script>") == 1
     assert "&lt;script&gt;" in found

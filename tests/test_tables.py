@@ -27,6 +27,7 @@ from east.settings import identity
 from east.settings.command import Command
 from east.settings.compose import settings
 from east.settings.sections import Science
+from east.settings.settings import Settings
 
 GOLDEN = Path(__file__).parent / "golden"
 DAY = date(2026, 1, 2)
@@ -186,7 +187,7 @@ def test_a_table_may_name_the_row_to_compare_with():
 
 def test_some_classes_of_a_dataset_are_not_the_dataset():
     found = records.scan(GOLDEN)
-    whole = [r for r in found if r["config"]["dataset"]["name"] == "cifar10"]
+    whole = [r for r in found if r.config.dataset.name == "cifar10"]
     part = [r.but(confusion={"test": [row[:9] for row in r.confusion["test"][:9]]}) for r in whole]
     filled = [sum(bool(c.values) for c in tables.build("east_v2_6", found=some).cells) for some in (whole, part)]
     assert filled[0] > filled[1] == 0
@@ -224,24 +225,24 @@ def test_what_is_not_the_papers_setting_never_enters_its_table(tmp_path, change)
     (standard,) = [
         r
         for r in records.scan(GOLDEN)
-        if r["key"] == cell(tables.build("east_v2_1", GOLDEN), dataset="mammography", row="F1*", column="f1").key
-        and r["seed"] == 0
+        if r.key == cell(tables.build("east_v2_1", GOLDEN), dataset="mammography", row="F1*", column="f1").key
+        and r.seed == 0
     ]
     config = standard.config.to_json()
     config["dataset"]["limit"] = change.get("limit")
     for section in ("loss", "annealing", "model", "split", "protocol"):
         config[section] |= change.get(section, {})
-    fields = {name: standard[name] for name in ("data", "confusion", "scores", "best")}
+    fields = {name: getattr(standard, name) for name in ("data", "confusion", "scores", "best")}
     records.write(tmp_path, records.Record(config=Science.model_validate(config), seed=0, **fields))
     where = {"dataset": "mammography", "row": "F1*", "column": "f1"}
     assert not cell(tables.build("east_v2_1", tmp_path), **where).values
-    records.write(tmp_path, records.Record(config=standard["config"], seed=0, **fields))
+    records.write(tmp_path, records.Record(config=standard.config, seed=0, **fields))
     assert cell(tables.build("east_v2_1", tmp_path), **where).settings == 1
 
 
 def test_data_of_one_name_have_blocks_of_their_own():
     """Two files of dataset=csv, or digits of another imbalance, are neither ranked nor paired with each other."""
-    source = next(r for r in records.scan(GOLDEN) if r["config"]["dataset"]["name"] == "digits")
+    source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "digits")
     found = []
     for imbalance, loss in [(1, "f1"), (1, "ce"), (10, "ce")]:
         config = source.config.to_json()
@@ -256,11 +257,11 @@ def test_data_of_one_name_have_blocks_of_their_own():
 
 def test_two_settings_that_both_fit_are_marked(tmp_path):
     """The same config on two states of the data: the larger one is shown and marked."""
-    source = next(r for r in records.scan(GOLDEN) if r["config"]["loss"]["name"] == "dice")
+    source = next(r for r in records.scan(GOLDEN) if r.config.loss.name == "dice")
     for fingerprint, seeds in [("old", 3), ("new", 2)]:
         config = source.config.but(dataset=source.config.dataset.but(fingerprint=fingerprint))
         for seed in range(seeds):
-            records.write(tmp_path, records.Record(config=config, seed=seed, scores=source["scores"]))
+            records.write(tmp_path, records.Record(config=config, seed=seed, scores=source.scores))
     found = cell(tables.build("east_v2_1", tmp_path), dataset="mammography", row="Dice", column="f1")
     assert (len(found.values), found.settings, found.marks) == (3, 2, "◊§")
 
@@ -407,10 +408,9 @@ def search(folder, points, *overrides):
 
 
 def test_the_papers_protocol_needs_the_papers_grid(tmp_path, monkeypatch):
-    """A grid of two points instead of 60: composing takes a while."""
-    small = {"lr": [0.01, 0.001], "dropout": [0.25], "r": [0.8], "batch_size": {"table": [128]}}
-    east, conf = cells.conf("protocol", "east") | {"grid": small}, cells.conf
-    monkeypatch.setattr(cells, "conf", lambda group, name: east if name == "east" else conf(group, name))
+    """A grid of two points instead of 60."""
+    points = [{"lr": lr, "dropout": 0.25, "r": 0.8, "batch_size": 128} for lr in (0.01, 0.001)]
+    monkeypatch.setattr(Settings, "grid", lambda self: points if self.loss.name == "f1" else [])
     one, other, third = (0.001, 128, 0.25, 0.8), (0.01, 128, 0.25, 0.8), (0.0001, 128, 0.25, 0.8)
     chosen = ["loss=f1", "preset=paper", "hyper.lr=0.001", "hyper.batch_size=128", "hyper.dropout=0.25"]
     put(tmp_path, [*chosen, "annealing.r=0.8"])

@@ -309,7 +309,8 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
         if cell.family:  # listed whatever its training was
             by_preset.setdefault(preset or CUSTOM, []).append(family)
         elif preset and preset in accepted and (asked := composed(cell, preset)):
-            by_preset.setdefault(preset, []).append([entry for entry in family if _rate_fits(entry, asked)])
+            kept = [entry for entry in family if _rate_fits(entry, asked)]
+            by_preset.setdefault(preset, []).extend([kept] if kept else [])
     for preset in by_preset if cell.family else accepted:
         by_split: dict[int | str, list[Candidate]] = {}
         for family in by_preset.get(preset, ()):
@@ -376,10 +377,10 @@ def trained_as(entry: Entry, cell: Cell) -> str | None:
 def _fits(entry: Entry, cell: Cell, preset: str) -> bool:
     """Whether the record is what the cell's command makes under this preset, at whatever point of its grid."""
     asked = composed(cell, preset)
-    if asked is None or not _rate_fits(entry, asked):
+    if asked is None:
         return False
     science = asked.science(cell.recorded, None).to_json()
-    ignored = ({*IGNORED} - {*cell.overrides}) | {*cell.ideal}
+    ignored = ({*IGNORED} - {*cell.overrides}) | {*cell.ideal, "annealing.r"}  # a family has several rates
     return all(_without(entry.section(s), s, ignored) == _without(science[s], s, ignored) for s in COMPARED)
 
 
@@ -390,9 +391,11 @@ def _trained_alike(entry: Entry, preset: str) -> bool:
     if not all(_has_conf(group, str(name)) for group, name in choices.items()):
         return False
     own = {f"loss.{name}": value for name, value in section("loss").items() if name not in ("name", "_target_")}
-    asked = settings(Command({**choices, "preset": preset, **own})).science(entry.dataset, None).to_json()
-    names = ("protocol", "annealing", "model")
-    return all(_without(section(name), name, IGNORED) == _without(asked[name], name, IGNORED) for name in names)
+    asked = _composed(json.dumps({**choices, **own}), preset)
+    if asked is None:
+        return False
+    science, names = asked.science(entry.dataset, None).to_json(), ("protocol", "annealing", "model")
+    return all(_without(section(name), name, IGNORED) == _without(science[name], name, IGNORED) for name in names)
 
 
 def _without(section: Mapping[str, Any], name: str, ignored: Iterable[str]) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class TensorBoard:
             raise ValueError(f"tensorboard is not installed: {install_hint('tensorboard')}") from error
         for trial in trials:
             config = trial.config
-            hyper = "-".join(f"{name}{value}" for name, value in config.hyper.items() if value is not None)
+            hyper = "-".join(f"{name}{value}" for name, value in config.hyper.to_json().items() if value is not None)
             name = f"{config.dataset.name}-{config.loss.name}-{hyper}-seed{trial.seed}"
             self.writers.append(SummaryWriter(str(Path(folder) / name)))
 

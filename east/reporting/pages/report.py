@@ -199,27 +199,27 @@ def _records(every: Sequence[tables.Table], found: Sequence[Record]) -> str:
     """For each setting behind a cell: what it is, and each of its trials with a link to the file."""
     by_key: dict[str, list[Record]] = {}
     for record in found:
-        by_key.setdefault(record["key"], []).append(record)
+        by_key.setdefault(record.key, []).append(record)
     shown = dict.fromkeys(cell.key for table in every for cell in table.cells if cell.values and cell.key)
-    parts = [_setting(key, sorted(by_key[key], key=lambda record: record["seed"])) for key in shown]
+    parts = [_setting(key, sorted(by_key[key], key=lambda record: record.seed)) for key in shown]
     return "".join(parts) or "<p>No records yet. The tables above say which commands make them.</p>"
 
 
 def _setting(key: str, trials: Sequence[Record]) -> str:
-    config = trials[0]["config"]
-    title = f"{config['dataset']['name']}, {config['loss']['name']}"
-    hyper = ", ".join(f"{name} {value}" for name, value in config.get("hyper", {}).items() if value is not None)
-    facts = [f"protocol {config.get('protocol', {}).get('name')}", f"preset {config.get('preset')}", hyper]
-    origin = sorted({f"commit {r['git']} on {r['device']}" for r in trials})
+    config = trials[0].config
+    title = f"{config.dataset.name}, {config.loss.name}"
+    hyper = ", ".join(f"{name} {value}" for name, value in config.hyper.to_json().items() if value is not None)
+    facts = [f"protocol {config.protocol.name}", f"preset {config.preset}", hyper]
+    origin = sorted({f"commit {r.git} on {r.device}" for r in trials})
     header = ["seed", "stage", "status", *map(papers.shown, SHOWN_SCORES), "epochs", "seconds", "file"]
     lines = []
     for r in trials:
         # A setting is chosen by validation alone: test scores of search records are not for anyone's eyes.
-        scores = r["scores"].get("test", {}) if r["stage"] == "trial" else {}
-        status = r["status"] if r["status"] == "done" else escape(r["error"] or r["status"])
-        link = f'<a href="{escape(r["source"])}">{escape(Path(r["source"]).name)}</a>'
+        scores = r.scores.get("test", {}) if r.stage == "trial" else {}
+        status = r.status if r.status == "done" else escape(r.error or r.status)
+        link = f'<a href="{escape(r.source)}">{escape(Path(r.source).name)}</a>'
         numbers = [_number(scores.get(name)) for name in SHOWN_SCORES]
-        lines.append([str(r["seed"]), r["stage"], status, *numbers, str(r["epochs"]), _number(r["seconds"], 1), link])
+        lines.append([str(r.seed), r.stage, status, *numbers, str(r.epochs), _number(r.seconds, 1), link])
     return (
         f'<section id="k-{key}"><h3>{escape(title)} <code>{key}</code></h3>'
         f'<p class="caption">{escape("; ".join([*facts, *origin]))}</p>{_simple(header, lines, f"Trials of {key}")}'
@@ -252,9 +252,9 @@ def _drawn(
             yield table.title, plots.figure_of(table)
     shown = {cell.key for table in papers for cell in table.cells}
     for record in _examples(found, shown):
-        name = f"{record['config']['dataset']['name']}, {record['config']['loss']['name']}, seed {record['seed']}"
-        file = results_dir / record["source"]
-        history = record.get("history") or (records.read(file).history if file.suffix == ".json" else {})
+        name = f"{record.config.dataset.name}, {record.config.loss.name}, seed {record.seed}"
+        file = results_dir / record.source
+        history = record.history or (records.read(file).history if file.suffix == ".json" else {})
         if history:
             yield f"Training: {name}", plots.curves(history, name)
         if file.with_suffix(".npz").is_file():
@@ -264,16 +264,16 @@ def _drawn(
                 stored["test_probabilities"], stored["test_labels"], temperatures, ["f1", "mcc"]
             )
             yield f"Soft metrics of fixed predictions: {name}", plots.soft_against_hard(temperatures, soft, hard)
-        if record["confusion"].get("test"):
-            yield f"Confusion matrix, test: {name}", plots.confusion(record["confusion"]["test"], title=name)
+        if record.confusion.get("test"):
+            yield f"Confusion matrix, test: {name}", plots.confusion(record.confusion["test"], title=name)
 
 
 def _examples(found: Sequence[Record], shown: set[str | None]) -> list[Record]:
     """A trial with seed 0 per dataset: one behind a cell if there is one, of EAST's F1 loss if there is one."""
-    trials = [r for r in found if (r["stage"], r["status"], r["seed"]) == ("trial", "done", 0)]
-    whole = [r for r in trials if not r["config"]["dataset"].get("limit")]
-    ranked = sorted(whole, key=lambda r: (r["key"] in shown, r["config"]["loss"]["name"] == "f1"))  # the last one stays
-    return list({r["config"]["dataset"]["name"]: r for r in ranked}.values())
+    trials = [r for r in found if (r.stage, r.status, r.seed) == ("trial", "done", 0)]
+    whole = [r for r in trials if not r.config.dataset.limit]
+    ranked = sorted(whole, key=lambda r: (r.key in shown, r.config.loss.name == "f1"))  # the last one stays
+    return list({r.config.dataset.name: r for r in ranked}.values())
 
 
 def _svg(figure: "Figure") -> str:
