@@ -79,6 +79,7 @@ def test_debug_shows_the_traceback(east_run):
         east_run("loss=f11", "debug=true")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_train_then_run_then_print(tmp_path, capsys):
     results = f"results_dir={tmp_path}"
     assert cli.run(["task=train", "seed=1", *TINY, results]) == 0
@@ -96,14 +97,16 @@ def test_train_then_run_then_print(tmp_path, capsys):
     assert record_files(tmp_path) == before
 
 
-def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_is_read(tmp_path, tiny_results, monkeypatch, capsys):
     """What is done is printed, with a warning of one line in place of the files."""
-    arguments = [*TINY, "dataset.limit=null", "trials=1", f"results_dir={tmp_path}"]
+    shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
+    arguments = [*TINY, "dataset.limit=null", f"results_dir={tmp_path}"]
     table = ["task=table", "table=grid", "preset=quick", f"results_dir={tmp_path}"]
     printed = {}
     for command in (arguments, table):
         assert cli.run(command) == 0
         printed[command[0]] = capsys.readouterr().out
+    assert list((tmp_path / "figures").glob("run-digits-f1.*"))
     shutil.rmtree(tmp_path / "tables")
     shutil.rmtree(tmp_path / "figures")
 
@@ -144,6 +147,7 @@ def test_shells_complete_names(monkeypatch, capsys):
     assert "complete -o nospace" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_sweep_writes_below_results_dir_alone(tmp_path, monkeypatch, east_run):
     monkeypatch.chdir(tmp_path)
     answer = east_run("-m", "loss=f1,ce", *TINY, "trials=1", "results_dir=out")
@@ -178,15 +182,15 @@ def test_a_job_of_a_sweep_that_fails_leaves_the_others(tmp_path, monkeypatch, ca
     assert "RuntimeError: no luck" in told.err
 
 
-def test_table_records_and_data_print(tmp_path, capsys):
-    cli.run([*TINY, "dataset.limit=null", "trials=1", f"results_dir={tmp_path}"])
-    capsys.readouterr()
+@pytest.mark.usefixtures("no_figures")
+def test_table_records_and_data_print(tmp_path, tiny_results, capsys):
+    shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
     assert cli.run(["task=table", "table=grid", "preset=quick", f"results_dir={tmp_path}"]) == 0
     assert "digits" in capsys.readouterr().out
     assert cli.run(["task=table", "table=grid", "preset=quick", "format=json", f"results_dir={tmp_path}"]) == 0
     assert json.loads(capsys.readouterr().out)
     assert cli.run(["task=records", f"results_dir={tmp_path}"]) == 0
-    assert "digits.jsonl  1 records" in capsys.readouterr().out
+    assert "digits.jsonl  2 records" in capsys.readouterr().out
     assert cli.run(["task=data", "dataset=digits"]) == 0
     assert "1,797" in capsys.readouterr().out
     assert cli.run(["task=data", "dataset=digits", "split.seed=trial"]) == 0
@@ -212,6 +216,7 @@ def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
         assert "takes a table=…, and that table's protocol. Choices: all, east_v2_1" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
     short = ["table=quickstart", "protocol.max_epochs=1", "executor=inline", f"results_dir={tmp_path}"]
     assert cli.run(["task=reproduce", *short]) == 0
@@ -221,6 +226,7 @@ def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
     assert "preset quick" in told
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.run([]) == 0
@@ -231,14 +237,18 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     assert "quickstart: 0 runs are missing" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_classes_without_test_rows_are_told(tmp_path, capsys):
-    few = ["dataset=digits", "dataset.limit=30", "protocol.max_epochs=1", "trials=1", f"results_dir={tmp_path}"]
+    few = ["dataset=digits", "dataset.limit=30", "model.hidden=[8]", "protocol.max_epochs=1", "trials=1",
+           f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run(few) == 0
     assert "classes have no test rows: try split.stratify=true" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_shows_the_metric_it_was_trained_for(tmp_path, capsys):
-    small = ["dataset=digits", "dataset.limit=300", "protocol.max_epochs=1", "trials=2", f"results_dir={tmp_path}"]
+    small = ["dataset=digits", "dataset.limit=300", "model.hidden=[8]", "protocol.max_epochs=1", "trials=2",
+             f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run([*small, "loss=metric", "loss.metric=kappa"]) == 0
     shown = capsys.readouterr().out
     assert "trained_for" in shown
@@ -247,6 +257,7 @@ def test_a_run_shows_the_metric_it_was_trained_for(tmp_path, capsys):
     assert "trained_for" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
     rare = ["dataset=synthetic", "dataset.imbalance=200", "dataset.rows=2000", "preset=quick", "protocol.max_epochs=2"]
     assert cli.run([*rare, "losses=[f1,ce]", "hyper.lr=0.01", "trials=1", f"results_dir={tmp_path}"]) == 0
@@ -255,13 +266,15 @@ def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
     assert told.count("loss.average=positive") == 1, "cross-entropy has no average"
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_protocols_and_presets_of_ones_own(tmp_path, capsys):
     """Those of --config-dir are run and shown like ours."""
     for group, name, ours in (("protocol", "mine", "east"), ("preset", "tiny", "quick")):
         text = (CONF / group / f"{ours}.yaml").read_text().replace(f"name: {ours}", f"name: {name}")
         (tmp_path / "own" / group).mkdir(parents=True)
         (tmp_path / "own" / group / f"{name}.yaml").write_text(text)
-    small = ["dataset=digits", "dataset.limit=300", "loss=ce", "protocol.max_epochs=1", "trials=2", "executor=inline"]
+    small = ["dataset=digits", "dataset.limit=300", "loss=ce", "model.hidden=[8]", "protocol.max_epochs=1", "trials=2",
+             "executor=inline"]  # fmt: skip
     for own in (["protocol=mine", "preset=quick"], ["preset=tiny"]):
         assert cli.run(["--config-dir", f"{tmp_path}/own", *small, *own, f"results_dir={tmp_path}"]) == 0
         told = capsys.readouterr().out
@@ -269,10 +282,12 @@ def test_protocols_and_presets_of_ones_own(tmp_path, capsys):
         assert own[-1].replace("=", " ") in told
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("task", ["train", "run"])
 def test_a_model_that_could_not_be_saved_is_told_and_fails_the_command(task, tmp_path, monkeypatch, capsys):
     (tmp_path / "models").write_text("in the way")
-    small = ["dataset=digits", "dataset.limit=300", "loss=f1", "preset=quick", "protocol.max_epochs=1", "trials=1"]
+    small = ["dataset=digits", "dataset.limit=300", "loss=f1", "model.hidden=[8]", "preset=quick",
+             "protocol.max_epochs=1", "trials=1"]  # fmt: skip
     arguments = [f"task={task}", *small, "save_model=true", "executor=inline", f"results_dir={tmp_path}"]
     assert cli.run(arguments) == 1
     assert "could not be saved" in capsys.readouterr().out

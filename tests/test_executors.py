@@ -21,6 +21,8 @@ from east.experiment.executors import Lost, Place, execute
 from east.settings.settings import Executor
 from tests.commands import ROOT, TINY, children_of, record_files, start, wait_for
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 
 def square(job):
     """Squares, and dies while the file `die` says that it should."""

@@ -18,6 +18,8 @@ from east import cli, files
 from east.training import engine
 from tests.commands import children_of, record_files, start, wait_for
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
 # With batches of 1024 the processes have a job for every trial.
 SMALL = ["dataset=digits", "dataset.limit=400", "device=cpu", "preset=quick", "protocol.max_epochs=6", "model=mlp",
          "hyper.batch_size=1024", "protocol.decisions=[]", "annealing=none"]  # fmt: skip

@@ -9,13 +9,16 @@ import pytest
 from PIL import Image
 
 from east import cli
-from east.data import DataError, load
+from east.data import DataError, datasets, load
 from east.experiment import records
 from east.reporting import tables
 from east.settings.command import Command
 from east.settings.command import text as typed
 from east.settings.compose import settings
 
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+KINDS = datasets()
 PAPERS = [name for name in tables.names() if tables.spec(name).paper]
 LIMITS = {"table": 256, "image": 64, "graph": 256}  # rows
 CALTECH = ("056.dog", "080.frog", "105.horse")  # no part of the real images that is small has a frog
@@ -42,8 +45,7 @@ def pairs() -> dict[str, list[Command]]:
     order = ("caltech256", "mammography", "cocktailparty", "cocktailparty_graph")
     found: dict[str, list[Command]] = {}
     for _, _, command in PLANNED:
-        asked = settings(command.but(preset="quick"))
-        found.setdefault(f"{asked.loss.name} {asked.dataset.kind}", []).append(command)
+        found.setdefault(f"{command.get('loss')} {KINDS[command.get('dataset')].kind}", []).append(command)
     place = {name: k for k, name in enumerate(order)}
     return {pair: sorted(own, key=lambda c: place.get(c.get("dataset"), len(order))) for pair, own in found.items()}
 
@@ -103,8 +105,7 @@ def test_the_cells_of_a_table_find_the_records_of_its_commands(name, variant):
 
 
 def shrunk(command: Command) -> Command:
-    kind = settings(command.but(preset="quick")).dataset.kind
-    return command.but(SMALL | {"dataset.limit": LIMITS[kind]})
+    return command.but(SMALL | {"dataset.limit": LIMITS[KINDS[command.get("dataset")].kind]})
 
 
 @pytest.mark.slow
