@@ -69,7 +69,6 @@ source: a test
 preset: quick
 protocol: east
 trials: 2
-overrides: {model: straight}
 rows: {hits: {loss: hits}, focused: {loss: focused}}
 columns: {dataset: [stripes], metric: [accuracy, f1_positive]}
 """,
@@ -104,16 +103,14 @@ def added(tmp_path, monkeypatch) -> Path:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_metric_a_loss_a_dataset_a_network_and_a_table(added, east_run):
+def test_a_metric_two_losses_and_a_dataset_in_a_table(added, east_run):
     """All of them in one table: planned, run, filled and listed by the commands that know of none of them."""
     results = f"results_dir={added / 'results'}"
     answer = east_run("task=reproduce", "table=added", "executor=inline", "device=cpu", results)
     assert answer.code == 0, answer.err
     assert "added: 2 runs are missing" in answer.out
     found = records.scan(added / "results")
-    assert {(one.status, one.config.model.name, one.config.dataset.name) for one in found} == {
-        ("done", "straight", "stripes")
-    }
+    assert {(one.status, one.config.dataset.name) for one in found} == {("done", "stripes")}
     assert sorted(one.config.loss.name for one in found) == ["focused", "focused", "hits", "hits"]
     assert "(2/2)" in east_run("task=table", "table=added", results).out
     assert "0 runs are missing" in east_run("task=reproduce", "table=added", "dry_run=true", results).out
@@ -123,9 +120,12 @@ def test_a_metric_a_loss_a_dataset_a_network_and_a_table(added, east_run):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_what_is_added_takes_its_own_options_and_no_others(added, east_run):
+def test_a_network_and_the_options_of_what_is_added(added, east_run):
     tiny = ["dataset=stripes", "loss=focused", "model=straight", "preset=quick", "protocol.max_epochs=1", "device=cpu"]
-    assert east_run(*tiny, "loss.power=2", "dataset.width=3", "trials=1").code == 0
+    answer = east_run(*tiny, "loss.power=2", "dataset.width=3", "trials=1")
+    assert answer.code == 0, answer.err
+    (found,) = records.scan(added)
+    assert (found.status, found.config.model.name, found.config.loss.options["power"]) == ("done", "straight", 2)
     refused = east_run(*tiny, "loss.powr=2")
     assert refused.code == cli.BAD_CONFIG
     assert "did you mean 'loss.power'?" in refused.err
