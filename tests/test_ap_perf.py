@@ -14,6 +14,7 @@ import yaml
 from east import losses
 from east.choices import install_hint
 from east.losses import APPerf
+from east.settings.sections import Loss
 
 CONF = Path(__file__).parent.parent / "conf" / "loss" / "ap_perf.yaml"
 installed = pytest.mark.skipif(
@@ -76,7 +77,7 @@ def test_gradient_is_that_of_the_package_s_layer_per_sample():
 
 @installed
 def test_one_number_per_trial_for_single_and_for_two_logits():
-    loss = losses.build(yaml.safe_load(CONF.read_text()), ("no", "yes"))
+    loss = losses.build(Loss.model_validate(yaml.safe_load(CONF.read_text())), ("no", "yes"))
     z, y = batch(2, 3, 12)
     values = loss.per_trial(z[..., None], y)
     assert values.shape == (2, 3)
@@ -111,7 +112,7 @@ def test_a_small_classifier_learns():
 def test_finite_logits_give_finite_numbers(scale):
     z, y = batch(2, 20, scale=scale)
     z.requires_grad_()
-    value = APPerf()(z, y)
+    value = APPerf().per_trial(z[..., None], y)
     value.sum().backward()
     assert value.isfinite().all()
     assert z.grad.isfinite().all()
@@ -122,7 +123,7 @@ def test_a_diverged_trial_is_nan_and_leaves_the_others_alone():
     z, y = batch(2, 20)
     alone = APPerf()(z[1], y[1])
     z[0, 3] = torch.inf
-    value = APPerf()(z, y)
+    value = APPerf().per_trial(z[..., None], y)
     assert value[0].isnan()
     torch.testing.assert_close(value[1], alone)
 

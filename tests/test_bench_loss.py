@@ -42,7 +42,7 @@ def test_small_shapes_are_measured_and_written(bench, tmp_path, monkeypatch, cap
     assert printed.count("peak memory") == 2
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # half a minute, and a busy machine fails it
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_the_losses_keep_their_limits(bench, tmp_path, monkeypatch):
     """About 5 cross-entropies for few classes, 3 for many; 8 times the logits' memory for 100,000, 3 for pixels.

@@ -1,43 +1,19 @@
-"""east-run as its users meet it: help, exit codes, messages, sweeps; and what a kill at any moment leaves behind."""
+"""east-run as its users meet it: help, exit codes, messages, sweeps."""
 
-import contextlib
 import json
-import os
-import random
 import re
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
 from east import cli
-from east.choices import CONF, groups
+from east.choices import CONF, ConfigError, groups
 from east.settings.compose import settings
 from east.tasks import run as task_run
-
-TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
-        "device=cpu", "preset=quick"]  # fmt: skip
-ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"}
-
-
-def command(*arguments):
-    return [sys.executable, "-m", "east.cli", *arguments]
-
-
-def east_run(*arguments, cwd=None):
-    """Run east-run in a process of its own."""
-    environment = ENVIRONMENT | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)}
-    return subprocess.run(command(*arguments), capture_output=True, text=True, cwd=cwd, env=environment, timeout=900)
-
-
-def records_in(folder):
-    return {path: path.read_text() for path in sorted(Path(folder).rglob("seed-*.json"))}
+from tests.commands import TINY, environment, record_files
 
 
 def test_help_names_tasks_groups_and_examples(capsys):
@@ -54,7 +30,7 @@ def test_help_names_tasks_groups_and_examples(capsys):
 def test_help_is_quick_and_light():
     """No torch, pandas, scikit-learn or Hydra; within a second of processor time."""
     answer = subprocess.run([sys.executable, "-X", "importtime", "-m", "east.cli", "--help"], capture_output=True,
-                            text=True, env=ENVIRONMENT, check=True)  # fmt: skip
+                            text=True, env=environment(), check=True)  # fmt: skip
     imported = {line.rpartition("|")[2].strip().split(".")[0] for line in answer.stderr.splitlines()}
     assert "east" in imported
     assert not imported & {"torch", "pandas", "sklearn", "numpy", "hydra", "matplotlib"}
@@ -98,36 +74,39 @@ def test_errors_are_a_line_and_an_exit_code(arguments, code, words, capsys, tmp_
     assert not (tmp_path / "results").exists()
 
 
-def test_debug_shows_the_traceback():
-    answer = east_run("loss=f11", "debug=true")
-    assert "Traceback" in answer.stderr
+def test_debug_shows_the_traceback(east_run):
+    with pytest.raises(ConfigError, match="unknown loss 'f11'"):
+        east_run("loss=f11", "debug=true")
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_train_then_run_then_print(tmp_path, capsys):
     results = f"results_dir={tmp_path}"
     assert cli.run(["task=train", "seed=1", *TINY, results]) == 0
     assert "digits f1 seed 1: 2 epochs" in capsys.readouterr().out
-    assert [path.name for path in records_in(tmp_path)] == ["seed-1.json"]
+    assert [path.name for path in record_files(tmp_path)] == ["seed-1.json"]
     assert cli.run([*TINY, results, "dry_run=true"]) == 0
     assert re.search(r"digits f1 +none +1 of 2", capsys.readouterr().out)
     assert cli.run([*TINY, results]) == 0
     printed = capsys.readouterr().out
     assert "digits (120 rows)" in printed
-    before = records_in(tmp_path)
+    before = record_files(tmp_path)
     assert [path.name for path in before] == ["seed-0.json", "seed-1.json"]
     assert cli.run([*TINY, results]) == 0
     assert capsys.readouterr().out == printed
-    assert records_in(tmp_path) == before
+    assert record_files(tmp_path) == before
 
 
-def test_a_folder_that_cannot_be_written_is_read(tmp_path, monkeypatch, capsys):
+def test_a_folder_that_cannot_be_written_is_read(tmp_path, tiny_results, monkeypatch, capsys):
     """What is done is printed, with a warning of one line in place of the files."""
-    arguments = [*TINY, "dataset.limit=null", "trials=1", f"results_dir={tmp_path}"]
+    shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
+    arguments = [*TINY, "dataset.limit=null", f"results_dir={tmp_path}"]
     table = ["task=table", "table=grid", "preset=quick", f"results_dir={tmp_path}"]
     printed = {}
     for command in (arguments, table):
         assert cli.run(command) == 0
         printed[command[0]] = capsys.readouterr().out
+    assert list((tmp_path / "figures").glob("run-digits-f1.*"))
     shutil.rmtree(tmp_path / "tables")
     shutil.rmtree(tmp_path / "figures")
 
@@ -159,20 +138,23 @@ def test_the_whole_config_can_be_shown(capsys):
     assert "name: mlp" in shown
 
 
-def test_shells_complete_names():
-    asked = ENVIRONMENT | {"COMP_LINE": "east-run loss=btg_f"}
-    answer = subprocess.run(command("-sc", "query=bash"), capture_output=True, text=True, env=asked, check=True)
-    assert answer.stdout.split() == ["loss=btg_f1", "loss=btg_f2", "loss=btg_f3"]
-    answer = subprocess.run(command("-sc", "install=bash"), capture_output=True, text=True, env=asked, check=True)
-    assert "complete -o nospace" in answer.stdout
+def test_shells_complete_names(monkeypatch, capsys):
+    monkeypatch.setenv("COMP_LINE", "east-run loss=btg_f")
+    monkeypatch.setattr(sys, "argv", ["east-run"])
+    assert cli.run(["-sc", "query=bash"]) == 0
+    assert capsys.readouterr().out.split() == ["loss=btg_f1", "loss=btg_f2", "loss=btg_f3"]
+    assert cli.run(["-sc", "install=bash"]) == 0
+    assert "complete -o nospace" in capsys.readouterr().out
 
 
-def test_a_sweep_writes_below_results_dir_alone(tmp_path):
-    answer = east_run("-m", "loss=f1,ce", *TINY, "trials=1", "results_dir=out", cwd=tmp_path)
-    assert answer.returncode == 0, answer.stderr
+@pytest.mark.usefixtures("no_figures")
+def test_a_sweep_writes_below_results_dir_alone(tmp_path, monkeypatch, east_run):
+    monkeypatch.chdir(tmp_path)
+    answer = east_run("-m", "loss=f1,ce", *TINY, "trials=1", "results_dir=out")
+    assert answer.code == 0, answer.err
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    assert {path.parts[-3] for path in records_in(tmp_path)} == {"f1", "ce"}
-    assert re.findall(r"^# (loss=\w+)", answer.stdout, re.MULTILINE) == ["loss=f1", "loss=ce"]
+    assert {path.parts[-3] for path in record_files(tmp_path)} == {"f1", "ce"}
+    assert re.findall(r"^# (loss=\w+)", answer.out, re.MULTILINE) == ["loss=f1", "loss=ce"]
 
 
 def test_a_sweep_takes_paths_as_they_are(tmp_path, monkeypatch, capsys):
@@ -200,15 +182,15 @@ def test_a_job_of_a_sweep_that_fails_leaves_the_others(tmp_path, monkeypatch, ca
     assert "RuntimeError: no luck" in told.err
 
 
-def test_table_records_and_data_print(tmp_path, capsys):
-    cli.run([*TINY, "dataset.limit=null", "trials=1", f"results_dir={tmp_path}"])
-    capsys.readouterr()
+@pytest.mark.usefixtures("no_figures")
+def test_table_records_and_data_print(tmp_path, tiny_results, capsys):
+    shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
     assert cli.run(["task=table", "table=grid", "preset=quick", f"results_dir={tmp_path}"]) == 0
     assert "digits" in capsys.readouterr().out
     assert cli.run(["task=table", "table=grid", "preset=quick", "format=json", f"results_dir={tmp_path}"]) == 0
     assert json.loads(capsys.readouterr().out)
     assert cli.run(["task=records", f"results_dir={tmp_path}"]) == 0
-    assert "digits.jsonl  1 records" in capsys.readouterr().out
+    assert "digits.jsonl  2 records" in capsys.readouterr().out
     assert cli.run(["task=data", "dataset=digits"]) == 0
     assert "1,797" in capsys.readouterr().out
     assert cli.run(["task=data", "dataset=digits", "split.seed=trial"]) == 0
@@ -234,6 +216,7 @@ def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
         assert "takes a table=…, and that table's protocol. Choices: all, east_v2_1" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
     short = ["table=quickstart", "protocol.max_epochs=1", "executor=inline", f"results_dir={tmp_path}"]
     assert cli.run(["task=reproduce", *short]) == 0
@@ -243,6 +226,7 @@ def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
     assert "preset quick" in told
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.run([]) == 0
@@ -253,14 +237,18 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     assert "quickstart: 0 runs are missing" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_classes_without_test_rows_are_told(tmp_path, capsys):
-    few = ["dataset=digits", "dataset.limit=30", "protocol.max_epochs=1", "trials=1", f"results_dir={tmp_path}"]
+    few = ["dataset=digits", "dataset.limit=30", "model.hidden=[8]", "protocol.max_epochs=1", "trials=1",
+           f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run(few) == 0
     assert "classes have no test rows: try split.stratify=true" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_shows_the_metric_it_was_trained_for(tmp_path, capsys):
-    small = ["dataset=digits", "dataset.limit=300", "protocol.max_epochs=1", "trials=2", f"results_dir={tmp_path}"]
+    small = ["dataset=digits", "dataset.limit=300", "model.hidden=[8]", "protocol.max_epochs=1", "trials=2",
+             f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run([*small, "loss=metric", "loss.metric=kappa"]) == 0
     shown = capsys.readouterr().out
     assert "trained_for" in shown
@@ -269,6 +257,7 @@ def test_a_run_shows_the_metric_it_was_trained_for(tmp_path, capsys):
     assert "trained_for" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
     rare = ["dataset=synthetic", "dataset.imbalance=200", "dataset.rows=2000", "preset=quick", "protocol.max_epochs=2"]
     assert cli.run([*rare, "losses=[f1,ce]", "hyper.lr=0.01", "trials=1", f"results_dir={tmp_path}"]) == 0
@@ -277,13 +266,15 @@ def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
     assert told.count("loss.average=positive") == 1, "cross-entropy has no average"
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_protocols_and_presets_of_ones_own(tmp_path, capsys):
     """Those of --config-dir are run and shown like ours."""
     for group, name, ours in (("protocol", "mine", "east"), ("preset", "tiny", "quick")):
         text = (CONF / group / f"{ours}.yaml").read_text().replace(f"name: {ours}", f"name: {name}")
         (tmp_path / "own" / group).mkdir(parents=True)
         (tmp_path / "own" / group / f"{name}.yaml").write_text(text)
-    small = ["dataset=digits", "dataset.limit=300", "loss=ce", "protocol.max_epochs=1", "trials=2", "executor=inline"]
+    small = ["dataset=digits", "dataset.limit=300", "loss=ce", "model.hidden=[8]", "protocol.max_epochs=1", "trials=2",
+             "executor=inline"]  # fmt: skip
     for own in (["protocol=mine", "preset=quick"], ["preset=tiny"]):
         assert cli.run(["--config-dir", f"{tmp_path}/own", *small, *own, f"results_dir={tmp_path}"]) == 0
         told = capsys.readouterr().out
@@ -291,272 +282,15 @@ def test_protocols_and_presets_of_ones_own(tmp_path, capsys):
         assert own[-1].replace("=", " ") in told
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("task", ["train", "run"])
 def test_a_model_that_could_not_be_saved_is_told_and_fails_the_command(task, tmp_path, monkeypatch, capsys):
     (tmp_path / "models").write_text("in the way")
-    small = ["dataset=digits", "dataset.limit=300", "loss=f1", "preset=quick", "protocol.max_epochs=1", "trials=1"]
+    small = ["dataset=digits", "dataset.limit=300", "loss=f1", "model.hidden=[8]", "preset=quick",
+             "protocol.max_epochs=1", "trials=1"]  # fmt: skip
     arguments = [f"task={task}", *small, "save_model=true", "executor=inline", f"results_dir={tmp_path}"]
     assert cli.run(arguments) == 1
     assert "could not be saved" in capsys.readouterr().out
     (tmp_path / "models").unlink()
     assert cli.run(arguments) == 0
     assert "could not be saved" not in capsys.readouterr().out
-
-
-LONG = ["dataset=digits", "dataset.limit=400", "device=cpu", "preset=quick", "protocol.max_epochs=6", "model=mlp",
-        "hyper.batch_size=1024", "protocol.decisions=[]", "annealing=none"]  # fmt: skip
-
-
-PROCESSES = ["executor=processes", "executor.slots=2"]
-
-
-def start(folder, *arguments):
-    """east-run in a process group of its own; with batches of 1024 every trial is a job.
-
-    A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
-    """
-    arguments = arguments if any(a.startswith("executor=") for a in arguments) else [*arguments, *PROCESSES]
-    environment = ENVIRONMENT | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)}
-    return subprocess.Popen(command(*LONG, f"results_dir={folder}", *arguments), env=environment, text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
-
-
-def wait_for_records(process, folder, count, seconds=300):
-    deadline = time.monotonic() + seconds
-    while len(records_in(folder)) < count and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
-def group_of(leader):
-    """Living processes of a process group."""
-    stats = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
-    fields = [line.split() for line in stats.splitlines()]
-    return [int(pid) for pid, group, state in fields if int(group) == leader and not state.startswith("Z")]
-
-
-@pytest.mark.slow
-def test_killed_at_ten_random_moments(tmp_path):
-    """After kill -9 ten times and one last run: 40 records, none broken, none written again once it existed."""
-    dice, seen = random.Random(0), {}
-    for _ in range(10):
-        process = start(tmp_path, "trials=40")
-        wait_for_records(process, tmp_path, len(seen) + dice.randrange(4))
-        time.sleep(dice.random())
-        process.kill()
-        process.communicate()
-        time.sleep(0.5)  # workers end when they notice
-        now = {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in records_in(tmp_path)}
-        assert now.items() >= seen.items()
-        seen = now
-    process = start(tmp_path, "trials=40")
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert "(40)" in out
-    assert {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in seen} == seen
-    texts = records_in(tmp_path)
-    assert sorted(json.loads(text)["seed"] for text in texts.values()) == list(range(40))
-    assert {json.loads(text)["status"] for text in texts.values()} == {"done"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_then_resumed(tmp_path, number):
-    """Ctrl-C reaches every process of the group, SIGTERM the first alone: code 130, a hint, no traceback, no orphan."""
-    process = start(tmp_path, "trials=12")
-    wait_for_records(process, tmp_path, 2)
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert "Finished trials are saved. Rerun the same command to resume." in err
-    assert "Traceback" not in err
-    assert "leaked" not in err
-    deadline = time.monotonic() + 20
-    while group_of(process.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    kept = records_in(tmp_path)
-    assert 2 <= len(kept) < 12
-    process = start(tmp_path, "trials=12")
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert len(records_in(tmp_path)) == 12
-    assert records_in(tmp_path).items() >= kept.items()
-
-
-@pytest.mark.slow
-def test_a_killed_worker_is_replaced(tmp_path):
-    process = start(tmp_path, "trials=12")
-    wait_for_records(process, tmp_path, 1)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    workers = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
-    os.kill(int(workers[-1]), signal.SIGKILL)
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert len(records_in(tmp_path)) == 12
-
-
-@pytest.mark.slow
-def test_two_identical_commands_at_once(tmp_path):
-    both = [start(tmp_path, "trials=8") for _ in range(2)]
-    assert [(process.communicate(timeout=600), process.returncode)[1] for process in both] == [0, 0]
-    assert sorted(json.loads(text)["seed"] for text in records_in(tmp_path).values()) == list(range(8))
-    assert not list(Path(tmp_path).rglob("*.tmp"))
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_told_and_survived(tmp_path):
-    """A file system of 300 kB: it fills up, the command stops, what was written is whole."""
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(tmp_path)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("mounting a small file system needs privileges")
-    try:
-        process = start(tmp_path, "trials=40")
-        _, err = process.communicate(timeout=600)
-        assert process.returncode == 1
-        assert "No space left" in err
-        assert "Rerun the same command to resume." in err
-        assert "Traceback" not in err
-        kept = records_in(tmp_path)
-        assert 0 < len(kept) < 40
-        assert all(json.loads(text)["status"] == "done" for text in kept.values())
-        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
-        answer = east_run(*LONG, *PROCESSES, "trials=40", f"results_dir={tmp_path}")
-        assert answer.returncode == 1
-        assert "Read-only file system" in answer.stderr
-    finally:
-        subprocess.run(["umount", str(tmp_path)], check=True)
-
-
-CHECKPOINTING = """
-import sys
-from east import cli
-from east.training import engine, population
-engine.CHECKPOINT_SECONDS = 0.0
-loaded = population.Population.load
-def load(self, file):
-    open({marks!r}, "a").write(file.name + "\\n")
-    loaded(self, file)
-population.Population.load = load
-if __name__ == "__main__":
-    sys.exit(cli.run(sys.argv[1:]))
-"""
-
-
-@pytest.mark.slow
-def test_a_killed_trial_goes_on_from_its_checkpoint(tmp_path):
-    """The populations of the second command are those of the first, their results those of an undisturbed one."""
-    script, marks = tmp_path / "run.py", tmp_path / "marks"
-    script.write_text(CHECKPOINTING.format(marks=str(marks)))
-    epochs = [f"protocol.{name}=400" for name in ("max_epochs", "stage_epochs", "patience")]
-    long = [*LONG, *PROCESSES, *epochs, "trials=3", f"results_dir={tmp_path / 'results'}"]
-    environment = ENVIRONMENT | {"PYTHONPATH": str(Path(cli.__file__).parent.parent)}
-    process = subprocess.Popen([sys.executable, str(script), *long], env=environment, start_new_session=True)
-    deadline = time.monotonic() + 300
-    while len(list(tmp_path.rglob("*.safetensors"))) < 2:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.02)
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    (stale,) = {path.parent for path in tmp_path.rglob("*.safetensors")}
-    (stale / "of-another-grouping.safetensors").touch()
-    assert subprocess.run([sys.executable, str(script), *long], env=environment, timeout=900).returncode == 0
-    assert len(set(marks.read_text().split())) >= 1
-    assert not list(tmp_path.rglob("*.safetensors"))
-    undisturbed = [argument for argument in long if not argument.startswith("results_dir")]
-    assert east_run(*undisturbed, f"results_dir={tmp_path / 'other'}").returncode == 0
-    ours, theirs = (
-        {path.name: json.loads(text) for path, text in records_in(tmp_path / name).items()}
-        for name in ("results", "other")
-    )
-    assert ours.keys() == theirs.keys()
-    assert all(ours[name]["scores"] == theirs[name]["scores"] for name in ours)
-    assert all(ours[name]["history"] == theirs[name]["history"] for name in ours)
-
-
-def descendants(pid):
-    """All processes below this one."""
-    try:
-        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except FileNotFoundError:
-        return []
-    return [one for child in children for one in (int(child), *descendants(int(child)))]
-
-
-def kill(process):
-    for pid in [*descendants(process.pid), process.pid]:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
-
-
-@pytest.fixture
-def ray_cluster(monkeypatch):
-    """Two nodes on loopback: their address and the processes of head and second node, which has most of the cores."""
-    pytest.importorskip("ray")
-    with socket.socket() as free, tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-        free.close()
-        settings = {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0",
-                    "PYTHONPATH": str(Path(cli.__file__).parent.parent)}  # fmt: skip
-        for name, value in settings.items():
-            monkeypatch.setenv(name, value)
-            monkeypatch.setitem(ENVIRONMENT, name, value)
-        ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--object-store-memory=100000000"]
-        head = [*ray, "--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=1",
-                "--include-dashboard=false", f"--temp-dir={folder}"]  # fmt: skip
-        second = [*ray, f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.3", "--num-cpus=2"]
-        nodes = []
-        try:
-            for start_node in (head, second):
-                nodes.append(subprocess.Popen(start_node, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-                for line in nodes[-1].stdout:
-                    if "Ray runtime started" in line:
-                        break
-                assert nodes[-1].poll() is None
-            yield f"127.0.0.1:{port}", nodes[1]
-        finally:
-            for node in nodes:
-                kill(node)
-
-
-@pytest.mark.slow
-def test_ray_survives_the_loss_of_a_node(tmp_path, ray_cluster):
-    """One of two nodes is killed in the middle: all trials finish, with the results of executor=inline."""
-    address, node = ray_cluster
-    longer = ["trials=8", "protocol.max_epochs=60", "protocol.stage_epochs=60", "protocol.patience=60"]
-    process = start(tmp_path / "ray", *longer, "executor=ray", f"executor.address={address}")
-    wait_for_records(process, tmp_path / "ray", 1)
-    kill(node)
-    out, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    assert "failed" not in err
-    assert "(8)" in out
-    alone = start(tmp_path / "inline", *longer, "executor=inline")
-    alone.communicate(timeout=600)
-    ours, theirs = (
-        {path.name: json.loads(text) for path, text in records_in(tmp_path / name).items()}
-        for name in ("ray", "inline")
-    )
-    assert len(ours) == 8
-    assert ours.keys() == theirs.keys()
-    assert all(ours[name]["confusion"] == theirs[name]["confusion"] for name in ours)
-
-
-@pytest.mark.slow
-def test_submitit_trains_the_same(tmp_path):
-    pytest.importorskip("submitit")
-    process = start(tmp_path / "submitit", "trials=3", "executor=submitit", "executor.cluster=local")
-    _, err = process.communicate(timeout=600)
-    assert process.returncode == 0, err
-    alone = start(tmp_path / "inline", "trials=3", "executor=inline")
-    alone.communicate(timeout=600)
-    ours, theirs = (
-        {path.name: json.loads(text) for path, text in records_in(tmp_path / name).items()}
-        for name in ("submitit", "inline")
-    )
-    assert len(ours) == 3
-    assert all(ours[name]["confusion"] == theirs[name]["confusion"] for name in theirs)

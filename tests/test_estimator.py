@@ -35,7 +35,7 @@ def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @parametrize_with_checks([EASTClassifier()])
 def test_scikit_learn_checks_of_the_defaults(estimator, check):
     check(estimator)

@@ -1,9 +1,9 @@
 """Every example runs as its reader would run it, and shows what it claims; so does every Python block of the guide."""
 
-import os
 import re
-import subprocess
+import runpy
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -14,10 +14,28 @@ import east
 ROOT = Path(__file__).parents[1]
 
 
-def output(example):
-    command = [sys.executable, ROOT / "scripts" / "examples" / f"{example}.py"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+@pytest.fixture
+def output(monkeypatch, capsys):
+    """Runs an example as a script; returns what it prints."""
+
+    def run(example):
+        monkeypatch.setattr(sys, "argv", [f"{example}.py"])
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            runpy.run_path(str(ROOT / "scripts" / "examples" / f"{example}.py"), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run
+
+
+@pytest.fixture
+def table(output):
+    """Rows of an example's table: what it is trained by, and the scores."""
+
+    def rows(example):
+        lines = output(example).splitlines()[1:]
+        return {re.sub(r"\s+[\d. ]+$", "", line): [*map(float, re.findall(r"\d\.\d{3}", line))] for line in lines}
+
+    return rows
 
 
 def test_every_example_is_tested():
@@ -27,13 +45,7 @@ def test_every_example_is_tested():
     }  # fmt: skip
 
 
-def table(example):
-    """Rows of an example's table: what it is trained by, and the scores."""
-    lines = output(example).splitlines()[1:]
-    return {re.sub(r"\s+[\d. ]+$", "", line): [*map(float, re.findall(r"\d\.\d{3}", line))] for line in lines}
-
-
-def test_segmentation_by_the_metric_finds_the_rare_class():
+def test_segmentation_by_the_metric_finds_the_rare_class(table):
     rows = table("segmentation")
     assert rows.keys() == {"cross-entropy", "Dice", "MetricLoss f1", "MetricLoss jaccard"}
     for name in ("MetricLoss f1", "MetricLoss jaccard"):
@@ -41,36 +53,36 @@ def test_segmentation_by_the_metric_finds_the_rare_class():
         assert all(ours > plain for ours, plain in (mean, macro, discs))
 
 
-def test_multilabel_by_the_metric_is_better_on_every_average():
+def test_multilabel_by_the_metric_is_better_on_every_average(table):
     rows = table("multilabel")
     for name in ("macro", "micro", "samples"):
         ours, plain = rows[f"MetricLoss f1 {name}"], rows["BCEWithLogitsLoss"]
         assert all(a > b + 0.02 for a, b in zip(ours, plain, strict=True))
 
 
-def test_a_trainer_with_its_own_compute_loss():
+def test_a_trainer_with_its_own_compute_loss(table):
     rows = table("compute_loss")
     assert rows["MetricTrainer"][0] > rows["Trainer"][0] + 0.05
 
 
-def test_a_lightning_module():
+def test_a_lightning_module(table):
     pytest.importorskip("lightning")
     rows = table("lightning_module")
     assert rows["MetricLoss"][0] > rows["BCEWithLogitsLoss"][0]
 
 
-def test_the_loop_finds_more_than_cross_entropy():
+def test_the_loop_finds_more_than_cross_entropy(output):
     ours, plain = map(float, re.findall(r"\d\.\d{3}", output("training_loop")))
     assert ours > plain + 0.05
 
 
-def test_the_estimator_in_a_pipeline_generalises():
+def test_the_estimator_in_a_pipeline_generalises(output):
     chosen, tested = map(float, re.findall(r"macro F1 (\d\.\d{3})", output("estimator")))
     assert chosen > 0.6
     assert tested == pytest.approx(chosen, abs=0.08)
 
 
-def test_training_for_the_cost_costs_least():
+def test_training_for_the_cost_costs_least(output):
     costs = dict(re.findall(r"trained for (\w+) .* cost (\d+)", output("own_metric")))
     assert float(costs["saved"]) < 0.8 * min(float(costs["f1"]), float(costs["accuracy"]))
 

@@ -1,9 +1,13 @@
 """Executors: every job ends once, whatever happens to the process that runs it."""
 
+import contextlib
+import json
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections import deque
 from pathlib import Path
@@ -11,9 +15,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from east import cli
 from east.experiment import executors
 from east.experiment.executors import Lost, Place, execute
 from east.settings.settings import Executor
+from tests.commands import ROOT, TINY, children_of, record_files, start, wait_for
+
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 def square(job):
@@ -85,8 +93,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     )
     script = tmp_path / "parent.py"
     script.write_text(code)
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent.parent)}
-    parent = subprocess.Popen([sys.executable, str(script)], env=environment)
+    parent = start(script=script)
     try:
         wait_for(lambda: (tmp_path / "on").exists(), 120)
         children = children_of(parent.pid)
@@ -95,17 +102,6 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
         parent.kill()
         parent.wait()
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 20)
-
-
-def children_of(pid):
-    return [int(p) for p in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def wait_for(condition, seconds):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.1)
 
 
 def test_slots_of_a_machine_without_gpu(monkeypatch):
@@ -150,3 +146,85 @@ def test_workers_stay_on_the_cards_that_this_process_may_see(visible, wanted, mo
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert executors.slots("auto") == executors.slots("cuda") == wanted
+
+
+def confusions(folder):
+    """Seed -> confusion of every trial below a folder."""
+    found = [json.loads(text) for text in record_files(folder).values()]
+    return {record["seed"]: record["confusion"] for record in found}
+
+
+def descendants(pid):
+    """All processes below this one."""
+    return [one for child in children_of(pid) for one in (child, *descendants(child))]
+
+
+def kill(process):
+    for pid in [*descendants(process.pid), process.pid]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.fixture
+def ray_cluster(monkeypatch):
+    """Two nodes on loopback: their address and the process of the second node, which has most of the cores."""
+    pytest.importorskip("ray")
+    with socket.socket() as free, tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+        free.close()
+        for name, value in {
+            "RAY_AUTH_MODE": "disabled",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "PYTHONPATH": str(ROOT),
+        }.items():
+            monkeypatch.setenv(name, value)
+        ray = [str(Path(sys.executable).parent / "ray"), "start", "--block", "--object-store-memory=100000000"]
+        head = [*ray, "--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--num-cpus=1",
+                "--include-dashboard=false", f"--temp-dir={folder}"]  # fmt: skip
+        second = [*ray, f"--address=127.0.0.1:{port}", "--node-ip-address=127.0.0.3", "--num-cpus=2"]
+        nodes = []
+        try:
+            for start_node in (head, second):
+                nodes.append(subprocess.Popen(start_node, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+                for line in nodes[-1].stdout:
+                    if "Ray runtime started" in line:
+                        break
+                assert nodes[-1].poll() is None
+            yield f"127.0.0.1:{port}", nodes[1]
+        finally:
+            for node in nodes:
+                kill(node)
+
+
+# With batches of 1024 every trial is a job.
+JOBS = [*TINY, "dataset.limit=400", "hyper.batch_size=1024", "annealing=none"]
+
+
+@pytest.mark.slow
+def test_ray_survives_the_loss_of_a_node(tmp_path, ray_cluster):
+    """One of two nodes is killed in the middle: all trials finish, with the results of executor=inline."""
+    address, node = ray_cluster
+    longer = ["trials=8", "model.hidden=[512,256,128]",
+              *(f"protocol.{name}=60" for name in ("max_epochs", "stage_epochs", "patience"))]  # fmt: skip
+    process = start(*JOBS, *longer, "executor=ray", f"executor.address={address}", f"results_dir={tmp_path / 'ray'}")
+    wait_for(lambda: record_files(tmp_path / "ray") or process.poll() is not None)
+    kill(node)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert "failed" not in err
+    assert "(8)" in out
+    assert cli.run([*JOBS, *longer, f"results_dir={tmp_path / 'inline'}"]) == cli.DONE
+    assert len(confusions(tmp_path / "ray")) == 8
+    assert confusions(tmp_path / "ray") == confusions(tmp_path / "inline")
+
+
+@pytest.mark.slow
+def test_submitit_trains_the_same(tmp_path):
+    pytest.importorskip("submitit")
+    ours, theirs = tmp_path / "submitit", tmp_path / "inline"
+    assert cli.run([*JOBS, "trials=2", "executor=submitit", "executor.cluster=local", f"results_dir={ours}"]) == 0
+    assert cli.run([*JOBS, "trials=2", f"results_dir={theirs}"]) == 0
+    assert len(confusions(ours)) == 2
+    assert confusions(ours) == confusions(theirs)

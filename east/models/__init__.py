@@ -24,9 +24,10 @@ def build(model: Model, inputs_shape: Sequence[int], outputs: int, dropout: floa
     """The network of a config's `model` section, freshly initialised from torch's global generator.
 
     inputs_shape: of one sample. outputs: the number of classes; `model.outputs` overrides it, 1 meaning a
-    single logit. Dropout has no parameters, so a trained state fits whatever the rate.
+    single logit. Dropout has no parameters, so a trained state fits whatever the rate. A config with a `target` names
+    its class itself; the others are in MODELS.
     """
-    make = MODELS[choose("model", model.name, MODELS)]
+    make = _custom if "target" in model.options else MODELS[choose("model", model.name, MODELS)]
     return make(tuple(inputs_shape), model.outputs or outputs, dropout, **model.options)
 
 

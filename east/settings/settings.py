@@ -164,7 +164,7 @@ class Settings(Section):
                 f"since seeds from {TRIAL_SEEDS} up are reserved for the search"
             )
         fitting = NETWORKS[self.dataset.kind]
-        if self.model.name not in fitting:
+        if self.model.name not in fitting and "target" not in self.model.options:
             raise ConfigError(
                 f"model={self.model.name} does not take {self.dataset.kind} data; "
                 f"for {self.dataset.name}: {', '.join(fitting)}"

@@ -163,7 +163,7 @@ def assembled(about: Mapping[str, Any], tensors: Mapping[str, Tensor], device: s
     if about["model"]["name"] == "rf":
         net: nn.Module = Forest(state)
     else:
-        if about["model"]["name"] == "custom":
+        if "target" in about["model"]:
             check_custom(about["model"]["target"])
         net = models.build(Network.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
         net.load_state_dict(state)

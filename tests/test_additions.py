@@ -1,0 +1,134 @@
+"""CONTRIBUTING.md's table: whoever adds something touches what it says and nothing else."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import east.data
+from east import choices, cli, metrics
+from east.experiment import records
+from east.reporting import cells, specs
+from east.settings import compose
+
+METRIC = '''
+from east.metrics import ratio
+
+def hits(c, *, share=1.0):
+    """Share of correct samples, times a constant."""
+    return share * ratio(c.diagonal.sum(-1), c.total)
+'''
+
+LOSS = """
+from east.losses.inputs import Loss
+
+class Focused(Loss):
+    def __init__(self, power: float = 2.0):
+        super().__init__()
+        self.power = power
+
+    def value(self, logits, labels, weights):
+        p = logits.softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
+        return ((1 - p) ** self.power * -p.clamp_min(1e-12).log()).mean(-1)
+"""
+
+DATASET = """
+import torch
+from east.data.common import Table
+from east.data.sources import Dataset
+
+def stripes(root=None, *, width: int = 4) -> Table:
+    values = torch.arange(200, dtype=torch.float32)[:, None].repeat(1, width) % 17
+    labels = (values[:, 0] > 8).long()
+    return Table(features=values, labels=labels, classes=("thin", "wide"), name="stripes", positive=1, source="here")
+
+DATASETS = {"stripes": Dataset(load=stripes, kind="table", about="numbers modulo 17", licence="none needed",
+                               citation="this test", where="built in")}
+"""
+
+NETWORK = '''
+from torch import nn
+
+class Straight(nn.Linear):
+    """One linear map."""
+
+    def __init__(self, inputs_shape, outputs, bias=True):
+        super().__init__(inputs_shape[0], outputs, bias=bias)
+'''
+
+CONFIGS = {
+    "loss/hits.yaml": "{name: hits, _target_: east.losses.MetricLoss, metric: hits, step: linear, threshold: 0.5}",
+    "loss/focused.yaml": "{name: focused, _target_: added_loss.Focused, power: 3.0}",
+    "dataset/stripes.yaml": "{name: stripes, kind: table, limit: null, width: 4}",
+    "model/straight.yaml": "{name: straight, target: added_network.Straight, parameters: {bias: false}, outputs: null}",
+    "table/added.yaml": """
+name: added
+title: All that was added
+source: a test
+preset: quick
+protocol: east
+trials: 2
+rows: {hits: {loss: hits}, focused: {loss: focused}}
+columns: {dataset: [stripes], metric: [accuracy, f1_positive]}
+""",
+}
+
+
+@pytest.fixture
+def added(tmp_path, monkeypatch) -> Path:
+    """conf/ and the rooms of the package with a metric, two losses, a dataset, a network and a table more."""
+    conf, modules = tmp_path / "conf", tmp_path / "modules"
+    shutil.copytree(choices.CONF, conf)
+    for name, text in CONFIGS.items():
+        (conf / name).write_text(text)
+    for module in (choices, cli, cells, specs, compose):
+        monkeypatch.setattr(module, "CONF", conf)
+    (modules / "data").mkdir(parents=True)
+    for name, text in {
+        "added_metric": METRIC,
+        "added_loss": LOSS,
+        "data/stripes": DATASET,
+        "added_network": NETWORK,
+    }.items():
+        (modules / f"{name}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(modules))
+    monkeypatch.setattr(east.data, "__path__", [*east.data.__path__, str(modules / "data")])
+    import added_metric
+
+    monkeypatch.setitem(metrics.METRICS, "hits", added_metric.hits)
+    yield tmp_path
+    for name in ("added_metric", "added_loss", "added_network", "east.data.stripes"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_metric_two_losses_and_a_dataset_in_a_table(added, east_run):
+    """All of them in one table: planned, run, filled and listed by the commands that know of none of them."""
+    results = f"results_dir={added / 'results'}"
+    answer = east_run("task=reproduce", "table=added", "executor=inline", "device=cpu", results)
+    assert answer.code == 0, answer.err
+    assert "added: 2 runs are missing" in answer.out
+    found = records.scan(added / "results")
+    assert {(one.status, one.config.dataset.name) for one in found} == {("done", "stripes")}
+    assert sorted(one.config.loss.name for one in found) == ["focused", "focused", "hits", "hits"]
+    assert "(2/2)" in east_run("task=table", "table=added", results).out
+    assert "0 runs are missing" in east_run("task=reproduce", "table=added", "dry_run=true", results).out
+    assert "numbers modulo 17" in east_run("task=data", "dataset=all", results).out
+    listed = east_run("--help", results).out
+    assert all(name in listed for name in ("hits", "focused", "stripes", "straight", "added"))
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_a_network_and_the_options_of_what_is_added(added, east_run):
+    tiny = ["dataset=stripes", "loss=focused", "model=straight", "preset=quick", "protocol.max_epochs=1", "device=cpu"]
+    answer = east_run(*tiny, "loss.power=2", "dataset.width=3", "trials=1")
+    assert answer.code == 0, answer.err
+    (found,) = records.scan(added)
+    assert (found.status, found.config.model.name, found.config.loss.options["power"]) == ("done", "straight", 2)
+    refused = east_run(*tiny, "loss.powr=2")
+    assert refused.code == cli.BAD_CONFIG
+    assert "did you mean 'loss.power'?" in refused.err
+    refused = east_run(*tiny, "loss=hits", "loss.metric=hitz")
+    assert refused.code == cli.BAD_CONFIG
+    assert "did you mean 'hits'?" in refused.err

@@ -1,0 +1,224 @@
+"""What a kill at any moment leaves behind: whole records, none written twice, and a command that can be resumed.
+
+Faults are injected in this process where that proves the same. Those that need processes are killed for real.
+"""
+
+import errno
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from east import cli, files
+from east.training import engine
+from tests.commands import children_of, record_files, start, wait_for
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+# With batches of 1024 the processes have a job for every trial.
+SMALL = ["dataset=digits", "dataset.limit=400", "device=cpu", "preset=quick", "protocol.max_epochs=6", "model=mlp",
+         "hyper.batch_size=1024", "protocol.decisions=[]", "annealing=none"]  # fmt: skip
+INLINE = ["executor=inline"]
+PROCESSES = ["executor=processes", "executor.slots=2"]
+
+
+class Killed(BaseException):
+    """Ends this command as kill -9 would: nothing catches it."""
+
+
+def states(folder):
+    """Each record's file, as it changes when it is written again."""
+    return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in record_files(folder)}
+
+
+def assert_complete(folder, trials):
+    found = [json.loads(text) for text in record_files(folder).values()]
+    assert sorted(record["seed"] for record in found) == list(range(trials))
+    assert {record["status"] for record in found} == {"done"}
+
+
+def results_of(folder):
+    return {path.name: json.loads(text) for path, text in record_files(folder).items()}
+
+
+def fail_at(monkeypatch, step, count, error):
+    """Raise `error` at one step of the count-th file that is written, and leave the temporary file behind."""
+    written, real = [], files.write_atomically
+
+    def write(target, fill):
+        written.append(target)
+        if len(written) != count:
+            return real(target, fill)
+
+        def interrupted(*_):
+            raise error
+
+        with monkeypatch.context() as broken:
+            broken.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process cleans nothing up
+            if step == "half written":
+                return real(target, lambda file: (file.write(b'{"key": "'), interrupted()))
+            broken.setattr(files.os, {"not on disk": "fsync", "not renamed": "replace"}[step], interrupted)
+            return real(target, fill)
+
+    monkeypatch.setattr("east.experiment.records.write_atomically", write)
+
+
+@pytest.mark.parametrize("step", ["half written", "not on disk", "not renamed"])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])  # probabilities, then the record, of the first trial and the second
+def test_a_kill_at_any_step_of_writing_a_record(step, count, tmp_path):
+    command = [*SMALL, *INLINE, "trials=3", "protocol.max_epochs=1", "model.hidden=[8]", f"results_dir={tmp_path}"]
+    with pytest.MonkeyPatch.context() as patch:
+        fail_at(patch, step, count, Killed())
+        with pytest.raises(Killed):
+            cli.run(command)
+    kept = states(tmp_path)
+    assert len(kept) == (count - 1) // 2
+    assert list(tmp_path.rglob("*.tmp")), "the fault left something behind"
+    assert cli.run(command) == cli.DONE
+    assert states(tmp_path).items() >= kept.items()
+    assert_complete(tmp_path, 3)
+
+
+def test_a_disk_that_fills_up_is_told_and_survived(tmp_path, monkeypatch, capsys):
+    """The trials that found room are kept, the others are named, and once there is room again they are trained."""
+    command = [*SMALL, *INLINE, "trials=3", "protocol.max_epochs=1", "model.hidden=[8]", f"results_dir={tmp_path}"]
+    with monkeypatch.context() as patch:
+        fail_at(patch, "not on disk", 4, OSError(errno.ENOSPC, "No space left on device"))
+        assert cli.run(command) == cli.FAILED
+    told = capsys.readouterr()
+    assert "No space left on device" in told.err
+    assert "Traceback" not in told.err
+    assert len(record_files(tmp_path)) == 2
+    assert cli.run(command) == cli.DONE
+    assert_complete(tmp_path, 3)
+
+
+@pytest.mark.slow
+def test_a_full_and_a_read_only_disk(tmp_path, capsys):
+    """A real file system of 300 kB: it fills up, the command stops, what was written is whole."""
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(tmp_path)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs privileges")
+    command = [*SMALL, *INLINE, "trials=40", "model.hidden=[8]", f"results_dir={tmp_path}"]
+    try:
+        assert cli.run(command) == cli.FAILED
+        told = capsys.readouterr().err
+        assert "No space left" in told
+        assert "Rerun the same command to resume." in told
+        assert "Traceback" not in told
+        kept = record_files(tmp_path)
+        assert 0 < len(kept) < 40
+        assert all(json.loads(text)["status"] == "done" for text in kept.values())
+        subprocess.run(["mount", "-o", "remount,ro", str(tmp_path)], check=True)
+        assert cli.run(command) == cli.FAILED
+        assert "Read-only file system" in capsys.readouterr().err
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+def test_a_killed_population_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
+    """The trials of the second command are those of the first, their results those of an undisturbed one."""
+    epochs = [f"protocol.{name}=12" for name in ("max_epochs", "stage_epochs", "patience")]
+    command = [*SMALL, *INLINE, *epochs, "trials=3", "model.hidden=[8]"]
+    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0.0)
+    save, load = engine.Population.save, engine.Population.load
+    saved, loaded = [], []
+
+    def save_then_die(self, file):
+        save(self, file)
+        saved.append(file)
+        if len(saved) == 5:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Population, "save", save_then_die)
+        with pytest.raises(Killed):
+            cli.run([*command, f"results_dir={tmp_path / 'results'}"])
+    (stale,) = {path.parent for path in tmp_path.rglob("*.safetensors")}
+    (stale / "of-another-grouping.safetensors").touch()
+    monkeypatch.setattr(engine.Population, "load", lambda self, file: (loaded.append(file), load(self, file))[1])
+    assert cli.run([*command, f"results_dir={tmp_path / 'results'}"]) == cli.DONE
+    assert loaded == saved[:1]
+    assert not list(tmp_path.rglob("*.safetensors"))
+    assert cli.run([*command, f"results_dir={tmp_path / 'other'}"]) == cli.DONE
+    ours, theirs = results_of(tmp_path / "results"), results_of(tmp_path / "other")
+    assert ours.keys() == theirs.keys()
+    for name in ours:
+        assert ours[name]["scores"] == theirs[name]["scores"]
+        assert ours[name]["history"] == theirs[name]["history"]
+
+
+def kill_again_and_again(folder, kills, trials):
+    """kill -9 at random moments; after each, what was on record is still there, untouched."""
+    dice, seen = random.Random(0), {}
+    for _ in range(kills):
+        process = start(*SMALL, *PROCESSES, f"trials={trials}", f"results_dir={folder}")
+        wanted = len(seen) + dice.randrange(4)
+        wait_for(lambda: len(record_files(folder)) >= wanted or process.poll() is not None)  # noqa: B023
+        time.sleep(dice.random())
+        workers = children_of(process.pid)
+        process.kill()
+        process.communicate()
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 20)  # noqa: B023 (no orphans)
+        now = states(folder)
+        assert now.items() >= seen.items()
+        seen = now
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kills", "trials"), [(3, 16), pytest.param(10, 40, marks=pytest.mark.nightly)], ids=["three", "ten"]
+)
+def test_killed_at_random_moments(kills, trials, tmp_path):
+    """After the kills a last run loses one of its workers as well: all records, none broken, none written twice."""
+    seen = kill_again_and_again(tmp_path, kills, trials)
+    process = start(*SMALL, *PROCESSES, f"trials={trials}", f"results_dir={tmp_path}")
+    wait_for(lambda: len(record_files(tmp_path)) > len(seen) or process.poll() is not None)
+    workers = [pid for pid in children_of(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(workers[-1], signal.SIGKILL)
+    out, err = process.communicate(timeout=600)
+    assert process.returncode == 0, err
+    assert f"({trials})" in out
+    assert states(tmp_path).items() >= seen.items()
+    assert_complete(tmp_path, trials)
+
+
+def group_of(leader):
+    """Living processes of a process group."""
+    stats = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
+    fields = [line.split() for line in stats.splitlines()]
+    return [int(pid) for pid, group, state in fields if int(group) == leader and not state.startswith("Z")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_then_resumed(tmp_path, number):
+    """Ctrl-C reaches every process of the group, SIGTERM the first alone: code 130, a hint, no traceback, no orphan."""
+    process = start(*SMALL, *PROCESSES, "trials=12", f"results_dir={tmp_path}")
+    wait_for(lambda: len(record_files(tmp_path)) >= 2 or process.poll() is not None)
+    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == cli.INTERRUPTED
+    assert "Finished trials are saved. Rerun the same command to resume." in err
+    assert "Traceback" not in err
+    assert "leaked" not in err
+    wait_for(lambda: not group_of(process.pid), 20)
+    kept = record_files(tmp_path)
+    assert 2 <= len(kept) < 12
+    assert cli.run([*SMALL, *INLINE, "trials=12", f"results_dir={tmp_path}"]) == cli.DONE
+    assert_complete(tmp_path, 12)
+    assert record_files(tmp_path).items() >= kept.items()
+
+
+@pytest.mark.slow
+def test_two_identical_commands_at_once(tmp_path):
+    both = [start(*SMALL, *INLINE, "trials=8", f"results_dir={tmp_path}") for _ in range(2)]
+    assert [(process.communicate(timeout=600), process.returncode)[1] for process in both] == [0, 0]
+    assert_complete(tmp_path, 8)
+    assert not list(tmp_path.rglob("*.tmp"))
