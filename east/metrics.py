@@ -369,6 +369,7 @@ def score_and_slopes(metric: Metric, c: Confusion, parameters: Mapping[str, Any]
         parameters.pop(k, v) for k, v in (("average", "macro"), ("positive", 1), ("absent", "zero"))
     )
     part, whole, hit, by_diagonal, by_predicted = FRACTIONS[metric](c, **parameters)
+    shares: float | Tensor
     if average == "micro":
         part, whole, shares = part.sum(-1, keepdim=True), whole.sum(-1, keepdim=True), 1.0
     else:

@@ -244,7 +244,7 @@ def test_data_of_one_name_have_blocks_of_their_own():
     """Two files of dataset=csv, or digits of another imbalance, are neither ranked nor paired with each other."""
     source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "digits")
     found = []
-    for imbalance, loss in [(1, "f1"), (1, "ce"), (10, "ce")]:
+    for imbalance, loss in [(1, "focal"), (1, "ce"), (10, "ce")]:
         config = source.config.to_json()
         config["dataset"] |= {"imbalance": imbalance, "fingerprint": f"data {imbalance}"}
         config["loss"] |= {"name": loss}

@@ -189,18 +189,18 @@ def counted(
     """
     classes = logits.shape[-1]
     if classes == 2:
-        return TwoClasses.count(logits, labels, weights, step)
+        return TwoClasses.counted(logits, labels, weights, step)
     if classes < FEW_CLASSES:
-        return FewClasses.count(logits, labels, weights, step, missed)
+        return FewClasses.counted(logits, labels, weights, step, missed)
     p = logits.softmax(-1)
     if classes < MANY_CLASSES or p.device.type != "cpu":
-        return ManyClasses.count(p, top_two(p), labels, weights, step)
+        return ManyClasses.counted(p, top_two(p), labels, weights, step)
     maxima = block_maxima(p)
     top = top_two_of_blocks(p, maxima)
     entries = Entries.above(p, step.a * top.p.sum(-1, keepdim=True), maxima) if step.a.min() >= SPARSE_CORNER else None
     if entries is None:
-        return ManyClasses.count(p, top, labels, weights, step)
-    return HugeSoftmax.count(p, top, entries, labels, weights, step)
+        return ManyClasses.counted(p, top, labels, weights, step)
+    return HugeSoftmax.counted(p, top, entries, labels, weights, step)
 
 
 class Step(NamedTuple):
@@ -251,7 +251,7 @@ class TwoClasses(NamedTuple):
     slope: Tensor
 
     @classmethod
-    def count(cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step) -> tuple[Counts, "TwoClasses"]:
+    def counted(cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step) -> tuple[Counts, "TwoClasses"]:
         if step.a.ndim:
             step = Step(*(x.squeeze(-1) for x in step))
         other, z = logits.unbind(-1)
@@ -296,7 +296,7 @@ class FewClasses(NamedTuple):
     G_own: Tensor
 
     @classmethod
-    def count(
+    def counted(
         cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step, missed: bool
     ) -> tuple[Counts, "FewClasses"]:
         p = logits.mT.softmax(-2).mT
@@ -311,19 +311,21 @@ class FewClasses(NamedTuple):
         H = torch.addcmul(p, above, step.bend).addcmul_(largest, last * beyond)
         S = above.sign_().mul_(step.bend).add_(step.one).mul_(p)
         S.addcmul_(largest, beyond.sign().mul_(last).mul_(p1))
-        H_own, rest = without_own(H, labels.unsqueeze(-1)) if missed else (None, None)
+        rest = None
+        if missed:
+            H_own, rest = without_own(H, labels.unsqueeze(-1))
         total = H.sum(-1, keepdim=True) if rest is None else H_own + rest
         G = H.div_(total)
         G_own = G.gather(-1, labels.unsqueeze(-1))
         state = cls(p, p2, largest, beyond.div_(gap).div_(p1), G, S.div_(total), G_own)
         predicted = G.sum(-2) if weights is None else (weights.unsqueeze(-2) @ G).squeeze(-2)
-        diagonal, elsewhere = (
-            None
-            if shares is None
-            else per_class(shares.squeeze(-1) if weights is None else shares.squeeze(-1) * weights, labels, p.shape[-1])
-            for shares in (G_own, None if rest is None else rest.div_(total))
-        )
-        return Counts(diagonal, elsewhere, predicted), state
+
+        def summed(shares: Tensor) -> Tensor:
+            shares = shares.squeeze(-1)
+            return per_class(shares if weights is None else shares * weights, labels, p.shape[-1])
+
+        elsewhere = None if rest is None else summed(rest.div_(total))
+        return Counts(summed(G_own), elsewhere, predicted), state
 
     def gradient(self, labels: Tensor, weights: Tensor | None, B: Tensor, A: Tensor, detach: bool) -> Tensor:
         p, S, own = self.p, self.S, labels.unsqueeze(-1)
@@ -371,7 +373,7 @@ class ManyClasses(NamedTuple):
     H_own: Tensor
 
     @classmethod
-    def count(
+    def counted(
         cls, p: Tensor, top: Top, labels: Tensor, weights: Tensor | None, step: Step
     ) -> tuple[Counts, "ManyClasses"]:
         s = top.p.sum(-1, keepdim=True)
@@ -422,7 +424,7 @@ class HugeSoftmax(NamedTuple):
     share: Tensor
 
     @classmethod
-    def count(
+    def counted(
         cls, p: Tensor, top: Top, entries: "Entries", labels: Tensor, weights: Tensor | None, step: Step
     ) -> tuple[Counts, "HugeSoftmax"]:
         s = top.p.sum(-1, keepdim=True)

@@ -398,14 +398,15 @@ def _trained_alike(entry: Entry, preset: str) -> bool:
     return all(_without(section(name), name, IGNORED) == _without(science[name], name, IGNORED) for name in names)
 
 
-def _without(section: Mapping[str, Any], name: str, ignored: Iterable[str]) -> dict[str, Any]:
+def _without(section: Any, name: str, ignored: Iterable[str]) -> dict[str, Any]:
+    """A section's JSON without some of its keys, with equal numbers written equally."""
     return identity.plain({key: value for key, value in section.items() if f"{name}.{key}" not in ignored}, float)
 
 
 def _rate_fits(entry: Entry, asked: Composed) -> bool:
     """A family holds the points of a grid: each must cool at a rate that the command would try, or be told."""
     rate = entry.section("annealing").get("r")
-    tried = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
+    tried: set[float | None] = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
     return rate is None or rate in (tried or {asked.annealing.r})
 
 

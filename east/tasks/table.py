@@ -23,8 +23,14 @@ def text(asked: Settings, preset: str | None) -> str:
     """Render a table into results_dir/tables in every format; return it as text, or in the format asked for."""
     found = records.scan(asked.results_dir)
     every = [n for n in tables.names() if tables.spec(n).paper] if asked.table == "all" else [asked.table]
-    options = {"rule": asked.selection, "variant": asked.variant, "preset": None if preset == "auto" else preset}
-    built = [tables.build(name, asked.results_dir, found=found, **options) for name in every]
+
+    def build(name: str, variant: str) -> tables.Table:
+        quickest = None if preset == "auto" else preset
+        return tables.build(
+            name, asked.results_dir, found=found, rule=asked.selection, variant=variant, preset=quickest
+        )
+
+    built = [build(name, asked.variant) for name in every]
     pairs = [tables.comparisons(table) for table in built]
     if asked.format:
         return writers.WRITERS[choose("format", asked.format, writers.WRITERS)](built, pairs)
@@ -32,8 +38,7 @@ def text(asked: Settings, preset: str | None) -> str:
     folder = Path(asked.results_dir) / "tables"
     with shown_anyway():
         clean = [table.name for table in built if asked.variant == "clean" and tables.spec(table.name).paper]
-        both = options | {"variant": "released"}  # a figure shows both loaders of Adult
-        released = {name: tables.build(name, asked.results_dir, found=found, **both) for name in clean}
+        released = {name: build(name, "released") for name in clean}  # a figure shows both loaders of Adult
         write(folder, "" if asked.variant == "clean" else f"_{asked.variant}", built, pairs, released)
         shown += f"\nwritten to {folder} as {', '.join(FILES)}"
     return shown
