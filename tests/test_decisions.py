@@ -89,7 +89,7 @@ def test_neighbouring_floats_are_told_apart():
 
 
 def test_golden_cut_of_expected_f1():
-    """METHOD.md section 14: t = F(t)/2 = .331707 with F = .663415 is the best of all cuts."""
+    """t = F(t)/2 = .331707 with F = .663415 is the best of all cuts."""
     decision = east.decide(GOLDEN, "f1")
     assert decision.value == pytest.approx(0.663415, abs=1e-6)
     assert 0.3 < decision.rule.value <= 0.35

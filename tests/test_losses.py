@@ -52,7 +52,7 @@ def single_logits():
     return torch.tensor(BTG_P, dtype=torch.float64).logit(), torch.tensor(BTG_Y)
 
 
-# Golden values (METHOD.md, sections 1.3 and 5)
+# Golden values, by hand from equations 4 and 5
 
 
 @pytest.mark.parametrize(

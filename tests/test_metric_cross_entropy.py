@@ -1,4 +1,4 @@
-"""MetricCrossEntropy: weights against METHOD.md's numbers and autograd, gradients, its state."""
+"""MetricCrossEntropy: weights against numbers by hand and autograd, gradients, its state."""
 
 from functools import partial
 
@@ -16,7 +16,7 @@ from east.losses import metric_cross_entropy as mce
 
 TWO, THREE, NEVER = [[90, 10], [4, 6]], [[50, 3, 2], [5, 20, 5], [1, 2, 12]], [[990, 0], [10, 0]]
 POSITIVE = {"average": "positive"}
-GOLDEN = [  # METHOD.md section 14: counts, smoothing, metric, parameters, weights before the floor
+GOLDEN = [  # by hand: counts, smoothing, metric, parameters, weights before the floor
     (TWO, 0, "f1", POSITIVE, (0.46154, 1.53846)),
     (TWO, 0, "f1", {}, (0.53370, 1.46630)),
     (TWO, 0, "mcc", {}, (0.41755, 1.58245)),

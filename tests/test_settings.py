@@ -176,7 +176,7 @@ def test_open_choices_are_completed(overrides, expected):
 
 
 def test_hyperparameters_left_open_are_the_protocols():
-    """METHOD: lr 1e-3, dropout 0.25; batch 256, of images 128. What was typed is fixed for the search."""
+    """lr 1e-3, dropout 0.25; batch 256, of images 128. What was typed is fixed for the search."""
     table, image = settings(["dataset=digits", "hyper.lr=0.5"]), settings(["dataset=cifar10"])
     expected = {"lr": 0.5, "batch_size": 256, "dropout": 0.25, "weight_decay": 0.01, "clip": None}
     assert table.hyper.to_json() == expected

@@ -44,6 +44,7 @@ class Loss(nn.Module):
     """Checks the input once for all losses, casts to float32 or better, hands over logits [..., n, d], d >= 2."""
 
     anneals = False  # whether the loss has a temperature that matters
+    stops_by = "loss"  # what early stopping compares on validation: the loss, or 1 - the metric of the decisions
     takes_weights = True
     takes_soft_targets = False  # else a sample with soft targets becomes d weighted samples
 

@@ -1,4 +1,4 @@
-"""MetricCrossEntropy: cross-entropy whose class weights are the metric's own slopes. METHOD.md section 14.
+"""MetricCrossEntropy: cross-entropy whose class weights are the metric's own slopes.
 
 EAST's gradient is sum_kj G_kj dC_kj/dz with G = dM/dC. The slopes G say what a sample of class k is worth to the
 metric; the step's dC/dz vanishes for samples on the wrong side. Here G is kept and the step becomes the logarithm
@@ -66,6 +66,7 @@ class MetricCrossEntropy(Loss):
     """
 
     anneals = False
+    stops_by = "metric"  # its weights move with the counts: values of two epochs do not compare
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
 """From probabilities to classes: rules, and the choice of the best rule for a metric, with labels or without.
 
 Plug-in (`tuned`): the rule that maximises the metric on labelled rows (Narasimhan et al. 2014; Koyejo et al. 2014).
-Expected (`expected`): the same search with the probabilities themselves in place of the labels, METHOD.md section 14.
+Expected (`expected`): the same search with the probabilities themselves in place of the labels.
 Both look at truth [n, d], the share of each class in each row: one-hot labels, or the probabilities. With two classes
 all cuts are compared; with more, a rule's counts give the metric's slopes G, and those the next rule, argmax_j
 sum_k p_k G_kj, until nothing changes.

@@ -173,7 +173,7 @@ class Setup:
         splits = self.splits
         self.loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive).to(device)
         self.metric = validation_metric(self.loss, splits.positive)
-        self.by_metric = getattr(self.loss, "stops_by", "loss") == "metric"
+        self.by_metric = self.loss.stops_by == "metric"
         temperature = getattr(self.loss, "temperature", 0.2)
         self.annealing = Annealing([t.config for t in self.trials], self.loss.anneals, temperature, self.by_metric)
         self.net = models.Stack([initial(trial, splits) for trial in self.trials], device)
