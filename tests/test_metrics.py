@@ -77,7 +77,7 @@ def test_scores_of_classes_are_scikit_learns(d):
 
 
 @pytest.mark.parametrize("d", [2, 3, 6])
-@pytest.mark.parametrize("cases", [150, pytest.param(1500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("cases", [150, pytest.param(1500, marks=pytest.mark.nightly)])
 def test_scores_of_all_classes_together_are_scikit_learns(d, cases):
     labels, predictions = random_cases(d, cases, seed=cases)
     c = confusion_of(labels, predictions, d)
