@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from east.settings.sections import Science
+from torch import nn
+
+from east import losses
+from east.settings.sections import Loss, Science
 
 DEFAULTS = {
     "dataset": {"name": "made"},
@@ -15,3 +18,8 @@ DEFAULTS = {
 def science(config: dict[str, Any] | None = None, **sections: Any) -> Science:
     """Typed settings of a trial from plain mappings."""
     return Science.model_validate({**DEFAULTS, **(config or {}), **sections})
+
+
+def build_loss(config: dict[str, Any], *arguments: Any, **options: Any) -> nn.Module:
+    """losses.build of a plain mapping."""
+    return losses.build(Loss.model_validate(config), *arguments, **options)

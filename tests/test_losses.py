@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch_btg import loss as released
 
-from east import METRICS, MetricLoss, losses
+from east import METRICS, MetricLoss
 from east.confusion import Confusion
 from east.losses import WMW, AUROCLoss, CrossEntropy, Dice, Focal, ReleasedBtG, ReleasedDice, ReleasedWMW, SigmoidF1
+from tests.made import build_loss
 
 CONFIGS = {path.stem: yaml.safe_load(path.read_text()) for path in Path(__file__).parents[1].glob("conf/loss/*.yaml")}
 CONFIGS = {name: config for name, config in CONFIGS.items() if config["_target_"].startswith("east.losses.")}
@@ -28,7 +29,7 @@ BTG_P, BTG_Y = (0.9, 0.6, 0.4, 0.2, 0.1), (1, 1, 0, 1, 0)
 def build(name, classes=2, **overrides):
     """A loss of conf/loss; class weights balanced over one sample of each class."""
     names = [f"class {k}" for k in range(classes)]
-    return losses.build(CONFIGS[name] | overrides, names, labels=torch.arange(classes), positive=1)
+    return build_loss(CONFIGS[name] | overrides, names, labels=torch.arange(classes), positive=1)
 
 
 def batch(*shape, seed=0, dtype=torch.float32, scale=2.0):
@@ -205,7 +206,7 @@ def test_balanced_class_weights_are_those_of_bridging_the_gap():
     """n / (d n_k): cocktail party has 1454 positives of 4800 (.72, 1.65), mammography 260 of 11183 (.51, 21.5)."""
     for n, positives, wanted in ((4800, 1454, (0.72, 1.65)), (11183, 260, (0.51, 21.5))):
         labels = torch.arange(n) < positives
-        loss = losses.build(CONFIGS["ce_weighted"], ["no", "yes"], labels.long())
+        loss = build_loss(CONFIGS["ce_weighted"], ["no", "yes"], labels.long())
         assert loss.class_weights == pytest.approx(wanted, abs=0.01)
 
 
@@ -557,17 +558,17 @@ def test_beta_and_the_positive_class_by_name():
     torch.testing.assert_close(by_name(z, y), MetricLoss("fbeta", beta=[1, 0.25, 1])(z, y))
     frog = MetricLoss("f1", average="positive", positive="frog", classes=names)
     torch.testing.assert_close(frog(z, y), MetricLoss("f1", average="positive", positive=2)(z, y))
-    built = losses.build(CONFIGS["fbeta"] | {"beta": {"dog": 0.25}}, names)
+    built = build_loss(CONFIGS["fbeta"] | {"beta": {"dog": 0.25}}, names)
     torch.testing.assert_close(built(z, y), by_name(z, y))
 
 
 def test_the_positive_class_is_that_of_the_data():
     z, y = batch(30, 3)
     names = ["cat", "dog", "frog"]
-    built = losses.build(CONFIGS["f1"] | {"average": "positive"}, names, positive=2)
+    built = build_loss(CONFIGS["f1"] | {"average": "positive"}, names, positive=2)
     torch.testing.assert_close(built(z, y), MetricLoss("f1", average="positive", positive=2)(z, y))
     with pytest.raises(ValueError, match=r"none of the 3 classes is the positive one; say dataset.positive=…"):
-        losses.build(CONFIGS["anyloss"], names)
+        build_loss(CONFIGS["anyloss"], names)
 
 
 def test_thresholds_as_an_array():
@@ -578,10 +579,10 @@ def test_thresholds_as_an_array():
 def test_parameters_of_a_metric_in_a_config():
     z, y = batch(30, 2)
     costs = [[0, 1], [50, 0]]
-    loss = losses.build(CONFIGS["metric"] | {"metric": "cost", "parameters": {"costs": costs}}, ["no", "yes"])
+    loss = build_loss(CONFIGS["metric"] | {"metric": "cost", "parameters": {"costs": costs}}, ["no", "yes"])
     torch.testing.assert_close(loss(z, y), MetricLoss("cost", costs=costs)(z, y))
     with pytest.raises(ValueError, match=r"unknown parameter of the metric 'cost'.*Choices: .*costs"):
-        losses.build(CONFIGS["metric"] | {"metric": "cost", "parameters": {"cost": costs}}, ["no", "yes"])
+        build_loss(CONFIGS["metric"] | {"metric": "cost", "parameters": {"cost": costs}}, ["no", "yes"])
 
 
 # Training
@@ -679,10 +680,10 @@ WRONG = {
     "metric of many numbers": (lambda: MetricLoss(lambda c: c.diagonal)(z4, y4), ("one number", "()", "(4,)")),
     "area of one threshold": (lambda: AUROCLoss(threshold=0.5), ("list of thresholds", "0.5")),
     "area without a step": (lambda: AUROCLoss(step="none"), ("a step", "'none'")),
-    "balanced without labels": (lambda: losses.build(CONFIGS["ce_weighted"], "ab"), ("balanced", "training labels")),
+    "balanced without labels": (lambda: build_loss(CONFIGS["ce_weighted"], "ab"), ("balanced", "training labels")),
     "class weights": (lambda: CrossEntropy([1.0, 2.0])(z4, y4), ("class_weights", "expected 4", "got 2")),
     "unknown parameter of a baseline": (
-        lambda: losses.build(CONFIGS["wmw"] | {"gama": 1}, "ab"),
+        lambda: build_loss(CONFIGS["wmw"] | {"gama": 1}, "ab"),
         ("parameter of WMW 'gama'", "did you mean 'gamma'", "power"),
     ),
 }  # fmt: skip

@@ -316,11 +316,13 @@ def check_soft_targets(labels: Tensor) -> None:
 
 
 def transformed() -> bool:
-    """Whether torch.compile or a torch.func transform is tracing: data-dependent steps must be left out.
+    """Whether torch.compile or a torch.func transform is tracing: data-dependent steps must be left out."""
+    return torch.compiler.is_compiling() or inside_torch_func()
 
-    torch has no public question for the second; this is the only place that asks the private one.
-    """
-    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+
+def inside_torch_func() -> bool:
+    """Whether a torch.func transform is at work; torch has no public way to ask."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def refuse_unknown(kind: str, given: Iterable[str], accepted: Sequence[inspect.Parameter]) -> None:

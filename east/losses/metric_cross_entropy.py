@@ -22,7 +22,7 @@ from east import metrics
 from east.choices import choose
 from east.confusion import Confusion, per_class
 from east.losses import slopes
-from east.losses.inputs import Loss
+from east.losses.inputs import Loss, inside_torch_func
 from east.losses.metric_loss import MetricLoss, _SumOverRanks
 from east.metrics import EPS, ratio
 
@@ -145,7 +145,7 @@ class MetricCrossEntropy(Loss):
 
     def moves(self, logits: Tensor) -> bool:
         """Whether this call is a step of training: counts must not move by validation, nor inside torch.func."""
-        if torch._C._are_functorch_transforms_active():
+        if inside_torch_func():
             return False
         return self.training and torch.is_grad_enabled() and logits.requires_grad
 
