@@ -1,7 +1,7 @@
-"""A trainer in the style of Hugging Face's: subclass it, override compute_loss, keep everything else.
+"""A trainer in the style of Hugging Face: subclass it, override compute_loss, keep everything else.
 
-`Trainer` here is a few lines that call compute_loss(model, inputs) as theirs does; transformers is not needed. Token
-logits come as [B, T, C], so the classes move to axis 1, and padding labelled -100 is ignored.
+`Trainer` here is a few lines that call compute_loss(model, inputs) the way theirs does, so transformers is not needed.
+Token logits come as [B, T, C]; the loss wants the classes on axis 1. Padding is labelled -100 and ignored.
 """
 
 import torch
@@ -39,7 +39,7 @@ class MetricTrainer(Trainer):
 
 
 class Tagger(nn.Module):
-    """Tags a word by itself and its neighbours."""
+    """Tags each word from the word and its two neighbours."""
 
     def __init__(self) -> None:
         super().__init__()

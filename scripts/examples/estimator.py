@@ -1,4 +1,4 @@
-"""EASTClassifier in a scikit-learn pipeline: columns of both kinds, a search over the metric, a held-out test."""
+"""EASTClassifier in a scikit-learn pipeline: numeric and categorical columns, a search over the metric, a test set."""
 
 import numpy as np
 import pandas as pd
@@ -13,7 +13,7 @@ from east import EASTClassifier
 
 
 def customers(rows: int = 2000, seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
-    """Who cancels? About one in eight; ages are missing now and then."""
+    """Customers and whether they cancel, which about one in eight does. Some ages are missing."""
     random = np.random.default_rng(seed)
     frame = pd.DataFrame(
         {

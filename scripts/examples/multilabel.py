@@ -1,4 +1,4 @@
-"""Several labels per sample: one line changes from BCEWithLogitsLoss to MetricLoss(..., multilabel=True)."""
+"""Several labels per sample: replace BCEWithLogitsLoss() with MetricLoss(..., multilabel=True), one line."""
 
 import torch
 from sklearn.datasets import make_multilabel_classification
@@ -17,7 +17,7 @@ AVERAGES = ("macro", "micro", "samples")
 
 
 def data() -> tuple[Tensor, Tensor]:
-    """3,000 rows, 20 features, 12 labels of which a row has two on average."""
+    """3,000 rows with 20 features and 12 labels; a row has two of them on average."""
     x, y = make_multilabel_classification(3000, n_features=20, n_classes=12, n_labels=2, random_state=0)
     x = torch.tensor(x, dtype=torch.float32)
     return (x - x.mean(0)) / x.std(0), torch.tensor(y, dtype=torch.float32)

@@ -1,7 +1,7 @@
 """Your own metric as the loss: a missed positive costs fifty false alarms.
 
-Any function of an east.Confusion will do, if it can be differentiated; larger must be better. This one is saved(),
-the share of the avoidable cost that is avoided: 1 for no errors, 0 for the better of "always" and "never".
+Any differentiable function of an east.Confusion will do; larger must be better. The one here, saved(), is the share of
+the avoidable cost that is avoided: 1 for no errors, 0 for the better of "always" and "never".
 """
 
 import torch
@@ -14,7 +14,7 @@ MISSED, FALSE_ALARM = 50.0, 1.0
 
 
 def saved(c: Confusion) -> torch.Tensor:
-    """1 - cost / cost of the best constant decision. Rows of the matrix are true classes, columns predicted ones."""
+    """1 - cost / cost of the best constant decision. Rows of the matrix are true classes, columns predicted."""
     missed, false_alarms = c.actual[..., 1] - c.diagonal[..., 1], c.actual[..., 0] - c.diagonal[..., 0]
     constant = torch.minimum(MISSED * c.actual[..., 1], FALSE_ALARM * c.actual[..., 0])
     return 1 - (MISSED * missed + FALSE_ALARM * false_alarms) / constant.clamp_min(FALSE_ALARM)

@@ -1,7 +1,7 @@
 """Segmentation with a rare class: a small encoder-decoder on generated shapes, trained by four losses.
 
-Squares cover about a tenth of the image, discs one pixel in a hundred. Mean intersection over union counts both alike,
-pixel by pixel losses do not. The last row of pixels is labelled -100 and ignored by all losses.
+Squares cover about a tenth of the image, discs one pixel in a hundred. Mean intersection over union weighs both classes
+equally; losses that average over pixels do not. The last row of pixels is labelled -100, which all losses ignore.
 """
 
 import torch

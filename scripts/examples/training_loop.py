@@ -1,7 +1,7 @@
-"""East's loss in a plain PyTorch loop: train at one temperature until validation no longer improves, cool, go on.
+"""MetricLoss in a plain PyTorch loop: train at one temperature until validation stops improving, lower it, repeat.
 
-One row in twenty is positive, and F1 of the positives is what counts. The classes overlap, so that few rows are more
-likely positive than not: cross-entropy, trained by the same loop, finds few of them.
+One row in twenty is positive, and F1 of the positive class is the goal. The classes overlap so much that few rows are
+more likely positive than not; cross-entropy in the same loop therefore finds few positives.
 """
 
 import copy
@@ -26,13 +26,13 @@ def moons(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Te
 
 
 def score(net: nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
-    """F1 of the positive class, of hard decisions."""
+    """F1 of the positive class for hard decisions."""
     with torch.no_grad():
         return float(f1(Confusion.from_predictions(net(x).argmax(-1), y, classes=2), average="positive"))
 
 
 def train(loss: nn.Module, stages: list[float], train_set, val_set) -> nn.Module:
-    """A small network, trained through the stages' temperatures; each starts from the best weights of the last."""
+    """Train a small network through the temperatures; each stage starts from the best weights of the one before."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     x, y = train_set
