@@ -33,7 +33,7 @@ class Classifier(lightning.LightningModule):
 
 
 def rows(count: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Two overlapping clouds; one row in fifteen is positive. Labels are floats because BCEWithLogitsLoss expects them."""
+    """Two overlapping clouds; one row in fifteen is positive. Labels are floats, as BCEWithLogitsLoss expects."""
     labels = (torch.rand(count, generator=generator) < 1 / 15).float()
     return torch.randn(count, 2, generator=generator) + 1.5 * labels.unsqueeze(1), labels
 
