@@ -150,9 +150,11 @@ def through_hydra(flags: list[str], words: list[str]) -> int:
         shown = compose.settings(parse(words)).model_dump(by_alias=True, mode="json")
         print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
         return DONE
-    lines = [override.input_line for override in command.parsed(words)]  # quoted where Hydra needs it
+    typed = (override.input_line for override in command.parsed(words))
+    lines = [line for line in typed if line is not None]  # quoted where Hydra needs it
     own = [line for line in lines if not line.startswith("hydra")]
-    folder = next((one.value() for one in command.parsed(own) if one.key_or_group == "config_dir"), None)
+    folders = (one.value() for one in command.parsed(own) if one.key_or_group == "config_dir")
+    folder = next((str(value) for value in folders if value is not None), None)
     if {"-m", "--multirun"} & set(flags):
         for job in command.sweep(own) if not any(line.startswith("hydra/sweeper") for line in lines) else ():
             compose.all_settings(job)

@@ -17,9 +17,10 @@ from east import losses, models
 from east.choices import choose
 from east.confusion import Confusion
 from east.data.common import Part, Splits
-from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Science, Training
+from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Schedule, Science, Training
 from east.training.annealing import SCHEDULES
 from east.training.engine import train
+from east.training.evaluation import validation_metric
 from east.training.population import Trial
 
 ROWS = 8192  # that pass through the network at once
@@ -62,7 +63,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         warmup: int = 0,
         max_epochs: int = 100,
         patience: int = 10,
-        annealing: str = "geometric",
+        annealing: Schedule = "geometric",
         cooling: float = 0.7,
         n_init: int = 1,
         validation_fraction: float = 0.2,
@@ -90,22 +91,22 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
         """X [n, f] finite numbers, y [n] classes of any type."""
-        X, y = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(y)
+        rows, targets = validate_data(self, X, y, dtype=np.float64)
+        check_classification_targets(targets)
         self._check_parameters()
-        self.classes_, labels = np.unique(y, return_inverse=True)
+        self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
         random = check_random_state(self.random_state)
-        splits = self._split(X, labels, random)
+        splits = self._split(rows, labels, random)
         config = self._config(len(splits.train))
         trials = [Trial(config, int(seed)) for seed in random.randint(2**31 - 1, size=self.n_init)]
         self.outcomes_ = train(trials, splits, device=self.device, progress=self.verbose)
         finished = [outcome for outcome in self.outcomes_ if outcome.status == "done"]
         if not finished:
             raise RuntimeError(f"no initialisation could be trained: {self.outcomes_[0].error}")
-        best = min(finished, key=lambda outcome: (outcome.best["val_metric"], outcome.best["val_loss"]))
-        self.n_iter_, self.validation_score_ = best.epochs, 1 - best.best["val_metric"]
+        best = min(finished, key=lambda outcome: outcome.missed)
+        self.n_iter_, self.validation_score_ = best.epochs, 1 - best.missed[0]
         with torch.random.fork_rng(devices=[]):  # a new network draws initial weights, which are replaced at once
             self.net_ = models.build(config.model, splits.train.inputs.shape[1:], len(self.classes_))
         self.net_.load_state_dict(best.weights)
@@ -130,14 +131,16 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric of the predictions, as a number where larger is better."""
         predicted = self._logits(X).argmax(-1)
-        y = column_or_1d(y)
-        classes = [*self.classes_, *np.setdiff1d(y, self.classes_)]  # one that was not there in training is never found
+        truth = column_or_1d(y)
+        unseen = np.setdiff1d(truth, self.classes_)  # classes that were not in training are never predicted
+        classes = [*self.classes_, *unseen]
         index = {name: k for k, name in enumerate(classes)}
-        labels = torch.tensor([index[name] for name in y])
+        labels = torch.tensor([index[name] for name in truth])
         weights = torch.from_numpy(_check_sample_weight(sample_weight, X, dtype=np.float64))
         decided = torch.eye(len(classes), dtype=torch.float64)[predicted]
         loss = losses.build(self._loss(), [str(name) for name in classes], positive=self._positive())
-        return float(loss.metric(Confusion.from_memberships(decided, labels, weights), **loss.metric_parameters))
+        metric = validation_metric(loss, self._positive())
+        return float(metric(Confusion.from_memberships(decided, labels, weights)))
 
     @torch.no_grad()
     def _logits(self, X: ArrayLike) -> Tensor:
@@ -203,7 +206,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if parameters.get("positive") in [*self.classes_]:
             parameters["positive"] = [*self.classes_].index(parameters["positive"])
         target = "east.losses.MetricLoss"
-        return Loss(name="metric", _target_=target, metric=self.metric, step="linear", parameters=parameters)
+        return Loss(name="metric", target=target, metric=self.metric, step="linear", parameters=parameters)
 
     def _names(self) -> list[str]:
         return [str(name) for name in self.classes_]
@@ -217,11 +220,11 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"hidden: expected the sizes of the layers, such as (128, 64), got {self.hidden!r}")
         for name in ("batch_size", "max_epochs", "patience", "n_init", "warmup"):
             value, least = getattr(self, name), int(name != "warmup")
-            if not (isinstance(value, Integral) and value >= least):
+            if not (isinstance(value, Integral) and int(value) >= least):
                 raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
         for name, low, high in (("lr", 0, np.inf), ("validation_fraction", 0, 1), ("cooling", 0, 1)):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and low < value < high):
+            if not (isinstance(value, Real) and low < float(value) < high):
                 raise ValueError(f"{name}: expected a number between {low} and {high}, got {value!r}")
         if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout: expected a rate from 0 to below 1, got {self.dropout!r}")

@@ -39,7 +39,7 @@ def config(loss="ce", model=None):
 def trained(loaded, **options):
     """A model, the outcome it comes from, and the split."""
     splits, trial = data.split(loaded, stratify=True), Trial(science(config(**options)), seed=3)
-    networks = trial.config["model"]["name"] != "rf"
+    networks = trial.config.model.name != "rf"
     outcome = train([trial], splits, device="cpu", progress=False)[0] if networks else classical.fit(trial, splits)
     return saved.from_outcome(outcome, loaded, splits), outcome, splits
 

@@ -6,12 +6,13 @@ is done, so doing a job twice is harmless: one whose worker is lost is run again
 executor and returns plain data. A job that could not be run at all yields Lost.
 """
 
+import logging
 import multiprocessing
 import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -75,7 +76,7 @@ def inline(function: Function, queue: deque[Job], place: Place) -> Results:
         yield job, function(job)
 
 
-def slots(device: str) -> list[Slot]:
+def slots(device: str) -> Sequence[Slot]:
     """One entry per process that this machine feeds at once: a GPU's number, or None for a core."""
     if device in ("auto", "cuda"):
         import torch
@@ -158,18 +159,21 @@ def single_threaded(function: Function, job: Job) -> Any:
 def processes(function: Function, queue: deque[Job], place: Place) -> Results:
     """A worker per slot. One that is killed is replaced, and its job tried again `retries` times."""
     retries = place.executor.retries
-    free, idle, busy, victims = list(place.slots), [], {}, []
+    free, victims = list(place.slots), []
+    idle: list[Worker] = []
+    busy: list[Worker] = []
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
     try:
         while queue or busy:
             while queue and (idle or free):
                 worker = idle.pop() if idle else Worker(function, free.pop())
-                busy[worker.pipe] = worker
+                busy.append(worker)
                 worker.give(queue.popleft())
-            for pipe in wait(busy):
-                worker = busy.pop(pipe)
+            ready = wait([worker.pipe for worker in busy])
+            for worker in [worker for worker in busy if worker.pipe in ready]:
+                busy.remove(worker)
                 try:
-                    result = pipe.recv()
+                    result = worker.pipe.recv()
                     idle.append(worker)
                 except (EOFError, ConnectionResetError):
                     worker.process.join()
@@ -182,7 +186,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
                     result = Lost(f"its process ended {retries + 1} times, last with {ended}")
                 yield worker.job, result
     finally:
-        for worker in [*idle, *busy.values()]:
+        for worker in [*idle, *busy]:
             worker.stop()
 
 
@@ -202,7 +206,7 @@ def ray(function: Function, queue: deque[Job], place: Place) -> Results:
 
     started = not ray.is_initialized()
     if started:
-        ray.init(address=executor.address, log_to_driver=False, logging_level="ERROR")
+        ray.init(address=executor.address, log_to_driver=False, logging_level=logging.ERROR)
     task = ray.remote(num_cpus=executor.cpus, num_gpus=executor.gpus, max_retries=executor.retries)(single_threaded)
     running: dict[Any, Job] = {}
     try:

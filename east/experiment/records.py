@@ -17,6 +17,7 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
+from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -88,7 +89,9 @@ class Record:
 
     def but(self, **changed: Any) -> "Record":
         """The same record with other values; its key and family follow its config."""
-        return replace(self, **({"key": "", "family": ""} if "config" in changed else {}), **changed)
+        if "config" in changed:
+            changed = {"key": "", "family": ""} | changed
+        return replace(self, **changed)
 
 
 STORED = [f.name for f in fields(Record) if f.name not in ("family", "source")]
@@ -190,7 +193,7 @@ def export(results_dir: str | Path) -> dict[str, int]:
         text = "".join(by_order[order] + "\n" for order in sorted(by_order))
         target = Path(results_dir) / "records" / f"{dataset}.jsonl"
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, lambda file, text=text: file.write(text.encode()))
+        write_atomically(target, methodcaller("write", text.encode()))
     return {dataset: len(lines[dataset]) for dataset in sorted(lines)}
 
 

@@ -158,7 +158,8 @@ def ledger_of(runs: Sequence[Run]) -> Ledger:
 
 def carry_out(runs: Sequence[Run]) -> list[str]:
     """Search, select and train every run; return a line for each thing that went wrong, shown at once as well."""
-    settings, failures = runs[0].settings, []
+    settings = runs[0].settings
+    failures: list[str] = []
     place = executors.choose_place(settings, any(run.settings.preset.name != "quick" for run in runs))
     scheduler = Scheduler(runs, ledger_of(runs), place)
     queue = deque(scheduler.start())

@@ -4,17 +4,17 @@ import inspect
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from east.choices import import_by_path
-from east.losses.inputs import refuse_unknown
+from east.losses.inputs import Loss, refuse_unknown
 from east.losses.metric_cross_entropy import MetricCrossEntropy
 from east.losses.metric_loss import MetricLoss
-from east.settings.sections import Loss
+from east.settings.sections import Loss as Section
 
 
-def build(loss: Loss, classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None) -> nn.Module:
-    """The loss of a config's `loss` section.
+def build(loss: Section, classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None) -> Loss:
+    """The loss that a network is trained on, of a config's `loss` section.
 
     labels: of the training set, for class_weights=balanced. positive: index of the class that average=positive means.
     average=None is positive where the data have a positive class, else macro.

@@ -83,6 +83,9 @@ class Loss(nn.Module):
             check_range("labels", samples.labels, samples.logits.shape[-1])
             raise
 
+    def keep(self, rows: Tensor) -> None:
+        """Go on with these trials of a population alone; for losses that carry something from step to step."""
+
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         raise TypeError(f"{type(self).__name__} does not define value(logits, labels, weights)")
 

@@ -4,7 +4,7 @@ net = east.models.build(Model(name="mlp", hidden=[512, 256, 128]), inputs_shape=
 """
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -27,8 +27,8 @@ def build(model: Model, inputs_shape: Sequence[int], outputs: int, dropout: floa
     single logit. Dropout has no parameters, so a trained state fits whatever the rate. A config with a `target` names
     its class itself; the others are in MODELS.
     """
-    make = _custom if "target" in model.options else MODELS[choose("model", model.name, MODELS)]
-    return make(tuple(inputs_shape), model.outputs or outputs, dropout, **model.options)
+    name = "custom" if "target" in model.options else choose("model", model.name, MODELS)
+    return MODELS[name](tuple(inputs_shape), model.outputs or outputs, dropout, **model.options)
 
 
 def _mlp(shape: tuple[int, ...], outputs: int, dropout: float, hidden: Sequence[int]) -> nn.Module:
@@ -67,7 +67,7 @@ def _expect(model: str, expected: str, shape: tuple[int, ...], met: bool) -> Non
         raise ValueError(f"model {model!r} expects {expected}, got samples of shape {list(shape)}")
 
 
-MODELS = {
+MODELS: dict[str, Callable[..., nn.Module]] = {
     "custom": _custom,
     "darknet19": _darknet19,
     "gnn": _gnn,

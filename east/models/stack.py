@@ -55,7 +55,7 @@ class Stack:
         noise: keys [P], step and rates [P] of `dropout_masks`, for networks that are computed together; another module
         draws from torch's global generator.
         """
-        if self.together:
+        if isinstance(self.module, MLP):
             masks = rates = None
             if training and noise is not None:
                 masks, rates = dropout_masks(*noise, inputs.shape[1], self.module.hidden), rounded(noise[-1])

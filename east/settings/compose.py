@@ -265,8 +265,7 @@ def field_at(place: Iterable[str]) -> tuple[FieldInfo | None, int]:
         if model is None or part not in model.model_fields:
             break
         field, depth = model.model_fields[part], depth + 1
-        inner = [t for t in alternatives(field.annotation) if inspect.isclass(t) and issubclass(t, BaseModel)]
-        model = inner[0] if inner else None
+        model = next(sections_of(field.annotation), None)
     return field, depth
 
 
@@ -274,8 +273,13 @@ def known_fields(place: Iterable[str]) -> list[str]:
     """Dotted names of the fields of the section at a place."""
     place = list(place)
     field, _ = field_at(place)
-    models = [t for t in alternatives(field.annotation) if inspect.isclass(t)] if field else [Settings]
-    return [".".join([*place, name]) for name in models[0].model_fields]
+    section = next(sections_of(field.annotation)) if field else Settings
+    return [".".join([*place, name]) for name in section.model_fields]
+
+
+def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
+    """The sections among the types that a field may have."""
+    return (t for t in alternatives(annotation) if inspect.isclass(t) and issubclass(t, BaseModel))
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:

@@ -21,6 +21,7 @@ Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
 Kind: TypeAlias = Literal["table", "image", "graph"]
 
 Count = Annotated[int, Field(ge=1)]
+Schedule: TypeAlias = Literal["geometric", "linear", "cosine", "per_epoch", "none"]
 Temperature = Annotated[float, Field(ge=1e-6, le=0.4)]
 
 
@@ -134,7 +135,7 @@ class Annealing(Section):
     """The temperature schedule and the outer level of early stopping. Section 4, arXiv 2405.20954."""
 
     name: str = "none"
-    schedule: Literal["geometric", "linear", "cosine", "per_epoch", "none"] = "none"
+    schedule: Schedule = "none"
     T0: Temperature | None = None  # null: the loss's own temperature
     r: float | None = Field(0.9, ge=1e-3, le=0.999)
     T_min: Temperature = 1e-3

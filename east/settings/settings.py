@@ -45,9 +45,15 @@ class Grid(Section):
     batch_size: dict[str, Sizes | dict[str, Sizes]]  # by dataset or kind of data, there perhaps by loss
 
     def batch_sizes(self, dataset: Dataset, loss: Loss) -> tuple[int, ...]:
-        usual = self.batch_size[dataset.kind]
-        found = self.batch_size.get(dataset.name, usual)
-        return found.get(loss.name, usual) if isinstance(found, dict) else found  # type: ignore[return-value]
+        """Those of this dataset, else of its kind of data."""
+        for name in (dataset.name, dataset.kind):
+            sizes = self.batch_size.get(name)
+            found = sizes.get(loss.name) if isinstance(sizes, dict) else sizes
+            if found is not None:
+                return found
+        raise ConfigError(
+            f"grid.batch_size: expected sizes for {dataset.kind!r} or {dataset.name!r}, got {sorted(self.batch_size)}"
+        )
 
 
 class Protocol(Training):
@@ -205,19 +211,20 @@ class Settings(Section):
         """What decides a trial's result, for the data that were loaded: their path or options would say less."""
         dataset = self.dataset.but(name=name, fingerprint=fingerprint)
         split = self.split.but(seed="trial") if self.protocol.new_split else self.split
-        common = {"dataset": dataset, "split": split, "loss": self.loss, "preset": self.preset.name}
-        common["decisions"] = self.protocol.decisions
+        model, annealing, protocol, hyper = self.model, self.annealing, self.protocol.training(), self.hyper
         if self.loss.classical:
-            return Science(
-                model=Model(name=self.loss.name),
-                annealing=Annealing(name="none", schedule="none"),
-                protocol=Training(name=self.protocol.name),
-                hyper=Hyper(),
-                **common,
-            )
-        annealing = self.annealing
-        if annealing.schedule == "none":
+            model, hyper = Model(name=self.loss.name), Hyper()
+            annealing, protocol = Annealing(name="none", schedule="none"), Training(name=self.protocol.name)
+        elif annealing.schedule == "none":
             annealing = Annealing(name=annealing.name, schedule="none", T0=annealing.T0)
         return Science(
-            model=self.model, annealing=annealing, protocol=self.protocol.training(), hyper=self.hyper, **common
+            dataset=dataset,
+            split=split,
+            model=model,
+            loss=self.loss,
+            annealing=annealing,
+            protocol=protocol,
+            hyper=hyper,
+            preset=self.preset.name,
+            decisions=self.protocol.decisions,
         )

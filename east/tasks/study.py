@@ -124,7 +124,7 @@ def balanced(command: Command) -> pd.DataFrame:
     """
     common = with_defaults(command, dataset={"dataset": "digits"}, hyper={"hyper.batch_size": 128})
     common = common.but({"search": "none", "protocol.patience": 1000, "protocol.max_epochs": EPOCHS})
-    own = {
+    own: dict[str, dict[str, float]] = {
         "f1": {"protocol.stage_epochs": EPOCHS // 4, "annealing.r": 0.5, "annealing.patience": 1000},
         "ce": {"protocol.stage_epochs": EPOCHS},
     }
@@ -194,7 +194,7 @@ def draw_gap(frame: pd.DataFrame) -> Figure:
             look = {"color": plots.BLUE, "alpha": 1 - 0.17 * k, "marker": plots.MARKERS[k], "ms": 3.5, "lw": 1.2}
             axes.plot(line.classes, line.gap, label=f"T = {temperature:g}", **look)
         axes.axhline(0, color=plots.GREY, lw=0.6)
-        axes.set(xscale="log", xlabel="classes", title={"f1": "macro F1"}.get(metric, metric))
+        axes.set(xscale="log", xlabel="classes", title={"f1": "macro F1"}.get(str(metric), str(metric)))
     panels[0].set_ylabel(f"hard − soft (hard accuracy {ACCURACY:g})")
     panels[1].legend(loc="center left", bbox_to_anchor=(1, 0.5))
     return figure
@@ -212,9 +212,9 @@ def bias(_: Command) -> pd.DataFrame:
         memberships, labels = population(prevalence)
         whole = Confusion.from_memberships(memberships, labels)
         C = (whole.matrix / len(labels)).requires_grad_()
-        target = metrics.f1(Confusion.from_matrix(C), average="positive")
-        slope = float(torch.autograd.grad(target, C)[0].abs().sum())
-        C, target = C.detach(), float(target.detach())
+        exact = metrics.f1(Confusion.from_matrix(C), average="positive")
+        slope = float(torch.autograd.grad(exact, C)[0].abs().sum())
+        C, target = C.detach(), float(exact.detach())
         for n in BATCHES:
             counts = torch.cat([c.matrix for c in sampled(memberships, labels, n)])
             scores = metrics.f1(Confusion.from_matrix(counts), average="positive")

@@ -5,9 +5,10 @@ axes that hold a share of the training part's variance. These methods have no lo
 `best["val_loss"]` and `best["val_metric"]` are 1 - F1 of the decisions, as for every loss that is not a metric.
 """
 
+import inspect
 import time
 from collections.abc import Iterator
-from typing import Self
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -15,11 +16,12 @@ from sklearn.ensemble import RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from torch import Tensor
 
-from east import losses
-from east.choices import choose
+from east.choices import choose, import_by_path
 from east.confusion import Confusion
 from east.data.common import Splits
-from east.training.evaluation import validation_metric
+from east.losses.inputs import refuse_unknown
+from east.settings.sections import Loss
+from east.training.evaluation import f1
 from east.training.population import Outcome, Trial
 
 DECODINGS = ("argmax", "set")
@@ -33,14 +35,14 @@ _projected: dict[tuple, dict[str, np.ndarray]] = {}  # of the last images: the s
 def fit(trial: Trial, splits: Splits) -> Outcome:
     """Fit the classifier of the trial's `loss` section; the trial's seed is its random state."""
     started = time.perf_counter()
-    classifier = losses.build(trial.config.loss, splits.classes)
+    classifier = build(trial.config.loss)
     inputs = features(splits, classifier.pca)
     classifier.fit(inputs["train"], splits.train.labels.numpy(), len(splits.classes), trial.seed)
     probabilities = {part: classifier.probabilities(inputs[part]).astype(np.float32) for part in ("val", "test")}
     labels = {"val": splits.val.labels.numpy(), "test": splits.test.labels.numpy()}
     decided = torch.from_numpy(probabilities["val"].argmax(-1))
     confusion = Confusion.from_predictions(decided, splits.val.labels, len(splits.classes))
-    missed = 1 - float(validation_metric(classifier, splits.positive)(confusion))
+    missed = 1 - float(f1(splits.positive)(confusion))
     return Outcome(
         trial=trial,
         status="done",
@@ -53,6 +55,28 @@ def fit(trial: Trial, splits: Splits) -> Outcome:
         probabilities=probabilities,
         labels=labels,
     )
+
+
+class Classifier(Protocol):
+    """What `fit` asks of a classical model. pca: the share of the variance of images that it sees, or None for all."""
+
+    pca: float | None
+
+    def fit(self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> Self:
+        """inputs [n, f], labels [n] from 0 to classes - 1."""
+        ...
+
+    def probabilities(self, inputs: np.ndarray) -> np.ndarray:
+        """[n, d] of inputs [n, f]."""
+        ...
+
+
+def build(loss: Loss) -> Classifier:
+    """The classifier of a config's `loss` section."""
+    target = import_by_path(loss.target)
+    parameters = list(inspect.signature(target).parameters.values())
+    refuse_unknown(f"parameter of {target.__name__}", loss.arguments, parameters)
+    return target(**loss.arguments)
 
 
 class RandomForest:
@@ -206,7 +230,10 @@ class PrincipalAxes:
         """
 
         def scatter(axes: Tensor) -> Tensor:
-            return sum(x.T @ (x @ axes) for x in self.standardised(images))
+            total = torch.zeros_like(axes)
+            for x in self.standardised(images):
+                total += x.T @ (x @ axes)
+            return total
 
         most, width = min(len(images), len(self.mean)), 64
         while True:

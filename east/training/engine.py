@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from east import losses, models
 from east.choices import choose
@@ -158,12 +158,12 @@ class Setup:
     def __init__(self, members: Sequence[Member], device: torch.device):
         self.trials, first = [trial for trial, _ in members], members[0][1]
         config, hyper = self.trials[0].config, [trial.config.hyper for trial in self.trials]
-        self.device, self.batch = device, hyper[0].batch_size
+        self.device, self.batch = device, batch_size(config)
         # Moved once, not at every step.
         self.splits = replace(first, mean=first.mean.to(device), std=first.std.to(device))
         self.train, self.val, self.test = (Rows.of(members, part, device) for part in ("train", "val", "test"))
         self.steps = batches_of(len(self.train), self.batch)
-        self.rates = torch.tensor([float(h.dropout) for h in hyper], device=device)
+        self.rates = torch.tensor([dropout(trial.config) for trial in self.trials], device=device)
         self.drops = any(h.dropout for h in hyper)
         reduce = choose("val_reduce", config.protocol.val_reduce, VAL_REDUCE)
         self.val_batch = self.batch if reduce == "batch_mean" else None
@@ -201,7 +201,7 @@ class Setup:
         """Judge the weights, and where a trial averages them the mean as well: the better of the two counts."""
         raw = self.validated(alive, self.net.weights)
         result = raw if not self.average.on else raw.better(self.validated(alive, self.average.mean), self.by_metric)
-        if getattr(self.loss, "source", None) == "validation":
+        if isinstance(self.loss, losses.MetricCrossEntropy) and self.loss.source == "validation":
             self.loss.set_counts(Confusion.from_predictions(result.predicted, result.labels, result.classes))
         return result
 
@@ -251,13 +251,15 @@ class Validated:
         wins = other.loss < self.loss
         if by_metric:
             wins = (other.metric < self.metric) | ((other.metric == self.metric) & (other.tie < self.tie))
-        device = self.weights.device
-        chosen = {
-            name: torch.where(wins, getattr(other, name), getattr(self, name)) for name in ("loss", "metric", "tie")
-        }
-        for name in ("weights", "predicted"):
-            chosen[name] = torch.where(wins.to(device)[:, None], getattr(other, name), getattr(self, name))
-        return replace(self, **chosen)
+        rows = wins.to(self.weights.device)[:, None]
+        return replace(
+            self,
+            weights=torch.where(rows, other.weights, self.weights),
+            loss=torch.where(wins, other.loss, self.loss),
+            metric=torch.where(wins, other.metric, self.metric),
+            tie=torch.where(wins, other.tie, self.tie),
+            predicted=torch.where(rows, other.predicted, self.predicted),
+        )
 
     def numbers(self, alive: np.ndarray, trials: int) -> np.ndarray:
         """Loss, metric and tie [3, P] as early stopping takes them; nan for trials that have left."""
@@ -316,7 +318,7 @@ def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch
 
 
 @torch.no_grad()
-def validation_loss(loss: nn.Module, logits: Tensor, labels: Tensor, batch: int | None) -> Tensor:
+def validation_loss(loss: losses.Loss, logits: Tensor, labels: Tensor, batch: int | None) -> Tensor:
     """The loss [P] of a whole split, or, as Bridging the Gap's code has it, the mean loss of its batches."""
     if batch is None:
         return loss.per_trial(logits, labels)
@@ -334,7 +336,7 @@ def population_size(config: Science, device: torch.device) -> int | None:
         return 1
     if device.type != "cpu":
         return None
-    return max(1, CACHE_BYTES // (4 * config.hyper.batch_size * max(1, sum(config.model.options["hidden"]))))
+    return max(1, CACHE_BYTES // (4 * batch_size(config) * max(1, sum(config.model.options["hidden"]))))
 
 
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
@@ -366,13 +368,27 @@ def check(trials: Sequence[Trial], splits: Sequence[Splits]) -> None:
             ours, theirs = getattr(config, section), getattr(first, section)
             if ours != theirs:
                 raise ValueError(f"trials of one population share {section!r}: {ours} is not {theirs}")
-        batch, dropout = config.hyper.batch_size, config.hyper.dropout
-        if batch != first.hyper.batch_size:
+        if config.hyper.batch_size != first.hyper.batch_size:
             raise ValueError(
-                f"trials of one population share hyper.batch_size: {batch} is not {first.hyper.batch_size}"
+                "trials of one population share hyper.batch_size: "
+                f"{config.hyper.batch_size} is not {first.hyper.batch_size}"
             )
-        if not (isinstance(batch, int) and batch > 0):
-            raise ValueError(f"hyper.batch_size: expected a positive whole number, got {batch!r}")
-        if dropout is None or not 0 <= dropout <= 255 / 256:
-            raise ValueError(f"hyper.dropout: expected a rate from 0 to below 1, got {dropout!r}")
+        batch_size(config)
+        dropout(config)
         choose("optimizer", config.protocol.optimizer, OPTIMIZERS)
+
+
+def batch_size(config: Science) -> int:
+    """The rows of a step."""
+    batch = config.hyper.batch_size
+    if not (isinstance(batch, int) and batch > 0):
+        raise ValueError(f"hyper.batch_size: expected a positive whole number, got {batch!r}")
+    return batch
+
+
+def dropout(config: Science) -> float:
+    """The share of hidden units that a step removes."""
+    rate = config.hyper.dropout
+    if rate is None or not 0 <= rate <= 255 / 256:
+        raise ValueError(f"hyper.dropout: expected a rate from 0 to below 1, got {rate!r}")
+    return float(rate)

@@ -38,16 +38,16 @@ def evaluate(
     probabilities, labels: {"val": [n, d], "test": ...} and {"val": [n], ...}. positive: index of the positive class, or
     None. Rules are tuned on val alone. trained_for: a metric that becomes a score of that name.
     """
-    labels = {part: torch.as_tensor(values) for part, values in labels.items()}
+    truth = {part: torch.as_tensor(values) for part, values in labels.items()}
     tensors = {part: torch.as_tensor(values) for part, values in probabilities.items()}
-    ranking = {part: rank_scores(tensors[part], labels[part], positive) for part in tensors}
+    ranking = {part: rank_scores(tensors[part], truth[part], positive) for part in tensors}
 
     def own(c: Confusion) -> dict[str, float]:
         return {"trained_for": float(trained_for(c))} if trained_for else {}
 
     def judged(predicted: Mapping[str, Tensor]) -> dict[str, Any]:
         classes = tensors["val"].shape[-1]
-        confusions = {part: Confusion.from_predictions(predicted[part], labels[part], classes) for part in predicted}
+        confusions = {part: Confusion.from_predictions(predicted[part], truth[part], classes) for part in predicted}
         return {
             "confusion": {part: counts(c) for part, c in confusions.items()},
             "scores": {part: scores(c, positive) | ranking[part] | own(c) for part, c in confusions.items()},
@@ -57,12 +57,12 @@ def evaluate(
     result["decisions"] = {}
     for name in decisions:
         if name in AVERAGED:
-            result["decisions"][name] = over_thresholds(tensors, labels, positive, AVERAGED[name])
+            result["decisions"][name] = over_thresholds(tensors, truth, positive, AVERAGED[name])
         else:
             metric = decision_metric(name, positive)
             with_labels = name.startswith(PLUGIN)
             val = tensors["val"]
-            rule = tuned(val, labels["val"], metric, positive) if with_labels else expected(val, metric, positive)
+            rule = tuned(val, truth["val"], metric, positive) if with_labels else expected(val, metric, positive)
             predicted = {part: rule.decide(p) for part, p in tensors.items()}
             result["decisions"][name] = {"rule": rule.to_json(), **judged(predicted)}
     return result
@@ -154,9 +154,12 @@ def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confus
         return metrics.balanced_accuracy
     if isinstance(loss, MetricLoss | MetricCrossEntropy):
         return partial(loss.metric, **loss.metric_parameters)
-    if positive is None:
-        return metrics.f1
-    return partial(metrics.f1, average="positive", positive=positive)
+    return f1(positive)
+
+
+def f1(positive: int | None) -> Callable[[Confusion], Tensor]:
+    """F1 of the positive class where there is one, else macro."""
+    return metrics.f1 if positive is None else partial(metrics.f1, average="positive", positive=positive)
 
 
 def counts(c: Confusion) -> list:

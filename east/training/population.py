@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from east import models
 from east.data.common import Splits
+from east.losses import Loss
 from east.settings.sections import Science
 from east.training.annealing import Annealing, Verdict
 from east.training.averaging import Average
@@ -50,7 +51,7 @@ class Outcome:
     trial: Trial
     status: str  # done | failed
     error: str | None
-    stopped: str  # patience | stage_epochs | coolings | coldest | max_epochs | diverged
+    stopped: str | None  # patience | stage_epochs | coolings | coldest | max_epochs | diverged
     epochs: int
     seconds: float  # its share of the population's time
     best: dict[str, float | None]  # val_loss, val_metric, temperature and epoch of the weights that were kept
@@ -58,6 +59,12 @@ class Outcome:
     probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: float32 [n, d]
     labels: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: int64 [n]
     weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
+
+    @property
+    def missed(self) -> tuple[float, float]:
+        """1 - M and the loss on validation, by which outcomes compare; infinite where no weights were kept."""
+        metric, loss = self.best["val_metric"], self.best["val_loss"]
+        return math.inf if metric is None else metric, math.inf if loss is None else loss
 
 
 class Population:
@@ -174,14 +181,13 @@ class Population:
 class LossState:
     """What a loss carries from step to step, one row per trial; most losses carry nothing."""
 
-    def __init__(self, loss: nn.Module):
+    def __init__(self, loss: Loss):
         self.loss = loss
         self.stateful = type(loss).get_extra_state is not nn.Module.get_extra_state
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these rows alone."""
-        if hasattr(self.loss, "keep"):
-            self.loss.keep(rows)
+        self.loss.keep(rows)
 
     def state(self) -> dict[str, Tensor]:
         return {"loss": self.loss.get_extra_state().detach().contiguous()} if self.stateful else {}

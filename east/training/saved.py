@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from east import data, losses, models
+from east import data, models
 from east.choices import import_by_path
 from east.data import files, images
 from east.data.common import DataError, Splits, Table
@@ -85,7 +85,9 @@ class Model:
 
     def inputs(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> Tensor:
         """Features as they were loaded for training, before scaling; DataError names what does not fit."""
-        if hasattr(rows, "columns"):
+        import pandas as pd
+
+        if isinstance(rows, pd.DataFrame):
             if self.about["kind"] != "table":
                 raise DataError(f"this model takes an array of {self.about['kind']}s, got a table")
             return data.encode(rows, data.Encoding.from_json(self.about["encoding"]))
@@ -207,6 +209,16 @@ class Forest(nn.Module):
     projected: (x - pixel_mean) / pixel_std @ axes.
     """
 
+    left: Tensor
+    right: Tensor
+    feature: Tensor
+    threshold: Tensor
+    value: Tensor
+    roots: Tensor
+    pixel_mean: Tensor
+    pixel_std: Tensor
+    axes: Tensor
+
     def __init__(self, state: Mapping[str, Tensor]):
         super().__init__()
         for name, tensor in state.items():
@@ -234,7 +246,7 @@ def forest_tensors(outcome: Outcome, splits: Splits) -> dict[str, Tensor]:
     from east.training import classical
 
     loss = outcome.trial.config.loss
-    classifier = losses.build(loss, splits.classes)
+    classifier = classical.build(loss)
     if not isinstance(classifier, classical.RandomForest):
         raise ValueError(f"save_model: expected a network or a random forest, got loss={loss.name}")
     inputs = classical.features(splits, classifier.pca)["train"]

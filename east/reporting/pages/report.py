@@ -227,8 +227,8 @@ def _setting(key: str, trials: Sequence[Record]) -> str:
     )
 
 
-def _number(value: float | None, places: int = 3) -> str:
-    return "" if value is None else f"{value:.{places}f}"
+def _number(value: float | list[float] | None, places: int = 3) -> str:
+    return f"{value:.{places}f}" if isinstance(value, int | float) else ""
 
 
 def _figures(
