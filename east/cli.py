@@ -32,7 +32,7 @@ east-run: train classifiers on the metric they are judged by, and reproduce the 
   east-run task=reproduce table=east_v2_1            run what a paper's table still needs, then show it
   east-run task=compare dataset=csv dataset.path=my.csv dataset.target=label score=f1_macro
                                                      which loss for my data and my score?
-Everything is resumable: the same command, issued again, does what is missing.
+Everything is resumable: rerun the same command to finish what is missing.
 
 Tasks (task=…)
   run        search hyperparameters, select, train the trials, print a table (default)
@@ -48,7 +48,7 @@ Groups (name=choice)
 Often used
   preset=paper|budget|lean|quick  how much of the protocol  trials=10 seed=0 hyper.lr=0.001 hyper.batch_size=256
   device=auto|cpu|cuda|mps   dry_run=true  the plan       dataset.limit=1000  a stratified part of the data
-  results_dir=results        save_model=true              force=true  do again what is done; debug=true  tracebacks
+  results_dir=results        save_model=true              force=true  redo finished trials; debug=true  tracebacks
   -m dataset=a,b loss=c,d    Hydra multirun               --config-dir DIR  your own configs, such as DIR/loss/mine.yaml
   --cfg job                  show the whole config        executor=processes|ray|submitit  cores, a cluster, SLURM
 

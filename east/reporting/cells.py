@@ -387,7 +387,8 @@ def _fits(entry: Entry, cell: Cell, preset: str) -> bool:
 def _trained_alike(entry: Entry, preset: str) -> bool:
     """Whether the record's protocol, schedule and network are those of a preset."""
     section = entry.section
-    choices = {"dataset": entry.dataset.partition("-")[0], "loss": entry.loss, "protocol": entry.protocol}
+    dataset = entry.dataset.partition(" (")[0].partition("-")[0]  # keel-abalone19 and "digits (120 rows)" have files
+    choices = {"dataset": dataset, "loss": entry.loss, "protocol": entry.protocol}
     if not all(_has_conf(group, str(name)) for group, name in choices.items()):
         return False
     own = {f"loss.{name}": value for name, value in section("loss").items() if name not in ("name", "_target_")}
