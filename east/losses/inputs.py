@@ -248,8 +248,7 @@ def read_trials(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Sampl
         )
     if weights is not None and weights.shape != labels.shape:
         raise ValueError(f"weights: expected the labels' shape {tuple(labels.shape)}, got {tuple(weights.shape)}")
-    if logits.shape[-1] == 1:
-        logits = torch.cat((torch.zeros_like(logits), logits), -1)
+    logits = two_or_more(logits)
     dtype = single_or_double(logits.dtype)
     return Samples(logits.to(dtype), integers(labels), None if weights is None else weights.to(dtype))
 
@@ -316,6 +315,11 @@ def check_soft_targets(labels: Tensor) -> None:
             f"(here {float(sums.min()):.4g} to {float(sums.max()):.4g}) and multilabel targets with "
             "MetricLoss(…, multilabel=True)"
         )
+
+
+def two_or_more(logits: Tensor) -> Tensor:
+    """Logits [..., d] with d >= 2: a single logit z stands for the two logits (0, z)."""
+    return torch.cat((torch.zeros_like(logits), logits), -1) if logits.shape[-1] == 1 else logits
 
 
 def transformed() -> bool:

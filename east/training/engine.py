@@ -23,6 +23,7 @@ from east import losses, models
 from east.choices import choose
 from east.confusion import Confusion
 from east.data.common import Splits
+from east.losses.inputs import two_or_more
 from east.settings.sections import Science
 from east.training.annealing import Annealing
 from east.training.averaging import Average
@@ -312,9 +313,7 @@ def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch
         logits_of.append(net(prepared(splits, inputs, trials.device)))
         labels_of.append(labels)
     logits, labels = samples(torch.cat(logits_of, dim=1), torch.cat(labels_of, dim=1))
-    if logits.shape[-1] == 1:
-        logits = torch.cat((torch.zeros_like(logits), logits), dim=-1)
-    return logits, labels
+    return two_or_more(logits), labels
 
 
 @torch.no_grad()

@@ -3,20 +3,20 @@
 import hashlib
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import safetensors.torch
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from east import models
 from east.data.common import Splits
+from east.files import write_atomically
 from east.losses import Loss
 from east.settings.sections import Science
 from east.training.annealing import Annealing, Verdict
@@ -146,7 +146,7 @@ class Population:
         return outcome
 
     def save(self, file: Path) -> None:
-        """Write a checkpoint under another name, then rename it: whoever is killed here leaves the last one intact."""
+        """Write a checkpoint; a kill in the middle leaves the last one intact."""
         tensors = {"weights": self.net.weights, "stage_best": self.stage_best, "result": self.result}
         state = {
             "annealing": self.annealing.state(),
@@ -156,12 +156,9 @@ class Population:
             "seconds": self.seconds.tolist(),
         }
         file.parent.mkdir(parents=True, exist_ok=True)
-        written = file.with_suffix(f".{os.getpid()}.tmp")
         tensors |= self.optimizer.state() | self.average.state() | self.loss.state()
-        save_file(tensors, written, metadata={"state": json.dumps(state)})
-        with open(written, "rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(written, file)
+        content = safetensors.torch.save(tensors, metadata={"state": json.dumps(state)})
+        write_atomically(file, lambda stream: stream.write(content))
 
     def load(self, file: Path) -> None:
         device = str(self.net.weights.device)

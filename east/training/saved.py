@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from east import data, models
@@ -26,6 +26,8 @@ from east.choices import import_by_path
 from east.data import files, images
 from east.data.common import DataError, Splits, Table
 from east.data.encoding import Numeric
+from east.files import temporary_name
+from east.losses.inputs import two_or_more
 from east.settings.sections import Model as Network
 from east.training import decisions
 from east.training.devices import pick_device
@@ -108,10 +110,14 @@ class Model:
     def save(self, folder: str | Path) -> Path:
         """Write the model; a folder that is there already is replaced as a whole."""
         folder = Path(folder)
-        part = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
-        part.mkdir(parents=True, exist_ok=True)
-        save_file(self.tensors, part / WEIGHTS)
-        (part / ABOUT).write_text(json.dumps(self.about, indent=1) + "\n")
+        part = temporary_name(folder)
+        part.mkdir(parents=True)
+        try:
+            (part / WEIGHTS).write_bytes(save(self.tensors))  # save_file would make it unreadable to others
+            (part / ABOUT).write_text(json.dumps(self.about, indent=1) + "\n", encoding="utf-8")
+        except BaseException:
+            shutil.rmtree(part, ignore_errors=True)
+            raise
         if folder.exists():
             shutil.rmtree(folder)
         part.rename(folder)
@@ -189,9 +195,7 @@ def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
     if isinstance(net, Forest):
         return net(inputs)
     logits = net(inputs).float()
-    if logits.shape[-1] == 1:
-        logits = torch.cat((torch.zeros_like(logits), logits), dim=-1)
-    return logits.softmax(-1)
+    return two_or_more(logits).softmax(-1)
 
 
 def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
@@ -287,7 +291,7 @@ def predict_file(model: Model, source: str | Path, target: str | Path) -> int:
     if model.about["kind"] == "graph":
         raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    part = temporary_name(target)
     done = 0
     try:
         with tqdm(total=count_rows(source), unit=" rows", disable=None, leave=False) as bar:
