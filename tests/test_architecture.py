@@ -116,3 +116,17 @@ def test_no_machine_shows_in_the_tree():
         for match in re.finditer(f"{here}|{homes}|{registries}", text)
     ]
     assert not found, found
+
+
+def test_the_page_on_the_architecture_names_what_exists():
+    """Every `file.py`, and every `name` that follows it in a cell of its tables."""
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    files = {word for word in re.findall(r"`([\w/]+\.(?:py|yaml))`", text) if "<" not in word}
+    assert len(files) > 20
+    for name in files:
+        assert (PACKAGE / name).is_file() or (ROOT / name).is_file(), name
+    for line in (line for line in text.splitlines() if line.startswith("| ")):
+        for file, names in re.findall(r"`([\w/]+\.py)`((?:(?:, | and )`[\w.]+`)+)", line):
+            source = (PACKAGE / file).read_text(encoding="utf-8")
+            for name in re.findall(r"`([\w.]+)`", names):
+                assert re.search(rf"\b(def|class) {name.split('.')[-1]}\b|^{name} *[:=]", source, re.MULTILINE), name

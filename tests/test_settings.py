@@ -44,6 +44,7 @@ def combinations(words):
         (["hyper.lr=fast"], "hyper.lr: expected a number from 1e-12 to 1000, got 'fast'"),
         (["hyper.lr=-1"], "hyper.lr: expected a number from"),
         (["hyper.dropout=1"], "hyper.dropout: expected a number from 0 to 0.99, got 1"),
+        (["hyper.average=2"], "hyper.average: expected a number above 0 and below 1, got 2"),
         (["hyper.clip=none"], "hyper.clip: expected a number"),
         (["trials=2.5"], "trials: expected a whole number from 1 to 1000, got 2.5"),
         (["trials=0"], "trials"),

@@ -1,6 +1,6 @@
 """Where work runs: in this process, in a process per core or GPU, on a Ray cluster, or as SLURM jobs.
 
-`execute(function, queue, executor)` takes jobs from the queue and yields (job, result) in the order in which they end.
+`execute(function, queue, place)` takes jobs from the queue and yields (job, result) in the order in which they end.
 Whoever consumes it may append to the queue between results. Functions write their results to disk and find there what
 is done, so doing a job twice is harmless: one whose worker is lost is run again. A function never raises to its
 executor and returns plain data. A job that could not be run at all yields Lost.

@@ -314,9 +314,12 @@ def expected(field: FieldInfo) -> str:
         kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind
         kinds.append(WORDS.get(get_origin(kind) or kind, "a value"))
     limits = [limit for bound in bounds for limit in getattr(bound, "metadata", [bound])]
-    low, high, below = (next((getattr(b, n) for b in limits if hasattr(b, n)), None) for n in ("ge", "le", "lt"))
-    high = below - 1 if below is not None else high
     text = " or ".join(dict.fromkeys(kinds))
-    if low is None:
-        return text
-    return f"{text} of at least {low:g}" if high is None else f"{text} from {low:g} to {high:g}"
+    low, above, high, below = (
+        next((getattr(bound, name) for bound in limits if hasattr(bound, name)), None)
+        for name in ("ge", "gt", "le", "lt")
+    )
+    if low is not None and high is not None:
+        return f"{text} from {low:g} to {high:g}"
+    words = (("of at least", low), ("above", above), ("of at most", high), ("below", below))
+    return " ".join([text, " and ".join(f"{word} {bound:g}" for word, bound in words if bound is not None)]).strip()

@@ -135,7 +135,7 @@ class Settings(Section):
     task: str = "run"
     table: str = "grid"
     trials: int | None = Field(None, ge=1, le=1000)
-    seed: int = Field(0, ge=0, lt=TRIAL_SEEDS)
+    seed: int = Field(0, ge=0, le=TRIAL_SEEDS - 1)
     device: str = "auto"
     compile: bool = False
     tensorboard: bool = False
