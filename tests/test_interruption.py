@@ -184,7 +184,7 @@ def test_killed_at_random_moments(kills, trials, tmp_path):
     os.kill(workers[-1], signal.SIGKILL)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
-    assert f"({trials})" in out
+    assert f"({trials}" in out
     assert states(tmp_path).items() >= seen.items()
     assert_complete(tmp_path, trials)
 

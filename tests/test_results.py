@@ -60,10 +60,10 @@ def test_a_split_of_its_own_for_every_trial_is_as_many_splits(found):
 def test_every_record_says_where_it_comes_from(found):
     assert found
     for record in found:
-        assert record["git"]
-        assert record["versions"]["torch"]
-        assert record["data"]
-        assert record["status"] != "done" or record["confusion"]["test"]
+        assert record.git
+        assert record.versions["torch"]
+        assert record.data
+        assert record.status != "done" or record.confusion["test"]
 
 
 # the values of the first 1,690 records, whatever the tables call them now
@@ -89,7 +89,7 @@ def first_records(found):
     """The records that values.csv was made of: later runs may fill cells better, but may not hide a change of rules."""
     with open(FIRST / "records.csv", newline="") as file:
         kept = {(line["key"], int(seed)) for line in csv.DictReader(file) for seed in line["seeds"].split()}
-    first = [record for record in found if (record["key"], record["seed"]) in kept]
+    first = [record for record in found if (record.key, record.seed) in kept]
     assert len(first) == len(kept) == 1690
     return first
 
@@ -116,8 +116,8 @@ def by_hand(records_of_key, score):
     """Mean and sample deviation of a score over the trials of a key, from their confusion matrices alone."""
     values = []
     for record in records_of_key:
-        rule = record["decisions"].get("logit_thresholds" if score.startswith("logit") else "thresholds", {})
-        matrices = rule["confusion"]["test"] if "thresholds" in score else [record["confusion"]["test"]]
+        rule = record.decisions.get("logit_thresholds" if score.startswith("logit") else "thresholds", {})
+        matrices = rule["confusion"]["test"] if "thresholds" in score else [record.confusion["test"]]
         f1 = [2 * m[1][1] / whole if (whole := sum(m[1]) + m[0][1] + m[1][1]) else 0.0 for m in matrices]
         values.append(sum(f1) / len(f1))
     mean = sum(values) / len(values)
@@ -157,7 +157,7 @@ def test_what_a_finding_says_of_our_runs_is_on_record(finding, stem, block, row,
     name, released = re.fullmatch(r"(\w+?)(_released)?", stem).groups()
     table = tables.build(name, found=first_records, variant="released" if released else "clean")
     (cell,) = [c for c in table.cells if (c.block, c.row, c.column) == (block, row, column)]
-    trials = [r for r in first_records if (r["key"], r["stage"]) == (cell.key, "trial")]
+    trials = [r for r in first_records if (r.key, r.stage) == (cell.key, "trial")]
     mean, deviation = by_hand(trials, cell.score)
     (text,) = [" ".join(f.evidence.split()) for f in papers.findings() if f.id == finding]
     assert (f"{mean:.3f} ± {deviation:.3f}" if spread else f"{mean:.3f}") in text

@@ -281,7 +281,7 @@ class TwoClasses(NamedTuple):
 @lru_cache
 def signs_of_two(dtype: torch.dtype, device: torch.device) -> Tensor:
     """How the logits of two classes act on their difference."""
-    return torch.tensor([-1.0, 1.0], dtype=dtype, device=device)
+    return torch.tensor([-1.0, 1.0], dtype=dtype).to(device)
 
 
 class FewClasses(NamedTuple):
