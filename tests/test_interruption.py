@@ -3,6 +3,7 @@
 Faults are injected in this process where that proves the same. Those that need processes are killed for real.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -181,7 +182,9 @@ def test_killed_at_random_moments(kills, trials, tmp_path):
     process = start(*SMALL, *PROCESSES, f"trials={trials}", f"results_dir={tmp_path}")
     wait_for(lambda: len(record_files(tmp_path)) > len(seen) or process.poll() is not None)
     workers = [pid for pid in children_of(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    os.kill(workers[-1], signal.SIGKILL)
+    for pid in workers[-1:]:  # none where the last trials were quicker
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert f"({trials}" in out
