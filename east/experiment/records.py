@@ -169,7 +169,10 @@ def load(results_dir: str | Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    return pd.DataFrame([_flatten(record) for record in scan(results_dir)])
+    found = scan(results_dir)
+    alike = {(record.key, record.config.preset): record.config for record in found}  # the preset is not in the key
+    configs = {which: _flat_config(config) for which, config in alike.items()}
+    return pd.DataFrame([_flatten(record, configs[record.key, record.config.preset]) for record in found])
 
 
 def export(results_dir: str | Path) -> dict[str, int]:
@@ -220,16 +223,22 @@ def select(records: Iterable[Record], rule: str = "val_loss") -> str | None:
     return trials.pop() if len(trials) == 1 and not points else None
 
 
-def _flatten(record: Record) -> dict[str, object]:
-    """One record as the row of a frame; see `load` for the names."""
-    names = ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds", "device", "git")
-    row: dict[str, object] = {name: getattr(record, name) for name in names}
-    for section, values in record.config.to_json().items():
+def _flat_config(config: Science) -> dict[str, object]:
+    """The settings as columns of a frame; the trials of one setting share them."""
+    row: dict[str, object] = {}
+    for section, values in config.to_json().items():
         if isinstance(values, dict):
             row[section] = values.get("name")
             row |= {f"{section}.{name}": value for name, value in values.items() if name != "name"}
         else:
             row[section] = values
+    return row
+
+
+def _flatten(record: Record, config: Mapping[str, object]) -> dict[str, object]:
+    """One record as the row of a frame; see `load` for the names."""
+    names = ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds", "device", "git")
+    row: dict[str, object] = {name: getattr(record, name) for name in names} | {**config}
     for split, scores in record.scores.items():
         row |= {f"{split}.{name}": value for name, value in scores.items()}
     for rule, decision in record.decisions.items():
