@@ -87,21 +87,28 @@ class Confusion:
         )
 
     @classmethod
-    def from_predictions(cls, predictions: Tensor, labels: Tensor, classes: int) -> "Confusion":
-        """Hard counts of predicted classes [..., n] and labels [..., n], in float64: exact up to 2^53 samples."""
+    def from_predictions(
+        cls, predictions: Tensor, labels: Tensor, classes: int, weights: Tensor | None = None
+    ) -> "Confusion":
+        """Hard counts of predicted classes [..., n] and labels [..., n], in float64: exact up to 2^53 samples.
+
+        weights [..., n]: what each sample counts, by default 1.
+        """
         check_range("predictions", predictions, classes)
         check_range("labels", labels, classes)
         labels = labels.expand(predictions.shape)
-        ones = torch.ones_like(predictions, dtype=torch.float64)
+        counts = torch.ones_like(predictions, dtype=torch.float64)
+        if weights is not None:
+            counts = counts * weights
 
         def matrix() -> Tensor:
-            cells = per_class(ones, labels * classes + predictions, classes * classes)
+            cells = per_class(counts, labels * classes + predictions, classes * classes)
             return cells.unflatten(-1, (classes, classes))
 
         return cls(
-            diagonal=per_class((predictions == labels).double(), labels, classes),
-            actual=per_class(ones, labels, classes),
-            predicted=per_class(ones, predictions, classes),
+            diagonal=per_class((predictions == labels) * counts, labels, classes),
+            actual=per_class(counts, labels, classes),
+            predicted=per_class(counts, predictions, classes),
             matrix=matrix,
         )
 

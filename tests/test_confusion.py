@@ -140,3 +140,15 @@ def test_hard_and_soft_fbeta_have_the_same_limit(beta):
     soft = gammas / gammas.sum(-1, keepdim=True)  # Dirichlet
     for c in (Confusion.from_predictions(hard, labels, 3), Confusion.from_memberships(soft, labels)):
         assert float(metrics.fbeta(c, beta=beta)) == pytest.approx(float(limit), abs=0.004)
+
+
+def test_weighted_predictions_are_scikit_learns():
+    random = np.random.default_rng(0)
+    predicted, labels = random.integers(0, 3, (2, 50))
+    weights = random.uniform(0, 3, 50)
+    c = Confusion.from_predictions(torch.from_numpy(predicted), torch.from_numpy(labels), 3, torch.from_numpy(weights))
+    wanted = confusion_matrix(labels, predicted, sample_weight=weights)
+    for ours, theirs in (
+        (c.matrix, wanted), (c.diagonal, wanted.diagonal()), (c.actual, wanted.sum(1)), (c.predicted, wanted.sum(0))
+    ):  # fmt: skip
+        np.testing.assert_allclose(ours, theirs)

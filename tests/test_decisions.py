@@ -246,3 +246,16 @@ def test_a_decision_keeps_its_number_of_classes():
     p, _ = drawn(50, 3, 0)
     with pytest.raises(ValueError, match="expected 3 classes, got 2"):
         east.decide(p).predict(p[:, 0])
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_integer_weights_repeat_rows(classes):
+    p, labels = drawn(60, classes, seed=1, rare=1.0)
+    times = torch.randint(0, 4, (60,), generator=torch.Generator().manual_seed(2))
+    again = p.repeat_interleave(times, 0), labels.repeat_interleave(times)
+    metric = measure("f1", classes, positive=1)
+    for rule, of_repeated in (
+        (tuned(p, labels, metric, weights=times), tuned(*again, metric)),
+        (expected(p, metric, weights=times), expected(again[0], metric)),
+    ):
+        assert rule.decide(again[0]).equal(of_repeated.decide(again[0]))

@@ -28,6 +28,7 @@ from east.training.population import Outcome, Trial
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
     "f1": {"name": "f1", "_target_": "east.losses.MetricLoss", "metric": "f1"},
+    "f1_ce": {"name": "f1_ce", "_target_": "east.losses.MetricCrossEntropy", "metric": "f1"},
 }
 
 
@@ -614,3 +615,24 @@ def test_on_mammography_company_changes_no_score(mammography):
         scores = [evaluate(o.probabilities, o.labels, 1)["scores"]["test"] for o in (outcome, alone)]
         for name in ("f1_pos", "f1_macro", "accuracy", "mcc", "auroc", "average_precision"):
             assert scores[0][name] == pytest.approx(scores[1][name], abs=0.002)
+
+
+@pytest.mark.parametrize("loss", ["ce", "f1", "f1_ce"])
+def test_integer_weights_repeat_rows(loss):
+    """In training and in early stopping, where every step sees all rows."""
+    splits, config_of = toy(), config(loss, hyper={"batch_size": 10_000, "dropout": 0.0}, max_epochs=12)
+    generator = torch.Generator().manual_seed(0)
+
+    def parts(change):
+        return dataclasses.replace(splits, train=change(splits.train), val=change(splits.val))
+
+    times = {len(part): torch.randint(0, 4, (len(part),), generator=generator) for part in (splits.train, splits.val)}
+    heavy = parts(lambda part: dataclasses.replace(part, weights=times[len(part)].float()))
+    long = parts(lambda part: Part(*(t.repeat_interleave(times[len(part)], 0) for t in (part.inputs, part.labels,
+                                                                                       part.index))))  # fmt: skip
+    (weighted,), (repeated,), (plain,) = (
+        train([Trial(config_of, 1)], some, device="cpu", progress=False) for some in (heavy, long, splits)
+    )
+    for name in ("train_loss", "val_loss", "val_metric"):
+        np.testing.assert_allclose(weighted.history[name], repeated.history[name], atol=1e-5)
+    assert abs(weighted.history["val_loss"][-1] - plain.history["val_loss"][-1]) > 1e-3

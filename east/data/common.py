@@ -186,6 +186,7 @@ class Part:
     inputs: Tensor  # tables: scaled float32 [n, f]; images: uint8 [n, 3, h, w]; graphs: float32 [n, nodes, f]
     labels: Tensor  # int64 [n]; graphs [n, pairs]
     index: Tensor  # int64 [n], rows of the data
+    weights: Tensor | None = None  # float32 [n], what each row counts; None: all count 1
 
     def __len__(self) -> int:
         return len(self.labels)

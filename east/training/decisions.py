@@ -2,9 +2,9 @@
 
 Plug-in (`tuned`): the rule that maximises the metric on labelled rows (Narasimhan et al. 2014; Koyejo et al. 2014).
 Expected (`expected`): the same search with the probabilities themselves in place of the labels.
-Both look at truth [n, d], the share of each class in each row: one-hot labels, or the probabilities. With two classes
-all cuts are compared; with more, a rule's counts give the metric's slopes G, and those the next rule, argmax_j
-sum_k p_k G_kj, until nothing changes.
+Both look at truth [n, d], the share of each class in each row: one-hot labels, or the probabilities; the shares of
+a weighted row sum to its weight. With two classes all cuts are compared; with more, a rule's counts give the metric's
+slopes G, and those the next rule, argmax_j sum_k p_k G_kj, until nothing changes.
 """
 
 import inspect
@@ -122,8 +122,14 @@ def like(values: Sequence[Any], probabilities: Tensor) -> Tensor:
     return torch.tensor(values, dtype=torch.float64, device=probabilities.device)
 
 
-def tuned(probabilities: Tensor, labels: Tensor, metric: Metric, positive: int | None = None) -> Rule:
-    """The rule that maximises the metric on probabilities [n, d] with labels [n].
+def tuned(
+    probabilities: Tensor,
+    labels: Tensor,
+    metric: Metric,
+    positive: int | None = None,
+    weights: Tensor | None = None,
+) -> Rule:
+    """The rule that maximises the metric on probabilities [n, d] with labels [n] and weights [n], by default 1.
 
     With more than two classes the best on these rows of argmax, the expected rule, the fixed points on the labels, and
     coordinate ascent on class weights; of equals the first.
@@ -131,22 +137,27 @@ def tuned(probabilities: Tensor, labels: Tensor, metric: Metric, positive: int |
     p, classes = probabilities.double(), probabilities.shape[-1]
     if classes == 2:
         positive = 1 if positive is None else positive
-        return Threshold(best_threshold(p[:, positive], labels == positive, metric, positive), positive)
-    truth = one_hot(labels, classes).double()
-    found = [Argmax(), expected(p, metric), fixed_point(p, truth, metric)]
-    found += [
-        best_weights(p, labels, metric, start) for start in (torch.zeros(classes), -p.mean(0).clamp_min(1e-6).log())
-    ]
+        return Threshold(best_threshold(p[:, positive], labels == positive, metric, positive, weights), positive)
+    truth = weighted(one_hot(labels, classes).double(), weights)
+    found = [Argmax(), expected(p, metric, weights=weights), fixed_point(p, truth, metric)]
+    starts = (torch.zeros(classes), -p.mean(0).clamp_min(1e-6).log())
+    found += [best_weights(p, labels, metric, start, weights) for start in starts]
     return best_of(found, p, truth, metric)
 
 
-def expected(probabilities: Tensor, metric: Metric, positive: int | None = None) -> Rule:
+def expected(probabilities: Tensor, metric: Metric, positive: int | None = None, weights: Tensor | None = None) -> Rule:
     """The rule that maximises the metric of the counts expected under probabilities [n, d]: no labels needed."""
     p = probabilities.double()
     if p.shape[-1] == 2:
         positive = 1 if positive is None else positive
-        return Threshold(best_threshold(p[:, positive], p[:, positive], metric, positive), positive)
-    return best_of([Argmax(), fixed_point(p, p, metric)], p, p, metric)
+        return Threshold(best_threshold(p[:, positive], p[:, positive], metric, positive, weights), positive)
+    truth = weighted(p, weights)
+    return best_of([Argmax(), fixed_point(p, truth, metric)], p, truth, metric)
+
+
+def weighted(truth: Tensor, weights: Tensor | None) -> Tensor:
+    """Shares [n, d] that sum to the weight of their row."""
+    return truth if weights is None else truth * weights.double().unsqueeze(-1)
 
 
 def best_of(rules: Sequence[Rule], probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
@@ -161,41 +172,45 @@ def value_of(rule: Rule, probabilities: Tensor, truth: Tensor, metric: Metric) -
 
 
 def confusion_of(predicted: Tensor, truth: Tensor) -> Confusion:
-    """Counts of predicted classes [n] when row i is of class k by the share truth[i, k]."""
+    """Counts of predicted classes [n] when truth[i, k] of row i is of class k."""
     classes = truth.shape[-1]
     own = truth.gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
     return Confusion(
         per_class(own, predicted, classes),
         truth.sum(0),
-        per_class(torch.ones_like(own), predicted, classes),
+        per_class(truth.sum(-1), predicted, classes),
         lambda: truth.T @ one_hot(predicted, classes).to(truth.dtype),
     )
 
 
-def cumulative(values: np.ndarray, truth: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def cumulative(values: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """True and false positives of the decision `values >= t` at each distinct value t, falling; and those values."""
     order = np.argsort(-values, kind="stable")
-    values, truth = values[order], truth[order]
+    values, truth, weights = values[order], truth[order], weights[order]
     last = np.flatnonzero(np.append(np.diff(values) != 0, True))
-    found = np.cumsum(truth)[last]
-    return found, last + 1 - found, values[last]
+    found = np.cumsum(truth * weights)[last]
+    return found, np.cumsum(weights)[last] - found, values[last]
 
 
-def best_threshold(values: Tensor, truth: Tensor, metric: Metric, positive: int = 1) -> float:
+def best_threshold(
+    values: Tensor, truth: Tensor, metric: Metric, positive: int = 1, weights: Tensor | None = None
+) -> float:
     """The cut at which `p >= t` maximises the metric, of equals the nearest to 0.5.
 
     values [n], truth [n]: the positive class's probability, and its share in each row (0 or 1 for labels). Cuts are the
     midpoints between neighbouring values, and those of the extreme ones with 1 and 0: "never" and "always".
     """
     shares = truth.double().cpu().numpy()
-    found, false, at = cumulative(values.double().cpu().numpy(), shares)
+    counts = np.ones_like(shares) if weights is None else weights.double().cpu().numpy()
+    found, false, at = cumulative(values.double().cpu().numpy(), shares, counts)
     found, false = np.append(0, found), np.append(0, false)
     above, below = np.append(max(1.0, at[0]), at), np.append(at, min(0.0, at[-1]))
     cuts = (above + below) / 2
     # Between neighbours without a number in between the midpoint is the lower one, which must stay below the cut.
     cuts[:-1] = np.where(cuts[:-1] <= below[:-1], above[:-1], cuts[:-1])
     cuts[0] = max(cuts[0], np.nextafter(at[0], 2))  # not even a probability of 1 reaches it
-    positives, negatives = shares.sum(), len(shares) - shares.sum()
+    positives = (shares * counts).sum()
+    negatives = counts.sum() - positives
     matrix = np.stack([found, positives - found, false, negatives - false], axis=-1).reshape(-1, 2, 2)
     if positive == 1:
         matrix = matrix[:, ::-1, ::-1]
@@ -211,9 +226,10 @@ def fixed_point(probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
     happen, and G-mean jumps from one class to the next: the damped walks are Frank-Wolfe's (Narasimhan et al. 2015).
     """
     p, in_cells = probabilities, slopes.reads_matrix(metric, probabilities.shape[-1])
-    rare_cut = torch.stack([p[:, k].quantile(1 - share) for k, share in enumerate(truth.mean(0).clamp(0, 1))])
+    shares = (truth.sum(0) / truth.sum()).clamp(0, 1)
+    rare_cut = torch.stack([p[:, k].quantile(1 - share) for k, share in enumerate(shares)])
     matched = ClassWeights(tuple((1 / rare_cut.clamp_min(1e-12)).tolist()))
-    soft = Confusion((truth * p).sum(0), truth.sum(0), p.sum(0), lambda: truth.T @ p)
+    soft = Confusion((truth * p).sum(0), truth.sum(0), truth.sum(-1) @ p, lambda: truth.T @ p)
     by_argmax, by_frequency = (confusion_of(rule.decide(p), truth) for rule in (Argmax(), matched))
     seen: list[Rule] = [Argmax(), matched]
     best = best_of(seen, p, truth, metric)
@@ -261,22 +277,27 @@ def following(counts: Tensor, metric: Metric, in_cells: bool) -> Rule | None:
     return Affine(tuple(own.tolist()), tuple(across.tolist()))
 
 
-def best_weights(probabilities: Tensor, labels: Tensor, metric: Metric, start: Tensor | None = None) -> ClassWeights:
+def best_weights(
+    probabilities: Tensor, labels: Tensor, metric: Metric, start: Tensor, row_weights: Tensor | None = None
+) -> ClassWeights:
     """Weights [d] such that argmax_k w_k p_k maximises the metric: coordinate ascent on a grid of log w_k."""
     logs = torch.log(probabilities.double().clamp_min(1e-30))
     grid, classes = torch.tensor(LOG_WEIGHTS), logs.shape[-1]
-    weights = torch.zeros(classes, dtype=torch.float64) if start is None else start.double().clone()
-    best = float(metric(Confusion.from_predictions((logs + weights).argmax(-1), labels, classes)))
+    weights = start.double().clone()
+
+    def values_of(predicted: Tensor) -> Tensor:
+        return metric(Confusion.from_predictions(predicted, labels, classes, row_weights))
+
+    best = float(values_of((logs + weights).argmax(-1)))
     for _ in range(SWEEPS):
         before = best
         for k in range(classes):
-            weighted = logs + weights
-            weighted[:, k] = -torch.inf
-            rival, other = weighted.max(-1)
+            scores = logs + weights
+            scores[:, k] = -torch.inf
+            rival, other = scores.max(-1)
             mine = logs[:, k] + grid[:, None]
             # Ties go to the lower index, as in argmax.
-            chosen = torch.where((mine > rival) | ((mine == rival) & (k < other)), k, other)
-            values = metric(Confusion.from_predictions(chosen, labels, classes))
+            values = values_of(torch.where((mine > rival) | ((mine == rival) & (k < other)), k, other))
             if float(values.max()) > best + 1e-12:
                 best = float(values.max())
                 weights[k] = grid[values.argmax()]

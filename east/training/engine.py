@@ -131,10 +131,10 @@ def train_population(
             objective = losses.CrossEntropy() if warming else loss
             train_loss = torch.zeros(len(alive), device=device)
 
-            for inputs, labels, noise in setup.batches(alive, epoch):
+            for inputs, labels, weights, noise in setup.batches(alive, epoch):
                 with setup.autocast:
                     logits = forward(inputs, training=True, noise=noise)
-                values = objective.per_trial(*samples(logits, labels))
+                values = objective.per_trial(*samples(logits, labels), weights)
                 setup.optimizer.step(net.gradient(values.sum()))
                 setup.average.update()
                 train_loss += values.detach() / setup.steps
@@ -187,41 +187,44 @@ class Setup:
             self.trials, self.net, self.optimizer, self.annealing, self.average, LossState(self.loss)
         )
 
-    def batches(self, alive: np.ndarray, epoch: int) -> Iterator[tuple[Tensor, Tensor, Noise | None]]:
-        """Inputs [alive, n, ...], labels [alive, n, ...] and dropout's noise, step by step; all a function of seeds."""
+    def batches(self, alive: np.ndarray, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Noise | None]]:
+        """Inputs, labels [alive, n, ...], weights [alive, n] and dropout's noise of each step; a function of seeds."""
         rows = torch.as_tensor(alive, device=self.device)
         order = self.train.order([self.trials[p].seed for p in alive], rows, epoch)
         seeds = [stream(self.trials[p].seed, "dropout", epoch) for p in alive]
         keys, rates = torch.tensor(seeds, device=self.device), self.rates[rows]
         torch.manual_seed(seeds[0])
         for step in range(self.steps):
-            inputs, labels = self.train.at(order[:, step * self.batch : (step + 1) * self.batch])
-            yield prepared(self.splits, inputs, self.device), labels, (keys, step, rates) if self.drops else None
+            index = order[:, step * self.batch : (step + 1) * self.batch]
+            inputs, labels = self.train.at(index)
+            noise = (keys, step, rates) if self.drops else None
+            yield prepared(self.splits, inputs, self.device), labels, self.train.weights_at(index), noise
 
     def validate(self, alive: np.ndarray) -> "Validated":
         """Judge the weights, and where a trial averages them the mean as well: the better of the two counts."""
         raw = self.validated(alive, self.net.weights)
         result = raw if not self.average.on else raw.better(self.validated(alive, self.average.mean), self.by_metric)
         if isinstance(self.loss, losses.MetricCrossEntropy) and self.loss.source == "validation":
-            self.loss.set_counts(Confusion.from_predictions(result.predicted, result.labels, result.classes))
+            counts = (result.predicted, result.labels, result.classes, result.row_weights)
+            self.loss.set_counts(Confusion.from_predictions(*counts))
         return result
 
     def validated(self, alive: np.ndarray, weights: Tensor) -> "Validated":
         own = self.net.weights
         self.net.put(weights)
-        logits, labels = predict(
-            self.net, self.val, torch.as_tensor(alive, device=self.device), self.splits, self.batch
-        )
+        trials = torch.as_tensor(alive, device=self.device)
+        logits, labels = predict(self.net, self.val, trials, self.splits, self.batch)
         self.net.put(own)
-        values, predicted, classes = (
-            validation_loss(self.loss, logits, labels, self.val_batch),
-            logits.argmax(-1),
-            logits.shape[-1],
-        )
-        metric = 1 - self.metric(Confusion.from_predictions(predicted.cpu(), labels.cpu(), classes))
-        tie = losses.CrossEntropy().per_trial(logits, labels) if self.by_metric else torch.zeros_like(values)
+        row_weights = self.val.weights_at(self.val.index(trials))
+        values = validation_loss(self.loss, logits, labels, self.val_batch, row_weights)
+        predicted, classes = logits.argmax(-1), logits.shape[-1]
+        on_cpu = None if row_weights is None else row_weights.cpu()
+        metric = 1 - self.metric(Confusion.from_predictions(predicted.cpu(), labels.cpu(), classes, on_cpu))
+        tie = torch.zeros_like(values)
+        if self.by_metric:
+            tie = losses.CrossEntropy().per_trial(logits, labels, row_weights)
         return Validated(
-            weights, values.cpu().double(), metric.double(), tie.cpu().double(), predicted, labels, classes
+            weights, values.cpu().double(), metric.double(), tie.cpu().double(), predicted, labels, classes, row_weights
         )
 
     def outcomes(self) -> list[Outcome]:
@@ -246,6 +249,7 @@ class Validated:
     predicted: Tensor  # [alive, n]
     labels: Tensor  # [alive, n]
     classes: int
+    row_weights: Tensor | None  # [alive, n]
 
     def better(self, other: "Validated", by_metric: bool) -> "Validated":
         """Trial by trial this one, or the other where it is better."""
@@ -306,9 +310,8 @@ def samples(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch: int) -> tuple[Tensor, Tensor]:
     """Logits [alive, n, d], d >= 2, and labels [alive, n] of all rows, in float32."""
     rows = batch if splits.kind == "image" else max(batch, EVALUATION_ROWS)
-    index = torch.arange(len(data), device=trials.device) + data.start[trials, None]
     logits_of, labels_of = [], []
-    for part in index.split(rows, dim=1):
+    for part in data.index(trials).split(rows, dim=1):
         inputs, labels = data.at(part)
         logits_of.append(net(prepared(splits, inputs, trials.device)))
         labels_of.append(labels)
@@ -317,12 +320,14 @@ def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch
 
 
 @torch.no_grad()
-def validation_loss(loss: losses.Loss, logits: Tensor, labels: Tensor, batch: int | None) -> Tensor:
+def validation_loss(
+    loss: losses.Loss, logits: Tensor, labels: Tensor, batch: int | None, weights: Tensor | None = None
+) -> Tensor:
     """The loss [P] of a whole split, or, as Bridging the Gap's code has it, the mean loss of its batches."""
     if batch is None:
-        return loss.per_trial(logits, labels)
-    pairs = zip(logits.split(batch, dim=1), labels.split(batch, dim=1), strict=True)
-    return torch.stack([loss.per_trial(*pair) for pair in pairs]).mean(0)
+        return loss.per_trial(logits, labels, weights)
+    given = [x.split(batch, dim=1) for x in (logits, labels, weights) if x is not None]
+    return torch.stack([loss.per_trial(*part) for part in zip(*given, strict=True)]).mean(0)
 
 
 def population_size(config: Science, device: torch.device) -> int | None:

@@ -198,13 +198,14 @@ class LossState:
 class Rows:
     """A part of the data on the device: inputs and labels of all distinct splits, one after the other.
 
-    start: [P], where the `count` rows of each trial's split begin.
+    start: [P], where the `count` rows of each trial's split begin. weights: what each row counts; None: all count 1.
     """
 
     inputs: Tensor
     labels: Tensor
     start: Tensor
     count: int
+    weights: Tensor | None = None
 
     @classmethod
     def of(cls, members: Sequence[Member], part: str, device: torch.device) -> "Rows":
@@ -212,11 +213,13 @@ class Rows:
         parts, position = list(distinct.values()), list(distinct)
         count = len(parts[0].labels)
         one = len(parts) == 1
+        weights = [p.weights for p in parts if p.weights is not None]
         return cls(
             (parts[0].inputs if one else torch.cat([p.inputs for p in parts])).to(device),
             (parts[0].labels if one else torch.cat([p.labels for p in parts])).to(device),
             torch.tensor([position.index(splits.index_hash) * count for _, splits in members], device=device),
             count,
+            torch.cat(weights).to(device) if weights else None,
         )
 
     def __len__(self) -> int:
@@ -227,6 +230,14 @@ class Rows:
         flat = index.flatten()  # index_select copies row by row, four times as fast as inputs[index]
         inputs, labels = (t.index_select(0, flat).unflatten(0, index.shape) for t in (self.inputs, self.labels))
         return inputs, labels
+
+    def weights_at(self, index: Tensor) -> Tensor | None:
+        """Weights [P, n] of the rows with these numbers [P, n]."""
+        return None if self.weights is None else self.weights[index]
+
+    def index(self, trials: Tensor) -> Tensor:
+        """The numbers [alive, n] of all rows of these trials."""
+        return torch.arange(self.count, device=trials.device) + self.start[trials, None]
 
     def order(self, seeds: Sequence[int], trials: Tensor, epoch: int) -> Tensor:
         """Row numbers [alive, n] in the order of an epoch, which depends on seed and epoch alone."""
