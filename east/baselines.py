@@ -1,5 +1,5 @@
 """The names by which configs and committed records know the classical models."""
 
-from east.training.classical import CCS, RandomForest
+from east.training.classical import CCS, GradientBoosting, LogisticRegression, RandomForest
 
-__all__ = ["CCS", "RandomForest"]
+__all__ = ["CCS", "GradientBoosting", "LogisticRegression", "RandomForest"]

@@ -1,4 +1,4 @@
-"""Random forest and CCS: decisions against brute force, models against scikit-learn, published rows on real data."""
+"""Classical models against scikit-learn, decisions of CCS against brute force, published rows on real data."""
 
 from itertools import product
 from pathlib import Path
@@ -8,11 +8,15 @@ import pytest
 import torch
 import yaml
 from sklearn.decomposition import PCA
-from sklearn.ensemble import RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import log_loss
 from sklearn.multiclass import OneVsRestClassifier
+from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.utils.class_weight import compute_sample_weight
 
+from east import baselines
 from east.data import catalogue, load, split
 from east.data.common import Images, Table
 from east.training import classical
@@ -131,7 +135,9 @@ def test_set_decoding_of_exclusive_classes_keeps_the_argmax_and_clears_the_rest(
     assert sizes.max() > 1
 
 
-@pytest.mark.parametrize("method", [RandomForest(5), CCS()])
+@pytest.mark.parametrize(
+    "method", [RandomForest(5), CCS(), baselines.LogisticRegression(1), baselines.GradientBoosting(0.1, 4, 5)]
+)
 def test_classes_missing_from_training_have_probability_zero(method):
     inputs, labels = problem(classes=3)
     p = method.fit(inputs, labels * 2, 6).probabilities(inputs)  # 0, 2 and 4 of six
@@ -153,7 +159,61 @@ def test_random_forest_is_scikit_learns():
     np.testing.assert_allclose(ours, oracle.predict_proba(inputs), atol=1e-12)
 
 
-@pytest.mark.parametrize("loss", ["rf", "ccs"])
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("weights", [None, "balanced"])
+def test_logistic_regression_is_scikit_learns_at_the_best_penalty_on_validation(classes, weights):
+    inputs, labels = problem(400, classes)
+    some = labels + np.arange(400) % 3 > 0  # fewer of class 0
+    inputs, labels = inputs[some].astype(float) * 7 + 3, labels[some]
+    train, val = (inputs[:200], labels[:200]), (inputs[200:], labels[200:])
+    balance = dict(enumerate(np.bincount(train[1]).sum() / classes / np.bincount(train[1]))) if weights else None
+
+    def oracle(C):
+        model = LogisticRegression(C=C, max_iter=1000, tol=1e-8, class_weight=weights)
+        return make_pipeline(StandardScaler(), model).fit(*train).predict_proba(val[0])
+
+    grid = [0.001, 0.03, 1, 30]
+    at = compute_sample_weight(balance, val[1])
+    missed = [log_loss(val[1], oracle(C), sample_weight=at) for C in grid]
+    model = baselines.LogisticRegression(grid, weights).fit(*train, classes, validation=val)
+    assert grid[int(np.argmin(missed))] == model.C
+    np.testing.assert_allclose(model.probabilities(val[0]), oracle(model.C), atol=1e-4)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+@pytest.mark.parametrize("weights", [None, "balanced"])
+def test_boosting_is_scikit_learns_with_the_best_leaves_and_iterations_on_validation(classes, weights):
+    inputs, labels = problem(400, classes)
+    inputs = inputs.round(1)  # few distinct values: scikit-learn takes seconds to make weighted bins of many
+    train, val = (inputs[:300], labels[:300]), (inputs[300:], labels[300:])
+    balance = dict(enumerate(300 / classes / np.bincount(train[1]))) if weights else None
+    grid = [(leaves, count) for leaves in (3, 8) for count in (2, 9, 20)]
+
+    def oracle(leaves, count):
+        model = HistGradientBoostingClassifier(
+            max_iter=count, max_leaf_nodes=leaves, class_weight=weights, early_stopping=False
+        )
+        return model.fit(*train).predict_proba(val[0])
+
+    missed = [log_loss(val[1], oracle(*point), sample_weight=compute_sample_weight(balance, val[1])) for point in grid]
+    model = baselines.GradientBoosting(0.1, (3, 8), (2, 9, 20), class_weights=weights)
+    model.fit(*train, classes, validation=val)
+    best = grid[int(np.argmin(missed))]
+    assert (model.model.max_leaf_nodes, model.iterations) == best
+    np.testing.assert_allclose(model.probabilities(val[0]), oracle(*best), atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [baselines.LogisticRegression(), baselines.GradientBoosting()])
+def test_one_class_in_training_is_certain_and_settings_are_not_chosen_on_training_rows(method):
+    inputs, labels = problem()
+    np.testing.assert_array_equal(method.fit(inputs, labels * 0 + 2, 3).probabilities(inputs), [[0, 0, 1]] * 300)
+    with pytest.raises(ValueError, match="expected one value, or validation rows to choose by"):
+        method.fit(inputs, labels, 3)
+    with pytest.raises(ValueError, match="did you mean 'balanced'"):
+        type(method)(class_weights="balance")
+
+
+@pytest.mark.parametrize("loss", ["rf", "ccs", "logistic", "boosting"])
 @pytest.mark.parametrize("data", [table(2), table(4), images()], ids=["binary", "multiclass", "images"])
 def test_outcomes_are_those_of_the_engine(loss, data):
     splits = split(data)
@@ -176,11 +236,13 @@ def test_the_seed_moves_the_forest_and_nothing_else():
     splits = split(table(2))
 
     def p(loss, seed):
-        return classical.fit(trial(loss, seed), splits).probabilities["test"]
+        changes = {"boosting": {"iterations": 5, "leaves": 4}, "rf": {"n_estimators": 10}}.get(loss, {})
+        return classical.fit(trial(loss, seed, **changes), splits).probabilities["test"]
 
     np.testing.assert_array_equal(p("rf", 3), p("rf", 3))
     assert np.abs(p("rf", 3) - p("rf", 4)).max() > 0
-    np.testing.assert_array_equal(p("ccs", 3), p("ccs", 4))
+    for loss in ("ccs", "logistic", "boosting"):
+        np.testing.assert_array_equal(p(loss, 3), p(loss, 4))
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8, 0.95])

@@ -1,19 +1,20 @@
-"""Classical baselines: random forest and CCS. The same splits in, the same outcomes out as from training.train.
+"""Classical models: logistic regression, gradient boosting, random forest, CCS. Same splits and outcomes as networks.
 
 Tables are used as they were scaled; images are flattened, standardised pixel by pixel and projected on the principal
-axes that hold a share of the training part's variance. These methods have no loss of their own on validation: both
-`best["val_loss"]` and `best["val_metric"]` are 1 - F1 of the decisions, as for every loss that is not a metric.
+axes that hold a share of the training part's variance. Where a model has settings to choose, it takes those of lowest
+cross-entropy on validation. For all models `best["val_loss"]` and `best["val_metric"]` are 1 - F1 of the decisions.
 """
 
 import inspect
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Protocol, Self
 
 import numpy as np
+import sklearn.linear_model
 import torch
-from sklearn.ensemble import RandomForestClassifier
-from sklearn.linear_model import LogisticRegression
+from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from torch import Tensor
 
 from east.choices import choose, import_by_path
@@ -25,6 +26,8 @@ from east.training.evaluation import f1
 from east.training.population import Outcome, Trial
 
 DECODINGS = ("argmax", "set")
+CLASS_WEIGHTS = ("balanced",)
+SMALLEST = 1e-15  # probability inside a logarithm
 PARTS = ("train", "val", "test")
 PIXELS_AT_ONCE = 1 << 24
 POWER_ITERATIONS = 4
@@ -37,7 +40,13 @@ def fit(trial: Trial, splits: Splits) -> Outcome:
     started = time.perf_counter()
     classifier = build(trial.config.loss)
     inputs = features(splits, classifier.pca)
-    classifier.fit(inputs["train"], splits.train.labels.numpy(), len(splits.classes), trial.seed)
+    classifier.fit(
+        inputs["train"],
+        splits.train.labels.numpy(),
+        len(splits.classes),
+        trial.seed,
+        (inputs["val"], splits.val.labels.numpy()),
+    )
     probabilities = {part: classifier.probabilities(inputs[part]).astype(np.float32) for part in ("val", "test")}
     labels = {"val": splits.val.labels.numpy(), "test": splits.test.labels.numpy()}
     decided = torch.from_numpy(probabilities["val"].argmax(-1))
@@ -57,13 +66,21 @@ def fit(trial: Trial, splits: Splits) -> Outcome:
     )
 
 
+Rows = tuple[np.ndarray, np.ndarray]  # inputs [n, f] and labels [n]
+
+
 class Classifier(Protocol):
     """What `fit` asks of a classical model. pca: the share of the variance of images that it sees, or None for all."""
 
     pca: float | None
 
-    def fit(self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> Self:
-        """inputs [n, f], labels [n] from 0 to classes - 1."""
+    def fit(
+        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
+    ) -> Self:
+        """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur.
+
+        validation: the rows on which settings are chosen, for models that have any to choose.
+        """
         ...
 
     def probabilities(self, inputs: np.ndarray) -> np.ndarray:
@@ -85,7 +102,9 @@ class RandomForest:
     def __init__(self, n_estimators: int = 100, min_samples_leaf: int = 1, pca: float | None = 0.8):
         self.n_estimators, self.min_samples_leaf, self.pca = n_estimators, min_samples_leaf, pca
 
-    def fit(self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> Self:
+    def fit(
+        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
+    ) -> Self:
         """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur."""
         self.classes = classes
         self.forest = RandomForestClassifier(
@@ -101,6 +120,151 @@ class RandomForest:
         result = np.zeros((len(inputs), self.classes))
         result[:, self.forest.classes_] = self.forest.predict_proba(inputs)
         return result
+
+
+class LogisticRegression:
+    """scikit-learn's multinomial logistic regression on standardised inputs.
+
+    C: inverse strength of the L2 penalty; of several, the one of lowest cross-entropy on validation is taken.
+    class_weights: None, or balanced, which weighs each row by n / (d n_k).
+    """
+
+    def __init__(
+        self,
+        C: float | Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0),
+        class_weights: str | None = None,
+        pca: float | None = 0.8,
+    ):
+        self.grid = sorted([C] if isinstance(C, int | float) else C)
+        self.pca = pca
+        self.class_weights = None if class_weights is None else choose("class_weights", class_weights, CLASS_WEIGHTS)
+
+    def fit(
+        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
+    ) -> Self:
+        """inputs [n, f], labels [n]; nothing is random, so the seed has no effect."""
+        weights = row_weights(labels, classes, self.class_weights)
+        std = inputs.std(0, dtype=np.float64)
+        self.mean, self.std = inputs.mean(0, dtype=np.float64), np.where(std > 0, std, 1.0)
+        scaled = (inputs - self.mean) / self.std
+        present = np.unique(labels)
+        if len(present) == 1:
+            self.C = self.grid[0]
+            self.coefficients = np.zeros((classes, inputs.shape[1]))
+            self.intercepts = np.where(np.arange(classes) == present[0], 0.0, -np.inf)
+            return self
+        check_grid("C", self.grid, validation)
+        best = np.inf
+        model = sklearn.linear_model.LogisticRegression(max_iter=1000, tol=1e-6, warm_start=True)  # along the grid
+        for C in self.grid:
+            model.set_params(C=C).fit(scaled, labels, weights[labels])
+            coefficients, intercepts = self.per_class(model, classes)
+            missed = 0.0
+            if validation:
+                p = softmax((validation[0] - self.mean) / self.std @ coefficients.T + intercepts)
+                missed = cross_entropy(p, validation[1], weights)
+            if missed < best:
+                best, self.C, self.coefficients, self.intercepts = missed, C, coefficients, intercepts
+        return self
+
+    @staticmethod
+    def per_class(model: sklearn.linear_model.LogisticRegression, classes: int) -> tuple[np.ndarray, np.ndarray]:
+        """Coefficients [d, f] and intercepts [d], -inf for a class that was not in training. Two classes: (0, z)."""
+        coefficients, intercepts = np.zeros((classes, model.coef_.shape[1])), np.full(classes, -np.inf)
+        fitted = model.classes_[-len(model.coef_) :]
+        intercepts[model.classes_] = 0.0
+        coefficients[fitted], intercepts[fitted] = model.coef_, model.intercept_
+        return coefficients, intercepts
+
+    def probabilities(self, inputs: np.ndarray) -> np.ndarray:
+        """[n, d]; zero for a class that was not in training."""
+        return softmax((inputs - self.mean) / self.std @ self.coefficients.T + self.intercepts)
+
+
+class GradientBoosting:
+    """scikit-learn's histogram gradient boosting, without its early stopping: that would hold back training rows.
+
+    leaves, iterations: largest number of leaves of a tree, and number of trees per class. Of several, those of lowest
+    cross-entropy on validation are taken; a fit with many trees contains those with fewer.
+    class_weights: None, or balanced, which weighs each row by n / (d n_k).
+    """
+
+    def __init__(
+        self,
+        learning_rate: float = 0.1,
+        leaves: int | Sequence[int] = (4, 31),
+        iterations: int | Sequence[int] = (25, 50, 100, 200),
+        min_samples_leaf: int = 20,
+        class_weights: str | None = None,
+        pca: float | None = 0.8,
+    ):
+        self.learning_rate, self.min_samples_leaf, self.pca = learning_rate, min_samples_leaf, pca
+        self.leaves = [leaves] if isinstance(leaves, int) else list(leaves)
+        self.counts = sorted([iterations] if isinstance(iterations, int) else iterations)
+        self.class_weights = None if class_weights is None else choose("class_weights", class_weights, CLASS_WEIGHTS)
+
+    def fit(
+        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
+    ) -> Self:
+        """inputs [n, f], labels [n]. The seed matters above 200,000 rows only, of which the bins see a sample."""
+        self.classes, self.present = classes, np.unique(labels)
+        self.model: HistGradientBoostingClassifier | None = None
+        if len(self.present) == 1:
+            return self
+        check_grid("leaves and iterations", [*self.leaves, *self.counts][1:], validation)
+        weights, best = row_weights(labels, classes, self.class_weights), np.inf
+        for leaves in self.leaves:
+            model = HistGradientBoostingClassifier(
+                learning_rate=self.learning_rate,
+                max_iter=self.counts[-1],
+                max_leaf_nodes=leaves,
+                min_samples_leaf=self.min_samples_leaf,
+                early_stopping=False,
+                random_state=seed,
+            ).fit(inputs, labels, weights[labels] if self.class_weights else None)  # weighted bins take seconds
+            held = validation or (inputs[:1], labels[:1])
+            for count, p in enumerate(model.staged_predict_proba(held[0]), start=1):
+                if count not in self.counts:
+                    continue
+                missed = cross_entropy(self.spread(p), held[1], weights)
+                if missed < best:
+                    best, self.model, self.iterations = missed, model, count
+        return self
+
+    def spread(self, p: np.ndarray) -> np.ndarray:
+        """[n, d] of the probabilities [n, k] of the classes that were in training."""
+        result = np.zeros((len(p), self.classes))
+        result[:, self.present] = p
+        return result
+
+    def probabilities(self, inputs: np.ndarray) -> np.ndarray:
+        """[n, d] after the chosen number of iterations; zero for a class that was not in training."""
+        if self.model is None:
+            return self.spread(np.ones((len(inputs), 1)))
+        return self.spread(next(islice(self.model.staged_predict_proba(inputs), self.iterations - 1, None)))
+
+
+def row_weights(labels: np.ndarray, classes: int, kind: str | None) -> np.ndarray:
+    """What a row of each class counts, [d]: 1, or n / (d n_k) where kind is balanced."""
+    counts = np.bincount(labels, minlength=classes)
+    return np.ones(classes) if kind is None else len(labels) / (classes * counts.clip(min=1))
+
+
+def check_grid(name: str, values: Sequence[float], validation: Rows | None) -> None:
+    if len(values) > 1 and (validation is None or len(validation[1]) == 0):
+        raise ValueError(f"{name}: expected one value, or validation rows to choose by, got {list(values)} and no rows")
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """[n, d] of logits [n, d], at least one of them finite in each row."""
+    shifted = np.exp(logits - logits.max(1, keepdims=True))
+    return shifted / shifted.sum(1, keepdims=True)
+
+
+def cross_entropy(probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
+    """Weighted mean over rows of -log p of the true class. probabilities [n, d], labels [n], weights [d]."""
+    each = -np.log(probabilities[np.arange(len(labels)), labels].clip(min=SMALLEST))
+    return float(np.average(each, weights=weights[labels]))
 
 
 class CCS:
@@ -121,7 +285,9 @@ class CCS:
         self.beta, self.C, self.pca = beta, C, pca
         self.decode = choose("decode", decode, DECODINGS)
 
-    def fit(self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0) -> Self:
+    def fit(
+        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
+    ) -> Self:
         """inputs [n, f], labels [n]; nothing is random, so the seed has no effect."""
         return self.fit_sets(inputs, labels[:, None] == (np.arange(classes) if classes > 2 else [1]))
 
@@ -159,7 +325,7 @@ def logistic(inputs: np.ndarray, target: np.ndarray, C: float) -> tuple[np.ndarr
     """Coefficients [f] and intercept; a target without variation has an infinite one, so that q is exactly 0 or 1."""
     if target.all() or not target.any():
         return np.zeros(inputs.shape[1]), np.inf if target.all() else -np.inf
-    model = LogisticRegression(C=C, max_iter=1000).fit(inputs, target)
+    model = sklearn.linear_model.LogisticRegression(C=C, max_iter=1000).fit(inputs, target)
     return model.coef_[0], model.intercept_[0]
 
 
@@ -181,7 +347,7 @@ def best_sets(nothing: np.ndarray, q: np.ndarray, sizes: np.ndarray, beta: float
 def features(splits: Splits, share: float | None) -> dict[str, np.ndarray]:
     """What the classifiers see of train, val and test: float32 [n, f]."""
     if splits.kind == "graph":
-        raise ValueError(f"random forest and CCS: expected a table or images, got the graphs of {splits.name}")
+        raise ValueError(f"classical models: expected a table or images, got the graphs of {splits.name}")
     inputs = {part: getattr(splits, part).inputs for part in PARTS}
     if splits.kind == "table":
         return {part: rows.numpy() for part, rows in inputs.items()}
