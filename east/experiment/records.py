@@ -204,22 +204,25 @@ def select(records: Iterable[Record], rule: str = "val_loss") -> str | None:
     """The key that a named rule chooses among the records of one family.
 
     `val_loss` (the papers' words): lowest validation loss. `val_metric`: lowest 1 - M on validation, hard predictions.
-    Only search records take part; several seeds of one point are averaged; ties go to the lower key. A family that was
-    never searched has a choice if all its trials share one key. None where there is nothing to choose by.
+    Only search records take part; several seeds of one point are averaged; ties go to the lower `tie` where trials were
+    stopped by a metric, then to the lower key. A family that was never searched has a choice if all its trials share one key. None where there is nothing to choose by.
     """
     choose("selection rule", rule, RULES)
-    points: dict[str, list[float]] = {}
+    points: dict[str, list[tuple[float, float]]] = {}
     trials = set()
     for record in records:
-        value = record.best.get(rule)
+        value, tie = record.best.get(rule), record.best.get("tie")
         if record.status == "done" and record.stage == "search":
-            points.setdefault(record.key, []).append(math.nan if value is None else value)
+            points.setdefault(record.key, []).append((math.nan if value is None else value, tie or 0.0))
         elif record.status == "done":
             trials.add(record.key)
-    means = {name: math.fsum(values) / len(values) for name, values in points.items()}
-    finite = {name: mean for name, mean in means.items() if math.isfinite(mean)}
+    means = {
+        name: tuple(math.fsum(column) / len(column) for column in zip(*rows, strict=True))
+        for name, rows in points.items()
+    }
+    finite = {name: mean for name, mean in means.items() if math.isfinite(mean[0])}
     if finite:
-        return min(finite, key=lambda name: (finite[name], name))
+        return min(finite, key=lambda name: (*finite[name], name))
     return trials.pop() if len(trials) == 1 and not points else None
 
 

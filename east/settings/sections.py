@@ -155,6 +155,8 @@ class Training(Section):
     max_epochs: Count = 5000
     val_reduce: Literal["split", "batch_mean"] = "split"
     warmup: int = later(0, ge=0)
+    count: Literal["epochs", "steps"] = later("epochs")  # the unit of the four lengths; steps make whole epochs
+    stop_by: str | None = later(None)  # null: as the loss has it | loss | a metric, such as f1
 
 
 class Hyper(Section):

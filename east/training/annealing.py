@@ -62,10 +62,16 @@ class Annealing:
     configs: resolved configs of the trials; each may have its own schedule and patience.
     anneals: whether the loss has a temperature; if not, there is a single stage without one.
     temperature: the loss's own, where a config leaves T0 open. by_metric: whether 1 - M decides in place of the loss.
+    steps: gradient steps of an epoch, for protocols that count in steps.
     """
 
     def __init__(
-        self, configs: Sequence[Science], anneals: bool = True, temperature: float = 0.2, by_metric: bool = False
+        self,
+        configs: Sequence[Science],
+        anneals: bool = True,
+        temperature: float = 0.2,
+        by_metric: bool = False,
+        steps: int = 1,
     ):
         annealing, protocol = [config.annealing for config in configs], [config.protocol for config in configs]
         self.schedules = [self._schedule(a, temperature) if anneals else [math.nan] for a in annealing]
@@ -75,11 +81,12 @@ class Annealing:
         self.hard = np.array([by_metric or a.outer == "hard" for a in annealing])
         self.outer_patience = np.array([a.patience for a in annealing])
         self.delta = np.array([a.delta for a in annealing])
-        self.patience = np.array([p.patience for p in protocol])
-        self.max_stage_epochs = np.array([p.stage_epochs or math.inf for p in protocol])
-        self.max_epochs = np.array([p.max_epochs for p in protocol])
+        unit = np.array([steps if p.count == "steps" else 1 for p in protocol])
+        self.patience = np.ceil([p.patience for p in protocol] / unit).astype(int)
+        self.max_stage_epochs = np.ceil([p.stage_epochs or math.inf for p in protocol] / unit)
+        self.max_epochs = np.ceil([p.max_epochs for p in protocol] / unit).astype(int)
         # At least the last of max_epochs is trained on the loss itself, or there would be nothing to keep.
-        self.warmup = np.minimum([p.warmup for p in protocol], self.max_epochs - 1)
+        self.warmup = np.minimum(np.ceil([p.warmup for p in protocol] / unit).astype(int), self.max_epochs - 1)
 
         trials = len(configs)
         self.stage = np.zeros(trials, dtype=int)
@@ -164,12 +171,16 @@ class Annealing:
         self.stopped[p] = "diverged"
 
     def best_of(self, p: int) -> dict[str, float | None]:
-        """Validation numbers, temperature and epoch of the weights that trial p has kept; None where there is none."""
+        """Validation numbers, temperature and epoch of the weights that trial p has kept; None where there is none.
+
+        Where the metric decides, 1 - M is what trials are chosen by as well, and `tie` is what breaks its ties.
+        """
         if not np.isfinite(self.best[p, 0]):
             return dict.fromkeys(("val_loss", "val_metric", "temperature", "epoch"))
-        val_loss, val_metric, temperature, epoch, _ = self.best[p].tolist()
+        val_loss, val_metric, temperature, epoch, tie = self.best[p].tolist()
         known = None if math.isnan(temperature) else temperature
-        return {"val_loss": val_loss, "val_metric": val_metric, "temperature": known, "epoch": int(epoch)}
+        found = {"val_loss": val_loss, "val_metric": val_metric, "temperature": known, "epoch": int(epoch)}
+        return found | {"val_loss": val_metric, "tie": tie} if self.by_metric else found
 
     @property
     def lowest_metric(self) -> float:

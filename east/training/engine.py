@@ -28,7 +28,7 @@ from east.settings.sections import Science
 from east.training.annealing import Annealing
 from east.training.averaging import Average
 from east.training.devices import pick_device
-from east.training.evaluation import validation_metric
+from east.training.evaluation import metric_of, validation_metric
 from east.training.optimizer import Adam
 from east.training.population import (
     HISTORY,
@@ -173,10 +173,14 @@ class Setup:
 
         splits = self.splits
         self.loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive).to(device)
-        self.metric = validation_metric(self.loss, splits.positive)
-        self.by_metric = self.loss.stops_by == "metric"
+        stop_by = config.protocol.stop_by
+        named = None if stop_by in (None, "loss") else stop_by
+        self.metric = metric_of(named, splits.positive) if named else validation_metric(self.loss, splits.positive)
+        self.by_metric = bool(named) or (stop_by is None and self.loss.stops_by == "metric")
         temperature = getattr(self.loss, "temperature", 0.2)
-        self.annealing = Annealing([t.config for t in self.trials], self.loss.anneals, temperature, self.by_metric)
+        self.annealing = Annealing(
+            [t.config for t in self.trials], self.loss.anneals, temperature, self.by_metric, self.steps
+        )
         self.net = models.Stack([initial(trial, splits) for trial in self.trials], device)
         if self.net.normalises and min(self.batch, len(self.train)) < 2:
             got = f"hyper.batch_size={self.batch} and {len(self.train)} rows"

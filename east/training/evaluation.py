@@ -76,6 +76,7 @@ def scores(c: Confusion, positive: int | None) -> dict[str, Any]:
         "accuracy": float(metrics.accuracy(c)),
         "balanced_accuracy": float(metrics.balanced_accuracy(c)),
         "mcc": float(metrics.mcc(c)),
+        "gmean": float(metrics.gmean(c)),
         "auroc_thresholded": float(auroc_thresholded(c, positive)),
         "precision": metrics.precision(c, average="none").tolist(),
         "recall": metrics.recall(c, average="none").tolist(),
@@ -138,7 +139,12 @@ def decision_metric(decision: str, positive: int | None) -> Callable[[Confusion]
     """The metric that plugin_<metric> or expected_<metric> maximises; of the positive class where there is one."""
     tunable = [name for name in metrics.METRICS if name != "cost"]
     choose("decision", decision, [*AVERAGED, *(kind + name for kind in (PLUGIN, EXPECTED) for name in tunable)])
-    metric = metrics.METRICS[decision.removeprefix(PLUGIN).removeprefix(EXPECTED)]
+    return metric_of(decision.removeprefix(PLUGIN).removeprefix(EXPECTED), positive)
+
+
+def metric_of(name: str, positive: int | None) -> Callable[[Confusion], Tensor]:
+    """A metric by name; of the positive class where the data have one and the metric has an average."""
+    metric = metrics.METRICS[choose("metric", name, metrics.METRICS)]
     if positive is not None and "average" in inspect.signature(metric).parameters:
         return partial(metric, average="positive", positive=positive)
     return metric
