@@ -16,7 +16,8 @@ from east.training.annealing import Annealing, temperatures
 FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))
 
 
-def config(schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000, outer_patience=3, warmup=0, **others):
+def config(schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000, outer_patience=3, warmup=0,
+           count="epochs", **others):  # fmt: skip
     defaults = {"T0": 0.2, "r": 0.5, "T_min": 0.01, "patience": outer_patience}
     return Science(
         dataset=Dataset(name="toy"),
@@ -24,7 +25,12 @@ def config(schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000,
         loss=Loss(name="f1", target="east.losses.MetricLoss"),
         annealing=sections.Annealing(name=schedule, schedule=schedule, **{**defaults, **others}),
         protocol=Training(
-            name="east", patience=patience, stage_epochs=stage_epochs, max_epochs=max_epochs, warmup=warmup
+            name="east",
+            patience=patience,
+            stage_epochs=stage_epochs,
+            max_epochs=max_epochs,
+            warmup=warmup,
+            count=count,
         ),
     )
 
@@ -213,3 +219,23 @@ def test_a_failed_trial_stops_and_has_no_best():
     assert annealing.active.tolist() == [False, True]
     assert annealing.stopped == ["diverged", None]
     assert annealing.best_of(0)["val_loss"] is None
+
+
+def test_lengths_in_steps_are_whole_epochs():
+    """Seven steps an epoch: 30 steps are five epochs; in epochs the number of steps does not matter."""
+    lengths = {"patience": 30, "stage_epochs": 70, "max_epochs": 701, "warmup": 8}
+    by_steps = Annealing([config(count="steps", **lengths)], steps=7)
+    assert [by_steps.patience, by_steps.max_stage_epochs, by_steps.max_epochs, by_steps.warmup] == [5, 10, 101, 2]
+    by_epochs = Annealing([config(**lengths)], steps=7)
+    assert [by_epochs.patience, by_epochs.max_stage_epochs, by_epochs.max_epochs, by_epochs.warmup] == [30, 70, 701, 8]
+
+
+def test_a_metric_that_stops_training_also_chooses():
+    """The kept epoch is the one of the best metric, then of the lowest tie; its 1 - M is what a search compares."""
+    annealing = Annealing([config("none", patience=3)], anneals=False, by_metric=True)
+    numbers = [(0.9, 0.5, 0.7), (0.8, 0.4, 0.6), (0.1, 0.4, 0.5), (0.0, 0.45, 0.1), (0.0, 0.4, 0.5), (0.0, 0.6, 0.0)]
+    for row in numbers:
+        annealing.update(*(np.array([value]) for value in row))
+    best = annealing.best_of(0)
+    assert best == {"epoch": 3, "val_loss": 0.4, "val_metric": 0.4, "tie": 0.5, "temperature": None}
+    assert annealing.stopped == ["patience"]

@@ -45,6 +45,7 @@ def test_binary_scores_equal_scikit_learn(binary):
         "accuracy": sk.accuracy_score(y, predicted),
         "balanced_accuracy": sk.balanced_accuracy_score(y, predicted),
         "mcc": sk.matthews_corrcoef(y, predicted),
+        "gmean": np.sqrt(np.prod(sk.recall_score(y, predicted, average=None))),
         "auroc": sk.roc_auc_score(y, p[:, 1]),
         "auroc_thresholded": sk.roc_auc_score(y, predicted),
         "average_precision": sk.average_precision_score(y, p[:, 1]),

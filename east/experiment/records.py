@@ -204,8 +204,9 @@ def select(records: Iterable[Record], rule: str = "val_loss") -> str | None:
     """The key that a named rule chooses among the records of one family.
 
     `val_loss` (the papers' words): lowest validation loss. `val_metric`: lowest 1 - M on validation, hard predictions.
-    Only search records take part; several seeds of one point are averaged; ties go to the lower `tie` where trials were
-    stopped by a metric, then to the lower key. A family that was never searched has a choice if all its trials share one key. None where there is nothing to choose by.
+    Only search records take part; several seeds of one point are averaged. Ties go to the lower `tie` where trials were
+    stopped by a metric, then to the lower key. A family that was never searched has a choice if all its trials share
+    one key. None where there is nothing to choose by.
     """
     choose("selection rule", rule, RULES)
     points: dict[str, list[tuple[float, float]]] = {}

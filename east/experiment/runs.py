@@ -10,10 +10,11 @@ import torch
 from east import data, losses, models
 from east.choices import ConfigError, import_by_path
 from east.data.common import assign
-from east.settings.sections import Dataset, Science, Split
+from east.settings.sections import Dataset, Loss, Science, Split
 from east.settings.settings import Settings
 from east.training.classical import RandomForest
 from east.training.devices import pick_device
+from east.training.evaluation import metric_of
 from east.training.population import Trial
 
 
@@ -31,7 +32,8 @@ class Run:
         loaded = load(settings.dataset, settings.data_dir)
         assign(loaded, **split_options(settings.split.at(0)))  # refuses what these data cannot be split by
         check_parts(settings, loaded)
-        return cls(settings, settings.science(loaded.name, loaded.fingerprint))
+        science = settings.science(loaded.name, loaded.fingerprint)
+        return cls(settings, science.but(loss=with_average(science.loss, loaded.positive)))
 
     @property
     def name(self) -> str:
@@ -69,6 +71,13 @@ def split_options(split: Split) -> dict:
     return {"seed": split.seed, "fractions": split.fractions, "stratify": split.stratify}
 
 
+def with_average(loss: Loss, positive: int | None) -> Loss:
+    """A loss that leaves its average to the data (`average: null`) with the one that these data give it."""
+    if loss.options.get("average", "given") is not None:
+        return loss
+    return loss.but(average="macro" if positive is None else "positive")
+
+
 def check_parts(settings: Settings, loaded: data.Data) -> None:
     """Build network and loss once: what does not exist, or does not fit these classes, is refused before any work."""
     if settings.loss.classical:
@@ -83,5 +92,7 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
         models.build(model, loaded.inputs.shape[1:], count, settings.hyper.dropout or 0.0)
         loss = losses.build(settings.loss, loaded.classes, torch.arange(count), loaded.positive)
         loss(torch.zeros(count, model.outputs or count), torch.arange(count))
+        if settings.protocol.stop_by not in (None, "loss"):
+            metric_of(settings.protocol.stop_by, loaded.positive)
     except (ValueError, TypeError, ImportError) as error:
         raise ConfigError(str(error)) from error

@@ -144,7 +144,8 @@ def decision_metric(decision: str, positive: int | None) -> Callable[[Confusion]
 
 def metric_of(name: str, positive: int | None) -> Callable[[Confusion], Tensor]:
     """A metric by name; of the positive class where the data have one and the metric has an average."""
-    metric = metrics.METRICS[choose("metric", name, metrics.METRICS)]
+    tunable = [metric for metric in metrics.METRICS if metric != "cost"]
+    metric = metrics.METRICS[choose("metric", name, tunable)]
     if positive is not None and "average" in inspect.signature(metric).parameters:
         return partial(metric, average="positive", positive=positive)
     return metric
