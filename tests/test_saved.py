@@ -20,6 +20,13 @@ from tests.made import science
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
     "rf": {"name": "rf", "_target_": "east.baselines.RandomForest", "trains": "classical", "n_estimators": 7},
+    "logistic": {"name": "logistic", "_target_": "east.baselines.LogisticRegression", "trains": "classical"},
+    "boosting": {
+        "name": "boosting",
+        "_target_": "east.baselines.GradientBoosting",
+        "trains": "classical",
+        "iterations": [3, 9],
+    },
     "ccs": {"name": "ccs", "_target_": "east.baselines.CCS", "trains": "classical"},
 }
 
@@ -28,7 +35,7 @@ def config(loss="ce", model=None):
     return {
         "dataset": {"name": "toy"},
         "split": {"seed": 0},
-        "model": {"name": "rf"} if loss == "rf" else model or {"name": "mlp", "hidden": [16]},
+        "model": {"name": loss} if loss != "ce" else model or {"name": "mlp", "hidden": [16]},
         "loss": LOSSES[loss],
         "annealing": {"name": "none", "schedule": "none"},
         "protocol": {"name": "east", "optimizer": "adamw", "patience": 3, "max_epochs": 3},
@@ -39,8 +46,10 @@ def config(loss="ce", model=None):
 def trained(loaded, **options):
     """A model, the outcome it comes from, and the split."""
     splits, trial = data.split(loaded, stratify=True), Trial(science(config(**options)), seed=3)
-    networks = trial.config.model.name != "rf"
-    outcome = train([trial], splits, device="cpu", progress=False)[0] if networks else classical.fit(trial, splits)
+    if trial.config.loss.classical:
+        outcome = classical.fit(trial, splits, keep=True)
+    else:
+        outcome = train([trial], splits, device="cpu", progress=False)[0]
     return saved.from_outcome(outcome, loaded, splits), outcome, splits
 
 
@@ -81,7 +90,7 @@ def test_a_model_says_what_it_is(stored):
     assert repr(saved.load(stored[0])) == "Model(MLP of 2 classes: low, high)"
 
 
-@pytest.mark.parametrize("loss", ["ce", "rf"])
+@pytest.mark.parametrize("loss", ["ce", "rf", "logistic", "boosting"])
 def test_raw_rows_give_the_probabilities_of_training(loss, frame, table, tmp_path):
     model, outcome, splits = trained(table, loss=loss)
     again = east.load(model.save(tmp_path / "model"))
@@ -132,7 +141,7 @@ def test_many_classes_of_an_array(tmp_path):
         again.predict(np.full((1, 64), np.nan))
 
 
-@pytest.mark.parametrize("loss", ["ce", "rf"])
+@pytest.mark.parametrize("loss", ["ce", "rf", "logistic", "boosting"])
 def test_images(loss, tmp_path):
     pixels = torch.randint(0, 255, (60, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(60) % 2
@@ -194,10 +203,12 @@ def test_a_saved_model_names_a_class_of_networks_and_nothing_else(target, stored
         east.load(tmp_path)
 
 
-def test_only_networks_and_forests_are_saved(table):
+def test_what_has_no_portable_form_is_not_saved(table):
     trial = Trial(science(config("ccs", {"name": "ccs"})), seed=0)
     splits = data.split(table)
-    with pytest.raises(ValueError, match="expected a network or a random forest, got loss=ccs"):
+    with pytest.raises(ValueError, match=r"expected logistic regression, gradient boosting or a random forest .* CCS"):
+        classical.fit(trial, splits, keep=True)
+    with pytest.raises(ValueError, match="the fitted model of loss=ccs was not kept"):
         saved.from_outcome(classical.fit(trial, splits), table, splits)
 
 

@@ -75,7 +75,7 @@ def trained(
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
     """Outcomes population by population, and the checkpoint to delete once they are recorded."""
     if trials[0].config.loss.classical:
-        return (([classical.fit(t, s)], None) for t, s in zip(trials, splits, strict=True))
+        return (([classical.fit(t, s, keep=job.save_model)], None) for t, s in zip(trials, splits, strict=True))
     return engine.train_in_turn(
         trials,
         splits,

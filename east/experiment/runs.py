@@ -12,10 +12,10 @@ from east.choices import ConfigError, import_by_path
 from east.data.common import assign
 from east.settings.sections import Dataset, Loss, Science, Split
 from east.settings.settings import Settings
-from east.training.classical import RandomForest
 from east.training.devices import pick_device
 from east.training.evaluation import metric_of
 from east.training.population import Trial
+from east.training.portable import can_export
 
 
 @dataclass
@@ -81,8 +81,8 @@ def with_average(loss: Loss, positive: int | None) -> Loss:
 def check_parts(settings: Settings, loaded: data.Data) -> None:
     """Build network and loss once: what does not exist, or does not fit these classes, is refused before any work."""
     if settings.loss.classical:
-        if settings.save_model and not issubclass(import_by_path(settings.loss.target), RandomForest):
-            raise ConfigError(f"save_model=true: expected a network or a random forest, got loss={settings.loss.name}")
+        if settings.save_model and not can_export(import_by_path(settings.loss.target)):
+            raise ConfigError(f"save_model=true: loss={settings.loss.name} cannot be saved; logistic, boosting, rf can")
         return
     count, model = len(loaded.classes), settings.model
     if model.outputs == 1 and count > 2:

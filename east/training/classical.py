@@ -35,8 +35,11 @@ POWER_ITERATIONS = 4
 _projected: dict[tuple, dict[str, np.ndarray]] = {}  # of the last images: the seeds of a population share them
 
 
-def fit(trial: Trial, splits: Splits) -> Outcome:
-    """Fit the classifier of the trial's `loss` section; the trial's seed is its random state."""
+def fit(trial: Trial, splits: Splits, keep: bool = False) -> Outcome:
+    """Fit the classifier of the trial's `loss` section; the trial's seed is its random state.
+
+    keep: whether the outcome holds the fitted model, as tensors.
+    """
     started = time.perf_counter()
     classifier = build(trial.config.loss)
     inputs = features(splits, classifier.pca)
@@ -63,7 +66,16 @@ def fit(trial: Trial, splits: Splits) -> Outcome:
         history={},
         probabilities=probabilities,
         labels=labels,
+        weights=kept(classifier, splits, inputs["train"]) if keep else {},
     )
+
+
+def kept(classifier: "Classifier", splits: Splits, inputs: np.ndarray) -> dict[str, Tensor]:
+    from east.training import portable
+
+    projected = splits.kind == "image" and classifier.pca is not None
+    axes = PrincipalAxes(splits.train.inputs, classifier.pca) if projected and classifier.pca else None
+    return portable.state_of(classifier, inputs, axes)
 
 
 Rows = tuple[np.ndarray, np.ndarray]  # inputs [n, f] and labels [n]

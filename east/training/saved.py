@@ -4,7 +4,7 @@
     model.predict_proba(frame)
 
 Nothing is pickled: reading a model runs no code, except that a network of your own (model=custom) is imported by its
-name, as it was for training. Weights, scaling and forests are tensors; classes, columns, encoding and decision rule are
+name, as it was for training. Weights, scaling and trees are tensors; classes, columns, encoding and decision rule are
 plain JSON.
 """
 
@@ -29,7 +29,7 @@ from east.data.encoding import Numeric
 from east.files import temporary_name
 from east.losses.inputs import two_or_more
 from east.settings.sections import Model as Network
-from east.training import decisions
+from east.training import decisions, portable
 from east.training.devices import pick_device
 from east.training.population import Outcome
 from east.training.provenance import provenance
@@ -157,9 +157,11 @@ def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
         "config": config.to_json(),
         **provenance(),
     }
-    state = outcome.weights or forest_tensors(outcome, splits)
+    state = outcome.weights
+    if not state:
+        raise ValueError(f"save_model: the fitted model of loss={config.loss.name} was not kept")
     mean, std = splits.mean, splits.std
-    if "axes" in state:  # a forest of images standardises each pixel by itself, from bytes
+    if "axes" in state:  # a classical model of images standardises each pixel by itself, from bytes
         mean, std = torch.zeros(3), torch.full((3,), 1 / 255)
     tensors = {"mean": mean, "std": std} | {f"net.{name}": t.cpu() for name, t in state.items()}
     return assembled(about, {name: t.clone().contiguous() for name, t in tensors.items()}, "cpu")
@@ -168,10 +170,10 @@ def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
 def assembled(about: Mapping[str, Any], tensors: Mapping[str, Tensor], device: str) -> Model:
     """Network and tensors put together."""
     state = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
-    if about["model"]["name"] == "rf":
-        net: nn.Module = Forest(state)
-    else:
-        if "target" in about["model"]:
+    custom = "target" in about["model"]
+    net: nn.Module | None = None if custom else portable.build(state)
+    if net is None:
+        if custom:
             check_custom(about["model"]["target"])
         net = models.build(Network.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
         net.load_state_dict(state)
@@ -192,7 +194,7 @@ def check_custom(target: str) -> None:
 @torch.no_grad()
 def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
     """[n, ..., d], d >= 2, in float32."""
-    if isinstance(net, Forest):
+    if isinstance(net, portable.Portable):
         return net(inputs)
     logits = net(inputs).float()
     return two_or_more(logits).softmax(-1)
@@ -203,81 +205,6 @@ def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
     medians = table.features[splits.train.index].median(0).values.tolist()
     columns = [Numeric(name, median, False) for name, median in zip(table.columns, medians, strict=True)]
     return data.Encoding(tuple(columns), classes=table.classes, positive=table.positive)
-
-
-class Forest(nn.Module):
-    """A random forest as tensors, all trees' nodes in one row; the probabilities are scikit-learn's.
-
-    left, right: child nodes, themselves for a leaf. feature, threshold: a row goes left where x[feature] <= threshold.
-    value: [nodes, d], the class shares of a leaf. roots: the trees' first nodes. Images are first standardised and
-    projected: (x - pixel_mean) / pixel_std @ axes.
-    """
-
-    left: Tensor
-    right: Tensor
-    feature: Tensor
-    threshold: Tensor
-    value: Tensor
-    roots: Tensor
-    pixel_mean: Tensor
-    pixel_std: Tensor
-    axes: Tensor
-
-    def __init__(self, state: Mapping[str, Tensor]):
-        super().__init__()
-        for name, tensor in state.items():
-            self.register_buffer(name, tensor)
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        x = inputs.flatten(1)
-        if hasattr(self, "axes"):
-            x = (x - self.pixel_mean) / self.pixel_std @ self.axes
-        total = torch.zeros(len(x), self.value.shape[1], dtype=torch.float64, device=x.device)
-        for root in self.roots:
-            node = root.expand(len(x))
-            while True:
-                own = x.gather(1, self.feature[node, None]).squeeze(1)
-                below = torch.where(own <= self.threshold[node], self.left[node], self.right[node])
-                if below.equal(node):
-                    break
-                node = below
-            total += self.value[node]
-        return (total / len(self.roots)).float()
-
-
-def forest_tensors(outcome: Outcome, splits: Splits) -> dict[str, Tensor]:
-    """The state of the Forest that a trial of loss=rf has fitted: fitted again, as equal seeds give equal forests."""
-    from east.training import classical
-
-    loss = outcome.trial.config.loss
-    classifier = classical.build(loss)
-    if not isinstance(classifier, classical.RandomForest):
-        raise ValueError(f"save_model: expected a network or a random forest, got loss={loss.name}")
-    inputs = classical.features(splits, classifier.pca)["train"]
-    classifier.fit(inputs, splits.train.labels.numpy(), len(splits.classes), outcome.trial.seed)
-    trees = [estimator.tree_ for estimator in classifier.forest.estimators_]
-    roots = np.cumsum([0, *(tree.node_count for tree in trees)])
-    numbers = [np.arange(tree.node_count) + root for tree, root in zip(trees, roots, strict=False)]
-
-    def children(side: str) -> np.ndarray:
-        own = [(getattr(tree, f"children_{side}"), n) for tree, n in zip(trees, numbers, strict=True)]
-        return np.concatenate([np.where(child < 0, n, child + n[0]) for child, n in own])
-
-    value = np.zeros((roots[-1], len(splits.classes)))
-    value[:, classifier.forest.classes_] = np.concatenate([tree.value[:, 0] for tree in trees])
-    state = {
-        "left": children("left"),
-        "right": children("right"),
-        "feature": np.concatenate([tree.feature.clip(min=0) for tree in trees]),
-        "threshold": np.concatenate([tree.threshold for tree in trees]),
-        "value": value / value.sum(1, keepdims=True),
-        "roots": roots[:-1],
-    }
-    tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in state.items()}
-    if splits.kind == "image" and classifier.pca is not None:
-        axes = classical.PrincipalAxes(splits.train.inputs, classifier.pca)
-        tensors |= {"pixel_mean": axes.mean, "pixel_std": axes.std, "axes": axes.axes}
-    return tensors
 
 
 def predict_file(model: Model, source: str | Path, target: str | Path) -> int:

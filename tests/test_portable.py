@@ -1,0 +1,63 @@
+"""Classical models as tensors predict what scikit-learn's objects do, or are not written."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from east.baselines import GradientBoosting, LogisticRegression, RandomForest
+from east.training import portable
+from tests.test_classical import problem
+
+MODELS = [
+    LogisticRegression(1.0),
+    GradientBoosting(0.3, leaves=31, iterations=15, min_samples_leaf=2),
+    GradientBoosting(0.1, leaves=3, iterations=1),
+    RandomForest(9),
+    RandomForest(3, min_samples_leaf=20),
+]
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
+@pytest.mark.parametrize("classes, labelled", [(2, (0, 1)), (4, (0, 1, 2, 3)), (5, (1, 4)), (6, (0, 2, 5)), (3, (2,))])
+def test_predictions_are_equal_also_for_classes_that_training_did_not_have(model, classes, labelled):
+    inputs, labels = problem(300, len(labelled))
+    inputs = inputs.round(1)  # rows that lie exactly on a threshold
+    model.fit(inputs, np.array(labelled)[labels], classes)
+    module = portable.build(portable.state_of(model, inputs))
+    others = np.concatenate([inputs, 10 * np.random.RandomState(1).randn(500, 5).astype(np.float32)])
+    found = module(torch.from_numpy(others)).numpy()
+    assert found.shape == (800, classes)
+    np.testing.assert_allclose(found, model.probabilities(others), atol=1e-6)
+
+
+def test_the_iterations_that_were_chosen_are_kept_and_no_more():
+    inputs, labels = problem(300, 3)
+    model = GradientBoosting(iterations=(2, 40)).fit(
+        inputs[:150], labels[:150], 3, validation=(inputs[150:], 2 - labels[150:])
+    )
+    assert model.iterations == 2
+    assert len(portable.state_of(model, inputs)["roots"]) == 2 * 3
+
+
+@pytest.mark.parametrize(
+    "predictors, message",
+    [
+        ([[SimpleNamespace(nodes={"leaf": np.zeros(1)})]], "KeyError: 'is_leaf'"),
+        ([[SimpleNamespace(arrays=None)]], "AttributeError"),
+        (None, "predictions differ by"),
+    ],
+)
+def test_trees_of_an_unknown_version_are_refused(predictors, message):
+    inputs, labels = problem(300, 2)
+    model = GradientBoosting(leaves=4, iterations=3).fit(inputs, labels, 2)
+    model.model._predictors = model.model._predictors[::-1] if predictors is None else predictors
+    if predictors is None:  # other leaves than those scikit-learn predicts by
+        model.probabilities = lambda rows: np.full((len(rows), 2), 0.5)
+    with pytest.raises(ValueError, match=f"cannot read the trees of scikit-learn .*{message}"):
+        portable.state_of(model, inputs)
+
+
+def test_tensors_of_a_network_are_left_alone():
+    assert portable.build(torch.nn.Linear(3, 2).state_dict()) is None
