@@ -1,48 +1,82 @@
-"""EASTClassifier: a network trained on the metric it is judged by, as a scikit-learn classifier."""
+"""EASTClassifier: a network trained on the metric it is judged by, as a scikit-learn classifier.
 
+Rows come as an array of numbers or as a frame. The columns of a frame that are not numbers are encoded as those of a
+file are: a feature of 0 and 1 for each category, year, month, weekday and days for dates.
+"""
+
+import inspect
+import sys
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from numbers import Integral, Real
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from east import losses, models
+from east import losses, metrics, models
 from east.choices import choose
 from east.confusion import Confusion
-from east.data.common import Part, Splits
+from east.data.columns import Column, Columns, Dropped, Numbers, detect
+from east.data.common import DataError, Part, Splits, listed, shown
+from east.data.encoding import Encoding, typed_columns
 from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Schedule, Science, Training
+from east.training import decisions, saved
 from east.training.annealing import SCHEDULES
 from east.training.engine import train
-from east.training.evaluation import validation_metric
-from east.training.population import Trial
+from east.training.population import Outcome, Trial
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from sklearn.utils import Tags
 
 ROWS = 8192  # that pass through the network at once
+LOSSES = {
+    "metric": "east.losses.MetricLoss",
+    "metric_ce": "east.losses.MetricCrossEntropy",
+    "ce": "east.losses.CrossEntropy",
+}
+DECISIONS = ("argmax", "plugin", "expected")
+MISSING = ("error", "median")
 
 
 class EASTClassifier(ClassifierMixin, BaseEstimator):
-    """A multilayer perceptron trained on 1 - metric of its soft confusion matrix, with annealing. arXiv 2405.20954.
+    """A multilayer perceptron trained for a metric: by default on 1 - metric of its soft confusion matrix, with
+    annealing. arXiv 2405.20954.
 
     metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. It is trained
-        for, stops training early, chooses among the initialisations, and is what `score` returns.
-    metric_parameters: of the metric, such as {"average": "positive", "positive": "fraud"}, a label of y; without it the
-        positive class is the second of classes_.
+        for, chooses among the initialisations, and is what `score` returns.
+    average, positive, beta, costs: parameters of the metric. `positive` is a label of y and implies
+        average="positive", the score of that class; average="positive" alone means the second of two classes. `costs`
+        [d, d] has true classes in rows, in the order of classes_, and predicted ones in columns.
+    metric_parameters: further parameters of the metric, by name.
+    loss: metric (MetricLoss with this `step`), metric_ce (MetricCrossEntropy) or ce (cross-entropy).
+    decision: argmax, or the rule that is best for the metric on the validation rows: plugin by their labels, expected
+        by the probabilities alone.
+    class_weight: {label: weight} or "balanced"; multiplies the sample weights. A metric of recalls, such as
+        balanced_accuracy, does not depend on it.
+    missing: error refuses missing values; median puts the median of the training rows and adds a feature that marks
+        them. In text columns missing is then a category.
     hidden, dropout: layers of the network. lr, batch_size, weight_decay: of AdamW. Rare classes need large batches.
     warmup: first epochs that train on cross-entropy; some metrics never leave "all of one class" without.
-    max_epochs, patience: a stage at one temperature ends after `patience` epochs without a lower validation loss.
+    max_epochs, patience: a stage at one temperature ends after `patience` epochs without a lower validation loss
+        (metric_ce: a better validation score).
     annealing: geometric, linear, cosine, per_epoch or none; `cooling` is the factor r between stages.
     n_init: initialisations that train together as one population; the best on the validation rows is kept.
     validation_fraction: share of the rows of each class that early stopping watches.
     random_state: decides validation rows, initial weights and batches; the global generators are not touched.
+    verbose: a progress bar on a terminal, lines elsewhere.
 
-    Fitted: classes_, net_ (a torch module, float64), outcomes_ (one per initialisation), n_iter_ (its epochs),
-    validation_score_, n_features_in_, feature_names_in_.
+    Fitted: classes_, net_ (a torch module, float64), rule_ (the decision), encoding_, outcomes_ (one per
+    initialisation), n_iter_ (its epochs), validation_score_, n_features_in_, feature_names_in_.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -54,7 +88,16 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self,
         metric: str | Callable[..., Tensor] = "f1",
         *,
+        average: str | None = None,
+        positive: Any = None,
+        beta: float | Sequence[float] | Mapping[str, float] | None = None,
+        costs: ArrayLike | None = None,
         metric_parameters: Mapping[str, Any] | None = None,
+        loss: Literal["metric", "metric_ce", "ce"] = "metric",
+        step: str = "linear",
+        decision: Literal["argmax", "plugin", "expected"] = "argmax",
+        class_weight: Mapping[Any, float] | str | None = None,
+        missing: Literal["error", "median"] = "error",
         hidden: Sequence[int] = (128, 64),
         dropout: float = 0.1,
         lr: float = 3e-3,
@@ -72,7 +115,16 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         verbose: bool = False,
     ):
         self.metric = metric
+        self.average = average
+        self.positive = positive
+        self.beta = beta
+        self.costs = costs
         self.metric_parameters = metric_parameters
+        self.loss = loss
+        self.step = step
+        self.decision = decision
+        self.class_weight = class_weight
+        self.missing = missing
         self.hidden = hidden
         self.dropout = dropout
         self.lr = lr
@@ -89,29 +141,41 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.device = device
         self.verbose = verbose
 
-    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
-        """X [n, f] finite numbers, y [n] classes of any type."""
-        rows, targets = validate_data(self, X, y, dtype=np.float64)
-        check_classification_targets(targets)
+    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
+        """Metric, average, loss and step, then what differs from the defaults."""
+        values = self.get_params(deep=False)
+        shown_first = {"metric": self.metric, "average": self._average(), "loss": self.loss, "step": self.step}
+        given = {name: value for name, value in shown_first.items() if value is not None}
+        if self.loss != "metric":
+            del given["step"]
+        for name, parameter in inspect.signature(type(self)).parameters.items():
+            if name not in shown_first and not same(values[name], parameter.default):
+                given[name] = values[name]
+        text = ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in given.items())
+        text = f"{type(self).__name__}({text})"
+        return text if len(text) <= N_CHAR_MAX else f"{text[: N_CHAR_MAX - 2]}…)"
+
+    def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
+        """X [n, f] numbers, or a frame; y [n] classes of any type; sample_weight [n] at least 0, by default 1.
+
+        A row of weight 0 is as good as absent. Weights count in the loss, in early stopping and for the decision rule.
+        """
         self._check_parameters()
+        columns, targets = self._read(X, y, fitting=True)
+        check_classification_targets(targets)
+        weights = self._weights(X, targets, sample_weight)
+        used = np.flatnonzero(weights > 0)
+        columns, targets, weights = columns.take(used), targets[used], weights[used]
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
+        self._warn_of_class_weights()
         random = check_random_state(self.random_state)
-        splits = self._split(rows, labels, random)
+        splits = self._split(columns, labels, weights, random)
         config = self._config(len(splits.train))
         trials = [Trial(config, int(seed)) for seed in random.randint(2**31 - 1, size=self.n_init)]
-        self.outcomes_ = train(trials, splits, device=self.device, progress=self.verbose)
-        finished = [outcome for outcome in self.outcomes_ if outcome.status == "done"]
-        if not finished:
-            raise RuntimeError(f"no initialisation could be trained: {self.outcomes_[0].error}")
-        best = min(finished, key=lambda outcome: outcome.missed)
-        self.n_iter_, self.validation_score_ = best.epochs, 1 - best.missed[0]
-        with torch.random.fork_rng(devices=[]):  # a new network draws initial weights, which are replaced at once
-            self.net_ = models.build(config.model, splits.train.inputs.shape[1:], len(self.classes_))
-        self.net_.load_state_dict(best.weights)
-        # In float64 a row's probabilities do not depend on the rows around it, in float32 their last digits do.
-        self.net_.double().eval()
+        self.outcomes_ = train(trials, splits, device=self.device, progress=self._progress())
+        self._keep_best(splits)
         return self
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
@@ -124,33 +188,114 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return self._logits(X).softmax(-1).numpy()
 
     def predict(self, X: ArrayLike) -> np.ndarray:
-        """The most probable class of each row."""
-        logits = self._logits(X)
-        return self.classes_[logits.argmax(-1).numpy()]
+        """The class of each row by the decision rule: the most probable one, unless `decision` says otherwise."""
+        decided = self._decided(X).numpy()
+        return self.classes_[decided]
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric of the predictions, as a number where larger is better."""
-        predicted = self._logits(X).argmax(-1)
+        predicted = self._decided(X)
         truth = column_or_1d(y)
         unseen = np.setdiff1d(truth, self.classes_)  # classes that were not in training are never predicted
         classes = [*self.classes_, *unseen]
         index = {name: k for k, name in enumerate(classes)}
         labels = torch.tensor([index[name] for name in truth])
         weights = torch.from_numpy(_check_sample_weight(sample_weight, X, dtype=np.float64))
-        decided = torch.eye(len(classes), dtype=torch.float64)[predicted]
-        loss = losses.build(self._loss(), [str(name) for name in classes], positive=self._positive())
-        metric = validation_metric(loss, self._positive())
-        return float(metric(Confusion.from_memberships(decided, labels, weights)))
+        confusion = Confusion.from_predictions(predicted, labels, len(classes), weights)
+        return float(self._score_of([str(name) for name in classes])(confusion))
+
+    def to_model(self) -> saved.Model:
+        """The classifier as a saved model: for `.save(folder)`, east.load, task=predict and east.export.
+
+        Its classes are the labels as text, its encoding takes frames; it computes in float32.
+        """
+        check_is_fitted(self)
+        mean, std = torch.from_numpy(self.mean_).float(), torch.from_numpy(self.scale_).float()
+        state = {f"net.{name}": tensor.cpu() for name, tensor in self.net_.state_dict().items()}
+        # A mean of 2024.1 years loses its digits in float32; the first layer makes up for what rounding takes away.
+        first = state["net.layers.0.weight"] / torch.from_numpy(self.scale_)
+        state["net.layers.0.weight"] = first * std
+        state["net.layers.0.bias"] = state["net.layers.0.bias"] + first @ (mean - torch.from_numpy(self.mean_))
+        tensors = {"mean": mean, "std": std} | {name: tensor.float() for name, tensor in state.items()}
+        config = self.trial_.config
+        if self.loss != "ce":
+            config = config.but(loss=config.loss.but(metric=self._metric_name()))  # a function has no place in JSON
+        return saved.assembled(
+            saved.description(
+                config,
+                self.trial_.seed,
+                kind="table",
+                classes=self._names(),
+                positive=self._positive(),
+                inputs_shape=(len(mean),),
+                encoding=self.encoding_,
+                decision=self.decision if self.decision == "argmax" else f"{self.decision}_{self._metric_name()}",
+                rule=self.rule_.to_json(),
+            ),
+            tensors,
+            "cpu",
+        )
+
+    def __sklearn_tags__(self) -> "Tags":
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = self.missing == "median"
+        return tags
 
     @torch.no_grad()
     def _logits(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
-        X = validate_data(self, X, dtype=np.float64, reset=False)
-        inputs = torch.from_numpy((X - self.mean_) / self.scale_)
+        columns, _ = self._read(X)
+        inputs = torch.from_numpy((features_of(columns, self.encoding_) - self.mean_) / self.scale_)
         return torch.cat([self.net_(some) for some in inputs.split(ROWS)])
 
-    def _split(self, X: np.ndarray, labels: np.ndarray, random: np.random.RandomState) -> Splits:
-        """Training rows and validation rows, scaled; the test part is empty.
+    def _decided(self, X: ArrayLike) -> Tensor:
+        probabilities = self._logits(X).softmax(-1)
+        return self.rule_.decide(probabilities)
+
+    def _read(self, X: ArrayLike, y: ArrayLike | None = None, fitting: bool = False) -> tuple[Columns, np.ndarray]:
+        """Typed columns and, in fit, targets [n]. New rows must have the columns of training."""
+        if fitting:
+            self.encodes_frames_ = has_words(X)
+        if not self.encodes_frames_:
+            finite: Any = "allow-nan" if self.missing == "median" else True
+            options = {"dtype": np.float64, "ensure_all_finite": finite}
+            given = validate_data(self, X, y, **options) if fitting else validate_data(self, X, reset=False, **options)
+            rows, targets = given if fitting else (given, np.empty(0))
+            names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(rows.shape[1])])
+            return Columns(tuple(Numbers(str(name), rows[:, k]) for k, name in enumerate(names))), targets
+        if not hasattr(X, "columns"):
+            raise ValueError(f"expected a DataFrame with the columns of training, got {type(X).__name__}")
+        validate_data(self, X, skip_check_array=True, reset=fitting)
+        frame: pd.DataFrame = X.rename(columns=str)  # type: ignore[union-attr]
+        self._refuse_missing(frame)
+        if not fitting:
+            return as_value_error(partial(typed_columns, frame, self.encoding_)), np.empty(0)
+        targets = column_or_1d(y, warn=True)
+        check_consistent_length(X, targets)
+        return detected_columns(frame), targets
+
+    def _refuse_missing(self, frame: "pd.DataFrame") -> None:
+        gaps = [str(name) for name in frame.columns if frame[name].isna().any()]
+        if gaps and self.missing == "error":
+            raise ValueError(
+                f"Input X contains NaN, a missing value, in {', '.join(map(shown, gaps[:5]))}"
+                f"{f' and {len(gaps) - 5} more columns' if len(gaps) > 5 else ''}: drop these rows, fill them, or use "
+                f"{type(self).__name__}(missing='median')"
+            )
+
+    def _weights(self, X: ArrayLike, targets: np.ndarray, sample_weight: ArrayLike | None) -> np.ndarray:
+        """Sample weights [n] times class weights, scaled to a mean of 1."""
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
+        if self.class_weight is not None:
+            weights = weights * compute_sample_weight(self.class_weight, targets)
+        if not weights.any():
+            raise ValueError("sample_weight: expected at least one row with a weight above zero")
+        return weights / weights.mean()
+
+    def _split(
+        self, columns: Columns, labels: np.ndarray, weights: np.ndarray, random: np.random.RandomState
+    ) -> Splits:
+        """Training rows and validation rows, encoded and scaled; the test part is empty.
 
         Every class gives its share to validation but keeps a row to learn from. Where that leaves nothing to validate
         on, the training rows serve.
@@ -160,12 +305,17 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             rows = random.permutation(np.flatnonzero(labels == k))
             held_out[rows[: min(round(self.validation_fraction * len(rows)), len(rows) - 1)]] = True
         train_rows, val_rows = np.flatnonzero(~held_out), np.flatnonzero(held_out)
+        self.encoding_ = Encoding((), classes=tuple(self._names()), positive=self._positive())
+        self.encoding_ = self.encoding_.fitted(columns, train_rows)
+        X = features_of(columns, self.encoding_)
         self.mean_, scale = X[train_rows].mean(0), X[train_rows].std(0)
         self.scale_ = np.where(np.ptp(X[train_rows], axis=0) > 0, scale, 1.0)  # a constant's deviation is rounding
+        weighted = np.ptp(weights) > 0
 
         def part(rows: np.ndarray) -> Part:
             inputs = torch.from_numpy((X[rows] - self.mean_) / self.scale_).float()
-            return Part(inputs, torch.from_numpy(labels[rows]), torch.from_numpy(rows))
+            of_rows = torch.from_numpy(weights[rows]).float() if weighted else None
+            return Part(inputs, torch.from_numpy(labels[rows]), torch.from_numpy(rows), of_rows)
 
         return Splits(
             train=part(train_rows),
@@ -182,11 +332,13 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _config(self, rows: int) -> Science:
         """The trials' config, with the sections that a run of east-run has."""
+        loss = self._loss()
+        cooled = Annealing(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2)
         return Science(
             dataset=Dataset(name="estimator"),
             model=Model(name="mlp", hidden=list(self.hidden)),
-            loss=self._loss(),
-            annealing=Annealing(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2),
+            loss=loss,
+            annealing=cooled if loss.anneals else Annealing(),
             protocol=Training(
                 name="estimator",
                 patience=int(self.patience),
@@ -201,21 +353,128 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             ),
         )
 
+    def _keep_best(self, splits: Splits) -> None:
+        """The initialisation, with its rule, that scores best on the validation rows; of equals the lowest loss."""
+        finished = [outcome for outcome in self.outcomes_ if outcome.status == "done"]
+        if not finished:
+            raise RuntimeError(f"no initialisation could be trained: {self.outcomes_[0].error}")
+        judged = [(*self._judged(outcome, splits.val), outcome) for outcome in finished]
+        self.validation_score_, self.rule_, best = max(judged, key=lambda one: (one[0], -(one[2].missed[1])))
+        self.trial_, self.n_iter_ = best.trial, best.epochs
+        with torch.random.fork_rng(devices=[]):  # a new network draws initial weights, which are replaced at once
+            self.net_ = models.build(best.trial.config.model, splits.train.inputs.shape[1:], len(self.classes_))
+        self.net_.load_state_dict(best.weights)
+        # In float64 a row's probabilities do not depend on the rows around it, in float32 their last digits do.
+        self.net_.double().eval()
+        if self.verbose:
+            print(
+                f"{type(self).__name__}: {self._metric_name()} {self.validation_score_:.3f} on {len(splits.val):,} "
+                f"validation rows after {best.epochs} epochs ({best.stopped}), "
+                f"{sum(outcome.seconds for outcome in self.outcomes_):.1f} s",
+                flush=True,
+            )
+
+    def _judged(self, outcome: Outcome, val: Part) -> tuple[float, decisions.Rule]:
+        """The metric on the validation rows under the best rule of the kind that `decision` names, and that rule."""
+        p = torch.from_numpy(outcome.probabilities["val"])
+        metric, positive = self._score_of(self._names()), self._positive()
+        rule: decisions.Rule = decisions.Argmax()
+        if self.decision == "plugin":
+            rule = decisions.tuned(p, val.labels, metric, positive, val.weights)
+        if self.decision == "expected":
+            rule = decisions.expected(p, metric, positive, val.weights)
+        confusion = Confusion.from_predictions(rule.decide(p), val.labels, p.shape[-1], val.weights)
+        return float(metric(confusion)), rule
+
     def _loss(self) -> Loss:
-        parameters = dict(self.metric_parameters or {})
-        if parameters.get("positive") in [*self.classes_]:
-            parameters["positive"] = [*self.classes_].index(parameters["positive"])
-        target = "east.losses.MetricLoss"
-        return Loss(name="metric", target=target, metric=self.metric, step="linear", parameters=parameters)
+        given: dict[str, Any] = {"name": self.loss, "target": LOSSES[self.loss]}
+        if self.loss != "ce":
+            given |= {"metric": self.metric, "parameters": self._parameters()}
+        if self.loss == "metric":
+            given["step"] = self.step
+        return Loss(**given)
+
+    def _score_of(self, classes: Sequence[str]) -> Callable[[Confusion], Tensor]:
+        """The metric with its parameters, whatever the loss."""
+        checked = losses.MetricLoss(self.metric, classes=classes, **self._parameters())
+        return partial(checked.metric, **checked.metric_parameters)
+
+    def _parameters(self) -> dict[str, Any]:
+        """The metric's parameters; the positive class as its place in classes_."""
+        accepted = inspect.signature(metrics.resolve(self.metric)).parameters
+        given = dict(self.metric_parameters or {})
+        for name in ("average", "beta", "costs"):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if name not in accepted:
+                takers = [metric for metric, f in metrics.METRICS.items() if name in inspect.signature(f).parameters]
+                raise ValueError(
+                    f"{name}: the metric {self._metric_name()} does not take it; these do: {', '.join(takers)}"
+                )
+            given[name] = value
+        given = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in given.items()}
+        given.pop("positive", None)
+        stated, index = self._label() is not None, self._positive()
+        if stated and "average" in accepted:
+            given.setdefault("average", "positive")
+        if given.get("average") == "positive" and index is None:
+            raise ValueError(f"average='positive': expected positive=, one of the classes {self.classes_.tolist()}")
+        if "positive" in accepted and (stated or given.get("average") == "positive"):
+            given["positive"] = index
+        return given
+
+    def _label(self) -> Any:
+        """The positive class, if it was stated."""
+        return (self.metric_parameters or {}).get("positive") if self.positive is None else self.positive
+
+    def _average(self) -> str | None:
+        """The average that the metric will take, for __repr__; None for a metric without one."""
+        try:
+            accepted = inspect.signature(metrics.resolve(self.metric)).parameters
+        except ValueError:
+            return self.average
+        if "average" not in accepted:
+            return None
+        default = accepted["average"].default if self._label() is None else "positive"
+        return self.average or (self.metric_parameters or {}).get("average", default)
+
+    def _metric_name(self) -> str:
+        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", repr(self.metric))
 
     def _names(self) -> list[str]:
         return [str(name) for name in self.classes_]
 
     def _positive(self) -> int | None:
-        return 1 if len(self.classes_) == 2 else None
+        """The place in classes_ of the positive class: the stated one, or the second of two."""
+        label, classes = self._label(), [*self.classes_]
+        if label is None:
+            return 1 if len(classes) == 2 else None
+        if label not in classes:
+            raise ValueError(f"positive: expected one of the classes {self.classes_.tolist()}, got {label!r}")
+        return classes.index(label)
+
+    def _progress(self) -> bool | Callable[[str], None]:
+        """The engine's bar needs a terminal; in a log or a notebook it gives lines."""
+        return partial(print, flush=True) if self.verbose and not sys.stderr.isatty() else self.verbose
+
+    def _warn_of_class_weights(self) -> None:
+        """Recalls do not change with the weight of their class."""
+        if self.class_weight is None or self.loss == "ce":
+            return
+        metric, d = self._score_of(self._names()), len(self.classes_)
+        counts = torch.rand(d, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
+        heavier = counts * torch.arange(1, d + 1)[:, None]
+        values = [float(metric(Confusion.from_matrix(matrix))) for matrix in (counts, heavier)]
+        if abs(values[0] - values[1]) < 1e-9:
+            warnings.warn(f"class_weight does not change {self._metric_name()}, which depends on recalls alone; "
+                          "use loss='ce', or another metric", stacklevel=3)  # fmt: skip
 
     def _check_parameters(self) -> None:
         choose("annealing", self.annealing, SCHEDULES)
+        choose("loss", self.loss, LOSSES)
+        choose("decision", self.decision, DECISIONS)
+        choose("missing", self.missing, MISSING)
         if isinstance(self.hidden, Integral | str) or not all(isinstance(k, Integral) and k > 0 for k in self.hidden):
             raise ValueError(f"hidden: expected the sizes of the layers, such as (128, 64), got {self.hidden!r}")
         for name in ("batch_size", "max_epochs", "patience", "n_init", "warmup"):
@@ -228,3 +487,64 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(f"{name}: expected a number between {low} and {high}, got {value!r}")
         if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
             raise ValueError(f"dropout: expected a rate from 0 to below 1, got {self.dropout!r}")
+
+
+def same(value: Any, default: Any) -> bool:
+    """Whether a parameter has its default; arrays have no single answer to ==."""
+    return value is default or (type(value) is type(default) and np.array_equal(value, default))
+
+
+def has_words(X: Any) -> bool:
+    """Whether X is a frame with columns that are not numbers."""
+    import pandas as pd
+
+    if not isinstance(X, pd.DataFrame):
+        return False
+    return any(not (pd.api.types.is_numeric_dtype(kind) or pd.api.types.is_bool_dtype(kind)) for kind in X.dtypes)
+
+
+def detected_columns(frame: "pd.DataFrame") -> Columns:
+    """Every column as numbers, words or dates. Numbers are always kept, even if they look like an id."""
+    import pandas as pd
+
+    used: list[Column] = []
+    dropped: list[Dropped] = []
+    faults = []
+    for name, values in frame.items():
+        named = isinstance(values.dtype, pd.CategoricalDtype)
+        try:
+            column = detect(str(name), values, categorical=named, keep=pd.api.types.is_numeric_dtype(values))
+        except DataError as error:
+            faults.append(f"column {shown(name)} {error}")
+            continue
+        if isinstance(column, Dropped):
+            dropped.append(column)
+        else:
+            used.append(column)
+    if faults:
+        raise ValueError(
+            "some columns cannot be used as they are; repair them, leave them out, or make them categories "
+            f"(.astype('category')):{listed(faults)}"
+        )
+    for column in dropped:
+        warnings.warn(f"column {shown(column.name)} is not used: it {column.reason}", stacklevel=4)
+    if not used:
+        raise ValueError("expected at least one column of numbers, categories or dates, got none")
+    return Columns(tuple(used), tuple(dropped))
+
+
+def features_of(columns: Columns, encoding: Encoding) -> np.ndarray:
+    """float64 [n, f], where Encoding.features would round to float32 before scaling."""
+    parts = [
+        encoder.features(column)  # type: ignore[arg-type]  # each kind of encoder has its kind of column
+        for encoder, column in zip(encoding.columns, columns.used, strict=True)
+    ]
+    return np.concatenate(parts, axis=1, dtype=np.float64, casting="unsafe")
+
+
+def as_value_error(read: Callable[[], Columns]) -> Columns:
+    """What scikit-learn expects for bad input, where files have DataError."""
+    try:
+        return read()
+    except DataError as error:
+        raise ValueError(str(error)) from error

@@ -287,6 +287,11 @@ class Encoding:
 
 def encode(frame: "pd.DataFrame", encoding: Encoding) -> Tensor:
     """Features float32 [n, f] of a frame with the columns of `encoding`; further columns are ignored."""
+    return encoding.features(typed_columns(frame, encoding))
+
+
+def typed_columns(frame: "pd.DataFrame", encoding: Encoding) -> Columns:
+    """The columns of `encoding` in a frame of new rows, in their order; DataError names those that do not fit."""
     frame = frame.rename(columns=str)
     refuse_duplicates(frame.columns, "")
     missing = [column.name for column in encoding.columns if column.name not in frame]
@@ -301,7 +306,7 @@ def encode(frame: "pd.DataFrame", encoding: Encoding) -> Tensor:
             wrong.append(f"{shown(column.name, quoted=False)} ({error})")
     if wrong:
         raise DataError(f"columns do not fit those of training: {enumerated(wrong, 200)}.")
-    return encoding.features(Columns(tuple(typed)))
+    return Columns(tuple(typed))
 
 
 def enumerated(given: Iterable[str], most: int = 60) -> str:

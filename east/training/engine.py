@@ -8,7 +8,7 @@ weights, batches and masks alone or in company, before or after a resume. `train
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -68,7 +68,7 @@ def train_in_turn(
     *,
     device: str = "auto",
     checkpoint: Path | None = None,
-    progress: bool = True,
+    progress: bool | Callable[[str], None] = True,
     tensorboard: Path | None = None,
     compile: bool = False,
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
@@ -100,7 +100,7 @@ def train_population(
     members: Sequence[Member],
     device: torch.device,
     file: Path | None = None,
-    progress: bool = False,
+    progress: bool | Callable[[str], None] = False,
     tensorboard: Path | None = None,
     compile: bool = False,
 ) -> list[Outcome]:

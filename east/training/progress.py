@@ -2,7 +2,7 @@
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,16 +13,23 @@ from east.choices import install_hint
 from east.training.annealing import Annealing
 from east.training.population import Population, Trial
 
+LINE_SECONDS = 5.0
+
 
 class Progress:
-    """A bar that counts epochs, and shows the temperature, the best validation score and how many trials are left."""
+    """A bar that counts epochs, and shows the temperature, the best validation score and how many trials are left.
 
-    def __init__(self, annealing: Annealing, shown: bool):
+    shown: whether there is a bar, on terminals only; or a function that gets a line instead, after the first epoch and
+    then every LINE_SECONDS.
+    """
+
+    def __init__(self, annealing: Annealing, shown: bool | Callable[[str], None]):
         self.annealing = annealing
+        self.say, self.said = shown if callable(shown) else None, -LINE_SECONDS
         self.bar = tqdm(
             total=int(annealing.max_epochs.max()),
             bar_format="epoch {n:.1f} of at most {total} [{elapsed}{postfix}]",
-            disable=None if shown else True,
+            disable=None if shown is True else True,
             leave=False,
         )
 
@@ -41,6 +48,9 @@ class Progress:
         best = "warm-up" if warming else f"best {1 - self.annealing.lowest_metric:.3f}"
         alive = f"alive {self.annealing.active.sum()}/{len(self.annealing.active)}"
         self.bar.set_postfix_str(f"{hottest}{best}, {alive}", refresh=False)
+        if self.say and time.monotonic() - self.said >= LINE_SECONDS:
+            self.say(f"epoch {epoch} of at most {self.bar.total}: {hottest}{best}, {alive}")
+            self.said = time.monotonic()
 
 
 class TensorBoard:

@@ -11,7 +11,7 @@ plain JSON.
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,6 +29,7 @@ from east.data.encoding import Numeric
 from east.files import temporary_name
 from east.losses.inputs import two_or_more
 from east.settings.sections import Model as Network
+from east.settings.sections import Science
 from east.training import decisions, portable
 from east.training.devices import pick_device
 from east.training.population import Outcome
@@ -139,24 +140,15 @@ def load(path: str | Path, device: str = "cpu") -> Model:
 def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
     """The model that a trial has trained on `loaded`, deciding by argmax."""
     config = outcome.trial.config
-    encoding = None
-    if isinstance(loaded, Table):
-        encoding = (splits.encoding or numeric_encoding(loaded, splits)).to_json()
-    about = {
-        "format": FORMAT,
-        "kind": splits.kind,
-        "classes": list(splits.classes),
-        "positive": splits.positive,
-        "inputs_shape": list(splits.train.inputs.shape[1:]),
-        "encoding": encoding,
-        "model": config.model.to_json(),
-        "decision": "argmax",
-        "rule": None,
-        "key": config.key,
-        "seed": outcome.trial.seed,
-        "config": config.to_json(),
-        **provenance(),
-    }
+    about = description(
+        config,
+        outcome.trial.seed,
+        kind=splits.kind,
+        classes=splits.classes,
+        positive=splits.positive,
+        inputs_shape=splits.train.inputs.shape[1:],
+        encoding=(splits.encoding or numeric_encoding(loaded, splits)) if isinstance(loaded, Table) else None,
+    )
     state = outcome.weights
     if not state:
         raise ValueError(f"save_model: the fitted model of loss={config.loss.name} was not kept")
@@ -165,6 +157,36 @@ def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
         mean, std = torch.zeros(3), torch.full((3,), 1 / 255)
     tensors = {"mean": mean, "std": std} | {f"net.{name}": t.cpu() for name, t in state.items()}
     return assembled(about, {name: t.clone().contiguous() for name, t in tensors.items()}, "cpu")
+
+
+def description(
+    config: Science,
+    seed: int,
+    *,
+    kind: str,
+    classes: Sequence[str],
+    positive: int | None,
+    inputs_shape: Sequence[int],
+    encoding: data.Encoding | None,
+    decision: str = "argmax",
+    rule: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """The content of model.json."""
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        "classes": list(classes),
+        "positive": positive,
+        "inputs_shape": list(inputs_shape),
+        "encoding": encoding and encoding.to_json(),
+        "model": config.model.to_json(),
+        "decision": decision,
+        "rule": rule,
+        "key": config.key,
+        "seed": seed,
+        "config": config.to_json(),
+        **provenance(),
+    }
 
 
 def assembled(about: Mapping[str, Any], tensors: Mapping[str, Tensor], device: str) -> Model:
