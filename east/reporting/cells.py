@@ -40,8 +40,14 @@ MARKS = {
 PRESET_MARKS = {"budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
 SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+"}
 
-PLUGIN = "plugin_"
-TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # score -> the plug-in's metric
+DECISIONS = ("plugin_", "expected_")  # how the name of a score begins that a decision rule has changed
+TUNED_FOR = {
+    "f1_pos": "f1",
+    "f1_macro": "f1",
+    "accuracy": "accuracy",
+    "mcc": "mcc",
+    "gmean": "gmean",
+}  # score -> the plug-in's metric
 LIMITS = ("max_epochs", "stage_epochs")  # how a trial ends that was still improving
 COMPARED = ("dataset", "split", "model", "loss", "annealing", "protocol")  # sections that make an experiment
 IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", "annealing.r")  # places, splits, what a search varies
@@ -136,6 +142,12 @@ class Entry:
         classes = len(self.record.confusion.get("test", ()))
         return not classes or classes == papers.MULTICLASS.get(dataset, classes)
 
+    @property
+    def rarest(self) -> int | None:
+        """Validation rows of the positive class of two, or of the rarest class that has any."""
+        rows = [sum(row) for row in self.record.confusion.get("val", ())]
+        return rows[1] if len(rows) == 2 else min(filter(None, rows), default=None)
+
     def value(self, score: str, position: int | None) -> float | None:
         """A score such as "thresholds.test.f1_pos"; None if the trial failed or was not judged by it."""
         *rule, split, name = score.split(".")
@@ -186,6 +198,7 @@ class Cell:
     preset: str | None = None  # whose training the records had, by their values
     search: str | None = None  # over the preset's grid: "grid", "halving", "part", "wider"; None: nothing to search
     as_asked: bool = True  # with the settings of `ideal`
+    rarest: int | None = None  # validation rows of the positive class, or of the rarest that has any
     key: str | None = None
     sources: list[str] = field(default_factory=list)
     commits: set[str] = field(default_factory=set)
@@ -198,9 +211,9 @@ class Cell:
 
     @property
     def measure(self) -> str:
-        """The score without the plug-in rule: a decision, not another measure."""
+        """The score without the rule that decided: it is not another measure."""
         own = f" of {self.row}" if self.score.endswith(".trained_for") else ""  # a metric of its own is no other row's
-        return (self.score.partition(".")[2] if self.score.startswith(PLUGIN) else self.score) + own
+        return (self.score.partition(".")[2] if self.score.startswith(DECISIONS) else self.score) + own
 
     @property
     def trains_networks(self) -> bool:
@@ -343,6 +356,7 @@ def _show(cell: Cell, home: int | str, by_split: Mapping[int | str, list[Candida
     cell.key, cell.values, cell.as_asked = shown.key, shown.values, shown.as_asked
     cell.failed = sum(not entry.done for entry in trials)
     cell.settings = len(by_split[home])
+    cell.rarest = min((entry.rarest for entry in scored if entry.rarest is not None), default=None)
     cell.capped = 2 * sum(entry.at_limit for entry in scored) > len(scored)
     cell.sources = sorted({entry.source for entry in trials})
     cell.commits = {entry.commit for entry in trials if entry.commit}
@@ -510,14 +524,14 @@ def mean_over(matrices: Sequence[Sequence[Sequence[int]]], name: str, k: int) ->
 # Words for a cell
 
 
-def plugged(score: str) -> str:
-    """A score of argmax as that of the decision tuned for it.
+def decided(score: str, decision: str) -> str:
+    """A score of argmax as that of a decision made for it: "plugin" or "expected".
 
-    >>> plugged("test.f1_pos")
+    >>> decided("test.f1_pos", "plugin")
     'plugin_f1.test.f1_pos'
     """
-    tuned_for = TUNED_FOR[choose("score with a plug-in decision", score.removeprefix("test."), TUNED_FOR)]
-    return f"{PLUGIN}{tuned_for}.{score}"
+    made_for = TUNED_FOR[choose(f"score with the decision {decision}", score.removeprefix("test."), TUNED_FOR)]
+    return f"{decision}_{made_for}.{score}"
 
 
 def command(cell: Cell) -> str:

@@ -36,7 +36,7 @@ BTG_METRICS = METRICS | {"f1": "f1_pos", "f2": "f2_pos", "f3": "f3_pos", "auroc"
 STORED = {"f1_positive": "f1_pos", "f2_positive": "f2_pos", "f3_positive": "f3_pos"}
 SHOWN = {stored: shown for shown, stored in STORED.items()}
 SCORES = (
-    *("f1_positive", "f1_macro", "accuracy", "balanced_accuracy", "mcc"),
+    *("f1_positive", "f1_macro", "accuracy", "balanced_accuracy", "mcc", "gmean"),
     *("auroc", "auroc_thresholded", "average_precision", "precision", "recall", "trained_for"),
 )
 

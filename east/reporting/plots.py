@@ -342,6 +342,39 @@ def ranks(table: "Table") -> Figure:
     return figure
 
 
+@styled
+def leads(table: "Table") -> Figure:
+    """Each row's lead over the reference row with its interval over datasets, a panel per block, best rank on top."""
+    entries = [entry for entry in table.rankings if entry.leads]
+    figure = Figure(figsize=(6.4, 0.8 + sum(0.7 + 0.17 * len(entry.ranks) for entry in entries)))
+    if not entries:
+        figure.text(0.5, 0.5, "fewer than two datasets with trials of every row", ha="center")
+        return figure
+    panels = figure.subplots(len(entries), 1, squeeze=False, height_ratios=[len(e.ranks) + 3 for e in entries])[:, 0]
+    for axes, entry in zip(panels, entries, strict=True):
+        names = sorted(entry.ranks, key=lambda name: entry.ranks[name])
+        for y, name in enumerate(names):
+            found = next(iter(entry.leads.values())).get(name)
+            axes.text(
+                1.01, y, f"{entry.ranks[name]:.1f}", transform=axes.get_yaxis_transform(), va="center", fontsize=7
+            )
+            if found is None:
+                axes.plot(0, y, "|", color=INK, ms=7)
+                continue
+            color = BLUE if (found.low or -1) > 0 else ORANGE if (found.high or 1) < 0 else GREY
+            axes.plot(found.mean, y, "o", color=color, ms=4)
+            if found.low is not None:
+                axes.plot([found.low, found.high], [y, y], color=color, lw=1.2)
+        axes.axvline(0, color=INK, lw=0.8)
+        axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
+        axes.tick_params(axis="y", labelsize=7, length=0)
+        axes.set_title(
+            f"{entry.block}, {len(entry.columns)} datasets: lead over {entry.reference}", loc="left", fontsize=9
+        )
+        axes.set_title("rank", loc="right", fontsize=7)
+    return figure
+
+
 def _critical_difference(axes: Axes, entry: "Ranking", height: float) -> None:
     """Demšar's diagram: the axis of ranks on top, names at the nearer side, bars below the axis."""
     names = sorted(entry.ranks, key=lambda name: entry.ranks[name])
@@ -437,4 +470,8 @@ def softened(
 
 def figure_of(table: "Table", released: "Table | None" = None) -> Figure:
     """The figure that a table asks for."""
-    return dots(table, released) if table.figure == "dots" else {"lines": lines, "ranks": ranks}[table.figure](table)
+    return (
+        dots(table, released)
+        if table.figure == "dots"
+        else {"lines": lines, "ranks": ranks, "leads": leads}[table.figure](table)
+    )

@@ -8,10 +8,12 @@ words of the command line:
     columns: [{dataset: [keel set=abalone19], metric: {f1: f1_positive}, rows: {name: …}}]
     questions: [{row: F1*, against: CE, column: f1, blocks: [adult]}]
 
-`decision: plugin` is the threshold, or the class weights, tuned on validation for the column's metric. Datasets and
-metrics may have a label of their own; a list of columns has sub-tables whose rows may differ. `blocks: metric` makes a
-block per metric and a column per dataset, `flipped` exchanges rows and columns on paper, `ranked` compares the rows
-over all datasets, `figure` is dots, lines or ranks, `reference` the row to compare with instead of cross-entropy.
+`decision: plugin` is the rule tuned on validation for the column's metric, `expected` the one that needs no labels;
+`decisions: [argmax, plugin, expected]` makes a row for each of them of every row. Datasets and metrics may have a label
+of their own; a list of columns has sub-tables, perhaps named by `block`, whose rows may differ. `blocks: metric` makes
+a block per metric and a column per dataset, `flipped` exchanges rows and columns on paper, `ranked` compares the rows
+over all datasets (`details: false` shows nothing else), `figure` is dots, lines, ranks or leads, `reference` the row to
+compare with instead of cross-entropy. `base` is the table that this one repeats with other values.
 `questions` are what the table was made to answer: they, and no other comparisons, are corrected for multiplicity.
 """
 
@@ -25,7 +27,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from east.choices import CONF, choose
 from east.reporting import papers
-from east.reporting.cells import Cell, plugged
+from east.reporting.cells import Cell, decided
 
 VARIANTS = ("clean", "released")
 CLASS_INDEX = {"cifar10": {"dog": 5, "frog": 6}, "caltech256": {"dog": 55, "frog": 79}}
@@ -33,6 +35,8 @@ POSITIVE = 1
 
 Labels = tuple[str, ...] | dict[str, str]  # names, or label -> name
 Settings = dict[str, JsonValue]
+Decision = Literal["argmax", "plugin", "expected"]
+DECIDED: dict[Decision, str] = {"argmax": "", "plugin": " + plug-in", "expected": " + expected"}
 
 
 class Strict(BaseModel):
@@ -46,7 +50,7 @@ class Row(Strict):
     beta: float | dict[str, JsonValue] | None = None
     class_: str | None = Field(None, alias="class")
     block: str | None = None
-    decision: Literal["plugin"] | None = None
+    decision: Decision | None = None
     released: Settings = {}
     overrides: Settings = {}
 
@@ -63,6 +67,7 @@ class Columns(Strict):
 
     dataset: Labels
     metric: Labels
+    block: str | None = None
     class_: tuple[str, ...] | None = Field(None, alias="class")
     rows: dict[str, Row | None] = {}
 
@@ -91,11 +96,14 @@ class Spec(Strict):
     class_: str | None = Field(None, alias="class")
     rows: dict[str, Row] = {}
     columns: tuple[Columns, ...] = ()
+    metric: Labels | None = None  # in place of the columns' own
+    decisions: tuple[Decision, ...] = ()
     questions: tuple[Question, ...] = ()
     blocks: Literal["dataset", "metric"] = "dataset"
     flipped: bool = False
     ranked: bool = False
-    figure: Literal["dots", "lines", "ranks"] = "dots"
+    details: bool = True
+    figure: Literal["dots", "lines", "ranks", "leads"] = "dots"
     reference: str | None = None
     datasets: tuple[str, ...] | None = None
     losses: tuple[str, ...] | None = None
@@ -112,7 +120,7 @@ class Spec(Strict):
     def _questions_name_rows(self) -> "Spec":
         for question in self.questions:
             for row in (question.row, question.against):
-                choose(f"row in a question of table {self.name}", row, self.rows)
+                choose(f"row in a question of table {self.name}", row, dict(_decided(self, self.rows)))
         return self
 
     def changed(self, **values: object) -> "Spec":
@@ -130,7 +138,15 @@ def names() -> list[str]:
 @cache
 def spec(name: str) -> Spec:
     """conf/table/<name>.yaml."""
-    return Spec.model_validate(yaml.safe_load((CONF / "table" / f"{choose('table', name, names())}.yaml").read_text()))
+    return Spec.model_validate(_read(name))
+
+
+def _read(name: str) -> Settings:
+    values = yaml.safe_load((CONF / "table" / f"{choose('table', name, names())}.yaml").read_text())
+    if base := values.pop("base", None):
+        shared = _read(base)
+        values = shared | values | {"overrides": shared.get("overrides", {}) | values.get("overrides", {})}
+    return values
 
 
 def usual_preset(table: Spec) -> str:
@@ -141,16 +157,17 @@ def usual_preset(table: Spec) -> str:
 def blank_cells(table: Spec, variant: str) -> Iterator[Cell]:
     """The empty cells of a table: rows times columns, each with its published number."""
     for axes in table.columns:
-        rows = {label: row for label, row in (table.rows | axes.rows).items() if row}
+        rows = dict(_decided(table, {label: axes.rows.get(label, row) for label, row in table.rows.items()}))
         for (place, words), (label, row) in product(_labelled(axes.dataset), rows.items()):
             dataset, *options = words.split()
             needed = _needed(table, row, dataset, options, variant)
             classes = axes.class_ or (row.class_ or table.class_,)
-            for class_name, (name, metric) in product(classes, _labelled(axes.metric)):
+            for class_name, (name, metric) in product(classes, _labelled(table.metric or axes.metric)):
                 per_class = metric in ("precision", "recall")
                 of_class = class_name if per_class else None
                 column = f"{name} {of_class}" if of_class else name
                 block, column = (column, place) if table.blocks == "metric" else (place, column)
+                block = axes.block or block
                 known = _published(table, row, dataset, metric, of_class)
                 yield Cell(
                     block=f"{block}, {row.block}" if row.block else block,
@@ -195,7 +212,16 @@ def _score(table: Spec, row: Row, dataset: str, metric: str, variant: str) -> st
     score = papers.score_of(table.paper, dataset, row.loss, metric)
     if variant == "released" and table.paper == "btg" and row.loss in papers.LOGIT_JUDGED:
         return f"logit_{score}"
-    return plugged(score) if row.decision == "plugin" else score
+    return score if row.decision in (None, "argmax") else decided(score, row.decision)
+
+
+def _decided(table: Spec, rows: Mapping[str, Row | None]) -> Iterator[tuple[str, Row]]:
+    """The rows that have a loss, each once for every decision of the table."""
+    for label, row in rows.items():
+        if row and not table.decisions:
+            yield label, row
+        elif row:
+            yield from ((label + DECIDED[name], row.model_copy(update={"decision": name})) for name in table.decisions)
 
 
 def _labelled(axis: Labels) -> list[tuple[str, str]]:

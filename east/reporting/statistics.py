@@ -22,6 +22,18 @@ WORDS = ("reproduced", "close", "differs", "imprecise")
 
 
 @dataclass(frozen=True)
+class Lead:
+    """By how much a method is ahead of another, over datasets; `low` and `high` need at least two."""
+
+    mean: float
+    low: float | None
+    high: float | None
+    ahead: int
+    behind: int
+    datasets: int
+
+
+@dataclass(frozen=True)
 class Interval:
     """A 95 % interval, unless another level was asked for."""
 
@@ -192,6 +204,13 @@ def mean_ranks(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """
     ranks = stats.rankdata(-np.array(list(scores.values()), dtype=float), axis=0)
     return dict(zip(scores, ranks.mean(1).tolist(), strict=True))
+
+
+def lead(differences: Sequence[float]) -> Lead:
+    """The mean of differences over datasets with its t interval, and on how many a method is ahead and behind."""
+    low, high = t_interval(differences) if len(differences) > 1 else (None, None)
+    ahead, behind = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    return Lead(math.fsum(differences) / len(differences), low, high, ahead, behind, len(differences))
 
 
 def friedman(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:

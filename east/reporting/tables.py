@@ -3,8 +3,9 @@
 specs.py says what a table asks for, cells.py which records fill a cell and how it is judged, writers.py how it looks.
 """
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
 from itertools import groupby
@@ -17,7 +18,7 @@ from east.choices import choose
 from east.experiment import records
 from east.experiment.records import Record
 from east.reporting import papers, recorded, statistics, writers
-from east.reporting.cells import PRESETS, TUNED_FOR, Cell, Ledger, command, fill, plugged, typed_command
+from east.reporting.cells import PRESETS, TUNED_FOR, Cell, Ledger, command, decided, fill, typed_command
 from east.reporting.recorded import labels
 from east.reporting.specs import VARIANTS, Question, Spec, blank_cells, names, spec, usual_preset
 from east.settings.command import Command
@@ -26,6 +27,8 @@ __all__ = ["Cell", "Spec", "Table", "build", "build_all", "command", "comparison
 __all__ += ["spec", "usual_preset"]
 
 REFERENCES = ("ce", "bce")  # what a loss is compared with
+ALL = "all"
+RAREST = {"fewer than 10": (0, 10), "10 to 29": (10, 30), "30 or more": (30, math.inf)}  # rows of it on validation
 ROPE = 0.01  # scores that differ by less are practically equal
 OVERLAP = 0.20 / 0.64  # test rows / training rows of the papers' splits, see statistics.t_interval
 PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-in decision, where the records have it
@@ -54,7 +57,8 @@ class Ranking:
     """The rows of a block by their mean rank over the columns that every row has trials for.
 
     `friedman` is the p-value of "all rank alike"; ranks less than `critical_difference` apart cannot be told apart
-    (Nemenyi). `signs`: cross-entropy, plain and with plug-in -> each row against it by the Bayesian sign test.
+    (Nemenyi). `signs`: cross-entropy, plain and with plug-in -> each row against it by the Bayesian sign test; `leads`:
+    all datasets, and groups of them by the rarest class on validation -> each row's lead over the reference row.
     """
 
     block: str
@@ -64,6 +68,8 @@ class Ranking:
     critical_difference: float
     rope: float
     signs: dict[str, dict[str, statistics.SignTest]]
+    reference: str | None = None
+    leads: dict[str, dict[str, statistics.Lead]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,7 @@ class Table:
     findings: dict[str, papers.Finding]  # those about its cells, in order of appearance
     flipped: bool = False  # on paper a line per column
     ranked: bool = False  # rows are compared over all columns, instead of within each
+    details: bool = True  # whether its cells are shown, besides the ranks
     figure: str = "dots"
     reference: str | None = None  # the row that all others are compared with; None: those of cross-entropy
     questions: tuple[Question, ...] = ()
@@ -133,7 +140,8 @@ class Table:
         if len(columns) < 2:
             return None
         scores = {row: [own[column] for column in columns] for row, own in means.items()}
-        references = dict.fromkeys(cell.row for cell in self.blocks[block].values() if cell.loss in REFERENCES)
+        references = {cell.row: None for cell in self.blocks[block].values() if cell.loss in REFERENCES}
+        references = {self.reference: None} if self.reference else references
         against = lambda rival, own: statistics.sign_test(np.subtract(own, scores[rival]).tolist(), ROPE)  # noqa: E731
         return Ranking(
             block,
@@ -143,7 +151,26 @@ class Table:
             statistics.critical_difference(len(scores), len(columns)),
             ROPE,
             {rival: {row: against(rival, own) for row, own in scores.items() if row != rival} for rival in references},
+            self.reference,
+            self._leads(block, columns, scores) if self.reference else {},
         )
+
+    def _leads(
+        self, block: str, columns: Sequence[str], scores: dict[str, list[float]]
+    ) -> dict[str, dict[str, statistics.Lead]]:
+        """Each row's lead over the reference row: over all datasets, and by the size of the rarest class."""
+        rarest = {cell.column: cell.rarest or 0 for cell in self.blocks[block].values() if cell.row == self.reference}
+        groups = {ALL: columns} | {
+            name: [column for column in columns if low <= rarest[column] < high] for name, (low, high) in RAREST.items()
+        }
+        found: dict[str, dict[str, statistics.Lead]] = {}
+        for name, members in groups.items():
+            places = [columns.index(column) for column in members]
+            for row, own in scores.items():
+                if row != self.reference and places:
+                    differences = [own[place] - scores[self.reference or ""][place] for place in places]
+                    found.setdefault(name, {})[row] = statistics.lead(differences)
+        return found
 
     @property
     def missing(self) -> list[str]:
@@ -186,7 +213,9 @@ def build(
     about = {name for cell in cells for name in cell.findings}
     notes = {finding.id: finding for finding in papers.findings() if finding.id in about}
     caption = _caption(table, cells, rule, variant, today or date.today())
-    style = {name: getattr(table, name) for name in ("flipped", "ranked", "figure", "reference", "questions")}
+    style = {
+        name: getattr(table, name) for name in ("flipped", "ranked", "details", "figure", "reference", "questions")
+    }
     return Table(table.name, table.title, caption, cells, notes, **style)
 
 
@@ -286,7 +315,7 @@ def _with_plugin(cells: Sequence[Cell]) -> list[Cell]:
     for (block, label), row in rows.items():
         if row[0].loss in PLUGGED and all(cell.score.removeprefix("test.") in TUNED_FOR for cell in row):
             for cell in row:
-                also, score = f"{label} + plug-in", plugged(cell.score)
+                also, score = f"{label} + plug-in", decided(cell.score, "plugin")
                 further[block].append(replace(cell, row=also, score=score, published=None, findings=[]))
     return [c for block, group in groupby(cells, key=lambda cell: cell.block) for c in (*group, *further[block])]
 

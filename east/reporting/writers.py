@@ -12,8 +12,10 @@ from east.reporting import papers
 from east.reporting.cells import MARKS, PRESETS
 
 if TYPE_CHECKING:
+    from east.reporting.statistics import Lead
     from east.reporting.tables import Cell, Comparison, Ranking, Table
 
+ALL = "all"  # datasets of a lead
 WIDTH = 110  # of running text in a terminal
 LATEX = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
@@ -89,7 +91,7 @@ def _signed(number: float) -> str:
 
 def layout(table: "Table", style: Style) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Each block as (name, header, lines); published and difference appear where anything was published."""
-    for block, cells in table.blocks.items():
+    for block, cells in table.blocks.items() if table.details else ():
         rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
         known = {column for (_, column), cell in cells.items() if cell.published}
         width = {column: 3 if column in known else 1 for column in columns}
@@ -171,12 +173,28 @@ def ranked(entry: "Ranking") -> tuple[str, list[list[str]]]:
             " Bayesian sign test: how probable it is that a loss is behind the one named, practically equal "
             f"(within {entry.rope:g}), or ahead of it on the largest share of datasets."
         )
+    if entry.leads:
+        sentence += (
+            f" Lead: mean difference to {entry.reference} over datasets with its 95 % interval, and on how many a row "
+            "is ahead and behind; then by how many validation rows the positive or rarest class has."
+        )
     lines = [["loss", "mean rank"], *([name, f"{entry.ranks[name]:.2f}"] for name in methods)]
     for rival, signs in entry.signs.items():
         lines[0] += [f"behind {rival}", "equal", "ahead"]
         for line in lines[1:]:
             line += [f"{p:.3f}" for p in vars(signs[line[0]]).values()] if line[0] in signs else [""] * 3
+    for group, leads in entry.leads.items():
+        datasets = next(iter(leads.values())).datasets
+        lines[0] += [f"lead, {datasets} datasets" if group == ALL else f"{group} ({datasets})"]
+        for line in lines[1:]:
+            line += [lead(leads[line[0]])] if line[0] in leads else [""]
     return sentence, lines
+
+
+def lead(found: "Lead") -> str:
+    """A lead over datasets, such as "+0.010 [−0.002, +0.018] 12:3"."""
+    ends = "" if found.low is None or found.high is None else f" [{_signed(found.low)}, {_signed(found.high)}]"
+    return f"{_signed(found.mean)}{ends} {found.ahead}:{found.behind}"
 
 
 def markdown(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
