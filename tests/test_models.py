@@ -1,16 +1,18 @@
 """Architectures against their published sizes; stacked networks against the ordinary modules they hold."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import nn
 
 from east import models
 from east.models import MLP, Stack, darknet
 from east.models.darknet import dense_convolution
-from east.models.mlp import StackedMLP, dropout_masks, rounded
+from east.models.mlp import Dropout, StackedMLP
 from east.settings.sections import Model
 
 
@@ -179,10 +181,10 @@ def test_a_stack_computes_what_its_modules_compute():
     expected = torch.stack([net(x) for net, x in zip(nets, inputs, strict=True)])
     stack = Stack(nets)
     torch.testing.assert_close(stack(inputs), expected)
-    loss = stack(inputs).square().sum()
+    values = stack(inputs, training=True).square().sum((1, 2))
     expected.square().sum().backward()
     theirs = [torch.cat([parameter.grad.flatten() for parameter in net.parameters()]) for net in nets]
-    torch.testing.assert_close(stack.gradient(loss), torch.stack(theirs))
+    torch.testing.assert_close(stack.gradient(values), torch.stack(theirs))
 
 
 def test_a_stack_moves_to_a_device_as_a_whole():
@@ -191,29 +193,48 @@ def test_a_stack_moves_to_a_device_as_a_whole():
 
 
 @pytest.mark.parametrize("rates", [None, [0.5, 0.25]])
-def test_stacked_perceptrons_have_the_right_gradient(rates):
+@pytest.mark.parametrize("sizes", [[3, 5, 4, 2], [5, 4, 1], [3, 2]])
+def test_stacked_perceptrons_have_the_right_gradient(rates, sizes):
+    """Against autograd through the same network, written as a module would; also after a batch of another size."""
     torch.manual_seed(0)
-    sizes = [3, 5, 4, 2]
-    inputs = torch.randn(2, 6, 3, dtype=torch.float64)
-    weights = torch.randn(2, 54, dtype=torch.float64, requires_grad=True)
-    masks, rates = None, rates and torch.tensor(rates, dtype=torch.float64)
-    if rates is not None:
-        masks = dropout_masks(torch.tensor([1, 2]), 0, rates, 6, sizes[1:-1])
-    assert torch.autograd.gradcheck(lambda w: StackedMLP.apply(inputs, w, sizes, masks, rates), weights)
+    weights = torch.randn(2, sum(a * b + b for a, b in pairwise(sizes)), dtype=torch.float64)
+    stacked = StackedMLP(sizes)
+    stacked.bind(weights)
+    dropout = rates and Dropout(torch.tensor([1, 2]), torch.tensor(rates, dtype=torch.float64), sizes[1:-1], 7)
+    for rows in (7, 4, 7):
+        inputs, to_logits = (torch.randn(2, rows, size, dtype=torch.float64) for size in (sizes[0], sizes[-1]))
+        masks = dropout.masks(3, rows) if dropout else None
+        leaf = weights.clone().requires_grad_()
+        expected = unstacked(inputs, leaf, sizes, masks and masks.kept, rates)
+        torch.testing.assert_close(stacked.forward(inputs, masks), expected)
+        (theirs,) = torch.autograd.grad(expected, leaf, to_logits)
+        torch.testing.assert_close(stacked.backward(to_logits), theirs)
+
+
+def unstacked(inputs, weights, sizes, kept, rates):
+    """Logits [P, n, d] by ordinary linear layers, one trial after the other."""
+    logits = []
+    for p, (x, row) in enumerate(zip(inputs, weights, strict=True)):
+        pieces = row.split([count for a, b in pairwise(sizes) for count in (a * b, b)])
+        for k, (a, b) in enumerate(pairwise(sizes)):
+            x = F.linear(x, pieces[2 * k].view(b, a), pieces[2 * k + 1])
+            if k < len(sizes) - 2:
+                x = x.relu() if kept is None else x.relu() * kept[k][p] / (1 - rates[p])
+        logits.append(x)
+    return torch.stack(logits)
 
 
 def test_stacked_dropout_scales_what_it_keeps():
     """As F.dropout does: every hidden unit is multiplied with 0 or 1 / (1 - rate)."""
     torch.manual_seed(0)
     nets, rates = [MLP(6, [16, 8], 3) for _ in range(3)], torch.tensor([0.0, 0.5, 0.9])
-    noise = (torch.tensor([5, 6, 7]), 3, rates)
+    masks = Dropout(torch.tensor([5, 6, 7]), rates, [16, 8], 10).masks(3, 10)
     inputs = torch.randn(3, 10, 6)
-    logits = Stack(nets)(inputs, training=True, noise=noise)
-    masks = dropout_masks(*noise, 10, [16, 8])
+    logits = Stack(nets)(inputs, training=True, masks=masks)
     for p, net in enumerate(nets):
-        x, scale = inputs[p], 1 / (1 - rounded(rates)[p])
-        for layer, mask in zip(net.layers, masks, strict=False):
-            x = layer(x).relu() * mask[p] * scale
+        x, scale = inputs[p], 1 / (1 - (rates[p] * 256).round() / 256)
+        for layer, kept in zip(net.layers, masks.kept, strict=False):
+            x = layer(x).relu() * kept[p] * scale
         torch.testing.assert_close(logits[p], net.layers[-1](x), atol=1e-4, rtol=1e-4)
 
 
@@ -257,10 +278,15 @@ def test_other_modules_are_populations_of_one():
         Stack([OwnNet((3,), 2), OwnNet((3,), 2)])
 
 
+def drawn(keys, step, rates, rows, widths):
+    """The masks of a step, copied: the next step overwrites them."""
+    return [kept.clone() for kept in Dropout(keys, rates, widths, rows).masks(step, rows).kept]
+
+
 def test_dropout_rates_are_exact_for_quarters():
     keys = torch.tensor([7, -(2**61), 12345])
     rates = torch.tensor([0.25, 0.5, 0.0])
-    masks = torch.cat([m.flatten(1) for s in range(20) for m in dropout_masks(keys, s, rates, 1000, [50, 30])], dim=1)
+    masks = torch.cat([m.flatten(1) for s in range(20) for m in drawn(keys, s, rates, 1000, [50, 30])], dim=1)
     n = masks.shape[1]
     for mask, rate in zip(masks, rates.tolist(), strict=True):
         assert mask.max() == 1
@@ -271,19 +297,37 @@ def test_dropout_rates_are_exact_for_quarters():
 
 
 def test_other_rates_are_rounded_to_what_the_masks_remove():
-    rates = torch.tensor([0.1])
-    (mask,) = dropout_masks(torch.tensor([1]), 0, rates, 4000, [64])
-    assert float(rounded(rates)) == 26 / 256
-    assert float((mask == 0).float().mean()) == pytest.approx(26 / 256, abs=0.002)
+    dropout = Dropout(torch.tensor([1]), torch.tensor([0.1]), [64], 4000)
+    (kept,), scales = dropout.masks(0, 4000)
+    assert [float(scale) for scale in scales] == pytest.approx([1, 256 / 230])
+    assert float((kept == 0).float().mean()) == pytest.approx(26 / 256, abs=0.002)
 
 
 def test_masks_are_a_function_of_key_and_step():
     keys, rates = torch.tensor([3, 4, 5]), torch.tensor([0.25, 0.5, 0.1])
-    company = dropout_masks(keys, 9, rates, 32, [16, 8])
-    alone = dropout_masks(keys[1:2], 9, rates[1:2], 32, [16, 8])
+    company = drawn(keys, 9, rates, 32, [16, 8])
+    alone = drawn(keys[1:2], 9, rates[1:2], 32, [16, 8])
     assert all(torch.equal(a[0], c[1]) for a, c in zip(alone, company, strict=True))
-    other = dropout_masks(keys, 10, rates, 32, [16, 8])
+    dropout = Dropout(keys, rates, [16, 8], 32)
+    for step in (8, 9):  # whatever was drawn before
+        again = dropout.masks(step, 32).kept
+    assert all(torch.equal(a, c) for a, c in zip(again, company, strict=True))
+    other = drawn(keys, 10, rates, 32, [16, 8])
     assert not any(torch.equal(a, b) for a, b in zip(company, other, strict=True))
-    half = dropout_masks(keys[1:2], 9, torch.tensor([0.5]), 512, [64])[0].flatten()
-    shifted = dropout_masks(keys[2:], 9, torch.tensor([0.5]), 512, [64])[0].flatten()
+    half = drawn(keys[1:2], 9, torch.tensor([0.5]), 512, [64])[0].flatten()
+    shifted = drawn(keys[2:], 9, torch.tensor([0.5]), 512, [64])[0].flatten()
     assert float((half == shifted).float().mean()) == pytest.approx(0.5, abs=0.02)
+
+
+def test_masks_are_those_of_splitmix64():
+    """The generator's published definition, in Python's integers."""
+    key, step, rows, width = 12345, 7, 3, 8
+    bits, words = (1 << 64) - 1, []
+    for k in range(rows):
+        z = (((step << 32) + k) * 0x9E3779B97F4A7C15 + key) & bits
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & bits
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & bits
+        words.append((z ^ (z >> 31)).to_bytes(8, "little"))
+    expected = torch.tensor([[byte >= 64 for byte in word] for word in words])
+    (mask,) = drawn(torch.tensor([key]), step, torch.tensor([0.25]), rows, [width])
+    assert torch.equal(mask[0].bool(), expected)

@@ -210,7 +210,7 @@ def test_an_error_in_one_job_leaves_the_others(tmp_path, monkeypatch):
         return real(trials, splits, **options)
 
     monkeypatch.setattr(engine, "train_in_turn", train_in_turn)
-    monkeypatch.setattr(scheduler, "population_size", lambda config, device: 1)
+    monkeypatch.setattr(scheduler, "population_size", lambda config, device, trials: 1)
     assert carry_out([run_of(tmp_path, "trials=2")]) == ["digits f1: MemoryError: no room"]
     assert [seed for _, seed in found(tmp_path)] == [1]
 
@@ -301,7 +301,7 @@ def test_populations_are_as_wide_as_the_cache_allows(tmp_path):
     run = run_of(tmp_path, "trials=10", "model.hidden=[512,256,128]", "hyper.batch_size=256")
     run.chosen = run.science
     found = scheduler.cut(run.trials, run.trials, run, 0, executors.Place(Executor(name="inline")))
-    widest = engine.population_size(run.science, devices.pick_device("cpu"))
+    widest = engine.population_size(run.science, devices.pick_device("cpu"), 10)
     assert max(len(job.trials) for job in found) == widest < 10
 
 

@@ -187,12 +187,11 @@ def test_updates_equal_torchs_optimiser_for_each_trial(name, decoupled, fused, m
 def scripted(monkeypatch):
     """Validation losses from a script; remembers temperatures, and the weights at both ends of each epoch."""
     script = SimpleNamespace(losses=[], starts=[], ends=[], temperatures=[])
-    call, predict = models.Stack.__call__, engine.predict
+    batches, predict = engine.Setup.batches, engine.predict
 
-    def watched_call(stack, inputs, training=False, noise=None):
-        if training and noise[1] == 0:
-            script.starts.append(stack.weights.clone())
-        return call(stack, inputs, training, noise)
+    def watched_batches(setup, *arguments):
+        script.starts.append(setup.net.weights.clone())
+        return batches(setup, *arguments)
 
     def watched_predict(net, *arguments):
         script.ends.append(net.weights.clone())
@@ -202,7 +201,7 @@ def scripted(monkeypatch):
         script.temperatures.append(loss.temperature.tolist())
         return torch.tensor(script.losses.pop(0))
 
-    monkeypatch.setattr(models.Stack, "__call__", watched_call)
+    monkeypatch.setattr(engine.Setup, "batches", watched_batches)
     monkeypatch.setattr(engine, "predict", watched_predict)
     monkeypatch.setattr(engine, "validation_loss", scripted_losses)
     return script
@@ -540,8 +539,9 @@ def test_wide_nets_train_in_small_populations_on_a_cpu(blobs):
         members = [(Trial(settings, seed), blobs) for seed in range(10)]
         return [len(p) for p in engine.populations(members, torch.device("cpu"))]
 
-    assert sizes([512, 256, 128], 1024) == [1] * 10
-    assert sizes([512, 256, 128], 128) == [9, 1]
+    assert sizes([512, 256, 128], 1024) == [2] * 5
+    assert sizes([512, 256, 128], 128) == [5, 5]
+    assert sizes([512, 256, 128], 256) == [4, 4, 2]
     assert sizes([32, 16], 1024) == [10]
 
 

@@ -126,7 +126,7 @@ def cut(stage: Sequence[Trial], missing: Sequence[Trial], run: Run, number: int,
     left = {(trial.config.key, trial.seed) for trial in missing}
     jobs = []
     for group in sorted(groups.values(), key=lambda g: g[0].config.hyper.batch_size or 0):  # the longest first
-        size = min(population_size(group[0].config, device) or len(group), -(-len(group) // place.width))
+        size = min(population_size(group[0].config, device, len(group)), -(-len(group) // place.width))
         for k in range(0, len(group), size):
             trials = tuple(trial for trial in group[k : k + size] if (trial.config.key, trial.seed) in left)
             if trials:

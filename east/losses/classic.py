@@ -10,6 +10,8 @@ from east.confusion import per_class
 from east.losses.inputs import IGNORE_INDEX, Loss, binary_only, mean_over_samples, transformed
 from east.metrics import ratio
 
+FEW_CLASSES = 32
+
 
 class ClassWeighted(Loss):
     """A loss with one weight per class, or None; build() turns "balanced" into n / (d n_k) of the training labels."""
@@ -71,7 +73,9 @@ class Focal(ClassWeighted):
 
 
 def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """log p_y [..., n]."""
+    """log p_y [..., n]. Rows of few entries are slow to reduce: there the samples are laid side by side in memory."""
+    if logits.shape[-1] < FEW_CLASSES:
+        return logits.mT.log_softmax(-2).gather(-2, labels.unsqueeze(-2)).squeeze(-2)
     return logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
 
 

@@ -2,13 +2,20 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-# The constants of SplitMix64 (Steele, Lea, Flood 2014), as signed 64-bit integers.
-GAMMA, FIRST, SECOND = (c - (c >> 63 << 64) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+
+def wrapped(number: int) -> int:
+    """A whole number as a signed 64-bit integer."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+# The constants of SplitMix64 (Steele, Lea, Flood 2014).
+GAMMA, FIRST, SECOND = map(wrapped, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 class MLP(nn.Module):
@@ -28,92 +35,127 @@ class MLP(nn.Module):
         return self.layers[-1](x)
 
 
-class StackedMLP(torch.autograd.Function):
-    """P perceptrons at once: inputs [P, n, sizes[0]], weights [P, N] -> logits [P, n, sizes[-1]].
+class Masks(NamedTuple):
+    """Dropout of one training step. kept: bytes [P, n, width] of each hidden layer, 0 for a unit that is removed.
 
-    weights: each row holds the parameters of an `MLP` in its own order. Their gradient is written into one [P, N] as
-    well, so that the optimiser needs no copy. Inputs are data and get no gradient.
-    masks: bytes [P, n, width] for each hidden layer, 0 where dropout removes a unit; rates [P]: the share removed.
-
-    Dropout scales what it keeps by s = 1 / (1 - rate). ReLU(s z) = s ReLU(z), so the scales of all hidden layers are
-    moved behind the last one: layer k computes its values divided by s^k, for which its bias is divided by s^k, and
-    only the logits are multiplied. A hidden layer then takes three passes over its units: product, ReLU, bytes.
+    scales: s^k [P, 1, 1] for layer k, where s = 1 / (1 - rate) of each trial.
     """
 
-    @staticmethod
-    def forward(
-        ctx, inputs: Tensor, weights: Tensor, sizes: Sequence[int], masks: Sequence[Tensor] | None, rates: Tensor | None
-    ) -> Tensor:
-        scale = torch.ones_like(weights[:, :1]) if rates is None else 1 / (1 - rates[:, None])
-        x, activations, last = inputs, [], len(sizes) - 2
-        for k, (weight, bias) in enumerate(layer_views(weights, sizes)):
-            activations.append(x)
-            bias = bias if masks is None else bias / scale**k
-            x = torch.baddbmm(bias.unsqueeze(1), x, weight.mT)
-            if k < last:
-                x = x.relu_() if masks is None else x.relu_().mul_(masks[k])
-        ctx.save_for_backward(weights, scale, *activations)
-        ctx.sizes, ctx.scaled = sizes, masks is not None
-        return x * (scale**last).unsqueeze(1) if ctx.scaled else x
+    kept: Sequence[Tensor]
+    scales: Sequence[Tensor]
 
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient: Tensor) -> tuple[None, Tensor, None, None, None]:
-        weights, scale, *activations = ctx.saved_tensors
-        to_weights = torch.empty_like(weights)
-        last = len(activations) - 1
-        if ctx.scaled:
-            gradient = gradient * (scale**last).unsqueeze(1)
-        layers = list(zip(layer_views(weights, ctx.sizes), layer_views(to_weights, ctx.sizes), strict=True))
-        for k, ((weight, _), (to_weight, to_bias)) in reversed(list(enumerate(layers))):
-            if ctx.sizes[k] < ctx.sizes[k + 1]:  # BLAS is slow at products with few columns: many columns, then a copy
-                to_weight.copy_(torch.bmm(activations[k].mT, gradient).mT)
+
+class StackedMLP:
+    """P perceptrons at once: inputs [P, n, sizes[0]] -> logits [P, n, sizes[-1]], and the gradient of the weights.
+
+    Each row of the weights [P, N] holds the parameters of an `MLP` in its own order, and so does the gradient. Both
+    passes are written by hand: views, gradient and hidden units live in memory that is allocated once, because with
+    small networks autograd and the allocator cost as much as the products. Inputs are data and get no gradient.
+
+    Dropout scales what it keeps by s. ReLU(s z) = s ReLU(z), so the scales of all hidden layers are moved behind the
+    last one: layer k computes its values divided by s^k, for which its bias is divided by s^k, and only the logits are
+    multiplied. A hidden layer then takes three passes over its units: product, ReLU, bytes.
+    """
+
+    def __init__(self, sizes: Sequence[int]):
+        self.sizes, self.last = sizes, len(sizes) - 2
+        self.gradient = torch.empty(0)
+        self.buffers: dict[tuple[str, torch.Size], list[Tensor]] = {}
+        self.masks: Masks | None = None
+
+    def bind(self, weights: Tensor) -> None:
+        """Compute with these weights [P, N], in place, from now on."""
+        self.layers = layer_views(weights, self.sizes)
+        if self.gradient.shape != weights.shape:
+            self.gradient = torch.empty_like(weights)
+            self.to_layers = layer_views(self.gradient, self.sizes)
+            self.buffers.clear()
+
+    def forward(self, inputs: Tensor, masks: Masks | None = None) -> Tensor:
+        """Logits of the inputs; `backward` refers to the latest call."""
+        x, self.masks = inputs, masks
+        self.units = [inputs, *self.memory("units", inputs)]
+        for k, (weight, bias) in enumerate(self.layers[:-1]):
+            x = self.units[k + 1]
+            scaled = bias if masks is None or k == 0 else bias / masks.scales[k]
+            torch.baddbmm(scaled, self.units[k], weight.mT, out=x).relu_()
+            if masks is not None:
+                x.mul_(masks.kept[k])
+        weight, bias = self.layers[-1]  # logits lie class by class in memory: BLAS and softmax are slow at short rows
+        if masks is None:
+            return torch.baddbmm(bias.mT, weight, x.mT).mT
+        return torch.bmm(weight, x.mT).mul_(masks.scales[self.last]).add_(bias.mT).mT
+
+    def backward(self, to_logits: Tensor) -> Tensor:
+        """The gradient [P, N] of a number, from its gradient with respect to the logits; overwritten by the next."""
+        gradient, masks, to_hidden = to_logits, self.masks, self.memory("gradients", self.units[0])
+        torch.sum(gradient, 1, keepdim=True, out=self.to_layers[-1][1])
+        if masks is not None:
+            gradient = gradient * masks.scales[self.last]
+        for k in range(self.last, -1, -1):
+            (weight, _), (to_weight, to_bias), units = self.layers[k], self.to_layers[k], self.units[k]
+            if (
+                self.sizes[k] < self.sizes[k + 1]
+            ):  # BLAS is slow at products with few columns: many columns, then a copy
+                to_weight.copy_(torch.bmm(units.mT, gradient).mT)
             else:
-                torch.bmm(gradient.mT, activations[k], out=to_weight)
-            torch.sum(gradient, 1, out=to_bias)
-            if ctx.scaled:
-                to_bias.div_(scale**k)
-            if k:
+                torch.bmm(gradient.mT, units, out=to_weight)
+            if k < self.last:
+                torch.sum(gradient, 1, keepdim=True, out=to_bias)
+                if masks is not None and k > 0:
+                    to_bias.div_(masks.scales[k])
+            if k > 0:
                 # A unit that ReLU or dropout set to 0 passes nothing back; the others pass everything.
-                gradient = torch.bmm(gradient, weight)
-                torch.ops.aten.threshold_backward.grad_input(gradient, activations[k], 0, grad_input=gradient)
-        return None, to_weights, None, None, None
+                gradient = torch.bmm(gradient, weight, out=to_hidden[k - 1])
+                torch.ops.aten.threshold_backward.grad_input(gradient, units, 0, grad_input=gradient)
+        return self.gradient
+
+    def memory(self, purpose: str, inputs: Tensor) -> list[Tensor]:
+        """Room [P, n, width] for something of each hidden layer's units, kept for later batches of this size."""
+        key = purpose, inputs.shape[:2]
+        if key not in self.buffers:
+            self.buffers[key] = [inputs.new_empty(*inputs.shape[:2], width) for width in self.sizes[1:-1]]
+        return self.buffers[key]
 
 
 def layer_views(weights: Tensor, sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-    """Weight [P, b, a] and bias [P, b] of every layer, as views of weights [P, N]."""
+    """Weight [P, b, a] and bias [P, 1, b] of every layer, as views of weights [P, N]."""
     shapes = list(pairwise(sizes))
     pieces = weights.split([count for a, b in shapes for count in (a * b, b)], dim=1)
     return [
-        (weight.unflatten(1, (b, a)), bias)
+        (weight.unflatten(1, (b, a)), bias.unsqueeze(1))
         for (a, b), weight, bias in zip(shapes, pieces[::2], pieces[1::2], strict=True)
     ]
 
 
-def rounded(rates: Tensor) -> Tensor:
-    """Dropout rates as `dropout_masks` applies them: multiples of 1/256."""
-    return (rates * 256).round() / 256
+class Dropout:
+    """The dropout masks of an epoch, for hidden layers of these widths. keys: int64 [P], rates [P].
 
-
-def dropout_masks(keys: Tensor, step: int, rates: Tensor, rows: int, widths: Sequence[int]) -> list[Tensor]:
-    """Bytes [P, rows, width] of one training step, for each hidden layer: 1 for what dropout keeps.
-
-    A mask is a function of its trial's key (keys [P], int64) and the step alone: there is no generator whose state
-    would depend on other trials, on the device or on a resume. SplitMix64 turns counters into 64-bit words, whose eight
-    bytes serve eight units, at a fraction of the cost of one float each. Rates [P] are therefore multiples of 1/256:
-    exact for 0.25 and 0.5, else rounded, and the scale goes with the rounded rate.
+    A mask is a function of its trial's key and the step alone: there is no generator whose state would depend on other
+    trials, on the device or on a resume. SplitMix64 turns counters into 64-bit words, whose eight bytes serve eight
+    units, at a fraction of the cost of one float each. Rates are therefore multiples of 1/256: exact for 0.25 and 0.5,
+    else rounded, and the scale goes with the rounded rate.
     """
-    units = rows * sum(widths)
-    counter = torch.arange(-(-units // 8), device=keys.device).add_(step << 32)
-    words = counter.mul_(GAMMA) + keys[:, None]
-    for shift, factor in ((30, FIRST), (27, SECOND)):
-        words.bitwise_xor_(unsigned_shift(words, shift)).mul_(factor)
-    words.bitwise_xor_(unsigned_shift(words, 31))
-    dropped = (rounded(rates) * 256).to(torch.uint8)
-    kept = words.view(torch.uint8)[:, :units].ge_(dropped[:, None])
-    return [m.unflatten(1, (rows, -1)) for m in kept.split([rows * width for width in widths], dim=1)]
 
+    def __init__(self, keys: Tensor, rates: Tensor, widths: Sequence[int], rows: int):
+        """rows: of the largest batch."""
+        dropped = (rates * 256).round()
+        self.scales = [(1 / (1 - dropped / 256))[:, None, None] ** k for k in range(len(widths) + 1)]
+        self.dropped, self.keys = dropped.to(torch.uint8)[:, None], keys[:, None]
+        self.counters = torch.arange(-(-rows * sum(widths) // 8), device=keys.device).mul_(GAMMA)
+        self.words, self.shifted = (keys.new_empty(len(keys), len(self.counters)) for _ in range(2))
+        pieces = self.words.view(torch.uint8)[:, : rows * sum(widths)].split([rows * width for width in widths], dim=1)
+        self.kept = [piece.unflatten(1, (rows, width)) for piece, width in zip(pieces, widths, strict=True)]
 
-def unsigned_shift(words: Tensor, shift: int) -> Tensor:
-    """words >> shift with zeros coming in from the left; torch's own shift repeats the sign."""
-    return (words >> shift).bitwise_and_((1 << (64 - shift)) - 1)
+    def masks(self, step: int, rows: int) -> Masks:
+        """What a step removes from a batch of `rows`; overwritten by the next step's."""
+        offset = self.keys + wrapped((step << 32) * GAMMA)
+        words = torch.add(self.counters, offset, out=self.words)
+        for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
+            # Zeros come in from the left; torch's own shift repeats the sign.
+            torch.bitwise_right_shift(words, shift, out=self.shifted).bitwise_and_((1 << (64 - shift)) - 1)
+            words.bitwise_xor_(self.shifted)
+            if factor != 1:
+                words.mul_(factor)
+        words.view(torch.uint8).ge_(self.dropped)
+        return Masks([kept[:, :rows] for kept in self.kept], self.scales)

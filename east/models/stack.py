@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from east.models.mlp import MLP, StackedMLP, dropout_masks, rounded
+from east.models.mlp import MLP, Masks, StackedMLP
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -23,9 +23,9 @@ class Stack:
         rows = [[*_learned(module).values(), *_tracked(module).values()] for module in modules]
         weights = torch.stack([torch.cat([t.detach().flatten().float() for t in row]) for row in rows])
         self.module = modules[0].to(device)
-        self.together = isinstance(self.module, MLP)
+        self.mlp = StackedMLP(self.module.sizes) if isinstance(self.module, MLP) else None
         self.normalises = any(isinstance(m, BATCH_NORMS) for m in self.module.modules())
-        if len(modules) > 1 and not self.together:
+        if len(modules) > 1 and self.mlp is None:
             raise ValueError(f"{type(self.module).__name__}: expected a population of one, got {len(modules)}")
         self.shapes = {name: tensor.shape for name, tensor in _learned(self.module).items()}
         self.learned = sum(shape.numel() for shape in self.shapes.values())
@@ -35,8 +35,8 @@ class Stack:
     def put(self, weights: Tensor) -> None:
         """Take these rows as the networks' weights, without a copy."""
         self.weights = weights
-        if self.together:
-            self.leaves = [weights.data.requires_grad_()]
+        if self.mlp is not None:
+            self.mlp.bind(weights)
             return
         pieces = weights.split([shape.numel() for shape in self.shapes.values()], dim=1)
         # .data, because views share one version counter: batch norm's update of its mean in the forward pass would then
@@ -47,27 +47,27 @@ class Stack:
         }
         self.leaves = [self.views[name].requires_grad_() for name in _learned(self.module)]
 
-    def __call__(
-        self, inputs: Tensor, training: bool = False, noise: tuple[Tensor, int, Tensor] | None = None
-    ) -> Tensor:
+    def __call__(self, inputs: Tensor, training: bool = False, masks: Masks | None = None) -> Tensor:
         """Logits [P, n, ..., d] of inputs [P, n, ...].
 
-        noise: keys [P], step and rates [P] of `dropout_masks`, for networks that are computed together; another module
-        draws from torch's global generator.
+        masks: dropout of networks that are computed together; another module draws from torch's global generator.
         """
-        if isinstance(self.module, MLP):
-            masks = rates = None
-            if training and noise is not None:
-                masks, rates = dropout_masks(*noise, inputs.shape[1], self.module.hidden), rounded(noise[-1])
-            return StackedMLP.apply(inputs.flatten(2), self.leaves[0], self.module.sizes, masks, rates)
+        if self.mlp is not None:
+            self.leaves = [self.mlp.forward(inputs.flatten(2), masks)]
+            return self.leaves[0].requires_grad_(training)
         self.module.train(training)
         weights = {name: view.squeeze(0) for name, view in self.views.items()}
         return functional_call(self.module, weights, (inputs.squeeze(0),)).unsqueeze(0)
 
-    def gradient(self, value: Tensor) -> Tensor:
-        """The derivative [P, learned] of a number with respect to everything learned; 0 for what it does not use."""
-        pieces = torch.autograd.grad(value, self.leaves, materialize_grads=True)
-        return pieces[0] if self.together else torch.cat([piece.flatten() for piece in pieces]).unsqueeze(0)
+    def gradient(self, values: Tensor) -> Tensor:
+        """The derivative [P, learned] of the sum of values of the latest logits, with respect to everything learned.
+
+        It is 0 for what the values do not use. The next call may overwrite it.
+        """
+        pieces = torch.autograd.grad(values, self.leaves, torch.ones_like(values), materialize_grads=True)
+        if self.mlp is not None:
+            return self.mlp.backward(pieces[0])
+        return torch.cat([piece.flatten() for piece in pieces]).unsqueeze(0)
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""

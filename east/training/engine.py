@@ -9,9 +9,9 @@ weights, batches and masks alone or in company, before or after a resume. `train
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
-from itertools import groupby
+from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from east.choices import choose
 from east.confusion import Confusion
 from east.data.common import Splits
 from east.losses.inputs import two_or_more
+from east.models.mlp import Dropout, Masks
 from east.settings.sections import Science
 from east.training.annealing import Annealing
 from east.training.averaging import Average
@@ -44,13 +45,11 @@ from east.training.population import (
 )
 from east.training.progress import Checkpoints, Progress, TensorBoard
 
-CACHE_BYTES = 4 << 20  # activations of a step that a CPU core computes without waiting for memory
+CACHE_BYTES = 20 << 20  # what a step touches should stay in the last-level cache: a core's usual share, and then some
 CHECKPOINT_SECONDS = 60.0
-EVALUATION_ROWS = 1024
+EVALUATION_ROWS = {"cpu": 256}  # at once, at least; 1024 on other devices, which do not depend on a cache
 OPTIMIZERS = ("adam", "adamw")
 VAL_REDUCE = ("split", "batch_mean")
-
-Noise = tuple[Tensor, int, Tensor]  # keys, step and rates of models.mlp.dropout_masks
 
 
 def train(trials: Sequence[Trial], splits: Splits | Sequence[Splits], **options: Any) -> list[Outcome]:
@@ -131,17 +130,19 @@ def train_population(
             objective = losses.CrossEntropy() if warming else loss
             train_loss = torch.zeros(len(alive), device=device)
 
-            for inputs, labels, weights, noise in setup.batches(alive, epoch):
+            for inputs, labels, weights, masks in setup.batches(alive, epoch):
                 with setup.autocast:
-                    logits = forward(inputs, training=True, noise=noise)
+                    logits = forward(inputs, training=True, masks=masks)
                 values = objective.per_trial(*samples(logits, labels), weights)
-                setup.optimizer.step(net.gradient(values.sum()))
+                setup.optimizer.step(net.gradient(values))
                 setup.average.update()
-                train_loss += values.detach() / setup.steps
+                train_loss += values.detach()
                 bar.part_of_epoch(1 / setup.steps)
 
             checked = setup.validate(alive)
-            for p, entry in checked.entries(alive, epoch, train_loss, temperature if loss.anneals else None):
+            for p, entry in checked.entries(
+                alive, epoch, train_loss / setup.steps, temperature if loss.anneals else None
+            ):
                 population.log(p, entry)
                 board.add(p, entry)
             verdict = annealing.update(*checked.numbers(alive, len(setup.trials)))
@@ -169,7 +170,7 @@ class Setup:
         reduce = choose("val_reduce", config.protocol.val_reduce, VAL_REDUCE)
         self.val_batch = self.batch if reduce == "batch_mean" else None
         amp = self.splits.kind == "image" and device.type == "cuda"
-        self.autocast = torch.autocast(device.type, torch.bfloat16, enabled=amp)
+        self.autocast = torch.autocast(device.type, torch.bfloat16) if amp else nullcontext()
 
         splits = self.splits
         self.loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive).to(device)
@@ -191,18 +192,21 @@ class Setup:
             self.trials, self.net, self.optimizer, self.annealing, self.average, LossState(self.loss)
         )
 
-    def batches(self, alive: np.ndarray, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Noise | None]]:
-        """Inputs, labels [alive, n, ...], weights [alive, n] and dropout's noise of each step; a function of seeds."""
+    def batches(self, alive: np.ndarray, epoch: int) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Masks | None]]:
+        """Inputs, labels [alive, n, ...], weights [alive, n] and dropout masks of each step; a function of seeds."""
         rows = torch.as_tensor(alive, device=self.device)
         order = self.train.order([self.trials[p].seed for p in alive], rows, epoch)
         seeds = [stream(self.trials[p].seed, "dropout", epoch) for p in alive]
-        keys, rates = torch.tensor(seeds, device=self.device), self.rates[rows]
-        torch.manual_seed(seeds[0])
+        dropout = None
+        if self.drops and self.net.mlp is not None:
+            keys, widest = torch.tensor(seeds, device=self.device), min(self.batch, len(self.train))
+            dropout = Dropout(keys, self.rates[rows], self.net.mlp.sizes[1:-1], widest)
+        torch.manual_seed(seeds[0])  # for modules that draw their own
         for step in range(self.steps):
             index = order[:, step * self.batch : (step + 1) * self.batch]
             inputs, labels = self.train.at(index)
-            noise = (keys, step, rates) if self.drops else None
-            yield prepared(self.splits, inputs, self.device), labels, self.train.weights_at(index), noise
+            masks = dropout.masks(step, inputs.shape[1]) if dropout else None
+            yield prepared(self.splits, inputs, self.device), labels, self.train.weights_at(index), masks
 
     def validate(self, alive: np.ndarray) -> "Validated":
         """Judge the weights, and where a trial averages them the mean as well: the better of the two counts."""
@@ -313,7 +317,7 @@ def samples(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 @torch.no_grad()
 def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch: int) -> tuple[Tensor, Tensor]:
     """Logits [alive, n, d], d >= 2, and labels [alive, n] of all rows, in float32."""
-    rows = batch if splits.kind == "image" else max(batch, EVALUATION_ROWS)
+    rows = batch if splits.kind == "image" else max(batch, EVALUATION_ROWS.get(trials.device.type, 1024))
     logits_of, labels_of = [], []
     for part in data.index(trials).split(rows, dim=1):
         inputs, labels = data.at(part)
@@ -334,17 +338,21 @@ def validation_loss(
     return torch.stack([loss.per_trial(*part) for part in zip(*given, strict=True)]).mean(0)
 
 
-def population_size(config: Science, device: torch.device) -> int | None:
-    """The most trials of such a config that should train together; None for no limit.
+def population_size(config: Science, device: torch.device, trials: int) -> int:
+    """How many of `trials` such trials should train together, in populations of nearly equal size.
 
-    Only MLPs are computed together. On a CPU a step's activations should stay in the cache: wider stacks are slower. On
-    a GPU there is no such limit, and `train` halves a population that does not fit the memory.
+    Only MLPs are computed together. On a CPU what a step touches should stay in the cache: the weights, their gradient
+    and two moments, hidden units and their gradients. On a GPU there is no such limit, and `train` halves a population
+    that does not fit the memory.
     """
     if config.model.name not in models.TOGETHER:
         return 1
     if device.type != "cpu":
-        return None
-    return max(1, CACHE_BYTES // (4 * batch_size(config) * max(1, sum(config.model.options["hidden"]))))
+        return trials
+    hidden = config.model.options["hidden"]
+    floats = 4 * sum(a * b for a, b in pairwise(hidden)) + 2 * batch_size(config) * sum(hidden)
+    most = max(1, CACHE_BYTES // (4 * max(1, floats)))
+    return math.ceil(trials / math.ceil(trials / most))
 
 
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
@@ -354,14 +362,17 @@ def populations(members: Sequence[Member], device: torch.device) -> list[Sequenc
     features of a file whose categories were learnt from other training rows.
     """
     config, splits = members[0][0].config, members[0][1]
-    most = population_size(config, device) or len(members)
     apart = splits.kind == "image" or config.loss.options.get("class_weights") == "balanced"
 
     def shape(splits: Splits) -> tuple[dict[str, int], torch.Size]:
         return splits.sizes, splits.train.inputs.shape[1:]
 
-    groups = groupby(members, lambda member: member[1].index_hash if apart else shape(member[1]))
-    return [group[k : k + most] for _, g in groups for group in [list(g)] for k in range(0, len(group), most)]
+    parts: list[Sequence[Member]] = []
+    for _, members_alike in groupby(members, lambda member: member[1].index_hash if apart else shape(member[1])):
+        group = list(members_alike)
+        size = population_size(config, device, len(group))
+        parts += [group[k : k + size] for k in range(0, len(group), size)]
+    return parts
 
 
 def check(trials: Sequence[Trial], splits: Sequence[Splits]) -> None:

@@ -5,8 +5,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from torch.optim.adam import adam
-from torch.optim.adamw import adamw
 
 from east import models
 from east.settings.sections import Hyper
@@ -46,27 +44,37 @@ class Adam:
             (lr, decay, [row for row, setting in enumerate(settings) if setting == (lr, decay)])
             for lr, decay in dict.fromkeys(settings)
         ]
+        self.rows_of: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
         """One update from the gradient [P, learned], which is used up."""
         if self.clips:
             gradient.mul_((self.clip / gradient.norm(dim=1, keepdim=True)).clamp_max(1))
-        weights = self.net.weights[:, : self.net.learned]
-        if weights.device.type in FUSED:
-            self.fused_step(weights, gradient)
+        if gradient.device.type in FUSED:
+            self.fused_step(gradient)
         else:
-            self.plain_step(weights, gradient)
+            self.plain_step(self.net.weights[:, : self.net.learned], gradient)
 
-    def fused_step(self, weights: Tensor, gradient: Tensor) -> None:
+    def fused_step(self, gradient: Tensor) -> None:
+        """torch.optim's kernel without the Python around it, which takes longer than a small network's update."""
+        kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        if self.rows_of[0] is not gradient or self.rows_of[1] is not self.net.weights:
+            self.bind(gradient)
+        self.steps += 1
+        for settings, (weights, gradients, first, second, steps) in self.calls:
+            kernel(weights, gradients, first, second, [], steps, **settings)
+
+    def bind(self, gradient: Tensor) -> None:
+        """The kernel's arguments for each group of rows: views that serve until weights or gradient are elsewhere."""
+        weights = self.net.weights[:, : self.net.learned]
         tensors = [tensor.unbind() for tensor in (weights, gradient, self.first, self.second, self.steps.squeeze(1))]
-        for lr, decay, rows in self.groups:
-            parameters, gradients, first, second, steps = ([tensor[row] for row in rows] for tensor in tensors)
-            (adamw if self.decoupled else adam)(
-                parameters, gradients, first, second, [], steps,
-                fused=True, lr=lr, weight_decay=decay, beta1=self.BETAS[0], beta2=self.BETAS[1], eps=self.EPS,
-                amsgrad=False, maximize=False,
-            )  # fmt: skip
+        shared = {"beta1": self.BETAS[0], "beta2": self.BETAS[1], "eps": self.EPS, "amsgrad": False, "maximize": False}
+        self.calls = [
+            ({"lr": lr, "weight_decay": decay, **shared}, [[tensor[row] for row in rows] for tensor in tensors])
+            for lr, decay, rows in self.groups
+        ]
+        self.rows_of = gradient, self.net.weights
 
     def plain_step(self, weights: Tensor, gradient: Tensor) -> None:
         if self.decoupled:

@@ -164,7 +164,8 @@ class Population:
         device = str(self.net.weights.device)
         with safe_open(file, framework="pt", device=device) as stored:
             state = json.loads(stored.metadata()["state"])
-            tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
+            # Copied, because the last digits of a product depend on where in memory its factors begin.
+            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 (not a dict)
         self.stage_best, self.result = tensors["stage_best"], tensors["result"]
         self.net.put(tensors["weights"])
         self.optimizer.restore(tensors)
