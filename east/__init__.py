@@ -11,10 +11,11 @@ _HOME = {
     "METRICS": "east.metrics",
     "EASTClassifier": "east.estimator",
     "decide": "east.training.decisions",
+    "export": "east.training.export",
     "load": "east.training.saved",
 }
 _MODULES = ("confusion", "data", "losses", "metrics", "records")
-__all__ = ["METRICS", "Confusion", "EASTClassifier", "MetricCrossEntropy", "MetricLoss", "decide", "load"]
+__all__ = ["METRICS", "Confusion", "EASTClassifier", "MetricCrossEntropy", "MetricLoss", "decide", "export", "load"]
 
 
 def __getattr__(name: str):

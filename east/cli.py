@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 RESUME = "Finished trials are saved. Rerun the same command to resume."
 QUICKSTART = {"losses": ["f1", "ce"], "dataset.imbalance": 10}  # what a command does that names no task and no data
-TASKS = ("run", "train", "data", "table", "reproduce", "records", "report", "compare", "predict", "study")
+TASKS = ("run", "train", "data", "table", "reproduce", "records", "report", "compare", "predict", "export", "study")
 
 HELP = """\
 east-run: train classifiers on the metric they are judged by, and reproduce the papers that propose it.
@@ -40,7 +40,7 @@ Tasks (task=…)
   table      render table=… or table=all from records  reproduce  run what table=… still needs, then render
   records    export records to results/records         report     one HTML page with everything
   compare    which loss for dataset=… and score=…?     predict    checkpoint=… input=… output=…
-  study      study=soft_hard|balanced|gap|bias|all: checks of the method with a figure each
+  export     checkpoint=… output=model.onnx            study      study=soft_hard|balanced|gap|bias|all
 
 Groups (name=choice)
 {groups}

@@ -1,0 +1,137 @@
+"""ONNX files: what onnxruntime computes from them and the JSON beside them is what the model predicts."""
+
+import json
+import re
+import stat
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from sklearn.datasets import load_iris
+
+import east
+from east import EASTClassifier, data
+from east.choices import ConfigError
+from east.data.common import Images
+from east.settings.sections import Model
+from east.training import saved
+from east.training.engine import train
+from east.training.export import beside
+from east.training.population import Trial
+from tests.commands import ROOT
+from tests.made import science
+from tests.test_estimator import people
+
+onnxruntime = pytest.importorskip("onnxruntime")
+
+
+def decided(rule, positive, p):
+    """The decision in NumPy, as a program without east would write it."""
+    if rule is None:
+        return p.argmax(-1)
+    if "threshold" in rule:
+        return np.where(p[:, positive] >= rule["threshold"], positive, 1 - positive)
+    return (p * rule["scale"] + rule["shift"]).argmax(-1)
+
+
+def run(path, features):
+    """Probabilities and classes, from features and the two files alone."""
+    about = json.loads(beside(path).read_text())
+    scaling = about["scaling"]
+    mean, std = (np.array(scaling[name], dtype=np.float32) for name in ("mean", "std"))
+    if about["kind"] == "image":
+        mean, std = mean[:, None, None], std[:, None, None]
+    inputs = (features.astype(np.float32) / np.float32(scaling["divisor"]) - mean) / std
+    session = onnxruntime.InferenceSession(path.parent / about["network"])
+    logits, p = session.run(["logits", "probabilities"], {about["input"]["name"]: inputs})
+    np.testing.assert_allclose(torch.from_numpy(logits).softmax(-1), p, atol=1e-6)
+    classes = np.array(about["classes"], dtype=object)
+    return p, classes[decided(about["rule"], about["positive"], p.astype(float))]
+
+
+def by_hand(row, columns):
+    """The features of one row, as the encoding of the JSON file describes them."""
+    features = []
+    for column in columns:
+        value, missing = row[column["name"]], pd.isna(row[column["name"]])
+        if column["kind"] == "numeric":
+            features += [column["median"] if missing else float(value), *([float(missing)] * column["indicator"])]
+        elif column["kind"] == "categorical":
+            word = "(missing)" if missing else str(value)
+            features += [float(word == category) for category in column["categories"]]
+    return features
+
+
+def test_a_classifier_with_encoding_scaling_and_rule(tmp_path):
+    frame, y = people()
+    frame = frame.drop(columns="seen")
+    frame.loc[::7, "age"] = np.nan
+    model = EASTClassifier(missing="median", decision="plugin", max_epochs=4, random_state=0, device="cpu")
+    path = east.export(model.fit(frame, y), tmp_path / "new" / "people.onnx")
+    encoding = json.loads(beside(path).read_text())["encoding"]
+    features = np.array([by_hand(row, encoding["columns"]) for _, row in frame.iterrows()])
+    p, classes = run(path, features)
+    np.testing.assert_allclose(p, model.predict_proba(frame), atol=1e-5)
+    np.testing.assert_array_equal(classes, model.predict(frame))
+    for rows in (1, 5):  # any number of rows
+        np.testing.assert_allclose(run(path, features[:rows])[0], p[:rows], atol=1e-6)
+    with pytest.raises(ConfigError, match=r"expected a file that ends in \.onnx, got 'people\.pt'"):
+        east.export(model, "people.pt")
+
+
+def test_the_program_of_the_guide(tmp_path, monkeypatch):
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_data.md").read_text(encoding="utf-8"), re.DOTALL)
+    X, y = load_iris(return_X_y=True)
+    model = EASTClassifier(max_epochs=4, hidden=(8,), random_state=0, device="cpu").fit(X, y)
+    east.export(model, tmp_path / "model.onnx")
+    monkeypatch.chdir(tmp_path)
+    space = {"rows": X}
+    exec(next(block for block in blocks if "onnxruntime" in block), space)
+    np.testing.assert_allclose(space["probabilities"], model.predict_proba(X), atol=1e-5)
+    assert space["names"] == [str(label) for label in model.predict(X)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", [Model(name="tiny_darknet", width=0.25), Model(name="mlp", hidden=[8], outputs=1)])
+def test_saved_models_of_images(model, tmp_path, east_run):
+    """A Darknet, and a perceptron of pixels with a single logit; by the command."""
+    generator = torch.Generator().manual_seed(0)
+    labels = torch.arange(40) % 2
+    pixels = (torch.rand(40, 3, 16, 16, generator=generator) * 200 + 50 * labels[:, None, None, None]).byte()
+    loaded = Images(labels=labels, classes=("dark", "light"), name="made", positive=1, pixels=pixels)
+    splits = data.split(loaded)
+    config = science(model=model, hyper={"lr": 0.01, "batch_size": 8, "dropout": 0.1, "weight_decay": 0.0})
+    outcome = train([Trial(config, 0)], splits, device="cpu", progress=False)[0]
+    stored = saved.from_outcome(outcome, loaded, splits)
+    folder = stored.deciding("plug-in for f1_pos", {"threshold": 0.4}).save(tmp_path / "model")
+    answer = east_run("task=export", f"checkpoint={folder}", f"output={tmp_path}/net.onnx")
+    assert answer.code == 0, answer.err
+    assert answer.out == f"exported: {tmp_path}/net.onnx and {tmp_path}/net.onnx.json\n"
+    p, classes = run(tmp_path / "net.onnx", pixels.numpy())
+    again = east.load(folder)
+    np.testing.assert_allclose(p, again.predict_proba(pixels), atol=1e-5)
+    np.testing.assert_array_equal(classes, again.predict(pixels))
+
+
+def test_what_cannot_be_exported_is_refused(east_run, tmp_path):
+    assert "task=export needs checkpoint=… output=…" in east_run("task=export").err
+    (tmp_path / "net.onnx.json").write_text("{}")
+    answer = east_run("task=export", "checkpoint=somewhere", f"output={tmp_path}/net.onnx")
+    assert answer.code == 2
+    assert "net.onnx.json exists already; force=true replaces it" in answer.err
+    with pytest.raises(ConfigError, match="its folder or a fitted EASTClassifier to export, got int"):
+        east.export(3, tmp_path / "three.onnx")
+
+
+def test_all_files_have_the_permissions_of_other_files(tmp_path, monkeypatch):
+    """Weights, and both files of an export: as the umask has it."""
+    monkeypatch.setattr("east.training.export.onnx_bytes", lambda *_: b"")
+    X, y = np.eye(20), np.arange(20) % 2
+    model = EASTClassifier(max_epochs=1, hidden=(4,), device="cpu").fit(X, y).to_model()
+    (tmp_path / "plain").touch()
+    model.save(tmp_path / "model")
+    east.export(model, tmp_path / "model.onnx")
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*") if path.is_file()}
+    assert len(list(tmp_path.rglob("*"))) == 6
+    assert modes == {stat.S_IMODE((tmp_path / "plain").stat().st_mode)}
