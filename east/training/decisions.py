@@ -8,7 +8,7 @@ slopes G, and those the next rule, argmax_j sum_k p_k G_kj, until nothing change
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -172,13 +172,13 @@ def value_of(rule: Rule, probabilities: Tensor, truth: Tensor, metric: Metric) -
 
 
 def confusion_of(predicted: Tensor, truth: Tensor) -> Confusion:
-    """Counts of predicted classes [n] when truth[i, k] of row i is of class k."""
-    classes = truth.shape[-1]
-    own = truth.gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
+    """Counts of predicted classes [..., n] when truth[i, k] of row i is of class k."""
+    classes, leading = truth.shape[-1], predicted.shape[:-1]
+    own = truth.expand(*leading, *truth.shape).gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
     return Confusion(
         per_class(own, predicted, classes),
-        truth.sum(0),
-        per_class(truth.sum(-1), predicted, classes),
+        truth.sum(0).expand(*leading, classes),
+        per_class(truth.sum(-1).expand(predicted.shape), predicted, classes),
         lambda: truth.T @ one_hot(predicted, classes).to(truth.dtype),
     )
 
@@ -224,57 +224,66 @@ def fixed_point(probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
 
     Starts: soft counts; argmax, a trap where it leaves a class out; and predictions as frequent as the classes. Cycles
     happen, and G-mean jumps from one class to the next: the damped walks are Frank-Wolfe's (Narasimhan et al. 2015).
+    All walks advance together, in a leading dimension W.
     """
     p, in_cells = probabilities, slopes.reads_matrix(metric, probabilities.shape[-1])
     shares = (truth.sum(0) / truth.sum()).clamp(0, 1)
     rare_cut = torch.stack([p[:, k].quantile(1 - share) for k, share in enumerate(shares)])
     matched = ClassWeights(tuple((1 / rare_cut.clamp_min(1e-12)).tolist()))
+    best = best_of([Argmax(), matched], p, truth, metric)
+    highest = float(value_of(best, p, truth, metric))
+
     soft = Confusion((truth * p).sum(0), truth.sum(0), truth.sum(-1) @ p, lambda: truth.T @ p)
     by_argmax, by_frequency = (confusion_of(rule.decide(p), truth) for rule in (Argmax(), matched))
-    seen: list[Rule] = [Argmax(), matched]
-    best = best_of(seen, p, truth, metric)
-    highest = float(value_of(best, p, truth, metric))
-    for start, damped in ((soft, False), (by_argmax, False), (by_frequency, False), (soft, True), (by_frequency, True)):
-        for rule, value in walk(p, truth, metric, counts_of(start, in_cells), in_cells, damped):
-            if value > highest + 1e-12:
-                best, highest = rule, value
+    starts = (soft, by_argmax, by_frequency, soft, by_frequency)
+    damped = torch.tensor([False, False, False, True, True])
+    counts = torch.stack([counts_of(start, in_cells) for start in starts])
+    for step in range(ROUNDS):
+        rules = following(counts, metric, in_cells)
+        confusion = confusion_of(decide_by(rules, p), truth)
+        values = metric(confusion)
+        if float(values.max()) > highest + 1e-12:
+            highest, winner = float(values.max()), int(values.argmax())
+            best = rule_of(rules[winner])
+        before = counts
+        pace = torch.where(damped, 1 / (step + 2), 1.0)[:, None, None]
+        counts = counts.lerp(counts_of(confusion, in_cells), pace.to(counts))
+        if torch.equal(counts, before):
+            break
     return best
 
 
-def walk(
-    probabilities: Tensor, truth: Tensor, metric: Metric, counts: Tensor, in_cells: bool, damped: bool
-) -> Iterator[tuple[Rule, float]]:
-    """Rules and their values, each rule that of the slopes at the counts before it; damped: at their running mean."""
-    before = None
-    for step in range(ROUNDS):
-        rule = following(counts, metric, in_cells)
-        if rule is None:
-            return
-        predicted = rule.decide(probabilities)
-        if not damped and before is not None and torch.equal(predicted, before):
-            return
-        before, confusion = predicted, confusion_of(predicted, truth)
-        yield rule, float(metric(confusion))
-        counts = counts.lerp(counts_of(confusion, in_cells), 1 / (step + 2) if damped else 1.0)
-
-
 def counts_of(c: Confusion, in_cells: bool) -> Tensor:
-    """Cells [d, d], or margins [3, d], as `slopes` takes them."""
-    return c.matrix if in_cells else torch.stack((c.diagonal, c.actual, c.predicted))
+    """Cells [..., d, d], or margins [..., 3, d], as `slopes` takes them."""
+    return c.matrix if in_cells else torch.stack((c.diagonal, c.actual.expand(c.diagonal.shape), c.predicted), -2)
 
 
-def following(counts: Tensor, metric: Metric, in_cells: bool) -> Rule | None:
-    """The rule of the metric's slopes at some counts; None where they are not finite."""
-    if in_cells:
-        gains = slopes.of_cells(metric, counts)
-        gains = gains / gains.abs().max().clamp_min(1e-30)
-        return Gains(tuple(map(tuple, gains.tolist()))) if gains.isfinite().all() else None
-    own, across = slopes.of_margins(metric, *counts)
-    size = torch.maximum(own.abs().max(), across.abs().max()).clamp_min(1e-30)
-    own, across = own / size, across / size
-    if not (own.isfinite().all() and across.isfinite().all()):
-        return None
-    return Affine(tuple(own.tolist()), tuple(across.tolist()))
+def following(counts: Tensor, metric: Metric, in_cells: bool) -> Tensor:
+    """The rules of the metric's slopes at W counts: gains [W, d, d], or scale and shift [W, 2, d]; at most 1.
+
+    Where slopes are not finite they count as 0: such a walk ends in the first class, and is no better than argmax.
+    """
+    found = (
+        slopes.of_cells(metric, counts) if in_cells else torch.stack(slopes.of_margins(metric, *counts.unbind(-2)), -2)
+    )
+    size = found.abs().amax((-2, -1), keepdim=True)
+    return torch.where(size.isfinite(), found / size.clamp_min(1e-30), 0.0)
+
+
+def decide_by(rules: Tensor, probabilities: Tensor) -> Tensor:
+    """Classes [W, n] of probabilities [n, d] by each of W rules of `following`."""
+    if rules.shape[-2] == 2:
+        scale, shift = rules.unsqueeze(-3).unbind(-2)
+        return torch.addcmul(shift, probabilities, scale).argmax(-1)
+    return (probabilities @ rules).argmax(-1)
+
+
+def rule_of(values: Tensor) -> Rule:
+    """One rule of `following` as an object."""
+    if values.shape[-2] == 2:
+        scale, shift = values.tolist()
+        return Affine(tuple(scale), tuple(shift))
+    return Gains(tuple(map(tuple, values.tolist())))
 
 
 def best_weights(
