@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -72,10 +73,14 @@ def test_processes_survive_the_loss_of_their_workers(tmp_path):
     assert int((tmp_path / "always").read_text()) == 9 - 2
 
 
-def test_a_worker_has_one_thread_and_the_gpu_of_its_slot():
-    executor = Place(Executor(name="processes"), slots=("3",))
-    assert [result for _, result in execute(threads, deque([{}, {}]), executor)] == [(1, "3"), (1, "3")]
+def test_a_worker_has_one_thread_and_the_gpu_of_its_slot(monkeypatch, capsys):
+    """And the command tells how long workers were idle: with a job for one of two, half of the time."""
+    monkeypatch.setattr(executors, "WORTH_TELLING", 0.0)
+    executor = Place(Executor(name="processes"), slots=("3", "3"))
+    assert [result for _, result in execute(threads, deque([{}]), executor)] == [(1, "3")]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
+    told = re.search(r"2 workers, idle (\S+)% of \d.\d min", capsys.readouterr().err)
+    assert 50 <= float(told[1]) < 60
 
 
 def test_no_work_starts_nothing():

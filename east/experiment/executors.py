@@ -10,7 +10,9 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -27,6 +29,8 @@ Job: TypeAlias = Any  # whatever the function takes; it must survive pickling
 Function: TypeAlias = Callable[[Job], Any]
 Results: TypeAlias = Iterator[tuple[Job, Any]]
 Slot: TypeAlias = str | None  # a GPU's number, or None for a core
+
+WORTH_TELLING = 60.0  # seconds from which on a command tells how long its workers were idle
 
 
 @dataclass(frozen=True)
@@ -101,9 +105,10 @@ class Worker:
         theirs.close()
         self.gpu = gpu
         self.job: Job = None
+        self.since = 0.0  # when it was given its job
 
     def give(self, job: Job) -> None:
-        self.job = job
+        self.job, self.since = job, time.monotonic()
         with suppress(BrokenPipeError):  # it died while idle, which shows when its answer is read
             self.pipe.send(job)
 
@@ -160,6 +165,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
     """A worker per slot. One that is killed is replaced, and its job tried again `retries` times."""
     retries = place.executor.retries
     free, victims = list(place.slots), []
+    started, busy_seconds = time.monotonic(), 0.0
     idle: list[Worker] = []
     busy: list[Worker] = []
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
@@ -172,6 +178,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
             ready = wait([worker.pipe for worker in busy])
             for worker in [worker for worker in busy if worker.pipe in ready]:
                 busy.remove(worker)
+                busy_seconds += time.monotonic() - worker.since
                 try:
                     result = worker.pipe.recv()
                     idle.append(worker)
@@ -185,6 +192,10 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
                     ended = ending(worker.process.exitcode)
                     result = Lost(f"its process ended {retries + 1} times, last with {ended}")
                 yield worker.job, result
+        seconds = time.monotonic() - started
+        if seconds >= WORTH_TELLING:
+            idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
+            tqdm.write(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min", file=sys.stderr)
     finally:
         for worker in [*idle, *busy]:
             worker.stop()

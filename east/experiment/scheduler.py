@@ -4,6 +4,7 @@
 a record is done, so the same command, issued again, does the rest.
 """
 
+import math
 import shutil
 import sys
 import tempfile
@@ -114,39 +115,53 @@ class Scheduler:
 
 
 def cut(stage: Sequence[Trial], missing: Sequence[Trial], run: Run, number: int, place: Place) -> list[Job]:
-    """The missing trials of a stage as jobs: populations that can be stacked, small enough that every slot has work.
-
-    The whole stage is cut, then what is done is left out, so that an interrupted command finds its checkpoints.
-    """
+    """The missing trials of a stage as jobs. The whole stage is cut first, so that an interrupted command finds its
+    checkpoints, then what is done is left out."""
     settings = run.settings
     device = torch.device("cuda") if place.executor.gpus else pick_device(settings.device)
-    groups: dict[str, list[Trial]] = {}
-    for trial in stage:
-        groups.setdefault(trial.stacking_key, []).append(trial)
     left = {(trial.config.key, trial.seed) for trial in missing}
     jobs = []
-    for group in sorted(groups.values(), key=lambda g: g[0].config.hyper.batch_size or 0):  # the longest first
-        size = min(population_size(group[0].config, device, len(group)), -(-len(group) // place.width))
-        for k in range(0, len(group), size):
-            trials = tuple(trial for trial in group[k : k + size] if (trial.config.key, trial.seed) in left)
-            if trials:
-                jobs.append(
-                    Job(
-                        trials,
-                        number,
-                        results_dir=str(Path(settings.results_dir).resolve()),
-                        checkpoints=str(run.checkpoints.resolve()),
-                        data_dir=settings.data_dir,
-                        device=settings.device,
-                        force=settings.force,
-                        save_model=settings.save_model,
-                        keep_probabilities=settings.keep_probabilities,
-                        compile=settings.compile,
-                        tensorboard=settings.tensorboard,
-                        progress=place.executor.name == "inline",
-                    )
+    for population in populations(stage, device, place.width):
+        trials = tuple(trial for trial in population if (trial.config.key, trial.seed) in left)
+        if trials:
+            jobs.append(
+                Job(
+                    trials,
+                    number,
+                    results_dir=str(Path(settings.results_dir).resolve()),
+                    checkpoints=str(run.checkpoints.resolve()),
+                    data_dir=settings.data_dir,
+                    device=settings.device,
+                    force=settings.force,
+                    save_model=settings.save_model,
+                    keep_probabilities=settings.keep_probabilities,
+                    compile=settings.compile,
+                    tensorboard=settings.tensorboard,
+                    progress=place.executor.name == "inline",
                 )
+            )
     return jobs
+
+
+def populations(stage: Sequence[Trial], device: torch.device, width: int) -> list[list[Trial]]:
+    """Trials that can be stacked, in an order and in sizes that keep `width` workers busy until the stage ends.
+
+    What takes longest comes first: small batches, then small learning rates. On CPUs populations shrink towards the end
+    (guided self-scheduling, Polychronopoulos and Kuck 1987), because nobody knows when a trial will stop: a worker that
+    runs out of work then waits for a single trial at most. A GPU trains large populations best: each gets one.
+    """
+    groups: dict[str, list[Trial]] = {}
+    for trial in sorted(stage, key=lambda t: (t.config.hyper.batch_size or 0, t.config.hyper.lr or 0)):
+        groups.setdefault(trial.stacking_key, []).append(trial)
+    parts, left = [], len(stage)
+    for group in groups.values():
+        most = min(population_size(group[0].config, device, len(group)), math.ceil(len(group) / width))
+        while group:
+            size = min(most, math.ceil(left / width)) if device.type == "cpu" else most
+            parts.append(group[:size])
+            group = group[size:]
+            left -= len(parts[-1])
+    return parts
 
 
 def ledger_of(runs: Sequence[Run]) -> Ledger:
