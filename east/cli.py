@@ -64,19 +64,20 @@ def main() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line; return its exit code."""
-    if {"-h", "--help"} & set(arguments):
-        print(help_text())
-        return DONE
+    flags, words = separated(arguments)
+    if {"-h", "--help"} & set(flags):
+        return guarded(lambda: show_help(words), debug=False)
     if "--version" in arguments:
         from east import __version__
 
         print(f"east {__version__}")
         return DONE
-    flags, words = separated(arguments)
     return guarded(lambda: through_hydra(flags, words) if flags else dispatch(parse(words)), "debug=true" in words)
 
 
-def help_text() -> str:
+def show_help(words: Sequence[str]) -> int:
+    """Tasks, examples, and what there is to choose from, in conf/ and in the folder of --config-dir."""
+    folder = next((word.partition("=")[2].strip("'") for word in words if word.startswith("config_dir=")), None)
     lines = [
         textwrap.fill(
             " ".join(files),
@@ -85,9 +86,10 @@ def help_text() -> str:
             subsequent_indent=" " * 13,
             break_on_hyphens=False,
         )
-        for group, files in groups().items()
+        for group, files in groups(folder).items()
     ]
-    return HELP.format(groups="\n".join(lines))
+    print(HELP.format(groups="\n".join(lines)))
+    return DONE
 
 
 def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from datetime import date
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -28,18 +29,34 @@ def found(tmp_path_factory):
     return records.scan(folder)
 
 
+def builder(kept):
+    """stem -> the table that these records make, each built once; east_v2_1_released is a variant of east_v2_1."""
+
+    @cache
+    def build(stem):
+        name, released = re.fullmatch(r"(\w+?)(_released)?", stem).groups()
+        file = RESULTS / "tables" / f"{stem}.md"
+        day = re.search(r"rendered (\d{4}-\d\d-\d\d)", file.read_text())[1] if file.exists() else "2026-01-01"
+        variant = "released" if released else "clean"
+        return tables.build(name, found=kept, variant=variant, today=date.fromisoformat(day))
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def committed(found):
+    return builder(found)
+
+
 def test_there_are_results():
     assert {file.suffix for file in FILES} == set(FORMATS)
     assert {"east_v2_1", "east_v2_1_released", "btg_1", "splits"} <= {file.stem for file in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_table_is_rendered_from_the_records(file, found):
-    committed = file.read_text()
-    name, released = re.fullmatch(r"(\w+?)(_released)?", file.stem).groups()
-    day = re.search(r"rendered (\d{4}-\d\d-\d\d)", file.with_suffix(".md").read_text())[1]
-    table = tables.build(name, found=found, variant="released" if released else "clean", today=date.fromisoformat(day))
-    assert WRITERS[FORMATS[file.suffix]]([table], [tables.comparisons(table)]) == committed
+def test_a_table_is_rendered_from_the_records(file, committed):
+    table = committed(file.stem)
+    assert WRITERS[FORMATS[file.suffix]]([table], [tables.comparisons(table)]) == file.read_text()
 
 
 def test_the_command_writes_the_same_table(tmp_path):
@@ -49,8 +66,8 @@ def test_the_command_writes_the_same_table(tmp_path):
     assert ours == theirs
 
 
-def test_a_split_of_its_own_for_every_trial_is_as_many_splits(found):
-    table = tables.build("plugin", found=found)
+def test_a_split_of_its_own_for_every_trial_is_as_many_splits(committed):
+    table = committed("plugin")
     cell = next(c for c in table.cells if (c.block, c.row, c.column) == ("mammography", "F1*", "f1_positive"))
     assert {split for split, _ in cell.splits} == set(range(10))
     over_splits = [e.n for e in tables.comparisons(table) if e.over == "split" and e.block == "mammography"]
@@ -94,13 +111,16 @@ def first_records(found):
     return first
 
 
+@pytest.fixture(scope="module")
+def first(first_records):
+    return builder(first_records)
+
+
 @pytest.mark.parametrize(
     "stem, expected", first_tables(FIRST).items(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_the_first_records_still_give_their_values(stem, expected, first_records):
-    name, released = re.fullmatch(r"(\w+?)(_released)?", stem).groups()
-    table = tables.build(name, found=first_records, variant="released" if released else "clean")
-    (written,) = json.loads(WRITERS["json"]([table], [[]]))
+def test_the_first_records_still_give_their_values(stem, expected, first):
+    (written,) = json.loads(WRITERS["json"]([first(stem)], [[]]))
     numbers = ("n", "mean", "std", "published_mean", "published_std")
     actual = {(c["block"], c["row"], c["column"]): [c[number] for number in numbers] for c in written["cells"]}
     known = {place: values for place, values in actual.items() if values[0] or values[3] is not None}
@@ -153,35 +173,33 @@ SAID = [  # finding, table, block, row, column, and whether the deviation is pri
 
 
 @pytest.mark.parametrize("finding, stem, block, row, column, spread", SAID)
-def test_what_a_finding_says_of_our_runs_is_on_record(finding, stem, block, row, column, spread, first_records):
-    name, released = re.fullmatch(r"(\w+?)(_released)?", stem).groups()
-    table = tables.build(name, found=first_records, variant="released" if released else "clean")
-    (cell,) = [c for c in table.cells if (c.block, c.row, c.column) == (block, row, column)]
+def test_what_a_finding_says_of_our_runs_is_on_record(finding, stem, block, row, column, spread, first, first_records):
+    (cell,) = [c for c in first(stem).cells if (c.block, c.row, c.column) == (block, row, column)]
     trials = [r for r in first_records if (r.key, r.stage) == (cell.key, "trial")]
     mean, deviation = by_hand(trials, cell.score)
     (text,) = [" ".join(f.evidence.split()) for f in papers.findings() if f.id == finding]
     assert (f"{mean:.3f} ± {deviation:.3f}" if spread else f"{mean:.3f}") in text
 
 
-def test_how_many_cells_of_adult_are_compatible(first_records):
+def test_how_many_cells_of_adult_are_compatible(first):
     """Welch's interval contains 0 in 11 of 15 cells on the corrupted data and in 3 on clean data."""
     counts = []
-    for variant in ("released", "clean"):
-        adult = [c for c in tables.build("east_v2_1", found=first_records, variant=variant).cells if c.block == "adult"]
+    for stem in ("east_v2_1_released", "east_v2_1"):
+        adult = [c for c in first(stem).cells if c.block == "adult"]
         counts.append(sum(c.interval.low <= 0 <= c.interval.high for c in adult if c.interval))
     assert counts == [11, 3]
 
 
-def test_one_number_for_one_question(first_records):
+def test_one_number_for_one_question(first):
     """F1* against CE over splits is the same comparison in every table that prints it."""
     found = {}
     for name, column in [("splits", "f1_positive"), ("east_v2_1", "f1"), ("plugin", "f1_positive")]:
-        for pair in tables.comparisons(tables.build(name, found=first_records)):
+        for pair in tables.comparisons(first(name)):
             if (pair.column, pair.row, pair.against, pair.over) == (column, "F1*", "CE", "split"):
                 found.setdefault(pair.block, {})[name] = (pair.n, pair.difference, pair.low, pair.high, pair.p)
     assert found["mammography"].keys() == found["cocktailparty"].keys() == {"splits", "east_v2_1", "plugin"}
     assert all(len(set(numbers.values())) == 1 for numbers in found.values())
-    assert not any(pair.over == "seed" for pair in tables.comparisons(tables.build("splits", found=first_records)))
+    assert not any(pair.over == "seed" for pair in tables.comparisons(first("splits")))
 
 
 def test_no_search_record_shows_its_test_score(first_records):

@@ -22,7 +22,8 @@ from sklearn import metrics
 from east import data
 from east.choices import CONF
 from east.experiment import records
-from east.reporting import cells, papers, specs, statistics, tables, writers
+from east.reporting import cells, entries, fidelity, papers, specs, statistics, tables, writers
+from east.reporting.fidelity import Request
 from east.settings import identity
 from east.settings.command import Command
 from east.settings.compose import settings
@@ -166,8 +167,8 @@ def test_precision_of_a_class_is_that_class():
 
 def test_thresholded_precision_comes_from_the_matrices():
     """Two thresholds: 3 of 4 predicted positives right, then none predicted: (3/4 + 0) / 2."""
-    assert cells.mean_over([[[5, 1], [2, 3]], [[6, 0], [5, 0]]], "precision", 1) == 0.375
-    assert cells.mean_over([[[5, 1], [2, 3]], [[6, 0], [5, 0]]], "recall", 1) == 0.3
+    assert entries.mean_over([[[5, 1], [2, 3]], [[6, 0], [5, 0]]], "precision", 1) == 0.375
+    assert entries.mean_over([[[5, 1], [2, 3]], [[6, 0], [5, 0]]], "recall", 1) == 0.3
 
 
 def test_selection_rule_decides_and_an_unrun_choice_is_not_run():
@@ -430,14 +431,52 @@ def test_the_papers_protocol_needs_the_papers_grid(tmp_path, monkeypatch):
 
 
 def test_the_grid_of_the_protocol_is_the_one_that_runs_search():
-    """cells.grid_points against Settings.grid, which plans the runs."""
+    """fidelity.grid_points against Settings.grid, which plans the runs."""
     for dataset, loss in [("mammography", "f1"), ("kaggle", "mcc"), ("kaggle", "ce"), ("caltech256", "f1")]:
         words = [f"dataset={dataset}", f"loss={loss}", "preset=paper"]
         planned = settings(Command.parse(words)).grid()
-        wanted = cells.Cell("", "", "", dataset, loss, "east", "test.mcc", preset="paper")
-        points = {tuple(point.get(name) for name in cells.AXES) for point in planned}
-        assert cells.grid_points(wanted) == points
-    assert cells.grid_points(cells.Cell("", "", "", "adult", "bce", "btg", "test.mcc", preset="paper")) == set()
+        points = {tuple(point.get(name) for name in entries.AXES) for point in planned}
+        assert fidelity.grid_points(Request(dataset=dataset, loss=loss, protocol="east"), "paper") == points
+    assert fidelity.grid_points(Request(dataset="adult", loss="bce", protocol="btg"), "paper") == set()
+
+
+@pytest.mark.parametrize("name", tables.names())
+def test_all_rows_of_a_table_are_searched_over_one_space(name):
+    """On each dataset, under each preset: the same points, apart from the cooling rate, which not every loss has."""
+    asked = {}
+    for cell in specs.blank_cells(tables.spec(name), "clean"):
+        for preset in fidelity.PRESETS if cell.trains_networks else ():
+            composed = cell.composed(preset)
+            if composed and not composed.loss.classical:
+                points = {point[:-1] for point in fidelity.grid_points(cell, preset)}
+                rates = {point[-1] for point in fidelity.grid_points(cell, preset)} - {None}
+                asked.setdefault((cell.dataset, preset), []).append((points, rates))
+    for where, rows in asked.items():
+        assert all(points == rows[0][0] for points, _ in rows), where
+        if "annealing.r" not in composed.fixed:
+            assert len({frozenset(rates) for _, rates in rows if rates}) <= 1, where
+
+
+def test_a_table_that_is_searched_by_the_papers_grid_states_it():
+    """Fixed in its yaml, and what the paper's protocol gives each row is part of it."""
+    for name in tables.papers_tables():
+        table = tables.spec(name)
+        for cell in specs.blank_cells(table, "clean"):
+            plain = Request(dataset=cell.dataset, loss=cell.loss, protocol=cell.protocol)
+            points = fidelity.grid_points(plain, "paper")
+            assert bool(table.grid) == bool(points) or cell.loss in papers.BASELINES
+            assert points <= fidelity.grid_points(cell, "paper")
+
+
+def test_the_command_of_a_cell_says_where_its_grid_is_not_the_protocols():
+    """So that whoever types it, or task=reproduce, searches what the table states."""
+    sizes = "[128,256,512,1024,2048,4096,8192]"
+    commands = {(c.dataset, c.row): c for c in specs.blank_cells(tables.spec("east_v2_1"), "clean")}
+    assert f"protocol.grid.batch_size={{kaggle:{sizes}}}" in cells.command(commands["kaggle", "CE"])
+    for place, cell in commands.items():
+        typed = settings(cells.typed_command(cell).but(preset="paper"))
+        assert typed.grid() == cell.composed("paper").grid(), place
+        assert ("protocol.grid" in cells.command(cell)) == (place[0] == "kaggle" and place[1] not in ("Acc*", "MCC*"))
 
 
 def test_the_fullest_protocol_on_record_is_shown_and_a_mixed_column_says_so(tmp_path):

@@ -1,30 +1,22 @@
 """Which records fill a cell of a table, and what they say beside the published number. Nothing here needs torch.
 
 A cell finds the families of records that fit it, lets the selection rule choose one setting, and shows that setting's
-trials: those of the fullest protocol on record. How full a protocol is follows from the values in the records
-(patience, limits, cooling, grid), never from the preset's label. `Entry` alone knows how a record is laid out.
+trials: those of the fullest protocol on record (fidelity.py).
 """
 
-import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
-from typing import Any
 
-import yaml
-from pydantic import JsonValue
-
-from east.choices import CONF, ConfigError, choose
+from east.choices import choose
 from east.experiment import records
-from east.experiment.records import Record
 from east.reporting import papers, statistics
-from east.settings import identity
+from east.reporting.entries import Entry, Family, Ledger
+from east.reporting.fidelity import Options, Request, cools_as_asked, searched_as, trained_as, usual_splits
 from east.settings.command import Command
-from east.settings.compose import PAPER_DATASETS, settings
-from east.settings.settings import Settings as Composed
+from east.settings.command import text as typed
+from east.settings.compose import PAPER_DATASETS
 
-PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
 CUSTOM = "custom"  # training settings of no preset
 MARKS = {
     "†": "budget training: a smaller grid, a shorter patience and at most 300 epochs.",
@@ -48,140 +40,17 @@ TUNED_FOR = {
     "mcc": "mcc",
     "gmean": "gmean",
 }  # score -> the plug-in's metric
-LIMITS = ("max_epochs", "stage_epochs")  # how a trial ends that was still improving
-COMPARED = ("dataset", "split", "model", "loss", "annealing", "protocol")  # sections that make an experiment
-IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", "annealing.r")  # places, splits, what a search varies
-AXES = ("lr", "dropout", "batch_size", "r")
-
-Settings = dict[str, JsonValue]
-Point = tuple[JsonValue, ...]  # values of AXES
 
 
-@dataclass(frozen=True, eq=False)
-class Entry:
-    """One record as tables see it."""
-
-    record: Record
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        """The settings as they are stored, without what has its default."""
-        return self.record.config.to_json()
-
-    @property
-    def key(self) -> str:
-        return self.record.key
-
-    @property
-    def family(self) -> str:
-        return self.record.family
-
-    @property
-    def seed(self) -> int:
-        return self.record.seed
-
-    @property
-    def done(self) -> bool:
-        return self.record.status == "done"
-
-    @property
-    def is_trial(self) -> bool:
-        """Search records are for choosing a setting; their test scores are never shown."""
-        return self.record.stage == "trial"
-
-    @property
-    def dataset(self) -> str:
-        return self.section("dataset")["name"]
-
-    @property
-    def loss(self) -> str:
-        return self.section("loss")["name"]
-
-    @property
-    def protocol(self) -> str | None:
-        return self.section("protocol").get("name")
-
-    @property
-    def label(self) -> str | None:
-        """The preset that the run was started with, whatever else its command line changed."""
-        return self.config.get("preset")
-
-    @property
-    def split(self) -> int | str:
-        return self.section("split").get("seed", 0)
-
-    @property
-    def source(self) -> str:
-        return self.record.source
-
-    @property
-    def commit(self) -> str | None:
-        return self.record.git
-
-    @property
-    def at_limit(self) -> bool:
-        """Whether training ended at an epoch limit."""
-        return self.record.stopped in LIMITS
-
-    @property
-    def point(self) -> Point:
-        """Where in the grid it is."""
-        hyper, rate = self.section("hyper"), self.section("annealing").get("r")
-        return (*(hyper.get(name) for name in AXES[:-1]), rate)
-
-    def section(self, name: str) -> Mapping[str, Any]:
-        return self.config.get(name) or {}
-
-    @property
-    def actual(self) -> list[int]:
-        """Test rows of each class; empty where the trial failed."""
-        return [sum(row) for row in self.record.confusion.get("test", ())]
-
-    def has_all_classes(self, dataset: str) -> bool:
-        """Were all classes of the papers' dataset there? A folder with some of Caltech256's is not Caltech256."""
-        classes = len(self.record.confusion.get("test", ()))
-        return not classes or classes == papers.MULTICLASS.get(dataset, classes)
-
-    @property
-    def rarest(self) -> int | None:
-        """Validation rows of the positive class of two, or of the rarest class that has any."""
-        rows = [sum(row) for row in self.record.confusion.get("val", ())]
-        return rows[1] if len(rows) == 2 else min(filter(None, rows), default=None)
-
-    def value(self, score: str, position: int | None) -> float | None:
-        """A score such as "thresholds.test.f1_pos"; None if the trial failed or was not judged by it."""
-        *rule, split, name = score.split(".")
-        decision = self.record.decisions.get(rule[0]) if rule else None
-        scores = decision.get("scores", {}) if decision else {} if rule else self.record.scores
-        value = scores.get(split, {}).get(name) if self.done else None
-        if value is None and decision and position is not None:
-            return mean_over(decision["confusion"][split], name, position)
-        if isinstance(value, list):
-            return value[position] if position is not None else None
-        return value
-
-    def same_but_for_epochs(self) -> str:
-        """What the rounds of a search by successive halving have in common."""
-        protocol = {name: value for name, value in self.section("protocol").items() if name != "max_epochs"}
-        return identity.family({**self.config, "protocol": protocol})
-
-
-@dataclass
-class Cell:
-    """One number of a table: what it needs, what was published, and what our trials say."""
+@dataclass(kw_only=True)
+class Cell(Request):
+    """One number of a table: the runs it needs, what was published, and what our trials say."""
 
     block: str
     row: str
     column: str
-    dataset: str
-    loss: str
-    protocol: str | None
     score: str  # "test.f1_pos", or "thresholds.test.f1_pos": the mean over decision thresholds
     position: int | None = None  # the class of a score that has one value per class
-    parameters: Settings = field(default_factory=dict)  # of the loss, beyond its config file
-    overrides: Settings = field(default_factory=dict)  # of everything else: annealing, dataset.imbalance, …
-    ideal: Settings = field(default_factory=dict)  # further overrides; trials without them are second best
-    family: str | None = None  # this family of records and no other
     published: papers.Published | None = None
     findings: list[str] = field(default_factory=list)
     trials: int | None = None  # how many the protocol asks for
@@ -202,12 +71,6 @@ class Cell:
     key: str | None = None
     sources: list[str] = field(default_factory=list)
     commits: set[str] = field(default_factory=set)
-
-    @property
-    def recorded(self) -> str:
-        """The dataset's name in records: a KEEL set has its own."""
-        subset = self.overrides.get("dataset.set")
-        return f"{self.dataset}-{subset}" if subset else self.dataset
 
     @property
     def measure(self) -> str:
@@ -268,33 +131,6 @@ class Cell:
         return statistics.welch(values, self.published.mean, self.published.std)
 
 
-class Ledger:
-    """The records by what a cell looks for."""
-
-    def __init__(self, found: Iterable[Record]):
-        self.entries = [Entry(record) for record in found]
-        families: dict[str, list[Entry]] = {}
-        for entry in self.entries:
-            families.setdefault(entry.family, []).append(entry)
-        self.families: dict[tuple[str, str, str | None], list[list[Entry]]] = {}
-        for family in families.values():
-            where = (family[0].dataset, family[0].loss, family[0].protocol)
-            self.families.setdefault(where, []).append(family)
-
-    def of(self, cell: Cell) -> list[list[Entry]]:
-        known = self.families.get((cell.recorded, cell.loss, cell.protocol), [])
-        return [family for family in known if not cell.family or family[0].family == cell.family]
-
-    @cached_property
-    def searched(self) -> dict[str, set[Point]]:
-        """Points that were searched, with the rounds of successive halving in one place."""
-        found: dict[str, set[Point]] = {}
-        for entry in self.entries:
-            if entry.done and not entry.is_trial:
-                found.setdefault(entry.same_but_for_epochs(), set()).add(entry.point)
-        return found
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A family's chosen setting, with those of its trials that have the cell's score."""
@@ -302,7 +138,7 @@ class Candidate:
     as_asked: bool
     key: str
     values: dict[int, float]
-    family: list[Entry]
+    family: Family
 
     @property
     def order(self) -> tuple[bool, int, str]:
@@ -316,33 +152,36 @@ class Candidate:
 def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None:
     """Put the trials of the selected setting into a cell: those of the fullest preset that has any."""
     cell.rule = rule
-    by_preset: dict[str, list[list[Entry]]] = {}
-    for family in ledger.of(cell):
+    by_preset: dict[str, list[Family]] = {}
+    for family in ledger.families.get((cell.recorded, cell.loss, cell.protocol), ()):
+        if cell.family and family[0].family != cell.family:
+            continue
         preset = trained_as(family[0], cell)
         if cell.family:  # listed whatever its training was
             by_preset.setdefault(preset or CUSTOM, []).append(family)
-        elif preset and preset in accepted and (asked := composed(cell, preset)):
-            kept = [entry for entry in family if _rate_fits(entry, asked)]
+        elif preset and preset in accepted and (asked := cell.composed(preset)):
+            kept = [entry for entry in family if cools_as_asked(entry, asked)]
             by_preset.setdefault(preset, []).extend([kept] if kept else [])
     for preset in by_preset if cell.family else accepted:
         by_split: dict[int | str, list[Candidate]] = {}
         for family in by_preset.get(preset, ()):
             if candidate := _candidate(family, cell, rule):
                 by_split.setdefault(family[0].split, []).append(candidate)
-        homes = list(by_split) if cell.family else [split for split in _usual_splits(cell) if split in by_split]
+        homes = list(by_split) if cell.family else [split for split in usual_splits(cell) if split in by_split]
         if homes:
             cell.preset = preset
             _show(cell, homes[0], by_split, ledger)
             return
 
 
-def _candidate(family: list[Entry], cell: Cell, rule: str) -> Candidate | None:
+def _candidate(family: Family, cell: Cell, rule: str) -> Candidate | None:
     key = records.select((entry.record for entry in family), rule)
     trials = [entry for entry in family if entry.key == key and entry.is_trial]
     cell.failed += sum(not entry.done for entry in trials)  # counts where nothing succeeded
     values = {e.seed: value for e in trials if (value := e.value(cell.score, cell.position)) is not None}
     asked = {tuple(name.split(".")): value for name, value in cell.ideal.items()}
-    as_asked = all(family[0].section(section).get(name) == value for (section, name), value in asked.items())
+    sections = family[0].sections
+    as_asked = all(sections[section].get(name) == value for (section, name), value in asked.items())
     return Candidate(as_asked, key, dict(sorted(values.items())), family) if key and values else None
 
 
@@ -358,124 +197,15 @@ def _show(cell: Cell, home: int | str, by_split: Mapping[int | str, list[Candida
     cell.settings = len(by_split[home])
     cell.rarest = min((entry.rarest for entry in scored if entry.rarest is not None), default=None)
     cell.capped = 2 * sum(entry.at_limit for entry in scored) > len(scored)
-    cell.sources = sorted({entry.source for entry in trials})
-    cell.commits = {entry.commit for entry in trials if entry.commit}
-    cell.search = _search(cell, shown.family, ledger) if cell.published else None
+    cell.sources = sorted({entry.record.source for entry in trials})
+    cell.commits = {entry.record.git for entry in trials if entry.record.git}
+    cell.search = searched_as(cell, cell.preset, shown.family, ledger) if cell.published else None
     cell.constant = best_constant(scored, cell) if cell.published else []
     # A comparison over splits is one over splits alone: trials that share a split would weigh that one differently.
     if "trial" in best:
         cell.splits = {(seed, seed): value for seed, value in best["trial"].values.items()}
     elif len(best) > 1:
         cell.splits = {(split, seed): v for split, one in best.items() for seed, v in one.values.items()}
-
-
-def _usual_splits(cell: Cell) -> tuple[int | str, int | str]:
-    """Where the protocol's own trials are, before others."""
-    return ("trial", 0) if conf("protocol", cell.protocol)["new_split"] else (0, "trial")
-
-
-# How full was the protocol?
-
-
-def trained_as(entry: Entry, cell: Cell) -> str | None:
-    """The fullest preset whose command for this cell composes the very settings of the record."""
-    if not cell.family:
-        fitting = (preset for preset in PRESETS if _fits(entry, cell, preset))
-        return next(fitting, None) if entry.has_all_classes(cell.dataset) else None
-    if not (entry.protocol and _has_conf("protocol", entry.protocol)):
-        return entry.label
-    known = [*PRESETS, *([entry.label] if entry.label and _has_conf("preset", entry.label) else [])]
-    return next((preset for preset in known if _trained_alike(entry, preset)), None)
-
-
-def _fits(entry: Entry, cell: Cell, preset: str) -> bool:
-    """Whether the record is what the cell's command makes under this preset, at whatever point of its grid."""
-    asked = composed(cell, preset)
-    if asked is None:
-        return False
-    science = asked.science(cell.recorded, None).to_json()
-    ignored = ({*IGNORED} - {*cell.overrides}) | {*cell.ideal, "annealing.r"}  # a family has several rates
-    if asked.loss.options.get("average", "given") is None:  # the record has the one that the data gave it
-        ignored.add("loss.average")
-    return all(_without(entry.section(s), s, ignored) == _without(science[s], s, ignored) for s in COMPARED)
-
-
-def _trained_alike(entry: Entry, preset: str) -> bool:
-    """Whether the record's protocol, schedule and network are those of a preset."""
-    section = entry.section
-    dataset = entry.dataset.partition(" (")[0].partition("-")[0]  # keel-abalone19 and "digits (120 rows)" have files
-    choices = {"dataset": dataset, "loss": entry.loss, "protocol": entry.protocol}
-    if not all(_has_conf(group, str(name)) for group, name in choices.items()):
-        return False
-    own = {f"loss.{name}": value for name, value in section("loss").items() if name not in ("name", "_target_")}
-    asked = _composed(json.dumps({**choices, **own}), preset)
-    if asked is None:
-        return False
-    science, names = asked.science(entry.dataset, None).to_json(), ("protocol", "annealing", "model")
-    return all(_without(section(name), name, IGNORED) == _without(science[name], name, IGNORED) for name in names)
-
-
-def _without(section: Any, name: str, ignored: Iterable[str]) -> dict[str, Any]:
-    """A section's JSON without some of its keys, with equal numbers written equally."""
-    return identity.plain({key: value for key, value in section.items() if f"{name}.{key}" not in ignored}, float)
-
-
-def _rate_fits(entry: Entry, asked: Composed) -> bool:
-    """A family holds the points of a grid: each must cool at a rate that the command would try, or be told."""
-    rate = entry.section("annealing").get("r")
-    tried: set[float | None] = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
-    return rate is None or rate in (tried or {asked.annealing.r})
-
-
-def composed(cell: Cell, preset: str) -> Composed | None:
-    """The settings of the command that fills a cell, as a run composes them; None if the preset has no such key."""
-    needs = {"dataset": cell.dataset, "loss": cell.loss, "protocol": cell.protocol, **cell.overrides}
-    needs |= {f"loss.{name}": value for name, value in cell.parameters.items()}
-    return _composed(json.dumps(needs), preset)
-
-
-@cache
-def _composed(needs: str, preset: str) -> Composed | None:
-    try:
-        return settings(Command({**json.loads(needs), "preset": preset}))
-    except ConfigError:  # such as annealing.r of a loss that a preset does not cool
-        return None
-
-
-def _search(cell: Cell, family: Sequence[Entry], ledger: Ledger) -> str | None:
-    """Which part of the grid was searched before these trials."""
-    wanted = grid_points(cell)
-    if not wanted:
-        return None
-    full = {entry.point for entry in family if entry.done and not entry.is_trial}
-    if full - wanted:
-        return "wider"
-    if wanted <= full:
-        return "grid"
-    shorter = ledger.searched.get(family[0].same_but_for_epochs(), set())
-    return "halving" if full and wanted <= shorter else "part"
-
-
-def grid_points(cell: Cell) -> set[Point]:
-    """The points that the cell's command searches under its preset; what the cell fixes is not searched."""
-    if cell.preset not in PRESETS or not cell.protocol:
-        return set()
-    asked = composed(cell, cell.preset)
-    if asked is None:
-        return set()
-    hyper = {name: getattr(asked.hyper, name) for name in AXES[:-1]}
-    points = asked.grid() if asked.searched else []
-    return {tuple((hyper | {"r": None} | point).get(name) for name in AXES) for point in points}
-
-
-def _has_conf(group: str, name: str) -> bool:
-    return (CONF / group / f"{name}.yaml").is_file()
-
-
-@cache
-def conf(group: str, name: str | None) -> dict[str, Any]:
-    """A file of conf/."""
-    return yaml.safe_load((CONF / group / f"{name}.yaml").read_text())
 
 
 # Scores that follow from counts
@@ -514,13 +244,6 @@ def constant_score(name: str, actual: Sequence[int], k: int, position: int | Non
     return {"accuracy": share, "f1_macro": fbeta(1) / len(actual), "mcc": 0.0}.get(name)
 
 
-def mean_over(matrices: Sequence[Sequence[Sequence[int]]], name: str, k: int) -> float:
-    """Precision or recall of class k, mean over the confusion matrices of several thresholds; 0 where undefined."""
-    wholes = [sum(row[k] for row in matrix) if name == "precision" else sum(matrix[k]) for matrix in matrices]
-    ratios = [matrix[k][k] / whole if whole else 0.0 for matrix, whole in zip(matrices, wholes, strict=True)]
-    return sum(ratios) / len(ratios)
-
-
 # Words for a cell
 
 
@@ -534,30 +257,16 @@ def decided(score: str, decision: str) -> str:
     return f"{decision}_{made_for}.{score}"
 
 
-def command(cell: Cell) -> str:
-    """The command that fills a cell."""
-    words = [f"dataset={cell.dataset}", f"loss={cell.loss}", *([f"protocol={cell.protocol}"] if cell.protocol else [])]
-    selection = [f"selection={cell.rule}"] if cell.rule != "val_loss" else []
-    further = [f"{name}={on_command_line(value)}" for name, value in settings_of(cell).items()]
-    automatic = "paper" if cell.dataset in PAPER_DATASETS else "quick"
-    preset = [f"preset={cell.asked}"] if cell.asked != automatic else []
-    return shlex.join(["east-run", *words, *further, *preset, *selection])
-
-
-def settings_of(cell: Cell) -> Settings:
-    """What the command line says besides dataset, loss and protocol, such as {"loss.beta": {"dog": 0.25}}."""
-    return {f"loss.{name}": value for name, value in cell.parameters.items()} | cell.overrides | cell.ideal
-
-
 def typed_command(cell: Cell) -> Command:
-    """The command that fills a cell, for those who carry it out; without its preset."""
-    return Command({"dataset": cell.dataset, "loss": cell.loss, "protocol": cell.protocol, **settings_of(cell)})
+    """The command that fills a cell, without its preset."""
+    return Command(cell.choices | cell.ideal | cell.axes)
 
 
-def on_command_line(value: JsonValue) -> str:
-    """A value as Hydra takes it."""
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{on_command_line(item)}" for name, item in value.items()) + "}"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+def command(cell: Cell) -> str:
+    """The command that fills a cell, as one types it."""
+    automatic = "paper" if cell.dataset in PAPER_DATASETS else "quick"
+    further: Options = {"preset": cell.asked} if cell.asked != automatic else {}
+    further |= {"selection": cell.rule} if cell.rule != "val_loss" else {}
+    given = typed_command(cell).but(further).values
+    folder = ["--config-dir", cell.config_dir] if cell.config_dir else []
+    return shlex.join(["east-run", *folder, *(f"{name}={typed(value)}" for name, value in given.items())])

@@ -1,14 +1,18 @@
 """The cells of a table without rows: whatever the records hold, a block per dataset and a row per setting."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TypeAlias
 
 from east.reporting import papers
-from east.reporting.cells import Cell, Entry, Ledger, on_command_line
+from east.reporting.cells import Cell
+from east.reporting.entries import Family, Ledger
+from east.reporting.fidelity import PRESETS
 from east.reporting.specs import POSITIVE, Spec
-from east.settings.identity import SECTIONS
+from east.settings.command import text as typed
+from east.settings.identity import SECTIONS, Json
+from east.settings.sections import Science
 
-Family = list[Entry]
+Values: TypeAlias = Mapping[str, Json]  # dotted name -> value
 
 
 def blank_cells(table: Spec, ledger: Ledger, accepted: Sequence[str]) -> Iterator[Cell]:
@@ -22,7 +26,7 @@ def blank_cells(table: Spec, ledger: Ledger, accepted: Sequence[str]) -> Iterato
         for family in ledger.families[where]:
             if _wanted(table, family, accepted):
                 by_data = blocks.setdefault(dataset, {})
-                same = by_data.setdefault(family[0].section("dataset").get("fingerprint"), {})
+                same = by_data.setdefault(family[0].config.dataset.fingerprint, {})
                 same.setdefault(loss, []).append(family)
     for dataset, by_data in blocks.items():
         for block, by_loss in zip(_data_labels(dataset, by_data), by_data.values(), strict=True):
@@ -31,35 +35,35 @@ def blank_cells(table: Spec, ledger: Ledger, accepted: Sequence[str]) -> Iterato
 
 
 def _wanted(table: Spec, family: Family, accepted: Sequence[str]) -> bool:
-    first = family[0]
-    asked = ((table.datasets, first.dataset), (table.losses, first.loss), (table.families, first.family))
+    dataset, loss = family[0].config.dataset, family[0].config.loss
+    asked = ((table.datasets, dataset.name), (table.losses, loss.name), (table.families, family[0].family))
     # A part of the data is no result of the dataset: a table has it only where it asks for that part.
-    whole = first.section("dataset").get("limit") is None
+    whole = dataset.limit is None
     return whole and _label(family) in accepted and all(among is None or name in among for among, name in asked)
 
 
 def _label(family: Family) -> str | None:
     """The fullest preset among those that the trials were started with."""
     labels = {entry.label for entry in family if entry.label}
-    return next((preset for preset in ("paper", "budget", "lean", "quick", *sorted(labels)) if preset in labels), None)
+    return next((preset for preset in (*PRESETS, *sorted(labels)) if preset in labels), None)
 
 
 def _data_labels(dataset: str, by_data: Mapping[str | None, Mapping[str, list[Family]]]) -> list[str]:
     """Names for the data behind one dataset's name: with the options that differ, else with their fingerprints."""
     if len(by_data) == 1:
         return [dataset]
-    sections = [next(iter(by_loss.values()))[0][0].section("dataset") for by_loss in by_data.values()]
-    options = [{n: v for n, v in section.items() if n not in ("name", "fingerprint")} for section in sections]
-    named = labels(dataset, [{"dataset": section} for section in options])
+    sections = [next(iter(by_loss.values()))[0][0].sections["dataset"] for by_loss in by_data.values()]
+    options = [{f"dataset.{n}": v for n, v in s.items() if n not in ("name", "fingerprint")} for s in sections]
+    named = told_apart(dataset, options)
     return named if len(set(named)) == len(named) else [f"{dataset}, data {str(mark)[:8]}" for mark in by_data]
 
 
 def _rows(block: str, dataset: str, loss: str, families: Sequence[Family], scores: Sequence[str]) -> Iterator[Cell]:
     configs = [family[0].config for family in families]
-    metrics = [config["loss"].get("metric") if loss == "metric" else loss for config in configs]
+    metrics = [str(config.loss.options.get("metric")) if loss == "metric" else loss for config in configs]
     named = labels(loss, configs) if len(set(metrics)) < len(metrics) else metrics
     for label, family in zip(named, families, strict=True):
-        protocol = family[0].protocol
+        protocol = family[0].config.protocol.name
         tried = any(entry.is_trial and entry.done for entry in family)
         for name in scores:
             score = papers.score_of(None, dataset, loss, name)
@@ -81,17 +85,26 @@ def _rows(block: str, dataset: str, loss: str, families: Sequence[Family], score
             )
 
 
-def labels(loss: str, configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Names for several settings of one loss: as many of their values as it takes to tell them apart."""
-    flat = []
+def labels(name: str, configs: Sequence[Science]) -> list[str]:
+    """Names for several settings of one loss."""
+    flat: list[Values] = []
     for config in configs:
-        sections = [(name, config[name]) for name in SECTIONS if config.get(name) and name != "hyper"]
-        values = {f"{s}.{n}".removesuffix(".name"): v for s, section in sections for n, v in section.items()}
-        flat.append({"preset": config.get("preset")} | values | {"annealing.r": None})
-    found = [loss] * len(flat)
-    for name in dict.fromkeys(name for values in flat for name in values):
-        more = [f", {name}={on_command_line(values[name])}" if values.get(name) is not None else "" for values in flat]
-        longer = [label + word for label, word in zip(found, more, strict=True)]
-        if len(set(longer)) > len(set(found)):
-            found = longer
-    return found
+        sections = [(section, getattr(config, section).to_json()) for section in SECTIONS if section != "hyper"]
+        values = {f"{s}.{n}".removesuffix(".name"): value for s, section in sections for n, value in section.items()}
+        flat.append({"preset": config.preset} | values | {"annealing.r": None})
+    return told_apart(name, flat)
+
+
+def told_apart(name: str, settings: Sequence[Values]) -> list[str]:
+    """A name for each of several settings: with as many of their values as it takes to tell them apart.
+
+    >>> told_apart("f1", [{"loss.step": "linear", "split.seed": 0}, {"loss.step": "none", "split.seed": 0}])
+    ['f1, loss.step=linear', 'f1, loss.step=none']
+    """
+    named = [name] * len(settings)
+    for key in dict.fromkeys(key for values in settings for key in values):
+        more = [f", {key}={typed(values[key])}" if values.get(key) is not None else "" for values in settings]
+        longer = [label + word for label, word in zip(named, more, strict=True)]
+        if len(set(longer)) > len(set(named)):
+            named = longer
+    return named

@@ -15,6 +15,8 @@ a block per metric and a column per dataset, `flipped` exchanges rows and column
 over all datasets (`details: false` shows nothing else), `figure` is dots, lines, ranks or leads, `reference` the row to
 compare with instead of cross-entropy. `base` is the table that this one repeats with other values.
 `questions` are what the table was made to answer: they, and no other comparisons, are corrected for multiplicity.
+`grid` is the search space of all rows, fixed before any test score is seen. It takes the place of the protocol's; a
+preset that has a smaller one of its own searches that, for all rows alike.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,18 +25,20 @@ from itertools import product
 from typing import Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
-from east.choices import CONF, choose
+from east.choices import ConfigError, choose, groups
 from east.reporting import papers
 from east.reporting.cells import Cell, decided
+from east.reporting.fidelity import Options, Request
+from east.settings.compose import read
+from east.settings.settings import Grid
 
 VARIANTS = ("clean", "released")
 CLASS_INDEX = {"cifar10": {"dog": 5, "frog": 6}, "caltech256": {"dog": 55, "frog": 79}}
 POSITIVE = 1
 
 Labels = tuple[str, ...] | dict[str, str]  # names, or label -> name
-Settings = dict[str, JsonValue]
 Decision = Literal["argmax", "plugin", "expected"]
 DECIDED: dict[Decision, str] = {"argmax": "", "plugin": " + plug-in", "expected": " + expected"}
 
@@ -51,12 +55,12 @@ class Row(Strict):
     class_: str | None = Field(None, alias="class")
     block: str | None = None
     decision: Decision | None = None
-    released: Settings = {}
-    overrides: Settings = {}
+    released: Options = {}
+    overrides: Options = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _collect(cls, values: Settings) -> Settings:
+    def _collect(cls, values: Options) -> Options:
         further = {name: value for name, value in values.items() if "." in name or name == "annealing"}
         rest = {name: value for name, value in values.items() if name not in further}
         return rest | ({"overrides": further} if further else {})
@@ -92,12 +96,13 @@ class Spec(Strict):
     protocol: str | None = None
     trials: int | None = None
     preset: str | None = None  # the quickest that is shown
-    overrides: Settings = {}
+    overrides: Options = {}
     class_: str | None = Field(None, alias="class")
     rows: dict[str, Row] = {}
     columns: tuple[Columns, ...] = ()
     metric: Labels | None = None  # in place of the columns' own
     decisions: tuple[Decision, ...] = ()
+    grid: Grid | None = None
     questions: tuple[Question, ...] = ()
     blocks: Literal["dataset", "metric"] = "dataset"
     flipped: bool = False
@@ -112,7 +117,7 @@ class Spec(Strict):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_column_is_a_list(cls, values: Settings) -> Settings:
+    def _one_column_is_a_list(cls, values: Options) -> Options:
         columns = values.get("columns")
         return values | {"columns": [columns]} if isinstance(columns, Mapping) else values
 
@@ -128,25 +133,40 @@ class Spec(Strict):
         return Spec.model_validate(dict(self) | values)
 
 
-def names() -> list[str]:
-    """All tables: the papers' in their order, then our own."""
-    found = sorted(file.stem for file in (CONF / "table").glob("*.yaml"))
+def names(config_dir: str | None = None) -> list[str]:
+    """All tables: the papers' in their order, then our own and those of the user's folder."""
     ranks = {paper: rank for rank, paper in enumerate(papers.PROTOCOLS)}
-    return sorted(found, key=lambda name: ranks.get(name.rpartition("_")[0], len(ranks)))
+    return sorted(sorted(groups(config_dir)["table"]), key=lambda name: ranks.get(name.rpartition("_")[0], len(ranks)))
 
 
-@cache
-def spec(name: str) -> Spec:
-    """conf/table/<name>.yaml."""
-    return Spec.model_validate(_read(name))
+def papers_tables() -> list[str]:
+    """The tables of the papers."""
+    return [name for name in names() if spec(name).paper]
 
 
-def _read(name: str) -> Settings:
-    values = yaml.safe_load((CONF / "table" / f"{choose('table', name, names())}.yaml").read_text())
-    if base := values.pop("base", None):
-        shared = _read(base)
-        values = shared | values | {"overrides": shared.get("overrides", {}) | values.get("overrides", {})}
-    return values
+def spec(name: str, config_dir: str | None = None) -> Spec:
+    """conf/table/<name>.yaml, or that of the user's folder."""
+    file = groups(config_dir)["table"][choose("table", name, names(config_dir))]
+    try:
+        table = Spec.model_validate(_values(name, config_dir))
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ConfigError(f"{file}: {place}: {first['msg']}, got {first['input']!r}") from error
+    if table.name != file.stem:
+        raise ConfigError(f"{file}: expected name: {file.stem}, as the file is called, got {table.name!r}")
+    return table
+
+
+def _values(name: str, config_dir: str | None) -> Options:
+    """What a table's file says, on top of its base."""
+    values = read(groups(config_dir)["table"][choose("table", name, names(config_dir))])
+    base = values.get("base")
+    if not base:
+        return values
+    values = {key: value for key, value in values.items() if key != "base"}
+    shared = _values(base, config_dir)
+    return shared | values | {"overrides": {**shared.get("overrides", {}), **values.get("overrides", {})}}  # type: ignore[dict-item]
 
 
 def usual_preset(table: Spec) -> str:
@@ -177,24 +197,33 @@ def blank_cells(table: Spec, variant: str) -> Iterator[Cell]:
                     position=CLASS_INDEX[dataset][of_class] if of_class else POSITIVE if per_class else None,
                     published=known,
                     findings=papers.findings_of(known) if known else [],
-                    **needed,
+                    trials=table.trials,
+                    **vars(needed),
                 )
 
 
-def _needed(table: Spec, row: Row, dataset: str, options: Sequence[str], variant: str) -> dict:
-    """The fields of a cell that say which runs fill it."""
-    overrides: Settings = {f"dataset.{name}": value for name, value in map(_option, options)}
+def _needed(table: Spec, row: Row, dataset: str, options: Sequence[str], variant: str) -> Request:
+    """The runs that fill a row's cells."""
+    overrides: Options = {f"dataset.{name}": value for name, value in map(_option, options)}
     overrides |= table.overrides | row.overrides
-    need: Settings = {"protocol": table.protocol, "loss": row.loss}
-    need |= {"beta": row.beta} if row.beta is not None else {}
-    need |= {n.removeprefix("loss."): overrides.pop(n) for n in list(overrides) if n.startswith("loss.")}
-    ideal: Settings = {}
+    parameters: Options = {"beta": row.beta} if row.beta is not None else {}
+    parameters |= {n.removeprefix("loss."): overrides.pop(n) for n in list(overrides) if n.startswith("loss.")}
+    ideal: Options = {}
+    protocol, loss = table.protocol, row.loss
     if variant == "released":
-        need |= papers.RELEASED_LOSSES.get(row.loss, {}) | row.released
+        parameters |= papers.RELEASED_LOSSES.get(row.loss, {}) | row.released
+        loss, protocol = str(parameters.pop("loss", loss)), str(parameters.pop("protocol", protocol))
         dataset = papers.RELEASED_DATASETS.get(dataset, dataset)
-        ideal |= papers.RELEASED_PROTOCOLS.get(str(need["protocol"]), {})
-    needed = {"dataset": dataset, "loss": need.pop("loss"), "protocol": need.pop("protocol")}
-    return needed | {"parameters": need, "overrides": overrides, "ideal": ideal, "trials": table.trials}
+        ideal |= papers.RELEASED_PROTOCOLS.get(protocol, {})
+    return Request(
+        dataset=dataset,
+        loss=loss,
+        protocol=protocol,
+        parameters=parameters,
+        overrides=overrides,
+        ideal=ideal,
+        grid=table.grid,
+    )
 
 
 def _published(table: Spec, row: Row, dataset: str, metric: str, of_class: str | None) -> papers.Published | None:

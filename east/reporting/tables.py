@@ -1,6 +1,7 @@
 """Tables: records beside the published numbers, in Markdown, LaTeX, CSV, JSON and plain text. Nothing here needs torch.
 
-specs.py says what a table asks for, cells.py which records fill a cell and how it is judged, writers.py how it looks.
+specs.py says what a table asks for, cells.py which records fill a cell and how it is judged, fidelity.py how fully they
+follow the protocol, writers.py how a table looks.
 """
 
 import math
@@ -18,13 +19,15 @@ from east.choices import choose
 from east.experiment import records
 from east.experiment.records import Record
 from east.reporting import papers, recorded, statistics, writers
-from east.reporting.cells import PRESETS, TUNED_FOR, Cell, Ledger, command, decided, fill, typed_command
+from east.reporting.cells import TUNED_FOR, Cell, command, decided, fill, typed_command
+from east.reporting.entries import Ledger
+from east.reporting.fidelity import PRESETS
 from east.reporting.recorded import labels
-from east.reporting.specs import VARIANTS, Question, Spec, blank_cells, names, spec, usual_preset
+from east.reporting.specs import VARIANTS, Question, Spec, blank_cells, names, papers_tables, spec, usual_preset
 from east.settings.command import Command
 
-__all__ = ["Cell", "Spec", "Table", "build", "build_all", "command", "comparisons", "labels", "names", "plan", "render"]
-__all__ += ["spec", "usual_preset"]
+__all__ = ["Cell", "Spec", "Table", "build", "build_all", "command", "comparisons", "labels", "names", "plan"]
+__all__ += ["papers_tables", "render", "spec", "usual_preset"]
 
 REFERENCES = ("ce", "bce")  # what a loss is compared with
 ALL = "all"
@@ -187,13 +190,15 @@ def build(
     preset: str | None = None,
     today: date | None = None,
     found: Sequence[Record] | None = None,
+    config_dir: str | None = None,
 ) -> Table:
     """A table, or the one of that name in conf/table, with what the records hold.
 
     `rule` selects the setting, `variant="released"` asks for the papers' quirks, `preset` is the quickest one to accept
     (default: lean, or what the table says). `found` are the records, if they were read before by `records.scan`.
+    `config_dir` is a folder of the user's own configs, which may hold the table and what it names.
     """
-    table = spec(table) if isinstance(table, str) else table
+    table = spec(table, config_dir) if isinstance(table, str) else table
     choose("variant", variant, VARIANTS)
     choose("selection rule", rule, records.RULES)
     quickest = choose("preset", preset or table.preset or "lean", PRESETS)
@@ -207,7 +212,7 @@ def build(
         cells = list(recorded.blank_cells(table, ledger, accepted))
     cells = _with_plugin(cells) if table.paper else cells
     for cell in cells:
-        cell.asked = preset or usual_preset(table)
+        cell.asked, cell.config_dir = preset or usual_preset(table), config_dir
         fill(cell, ledger, rule, accepted)
     cells = _worth_showing(table, cells)
     about = {name for cell in cells for name in cell.findings}
@@ -233,7 +238,7 @@ def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
 def build_all(results_dir: str | Path = "results", **options: Any) -> list[Table]:
     """Every table of the papers."""
     found = records.scan(results_dir)
-    return [build(name, results_dir, found=found, **options) for name in names() if spec(name).paper]
+    return [build(name, results_dir, found=found, **options) for name in papers_tables()]
 
 
 def render(table: str | Spec, results_dir: str | Path = "results", format: str = "markdown", **options: Any) -> str:

@@ -9,7 +9,8 @@ from textwrap import fill
 from typing import TYPE_CHECKING
 
 from east.reporting import papers
-from east.reporting.cells import MARKS, PRESETS
+from east.reporting.cells import MARKS
+from east.reporting.fidelity import PRESETS
 
 if TYPE_CHECKING:
     from east.reporting.statistics import Lead

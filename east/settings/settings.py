@@ -44,16 +44,14 @@ class Grid(Section):
     r: Numbers
     batch_size: dict[str, Sizes | dict[str, Sizes]]  # by dataset or kind of data, there perhaps by loss
 
-    def batch_sizes(self, dataset: Dataset, loss: Loss) -> tuple[int, ...]:
-        """Those of this dataset, else of its kind of data."""
-        for name in (dataset.name, dataset.kind):
-            sizes = self.batch_size.get(name)
-            found = sizes.get(loss.name) if isinstance(sizes, dict) else sizes
-            if found is not None:
-                return found
-        raise ConfigError(
-            f"grid.batch_size: expected sizes for {dataset.kind!r} or {dataset.name!r}, got {sorted(self.batch_size)}"
-        )
+    def batch_sizes(self, dataset: str, kind: Kind, loss: str) -> tuple[int, ...]:
+        """The sizes for this dataset, else for its kind of data."""
+        for name in (dataset, kind):
+            by_loss = self.batch_size.get(name)
+            sizes = by_loss.get(loss) if isinstance(by_loss, dict) else by_loss
+            if sizes is not None:
+                return sizes
+        raise ConfigError(f"grid.batch_size: expected sizes for {kind!r} or {dataset!r}, got {sorted(self.batch_size)}")
 
 
 class Protocol(Training):
@@ -201,7 +199,7 @@ class Settings(Section):
         """
         grid = self.preset.grid or self.protocol.grid
         axes: dict[str, tuple[float, ...]] = {"lr": grid.lr, "dropout": grid.dropout, "r": grid.r}
-        axes["batch_size"] = grid.batch_sizes(self.dataset, self.loss)
+        axes["batch_size"] = grid.batch_sizes(self.dataset.name, self.dataset.kind, self.loss.name)
         if self.annealing.schedule == "none":
             del axes["r"]
         axes = {name: values for name, values in axes.items() if name not in self.fixed}

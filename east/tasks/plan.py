@@ -31,9 +31,7 @@ def names(runs: Sequence[Run]) -> list[str]:
     alike: dict[str, list[Run]] = {}
     for run in runs:
         alike.setdefault(run.name, []).append(run)
-    labels = {
-        name: iter(tables.labels(name, [run.science.to_json() for run in group])) for name, group in alike.items()
-    }
+    labels = {name: iter(tables.labels(name, [run.science for run in group])) for name, group in alike.items()}
     return [next(labels[run.name]) for run in runs]
 
 

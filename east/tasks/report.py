@@ -6,5 +6,6 @@ from east.settings.compose import settings
 
 
 def main(command: Command) -> int:
-    print(report.write(settings(command).results_dir))
+    asked = settings(command)
+    print(report.write(asked.results_dir, config_dir=asked.config_dir))
     return 0

@@ -15,13 +15,14 @@ SCIENCE = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper"
 
 def main(command: Command) -> int:
     """Run what a table lacks, or what dataset=… and loss=… leave of that, and render it."""
-    name = command.get("table")
+    name, folder = command.get("table"), command.get("config_dir")
     if name in (None, "grid") or "protocol" in command:
-        choices = ", ".join(name for name in tables.names() if name != "grid")
+        choices = ", ".join(name for name in tables.names(folder) if name != "grid")
         raise ConfigError(f"task=reproduce takes a table=…, and that table's protocol. Choices: all, {choices}")
     asked = settings(command.without(*LISTS))
-    preset = command.get("preset") or ("paper" if name == "all" else tables.usual_preset(tables.spec(name)))
-    missing = tables.plan(name, asked.results_dir, preset=preset, rule=asked.selection, variant=asked.variant)
+    preset = command.get("preset") or ("paper" if name == "all" else tables.usual_preset(tables.spec(name, folder)))
+    options = {"rule": asked.selection, "variant": asked.variant, "config_dir": folder}
+    missing = tables.plan(name, asked.results_dir, preset=preset, **options)
     for many, group in LISTS.items():
         if wanted := command.get(many) or ([command.get(group)] if group in command else []):
             missing = [one for one in missing if one.command.get(group) in wanted]

@@ -1,7 +1,7 @@
 """task=run: search hyperparameters, select, train the trials, and show them beside the published numbers."""
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -21,14 +21,21 @@ Found = Mapping[tuple[str, int], Record]
 
 
 def main(command: Command) -> int:
-    """Carry out a command; 0 if all of its trials are on record."""
+    return perform(command, results)
+
+
+def perform(command: Command, show: Callable[[Sequence[Run], Sequence[str]], tuple[str, bool]]) -> int:
+    """Carry out a command, or plan it with dry_run=true; 0 if `show` finds all of its trials on record.
+
+    `show` takes the runs and a line for each failure, and returns what to print and whether all is done.
+    """
     asked = all_settings(command)
     print(announcement(asked, command), flush=True)
     runs = [Run.of(settings) for settings in asked]
     if asked[0].dry_run:
         print(plan.text(runs))
         return 0
-    text, complete = results(runs, carry_out(runs))
+    text, complete = show(runs, carry_out(runs))
     print(text)
     return 0 if complete else 1
 
@@ -50,7 +57,14 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     keys = {run.chosen.key for run in runs if run.chosen}
     shown = [whole(record) for record in found.values() if record.key in keys]
     spec = tables.spec("grid").changed(title="Results")
-    built = tables.build(spec, settings.results_dir, found=shown, rule=settings.selection, preset="quick")
+    built = tables.build(
+        spec,
+        settings.results_dir,
+        rule=settings.selection,
+        preset="quick",
+        found=shown,
+        config_dir=settings.config_dir,
+    )
     named = list(zip(plan.names(runs), runs, strict=True))
     lines = [f"{name}: {lack}" for name, run in named if (lack := shortfall(run, found))]
     complete = not lines

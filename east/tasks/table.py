@@ -22,12 +22,17 @@ def main(command: Command) -> int:
 def text(asked: Settings, preset: str | None) -> str:
     """Render a table into results_dir/tables in every format; return it as text, or in the format asked for."""
     found = records.scan(asked.results_dir)
-    every = [n for n in tables.names() if tables.spec(n).paper] if asked.table == "all" else [asked.table]
+    every = tables.papers_tables() if asked.table == "all" else [asked.table]
 
     def build(name: str, variant: str) -> tables.Table:
-        quickest = None if preset == "auto" else preset
         return tables.build(
-            name, asked.results_dir, found=found, rule=asked.selection, variant=variant, preset=quickest
+            name,
+            asked.results_dir,
+            rule=asked.selection,
+            variant=variant,
+            preset=None if preset == "auto" else preset,
+            found=found,
+            config_dir=asked.config_dir,
         )
 
     built = [build(name, asked.variant) for name in every]
@@ -37,8 +42,8 @@ def text(asked: Settings, preset: str | None) -> str:
     shown = writers.WRITERS["text"](built, pairs).rstrip()
     folder = Path(asked.results_dir) / "tables"
     with shown_anyway():
-        clean = [table.name for table in built if asked.variant == "clean" and tables.spec(table.name).paper]
-        released = {name: build(name, "released") for name in clean}  # a figure shows both loaders of Adult
+        papers = {table.name for table in built if asked.variant == "clean"} & {*tables.papers_tables()}
+        released = {name: build(name, "released") for name in papers}  # a figure shows both loaders of Adult
         write(folder, "" if asked.variant == "clean" else f"_{asked.variant}", built, pairs, released)
         shown += f"\nwritten to {folder} as {', '.join(FILES)}"
     return shown

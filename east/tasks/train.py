@@ -4,24 +4,12 @@ from collections.abc import Sequence
 
 from east.experiment import records
 from east.experiment.runs import Run
-from east.experiment.scheduler import carry_out
 from east.settings.command import Command
-from east.settings.compose import all_settings
-from east.tasks import plan, run
+from east.tasks import run
 
 
 def main(command: Command) -> int:
-    """Train; 0 if every trial is on record."""
-    command = command.without("search", "trials").but(search="none", trials=1)
-    asked = all_settings(command)
-    print(run.announcement(asked, command), flush=True)
-    runs = [Run.of(settings) for settings in asked]
-    if asked[0].dry_run:
-        print(plan.text(runs))
-        return 0
-    text, complete = trials(runs, carry_out(runs))
-    print(text)
-    return 0 if complete else 1
+    return run.perform(command.but(search="none", trials=1), trials)
 
 
 def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from east.experiment import records
 from east.experiment.records import Record
@@ -24,22 +24,25 @@ TEMPERATURES = [0.2, 0.1, 0.05, 0.01]
 SHOWN_SCORES = ("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc")
 
 
-def write(results_dir: str | Path = "results", target: str | Path | None = None, **options) -> Path:
-    """Write the page, by default to <results_dir>/report.html; `options` are those of `tables.build`."""
+def write(results_dir: str | Path = "results", target: str | Path | None = None, **options: Any) -> Path:
+    """Write the page, by default to <results_dir>/report.html; `options` are those of `page` and `tables.build`."""
     target = Path(target or Path(results_dir) / "report.html")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(results_dir, **options), encoding="utf-8")
     return target
 
 
-def page(results_dir: str | Path = "results", today: date | None = None, **options) -> str:
+def page(
+    results_dir: str | Path = "results", today: date | None = None, config_dir: str | None = None, **options: Any
+) -> str:
     """The whole page as text."""
+    options |= {"config_dir": config_dir}
     found = records.scan(results_dir)
     today = today or date.today()
     build = lambda name, **more: tables.build(name, results_dir, found=found, today=today, **{**options, **more})  # noqa: E731
-    papers = [build(name) for name in tables.names() if tables.spec(name).paper]
+    papers = [build(name) for name in tables.papers_tables()]
     released = {table.name: table for table in (build(table.name, variant="released") for table in papers)}
-    ours = (build(name) for name in tables.names() if not tables.spec(name).paper)
+    ours = (build(name) for name in tables.names(config_dir) if name not in released)
     own = [table for table in ours if table.name == "quickstart" or any(cell.values for cell in table.cells)]
     every = [*papers, *(t for t in released.values() if _differs(t, papers)), *own]
     sections = {

@@ -1,0 +1,142 @@
+"""Records as tables see them, filed by what a cell looks for. `Entry` alone knows how a record is laid out."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+from east.experiment.records import Record
+from east.reporting import papers
+from east.settings import identity
+from east.settings.identity import Json
+from east.settings.sections import Science
+
+AXES = ("lr", "dropout", "batch_size", "r")  # of a grid
+LIMITS = ("max_epochs", "stage_epochs")  # how a trial ends that was still improving
+
+Point: TypeAlias = tuple[float | None, ...]  # values of AXES
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One record."""
+
+    record: Record
+
+    @property
+    def config(self) -> Science:
+        return self.record.config
+
+    @property
+    def key(self) -> str:
+        return self.record.key
+
+    @property
+    def family(self) -> str:
+        return self.record.family
+
+    @property
+    def seed(self) -> int:
+        return self.record.seed
+
+    @property
+    def done(self) -> bool:
+        return self.record.status == "done"
+
+    @property
+    def is_trial(self) -> bool:
+        """Search records are for choosing a setting; their test scores are never shown."""
+        return self.record.stage == "trial"
+
+    @property
+    def label(self) -> str | None:
+        """The preset that the run was started with, whatever else its command line changed."""
+        return self.config.preset
+
+    @property
+    def split(self) -> int | str:
+        return self.config.split.seed
+
+    @property
+    def at_limit(self) -> bool:
+        """Whether training ended at an epoch limit."""
+        return self.record.stopped in LIMITS
+
+    @property
+    def point(self) -> Point:
+        """Where in the grid it is."""
+        hyper, annealing = self.sections["hyper"], self.sections["annealing"]
+        return tuple((annealing if name == "r" else hyper).get(name) for name in AXES)  # type: ignore[misc]
+
+    @cached_property
+    def sections(self) -> dict[str, dict[str, Json]]:
+        """The settings as they are stored, section by section, without what has its default."""
+        return {name: getattr(self.config, name).to_json() for name in identity.SECTIONS}
+
+    @property
+    def actual(self) -> list[int]:
+        """Test rows of each class; empty if the trial failed."""
+        return [sum(row) for row in self.record.confusion.get("test", ())]
+
+    def has_all_classes(self, dataset: str) -> bool:
+        """Whether it has all classes of the papers' dataset. A folder with some of Caltech256's is not Caltech256."""
+        classes = len(self.record.confusion.get("test", ()))
+        return not classes or classes == papers.MULTICLASS.get(dataset, classes)
+
+    @property
+    def rarest(self) -> int | None:
+        """Validation rows of the positive class of two, or of the rarest class that has any."""
+        rows = [sum(row) for row in self.record.confusion.get("val", ())]
+        return rows[1] if len(rows) == 2 else min(filter(None, rows), default=None)
+
+    def value(self, score: str, position: int | None) -> float | None:
+        """A score such as "thresholds.test.f1_pos"; None if the trial failed or was not judged by it."""
+        *rule, split, name = score.split(".")
+        decision = self.record.decisions.get(rule[0]) if rule else None
+        scores = decision.get("scores", {}) if decision else {} if rule else self.record.scores
+        value = scores.get(split, {}).get(name) if self.done else None
+        if value is None and decision and position is not None:
+            return mean_over(decision["confusion"][split], name, position)
+        if isinstance(value, list):
+            return value[position] if position is not None else None
+        return value
+
+    @cached_property
+    def family_of_any_length(self) -> str:
+        """What the rounds of a search by successive halving have in common: all but the number of epochs."""
+        protocol = {name: value for name, value in self.sections["protocol"].items() if name != "max_epochs"}
+        return identity.family({**self.sections, "protocol": protocol})
+
+
+Family: TypeAlias = list[Entry]  # the points of one search, and the trials at the chosen one
+
+
+class Ledger:
+    """The records by dataset, loss and protocol."""
+
+    def __init__(self, found: Iterable[Record]):
+        self.entries = [Entry(record) for record in found]
+        families: dict[str, Family] = {}
+        for entry in self.entries:
+            families.setdefault(entry.family, []).append(entry)
+        self.families: dict[tuple[str, str, str | None], list[Family]] = {}
+        for family in families.values():
+            config = family[0].config
+            where = (config.dataset.name, config.loss.name, config.protocol.name)
+            self.families.setdefault(where, []).append(family)
+
+    @cached_property
+    def searched(self) -> dict[str, set[Point]]:
+        """Points that were searched, with the rounds of successive halving in one place."""
+        found: dict[str, set[Point]] = {}
+        for entry in self.entries:
+            if entry.done and not entry.is_trial:
+                found.setdefault(entry.family_of_any_length, set()).add(entry.point)
+        return found
+
+
+def mean_over(matrices: Sequence[Sequence[Sequence[int]]], name: str, k: int) -> float:
+    """Precision or recall of class k, mean over the confusion matrices of several thresholds; 0 where undefined."""
+    wholes = [sum(row[k] for row in matrix) if name == "precision" else sum(matrix[k]) for matrix in matrices]
+    ratios = [matrix[k][k] / whole if whole else 0.0 for matrix, whole in zip(matrices, wholes, strict=True)]
+    return sum(ratios) / len(ratios)

@@ -1,0 +1,171 @@
+"""How fully a record follows a protocol: which preset it was trained by, and which part of the grid was searched.
+
+Both follow from the values in the records (patience, limits, cooling, grid), never from the preset's label.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TypeAlias
+
+from pydantic import JsonValue
+
+from east.choices import ConfigError, groups
+from east.reporting import papers
+from east.reporting.entries import AXES, Entry, Ledger, Point
+from east.settings import compose, identity
+from east.settings.command import Command
+from east.settings.identity import Json
+from east.settings.settings import Grid, Settings
+
+PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
+COMPARED = ("dataset", "split", "model", "loss", "annealing", "protocol")  # sections that make an experiment
+IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", "annealing.r")  # places, splits, what a search varies
+
+Options: TypeAlias = dict[str, JsonValue]
+
+
+@dataclass(kw_only=True)
+class Request:
+    """Which runs are asked for: what their command says, without its preset."""
+
+    dataset: str
+    loss: str
+    protocol: str | None
+    parameters: Options = field(default_factory=dict)  # of the loss, beyond its config file
+    overrides: Options = field(default_factory=dict)  # of everything else: annealing, dataset.imbalance, …
+    ideal: Options = field(default_factory=dict)  # further overrides; trials without them are second best
+    grid: Grid | None = None  # what the table's rows are searched over; None: the protocol's grid
+    family: str | None = None  # this family of records and no other
+    config_dir: str | None = None  # the user's own configs
+
+    @property
+    def recorded(self) -> str:
+        """The dataset's name in records: a KEEL set has its own."""
+        subset = self.overrides.get("dataset.set")
+        return f"{self.dataset}-{subset}" if subset else self.dataset
+
+    @property
+    def choices(self) -> Options:
+        """What the command says, apart from `ideal` and `grid`."""
+        choices: Options = {"dataset": self.dataset, "loss": self.loss}
+        choices |= {"protocol": self.protocol} if self.protocol else {}
+        return choices | {f"loss.{name}": value for name, value in self.parameters.items()} | self.overrides
+
+    def composed(self, preset: str) -> Settings | None:
+        """The settings of a run under a preset; None if that has no such key, as a rate for a loss it does not cool."""
+        grid = {"protocol.grid": self.grid.to_json()} if self.grid else {}
+        return _composed(json.dumps(self.choices | grid), preset, self.config_dir)
+
+    @property
+    def axes(self) -> Options:
+        """What the command must say of the grid: the axes on which the table's differs from the protocol's."""
+        if not self.grid or not self.protocol or self.loss in papers.BASELINES:
+            return {}
+        files = groups(self.config_dir)
+        protocol = Grid.model_validate(compose.read(files["protocol"][self.protocol])["grid"])
+        kind = compose.read(files["dataset"][self.dataset])["kind"]
+        differ: Options = {}
+        for name in ("lr", "dropout", "r"):
+            if getattr(self.grid, name) != getattr(protocol, name):
+                differ[f"protocol.grid.{name}"] = list(getattr(self.grid, name))
+        sizes = self.grid.batch_sizes(self.dataset, kind, self.loss)
+        if sizes != protocol.batch_sizes(self.dataset, kind, self.loss):
+            differ["protocol.grid.batch_size"] = {self.dataset: list(sizes)}
+        return differ
+
+
+@cache
+def _composed(command: str, preset: str, config_dir: str | None) -> Settings | None:
+    folder = {"config_dir": config_dir} if config_dir else {}
+    try:
+        return compose.settings(Command({**json.loads(command), **folder, "preset": preset}))
+    except ConfigError:
+        return None
+
+
+def trained_as(entry: Entry, request: Request) -> str | None:
+    """The fullest preset whose command composes the very settings of the record."""
+    if not request.family:
+        fitting = (preset for preset in PRESETS if _fits(entry, request, preset))
+        return next(fitting, None) if entry.has_all_classes(request.dataset) else None
+    known = groups(request.config_dir)
+    if entry.config.protocol.name not in known["protocol"]:
+        return entry.label
+    presets = [*PRESETS, *([entry.label] if entry.label in known["preset"] else [])]
+    return next((preset for preset in presets if _trained_alike(entry, preset, request.config_dir)), None)
+
+
+def _fits(entry: Entry, request: Request, preset: str) -> bool:
+    """Whether the record is what the command makes under this preset, at whatever point of its grid."""
+    asked = request.composed(preset)
+    if asked is None:
+        return False
+    science = asked.science(request.recorded, None)
+    ignored = ({*IGNORED} - {*request.overrides}) | {*request.ideal, "annealing.r"}  # a family has several rates
+    if asked.loss.options.get("average", "given") is None:  # the record has the one that the data gave it
+        ignored.add("loss.average")
+    return all(_alike(entry, getattr(science, name).to_json(), name, ignored) for name in COMPARED)
+
+
+def _trained_alike(entry: Entry, preset: str, config_dir: str | None) -> bool:
+    """Whether the record's protocol, schedule and network are those of a preset."""
+    config, known = entry.config, groups(config_dir)
+    dataset = config.dataset.name.partition(" (")[0].partition("-")[0]  # "digits (120 rows)" and keel-abalone19
+    choices = {"dataset": dataset, "loss": config.loss.name, "protocol": config.protocol.name}
+    if not all(name in known[group] for group, name in choices.items()):
+        return False
+    given = entry.sections["loss"].items()
+    parameters = {f"loss.{name}": value for name, value in given if name not in ("name", "_target_")}
+    asked = _composed(json.dumps({**choices, **parameters}), preset, config_dir)
+    if asked is None:
+        return False
+    science = asked.science(config.dataset.name, None)
+    sections = ("protocol", "annealing", "model")
+    return all(_alike(entry, getattr(science, name).to_json(), name, IGNORED) for name in sections)
+
+
+def _alike(entry: Entry, asked: Mapping[str, Json], section: str, ignored: Iterable[str]) -> bool:
+    """Whether a section of a record says what was asked for, some of its keys aside; 5 and 5.0 are equal."""
+    recorded, wanted = (
+        identity.plain({name: value for name, value in values.items() if f"{section}.{name}" not in ignored}, float)
+        for values in (entry.sections[section], asked)
+    )
+    return recorded == wanted
+
+
+def cools_as_asked(entry: Entry, asked: Settings) -> bool:
+    """A family holds the points of a grid: each must cool at a rate that the command would try, or is told."""
+    rate = entry.sections["annealing"].get("r")
+    tried: set[float | None] = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
+    return rate is None or rate in (tried or {asked.annealing.r})
+
+
+def searched_as(request: Request, preset: str | None, family: Sequence[Entry], ledger: Ledger) -> str | None:
+    """Which part of the grid was searched: "grid", "halving", "part", "wider"; None if there is nothing to search."""
+    wanted = grid_points(request, preset)
+    if not wanted:
+        return None
+    full = {entry.point for entry in family if entry.done and not entry.is_trial}
+    if full - wanted:
+        return "wider"
+    if wanted <= full:
+        return "grid"
+    shorter = ledger.searched.get(family[0].family_of_any_length, set())
+    return "halving" if full and wanted <= shorter else "part"
+
+
+def grid_points(request: Request, preset: str | None) -> set[Point]:
+    """The points that the command searches under a preset; what it fixes is not searched."""
+    asked = request.composed(preset) if preset in PRESETS and request.protocol else None
+    if asked is None or not asked.searched:
+        return set()
+    fixed = {name: getattr(asked.hyper, name) for name in AXES[:-1]} | {"r": None}
+    return {tuple((fixed | point)[name] for name in AXES) for point in asked.grid()}
+
+
+def usual_splits(request: Request) -> tuple[int | str, int | str]:
+    """Split seeds, those of the protocol's own trials first; "trial" is a new split for each."""
+    new_split = request.protocol and compose.read(groups(request.config_dir)["protocol"][request.protocol])["new_split"]
+    return ("trial", 0) if new_split else (0, "trial")
