@@ -45,10 +45,10 @@ def install_hint(extra: str) -> str:
 
 def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
     """Config group -> choice -> file: those of conf/, and of a folder of the user's own that is laid out like it."""
-    found: dict[str, dict[str, Path]] = {}
     if own and not Path(own).is_dir():
         raise ConfigError(f"--config-dir: expected a folder such as one with loss/mine.yaml, got {str(own)!r}")
-    for file in (*_ours(), *(sorted(Path(own).glob("*/*.yaml")) if own else ())):
+    found = {group: dict(files) for group, files in _ours().items()}
+    for file in sorted(Path(own).glob("*/*.yaml")) if own else ():
         files = found.setdefault(file.parent.name, {})
         if file.stem in files:
             raise ConfigError(f"{file}: {file.parent.name}={file.stem} exists already; give yours another name")
@@ -57,9 +57,12 @@ def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
 
 
 @cache
-def _ours() -> list[Path]:
+def _ours() -> dict[str, dict[str, Path]]:
     """The files of conf/, which do not change under a running command."""
-    return sorted(CONF.glob("*/*.yaml"))
+    found: dict[str, dict[str, Path]] = {}
+    for file in sorted(CONF.glob("*/*.yaml")):
+        found.setdefault(file.parent.name, {})[file.stem] = file
+    return found
 
 
 def import_by_path(path: str) -> Any:

@@ -1,11 +1,14 @@
 """Commands for tests: tiny ones, and processes that can be killed."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -25,15 +28,49 @@ def environment(further: Mapping[str, str] | None = None) -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": str(ROOT), **(further or {})}
 
 
-def start(*arguments: str | Path, script: Path | None = None) -> subprocess.Popen:
-    """east-run in a process group of its own.
+class Command:
+    """east-run, or a script, as a process that can be killed; the leader of a group of its own."""
 
-    A shell starts what runs in its background deaf to Ctrl-C, and children inherit that.
-    """
-    program = [str(script)] if script else ["-m", "east.cli"]
-    return subprocess.Popen([sys.executable, *program, *map(str, arguments)], env=environment(), text=True,
-                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
-                            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # fmt: skip
+    def __init__(self, nursery: subprocess.Popen, words: Sequence[str]):
+        self.nursery, self.returncode = nursery, None
+        self.out, self.err = (tempfile.NamedTemporaryFile("w+") for _ in range(2))  # noqa: SIM115
+        asked = {"words": words, "environment": environment(), "out": self.out.name, "err": self.err.name}
+        self.pid = int(self._ask(asked))
+
+    def _ask(self, question: object) -> str:
+        self.nursery.stdin.write(json.dumps(question) + "\n")
+        self.nursery.stdin.flush()
+        return self.nursery.stdout.readline()
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = json.loads(self._ask(self.pid))
+        return self.returncode
+
+    def communicate(self, timeout: float = 300) -> tuple[str, str]:
+        """Wait for its end; what it printed."""
+        wait_for(lambda: self.poll() is not None, timeout)
+        return self.out.read(), self.err.read()
+
+    wait = communicate
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+@cache
+def nursery() -> subprocess.Popen:
+    """The process that commands are forked from, see nursery.py; it ends when its input does."""
+    return subprocess.Popen([sys.executable, "-m", "tests.nursery"], env=environment(), cwd=ROOT, text=True,
+                            stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
+
+
+def start(*words: str | Path) -> Command:
+    """Start east-run with these words, or a script of which they are the path."""
+    return Command(nursery(), list(map(str, words)))
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
@@ -41,6 +78,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)
+
+
+def descendants(pid: int) -> list[int]:
+    """All processes below this one."""
+    return [one for child in children_of(pid) for one in (child, *descendants(child))]
 
 
 def children_of(pid: int) -> list[int]:

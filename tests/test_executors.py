@@ -20,7 +20,7 @@ from east import cli
 from east.experiment import executors
 from east.experiment.executors import Lost, Place, execute
 from east.settings.settings import Executor
-from tests.commands import ROOT, TINY, children_of, record_files, start, wait_for
+from tests.commands import ROOT, TINY, descendants, record_files, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -98,10 +98,10 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     )
     script = tmp_path / "parent.py"
     script.write_text(code)
-    parent = start(script=script)
+    parent = start(script)
     try:
         wait_for(lambda: (tmp_path / "on").exists(), 120)
-        children = children_of(parent.pid)
+        children = descendants(parent.pid)
         assert children
     finally:
         parent.kill()
@@ -157,11 +157,6 @@ def confusions(folder):
     """Seed -> confusion of every trial below a folder."""
     found = [json.loads(text) for text in record_files(folder).values()]
     return {record["seed"]: record["confusion"] for record in found}
-
-
-def descendants(pid):
-    """All processes below this one."""
-    return [one for child in children_of(pid) for one in (child, *descendants(child))]
 
 
 def kill(process):

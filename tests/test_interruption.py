@@ -17,7 +17,7 @@ import pytest
 
 from east import cli, files
 from east.training import engine
-from tests.commands import children_of, record_files, start, wait_for
+from tests.commands import children_of, descendants, record_files, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -155,17 +155,19 @@ def test_a_killed_population_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
 
 
 def kill_again_and_again(folder, kills, trials):
-    """kill -9 at random moments; after each, what was on record is still there, untouched."""
+    """kill -9 at random moments, with workers and without; what was on record before is still there, untouched."""
     dice, seen = random.Random(0), {}
-    for _ in range(kills):
-        process = start(*SMALL, *PROCESSES, f"trials={trials}", f"results_dir={folder}")
+    for number in range(kills):
+        where = PROCESSES if number % 2 else INLINE
+        process = start(*SMALL, *where, f"trials={trials}", f"results_dir={folder}")
         wanted = len(seen) + dice.randrange(4)
         wait_for(lambda: len(record_files(folder)) >= wanted or process.poll() is not None)  # noqa: B023
         time.sleep(dice.random())
-        workers = children_of(process.pid)
+        below = descendants(process.pid)
+        assert bool(below) == (where is PROCESSES) or process.poll() is not None
         process.kill()
         process.communicate()
-        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers), 20)  # noqa: B023 (no orphans)
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in below), 20)  # noqa: B023 (no orphans)
         now = states(folder)
         assert now.items() >= seen.items()
         seen = now
@@ -181,7 +183,7 @@ def test_killed_at_random_moments(kills, trials, tmp_path):
     seen = kill_again_and_again(tmp_path, kills, trials)
     process = start(*SMALL, *PROCESSES, f"trials={trials}", f"results_dir={tmp_path}")
     wait_for(lambda: len(record_files(tmp_path)) > len(seen) or process.poll() is not None)
-    workers = [pid for pid in children_of(process.pid) if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    workers = [pid for child in children_of(process.pid) for pid in children_of(child)]  # of the server they fork from
     for pid in workers[-1:]:  # none where the last trials were quicker
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
