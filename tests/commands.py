@@ -23,6 +23,11 @@ def record_files(folder: Path) -> dict[Path, str]:
     return {path: path.read_text() for path in sorted(Path(folder).rglob("seed-*.json"))}
 
 
+def count_records(folder: Path) -> int:
+    """How many there are, for those who wait for them: nothing is read."""
+    return sum(1 for _ in Path(folder).rglob("seed-*.json"))
+
+
 def environment(further: Mapping[str, str] | None = None) -> dict[str, str]:
     """For processes: this checkout on the path, one thread, a page of known width."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": str(ROOT), **(further or {})}
@@ -77,7 +82,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
+        time.sleep(0.05)
 
 
 def descendants(pid: int) -> list[int]:

@@ -17,7 +17,7 @@ import pytest
 
 from east import cli, files
 from east.training import engine
-from tests.commands import children_of, descendants, record_files, start, wait_for
+from tests.commands import children_of, count_records, descendants, record_files, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -161,7 +161,7 @@ def kill_again_and_again(folder, kills, trials):
         where = PROCESSES if number % 2 else INLINE
         process = start(*SMALL, *where, f"trials={trials}", f"results_dir={folder}")
         wanted = len(seen) + dice.randrange(4)
-        wait_for(lambda: len(record_files(folder)) >= wanted or process.poll() is not None)  # noqa: B023
+        wait_for(lambda: count_records(folder) >= wanted or process.poll() is not None)  # noqa: B023
         time.sleep(dice.random())
         below = descendants(process.pid)
         assert bool(below) == (where is PROCESSES) or process.poll() is not None
@@ -182,7 +182,7 @@ def test_killed_at_random_moments(kills, trials, tmp_path):
     """After the kills a last run loses one of its workers as well: all records, none broken, none written twice."""
     seen = kill_again_and_again(tmp_path, kills, trials)
     process = start(*SMALL, *PROCESSES, f"trials={trials}", f"results_dir={tmp_path}")
-    wait_for(lambda: len(record_files(tmp_path)) > len(seen) or process.poll() is not None)
+    wait_for(lambda: count_records(tmp_path) > len(seen) or process.poll() is not None)
     workers = [pid for child in children_of(process.pid) for pid in children_of(child)]  # of the server they fork from
     for pid in workers[-1:]:  # none where the last trials were quicker
         with contextlib.suppress(ProcessLookupError):
@@ -206,7 +206,7 @@ def group_of(leader):
 def test_interrupted_then_resumed(tmp_path, number):
     """Ctrl-C reaches every process of the group, SIGTERM the first alone: code 130, a hint, no traceback, no orphan."""
     process = start(*SMALL, *PROCESSES, "trials=12", f"results_dir={tmp_path}")
-    wait_for(lambda: len(record_files(tmp_path)) >= 2 or process.poll() is not None)
+    wait_for(lambda: count_records(tmp_path) >= 2 or process.poll() is not None)
     os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == cli.INTERRUPTED
