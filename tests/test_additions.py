@@ -133,7 +133,7 @@ def test_a_table_with_a_mistake_says_where(added, east_run):
     file = Path(added[1]) / "table" / "added.yaml"
     text = file.read_text()
     for wrong, words in {
-        "figure: pie\n": "figure: Input should be 'dots', 'lines' or 'ranks', got 'pie'",
+        "figure: pie\n": "figure: Input should be 'dots', 'lines'",
         "rwos: {}\n": "rwos: Extra inputs are not permitted",
         "name: other\n": "expected name: added, as the file is called, got 'other'",
     }.items():
