@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 RESUME = "Finished trials are saved. Rerun the same command to resume."
 QUICKSTART = {"losses": ["f1", "ce"], "dataset.imbalance": 10}  # what a command does that names no task and no data
-TASKS = ("run", "train", "data", "table", "reproduce", "records", "report", "compare", "predict", "export", "study")
+TASKS = (
+    *("run", "train", "data", "table", "reproduce", "records", "report"),
+    *("compare", "predict", "evaluate", "export", "study"),
+)
 
 HELP = """\
 east-run: train classifiers on the metric they are judged by, and reproduce the papers that propose it.
@@ -31,7 +34,7 @@ east-run: train classifiers on the metric they are judged by, and reproduce the 
   east-run dataset=adult 'losses=[f1,ce,mcc]'        several losses, one table; also 'datasets=[…]'
   east-run task=reproduce table=east_v2_1            run what a paper's table still needs, then show it
   east-run task=compare dataset=csv dataset.path=my.csv dataset.target=label score=f1_macro
-                                                     which loss for my data and my score?
+                                                     which model and loss for my data and my score? minutes=5
 Everything is resumable: rerun the same command to finish what is missing.
 
 Tasks (task=…)
@@ -39,7 +42,8 @@ Tasks (task=…)
   train      one trial with the given seed=…           data       fetch, verify and describe dataset=… or dataset=all
   table      render table=… or table=all from records  reproduce  run what table=… still needs, then render
   records    export records to results/records         report     one HTML page with everything
-  compare    which loss for dataset=… and score=…?     predict    checkpoint=… input=… output=…
+  compare    which model for dataset=… and score=…?    predict    checkpoint=… input=… output=… keep=[id]
+  evaluate   checkpoint=… input=…: scores of a saved model on labelled rows
   export     checkpoint=… output=model.onnx            study      study=soft_hard|balanced|gap|bias|all
 
 Groups (name=choice)

@@ -1,26 +1,26 @@
 """task=compare and task=predict: the choice is sound, its numbers are right, and the winner is what is saved."""
 
 import re
+import shutil
 import sys
+import time
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import make_classification
-from sklearn.metrics import f1_score, matthews_corrcoef
+from sklearn.metrics import average_precision_score, f1_score, matthews_corrcoef
 
 import east
 from east import cli, data, metrics
-from east.experiment import records
+from east.experiment import budget, records
+from east.reporting import comparison
+from east.reporting.comparison import Candidate, Comparison, Judged, Part
 from east.settings.command import Command
-from east.settings.compose import settings
 from east.tasks import compare
-from east.tasks.compare import Candidate, Judged
 from east.training import decisions
-from tests.made import science
 
 F1 = partial(metrics.f1, average="positive")
 
@@ -40,7 +40,7 @@ def test_cross_fitting_takes_the_luck_out_of_a_tuned_threshold():
         rule = decisions.tuned(p, y, metrics.balanced_accuracy, 1)
         for values, decided in (
             (tuned, rule.decide(p)),
-            (honest, compare.cross_fitted(p, y, metrics.balanced_accuracy, 1)),
+            (honest, comparison.cross_fitted(p, y, metrics.balanced_accuracy, 1)),
         ):
             values.append(float(metrics.balanced_accuracy(east.Confusion.from_predictions(decided, y, 2))))
     assert np.mean(tuned) > 0.56
@@ -66,22 +66,32 @@ def test_every_row_is_decided_by_a_rule_tuned_without_it(monkeypatch):
         return Rule(len(seen))
 
     monkeypatch.setattr(decisions, "tuned", tuned)
-    compare.cross_fitted(p, y, F1, 1)
+    comparison.cross_fitted(p, y, F1, 1)
     assert len(decided_by) == 100
     assert all(value not in seen[fold - 1] for value, fold in decided_by.items())
     assert [len(rows) for rows in seen] == [80] * 5
 
 
-def judged(predicted, labels):
-    return Judged(None, 0.0, f1_score(labels, predicted), torch.from_numpy(predicted), torch.from_numpy(labels))
+def part(predicted, labels, score=None):
+    predicted, labels = torch.as_tensor(predicted), torch.as_tensor(labels)
+    p = torch.nn.functional.one_hot(predicted, int(max(predicted.max(), labels.max(), 1)) + 1).double()
+    return Part(p, labels, predicted, float(f1_score(labels, predicted)) if score is None else score)
+
+
+def judged(predicted, labels, validation=0.0, seed=0):
+    return Judged(seed, decisions.Argmax(), part(labels, labels, validation), part(predicted, labels))
+
+
+def comparing(*candidates, measure=F1, score="f1_positive", classes=("ok", "fraud")):
+    return Comparison(score, measure, candidates, classes, 1)
 
 
 def test_a_bootstrap_weighs_rows_as_scikit_learn_does():
     random = np.random.default_rng(0)
     labels, predicted = random.integers(0, 3, (2, 60))
     weights = random.integers(0, 4, (5, 60))
-    trial = Judged(None, 0.0, 0.0, torch.from_numpy(predicted), torch.from_numpy(labels))
-    confusion = compare.weighted(trial, torch.from_numpy(weights).double(), 3)
+    tensors = map(torch.from_numpy, (predicted, labels))
+    confusion = comparison.weighted(*tensors, torch.from_numpy(weights).double(), 3)
     expected = [matthews_corrcoef(labels, predicted, sample_weight=w) for w in weights]
     np.testing.assert_allclose(metrics.mcc(confusion), expected)
     np.testing.assert_allclose(confusion.matrix[0, 1], np.bincount(predicted[labels == 1], weights[0][labels == 1], 3))
@@ -91,10 +101,9 @@ def test_the_interval_covers_rows_and_seeds():
     """With one seed its width is that of a binomial share: 4 standard errors of sqrt(p q / n)."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 1000)
-    one = judged(np.where(random.random(1000) < 0.8, labels, 1 - labels), labels)
-    other = judged(np.where(random.random(1000) < 0.6, labels, 1 - labels), labels)
-    single, both = Candidate(None, "a", "argmax", [one], [0]), Candidate(None, "b", "argmax", [one, other], [0, 1])
-    samples = compare.resampled([single, both], metrics.accuracy, 2)
+    one = part(np.where(random.random(1000) < 0.8, labels, 1 - labels), labels)
+    other = part(np.where(random.random(1000) < 0.6, labels, 1 - labels), labels)
+    samples = comparison.resampled([[one], [one, other]], metrics.accuracy)
     low, high = np.quantile(samples[0], [0.025, 0.975])
     assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.16 / 1000), rel=0.1)
     a, b = (float((trial.predicted == trial.labels).double().mean()) for trial in (one, other))
@@ -108,17 +117,34 @@ def test_the_winner_is_chosen_on_validation_whatever_the_test_rows_say():
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 500)
     good, bad = (np.where(random.random(500) < share, labels, 1 - labels) for share in (0.9, 0.6))
-    lucky = Candidate(None, "lucky on test", "argmax", [judged(good, labels)], [0])
-    chosen = Candidate(
-        None, "chosen", "plugin", [Judged(None, 0.9, f1_score(labels, bad), *map(torch.from_numpy, (bad, labels)))], [0]
-    )
-    winner, text = compare.verdict([lucky, chosen], F1, "f1_positive", 2)
-    assert winner is chosen
+    lucky = Candidate("rf", "lucky on test", "argmax", (judged(good, labels),))
+    chosen = Candidate("ce", "chosen", "plugin", (judged(bad, labels, 0.9),))
+    result = comparing(lucky, chosen)
+    text = compare.verdict(result)
+    assert result.winner is chosen
     assert "winner on f1_positive: chosen + plug-in" in text
     assert "not clearly ahead of any other" in text
     lead = float(re.search(r"lucky on test .* ([+-]\d\.\d+)  [+-]", text).group(1))
     assert lead == pytest.approx(chosen.test - lucky.test, abs=1e-3)
     assert lead < -0.2
+
+
+def test_few_positives_make_the_choice_uncertain():
+    """Two candidates that are wrong about one of three positives each: a coin decides."""
+    labels = np.array([0] * 97 + [1] * 3)
+    guesses = [np.where(np.arange(100) == missed, 0, labels) for missed in (97, 98)]
+    trials = [Judged(0, decisions.Argmax(), part(guess, labels), part(guess, labels)) for guess in guesses]
+    result = comparing(*(Candidate(str(k), str(k), "argmax", (trial,)) for k, trial in enumerate(trials)))
+    assert re.match(
+        r"only 3 validation rows of 'fraud'; with other .* it would win [45]\d% of the time", result.uncertain
+    )
+    assert "the choice is uncertain: only 3 validation rows" in compare.verdict(result)
+    many = np.tile(labels, 20)
+    sure = Judged(0, decisions.Argmax(), part(many, many), part(many, many))
+    off = Judged(0, decisions.Argmax(), part(1 - many, many), part(1 - many, many))
+    clear = comparing(Candidate("a", "a", "argmax", (sure,)), Candidate("b", "b", "argmax", (off,)))
+    assert clear.uncertain is None
+    assert "clearly ahead of all others" in compare.verdict(clear)
 
 
 @pytest.mark.parametrize(
@@ -140,12 +166,47 @@ def test_losses_are_those_of_the_score(score, positive, metric, matched):
         features=torch.zeros(3, 1), labels=torch.arange(3) % 2, classes=classes, name="t", positive=positive
     )
     assert compare.wanted_score(score, loaded)[1] == metric
-    configs = [compare.aimed(settings(Command(loss)), metric) for loss in compare.candidate_losses(metric, "table")]
-    assert [config.loss.name for config in configs] == [matched, "ce", "anyloss", "rf"]
-    for config in (configs[0], configs[2]):
-        assert metric.items() <= config.loss.options.items()
-        loss = east.losses.build(config.loss, classes)
+    dataset = "synthetic" if len(classes) == 2 else "digits"
+    plans = [
+        compare.planned(name, Command({"preset": "compare", "dataset": dataset}), metric, "x", "table", 500)
+        for name in ("east", "metric_ce", "anyloss")
+    ]
+    assert [plan.run.settings.loss.name for plan in plans] == [matched, "metric_ce", "anyloss"]
+    for plan in plans:
+        assert metric.items() <= plan.run.settings.loss.options.items()
+        loss = east.losses.build(plan.run.settings.loss, classes)
         assert loss.metric is metrics.METRICS[metric["metric"]]
+
+
+def test_candidates_are_tried_in_the_order_of_their_cost():
+    assert compare.wanted_candidates(None, "table") == ["logistic", "boosting", "rf", "ce", "metric_ce", "east"]
+    assert compare.wanted_candidates(["east", "rf"], "table") == ["rf", "east"]
+    assert compare.wanted_candidates(None, "graph") == ["ce", "metric_ce", "east"]
+    with pytest.raises(ValueError, match="did you mean 'boosting'"):
+        compare.wanted_candidates(["bosting"], "table")
+    with pytest.raises(ValueError, match="expected at least one of logistic"):
+        compare.wanted_candidates([], "table")
+
+
+def test_batches_grow_with_the_rows_and_hold_some_of_a_rare_class():
+    assert [budget.batch_size(rows) for rows in (20, 300, 10_000, 100_000)] == [32, 32, 128, 512]
+    assert [budget.batch_size(10_000, share) for share in (0.5, 0.05, 0.001, 0.0)] == [128, 256, 512, 512]
+
+
+@pytest.mark.parametrize("rows, batch, trials", [(300, 32, 3), (10_000, 128, 3), (100_000, 512, 1)])
+def test_all_networks_get_the_same_number_of_steps(rows, batch, trials):
+    """One stage or six: the steps are the same, and patience ends neither."""
+    command, metric = Command({"preset": "compare"}), {"metric": "f1", "average": "macro"}
+    for name in ("ce", "metric_ce", "east"):
+        asked = compare.planned(name, command, metric, "f1_macro", "table", rows).run.settings
+        protocol, annealing = asked.protocol, asked.annealing
+        assert (protocol.count, protocol.max_epochs, protocol.patience) == ("steps", 2000, 2000)
+        assert protocol.stage_epochs == (334 if name == "east" else 2000)
+        assert annealing.patience >= (6 if name == "east" else 1)
+        assert (asked.hyper.batch_size, asked.trial_count, asked.executor.name) == (batch, trials, "inline")
+    forest = compare.planned("rf", command, metric, "f1_macro", "table", rows).run.settings
+    assert forest.trial_count == 1
+    assert forest.loss.options.get("max_samples") == (5000 if rows > 20_000 else None)
 
 
 def test_scores_that_make_no_sense_are_refused():
@@ -172,7 +233,8 @@ def workplace(tmp_path_factory):
 
 
 COMPARE = ["task=compare", "dataset=csv", "dataset.path=my.csv", "dataset.target=label", "trials=2",
-           "protocol.max_epochs=25", "model.hidden=[32]", "executor=inline", "device=cpu"]  # fmt: skip
+           "protocol.max_epochs=12", "model.hidden=[16]", "device=cpu"]  # fmt: skip
+QUICK = ["candidates=[logistic,ce]"]
 
 
 def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
@@ -182,42 +244,171 @@ def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
     assert "fraud" in text
     assert re.search(r"region +2 categories: north, south", text)
     assert "rows of 'fraud' for val; expect wide intervals" in text
-    rows = re.findall(r"^(EAST f1_positive|cross-entropy|AnyLoss|random forest)( \+ plug-in)? ", text, re.MULTILINE)
-    assert len(rows) == 8
+    rows = re.findall(r"^(\S.*?)(?: \+ (?:plug-in|expected))? {2,}\d\.\d{3}  ", text, re.MULTILINE)
+    titles = [*list(compare.CANDIDATES.values())[:5], "EAST f1_positive"]
+    assert rows == [title for title in titles for _ in range(3)]
     numbers = dict(re.findall(r"^(\S.*?\S) {2,}(\d\.\d{3})", text, re.MULTILINE))
     winner = re.search(r"winner on f1_positive: (.+?), test", text).group(1)
     assert float(numbers[winner]) == max(map(float, numbers.values()))
+    assert "the choice is uncertain: only 8 validation rows of 'fraud'" in text
 
     command = text.strip().splitlines()[-1].split()
     assert command[:2] == ["east-run", "task=predict"]
     assert cli.run(command[1:]) == 0
     predicted = pd.read_csv("predictions.csv")
-    assert list(predicted) == ["label", "p_ok", "p_fraud"]
+    assert [name for name in predicted if name != "rule"] == ["label", "p_ok", "p_fraud"]
     truth = pd.read_csv("labelled.csv")["label"]
-    assert f1_score(truth == "fraud", predicted["label"] == "fraud") > 0.5
-
-    # The model decides as the winner did: its record's test rows get the predictions that were scored.
-    model = east.load(command[2].partition("=")[2])
-    assert (model.about["rule"] is not None) == winner.endswith("plug-in")
+    assert f1_score(truth == "fraud", predicted["label"] == "fraud") > 0.4
     capsys.readouterr()
     assert cli.run(command[1:]) == 2
     assert "exists already" in capsys.readouterr().err
 
-    # Again: everything is on record and saved, so that nothing is trained.
-    before = {path: path.stat().st_mtime_ns for path in workplace.glob("results/runs/**/*.json")}
-    assert cli.run(COMPARE) == 0
-    assert capsys.readouterr().out == text
-    assert {path: path.stat().st_mtime_ns for path in workplace.glob("results/runs/**/*.json")} == before
 
-    # Probabilities that were deleted come back, by that trial alone.
-    deleted = min(workplace.glob("results/runs/**/*.npz"))
+def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, capsys):
+    """The page's numbers are those of scores.csv, and those are scikit-learn's on predictions.csv."""
+    monkeypatch.chdir(workplace)
+    assert cli.run([*COMPARE, *QUICK, "trials=2", "results_dir=files"]) == 0
+    folder = workplace / "files/compare/my-f1_positive"
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"report.html", "scores.csv", "predictions.csv", "command.txt", "model"}
+    scores = pd.read_csv(folder / "scores.csv").set_index("winner")
+    best = scores.loc[True]
+    rows = pd.read_csv(folder / "predictions.csv")
+    fraud = [(own["label"] == "fraud", own["predicted"] == "fraud", own["p_fraud"]) for _, own in rows.groupby("seed")]
+    assert len(fraud) == best["seeds"]
+    assert best["test"] == best["f1_positive"] == pytest.approx(np.mean([f1_score(a, b) for a, b, _ in fraud]))
+    assert best["mcc"] == pytest.approx(np.mean([matthews_corrcoef(a, b) for a, b, _ in fraud]))
+    ranked = [average_precision_score(a, p) for a, _, p in fraud]
+    assert best["average_precision"] == pytest.approx(np.mean(ranked))
+    page = (folder / "report.html").read_text()
+    for column in ("validation", "test"):
+        assert all(f"<td>{value:.3f}</td>" in page for value in scores[column])
+    for heading in ("Most confident mistakes", "How the columns were read", "Precision, recall and calibration"):
+        assert f"<h2>{heading}</h2>" in page
+    assert "http" not in page
+    assert (folder / "command.txt").read_text().startswith("east-run task=compare dataset=csv dataset.path=my.csv")
+
+    # The saved model decides the test rows as the winner did, and no other model stays.
+    model, frame = east.load(folder / "model"), pd.read_csv("my.csv")
+    assert (model.about["rule"] is not None) == (best["decision"] != "argmax")
+    own = rows[rows["seed"] == model.about["seed"]]
+    again = frame.iloc[own["row"] - 1]
+    assert own["label"].tolist() == again["label"].tolist()
+    np.testing.assert_allclose(model.predict_proba(again)[:, 1], own["p_fraud"], atol=1e-6)
+    assert model.predict(again).tolist() == own["predicted"].tolist()
+    assert len(list((workplace / "files/models").iterdir())) == 1
+
+    # Again: everything is on record, so that nothing is trained.
+    text = capsys.readouterr().out
+    before = {path: path.stat().st_mtime_ns for path in workplace.glob("files/runs/**/*.json")}
+    assert cli.run([*COMPARE, *QUICK, "trials=2", "results_dir=files", "keep_models=all"]) == 0
+    repeated = capsys.readouterr().out
+    assert "everything is on record" in repeated
+    assert repeated.partition("validation  ")[2] == text.partition("validation  ")[2]
+    assert {path: path.stat().st_mtime_ns for path in workplace.glob("files/runs/**/*.json")} == before
+    assert {record.config.preset for record in records.scan("files")} == {"compare"}
+
+    # Probabilities and a model that were deleted come back.
+    deleted = min(workplace.glob("files/runs/**/*.npz"))
     deleted.unlink()
-    assert cli.run(COMPARE) == 0
-    assert capsys.readouterr().out == text
+    shutil.rmtree(workplace / "files/models")
+    assert cli.run([*COMPARE, *QUICK, "trials=2", "results_dir=files"]) == 0
     assert deleted.exists()
-    after = {path: path.stat().st_mtime_ns for path in workplace.glob("results/runs/**/*.json")}
-    assert {path for path in before if after[path] != before[path]} == {deleted.with_suffix(".json")}
-    assert {record.config.preset for record in records.scan("results")} == {"compare"}
+    assert len(list((workplace / "files/models").iterdir())) == 1
+
+
+@pytest.fixture(scope="module")
+def fitted(workplace):
+    """A saved logistic regression with a threshold for F1."""
+    return compared(workplace, "fitted", "candidates=[logistic]")
+
+
+def compared(workplace, name, *words):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(workplace)
+        assert cli.run([*COMPARE, f"results_dir={name}", *words]) == 0
+    model = east.load(workplace / name / "compare/my-f1_positive/model")
+    return model.deciding("plug-in for f1", {"threshold": 0.2}).save(workplace / name / "threshold")
+
+
+def test_predictions_repeat_columns_and_name_their_rule(workplace, fitted, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    predict = ["task=predict", f"checkpoint={fitted}", "input=labelled.csv"]
+    assert cli.run([*predict, "output=kept.csv", "keep=[region,label]"]) == 0
+    kept, rows = pd.read_csv("kept.csv"), pd.read_csv("labelled.csv")
+    assert list(kept) == ["region", "input_label", "label", "rule", "p_ok", "p_fraud"]
+    assert kept["region"].tolist() == rows["region"].tolist()
+    assert kept["input_label"].tolist() == rows["label"].tolist()
+    assert kept["rule"].unique().tolist() == ["fraud if p_fraud >= 0.2, else ok"]
+    np.testing.assert_array_equal(kept["label"] == "fraud", kept["p_fraud"] >= 0.2)
+    assert cli.run([*predict, "output=whole.csv", "keep=all"]) == 0
+    assert list(pd.read_csv("whole.csv"))[:7] == [*list(rows)[:6], "input_label"]
+    assert cli.run([*predict, "output=none.csv", "keep=[id]"]) == 3
+    assert "keep: expected columns of the input, got id; it has a, b, c" in capsys.readouterr().err
+
+
+def test_a_saved_model_is_scored_on_labelled_rows(workplace, fitted, monkeypatch, capsys):
+    """Scores against scikit-learn's; the page and scores.csv have the same."""
+    monkeypatch.chdir(workplace)
+    assert cli.run(["task=evaluate", f"checkpoint={fitted}", "input=labelled.csv"]) == 0
+    text = capsys.readouterr().out
+    folder = (workplace / text.strip().splitlines()[-1].removeprefix("report: ")).parent
+    rows = pd.read_csv("labelled.csv")
+    p = east.load(fitted).predict_proba(rows)[:, 1]
+    truth, decided = rows["label"] == "fraud", p >= 0.2
+    scores = pd.read_csv(folder / "scores.csv").set_index("score")
+    assert scores.loc["f1_positive", "value"] == pytest.approx(f1_score(truth, decided))
+    assert scores.loc["mcc", "value"] == pytest.approx(matthews_corrcoef(truth, decided))
+    assert scores.loc["average_precision", "value"] == pytest.approx(average_precision_score(truth, p))
+    assert (scores["low"] <= scores["value"]).sum() == scores["low"].notna().sum() == 6
+    page = (folder / "report.html").read_text()
+    assert all(f"<td>{value:.3f}</td>" in page for value in scores["value"])
+    assert "decides by: fraud if p_fraud >= 0.2, else ok" in text
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda rows: rows.drop(columns="label"), "expected the labels in a column 'label'"),
+        (lambda rows: rows.assign(label="maybe"), "does not know the class 'maybe'; it knows ok, fraud"),
+        (lambda rows: rows.assign(label=[None, *rows["label"][1:]]), "the label 'label' is missing in 1 rows"),
+    ],
+)
+def test_rows_that_cannot_be_scored_are_told(change, message, workplace, fitted, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    change(pd.read_csv("labelled.csv")).to_csv("bad.csv", index=False)
+    assert cli.run(["task=evaluate", f"checkpoint={fitted}", "input=bad.csv"]) == 3
+    assert message in capsys.readouterr().err
+
+
+def test_minutes_stop_training_in_time(workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(budget, "seconds", lambda run, splits: 1.0 if run.settings.loss.classical else 3.0)
+    command = [*COMPARE, "candidates=[logistic,ce,east]", "results_dir=short", "trials=1", "protocol.max_epochs=8"]
+    assert cli.run([*command, "minutes=0.045"]) == 0
+    text = capsys.readouterr().out
+    assert "minutes=0.045 stops it in time" in text
+    assert "note: cross-entropy was trained for 50% of the usual steps, to stop in time" in text
+    epochs = {r.config.loss.name: r.epochs for r in records.scan("short") if not r.config.loss.classical}
+    assert epochs["ce"] == 4
+
+
+def test_what_takes_longer_than_thought_is_stopped():
+    with pytest.raises(budget.OutOfTime), budget.stop_after(0.05):
+        time.sleep(10)
+    with budget.stop_after(None), budget.stop_after(5):
+        pass
+
+
+def test_time_is_estimated_from_a_few_steps():
+    taken = []
+
+    def probe(count):
+        taken.append(count)
+        time.sleep(0.02 + 0.005 * count)
+
+    assert budget.extrapolated(probe, 2, 10, 100) == pytest.approx(0.03 + 0.5, rel=0.5)
+    assert taken == [2, 10]
 
 
 def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monkeypatch, capsys):
@@ -226,42 +417,39 @@ def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monke
         "def caught(c):\n    return c.diagonal[..., 1] / c.actual[..., 1] - 0.1 * c.predicted[..., 1] / c.total\n"
     )
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(workplace))])
-    monkeypatch.setattr(sys, "argv", ["east-run", *COMPARE, "score=my_scores.caught", "results_dir=own"])
+    words = [
+        "east-run",
+        *COMPARE,
+        "score=my_scores.caught",
+        "results_dir=own",
+        "candidates=[logistic,east]",
+        "trials=1",
+    ]
+    monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert "winner on my_scores.caught" in text
-    assert len(re.findall(r"^EAST my_scores.caught", text, re.MULTILINE)) == 2
+    assert len(re.findall(r"^EAST my_scores.caught", text, re.MULTILINE)) == 3
+    assert (workplace / "own/compare/my-my_scores.caught/report.html").exists()
 
 
 def test_many_classes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    arguments = ["task=compare", "dataset=digits", "dataset.limit=400", "score=mcc", "trials=1", "device=cpu"]
-    assert cli.run([*arguments, "protocol.max_epochs=5", "model.hidden=[32]", "executor=inline"]) == 0
-    text = capsys.readouterr().out
-    assert "winner on mcc:" in text
+    monkeypatch.setattr(comparison, "FOLDS", 2)
+    arguments = ["task=compare", "dataset=digits", "dataset.limit=300", "score=mcc", "trials=1", "device=cpu"]
+    assert cli.run([*arguments, "protocol.max_epochs=3", "model.hidden=[16]", "candidates=[logistic]"]) == 0
+    assert "winner on mcc: logistic regression" in capsys.readouterr().out
+    assert "<h2>Precision, recall and calibration</h2>" in next(tmp_path.rglob("report.html")).read_text()
 
 
-@pytest.mark.parametrize("warmup, advice", [(0, "; try protocol.warmup=10, cross-entropy first"), (5, "")])
-def test_a_metric_loss_that_collapses_is_told(warmup, advice):
+def test_a_candidate_that_predicts_one_class_is_told():
     labels = np.array([0, 0, 1])
-    trials = [judged(np.array(predicted), labels) for predicted in ([0, 0, 0], [0, 1, 1])]
-    found = [
-        Candidate(
-            SimpleNamespace(science=science(loss=loss, protocol={"name": "east", "warmup": warmup})),
-            title,
-            decision,
-            trials,
-            [0, 1],
-        )
-        for title, loss in (
-            ("EAST mcc", {"name": "mcc", "_target_": "east.losses.MetricLoss", "metric": "mcc"}),
-            ("cross-entropy", {"name": "ce", "_target_": "east.losses.CrossEntropy"}),
-        )
-        for decision in ("argmax", "plugin")
-    ]
-    assert compare.collapses(found) == [f"note: EAST mcc predicts one class only in 1 of 2 trials{advice}"]
+    trials = tuple(judged(np.array(predicted), labels, seed=k) for k, predicted in enumerate(([0, 0, 0], [0, 1, 1])))
+    result = comparing(*(Candidate("ce", "cross-entropy", decision, trials) for decision in ("argmax", "plugin")))
+    note = "predicts the same class for every test row in 1 of 2 trials"
+    assert result.notes() == [f"cross-entropy {note}", f"cross-entropy + plug-in {note}"]
 
 
 def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
@@ -274,12 +462,15 @@ def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
-        ([*COMPARE, "loss=ce"], 2, "the losses follow from the score"),
-        ([*COMPARE, "split.seed=trial"], 2, "task=compare judges all losses on one split"),
-        ([*COMPARE, "protocol=btg"], 2, "task=compare judges all losses on one split"),
+        ([*COMPARE, "loss=ce"], 2, "the losses follow"),
+        ([*COMPARE, "candidates=[bosting]"], 2, "did you mean 'boosting'"),
+        ([*COMPARE, "minutes=0"], 2, "minutes"),
+        ([*COMPARE, "split.seed=trial"], 2, "task=compare judges all candidates on one split"),
+        ([*COMPARE, "protocol=btg"], 2, "task=compare judges all candidates on one split"),
         ([*COMPARE, "score=f2"], 2, "unknown metric 'f2'"),
         (["task=compare", "dataset=csv"], 3, "dataset.path"),
         (["task=predict", "input=new.csv"], 2, "needs checkpoint=… output=…"),
+        (["task=evaluate", "input=new.csv"], 2, "needs checkpoint=…"),
         (["task=predict", "checkpoint=no", "input=new.csv", "output=o.csv"], 3, "is not a saved model"),
     ],
 )

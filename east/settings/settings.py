@@ -149,6 +149,10 @@ class Settings(Section):
     format: str | None = None
     study: str | None = None
     score: str | None = None
+    candidates: Names | None = None
+    minutes: float | None = Field(None, gt=0)
+    keep_models: Literal["winner", "all"] = "winner"
+    keep: Names | Literal["all"] | None = None
     checkpoint: str | None = None
     input: str | None = None
     output: str | None = None

@@ -1,122 +1,117 @@
-"""Which loss for my data and my score? Train the candidates, choose on validation, report on test, save the winner.
+"""Which model, loss and decision for my data and my score? Train the candidates, choose on validation, report on test.
 
-Candidates: the EAST loss of the score, cross-entropy, AnyLoss of the score, a random forest; each deciding by argmax
-and by plug-in, a threshold (or class weights) tuned for the score. All have the same split and their own seeds.
-
-The winner is chosen on the validation rows and reported on the test rows, which nobody has seen. A plug-in rule is
-tuned on validation, so its validation score would flatter it: it is cross-fitted instead, tuned on four fifths and
-applied to the rest, five times. Networks also stop early on validation; the forest has no such advantage.
-Intervals are 95 % bootstrap percentiles over test rows and seeds: what to expect of other rows of the same kind.
+Candidates: logistic regression, gradient boosting, a random forest, and a network trained on cross-entropy, on metric
+cross-entropy and on EAST's loss of the score; each decides by argmax, by a rule tuned on validation (plug-in) and by
+the rule that its probabilities call for (expected). All see the same split. reporting/comparison.py judges them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+import math
+import re
+import shlex
+import shutil
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
-from torch import Tensor
-from torch.nn.functional import one_hot
 
 from east import data, metrics
-from east.choices import ConfigError
-from east.confusion import Confusion
-from east.data.common import stratified
-from east.experiment import records
+from east.choices import ConfigError, choose
+from east.experiment import budget, records
+from east.experiment.budget import OutOfTime
 from east.experiment.ledger import model_folder
 from east.experiment.runs import Run, load, split_options
-from east.experiment.scheduler import carry_out
+from east.experiment.scheduler import carry_out, ledger_of
 from east.reporting import writers
+from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, judge
+from east.reporting.pages import compare as page
+from east.settings import command as commands
 from east.settings.command import Command
 from east.settings.compose import settings
 from east.settings.sections import Loss, Split
 from east.settings.settings import Settings
-from east.training import decisions, saved
+from east.training import saved
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; any other metric's is `metric`
-TITLES = {"ce": "cross-entropy", "anyloss": "AnyLoss", "rf": "random forest"}
-FOLDS = 5
-RESAMPLES = 1000
-FEW = 30  # rows of the rarest class, below which scores are rough
+CANDIDATES = {  # cheapest first; the last is only tried when it is named
+    "logistic": "logistic regression",
+    "boosting": "gradient boosting",
+    "rf": "random forest",
+    "ce": "cross-entropy",
+    "metric_ce": "metric cross-entropy",
+    "east": "EAST",
+    "anyloss": "AnyLoss",
+}
+USUAL = ("logistic", "boosting", "rf", "ce", "metric_ce", "east")
+CLASSICAL = ("logistic", "boosting", "rf")
 SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
 COLUMNS = 30  # that are described one by one
-HIDDEN = [256, 128]  # a smaller net than the papers': no worse on tables of such sizes, in half the time
-AT_ONCE = 1 << 24  # weights of a bootstrap that are in memory
+HIDDEN = [128, 64]  # a smaller net than the papers': no worse on tables of such sizes, in less time
+LEARNING_RATE = 0.003
+LONG = 60  # seconds, above which a shorter way is offered
 
-Measure: TypeAlias = Callable[[Confusion], Tensor]
 Metric: TypeAlias = dict[str, Any]  # `metric`, and its parameters
 
 
 @dataclass(frozen=True)
-class Judged:
-    """One trial under a decision rule, by its validation and its test rows."""
+class Plan:
+    """A candidate to train: its name in `candidates=[…]`, its title, its run, and how long that takes here."""
 
-    rule: decisions.Rule
-    validation: float
-    test: float
-    predicted: Tensor  # int64 [n], of the test rows
-    labels: Tensor
-
-
-@dataclass(frozen=True)
-class Candidate:
-    """A loss with a decision rule."""
-
-    run: Run
+    key: str
     title: str
-    decision: str  # argmax | plugin
-    trials: list[Judged]  # those that are done, and
-    seeds: list[int]
-
-    @property
-    def name(self) -> str:
-        return f"{self.title} + plug-in" if self.decision == "plugin" else self.title
-
-    @property
-    def validation(self) -> float:
-        return float(np.mean([trial.validation for trial in self.trials]))
-
-    @property
-    def test(self) -> float:
-        return float(np.mean([trial.test for trial in self.trials]))
+    run: Run
+    seconds: float = 0.0
 
 
 def main(command: Command) -> int:
-    """Describe, train, judge, save, and print each as it is known."""
+    """Describe, estimate, train, judge, save, and print each as it is known."""
+    started = time.monotonic()
     if {"loss", "losses", "datasets"} & set(command.values):
-        raise ConfigError("task=compare takes one dataset=… and a score=…; the losses follow from the score")
-    command = command if "preset" in command else command.but(preset="compare")
-    first = settings(command)
+        raise ConfigError("task=compare takes one dataset=…, a score=… and candidates=[…]; the losses follow")
+    usual = command if "preset" in command else command.but(preset="compare")
+    first = settings(usual)
     if first.split.seed == "trial" or first.protocol.new_split:
-        raise ConfigError("task=compare judges all losses on one split; split.seed=trial and protocol=btg have many")
+        raise ConfigError("task=compare judges all candidates on one split; split.seed=trial and protocol=btg use many")
     loaded = load(first.dataset, first.data_dir)
     if loaded.stratifiable and "split.stratify" not in command:
-        command = command.but({"split.stratify": True})  # a rare class must not be missing from a part
-    if loaded.kind == "table" and not {"model", "model.hidden"} & set(command.values):
-        command = command.but({"model.hidden": HIDDEN})
+        usual = usual.but({"split.stratify": True})  # a rare class must not be missing from a part
     score, metric = wanted_score(first.score, loaded)
-    asked = [aimed(settings(command.but(loss)), metric) for loss in candidate_losses(metric, loaded.kind)]
-    print(description(loaded, asked[0].split), flush=True)
-    runs = [Run.of(one) for one in asked]
-    print(f"\n{score}: {len(runs)} losses, {asked[0].trial_count} seeds each, preset={first.preset.name}", flush=True)
+    names = wanted_candidates(first.candidates, loaded.kind)
+    split = settings(usual).split
+    print(description(loaded, split), flush=True)
+    splits = data.split(loaded, **split_options(split))
+    rarest = float(torch.bincount(loaded.labels.flatten(), minlength=len(loaded.classes)).min()) / loaded.labels.numel()
+    plans = [planned(name, usual, metric, score, loaded.kind, len(splits.train), rarest) for name in names]
+    print(f"\n{score}: {len(plans)} candidates: {', '.join(plan.title for plan in plans)}", flush=True)
     if first.dry_run:
         return 0
-    failures = carry_out(runs)
+    plans = [replace(plan, seconds=budget.seconds(plan.run, splits)) if missing(plan.run) else plan for plan in plans]
+    print(estimate(plans, first.minutes), flush=True)
+    left = None if first.minutes is None else started + 60 * first.minutes
+    plans, failures, notes = trained(plans, left)
     measure = partial(metrics.resolve(metric["metric"]), **{n: v for n, v in metric.items() if n != "metric"})
-    found = candidates(runs, measure, score, loaded.positive)
+    found = candidates(plans, measure, loaded.positive)
     if not found:
-        raise RuntimeError(f"no candidate could be trained: {failures[0] if failures else 'none has a record'}")
-    winner, text = verdict(found, measure, score, len(loaded.classes))
-    folder = save(winner, score)
-    print("\n".join(["", text, *collapses(found), f"saved: {folder}\n\npredict new rows:"]))
-    if loaded.kind == "graph":
-        print(f'  east.load("{folder}").predict_proba(graphs)')
-    else:
-        rows = "new.csv" if loaded.kind == "table" else "FOLDER"
-        print(f"  east-run task=predict checkpoint={folder} input={rows} output=predictions.csv")
-    return 1 if failures else 0
+        raise RuntimeError(f"no candidate could be trained: {'; '.join([*failures, *notes]) or 'none has a record'}")
+    result = Comparison(score, measure, tuple(found), tuple(loaded.classes), loaded.positive)
+    folder = Path(first.results_dir) / "compare" / folder_name(first, loaded, score)
+    save(result, plans, folder, first.keep_models)
+    notes += [f"failed: {line}" for line in failures] + result.notes()
+    typed = shlex.join(["east-run", *(f"{name}={commands.text(value)}" for name, value in command.values.items())])
+    page.write(folder, result, splits, notes, typed)
+    print("\n".join(["", verdict(result), *(f"note: {note}" for note in notes)]))
+    print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict_command(folder, loaded.kind)}")
+    return 0
+
+
+def predict_command(folder: Path, kind: str) -> str:
+    if kind == "graph":
+        return f'east.load("{folder / "model"}").predict_proba(graphs)'
+    rows = "new.csv" if kind == "table" else "FOLDER"
+    return f"east-run task=predict checkpoint={folder / 'model'} input={rows} output=predictions.csv"
 
 
 def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
@@ -139,20 +134,61 @@ def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
     return score, {"metric": score}
 
 
-def candidate_losses(metric: Metric, kind: str) -> list[dict[str, str]]:
-    """What east-run would be told for each candidate loss; a forest takes no graphs."""
-    name = metric["metric"]
-    matched = {"loss": LOSSES[name]} if name in LOSSES else {"loss": "metric", "loss.metric": name}
-    return [matched, {"loss": "ce"}, {"loss": "anyloss"}, *([{"loss": "rf"}] if kind != "graph" else [])]
+def wanted_candidates(asked: Sequence[str] | None, kind: str) -> list[str]:
+    """Names of CANDIDATES in their order; classical models take no graphs."""
+    fitting = [name for name in CANDIDATES if kind != "graph" or name not in CLASSICAL]
+    if asked is None:
+        return [name for name in fitting if name in USUAL]
+    if not asked:
+        raise ConfigError(f"candidates=[]: expected at least one of {', '.join(fitting)}")
+    for name in asked:
+        choose("candidate", name, fitting)
+    return [name for name in fitting if name in asked]
+
+
+def planned(name: str, command: Command, metric: Metric, score: str, kind: str, rows: int, rarest: float = 0.5) -> Plan:
+    """A candidate's run: what east-run would be told, with the settings that suit so many training rows.
+
+    rarest: share of the rarest class.
+    """
+    extra: dict[str, Any] = {}
+    classical = name in CLASSICAL
+    if command.get("preset") == "compare":
+        extra["trials"] = budget.seeds(rows, classical)
+        if name == "rf" and rows > budget.MANY:
+            extra |= {f"loss.{option}": value for option, value in budget.FOREST.items()}
+        if not classical:
+            extra["hyper.batch_size"] = budget.batch_size(rows, rarest)
+        if "protocol.max_epochs" in command:  # typed as epochs are
+            extra["protocol.count"] = "epochs"
+        if kind == "table" and not classical:
+            extra |= {"hyper.lr": LEARNING_RATE} | ({} if "model" in command else {"model.hidden": HIDDEN})
+            extra |= {"hyper.dropout": 0.0} if rows > budget.MANY else {}
+    if "executor" not in command:
+        extra["executor"] = "inline"  # candidates take turns, each with all cores
+    extra = {option: value for option, value in extra.items() if option not in command}
+    asked = settings(command.but({**loss_of(name, metric), **extra}))
+    if command.get("preset") == "compare" and not classical:
+        asked = budget.equally_long(asked)
+    title = f"{CANDIDATES[name]} {score}" if name == "east" else CANDIDATES[name]
+    return Plan(name, title, Run.of(aimed(asked, metric)))
+
+
+def loss_of(name: str, metric: Metric) -> dict[str, Any]:
+    """The loss of a candidate, as typed."""
+    if name == "east":
+        of = metric["metric"]
+        return {"loss": LOSSES[of]} if of in LOSSES else {"loss": "metric", "loss.metric": of}
+    return {"loss": name}
 
 
 def aimed(settings: Settings, metric: Metric) -> Settings:
-    """Settings whose loss, if it is a metric's, is that of the score; models and probabilities are kept."""
+    """Settings whose loss, if it is a metric's, is that of the score; probabilities are kept."""
     loss = settings.loss
     if "metric" in loss.options:
         kept = {n: v for n, v in loss.options.items() if n not in ("metric", "average", "positive")}
         loss = Loss(name=loss.name, _target_=loss.target, **kept, **metric)
-    return settings.but(loss=loss, save_model=True, keep_probabilities=True)
+    return settings.but(loss=loss, save_model=False, keep_probabilities=True)
 
 
 def description(loaded: data.Data, split: Split) -> str:
@@ -177,142 +213,125 @@ def description(loaded: data.Data, split: Split) -> str:
     return "\n".join(lines)
 
 
-def candidates(runs: Sequence[Run], measure: Measure, score: str, positive: int | None) -> list[Candidate]:
-    """Both decision rules of every run that has finished trials, judged from the recorded probabilities."""
-    folder = runs[0].settings.results_dir
-    done = records.done(folder)
+def missing(run: Run) -> bool:
+    """Whether anything of a run has to be trained; where it searches first, that is not known yet."""
+    trials = [] if run.settings.searched else [replace_chosen(run).trials]
+    return not trials or bool(ledger_of([run]).missing(trials[0]))
+
+
+def replace_chosen(run: Run) -> Run:
+    return replace(run, chosen=run.science)
+
+
+def estimate(plans: Sequence[Plan], minutes: float | None) -> str:
+    """How long it will take, and what to do about it."""
+    total = sum(plan.seconds for plan in plans)
+    if not total:
+        return "everything is on record"
+    text = f"about {duration(total)} on this machine, measured on a few steps of each"
+    if minutes is not None:
+        return f"{text}; minutes={minutes:g} stops it in time"
+    return f"{text}; minutes={max(1, round(total / 240)):g} would stop it sooner" if total > LONG else text
+
+
+def duration(seconds: float) -> str:
+    return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
+
+
+def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], list[str], list[str]]:
+    """Train plan after plan, cheapest first. The plans as they were carried out, failures, and what was cut."""
+    done: list[Plan] = []
+    failures: list[str] = []
+    cut: list[str] = []
+    for plan in sorted(plans, key=lambda plan: plan.seconds):
+        left = math.inf if deadline is None else deadline - time.monotonic()
+        run, share = plan.run, 1.0
+        if plan.seconds > left and plan.key not in CLASSICAL and not run.settings.searched:
+            share = next((s for s in budget.SHORTER if plan.seconds * s <= left), 0.0)
+        if left <= 0 or not share or (plan.seconds > left and share == 1.0 and done):
+            cut.append(f"{plan.title} was not trained: it takes about {duration(plan.seconds)}, and time is up")
+            continue
+        if share < 1:
+            run = budget.shorter(run, share)
+            cut.append(f"{plan.title} was trained for {share:.0%} of the usual steps, to stop in time")
+        run = replace(run, settings=run.settings.but(save_model=not run.settings.searched and missing(run)))
+        try:
+            with budget.stop_after(None if deadline is None else left):
+                failures += carry_out([run])
+        except OutOfTime:
+            cut.append(f"{plan.title} was stopped: time is up")
+            continue
+        done.append(replace(plan, run=run))
+    return done, failures, cut
+
+
+def candidates(plans: Sequence[Plan], measure: Any, positive: int | None) -> list[Candidate]:
+    """All decision rules of every plan that has finished trials, judged from the recorded probabilities."""
     found = []
-    for run in runs:
-        trials = [trial for trial in run.trials if done.get((trial.config.key, trial.seed)) == "done"]
+    for plan in sorted(plans, key=lambda plan: list(CANDIDATES).index(plan.key)):
+        folder = plan.run.settings.results_dir
+        done = records.done(folder)
+        trials = [trial for trial in plan.run.trials if done.get((trial.config.key, trial.seed)) == "done"]
         files = {trial.seed: records.path(folder, trial.config, trial.seed) for trial in trials}
-        seeds = [seed for seed, file in files.items() if file.with_suffix(".npz").exists()]
-        arrays = [records.arrays(files[seed]) for seed in seeds]
-        title = TITLES.get(run.science.loss.name, f"EAST {score}")
-        for decision in ("argmax", "plugin") if seeds else ():
-            judged = [judge(one, decision, measure, positive) for one in arrays]
-            found.append(Candidate(run, title, decision, judged, seeds))
+        arrays = {seed: records.arrays(file) for seed, file in files.items() if file.with_suffix(".npz").exists()}
+        for decision in DECISIONS if arrays else ():
+            judged = [judge(one, seed, decision, measure, positive) for seed, one in arrays.items()]
+            found.append(Candidate(plan.key, plan.title, decision, tuple(judged)))
     return found
 
 
-def judge(arrays: Mapping[str, np.ndarray], decision: str, measure: Measure, positive: int | None) -> Judged:
-    """What a trial's probabilities are worth under a decision rule."""
-    val, test, val_labels, test_labels = (
-        torch.from_numpy(arrays[f"{part}_{kind}"]) for kind in ("probabilities", "labels") for part in ("val", "test")
-    )
-    if decision == "argmax":
-        rule: decisions.Rule = decisions.Argmax()
-        on_val = rule.decide(val)
-    else:
-        rule = decisions.tuned(val, val_labels, measure, positive)
-        on_val = cross_fitted(val, val_labels, measure, positive)
-    predicted = rule.decide(test)
-    classes = val.shape[-1]
-    validation = measure(Confusion.from_predictions(on_val, val_labels, classes))
-    tested = measure(Confusion.from_predictions(predicted, test_labels, classes))
-    return Judged(rule, float(validation), float(tested), predicted, test_labels)
-
-
-def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Measure, positive: int | None) -> Tensor:
-    """Plug-in decisions [n], each by a rule that was tuned without its row."""
-    random = np.random.RandomState(0)
-    order = torch.from_numpy(stratified(labels.numpy(), len(labels), random))  # class by class, shuffled within
-    fold = torch.empty_like(labels)
-    fold[order] = torch.arange(len(labels)) % FOLDS
-    decided = torch.empty_like(labels)
-    for k in range(FOLDS):
-        inside = fold == k
-        rule = decisions.tuned(probabilities[~inside], labels[~inside], measure, positive)
-        decided[inside] = rule.decide(probabilities[inside])
-    return decided
-
-
-def resampled(found: Sequence[Candidate], measure: Measure, classes: int) -> np.ndarray:
-    """[candidates, RESAMPLES]: mean test scores, had test rows and seeds been drawn anew; the same rows for all."""
-    trials = [trial for candidate in found for trial in candidate.trials]
-    rows, random = len(trials[0].labels), np.random.default_rng(0)
-    at_once = max(1, AT_ONCE // rows)
-    scores = []
-    for start in range(0, RESAMPLES, at_once):
-        count = min(at_once, RESAMPLES - start)
-        drawn = random.integers(rows, size=(count, rows)) + rows * np.arange(count)[:, None]
-        weights = torch.from_numpy(np.bincount(drawn.ravel(), minlength=count * rows).reshape(count, rows)).double()
-        scores.append(torch.stack([measure(weighted(trial, weights, classes)) for trial in trials]))
-    values, result, first = torch.cat(scores, dim=1).numpy(), [], 0
-    for candidate in found:
-        own = values[first : first + len(candidate.trials)]
-        result.append(np.take_along_axis(own, random.integers(len(own), size=own.shape), axis=0).mean(0))
-        first += len(own)
-    return np.array(result)
-
-
-def weighted(trial: Judged, weights: Tensor, classes: int) -> Confusion:
-    """The confusion [b] of the test rows, counted `weights` [b, n] times."""
-    predicted, actual = (one_hot(index, classes).double() for index in (trial.predicted, trial.labels))
-    cells = trial.labels * classes + trial.predicted
-
-    def matrix() -> Tensor:
-        counts = weights.new_zeros(len(weights), classes**2).index_add_(1, cells, weights)
-        return counts.unflatten(-1, (classes, classes))
-
-    return Confusion(
-        weights @ (predicted * actual),
-        weights @ actual,
-        weights @ predicted,
-        matrix,
-    )
-
-
-def verdict(found: Sequence[Candidate], measure: Measure, score: str, classes: int) -> tuple[Candidate, str]:
-    """The winner on validation, and the table that says how it did on test, and how far ahead of whom."""
-    samples = resampled(found, measure, classes)
-    best = max(range(len(found)), key=lambda k: found[k].validation)
-    winner = found[best]
+def verdict(result: Comparison) -> str:
+    """The table that says how each did on test and how far behind the winner it is, and the winner in a sentence."""
+    winner = result.winner
     lines = [["", "validation", "test", "95 % interval", "winner's lead on test"]]
-    behind = []
-    for k, candidate in enumerate(found):
-        low, high = np.quantile(samples[k], [0.025, 0.975])
-        lead = "winner"
-        if k != best:
-            least, most = np.quantile(samples[best] - samples[k], [0.025, 0.975])
-            lead = f"{winner.test - candidate.test:+.3f}  {least:+.3f} to {most:+.3f}"
-            behind += [candidate.name] if least > 0 else []
-        scores = [f"{candidate.validation:.3f}", f"{candidate.test:.3f}", f"{low:.3f} to {high:.3f}"]
-        lines.append([candidate.name, *scores, lead])
-    low, high = np.quantile(samples[best], [0.025, 0.975])
-    others = len(found) - 1 - len(behind)
-    clear = f"clearly ahead of {', '.join(behind)}" if behind else "not clearly ahead of any other"
-    clear += f"; not clearly of the other {others}" if behind and others else ""
-    seeds = f"means of {len(winner.trials)} seeds" if len(winner.trials) > 1 else "one seed"
-    return winner, "\n".join(
+    for k, candidate in enumerate(result.candidates):
+        at, lead = result.interval(k), result.lead(k)
+        ahead = "winner" if k == result.best else f"{lead.value:+.3f}  {lead.low:+.3f} to {lead.high:+.3f}"
+        scores = [f"{candidate.validation:.3f}", f"{at.value:.3f}", f"{at.low:.3f} to {at.high:.3f}"]
+        lines.append([candidate.name, *scores, ahead])
+    return "\n".join(
         [
             writers.aligned(lines),
-            f"{seeds}; chosen on validation (plug-in cross-fitted), reported on test; "
+            "networks: means over seeds; chosen on validation (plug-in cross-fitted), reported on test; "
             "intervals: bootstrap over test rows and seeds",
-            f"winner on {score}: {winner.name}, test {winner.test:.3f} ({low:.3f} to {high:.3f}); {clear}",
+            f"winner on {result.score}: {winner.name}, test {result.interval(result.best)}; {standing(result)}",
+            *([f"the choice is uncertain: {result.uncertain}"] if result.uncertain else []),
         ]
     )
 
 
-def collapses(found: Sequence[Candidate]) -> list[str]:
-    """A line for every metric loss that has given up on all classes but one, as they may where the others are rare."""
-    notes = []
-    for candidate in found:
-        config, trials = candidate.run.science, candidate.trials
-        one_class = sum(len(trial.predicted.unique()) == 1 for trial in trials)
-        if one_class and candidate.decision == "argmax" and "metric" in config.loss.options:
-            advice = "" if config.protocol.warmup else "; try protocol.warmup=10, cross-entropy first"
-            notes.append(
-                f"note: {candidate.name} predicts one class only in {one_class} of {len(trials)} trials{advice}"
-            )
-    return notes
+def standing(result: Comparison) -> str:
+    """Whom the winner is clearly ahead of."""
+    behind, others = result.behind, len(result.candidates) - 1 - len(result.behind)
+    if not behind:
+        return "not clearly ahead of any other"
+    if not others:
+        return "clearly ahead of all others"
+    return f"clearly ahead of {len(behind)} of {len(behind) + others} others"
 
 
-def save(winner: Candidate, score: str) -> Path:
-    """The winner's best seed on validation, with its decision rule; the folder."""
-    k = max(range(len(winner.trials)), key=lambda k: winner.trials[k].validation)
-    trial = next(trial for trial in winner.run.trials if trial.seed == winner.seeds[k])
-    folder = model_folder(trial, winner.run.settings.results_dir)
-    if winner.decision == "argmax":
-        return folder
-    model = saved.load(folder).deciding(f"plug-in for {score}", winner.trials[k].rule.to_json())
-    return model.save(folder.with_name(f"{folder.name}-plugin_{score.replace('.', '_')}"))
+def folder_name(asked: Settings, loaded: data.Data, score: str) -> str:
+    """my-f1_positive for my.csv: a later comparison of the same file by the same score replaces it."""
+    path = asked.dataset.options.get("path")
+    name = Path(str(path)).expanduser().resolve().name.partition(".")[0] if path else loaded.name
+    return re.sub(r"[^\w.-]+", "_", f"{name or loaded.name}-{score}")
+
+
+def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: str) -> None:
+    """The winner's best seed, with its decision rule, to folder/model; of the models beside it only that one stays."""
+    winner, chosen = result.winner, result.winner.chosen
+    plan = next(plan for plan in plans if plan.key == winner.key)
+    asked = plan.run.settings
+    kept = next(trial for trial in plan.run.trials if trial.seed == chosen.seed)
+    source = model_folder(kept, asked.results_dir)
+    if not source.exists():
+        carry_out([Run.of(asked.but(save_model=True, force=False, seed=chosen.seed, trials=1))])
+    about = None if winner.decision == "argmax" else chosen.rule.to_json()
+    name = {"argmax": "argmax", "plugin": "plug-in for ", "expected": "expected "}[winner.decision]
+    saved.load(source).deciding(name + (result.score if about else ""), about).save(folder / "model")
+    for other in plans:
+        if keep_models == "all" or not other.run.settings.save_model:
+            continue
+        for trial in other.run.trials:
+            if trial != kept:
+                shutil.rmtree(model_folder(trial, asked.results_dir), ignore_errors=True)

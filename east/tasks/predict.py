@@ -15,6 +15,6 @@ def main(command: Command) -> int:
         raise ConfigError(f"task=predict needs {' '.join(missing)}: a saved model, the rows to predict, and a new file")
     if Path(asked.output).expanduser().exists() and not asked.force:
         raise ConfigError(f"output={asked.output} exists already; force=true replaces it")
-    rows = saved.predict_file(saved.load(asked.checkpoint, asked.device), asked.input, asked.output)
+    rows = saved.predict_file(saved.load(asked.checkpoint, asked.device), asked.input, asked.output, asked.keep)
     print(f"{rows:,} rows predicted: {asked.output}")
     return 0

@@ -111,8 +111,16 @@ def build(loss: Loss) -> Classifier:
 class RandomForest:
     """scikit-learn's random forest. Neither paper states its settings; these are the library's own."""
 
-    def __init__(self, n_estimators: int = 100, min_samples_leaf: int = 1, pca: float | None = 0.8):
+    def __init__(
+        self,
+        n_estimators: int = 100,
+        min_samples_leaf: int = 1,
+        pca: float | None = 0.8,
+        max_samples: int | None = None,
+    ):
+        """max_samples: rows drawn for each tree, at most; None: as many as there are."""
         self.n_estimators, self.min_samples_leaf, self.pca = n_estimators, min_samples_leaf, pca
+        self.max_samples = max_samples
 
     def fit(
         self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
@@ -122,6 +130,7 @@ class RandomForest:
         self.forest = RandomForestClassifier(
             self.n_estimators,
             min_samples_leaf=self.min_samples_leaf,
+            max_samples=None if self.max_samples is None else min(self.max_samples, len(inputs)),
             random_state=seed,
             n_jobs=torch.get_num_threads(),  # one where trials are spread over processes; no effect on the result
         ).fit(inputs, labels)

@@ -8,7 +8,7 @@ slopes G, and those the next rule, argmax_j sum_k p_k G_kj, until nothing change
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -116,6 +116,28 @@ def from_json(rule: JSON | None, positive: int | None = None) -> Rule:
     raise ValueError(
         f"rule: expected threshold, weights, scale and shift, or gains, got {', '.join(rule) or 'nothing'}"
     )
+
+
+def explained(rule: Rule, classes: Sequence[str]) -> str:
+    """A rule in words, in terms of the columns p_<class>.
+
+    >>> explained(Threshold(0.25, positive=1), ("ok", "fraud"))
+    'fraud if p_fraud >= 0.25, else ok'
+    """
+    terms: Iterator[str]
+    if isinstance(rule, Threshold):
+        yes, no = classes[rule.positive], classes[1 - rule.positive]
+        return f"{yes} if p_{yes} >= {rule.value:.6g}, else {no}"
+    if isinstance(rule, ClassWeights):
+        terms = (f"{w:.4g} p_{name}" for w, name in zip(rule.weights, classes, strict=True))
+    elif isinstance(rule, Affine):
+        parts = zip(rule.scale, rule.shift, classes, strict=True)
+        terms = (f"{a:.4g} p_{name} {b:+.4g}" for a, b, name in parts)
+    elif isinstance(rule, Gains):
+        return "largest expected gain, by the matrix in model.json"
+    else:
+        return "largest probability"
+    return f"largest of {', '.join(terms)}"
 
 
 def like(values: Sequence[Any], probabilities: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -229,10 +229,13 @@ def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
     return data.Encoding(tuple(columns), classes=table.classes, positive=table.positive)
 
 
-def predict_file(model: Model, source: str | Path, target: str | Path) -> int:
+def predict_file(
+    model: Model, source: str | Path, target: str | Path, keep: Sequence[str] | Literal["all"] | None = None
+) -> int:
     """Label and one probability per class for each row of a table, or each image of a folder; the number of rows.
 
     A CSV file is read in parts, so that it may be larger than memory. `target` appears when all is done.
+    keep: columns of the input that come first in the output, or "all".
     """
     from tqdm import tqdm
 
@@ -244,8 +247,9 @@ def predict_file(model: Model, source: str | Path, target: str | Path) -> int:
     done = 0
     try:
         with tqdm(total=count_rows(source), unit=" rows", disable=None, leave=False) as bar:
-            parts = image_predictions if model.about["kind"] == "image" else table_predictions
-            for result in parts(model, source):
+            image = model.about["kind"] == "image"
+            parts = image_predictions(model, source) if image else table_predictions(model, source, keep)
+            for result in parts:
                 result.to_csv(part, mode="a" if done else "w", header=not done, index=False)
                 done += len(result)
                 bar.update(len(result))
@@ -257,12 +261,14 @@ def predict_file(model: Model, source: str | Path, target: str | Path) -> int:
     return done
 
 
-def table_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
+def table_predictions(
+    model: Model, source: Path, keep: Sequence[str] | Literal["all"] | None = None
+) -> Iterator["pd.DataFrame"]:
     done = 0
     delimiter = model.about["encoding"].get("delimiter")  # models saved before it was kept have none
     for frame in files.portions(source, delimiter, FILE_ROWS):
         try:
-            yield as_frame(model, model.predict_proba(frame))
+            yield with_columns(as_frame(model, model.predict_proba(frame)), frame, keep)
         except DataError as error:
             where = f" rows {done + 1} to {done + len(frame)}:" if done else ""
             raise DataError(f"{source}:{where} {error}") from None
@@ -282,12 +288,34 @@ def image_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
 
 
 def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
-    """Columns label, p_<class>, p_<class>, …"""
+    """Columns label, p_<class>, p_<class>, …; and `rule` where a label need not be the most probable class."""
     import pandas as pd
 
     frame = pd.DataFrame(probabilities, columns=[f"p_{name}" for name in model.classes])
     frame.insert(0, "label", model.decide(probabilities))
+    if model.about["rule"] is not None:
+        rule = decisions.from_json(model.about["rule"], model.about["positive"])
+        frame.insert(1, "rule", decisions.explained(rule, model.classes))
     return frame
+
+
+def with_columns(
+    predicted: "pd.DataFrame", frame: "pd.DataFrame", keep: Sequence[str] | Literal["all"] | None
+) -> "pd.DataFrame":
+    """Predictions after columns of the input; one that is called like a column of the output becomes input_<name>."""
+    import pandas as pd
+
+    if not keep:
+        return predicted
+    frame = frame.rename(columns=str)
+    columns = list(map(str, frame))
+    names = columns if keep == "all" else list(keep)
+    missing = [name for name in names if name not in columns]
+    if missing:
+        known = ", ".join(columns[:20])
+        raise DataError(f"keep: expected columns of the input, got {', '.join(missing)}; it has {known}")
+    kept = frame[names].rename(columns={name: f"input_{name}" for name in names if name in predicted})
+    return pd.concat([kept.reset_index(drop=True), predicted.reset_index(drop=True)], axis=1)
 
 
 def image_files(folder: Path) -> list[Path]:

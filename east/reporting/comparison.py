@@ -1,0 +1,295 @@
+"""Which candidate is best? Validation chooses, test reports, and a bootstrap says how much of it is luck.
+
+A plug-in rule is tuned on validation, so its validation score would flatter it: it is cross-fitted instead, tuned on
+four fifths and applied to the rest, five times. The expected rule sees no labels and needs no such care. Intervals are
+95 % bootstrap percentiles over rows and seeds: what to expect of other rows of the same kind.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot
+
+from east.confusion import Confusion
+from east.data.common import stratified
+from east.training import decisions, evaluation
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+DECISIONS = {"argmax": "", "plugin": " + plug-in", "expected": " + expected"}
+SCORES = (
+    *("f1_positive", "f1_macro", "accuracy", "balanced_accuracy", "mcc", "gmean"),
+    *("auroc", "average_precision"),
+)
+STORED = {"f1_positive": "f1_pos"}
+FOLDS = 5
+RESAMPLES = 1000
+AT_ONCE = 1 << 24  # counts of a bootstrap in memory
+TUNED_ON = 5000  # validation rows that a rule of many classes is tuned on; two classes take all
+FEW = 30  # rows of the rarest class, below which a choice is uncertain
+INTERVAL = (0.025, 0.975)
+
+Measure: TypeAlias = Callable[[Confusion], Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a trial decided on one part of the data."""
+
+    probabilities: Tensor  # [n, d]
+    labels: Tensor  # int64 [n]
+    predicted: Tensor  # int64 [n]
+    score: float
+
+    @property
+    def confusion(self) -> Confusion:
+        return Confusion.from_predictions(self.predicted, self.labels, self.probabilities.shape[-1])
+
+    @property
+    def cross_entropy(self) -> float:
+        own = self.probabilities.double().gather(1, self.labels[:, None])
+        return float(-own.clamp_min(1e-15).log().mean())
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One trial under a decision rule. Validation's decisions are cross-fitted where the rule is tuned."""
+
+    seed: int
+    rule: decisions.Rule
+    val: Part
+    test: Part
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A model with a decision rule, and its finished trials. key: its name in `candidates=[…]`."""
+
+    key: str
+    title: str
+    decision: str
+    trials: tuple[Judged, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.title}{DECISIONS[self.decision]}"
+
+    @property
+    def validation(self) -> float:
+        return float(np.mean([trial.val.score for trial in self.trials]))
+
+    @property
+    def rank(self) -> tuple[float, float]:
+        """What the winner has most of: validation score, and among equals likelihood."""
+        return round(self.validation, 9), -float(np.mean([trial.val.cross_entropy for trial in self.trials]))
+
+    @property
+    def test(self) -> float:
+        return float(np.mean([trial.test.score for trial in self.trials]))
+
+    @property
+    def chosen(self) -> Judged:
+        """The trial that is saved: the best on validation."""
+        return max(self.trials, key=lambda trial: trial.val.score)
+
+    @property
+    def one_class(self) -> int:
+        """How many trials predict a single class for all test rows."""
+        return sum(len(trial.test.predicted.unique()) == 1 for trial in self.trials)
+
+    def scores(self, positive: int | None) -> dict[str, float | None]:
+        """Means over trials of the usual scores on test."""
+        each = [scores_of(trial.test, positive) for trial in self.trials]
+        return {name: None if each[0][name] is None else float(np.mean([s[name] for s in each])) for name in each[0]}
+
+
+def scores_of(part: Part, positive: int | None) -> dict[str, float | None]:
+    """The usual scores by the names that users see; None where these rows do not define them."""
+    stored = evaluation.scores(part.confusion, positive)
+    stored |= evaluation.rank_scores(part.probabilities, part.labels, positive)
+    return {name: stored[STORED.get(name, name)] for name in SCORES}
+
+
+def judge(arrays: Mapping[str, np.ndarray], seed: int, decision: str, measure: Measure, positive: int | None) -> Judged:
+    """What a trial's probabilities are worth under a decision rule."""
+    val, test, val_labels, test_labels = (
+        torch.from_numpy(arrays[f"{part}_{kind}"]) for kind in ("probabilities", "labels") for part in ("val", "test")
+    )
+    rule: decisions.Rule = decisions.Argmax()
+    if decision == "expected":
+        rule = decisions.expected(some(val, val_labels)[0], measure, positive)
+    if decision == "plugin":
+        rule = decisions.tuned(*some(val, val_labels), measure, positive)
+        on_val = cross_fitted(val, val_labels, measure, positive)
+    else:
+        on_val = rule.decide(val)
+
+    def part(probabilities: Tensor, labels: Tensor, predicted: Tensor) -> Part:
+        score = measure(Confusion.from_predictions(predicted, labels, probabilities.shape[-1]))
+        return Part(probabilities, labels, predicted, float(score))
+
+    return Judged(seed, rule, part(val, val_labels, on_val), part(test, test_labels, rule.decide(test)))
+
+
+def some(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that a rule is tuned on. With many classes the search is dear, and more rows would not move it."""
+    if probabilities.shape[-1] == 2 or len(labels) <= TUNED_ON:
+        return probabilities, labels
+    rows = torch.from_numpy(stratified(labels.numpy(), TUNED_ON, np.random.RandomState(0)))
+    return probabilities[rows], labels[rows]
+
+
+def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Measure, positive: int | None) -> Tensor:
+    """Plug-in decisions [n], each by a rule that was tuned without its row."""
+    random = np.random.RandomState(0)
+    order = torch.from_numpy(stratified(labels.numpy(), len(labels), random))  # class by class, shuffled within
+    fold = torch.empty_like(labels)
+    fold[order] = torch.arange(len(labels)) % FOLDS
+    decided = torch.empty_like(labels)
+    for k in range(FOLDS):
+        inside = fold == k
+        rule = decisions.tuned(*some(probabilities[~inside], labels[~inside]), measure, positive)
+        decided[inside] = rule.decide(probabilities[inside])
+    return decided
+
+
+@dataclass(frozen=True)
+class Interval:
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All candidates, cheapest first; the winner is the best on validation."""
+
+    score: str
+    measure: Measure
+    candidates: tuple[Candidate, ...]
+    classes: tuple[str, ...]
+    positive: int | None
+
+    @cached_property
+    def best(self) -> int:
+        return max(range(len(self.candidates)), key=lambda k: self.candidates[k].rank)
+
+    @property
+    def winner(self) -> Candidate:
+        return self.candidates[self.best]
+
+    @cached_property
+    def samples(self) -> np.ndarray:
+        """[candidates, RESAMPLES]: mean test scores, had test rows and seeds been drawn anew."""
+        return resampled([[trial.test for trial in c.trials] for c in self.candidates], self.measure)
+
+    @cached_property
+    def certainty(self) -> float:
+        """How often the winner would have been chosen, had the validation rows been drawn anew."""
+        drawn = resampled([[trial.val for trial in c.trials] for c in self.candidates], self.measure)
+        drawn = np.nan_to_num(drawn, nan=-np.inf)  # a metric may not be defined without rows of some class
+        ahead = np.isclose(drawn, drawn.max(0))
+        return float((ahead[self.best] / ahead.sum(0)).mean())  # equals share a win
+
+    def interval(self, k: int) -> Interval:
+        return Interval(self.candidates[k].test, *np.nanquantile(self.samples[k], INTERVAL).tolist())
+
+    def lead(self, k: int) -> Interval:
+        """The winner's test score minus that of candidate k."""
+        low, high = np.nanquantile(self.samples[self.best] - self.samples[k], INTERVAL).tolist()
+        return Interval(self.winner.test - self.candidates[k].test, low, high)
+
+    @property
+    def behind(self) -> list[str]:
+        """Candidates that the winner is clearly ahead of."""
+        return [c.name for k, c in enumerate(self.candidates) if k != self.best and self.lead(k).low > 0]
+
+    @property
+    def uncertain(self) -> str | None:
+        """Why another winner could as well have been chosen; None where the choice is not in doubt."""
+        counts = torch.bincount(self.winner.trials[0].val.labels, minlength=len(self.classes))
+        rarest = int(counts.argmin())
+        few = counts[rarest] < FEW
+        if not few and (self.behind or self.certainty >= 0.5):
+            return None
+        why = f"only {int(counts[rarest])} validation rows of {self.classes[rarest]!r}; " if few else ""
+        return f"{why}with other validation rows it would win {self.certainty:.0%} of the time"
+
+    def frame(self) -> "pd.DataFrame":
+        """The content of scores.csv: a row per candidate."""
+        import pandas as pd
+
+        rows = []
+        for k, candidate in enumerate(self.candidates):
+            at, lead = self.interval(k), self.lead(k)
+            rows.append(
+                {
+                    "candidate": candidate.key,
+                    "decision": candidate.decision,
+                    "winner": k == self.best,
+                    "seeds": len(candidate.trials),
+                    "validation": candidate.validation,
+                    "test": at.value,
+                    "test_low": at.low,
+                    "test_high": at.high,
+                    "lead": lead.value,
+                    "lead_low": lead.low,
+                    "lead_high": lead.high,
+                    **candidate.scores(self.positive),
+                }
+            )
+        return pd.DataFrame(rows)
+
+    def notes(self) -> list[str]:
+        """What a reader must know about single candidates."""
+        return [
+            f"{c.name} predicts the same class for every test row in {c.one_class} of {len(c.trials)} trials"
+            for c in self.candidates
+            if c.one_class
+        ]
+
+
+def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndarray:
+    """[candidates, RESAMPLES]: mean scores, had rows and seeds been drawn anew; the same rows for all.
+
+    Rows that all trials decide alike are one pattern, drawn as often as its rows are.
+    """
+    parts = [part for candidate in candidates for part in candidate]
+    rows, random, classes = len(parts[0].labels), np.random.default_rng(0), parts[0].probabilities.shape[-1]
+    decided = torch.stack([parts[0].labels, *(part.predicted for part in parts)], dim=1).numpy()
+    patterns, which = np.unique(decided, axis=0, return_inverse=True)
+    labels, *predicted = torch.from_numpy(patterns).unbind(1)
+    at_once, scores = max(1, AT_ONCE // rows), []
+    for start in range(0, RESAMPLES, at_once):
+        count = min(at_once, RESAMPLES - start)
+        drawn = which.ravel()[random.integers(rows, size=(count, rows))] + len(patterns) * np.arange(count)[:, None]
+        counts = np.bincount(drawn.ravel(), minlength=count * len(patterns)).reshape(count, len(patterns))
+        weights = torch.from_numpy(counts).double()
+        scores.append(torch.stack([measure(weighted(one, labels, weights, classes)) for one in predicted]))
+    values, result, first = torch.cat(scores, dim=1).numpy(), [], 0
+    for candidate in candidates:
+        trials = values[first : first + len(candidate)]
+        result.append(np.take_along_axis(trials, random.integers(len(trials), size=trials.shape), axis=0).mean(0))
+        first += len(candidate)
+    return np.array(result)
+
+
+def weighted(predicted: Tensor, labels: Tensor, weights: Tensor, classes: int) -> Confusion:
+    """The confusion [b] of predicted [n] and labels [n], row i counted weights [b, n] times."""
+    guessed, actual = (one_hot(index, classes).double() for index in (predicted, labels))
+    cells = labels * classes + predicted
+
+    def matrix() -> Tensor:
+        counts = weights.new_zeros(len(weights), classes**2).index_add_(1, cells, weights)
+        return counts.unflatten(-1, (classes, classes))
+
+    return Confusion(weights @ (guessed * actual), weights @ actual, weights @ guessed, matrix)

@@ -1,0 +1,300 @@
+"""The answer of task=compare and task=evaluate as files: a self-contained HTML page, scores and predictions as CSV.
+
+No external requests and no scripts; light and dark, readable on a phone. Every number on the page is in scores.csv,
+and follows from predictions.csv.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from sklearn.metrics import precision_recall_curve
+
+from east.data.common import Splits
+from east.reporting.comparison import Comparison, Interval, Part, scores_of
+from east.training import decisions
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+HERE = Path(__file__).resolve().parent
+WRONG = 12  # rows that are shown
+MATRIX = 20  # classes of a confusion matrix that fits a page; of more, the most frequent mistakes are listed
+CURVES = 6  # precision-recall curves in one figure
+POINTS = 200  # of a curve
+BINS = 10
+COLUMNS = 1000  # described one by one
+WIDTH, HEIGHT, MARGIN = 340, 260, 44
+STYLE = """
+.lead { font-size: 1.15rem; max-width: 60rem; } .warning { color: var(--maybe); }
+tr.winner td, tr.winner th { font-weight: 700; background: var(--panel); }
+svg text { font: 12px system-ui, sans-serif; fill: currentColor; } .axis { stroke: var(--soft); fill: none; }
+.grid { stroke: var(--line); fill: none; } .curve { fill: none; stroke-width: 2; } .dash { stroke-dasharray: 4 4; }
+.right { text-align: right; } td.hit { background: var(--panel); font-weight: 700; }
+"""
+COLOURS = ("var(--link)", "var(--bad)", "var(--good)", "var(--maybe)", "var(--soft)", "var(--ink)")
+
+
+@dataclass(frozen=True)
+class Scored:
+    """A model's decisions on labelled rows. rows: their numbers in the data, from 1; None where rows have none."""
+
+    part: Part
+    rule: decisions.Rule
+    classes: tuple[str, ...]
+    positive: int | None
+    rows: np.ndarray | None
+
+
+def write(folder: Path, result: Comparison, splits: Splits, notes: Sequence[str], command: str) -> None:
+    """report.html, scores.csv, predictions.csv and command.txt of a comparison."""
+    folder.mkdir(parents=True, exist_ok=True)
+    chosen = result.winner.chosen
+    index = splits.test.index.numpy() + 1
+    rows = index if len(index) == len(chosen.test.labels) else None
+    scored = Scored(chosen.test, chosen.rule, result.classes, result.positive, rows)
+    result.frame().to_csv(folder / "scores.csv", index=False)
+    predictions(result, rows).to_csv(folder / "predictions.csv", index=False)
+    (folder / "command.txt").write_text(command + "\n", encoding="utf-8")
+    sections = {
+        "The winner": winner(result, notes),
+        "All candidates": candidates(result),
+        **of_model(scored, f"the saved model, seed {chosen.seed}"),
+        "How the columns were read": columns(splits),
+        "How this was made": f"<pre>{escape(command)}</pre>{method(result)}",
+    }
+    title = f"Which model? {splits.name}, by {result.score}"
+    (folder / "report.html").write_text(document(title, sections), encoding="utf-8")
+
+
+def write_evaluation(
+    folder: Path, title: str, scored: Scored, scores: "pd.DataFrame", intervals: dict[str, Interval], command: str
+) -> None:
+    """report.html and scores.csv of a saved model on labelled rows."""
+    folder.mkdir(parents=True, exist_ok=True)
+    scores.to_csv(folder / "scores.csv", index=False)
+    lines = [[name, f"{i.value:.3f}", f"{i.low:.3f} to {i.high:.3f}"] for name, i in intervals.items()]
+    sections = {
+        "Scores": f"{table(['score', 'value', '95 % interval'], lines, 'Scores')}"
+        "<p class='caption'>Intervals: bootstrap over rows.</p>",
+        **of_model(scored, "these rows"),
+        "How this was made": f"<pre>{escape(command)}</pre>",
+    }
+    (folder / "report.html").write_text(document(title, sections), encoding="utf-8")
+
+
+def document(title: str, sections: dict[str, str]) -> str:
+    body = "".join(f"<section><h2>{escape(name)}</h2>{text}</section>" for name, text in sections.items() if text)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{(HERE / 'report.css').read_text()}{STYLE}</style></head><body>"
+        f"<header><h1>{escape(title)}</h1></header><main>{body}</main></body></html>\n"
+    )
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[str]], label: str, marked: int | None = None) -> str:
+    """A table of plain text that scrolls sideways on a narrow screen, also by keyboard; `marked`: the winner's row."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+    rows = ""
+    for k, (first, *others) in enumerate(lines):
+        cells = "".join(f"<td>{escape(text)}</td>" for text in others)
+        kind = ' class="winner"' if k == marked else ""
+        rows += f'<tr{kind}><th scope="row">{escape(first)}</th>{cells}</tr>'
+    return scrolling(f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>", label)
+
+
+def scrolling(inner: str, label: str) -> str:
+    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>{inner}</table></div>'
+
+
+def winner(result: Comparison, notes: Sequence[str]) -> str:
+    at = result.interval(result.best)
+    parts = [
+        f'<p class="lead"><strong>{escape(result.winner.name)}</strong>: {escape(result.score)} {at.value:.3f} on test '
+        f"rows (95 % interval {at.low:.3f} to {at.high:.3f}).</p>"
+    ]
+    if result.uncertain:
+        parts.append(f'<p class="warning">The choice is uncertain: {escape(result.uncertain)}.</p>')
+    if notes:
+        parts.append(f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>")
+    return "".join(parts)
+
+
+def candidates(result: Comparison) -> str:
+    lines = []
+    for k, candidate in enumerate(result.candidates):
+        at, lead = result.interval(k), result.lead(k)
+        ahead = ["", ""] if k == result.best else [f"{lead.value:+.3f}", f"{lead.low:+.3f} to {lead.high:+.3f}"]
+        lines.append(
+            [candidate.name, f"{candidate.validation:.3f}", f"{at.value:.3f}", f"{at.low:.3f} to {at.high:.3f}", *ahead]
+        )
+    header = ["", "validation", "test", "95 % interval", "winner's lead", "95 % interval"]
+    return table(header, lines, "All candidates", marked=result.best)
+
+
+def method(result: Comparison) -> str:
+    seeds = max(len(candidate.trials) for candidate in result.candidates)
+    return (
+        '<p class="caption">The winner is the best on validation rows; plug-in rules are cross-fitted there. Test rows '
+        f"were seen by no candidate. Scores are means over up to {seeds} seeds; intervals come from a bootstrap over "
+        "test rows and seeds, with the same rows for all candidates. The same numbers are in scores.csv, "
+        "the winner's test predictions in predictions.csv.</p>"
+    )
+
+
+def predictions(result: Comparison, rows: np.ndarray | None) -> "pd.DataFrame":
+    """The winner's test rows: seed, row, label, predicted and a probability per class."""
+    import pandas as pd
+
+    names, frames = np.array(result.classes, dtype=object), []
+    for trial in result.winner.trials:
+        part = trial.test
+        numbers = np.arange(1, len(part.labels) + 1) if rows is None else rows
+        frame = pd.DataFrame({"seed": trial.seed, "row": numbers, "label": names[part.labels.numpy()]})
+        frame["predicted"] = names[part.predicted.numpy()]
+        p = pd.DataFrame(part.probabilities.numpy(), columns=[f"p_{name}" for name in names])
+        frames.append(pd.concat([frame, p], axis=1))
+    return pd.concat(frames, ignore_index=True)
+
+
+def of_model(scored: Scored, whose: str) -> dict[str, str]:
+    """Sections about one model's decisions."""
+    shown = {name: value for name, value in scores_of(scored.part, scored.positive).items() if value is not None}
+    boxes = "".join(f"<li><strong>{value:.3f}</strong> {escape(name)}</li>" for name, value in shown.items())
+    return {
+        f"Decisions of {whose}": f'<ul class="facts">{boxes}</ul>'
+        f'<p class="caption">Decides by: {escape(decisions_text(scored))}</p>{confusion(scored)}',
+        "Precision, recall and calibration": f'<div class="gallery">{recall_curves(scored)}{calibration(scored)}</div>',
+        "Most confident mistakes": mistakes(scored),
+    }
+
+
+def decisions_text(scored: Scored) -> str:
+    return decisions.explained(scored.rule, scored.classes)
+
+
+def confusion(scored: Scored) -> str:
+    counts = scored.part.confusion.matrix.round().long().numpy()
+    names = scored.classes
+    if len(names) > MATRIX:
+        wrong = counts - np.diag(np.diag(counts))
+        order = np.argsort(-wrong, axis=None)[:MATRIX]
+        where = [np.unravel_index(k, wrong.shape) for k in order]
+        lines = [[names[i], names[j], str(wrong[i, j])] for i, j in where if wrong[i, j]]
+        return table(["true class", "predicted", "rows"], lines, "Most frequent mistakes")
+    head = '<th scope="col">true \\ predicted</th>' + "".join(f'<th scope="col">{escape(n)}</th>' for n in names)
+    head += '<th scope="col">recall</th>'
+    rows = ""
+    for i, name in enumerate(names):
+        total = counts[i].sum()
+        cells = "".join(f"<td{' class=hit' if i == j else ''}>{counts[i, j]:,}</td>" for j in range(len(names)))
+        recall = f"{counts[i, i] / total:.3f}" if total else ""
+        rows += f'<tr><th scope="row">{escape(name)}</th>{cells}<td>{recall}</td></tr>'
+    return scrolling(f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>", "Confusion matrix")
+
+
+def recall_curves(scored: Scored) -> str:
+    """Precision against recall of the positive class, else of the rarest classes; a dot where the model decides."""
+    labels, p = scored.part.labels.numpy(), scored.part.probabilities.numpy()
+    predicted = scored.part.predicted.numpy()
+    counts = np.bincount(labels, minlength=len(scored.classes))
+    rarest = [int(k) for k in np.argsort(counts, kind="stable") if 0 < counts[k] < len(labels)]
+    shown = rarest[:CURVES] if scored.positive is None else [k for k in rarest if k == scored.positive]
+    if not shown:
+        return ""
+    drawn = ""
+    for colour, k in zip(COLOURS, shown, strict=False):
+        precision, recall, _ = precision_recall_curve(labels == k, p[:, k])
+        thin = np.unique(np.linspace(0, len(recall) - 1, POINTS).round().astype(int))
+        drawn += line(recall[thin], precision[thin], colour)
+        hits = int(((predicted == k) & (labels == k)).sum())
+        if (predicted == k).any():
+            drawn += dot(hits / counts[k], hits / int((predicted == k).sum()), colour)
+    words = [f"{scored.classes[k]}" for k in shown]
+    caption = f"Precision and recall of {', '.join(words)}; the dot is the chosen cut"
+    return figure(drawn, "recall", "precision", caption)
+
+
+def calibration(scored: Scored) -> str:
+    """Observed share against mean probability, in bins of equally many rows."""
+    labels, p = scored.part.labels.numpy(), scored.part.probabilities.numpy()
+    if scored.positive is None:
+        values, truth = p.max(1), p.argmax(1) == labels
+        what = "the most probable class is right"
+    else:
+        values, truth = p[:, scored.positive], labels == scored.positive
+        what = f"the class is {scored.classes[scored.positive]}"
+    bins = [part for part in np.array_split(np.argsort(values, kind="stable"), BINS) if len(part)]
+    x, y = (np.array([column[part].mean() for part in bins]) for column in (values, truth))
+    drawn = line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), "var(--soft)", "dash") + line(x, y, COLOURS[0])
+    drawn += "".join(dot(a, b, COLOURS[0]) for a, b in zip(x, y, strict=True))
+    return figure(drawn, "probability", "observed share", f"Calibration: how often {what}, by its probability")
+
+
+def figure(drawn: str, x: str, y: str, caption: str) -> str:
+    """A square from 0 to 1 with its axes."""
+    ticks = ""
+    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
+        a, b = place(value, value)
+        ticks += f'<path class="grid" d="M{a:.1f} {place(0, 0)[1]:.1f}V{place(0, 1)[1]:.1f}"/>'
+        ticks += f'<path class="grid" d="M{place(0, 0)[0]:.1f} {b:.1f}H{place(1, 0)[0]:.1f}"/>'
+        ticks += f'<text x="{a:.1f}" y="{HEIGHT - 26}" text-anchor="middle">{value:g}</text>'
+        ticks += f'<text x="{MARGIN - 6}" y="{b + 4:.1f}" text-anchor="end">{value:g}</text>'
+    labels = f'<text x="{(WIDTH + MARGIN) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
+    labels += f'<text x="4" y="12">{escape(y)}</text>'
+    return (
+        f'<figure><svg role="img" aria-label="{escape(caption)}" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}">{ticks}{labels}{drawn}</svg>'
+        f"<figcaption>{escape(caption)}</figcaption></figure>"
+    )
+
+
+def place(x: float, y: float) -> tuple[float, float]:
+    return MARGIN + x * (WIDTH - MARGIN - 12), HEIGHT - MARGIN - y * (HEIGHT - MARGIN - 22)
+
+
+def line(x: np.ndarray, y: np.ndarray, colour: str, kind: str = "") -> str:
+    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in (place(*point) for point in zip(x, y, strict=True)))
+    return f'<polyline class="curve {kind}" stroke="{colour}" points="{points}"/>'
+
+
+def dot(x: float, y: float, colour: str) -> str:
+    a, b = place(x, y)
+    return f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"/>'
+
+
+def mistakes(scored: Scored) -> str:
+    """Wrong rows whose true class has the lowest probability."""
+    if scored.rows is None:
+        return ""
+    labels, predicted = scored.part.labels.numpy(), scored.part.predicted.numpy()
+    p = scored.part.probabilities.numpy()
+    wrong = np.flatnonzero(labels != predicted)
+    if not len(wrong):
+        return "<p>No row is wrong.</p>"
+    worst = wrong[np.argsort(p[wrong, labels[wrong]], kind="stable")[:WRONG]]
+    lines = [
+        [
+            str(scored.rows[i]),
+            scored.classes[labels[i]],
+            scored.classes[predicted[i]],
+            f"{p[i, labels[i]]:.4f}",
+            f"{p[i, predicted[i]]:.4f}",
+        ]
+        for i in worst
+    ]
+    header = ["row", "true class", "predicted", "p of the true class", "p of the predicted"]
+    return (
+        f"{table(header, lines, 'Most confident mistakes')}<p class='caption'>{len(wrong):,} of {len(labels):,} rows "
+        "are wrong. Row 1 is the first below the header.</p>"
+    )
+
+
+def columns(splits: Splits) -> str:
+    if splits.encoding is None:
+        return ""
+    return f"<pre>{escape(chr(10).join(splits.encoding.describe(COLUMNS)))}</pre>"

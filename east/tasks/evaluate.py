@@ -1,0 +1,119 @@
+"""task=evaluate: score a saved model on labelled rows: all scores with intervals, confusion matrix, and a page."""
+
+import re
+import shlex
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from east import data, metrics
+from east.choices import ConfigError
+from east.data import files, images
+from east.data.columns import words
+from east.data.common import DataError, shown
+from east.reporting import writers
+from east.reporting.comparison import INTERVAL, Interval, Part, resampled, scores_of
+from east.reporting.pages import compare as page
+from east.settings import command as commands
+from east.settings.command import Command
+from east.settings.compose import settings
+from east.training import decisions, saved
+from east.training.saved import Model
+
+
+def main(command: Command) -> int:
+    asked = settings(command)
+    if not (asked.checkpoint and asked.input):
+        missing = [f"{name}=…" for name in ("checkpoint", "input") if not getattr(asked, name)]
+        raise ConfigError(f"task=evaluate needs {' '.join(missing)}: a saved model, and labelled rows")
+    model = saved.load(asked.checkpoint, asked.device)
+    source = Path(asked.input).expanduser()
+    probabilities, labels = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
+    rule = decisions.from_json(model.about["rule"], model.about["positive"])
+    p = torch.from_numpy(probabilities)
+    part = Part(p, torch.from_numpy(labels), rule.decide(p), 0.0)
+    positive = model.about["positive"]
+    intervals = with_intervals(part, positive)
+    name = re.sub(r"[^\w.-]+", "_", f"{source.name.partition('.')[0]}-{Path(asked.checkpoint).resolve().parent.name}")
+    folder = Path(asked.results_dir) / "evaluate" / name
+    scored = page.Scored(part, rule, tuple(model.classes), positive, np.arange(1, len(labels) + 1))
+    table = pd.DataFrame([{"score": n, "value": i.value, "low": i.low, "high": i.high} for n, i in intervals.items()])
+    typed = shlex.join(["east-run", *(f"{n}={commands.text(value)}" for n, value in command.values.items())])
+    page.write_evaluation(folder, f"{source.name}: {len(labels):,} rows", scored, table, intervals, typed)
+    print(writers.aligned([["", "value", "95 % interval"], *(line(n, i) for n, i in intervals.items())]))
+    print(f"\nconfusion matrix of {len(labels):,} rows, true classes in rows\n{matrix(scored)}")
+    print(f"decides by: {decisions.explained(rule, model.classes)}\nreport: {folder / 'report.html'}")
+    return 0
+
+
+def line(name: str, at: Interval) -> list[str]:
+    return [name, f"{at.value:.3f}", "" if np.isnan(at.low) else f"{at.low:.3f} to {at.high:.3f}"]
+
+
+def labelled_rows(model: Model, source: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities [n, d] and labels [n] of a file with the columns of training, the target among them."""
+    if model.about["kind"] != "table":
+        raise DataError(f"this model takes {model.about['kind']}s: expected input= a folder, got {source}")
+    encoding = data.Encoding.from_json(model.about["encoding"])
+    if encoding.target is None:
+        raise DataError("this model was not trained on a file, so that no column holds its classes")
+    frame = files.read(source, encoding.delimiter)
+    if encoding.target not in frame:
+        raise DataError(f"{source}: expected the labels in a column {encoding.target!r}, as in training; it is missing")
+    empty = frame[encoding.target].isna()
+    if empty.any():
+        raise DataError(f"{source}: the label {encoding.target!r} is missing in {int(empty.sum()):,} rows")
+    return model.predict_proba(frame), numbered(model, words(frame[encoding.target]), source)
+
+
+def labelled_images(model: Model, source: Path) -> tuple[np.ndarray, np.ndarray]:
+    """Probabilities [n, d] and labels [n] of a folder per class."""
+    if model.about["kind"] != "image":
+        raise DataError(f"this model takes {model.about['kind']}s: expected input= a file, got the folder {source}")
+    found = images.find(source)
+    size = model.about["inputs_shape"][-1]
+    parts = [images.decode(found[k : k + saved.IMAGES], size) for k in range(0, len(found), saved.IMAGES)]
+    if not parts:
+        raise DataError(f"{source} has no images")
+    names = np.array([file.relative_to(source).parts[0] for file in found], dtype=object)
+    return np.concatenate([model.predict_proba(part) for part in parts]), numbered(model, names, source)
+
+
+def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
+    """Class numbers of class names."""
+    if not len(names):
+        raise DataError(f"{source} has no rows")
+    place = {name: k for k, name in enumerate(model.classes)}
+    unknown = sorted({str(name) for name in names} - set(place))
+    if unknown:
+        known = ", ".join(shown(name, quoted=False) for name in model.classes[:10])
+        raise DataError(f"{source}: the model does not know the class {shown(unknown[0])}; it knows {known}")
+    return np.array([place[str(name)] for name in names])
+
+
+def with_intervals(part: Part, positive: int | None) -> dict[str, Interval]:
+    """The usual scores; those of decisions with bootstrap intervals, those of the ranking without."""
+    measures = {name: metrics.METRICS[name] for name in ("accuracy", "balanced_accuracy", "mcc", "gmean")}
+    measures["f1_macro"] = metrics.f1
+    if positive is not None:
+        measures["f1_positive"] = partial(metrics.f1, average="positive", positive=positive)
+    result = {}
+    for name, value in scores_of(part, positive).items():
+        if value is None:
+            continue
+        drawn = resampled([[part]], measures[name])[0] if name in measures else np.array([np.nan])
+        low, high = np.nanquantile(drawn, INTERVAL).tolist() if name in measures else (np.nan, np.nan)
+        result[name] = Interval(value, low, high)
+    return result
+
+
+def matrix(scored: page.Scored) -> str:
+    """The confusion matrix as text; of many classes it is on the page only."""
+    if len(scored.classes) > page.MATRIX:
+        return f"{len(scored.classes)} classes: see the report"
+    counts = scored.part.confusion.matrix.round().long().tolist()
+    rows = [[name, *map(str, row)] for name, row in zip(scored.classes, counts, strict=True)]
+    return writers.aligned([["", *scored.classes], *rows])
