@@ -8,10 +8,8 @@ classes), none (one number per class).
 `absent`: whether a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954) or is ignored.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,19 +32,6 @@ def ratio(part: Tensor, whole: Tensor) -> Tensor:
     return part / whole.clamp_min(EPS)
 
 
-class Fraction(NamedTuple):
-    """A score part / whole of every class, both linear in the counts, and their slopes: all it takes to differentiate.
-
-    `part` is `hit` times the diagonal; `whole` changes by `by_diagonal` and `by_predicted`.
-    """
-
-    part: Tensor
-    whole: Tensor
-    hit: float | Tensor
-    by_diagonal: float
-    by_predicted: float
-
-
 def averaged(part: Tensor, whole: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
     """One number per leading index from part / whole [..., d] of the classes."""
     if average == "micro":
@@ -60,19 +45,17 @@ def average_over_classes(values: Tensor, c: Confusion, average: str, positive: i
         return values
     if average == "positive":
         return values[..., checked_class(positive, c.classes)]
-    shares = class_shares(c, average, positive, absent)
+    shares = class_shares(c, average, absent)
     return values.mean(-1) if isinstance(shares, float) else (values * shares).sum(-1)
 
 
-def class_shares(c: Confusion, average: str, positive: int, absent: str) -> float | Tensor:
+def class_shares(c: Confusion, average: str, absent: str) -> float | Tensor:
     """What every class contributes to an average: one share for all, or shares [..., d]."""
     if average == "macro" and absent == "zero":
         return 1 / c.classes
     if average == "macro" and choose("absent", absent, ABSENT):
         present = (c.actual > 0).to(c.actual.dtype)
         return present / present.sum(-1, keepdim=True).clamp_min(1)
-    if average == "positive":
-        return only(checked_class(positive, c.classes), c.classes, c.actual.dtype, c.actual.device)
     if average == "weighted":
         return c.actual / c.total.unsqueeze(-1).clamp_min(EPS)
     raise ValueError(choose("average", average, AVERAGES))
@@ -82,14 +65,6 @@ def checked_class(positive: int, classes: int) -> int:
     if not -classes <= positive < classes:
         raise ValueError(f"positive class {positive} does not exist: expected 0 to {classes - 1}")
     return positive
-
-
-@lru_cache
-def only(positive: int, classes: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """1 at one class, 0 at the others [d]."""
-    shares = torch.zeros(classes, dtype=dtype, device=device)
-    shares[positive] = 1
-    return shares
 
 
 def others(counts: Tensor) -> Tensor:
@@ -113,30 +88,19 @@ def mean_of_present(values: Tensor, c: Confusion) -> Tensor:
     return (values * present).sum(-1) / present.sum(-1).clamp_min(1)
 
 
-def per_class_values(name: str, value: PerClass, c: Confusion) -> float | Tensor:
-    """A number for all classes, or one per class as a tensor [d]."""
+def per_class_values(name: str, value: PerClass, classes: int, like: Tensor) -> float | Tensor:
+    """A number for all classes, or one per class as a tensor [d] beside the counts."""
     if isinstance(value, int | float):
         return value
-    values = torch.as_tensor(value, dtype=c.diagonal.dtype, device=c.diagonal.device)
-    if values.shape not in ((), (c.classes,)):
-        raise ValueError(f"{name}: expected a number or one per class ({c.classes}), got shape {tuple(values.shape)}")
-    return values
-
-
-def proportions(c: Confusion) -> tuple[Tensor, Tensor, Tensor]:
-    """Diagonal, row and column shares: s, t and q of the formulas."""
-    n = c.total.unsqueeze(-1).clamp_min(EPS)
-    return c.diagonal / n, c.actual / n, c.predicted / n
+    values = torch.as_tensor(value)
+    if values.shape not in ((), (classes,)):
+        raise ValueError(f"{name}: expected a number or one per class ({classes}), got shape {tuple(values.shape)}")
+    return values.to(like)
 
 
 def accuracy(c: Confusion) -> Tensor:
     """Share of correct samples (micro accuracy)."""
     return ratio(c.diagonal.sum(-1), c.total)
-
-
-def accuracy_and_slopes(c: Confusion) -> tuple[Tensor, Tensor, Tensor]:
-    share = c.total.clamp_min(EPS).reciprocal()
-    return c.diagonal.sum(-1) * share, share.unsqueeze(-1).expand(c.diagonal.shape), torch.zeros_like(c.diagonal)
 
 
 def balanced_accuracy(c: Confusion) -> Tensor:
@@ -146,20 +110,12 @@ def balanced_accuracy(c: Confusion) -> Tensor:
 
 def precision(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Share of a class's predictions that are right."""
-    return averaged(*precision_fraction(c)[:2], c, average, positive, absent)
-
-
-def precision_fraction(c: Confusion) -> Fraction:
-    return Fraction(c.diagonal, c.predicted, hit=1.0, by_diagonal=0.0, by_predicted=1.0)
+    return averaged(c.diagonal, c.predicted, c, average, positive, absent)
 
 
 def recall(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Share of a class's samples that are found."""
-    return averaged(*recall_fraction(c)[:2], c, average, positive, absent)
-
-
-def recall_fraction(c: Confusion) -> Fraction:
-    return Fraction(c.diagonal, c.actual, hit=1.0, by_diagonal=0.0, by_predicted=0.0)
+    return averaged(c.diagonal, c.actual, c, average, positive, absent)
 
 
 def fbeta(
@@ -169,31 +125,18 @@ def fbeta(
 
     Written on counts, (1+b^2) TP / (b^2 actual + predicted): the form in precision and recall is 0/0 where this is 0.
     """
-    return averaged(*fbeta_fraction(c, beta)[:2], c, average, positive, absent)
-
-
-def fbeta_fraction(c: Confusion, beta: PerClass = 1.0) -> Fraction:
-    square = per_class_values("beta", beta, c) ** 2
-    whole = square * c.actual + c.predicted
-    return Fraction((1 + square) * c.diagonal, whole, hit=1 + square, by_diagonal=0.0, by_predicted=1.0)
+    square = per_class_values("beta", beta, c.classes, c.diagonal) ** 2
+    return averaged((1 + square) * c.diagonal, square * c.actual + c.predicted, c, average, positive, absent)
 
 
 def f1(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Harmonic mean of precision and recall."""
-    return averaged(*f1_fraction(c)[:2], c, average, positive, absent)
-
-
-def f1_fraction(c: Confusion) -> Fraction:
-    return Fraction(c.diagonal + c.diagonal, c.actual + c.predicted, hit=2.0, by_diagonal=0.0, by_predicted=1.0)
+    return averaged(2 * c.diagonal, c.actual + c.predicted, c, average, positive, absent)
 
 
 def jaccard(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Intersection over union."""
-    return averaged(*jaccard_fraction(c)[:2], c, average, positive, absent)
-
-
-def jaccard_fraction(c: Confusion) -> Fraction:
-    return Fraction(c.diagonal, c.actual + c.predicted - c.diagonal, hit=1.0, by_diagonal=-1.0, by_predicted=1.0)
+    return averaged(c.diagonal, c.actual + c.predicted - c.diagonal, c, average, positive, absent)
 
 
 def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
@@ -227,42 +170,18 @@ def of_negatives(
 
 
 def mcc(c: Confusion) -> Tensor:
-    """Matthews correlation; with more than two classes Gorodkin's R_K; 0 when only one class occurs or is predicted."""
-    both, variances, *_ = covariances(c)
-    actual, predicted = variances.clamp_min(EPS).rsqrt().unbind(0)
-    correlation = (both * actual * predicted).clamp(-1, 1)
-    return torch.where(variances.amin(0) > SHARE, correlation, 0.0).squeeze(-1)
+    """Matthews correlation; with more than two classes Gorodkin's R_K; 0 when only one class occurs or is predicted.
 
-
-class Covariances(NamedTuple):
-    """Of the proportions s, t, q: sum of s - t q [..., 1]; sums of t (1 - t), q (1 - q) [2, ..., 1]; t and q, and what
-    they leave to the other classes, 1 - t and 1 - q [2, ..., d].
+    s - t q is taken as t (1 - q) - missed where q is large: each form loses its digits where the other has them.
     """
-
-    both: Tensor
-    variances: Tensor
-    shares: Tensor
-    others: Tensor
-
-
-def covariances(c: Confusion) -> Covariances:
-    """s - t q is taken as t (1 - q) - missed where q is large: each form loses its digits where the other has them."""
     n = c.total.unsqueeze(-1).clamp_min(EPS)
     shares = torch.stack((c.actual, c.predicted)) / n
     left = others(shares)
     t, q = shares.unbind(0)
-    both = torch.where(q < 0.5, c.diagonal / n - t * q, t * left[1] - c.missed / n)
-    return Covariances(both.sum(-1, keepdim=True), (shares * left).sum(-1, keepdim=True), shares, left)
-
-
-def mcc_and_slopes(c: Confusion) -> tuple[Tensor, Tensor, Tensor]:
-    both, variances, shares, left = covariances(c)
-    scale = variances.clamp_min(EPS).rsqrt().prod(0) * (variances.amin(0) > SHARE)
-    score = both * scale
-    by_diagonal = scale / c.total.unsqueeze(-1).clamp_min(EPS)
-    # d/dq of -1/2 log(sum q (1 - q)) is (q - (1 - q)) / 2 / sum q (1 - q)
-    by_predicted = (shares[1] - left[1]) * (both / variances[1].clamp_min(EPS) / 2) - shares[0]
-    return score.squeeze(-1).clamp(-1, 1), by_diagonal.expand(c.diagonal.shape), by_predicted * by_diagonal
+    covariance = torch.where(q < 0.5, c.diagonal / n - t * q, t * left[1] - c.missed / n).sum(-1)
+    variances = (shares * left).sum(-1)
+    actual, predicted = variances.clamp_min(EPS).rsqrt().unbind(0)
+    return torch.where(variances.amin(0) > SHARE, (covariance * actual * predicted).clamp(-1, 1), 0.0)
 
 
 def kappa(c: Confusion) -> Tensor:
@@ -338,57 +257,6 @@ METRICS: dict[str, Metric] = {
     "specificity": specificity,
     "youden": youden,
 }
-
-
-# Scores whose derivatives are known in closed form, which spares autograd's graph: for a small batch it costs as much
-# as cross-entropy itself.
-FRACTIONS: dict[Metric, Callable[..., Fraction]] = {
-    f1: f1_fraction,
-    fbeta: fbeta_fraction,
-    jaccard: jaccard_fraction,
-    precision: precision_fraction,
-    recall: recall_fraction,
-}
-SLOPES: dict[Metric, Callable[[Confusion], tuple[Tensor, Tensor, Tensor]]] = {
-    accuracy: accuracy_and_slopes,
-    mcc: mcc_and_slopes,
-}
-
-
-def has_slopes(metric: Metric) -> bool:
-    """Whether score_and_slopes covers this metric."""
-    return metric in FRACTIONS or metric in SLOPES
-
-
-def score_and_slopes(metric: Metric, c: Confusion, parameters: Mapping[str, Any]) -> tuple[Tensor, Tensor, Tensor]:
-    """The score [...] and its derivatives with respect to the diagonal and the predicted counts [..., d]."""
-    if metric in SLOPES:
-        return SLOPES[metric](c, **parameters)
-    parameters = dict(parameters)
-    average, positive, absent = (
-        parameters.pop(k, v) for k, v in (("average", "macro"), ("positive", 1), ("absent", "zero"))
-    )
-    part, whole, hit, by_diagonal, by_predicted = FRACTIONS[metric](c, **parameters)
-    shares: float | Tensor
-    if average == "micro":
-        part, whole, shares = part.sum(-1, keepdim=True), whole.sum(-1, keepdim=True), 1.0
-    else:
-        shares = class_shares(c, average, positive, absent)
-    whole = whole.clamp_min(EPS)
-    values = part / whole
-    weights = shares / whole
-    score = (
-        values.squeeze(-1)
-        if average == "micro"
-        else values.mean(-1)
-        if isinstance(shares, float)
-        else (values * shares).sum(-1)
-    )
-    diagonal = weights * hit if by_diagonal == 0 else weights * (hit - by_diagonal * values)
-    predicted = (values * weights).mul_(-by_predicted)
-    if average == "micro":
-        diagonal, predicted = (x.expand(c.diagonal.shape) for x in (diagonal, predicted))
-    return score, diagonal, predicted
 
 
 def resolve(metric: str | Metric) -> Metric:

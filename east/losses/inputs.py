@@ -39,6 +39,15 @@ class Samples(NamedTuple):
     labels: Tensor
     weights: Tensor | None
 
+    def flat(self) -> "Samples":
+        """All samples in one dimension: logits [n, d]."""
+        logits, labels, weights = self
+        if logits.ndim == 2:
+            return self
+        d = logits.shape[-1]
+        targets = labels.reshape(-1, d) if labels.is_floating_point() else labels.reshape(-1)
+        return Samples(logits.reshape(-1, d), targets, None if weights is None else weights.reshape(-1))
+
 
 class Loss(nn.Module):
     """Checks the input once for all losses, casts to float32 or better, hands over logits [..., n, d], d >= 2."""
@@ -91,9 +100,12 @@ class Loss(nn.Module):
 
     def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
         """The batch as samples [n, d]."""
-        samples = read_samples(logits, labels, weights, self.ignore_index)
+        return self.check_targets(read_samples(logits, labels, weights, self.ignore_index).flat())
+
+    def check_targets(self, samples: Samples) -> Samples:
+        """Soft targets as this loss takes them."""
         if samples.labels.is_floating_point() and not self.takes_weights:
-            raise ValueError(f"{type(self).__name__}: expected class labels, got shares ({labels.dtype})")
+            raise ValueError(f"{type(self).__name__}: expected class labels, got shares ({samples.labels.dtype})")
         if samples.labels.is_floating_point() and not self.takes_soft_targets:
             samples = as_weighted_samples(samples)
         return samples
@@ -140,9 +152,10 @@ def masked(
     """Labels with 0 in place of `ignore_index`, and weights that are 0 there. Soft targets have nothing to ignore."""
     if labels.is_floating_point():
         return labels, weights
+    looked_at = weights is None and labels.device.type == "cpu" and not transformed()
+    if looked_at and ignore_index < 0 <= labels.amin().item():
+        return labels, None  # the same for less; elsewhere looking at the data would cost a synchronisation
     valid = labels != ignore_index
-    if weights is None and labels.device.type == "cpu" and not transformed() and valid.all():
-        return labels, None  # the same result for less; elsewhere looking at the data would cost a synchronisation
     return labels * valid, valid.to(dtype) if weights is None else weights * valid
 
 
@@ -156,7 +169,7 @@ def check_types(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
 
 
 def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
-    """torch's conventions: classes in axis 1, everything else is samples."""
+    """torch's conventions: classes in axis 1, everything else is samples; pixels [N, pixels, d], without a copy."""
     if logits.ndim == 0 or labels.numel() == 0:
         raise ValueError(f"expected at least one sample, got logits of shape {tuple(logits.shape)}")
     if logits.ndim == 1 or logits.shape[1] == 1:
@@ -164,15 +177,18 @@ def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_
     shape = without_classes(logits)
     if labels.shape == logits.shape:
         check_soft_targets(labels)
-        targets = by_sample(labels).to(single_or_double(logits.dtype))
+        targets = classes_last(labels).to(single_or_double(logits.dtype))
     elif labels.shape == shape:
         if labels.is_floating_point():
             raise ValueError(f"expected integer labels, the indices of {logits.shape[1]} classes, got {labels.dtype}")
-        targets = integers(labels).reshape(-1)
+        targets = integers(labels)
     else:
         raise ValueError(wrong_shape(logits, labels))
-    rows = by_sample(logits)
-    return Samples(rows.to(single_or_double(rows.dtype)), targets, read_weights(weights, shape, rows.dtype))
+    rows, weights = classes_last(logits), read_weights(weights, shape, logits.dtype)
+    if logits.ndim > 2:
+        targets = targets if targets.is_floating_point() else targets.flatten(1)
+        weights = None if weights is None else weights.view(rows.shape[:-1])
+    return Samples(rows.to(single_or_double(rows.dtype)), targets, weights)
 
 
 def read_single_logits(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
@@ -256,6 +272,11 @@ def read_trials(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Sampl
 def without_classes(logits: Tensor) -> torch.Size:
     """The shape of the logits without axis 1."""
     return logits.shape[:1] + logits.shape[2:]
+
+
+def classes_last(x: Tensor) -> Tensor:
+    """[n, d] as it is, [n, d, ...] as [n, pixels, d]."""
+    return x if x.ndim == 2 else x.flatten(2).mT
 
 
 def by_sample(x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor
 from east import metrics
 from east.choices import choose
 from east.confusion import Confusion, class_counts
-from east.losses import steps
+from east.losses import by_hand, steps
 from east.losses.closed_form import soft_counts, soft_metric_loss
 from east.losses.inputs import (
     IGNORE_INDEX,
@@ -24,6 +24,7 @@ from east.losses.inputs import (
     binary_only,
     masked,
     read_labels,
+    read_samples,
     refuse_unknown,
     transformed,
 )
@@ -31,6 +32,7 @@ from east.metrics import ratio
 
 BTG_THRESHOLDS = tuple(k / 10 for k in range(1, 10))
 MAX_TEMPERATURE = 0.4
+LARGE_IMAGE = 1 << 13  # logits of an image: from here on images are counted one by one, where they lie in memory
 LABEL_AVERAGES = ("macro", "micro", "weighted", "samples")
 STEEP_TEMPERATURE = 0.25  # above, the step's ends become steeper than its middle
 
@@ -178,7 +180,10 @@ class MetricLoss(Loss):
     def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
         if self.multilabel:
             return read_labels(logits, labels, weights, self.ignore_index, self.label_average)
-        samples = super().read(logits, labels, weights)
+        samples = read_samples(logits, labels, weights, self.ignore_index)
+        images = samples.logits.ndim == 3 and len(logits) > 1 and samples.logits[0].numel() >= LARGE_IMAGE
+        if not (images and self.in_one_node(samples)):
+            samples = self.check_targets(samples.flat())
         # Two classes: two weighted samples in closed form are quicker than soft targets through autograd.
         few = samples.labels.is_floating_point() and samples.logits.shape[-1] == 2
         return as_weighted_samples(samples) if few else samples
@@ -242,15 +247,16 @@ class MetricLoss(Loss):
     def in_one_node(self, samples: Samples) -> bool:
         """Whether the closed form covers the metric's derivatives as well; a subclass may count otherwise."""
         own = type(self).confusion is MetricLoss.confusion and type(self).value is MetricLoss.value
-        return own and metrics.has_slopes(self.metric) and self.closed(samples) and not self.gathers()
+        return own and by_hand.covers(self.metric) and self.closed(samples) and not self.gathers()
 
     def closed(self, samples: Samples) -> bool:
         """Whether the closed form applies: the linear step at the dynamic threshold, derived by the logits alone."""
-        if self.step != "linear" or self.threshold != "dynamic" or transformed():
+        if self.step != "linear" or self.threshold != "dynamic" or samples.labels.is_floating_point():
             return False
-        if samples.labels.is_floating_point():
+        weights, T = samples.weights, self._temperature
+        if (weights is not None and weights.requires_grad) or (isinstance(T, Tensor) and T.requires_grad):
             return False
-        return not any(isinstance(x, Tensor) and x.requires_grad for x in (samples.weights, self.temperature))
+        return not transformed()
 
     def confusion(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Confusion:
         """Soft counts of samples [..., n, d]; with a list of k thresholds they have a first dimension of k."""
