@@ -9,7 +9,7 @@ from torch.utils._pytree import tree_leaves
 
 from east import MetricLoss, metrics
 from east.confusion import Confusion
-from east.losses import by_hand, closed_form, metric_loss, steps
+from east.losses import by_hand, closed_form, metric_loss, steps, thresholds
 from east.losses.closed_form import soft_counts
 from east.metrics import f1
 
@@ -316,6 +316,37 @@ def test_extreme_logits_stay_finite(shape, dtype, T):
         for detach_threshold in (False, True):
             for result in values_and_gradient(soft_counts, logits, labels, None, T, detach_threshold):
                 assert result.isfinite().all()
+
+
+@pytest.mark.parametrize("threshold", [0.3, [0.7], [k / 10 for k in range(1, 10)]], ids=str)
+@pytest.mark.parametrize("shape", [(40, 3), (30, 10), (20, 40), (8, 600), (2, 3, 8, 12)], ids=str)
+def test_given_thresholds_count_as_composed(shape, threshold):
+    for scale, T in ((0.01, 0.2), (0.3, 0.05), (3.0, 0.2), (30.0, 1e-3)):
+        logits, labels = batch(shape, scale)
+        weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+        loss = MetricLoss("f1", threshold=threshold, temperature=T)
+
+        def by_hand(z, *rest, loss=loss):
+            c = loss.confusion(z, *rest)
+            return c.diagonal, c.missed, c.predicted, c.actual
+
+        def by_autograd(z, *rest, loss=loss):
+            c = Confusion.from_memberships(loss.memberships(z), *rest)
+            return c.diagonal, c.missed, c.predicted, c.actual
+
+        assert thresholds.covers([0.1], T, shape[-1])
+        for w in (None, weights):
+            ours, plain = (values_and_gradient(f, logits, labels, w) for f in (by_hand, by_autograd))
+            torch.testing.assert_close(ours, plain, atol=1e-9, rtol=1e-9)
+
+
+def test_thresholds_near_the_ends_are_left_to_autograd():
+    """Where the lowest corner is near 0, every entry lies above it."""
+    logits, labels = batch((20, 5), 3.0)
+    with pytest.warns(UserWarning, match="above 0.25"):
+        loss = MetricLoss("mcc", threshold=[0.1, 0.9], temperature=0.4)
+    c = Confusion.from_memberships(loss.memberships(logits), labels)
+    torch.testing.assert_close(loss(logits, labels), 1 - metrics.mcc(c).mean())
 
 
 def test_memberships_sum_to_the_samples():

@@ -242,7 +242,8 @@ class Step(NamedTuple):
 @lru_cache
 def step_at(temperature: float, dtype: torch.dtype, device: torch.device) -> Step:
     step = Step.at(torch.tensor(temperature, dtype=torch.float64, device="cpu"))
-    return Step(*(x.to(device, dtype) for x in step[:-1]), float(step.corner))  # type: ignore[arg-type]
+    tensors = [x.to(device, dtype) for x in step if isinstance(x, Tensor)]
+    return Step._make((*tensors[:-1], float(step.corner)))
 
 
 def step_of(temperature: float | Tensor, logits: Tensor) -> Step:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 
@@ -56,6 +57,7 @@ class Loss(nn.Module):
     stops_by = "loss"  # what early stopping compares on validation: the loss, or 1 - the metric of the decisions
     takes_weights = True
     takes_soft_targets = False  # else a sample with soft targets becomes d weighted samples
+    gather: str | bool = False  # "auto": sum over ranks when training with gradients in a process group
 
     def __init__(self, ignore_index: int = IGNORE_INDEX):
         super().__init__()
@@ -91,6 +93,12 @@ class Loss(nn.Module):
         except (RuntimeError, IndexError):
             check_range("labels", samples.labels, samples.logits.shape[-1])
             raise
+
+    def gathers(self) -> bool:
+        """Whether counts are summed over torch.distributed's ranks."""
+        if self.gather is False or not (dist.is_available() and dist.is_initialized()):
+            return False
+        return self.gather is True or (self.training and torch.is_grad_enabled() and dist.get_world_size() > 1)
 
     def keep(self, rows: Tensor) -> None:
         """Go on with these trials of a population alone; for losses that carry something from step to step."""
@@ -144,6 +152,24 @@ class _Watched(Function):
     def backward(ctx, g):
         any_left, _, _ = ctx.saved_tensors  # raises if labels or weights have changed
         return g * any_left, None, None, None
+
+
+class _SumOverRanks(Function):
+    @staticmethod
+    def forward(ctx, counts: Tensor) -> Tensor:
+        counts = counts.clone()
+        dist.all_reduce(counts)
+        return counts
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor) -> Tensor:
+        # Every rank holds the same loss; DDP will divide the gradients' sum by the number of ranks.
+        return gradient * dist.get_world_size()
+
+
+def summed_over_ranks(counts: Tensor) -> Tensor:
+    """Counts of all ranks; after DDP's averaging the gradient is that of one process on the whole batch."""
+    return _SumOverRanks.apply(counts)
 
 
 def masked(

@@ -25,8 +25,8 @@ from east.choices import choose
 from east.confusion import Confusion, per_class
 from east.losses import by_hand, slopes
 from east.losses.by_hand import Array, at_least, summed
-from east.losses.inputs import Loss, inside_torch_func
-from east.losses.metric_loss import MetricLoss, _SumOverRanks
+from east.losses.inputs import Loss, inside_torch_func, summed_over_ranks
+from east.losses.metric_loss import MetricLoss
 from east.metrics import EPS, ratio
 
 FORMS = ("class_weights", "soft_targets")
@@ -142,7 +142,7 @@ class MetricCrossEntropy(Loss):
             return F.cross_entropy(logits, labels, targets.own, ignore_index=NO_LABEL)
         cost, weight = weighted_cost(logits, labels, weights, targets)
         if gathers:
-            cost, weight = _SumOverRanks.apply(torch.stack((cost, weight)))
+            cost, weight = summed_over_ranks(torch.stack((cost, weight)))
         return ratio(cost, weight)
 
     def moves(self, logits: Tensor) -> bool:
@@ -150,11 +150,6 @@ class MetricCrossEntropy(Loss):
         if inside_torch_func():
             return False
         return self.training and torch.is_grad_enabled() and logits.requires_grad
-
-    def gathers(self) -> bool:
-        if not (dist.is_available() and dist.is_initialized()) or self.gather is False:
-            return False
-        return self.gather is True or (self.training and torch.is_grad_enabled() and dist.get_world_size() > 1)
 
     def batch_counts(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """Hard counts of a batch: margins [..., 3, d], or cells [..., d, d] for a metric that reads them."""

@@ -8,14 +8,13 @@ from numbers import Real
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from east import metrics
 from east.choices import choose
 from east.confusion import Confusion, class_counts
-from east.losses import by_hand, steps
-from east.losses.closed_form import soft_counts, soft_metric_loss
+from east.losses import by_hand, steps, thresholds
+from east.losses.closed_form import Counts, soft_counts, soft_metric_loss
 from east.losses.inputs import (
     IGNORE_INDEX,
     Loss,
@@ -26,6 +25,7 @@ from east.losses.inputs import (
     read_labels,
     read_samples,
     refuse_unknown,
+    summed_over_ranks,
     transformed,
 )
 from east.metrics import ratio
@@ -210,19 +210,22 @@ class MetricLoss(Loss):
         _, labels, weights = samples
         used, shares = masked(labels, weights, self.ignore_index, values.dtype)
         shares = torch.ones_like(used, dtype=values.dtype) if shares is None else shares
-        positives = (used * shares).sum(-1)
         if self.label_average == "samples":
             counted = shares.mean(-1)
         else:
-            positives = summed(positives) if self.gathers() else positives
-            total = summed(shares.sum(-1)) if self.gathers() else shares.sum(-1)
+            total, positives = shares.sum(-1), (used * shares).sum(-1)
+            if self.gathers():
+                total, positives = summed_over_ranks(torch.stack((total, positives)).detach())
             counted = positives if self.label_average == "weighted" else (total != 0).to(values.dtype)
             if self.absent == "ignore":
                 counted = counted * (positives > 0)
-        return ratio((values * counted).sum(-1), counted.sum(-1))
+        sums = torch.stack(((values * counted).sum(-1), counted.sum(-1)))
+        if self.label_average == "samples" and self.gathers():
+            sums = summed_over_ranks(sums)
+        return ratio(*sums)
 
     def of_each_sample(self, samples: Samples) -> Tensor:
-        """Counts of a single sample are complete on its rank: they are not summed with those of others."""
+        """Counts of a single sample are complete on its rank: it is their mean that is taken over all ranks."""
         gather, self.gather = self.gather, False
         try:
             return Loss.over(self, samples)
@@ -251,7 +254,11 @@ class MetricLoss(Loss):
 
     def closed(self, samples: Samples) -> bool:
         """Whether the closed form applies: the linear step at the dynamic threshold, derived by the logits alone."""
-        if self.step != "linear" or self.threshold != "dynamic" or samples.labels.is_floating_point():
+        return self.threshold == "dynamic" and self.derived_by_hand(samples)
+
+    def derived_by_hand(self, samples: Samples) -> bool:
+        """Whether there is but the logits to derive by, and nothing that traces the operations."""
+        if self.step != "linear" or samples.labels.is_floating_point():
             return False
         weights, T = samples.weights, self._temperature
         if (weights is not None and weights.requires_grad) or (isinstance(T, Tensor) and T.requires_grad):
@@ -260,18 +267,37 @@ class MetricLoss(Loss):
 
     def confusion(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Confusion:
         """Soft counts of samples [..., n, d]; with a list of k thresholds they have a first dimension of k."""
-        if self.closed(Samples(logits, labels, weights)):
-            counts = soft_counts(logits, labels, weights, self.temperature_for(logits), self.detach_threshold)
+        counts = self.counts_by_hand(Samples(logits, labels, weights))
+        if counts is not None:
             confusion = Confusion(
                 counts.diagonal,
-                class_counts(labels, weights, counts.predicted),
+                self.actual(labels, weights, counts.predicted),
                 counts.predicted,
                 lambda: Confusion.from_memberships(self.memberships(logits), labels, weights).matrix,
                 counts.missed,
             )
         else:
             confusion = Confusion.from_memberships(self.memberships(logits), labels, weights)
-        return summed_over_ranks(confusion) if self.gathers() else confusion
+        return of_all_ranks(confusion) if self.gathers() else confusion
+
+    def actual(self, labels: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
+        """The classes' counts beside others, which have a first dimension more for a list of thresholds."""
+        if not isinstance(self.threshold, tuple):
+            return class_counts(labels, weights, like)
+        return class_counts(labels, weights, like[0]).expand_as(like)
+
+    def counts_by_hand(self, samples: Samples) -> Counts | None:
+        """Counts whose gradient is derived by hand; None where autograd has to do it."""
+        if not self.derived_by_hand(samples):
+            return None
+        T = self.temperature_for(samples.logits)
+        if self.threshold == "dynamic":
+            return soft_counts(*samples, T, self.detach_threshold)
+        given = self.threshold if isinstance(self.threshold, tuple) else (float(self.threshold),)
+        if isinstance(T, Tensor) or not thresholds.covers(given, T, samples.logits.shape[-1]):
+            return None
+        counts = thresholds.counts_at(given, *samples, T)
+        return counts if isinstance(self.threshold, tuple) else Counts(*(x.squeeze(0) for x in counts))
 
     def memberships(self, logits: Tensor) -> Tensor:
         """Soft membership [..., n, d] of every sample in every class; a list of k thresholds gives [k, ..., n, d]."""
@@ -311,11 +337,6 @@ class MetricLoss(Loss):
             )
         return T.to(logits)
 
-    def gathers(self) -> bool:
-        if not (dist.is_available() and dist.is_initialized()) or self.gather is False:
-            return False
-        return self.gather is True or (self.training and torch.is_grad_enabled() and dist.get_world_size() > 1)
-
     def extra_repr(self) -> str:
         name = getattr(self.metric, "__name__", type(self.metric).__name__)
         average = self.label_average if self.multilabel else self.metric_parameters.get("average", self.default_average)
@@ -340,31 +361,11 @@ def checked_threshold(threshold: str | float | Sequence[float], step: str) -> st
     return float(threshold) if isinstance(threshold, int | float) else tuple(float(t) for t in values)
 
 
-def summed_over_ranks(confusion: Confusion) -> Confusion:
-    """Counts of all ranks; after DDP's averaging the gradient is that of one process on the whole batch."""
+def of_all_ranks(confusion: Confusion) -> Confusion:
+    """The counts of all ranks."""
     counts = torch.stack((confusion.diagonal, confusion.actual, confusion.predicted, confusion.missed))
-    diagonal, actual, predicted, missed = _SumOverRanks.apply(counts)
-    return Confusion(diagonal, actual, predicted, lambda: _SumOverRanks.apply(confusion.matrix), missed)
-
-
-def summed(counts: Tensor) -> Tensor:
-    """Over all ranks, without a gradient."""
-    counts = counts.detach().clone()
-    dist.all_reduce(counts)
-    return counts
-
-
-class _SumOverRanks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, counts: Tensor) -> Tensor:
-        counts = counts.clone()
-        dist.all_reduce(counts)
-        return counts
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        # Every rank holds the same loss; DDP will divide the gradients' sum by the number of ranks.
-        return gradient * dist.get_world_size()
+    diagonal, actual, predicted, missed = summed_over_ranks(counts)
+    return Confusion(diagonal, actual, predicted, lambda: summed_over_ranks(confusion.matrix), missed)
 
 
 class AUROCLoss(MetricLoss):
