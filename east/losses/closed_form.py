@@ -46,7 +46,7 @@ class Counts(NamedTuple):
     """Soft counts [..., d] of a batch; `missed` is actual - diagonal without its rounding."""
 
     diagonal: Tensor
-    missed: Tensor | None
+    missed: Tensor
     predicted: Tensor
 
 

@@ -42,7 +42,7 @@ class Steps(NamedTuple):
         lo, hi = tau - half, tau + half
         first, middle, last = temperature / lo, (1 - 2 * temperature) / (hi - lo), temperature / (1 - hi)
         values = lo, hi, first, middle - first, last - middle
-        return cls(*(x.to(device, dtype) for x in values), lowest=float(lo.min()))  # type: ignore[misc]
+        return cls._make((*(x.to(device, dtype) for x in values), float(lo.min())))
 
     def bends(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """What the corners add to c0 p, and to c0 [..., k], for p [...]."""
