@@ -347,3 +347,19 @@ def test_provenance_names_versions_and_commit():
     found = provenance()
     assert {"python", "east", "torch", "numpy"} <= found["versions"].keys()
     assert found["git"] is None or len(found["git"].removesuffix("+changes")) >= 7
+
+
+def test_a_frame_hides_the_test_scores_of_a_search(tmp_path):
+    """Records of early searches hold them; whoever looks for the best setting shall not see them."""
+    both = {"val": {"f1_pos": 0.5}, "test": {"f1_pos": 0.9}}
+    matrices = {"val": [[1, 0], [0, 1]], "test": [[2, 0], [0, 2]]}
+    rules = {"plugin_f1": {"confusion": matrices, "scores": both}}
+    for seed, stage in [(0, "trial"), (1000, "search")]:
+        given = record(seed=seed, stage=stage).but(scores=both, confusion=matrices, decisions=rules)
+        records.write(tmp_path, given)
+    trial, search = (records.load(tmp_path).set_index("stage").loc[stage] for stage in ("trial", "search"))
+    assert (trial["test.f1_pos"], trial["plugin_f1.test.f1_pos"], trial["confusion"]) == (0.9, 0.9, matrices)
+    assert np.isnan(search["test.f1_pos"])
+    assert np.isnan(search["plugin_f1.test.f1_pos"])
+    assert search["confusion"] == {"val": matrices["val"]}
+    assert search["val.f1_pos"] == search["plugin_f1.val.f1_pos"] == 0.5

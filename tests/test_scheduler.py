@@ -101,6 +101,17 @@ def test_a_record_tells_where_its_number_comes_from(tmp_path):
     assert record.stage == "trial"
 
 
+def test_a_search_knows_no_test_score(tmp_path):
+    """Neither scores nor counts nor probabilities: nothing can be chosen by them."""
+    assert carry_out([run_of(tmp_path, *GRID, "hyper.lr=0.01", "trials=1", "protocol.decisions=[plugin_f1]")]) == []
+    for record in found(tmp_path).values():
+        parts = {"val"} if record.stage == "search" else {"val", "test"}
+        assert set(record.scores) == set(record.confusion) == set(record.decisions["plugin_f1"]["scores"]) == parts
+        stored = records.arrays(records.path(tmp_path, record.config, record.seed))
+        assert set(stored) == {f"{part}_{what}" for part in parts for what in ("probabilities", "labels")}
+    assert sorted(record.stage for record in found(tmp_path).values()) == ["search", "search", "trial"]
+
+
 def test_the_search_chooses_by_the_named_rule(tmp_path, pretend):
     """val_loss is lr x batch here, least at 0.001 x 256; val_metric is -lr, least at 0.01, where the ties are."""
     by_loss, by_metric = run_of(tmp_path, *GRID), run_of(tmp_path, *GRID, "selection=val_metric")

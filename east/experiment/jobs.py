@@ -17,6 +17,7 @@ from east.training import classical, engine, evaluation, saved
 from east.training.devices import describe_device
 from east.training.population import Outcome, Trial
 from east.training.provenance import provenance
+from east.training.scores import Evaluation
 
 
 @dataclass(frozen=True)
@@ -88,19 +89,24 @@ def trained(
 
 
 def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits, job: Job) -> str | None:
-    """Record an outcome, and save its model if asked to; if the trial failed, the line that says so."""
-    trial, judged, arrays = outcome.trial, {}, None
+    """Record an outcome, and save its model if asked to; if the trial failed, the line that says so.
+
+    A search is judged on validation rows alone, so that nothing can be chosen by a test score.
+    """
+    trial, arrays = outcome.trial, None
+    judged: Evaluation = {"confusion": {}, "scores": {}, "decisions": {}}
     config = trial.config
     if outcome.status == "done":
         trained_for = None
         if config.loss.name == "metric":  # any function at all: no other score tells how it did
             loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive)
             trained_for = evaluation.validation_metric(loss, splits.positive)
-        judged = evaluation.evaluate(
-            outcome.probabilities, outcome.labels, splits.positive, config.decisions, trained_for
-        )
-        arrays = {f"{part}_probabilities": values for part, values in outcome.probabilities.items()}
-        arrays |= {f"{part}_labels": values for part, values in outcome.labels.items()}
+        parts = [part for part in outcome.probabilities if part != "test" or trial.stage == "trial"]
+        probabilities = {part: outcome.probabilities[part] for part in parts}
+        labels = {part: outcome.labels[part] for part in parts}
+        judged = evaluation.evaluate(probabilities, labels, splits.positive, config.decisions, trained_for)
+        arrays = {f"{part}_probabilities": values for part, values in probabilities.items()}
+        arrays |= {f"{part}_labels": values for part, values in labels.items()}
     record = Record(
         config=config,
         seed=trial.seed,

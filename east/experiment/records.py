@@ -19,12 +19,13 @@ from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from east.choices import choose
 from east.files import write_atomically
 from east.settings.identity import SCHEMA, Json, plain
 from east.settings.sections import Science
+from east.training.scores import Decision, Matrix, Scores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,19 +36,6 @@ STATUSES = ("done", "failed")
 RULES = ("val_loss", "val_metric")
 STALE_SECONDS = 24 * 3600
 HISTORY_POINTS = 40
-
-
-Matrix: TypeAlias = list[list[int]]  # rows true, columns predicted
-Scores: TypeAlias = dict[str, float | list[float] | None]  # by name; a list has one number per class
-
-
-class Decision(TypedDict, total=False):
-    """A decision rule other than argmax, with what it came to."""
-
-    rule: Json  # a threshold or class weights
-    at: list[float]  # the thresholds of a mean over several
-    confusion: dict[str, Any]  # val, test: a Matrix, or one for each threshold
-    scores: dict[str, Scores]
 
 
 @dataclass
@@ -166,6 +154,7 @@ def load(results_dir: str | Path) -> "pd.DataFrame":
     Columns: key family stage seed status …, a section's name under the section (`dataset`, `loss`, `model`), its other
     values with a dot (`hyper.lr`), scores by split (`test.f1_pos`), those of further decision rules below the rule
     (`thresholds.test.f1_pos`), `best.val_loss`, `confusion` ({val, test}), and `source`, the file below `results_dir`.
+    Records of a search show no test scores: settings are chosen on validation rows.
     """
     import pandas as pd
 
@@ -243,14 +232,16 @@ def _flatten(record: Record, config: Mapping[str, object]) -> dict[str, object]:
     """One record as the row of a frame; see `load` for the names."""
     names = ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds", "device", "git")
     row: dict[str, object] = {name: getattr(record, name) for name in names} | {**config}
-    for split, scores in record.scores.items():
-        row |= {f"{split}.{name}": value for name, value in scores.items()}
-    for rule, decision in record.decisions.items():
-        for split, scores in decision["scores"].items():
-            row |= {f"{rule}.{split}.{name}": value for name, value in scores.items()}
+    parts = ("val", "test") if record.stage == "trial" else ("val",)  # early searches stored test scores as well
+    for part in parts:
+        row |= {f"{part}.{name}": value for name, value in record.scores.get(part, {}).items()}
+        for rule, decision in record.decisions.items():
+            scores = decision["scores"].get(part, {})
+            row |= {f"{rule}.{part}.{name}": value for name, value in scores.items()}
     row |= {f"best.{name}": value for name, value in record.best.items()}
     row |= {f"data.{name}": value for name, value in record.data.items()}
-    return row | {"confusion": record.confusion, "source": record.source}
+    confusion = {part: record.confusion[part] for part in parts if part in record.confusion}
+    return row | {"confusion": confusion, "source": record.source}
 
 
 def _dumps(record: Record) -> str:

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from east.experiment.records import Record
 from east.reporting import papers
 from east.settings import identity
 from east.settings.identity import Json
 from east.settings.sections import Science
+from east.training.scores import Matrix
 
 AXES = ("lr", "dropout", "batch_size", "r")  # of a grid
 LIMITS = ("max_epochs", "stage_epochs")  # how a trial ends that was still improving
@@ -75,12 +76,12 @@ class Entry:
 
     @property
     def actual(self) -> list[int]:
-        """Test rows of each class; empty if the trial failed."""
+        """Test rows of each class; empty for a failed trial and for a search."""
         return [sum(row) for row in self.record.confusion.get("test", ())]
 
     def has_all_classes(self, dataset: str) -> bool:
         """Whether it has all classes of the papers' dataset. A folder with some of Caltech256's is not Caltech256."""
-        classes = len(self.record.confusion.get("test", ()))
+        classes = len(next(iter(self.record.confusion.values()), ()))
         return not classes or classes == papers.MULTICLASS.get(dataset, classes)
 
     @property
@@ -96,7 +97,7 @@ class Entry:
         scores = decision.get("scores", {}) if decision else {} if rule else self.record.scores
         value = scores.get(split, {}).get(name) if self.done else None
         if value is None and decision and position is not None:
-            return mean_over(decision["confusion"][split], name, position)
+            return mean_over(cast("list[Matrix]", decision["confusion"][split]), name, position)
         if isinstance(value, list):
             return value[position] if position is not None else None
         return value

@@ -8,7 +8,6 @@ metric, and `expected_<metric>`, the rule that validation's probabilities call f
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +19,7 @@ from east.choices import choose
 from east.confusion import Confusion
 from east.losses import AUROCLoss, MetricCrossEntropy, MetricLoss
 from east.training.decisions import expected, tuned
+from east.training.scores import Decision, Evaluation, Judged, Scores
 
 THRESHOLDS = [k / 10 for k in range(1, 10)]
 AVERAGED = {"thresholds": THRESHOLDS, "logit_thresholds": torch.tensor(THRESHOLDS).sigmoid().tolist()}
@@ -32,20 +32,21 @@ def evaluate(
     positive: int | None,
     decisions: Sequence[str] = (),
     trained_for: Callable[[Confusion], Tensor] | None = None,
-) -> dict[str, Any]:
-    """Everything a record says about predictions: `confusion`, `scores`, `decisions`.
+) -> Evaluation:
+    """Everything a record says about predictions.
 
-    probabilities, labels: {"val": [n, d], "test": ...} and {"val": [n], ...}. positive: index of the positive class, or
-    None. Rules are tuned on val alone. trained_for: a metric that becomes a score of that name.
+    probabilities, labels: {"val": [n, d], "test": ...} and {"val": [n], ...}; a search has no test part. positive:
+    index of the positive class, or None. Rules are tuned on val alone. trained_for: a metric that becomes a score of
+    that name.
     """
     truth = {part: torch.as_tensor(values) for part, values in labels.items()}
     tensors = {part: torch.as_tensor(values) for part, values in probabilities.items()}
     ranking = {part: rank_scores(tensors[part], truth[part], positive) for part in tensors}
 
-    def own(c: Confusion) -> dict[str, float]:
+    def own(c: Confusion) -> Scores:
         return {"trained_for": float(trained_for(c))} if trained_for else {}
 
-    def judged(predicted: Mapping[str, Tensor]) -> dict[str, Any]:
+    def judged(predicted: Mapping[str, Tensor]) -> Judged:
         classes = tensors["val"].shape[-1]
         confusions = {part: Confusion.from_predictions(predicted[part], truth[part], classes) for part in predicted}
         return {
@@ -53,8 +54,7 @@ def evaluate(
             "scores": {part: scores(c, positive) | ranking[part] | own(c) for part, c in confusions.items()},
         }
 
-    result = judged({part: p.argmax(-1) for part, p in tensors.items()})
-    result["decisions"] = {}
+    result: Evaluation = {**judged({part: p.argmax(-1) for part, p in tensors.items()}), "decisions": {}}
     for name in decisions:
         if name in AVERAGED:
             result["decisions"][name] = over_thresholds(tensors, truth, positive, AVERAGED[name])
@@ -68,7 +68,7 @@ def evaluate(
     return result
 
 
-def scores(c: Confusion, positive: int | None) -> dict[str, Any]:
+def scores(c: Confusion, positive: int | None) -> Scores:
     """The scores of one hard confusion. `auroc_thresholded` is the ROC area of the 0/1 decisions themselves."""
     return {
         "f1_pos": None if positive is None else float(metrics.f1(c, average="positive", positive=positive)),
@@ -83,7 +83,7 @@ def scores(c: Confusion, positive: int | None) -> dict[str, Any]:
     }
 
 
-def rank_scores(probabilities: Tensor, labels: Tensor, positive: int | None) -> dict[str, float | None]:
+def rank_scores(probabilities: Tensor, labels: Tensor, positive: int | None) -> Scores:
     """Scores of the ranking, which no decision changes: of the positive class, else the mean of each against the rest.
 
     Classes without samples are left out; None where that leaves nothing to rank.
@@ -110,11 +110,11 @@ def over_thresholds(
     labels: Mapping[str, Tensor],
     positive: int | None,
     thresholds: Sequence[float] = THRESHOLDS,
-) -> dict[str, Any]:
+) -> Decision:
     """Confusions at `p >= t` for every threshold, and the mean of each score over them. Section 5, Bridging the Gap."""
     if positive is None or probabilities["val"].shape[-1] != 2:
         raise ValueError(f"decision 'thresholds' is for two classes, got {probabilities['val'].shape[-1]}")
-    result: dict[str, Any] = {"at": list(thresholds), "confusion": {}, "scores": {}}
+    result: Decision = {"at": list(thresholds), "confusion": {}, "scores": {}}
     for part, p in probabilities.items():
         at = torch.tensor(thresholds, dtype=p.dtype)[:, None]
         predicted = torch.where(p[:, positive] >= at, positive, 1 - positive)
