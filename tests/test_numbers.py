@@ -1,0 +1,144 @@
+"""Our numbers in README.md, results/README.md and findings.yaml, recomputed from the committed confusion matrices.
+
+The code here is independent: it reads the lines of results/records and imports nothing of east.
+"""
+
+import json
+import re
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from scipy import stats
+
+ROOT = Path(__file__).parents[1]
+RECORDS = ROOT / "results" / "records"
+
+
+def scores_of(counts):
+    """Scores of confusion matrices [m, d, d], rows true: the mean over the m matrices, each score by its name."""
+    right, actual, predicted = np.diagonal(counts, axis1=1, axis2=2), counts.sum(2), counts.sum(1)
+    total = counts.sum((1, 2))
+    f1 = 2 * right / np.maximum(actual + predicted, 1)
+    spread = [np.sqrt(total**2 - (margin**2).sum(1)) for margin in (actual, predicted)]
+    mcc = (right.sum(1) * total - (actual * predicted).sum(1)) / np.maximum(spread[0] * spread[1], 1)
+    per_class = {"precision": right / np.maximum(predicted, 1), "recall": right / np.maximum(actual, 1)}
+    found = {"f1_positive": f1[:, 1], "f1_macro": f1.mean(1), "accuracy": right.sum(1) / total, "mcc": mcc}
+    found |= {f"{name} of {k}": values[:, k] for name, values in per_class.items() for k in range(counts.shape[1])}
+    return {name: values.mean() for name, values in found.items()}
+
+
+def matrices(stored):
+    """[m, d, d] from what a record holds: a matrix, several, or the cells that are not 0."""
+    if isinstance(stored, dict):
+        dense = np.zeros((stored["classes"], stored["classes"]))
+        for row, column, count in stored["cells"]:
+            dense[row, column] = count
+        stored = dense
+    counts = np.asarray(stored, dtype=float)
+    return counts[None] if counts.ndim == 2 else counts
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """(dataset, loss, protocol, key) -> (rule, score) -> the values of its trials."""
+    found = defaultdict(lambda: defaultdict(list))
+    for file in RECORDS.glob("*.jsonl"):
+        for record in map(json.loads, file.read_text().splitlines()):
+            if (record["stage"], record["status"]) != ("trial", "done"):
+                continue
+            config = record["config"]
+            rules = {"argmax": record} | record["decisions"]
+            for rule, judged in rules.items():
+                for score, value in scores_of(matrices(judged["confusion"]["test"])).items():
+                    names = (config[section]["name"] for section in ("dataset", "loss", "protocol"))
+                    found[*names, record["key"]][rule, score].append(value)
+    return found
+
+
+def text_of(name):
+    text = (ROOT / name).read_text(encoding="utf-8")
+    if name.endswith(".yaml"):
+        text = " ".join(entry["text"] + " " + entry["evidence"] for entry in yaml.safe_load(text)["findings"])
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("name", ["README.md", "results/README.md", "east/reporting/findings.yaml"])
+def test_every_mean_and_deviation_is_that_of_recorded_trials(name, ours):
+    """Ours have three decimals each; the papers print two for the deviation."""
+    said = set(re.findall(r"\d\.\d{3} ± \d\.\d{3}", text_of(name)))
+    known = {
+        f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
+        for by_score in ours.values()
+        for values in by_score.values()
+        if len(values) > 1
+    }
+    assert len(said) > 10
+    assert said <= known, f"not on record: {sorted(said - known)}"
+
+
+DATASETS = {"Adult, with": "adult_released", "Adult, read": "adult", "Mammography": "mammography", "Kaggle": "kaggle"}
+DATASETS |= {"CocktailParty": "cocktailparty"}
+LOSSES = {"F1*": "f1", "CE": "ce"}
+
+
+def headline():
+    """The lines of README's table: dataset, loss, published, ours, n, interval, word."""
+    dataset = ""
+    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 and cells[1] in LOSSES:
+            dataset = next((name for label, name in DATASETS.items() if cells[0].startswith(label)), dataset)
+            yield (dataset, LOSSES[cells[1]], *cells[2:])
+
+
+def signed(number):
+    return f"{number:+.3f}".replace("-", "−")
+
+
+def test_the_headline_has_the_datasets_of_the_paper():
+    assert {(dataset, loss) for dataset, loss, *_ in headline()} == {
+        (dataset, loss) for dataset in DATASETS.values() for loss in LOSSES.values()
+    }
+
+
+@pytest.mark.parametrize("line", list(headline()), ids=lambda line: f"{line[0]} {line[1]}")
+def test_the_headline_is_on_record(line, ours):
+    """Mean, deviation and n of one setting's trials; Welch's interval and the word, by their definitions."""
+    dataset, loss, published, mean_and_deviation, n, interval, word = line
+    fitting = [  # several settings where a choice made no difference, such as that of two equal searches
+        values
+        for place, by_score in ours.items()
+        if place[:3] == (dataset, loss, "east")
+        for values in [by_score["argmax", "f1_positive"]]
+        if len(values) == int(n) and f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}" == mean_and_deviation
+    ]
+    assert fitting
+    known, their_deviation = map(float, published.split(" ± "))
+    variances = np.var(fitting[0], ddof=1) / int(n), max(their_deviation, 0.005) ** 2 / 10
+    freedom = sum(variances) ** 2 / (variances[0] ** 2 / (int(n) - 1) + variances[1] ** 2 / 9)
+    difference = np.mean(fitting[0]) - known
+    reach = stats.t.ppf(0.975, freedom) * np.sqrt(sum(variances))
+    low, high = difference - reach, difference + reach
+    assert interval == f"{signed(difference)} [{signed(low)}, {signed(high)}]"
+    inside, contains_zero = low >= -0.02 and high <= 0.02, low <= 0 <= high
+    words = {(True, True): "reproduced", (True, False): "close", (False, False): "differs", (False, True): "imprecise"}
+    assert word == words[inside, contains_zero]
+
+
+def test_every_signed_number_is_in_a_committed_table():
+    """Differences and the ends of their intervals; test_results.py renders the tables from the records."""
+    known = set()
+    for file in (ROOT / "results" / "tables").glob("*.json"):
+        for table in json.loads(file.read_text()):
+            numbers = [
+                cell[name] for cell in table["cells"] for name in ("difference", "difference_low", "difference_high")
+            ]
+            numbers += [pair[name] for pair in table["comparisons"] for name in ("difference", "low", "high")]
+            known |= {signed(number) for number in numbers if number is not None}
+    for name in ("README.md", "results/README.md"):
+        said = set(re.findall(r"[+−]\d\.\d{3}(?!\d)", text_of(name)))
+        assert said, name
+        assert said <= known, f"{name}: in no table: {sorted(said - known)}"
