@@ -222,7 +222,7 @@ def test_export_counts_as_done_in_a_fresh_clone(tmp_path):
     assert set(records.done(clone).values()) == {"done"}
     assert len(records.done(clone)) == 3
     ours, theirs = records.load(here), records.load(clone)
-    assert sorted(theirs["test.f1_pos"]) == sorted(ours[ours.status == "done"]["test.f1_pos"])
+    assert sorted(theirs["val.f1_pos"]) == sorted(ours[ours.status == "done"]["val.f1_pos"])
     lines = [json.loads(line) for line in (clone / "records" / "mammography.jsonl").read_text().splitlines()]
     assert [len(line["history"].get("epoch", [])) for line in lines] == [40, 40, 0]
     assert lines[0]["history"]["epoch"][0] == 0

@@ -113,7 +113,8 @@ def scores_of(part: Part, positive: int | None) -> dict[str, float | None]:
     """The usual scores by the names that users see; None where these rows do not define them."""
     stored = evaluation.scores(part.confusion, positive)
     stored |= evaluation.rank_scores(part.probabilities, part.labels, positive)
-    return {name: stored[STORED.get(name, name)] for name in SCORES}
+    values = {name: stored[STORED.get(name, name)] for name in SCORES}
+    return {name: value if isinstance(value, float) else None for name, value in values.items()}
 
 
 def judge(arrays: Mapping[str, np.ndarray], seed: int, decision: str, measure: Measure, positive: int | None) -> Judged:
