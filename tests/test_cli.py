@@ -13,7 +13,9 @@ from east import cli
 from east.choices import CONF, ConfigError, groups
 from east.data import DataError, load
 from east.experiment import records
+from east.reporting import tables
 from east.settings.compose import settings
+from east.tasks import reproduce as task_reproduce
 from east.tasks import run as task_run
 from tests.commands import TINY, environment, record_files
 
@@ -124,8 +126,9 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path, tiny_results, monkeyp
         assert [line.split()[0] for line in missing] == ["figure:" if command is arguments else "written"]
 
 
-def test_the_quickstart_compares_two_losses(monkeypatch):
+def test_a_bare_command_is_the_quickstart(monkeypatch):
     seen = []
+    monkeypatch.setattr(task_reproduce, "main", lambda command: seen.append(command.values) or 0)
     monkeypatch.setattr(task_run, "main", lambda command: seen.append(command.values) or 0)
     cli.run([])
     cli.run(["device=cpu"])
@@ -202,7 +205,7 @@ def test_table_records_and_data_print(tmp_path, tiny_results, capsys):
     assert (
         cli.run(["task=reproduce", "table=quickstart", "preset=quick", "dry_run=true", f"results_dir={tmp_path}"]) == 0
     )
-    assert "2 runs are missing" in capsys.readouterr().out
+    assert "3 runs are missing" in capsys.readouterr().out
 
 
 def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
@@ -225,7 +228,7 @@ def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
 
 @pytest.mark.usefixtures("no_figures")
 def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
-    short = ["table=quickstart", "protocol.max_epochs=1", "executor=inline", f"results_dir={tmp_path}"]
+    short = ["table=quickstart", "protocol.max_epochs=1", "trials=1", "executor=inline", f"results_dir={tmp_path}"]
     assert cli.run(["task=reproduce", *short]) == 0
     told = capsys.readouterr().out
     assert "note: with protocol.max_epochs=1 trials fill no cell of the table" in told
@@ -236,10 +239,13 @@ def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
 @pytest.mark.usefixtures("no_figures")
 def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    table = tables.spec("quickstart")
+    short = table.overrides | {"trials": 2, "protocol.max_epochs": 30}
+    monkeypatch.setattr(tables, "spec", lambda name, folder=None: table.changed(overrides=short, trials=2))
     assert cli.run([]) == 0
-    assert "digits (imbalance 10)" in capsys.readouterr().out
-    assert cli.run(["task=table", "table=quickstart"]) == 0
-    assert "(2/2" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "Metric CE" in told
+    assert re.search(r"\nHighest f1_macro: .* with 2 splits\.\nNext: your own table: east-run task=compare", told)
     assert cli.run(["task=reproduce", "table=quickstart", "dry_run=true"]) == 0
     assert "quickstart: 0 runs are missing" in capsys.readouterr().out
 

@@ -110,6 +110,7 @@ class Spec(Strict):
     details: bool = True
     figure: Literal["dots", "lines", "ranks", "leads"] = "dots"
     reference: str | None = None
+    next: str | None = None  # what to do next, printed below an answer in one sentence
     datasets: tuple[str, ...] | None = None
     losses: tuple[str, ...] | None = None
     families: tuple[str, ...] | None = None

@@ -98,6 +98,7 @@ class Table:
     details: bool = True  # whether its cells are shown, besides the ranks
     figure: str = "dots"
     reference: str | None = None  # the row that all others are compared with; None: those of cross-entropy
+    next: str | None = None  # what to do next
     questions: tuple[Question, ...] = ()
 
     @cached_property
@@ -218,9 +219,8 @@ def build(
     about = {name for cell in cells for name in cell.findings}
     notes = {finding.id: finding for finding in papers.findings() if finding.id in about}
     caption = _caption(table, cells, rule, variant, today or date.today())
-    style = {
-        name: getattr(table, name) for name in ("flipped", "ranked", "details", "figure", "reference", "questions")
-    }
+    shared = ("flipped", "ranked", "details", "figure", "reference", "next", "questions")
+    style = {name: getattr(table, name) for name in shared}
     return Table(table.name, table.title, caption, cells, notes, **style)
 
 
@@ -285,6 +285,21 @@ def comparisons(table: Table) -> list[Comparison]:
             first.setdefault(question, index)
     corrected = dict(zip(first.values(), statistics.holm([found[i].p for i in first.values()]), strict=True))
     return [replace(one, p_holm=corrected.get(index)) for index, one in enumerate(found)]
+
+
+def answer(table: Table) -> str | None:
+    """One sentence on a table with a reference row: which row has the highest first score, and how sure that is."""
+    first = [cell for cell in table.cells if cell.column == table.cells[0].column and cell.values]
+    if not first or not table.reference:
+        return None
+    best = max(first, key=lambda cell: cell.summary.mean or 0.0)
+    said = f"Highest {best.column}: {best.row}, {best.summary.mean:.3f}"
+    pair = next((p for p in comparisons(table) if (p.row, p.column) == (best.row, best.column)), None)
+    if pair is None or pair.low is None or pair.high is None:
+        return f"{said}."
+    sure = "more than chance" if pair.low > 0 else "too close to call"
+    lead = f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]"
+    return f"{said}; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s."
 
 
 def _rivals(table: Table, cell: Cell, asked: set[tuple[str, str, str, str]]) -> Iterator[Cell]:

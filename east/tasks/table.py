@@ -45,8 +45,9 @@ def text(asked: Settings, preset: str | None) -> str:
         papers = {table.name for table in built if asked.variant == "clean"} & {*tables.papers_tables()}
         released = {name: build(name, "released") for name in papers}  # a figure shows both loaders of Adult
         write(folder, "" if asked.variant == "clean" else f"_{asked.variant}", built, pairs, released)
-        shown += f"\nwritten to {folder} as {', '.join(FILES)}"
-    return shown
+        shown += f"\nwritten to {folder} as {', '.join(FILES)}, with a figure in {folder.with_name('figures')}"
+    answers = [f"{tables.answer(table) or ''}\nNext: {table.next}" for table in built if table.next]
+    return "\n\n".join([shown, *answers])
 
 
 def write(
