@@ -91,7 +91,7 @@ def trained(
 def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits, job: Job) -> str | None:
     """Record an outcome, and save its model if asked to; if the trial failed, the line that says so.
 
-    A search is judged on validation rows alone, so that nothing can be chosen by a test score.
+    A search is judged by argmax on validation rows alone, so that nothing can be chosen by a test score.
     """
     trial, arrays = outcome.trial, None
     judged: Evaluation = {"confusion": {}, "scores": {}, "decisions": {}}
@@ -104,7 +104,8 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
         parts = [part for part in outcome.probabilities if part != "test" or trial.stage == "trial"]
         probabilities = {part: outcome.probabilities[part] for part in parts}
         labels = {part: outcome.labels[part] for part in parts}
-        judged = evaluation.evaluate(probabilities, labels, splits.positive, config.decisions, trained_for)
+        decisions = config.decisions if trial.stage == "trial" else ()  # tuning them takes time, and chooses nothing
+        judged = evaluation.evaluate(probabilities, labels, splits.positive, decisions, trained_for)
         arrays = {f"{part}_probabilities": values for part, values in probabilities.items()}
         arrays |= {f"{part}_labels": values for part, values in labels.items()}
     record = Record(
