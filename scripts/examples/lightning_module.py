@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from east import Confusion, MetricLoss
 from east.metrics import f1
 
-EPOCHS, COOLING = 8, 0.8
+EPOCHS, COOLING = 5, 0.7
 
 
 class Classifier(lightning.LightningModule):

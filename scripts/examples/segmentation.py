@@ -2,6 +2,10 @@
 
 Squares cover about a tenth of the image, discs one pixel in a hundred. Mean intersection over union weighs both classes
 equally; losses that average over pixels do not. The last row of pixels is labelled -100, which all losses ignore.
+
+One seed, one setting, trained briefly. Dice is best here. The lead of the metric losses over cross-entropy is small and
+does not hold in general: of three settings with a smaller network and batches of 8, two of them with less noise,
+jaccard had a lower mean IoU than cross-entropy in all three, f1 in one.
 """
 
 import torch

@@ -13,7 +13,7 @@ from east import Confusion, MetricLoss
 from east.metrics import f1
 from east.training.annealing import temperatures
 
-PATIENCE = 5  # epochs without a lower validation loss before a stage ends
+PATIENCE = 3  # epochs without a lower validation loss before a stage ends
 BATCH = 512  # holds about 25 positives: the metric of a batch must mean something
 
 
