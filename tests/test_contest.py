@@ -1,0 +1,144 @@
+"""The contest: its rules are what the issue of a fair comparison asks for, and its sums are right."""
+
+import json
+import math
+import random
+from itertools import pairwise
+
+import pytest
+from scipy import stats
+
+from east.data import keel
+from east.reporting import plots, specs, statistics, tables, writers
+
+TABLES = [name for name in specs.names() if name.startswith("contest")]
+DECISIONS = ("", " + plug-in", " + expected")
+
+
+def sets(table):
+    """Datasets of a table by block, in the words of the command line."""
+    found = {}
+    for columns in specs.spec(table).columns:
+        named = columns.dataset.values() if isinstance(columns.dataset, dict) else columns.dataset
+        found.setdefault(columns.block, []).extend(named)
+    return found
+
+
+def parent(words):
+    """The table that a set was cut out of: keel set=glass-0-1-6_vs_2 -> glass."""
+    name = words.rpartition("set=")[2]
+    root = name.replace("_", "-").split("-")[0].rstrip("0123456789")
+    return {"new": "newthyroid", "kr": "kr-vs-k", "optdigits": "digits"}.get(root, root)
+
+
+def test_held_out_sets_share_no_parent_with_development():
+    development = {parent(words) for block in sets("contest_development").values() for words in block}
+    held_out = sets("contest")
+    assert not development & {parent(words) for block in held_out.values() for words in block}
+    assert len(held_out["held out, two classes"]) >= 20
+    assert len(held_out["held out, many classes"]) >= 10
+    assert all(len(block) == len({*block}) for block in held_out.values())
+
+
+def test_development_is_the_keel_table_and_digits():
+    named = {words for block in sets("contest_development").values() for words in block}
+    earlier = {words for columns in specs.spec("keel").columns for words in columns.dataset}
+    assert named == earlier | {"digits"}
+
+
+def test_every_set_is_in_the_packages():
+    try:
+        known = keel.tables()
+    except keel.DataError:
+        pytest.skip("the KEEL packages are not installed")
+    for table in ("contest", "contest_development"):
+        for words in (words for block in sets(table).values() for words in block if "set=" in words):
+            assert words.rpartition("=")[2].replace("_", "-") in known
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_networks_train_alike(name):
+    """Steps, patience, network, search space and stopping rule are one; the exceptions are said in the row's name."""
+    table = tables.build(name, "/nowhere")
+    trainings = {}
+    for cell in table.cells:
+        if cell.trains_networks:
+            asked = tables.command(cell)
+            trainings.setdefault(cell.row.partition(" + ")[0], set()).add(
+                (
+                    "protocol=contest" in asked,
+                    "'model.hidden=[64, 32]'" in asked or "model.hidden=[64,32]" in asked,
+                    "split.stratify=true" in asked,
+                    cell.overrides.get("protocol.max_epochs"),
+                    cell.overrides.get("protocol.patience"),
+                    cell.overrides.get("search"),
+                )
+            )
+    assert trainings
+    assert {one for row in trainings.values() for one in row} == {(True, True, True, None, None, None)}
+    by_loss = (cell.row for cell in table.cells if cell.overrides.get("protocol.stop_by") == "loss")
+    own_rule = {row.partition(" + ")[0] for row in by_loss}
+        cell.row.partition(" + ")[0] for cell in table.cells if cell.overrides.get("protocol.stop_by") == "loss"
+    }
+    assert own_rule <= {"EAST as published", "stopped by the loss"}
+
+
+def test_every_loss_has_three_decisions():
+    table = tables.build("contest", "/nowhere")
+    rows = {cell.row for cell in table.cells}
+    assert {"CE" + decision for decision in DECISIONS} <= rows
+    losses = {row.removesuffix(" + plug-in").removesuffix(" + expected") for row in rows}
+    assert rows == {loss + decision for loss in losses for decision in DECISIONS}
+    scores = {cell.row: cell.score for cell in table.cells if cell.block == "held out, two classes"}
+    assert [scores["CE" + d] for d in DECISIONS] == ["test.f1_pos", "plugin_f1.test.f1_pos", "expected_f1.test.f1_pos"]
+    mcc = {cell.score for cell in tables.build("contest_mcc", "/nowhere").cells}
+    assert mcc == {"test.mcc", "plugin_mcc.test.mcc", "expected_mcc.test.mcc"}
+
+
+def filled(seed=0):
+    """The contest with made-up scores: CE + plug-in 0.5 everywhere, Metric CE ahead where the class is rare."""
+    table, random_ = tables.build("contest", "/nowhere"), random.Random(seed)
+    for number, cell in enumerate(table.cells):
+        size = 5 if sum(map(ord, cell.column)) % 2 else 40
+        value = 0.5 if cell.row == "CE + plug-in" else 0.3 + 0.1 * random_.random()
+        if cell.row == "Metric CE":
+            value = (0.6 if size == 5 else 0.45) + 0.01 * (number % 3)
+        cell.values, cell.rarest = {0: value, 1: value}, size
+    return table
+
+
+def test_leads_are_over_datasets_and_by_the_rarest_class():
+    table = filled()
+    entry = table.rankings[0]
+    reference = {c.column: 0.5 for c in table.cells if c.block == entry.block}
+    ours = {c.column: c.summary.mean for c in table.cells if (c.block, c.row) == (entry.block, "Metric CE")}
+    differences = [ours[column] - reference[column] for column in entry.columns]
+    lead = entry.leads["all"]["Metric CE"]
+    interval = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+    assert (lead.mean, lead.low, lead.high) == pytest.approx((math.fsum(differences) / len(differences), *interval))
+    assert (lead.ahead, lead.behind) == (sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+    rare, common = entry.leads["fewer than 10"]["Metric CE"], entry.leads["30 or more"]["Metric CE"]
+    assert rare.mean > 0.09 > 0 > common.mean
+    assert rare.datasets + common.datasets == lead.datasets == len(entry.columns)
+    assert "10 to 29" not in entry.leads
+    assert "CE + plug-in" not in entry.leads["all"]
+
+
+def test_one_dataset_has_no_interval():
+    assert statistics.lead([0.1]) == statistics.Lead(0.1, None, None, 1, 0, 1)
+
+
+def test_the_page_shows_ranks_and_leads_but_no_cells():
+    table = filled()
+    shown = writers.WRITERS["markdown"]([table], [[]])
+    assert "### held out" not in shown
+    assert "Lead: mean difference to CE + plug-in" in shown
+    lead = table.rankings[0].leads["all"]["Metric CE"]
+    assert f"{lead.mean:+.3f}".replace("-", "−") in shown
+    stored = json.loads(writers.WRITERS["json"]([table], [[]]))[0]
+    assert stored["rankings"][0]["leads"]["all"]["Metric CE"]["mean"] == pytest.approx(lead.mean)
+    figure = plots.figure_of(table)
+    assert len(figure.axes) == len(table.rankings) == 3
+    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ranks = [table.rankings[0].ranks[name] for name in names]
+    assert all(before <= after for before, after in pairwise(ranks))
