@@ -78,8 +78,6 @@ def test_networks_train_alike(name):
     assert {one for row in trainings.values() for one in row} == {(True, True, True, None, None, None)}
     by_loss = (cell.row for cell in table.cells if cell.overrides.get("protocol.stop_by") == "loss")
     own_rule = {row.partition(" + ")[0] for row in by_loss}
-        cell.row.partition(" + ")[0] for cell in table.cells if cell.overrides.get("protocol.stop_by") == "loss"
-    }
     assert own_rule <= {"EAST as published", "stopped by the loss"}
 
 
