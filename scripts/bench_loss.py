@@ -1,11 +1,13 @@
 """Cost of the losses next to F.cross_entropy, forward and backward, in one run: ratios are what counts, not seconds.
 
-    python scripts/bench_loss.py [--json out.json] [--cold] [--quick]
+    python scripts/bench_loss.py [--json results/bench/loss.json] [--figure results/bench/loss.svg] [--cold] [--quick]
 
-All are timed in turn, round after round, and a ratio is that of the medians, so that a busy moment meets all alike.
-Peak memory is that of a fresh process. First of all a large tensor comes and goes, as activations do in training: until
-then glibc gives freed memory back to the system after every step, and all losses are timed at asking for it again, page
-by page. --cold leaves it so.
+All are timed in turn, round after round, and a ratio is that of the medians of CPU seconds, so that a busy moment meets
+all alike and waiting is not measured. Peak memory is that of a fresh process. First of all a large tensor comes and
+goes, as activations do in training: until then glibc gives freed memory back to the system after every step, and all
+losses are timed at asking for it again, page by page. --cold leaves it so.
+
+Every ratio is printed with its limit, where there is one; the figure shows ratios over the number of classes.
 """
 
 import argparse
@@ -30,17 +32,32 @@ LOSSES = {
     "fbeta": lambda: east.MetricLoss("fbeta", beta=2.0),
     "f1 of the positive class": lambda: east.MetricLoss("f1", average="positive"),
     "nine thresholds": lambda: east.MetricLoss("f1", threshold=[k / 10 for k in range(1, 10)]),
+    "metric cross-entropy: f1": lambda: east.MetricCrossEntropy("f1"),
+    "metric cross-entropy: mcc": lambda: east.MetricCrossEntropy("mcc"),
+    "metric cross-entropy: gmean": lambda: east.MetricCrossEntropy("gmean"),
 }
 SHAPES = ((1024, 2), (1024, 10), (1024, 257), (1024, 1000), (64, 100_000))
 DENSE = (4, 21, 128, 128)  # segmentation
 MOST_CLASSES_OF_NINE = 1000  # above, nine thresholds are not timed
+MEMORY_LIMITS = {SHAPES[-1]: 8, DENSE: 3}  # times the logits
+ROOT = Path(__file__).resolve().parents[1]
 ACTIVATIONS = 7_000_000  # floats: 28 MB, below the 32 MB up to which glibc learns from what is freed
 
 
 def seconds(step: Callable[[], object]) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     step()
-    return time.perf_counter() - start
+    return time.process_time() - start
+
+
+def limit(loss: str, shape: tuple[int, ...]) -> float | None:
+    """The most cross-entropies that a loss may cost on a batch; None where nothing is promised."""
+    classes = shape[1]
+    if loss == "nine thresholds":
+        return 12 if classes == 2 else 40 if classes >= 257 else None
+    if loss.startswith("metric cross-entropy"):
+        return {10: 4, 1000: 1.6}.get(classes)
+    return 4 if classes <= 10 or len(shape) > 2 else 2.5
 
 
 def batch(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -68,8 +85,14 @@ def compare(shape: tuple[int, ...], rounds: int | None = None) -> list[dict]:
             times[name].append(step(loss))
     plain = median(times.pop("cross-entropy"))
     return [
-        {"loss": name, "shape": list(shape), "ratio": median(own) / plain, "cross_entropy_ms": 1e3 * plain}
-        for name, own in times.items()
+        {
+            "loss": name,
+            "shape": list(shape),
+            "ratio": median(spent) / plain,
+            "limit": limit(name, shape),
+            "cross_entropy_ms": 1e3 * plain,
+        }
+        for name, spent in times.items()
     ]
 
 
@@ -91,9 +114,50 @@ def resident(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
+def draw(rows: list[dict], path: Path) -> None:
+    """Ratios over the number of classes, a line per loss; dashed: the limit of the metric losses."""
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
+    flat = [row for row in rows if len(row["shape"]) == 2]
+    for name in LOSSES:
+        points = [(row["shape"][1], row["ratio"]) for row in flat if row["loss"] == name]
+        if points:
+            axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=name)
+    limits = sorted({(row["shape"][1], row["limit"]) for row in flat if row["loss"] == "f1"})
+    axes.plot(*zip(*limits, strict=True), "k--", linewidth=0.8, label="limit of f1, mcc, accuracy, fbeta")
+    axes.set(xscale="log", yscale="log", xlabel="classes", ylabel="cost / cross-entropy, forward and backward")
+    axes.legend(fontsize=7, frameon=False)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path)
+    plt.close(figure)
+
+
+def within(value: float, most: float | None) -> str:
+    return "" if most is None else f"  (limit {most:g}{'' if value <= most else ', exceeded'})"
+
+
+def measured(rounds: int | None) -> tuple[list[dict], list[dict]]:
+    """Rows of ratios and of peak memory, printed as they come."""
+    rows, memory = [], []
+    for shape in (*SHAPES, DENSE):
+        for row in compare(shape, rounds):
+            rows.append(row)
+            words = f"{row['ratio']:6.2f} x cross-entropy  {row['loss']}{within(row['ratio'], row['limit'])}"
+            print(f"{row['shape']!s:20}  {words}", flush=True)
+    for shape in (SHAPES[-1], DENSE):
+        command = [sys.executable, __file__, "--memory", "f1", *map(str, shape)]
+        growth = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        most = MEMORY_LIMITS.get(shape)
+        memory.append({"loss": "f1", "shape": list(shape), "logits": growth, "limit": most})
+        print(f"{list(shape)!s:20}  peak memory {growth:.1f} times the logits  f1{within(growth, most)}")
+    return rows, memory
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", help="also write the result to this file")
+    parser.add_argument("--json", type=Path, default=ROOT / "results/bench/loss.json", help="where the result goes")
+    parser.add_argument("--figure", type=Path, default=None, help="by default beside the result, as .svg")
     parser.add_argument("--cold", action="store_true", help="in a process that has never freed anything large")
     parser.add_argument("--quick", action="store_true", help="five rounds of each")
     parser.add_argument("--memory", nargs="+", metavar=("LOSS", "SHAPE"), help=argparse.SUPPRESS)
@@ -104,19 +168,11 @@ def main() -> None:
         return
     if not arguments.cold:
         torch.zeros(ACTIVATIONS)
-    rows, memory = [], []
-    for shape in (*SHAPES, DENSE):
-        for row in compare(shape, rounds=5 if arguments.quick else None):
-            rows.append(row)
-            print(f"{row['shape']!s:20}  {row['ratio']:6.2f} x cross-entropy  {row['loss']}", flush=True)
-    for shape in (SHAPES[-1], DENSE):
-        command = [sys.executable, __file__, "--memory", "f1", *map(str, shape)]
-        growth = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-        memory.append({"loss": "f1", "shape": list(shape), "logits": growth})
-        print(f"{list(shape)!s:20}  peak memory {growth:.1f} times the logits  f1")
-    if arguments.json:
-        result = {"torch": torch.__version__, "threads": 1, "rows": rows, "memory": memory}
-        Path(arguments.json).write_text(json.dumps(result, indent=1) + "\n")
+    rows, memory = measured(rounds=5 if arguments.quick else None)
+    arguments.json.parent.mkdir(parents=True, exist_ok=True)
+    result = {"torch": torch.__version__, "threads": 1, "cold": arguments.cold, "rows": rows, "memory": memory}
+    arguments.json.write_text(json.dumps(result, indent=1) + "\n")
+    draw(rows, arguments.figure or arguments.json.with_suffix(".svg"))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 import east
 from east import METRICS, Confusion, MetricCrossEntropy
+from east.data.common import Part, Splits
 from east.losses import metric_cross_entropy as mce
+from east.settings.sections import Dataset, Hyper, Model, Science, Training
+from east.settings.sections import Loss as Section
+from east.training import engine, population
 
 TWO, THREE, NEVER = [[90, 10], [4, 6]], [[50, 3, 2], [5, 20, 5], [1, 2, 12]], [[990, 0], [10, 0]]
 POSITIVE = {"average": "positive"}
@@ -326,6 +330,58 @@ def test_validation_counts_stay_until_they_are_set_again():
     assert not torch.equal(first, loss(logits, labels))
     with pytest.raises(ValueError, match="counts='validation'"):
         MetricCrossEntropy("f1").set_counts(c)
+
+
+@pytest.mark.parametrize("form", mce.FORMS)
+@pytest.mark.parametrize("metric", ["f1", "mcc", "gmean", "quadratic_kappa"])
+def test_ten_trials_on_validation_counts_are_ten_alone(metric, form):
+    """As the engine sets them once per epoch, also after trials have left, and in a loss that resumes."""
+    together, alone = (MetricCrossEntropy(metric, form=form, counts="validation") for _ in range(2))
+    matrices = torch.randint(1, 50, (10, 3, 3), generator=torch.Generator().manual_seed(0))
+    logits, labels, weights = drawn(lead=(10,))
+    staying = torch.tensor([0, 3, 8])
+    together.set_counts(matrices)
+    resumed = MetricCrossEntropy(metric, form=form, counts="validation")
+    resumed.load_state_dict(together.state_dict())
+    for rows in (torch.arange(10), staying):
+        for loss in (together, resumed):
+            values = loss.per_trial(logits[rows], labels[rows], weights[rows])
+            (gradient,) = torch.autograd.grad(values.sum(), logits)
+            for k, row in enumerate(rows.tolist()):
+                alone.set_counts(Confusion.from_matrix(matrices[row]))
+                value = alone(logits[row], labels[row], weights[row])
+                torch.testing.assert_close(values[k], value)
+                torch.testing.assert_close(gradient[row], torch.autograd.grad(value, logits)[0][row])
+            if len(rows) == 10:
+                loss.keep(staying)
+
+
+def test_the_engine_sets_the_counts_of_validation(monkeypatch):
+    """Once after every epoch, to the decisions on validation."""
+    seen = []
+    monkeypatch.setattr(
+        MetricCrossEntropy,
+        "set_counts",
+        lambda self, c, plain=MetricCrossEntropy.set_counts: (seen.append(c), plain(self, c))[1],
+    )
+    generator = torch.Generator().manual_seed(0)
+    parts = []
+    for n in (60, 30, 30):
+        x, y = torch.randn(n, 4, generator=generator), torch.arange(n) % 3
+        parts.append(Part(x + y[:, None], y, torch.arange(n)))
+    splits = Splits(*parts, ("a", "b", "c"), "made", None, "", "made", torch.zeros(4), torch.ones(4))
+    config = Science(
+        dataset=Dataset(name="made"),
+        model=Model(name="mlp", hidden=[8]),
+        loss=Section(name="f1_ce", target="east.losses.MetricCrossEntropy", metric="f1", counts="validation"),
+        protocol=Training(name="short", patience=3, max_epochs=3),
+        hyper=Hyper(lr=1e-2, batch_size=20, dropout=0.0, weight_decay=0.0),
+    )
+    trials = [population.Trial(config, seed) for seed in range(2)]
+    engine.train(trials, splits, device="cpu", progress=False)
+    assert len(seen) == 3
+    for c in seen:
+        assert c.actual.tolist() == [[10, 10, 10]] * 2
 
 
 def test_half_precision_counts_in_float32():
