@@ -349,31 +349,51 @@ def degenerate(d):
     }
 
 
-@pytest.mark.parametrize("case", degenerate(2))
+def assert_finite(call, z, y, weights):
+    """Values and gradients of every case, and the name of the case that has others."""
+    z = z.detach().requires_grad_()
+    values = call(z, y, weights)
+    (slopes,) = torch.autograd.grad(values.sum(), z)
+    wrong = ~(values.isfinite() & slopes.isfinite().flatten(values.ndim).all(-1))
+    assert not wrong.any(), wrong.nonzero()
+    return values
+
+
+def together(cases):
+    """All cases of more than one sample as one population [cases, n, d]."""
+    large = {name: case for name, case in cases.items() if len(case[1]) > 1}
+    return torch.stack([z for z, _ in large.values()]), torch.stack([y for _, y in large.values()]), list(large)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
-def test_no_batch_breaks_a_loss(name, case):
+def test_no_batch_breaks_a_loss(name):
     for d in {2, classes_of(name, 5), classes_of(name, 70)}:
-        z, y = degenerate(d)[case]
-        loss = build(name, d)
+        cases = degenerate(d)
+        z, y, names = together(cases)
+        loss, alone = build(name, d), build(name, d)
         for T in (1e-3, 0.02, 0.2, 0.3, 0.4) if loss.anneals else (None,):
             if T:
                 with warnings.catch_warnings(action="ignore"):
-                    loss.temperature = T
-            for weights in (None, torch.zeros(len(y)), torch.rand(len(y))):
-                assert loss(z, y, weights).isfinite()
-                assert gradient(loss, z, y, weights).isfinite().all()
+                    loss.temperature = alone.temperature = T
+            for weights in (None, torch.zeros(y.shape), torch.rand(y.shape)):
+                assert_finite(loss.per_trial, z, y, weights)
+            for case in names if T in (None, 0.02) else ():
+                assert_finite(alone, *cases[case], torch.zeros(12))  # nothing counts
+                assert_finite(build(name, d, **({"temperature": T} if T else {})), *cases[case], None)
+            assert_finite(alone, *cases["one sample"], None)
 
 
-@pytest.mark.parametrize("case", degenerate(2))
 @pytest.mark.parametrize("metric", sorted(METRICS.keys()))
-def test_no_batch_breaks_a_metric(metric, case):
+def test_no_batch_breaks_a_metric(metric):
     for d in (2, 5):
-        z, y = degenerate(d)[case]
+        cases = degenerate(d)
+        z, y, names = together(cases)
         costs = {"costs": torch.ones(d, d)} if metric == "cost" else {}
         for parameters in ({}, {"threshold": 0.5, "step": "sigmoid"}, {"threshold": TENTHS}, {"step": "none"}):
             loss = MetricLoss(metric, **parameters, **costs)
-            assert loss(z, y).isfinite()
-            assert gradient(loss, z, y).isfinite().all()
+            values = assert_finite(loss.per_trial, z, y, None)
+            assert_finite(loss, *cases["one sample"], None)
+            torch.testing.assert_close(values, torch.stack([loss(*cases[case]) for case in names]), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -622,7 +642,7 @@ def test_raising_beta_of_a_class_raises_its_recall():
     x, y = toy(3, noise=2.0)
     recalls = []
     for beta in (0.25, 1.0, 5.0):
-        predicted = trained(MetricLoss("fbeta", beta=[beta, 1, 1]), x, y, 3, steps=300)
+        predicted = trained(MetricLoss("fbeta", beta=[beta, 1, 1]), x, y, 3)
         recalls.append(float((predicted[y == 0] == 0).float().mean()))
     assert recalls[0] < recalls[1] < recalls[2]
 
