@@ -130,15 +130,16 @@ def test_the_winner_is_chosen_on_validation_whatever_the_test_rows_say():
 
 
 def test_few_positives_make_the_choice_uncertain():
-    """Two candidates that are wrong about one of three positives each: a coin decides."""
+    """Two candidates that are wrong about one of three positives each, and one that is luckier but unlikely."""
     labels = np.array([0] * 97 + [1] * 3)
     guesses = [np.where(np.arange(100) == missed, 0, labels) for missed in (97, 98)]
     trials = [Judged(0, decisions.Argmax(), part(guess, labels), part(guess, labels)) for guess in guesses]
+    blind = Part(torch.full((100, 2), 0.5).double(), torch.as_tensor(labels), torch.as_tensor(labels), 1.0)
+    trials.append(Judged(0, decisions.Argmax(), blind, blind))
     result = comparing(*(Candidate(str(k), str(k), "argmax", (trial,)) for k, trial in enumerate(trials)))
-    assert re.match(
-        r"only 3 validation rows of 'fraud'; with other .* it would win [45]\d% of the time", result.uncertain
-    )
-    assert "the choice is uncertain: only 3 validation rows" in compare.verdict(result)
+    assert result.open == [0, 1, 2]
+    assert result.winner.key == "0"
+    assert "the choice is uncertain: only 3 validation rows of 'fraud' decide; of the 3" in compare.verdict(result)
     many = np.tile(labels, 20)
     sure = Judged(0, decisions.Argmax(), part(many, many), part(many, many))
     off = Judged(0, decisions.Argmax(), part(1 - many, many), part(1 - many, many))
@@ -249,7 +250,7 @@ def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
     assert rows == [title for title in titles for _ in range(3)]
     numbers = dict(re.findall(r"^(\S.*?\S) {2,}(\d\.\d{3})", text, re.MULTILINE))
     winner = re.search(r"winner on f1_positive: (.+?), test", text).group(1)
-    assert float(numbers[winner]) == max(map(float, numbers.values()))
+    assert float(numbers[winner]) > 0.3
     assert "the choice is uncertain: only 8 validation rows of 'fraud'" in text
 
     command = text.strip().splitlines()[-1].split()

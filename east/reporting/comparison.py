@@ -85,9 +85,9 @@ class Candidate:
         return float(np.mean([trial.val.score for trial in self.trials]))
 
     @property
-    def rank(self) -> tuple[float, float]:
-        """What the winner has most of: validation score, and among equals likelihood."""
-        return round(self.validation, 9), -float(np.mean([trial.val.cross_entropy for trial in self.trials]))
+    def likelihood(self) -> float:
+        """Of the validation labels: minus the mean cross-entropy, which no decision rule changes."""
+        return -float(np.mean([trial.val.cross_entropy for trial in self.trials]))
 
     @property
     def test(self) -> float:
@@ -182,7 +182,28 @@ class Comparison:
 
     @cached_property
     def best(self) -> int:
-        return max(range(len(self.candidates)), key=lambda k: self.candidates[k].rank)
+        """The best on validation, of equals the likeliest.
+
+        Where few rows of a class decide, luck does: among all that are not clearly worse the likeliest is taken.
+        """
+        score = lambda k: round(self.candidates[k].validation, 9)  # noqa: E731
+        likelihood = lambda k: self.candidates[k].likelihood  # noqa: E731
+        if self.rarest[1] < FEW:
+            return max(self.open, key=lambda k: (likelihood(k), score(k)))
+        return max(range(len(self.candidates)), key=lambda k: (score(k), likelihood(k)))
+
+    @cached_property
+    def rarest(self) -> tuple[str, int]:
+        """The class with the fewest validation rows, and how many it has."""
+        counts = torch.bincount(self.candidates[0].trials[0].val.labels, minlength=len(self.classes))
+        return self.classes[int(counts.argmin())], int(counts.min())
+
+    @cached_property
+    def open(self) -> list[int]:
+        """Candidates that are not clearly worse on validation than the best one there."""
+        top = max(range(len(self.candidates)), key=lambda k: self.candidates[k].validation)
+        leads = self.val_samples[top] - self.val_samples
+        return [k for k in range(len(self.candidates)) if k == top or not np.nanquantile(leads[k], INTERVAL[0]) > 0]
 
     @property
     def winner(self) -> Candidate:
@@ -194,10 +215,14 @@ class Comparison:
         return resampled([[trial.test for trial in c.trials] for c in self.candidates], self.measure)
 
     @cached_property
+    def val_samples(self) -> np.ndarray:
+        """As `samples`, of validation rows."""
+        return resampled([[trial.val for trial in c.trials] for c in self.candidates], self.measure)
+
+    @property
     def certainty(self) -> float:
-        """How often the winner would have been chosen, had the validation rows been drawn anew."""
-        drawn = resampled([[trial.val for trial in c.trials] for c in self.candidates], self.measure)
-        drawn = np.nan_to_num(drawn, nan=-np.inf)  # a metric may not be defined without rows of some class
+        """How often the winner would have the best validation score, had the rows been drawn anew."""
+        drawn = np.nan_to_num(self.val_samples, nan=-np.inf)  # a metric may need rows of each class
         ahead = np.isclose(drawn, drawn.max(0))
         return float((ahead[self.best] / ahead.sum(0)).mean())  # equals share a win
 
@@ -217,13 +242,15 @@ class Comparison:
     @property
     def uncertain(self) -> str | None:
         """Why another winner could as well have been chosen; None where the choice is not in doubt."""
-        counts = torch.bincount(self.winner.trials[0].val.labels, minlength=len(self.classes))
-        rarest = int(counts.argmin())
-        few = counts[rarest] < FEW
-        if not few and (self.behind or self.certainty >= 0.5):
+        name, count = self.rarest
+        if count < FEW:
+            return (
+                f"only {count} validation rows of {name!r} decide; of the {len(self.open)} candidates not clearly worse "
+                "there than the best, the one with the likeliest probabilities was taken"
+            )
+        if self.behind or self.certainty >= 0.5:
             return None
-        why = f"only {int(counts[rarest])} validation rows of {self.classes[rarest]!r}; " if few else ""
-        return f"{why}with other validation rows it would win {self.certainty:.0%} of the time"
+        return f"with other validation rows it would win {self.certainty:.0%} of the time"
 
     def frame(self) -> "pd.DataFrame":
         """The content of scores.csv: a row per candidate."""
