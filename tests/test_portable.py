@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from east.baselines import GradientBoosting, LogisticRegression, RandomForest
+from east.data import DataError
 from east.training import portable
 from tests.test_classical import problem
 
@@ -61,3 +62,15 @@ def test_trees_of_an_unknown_version_are_refused(predictors, message):
 
 def test_tensors_of_a_network_are_left_alone():
     assert portable.build(torch.nn.Linear(3, 2).state_dict()) is None
+
+
+@pytest.mark.parametrize("name, change", [("left", 0), ("right", 99_999), ("roots", -1), ("value", None)])
+def test_trees_that_would_walk_in_circles_are_refused(name, change):
+    inputs, labels = problem(100, 2)
+    state = portable.state_of(RandomForest(2).fit(inputs, labels, 2), inputs)
+    if change is None:
+        del state[name]
+    else:
+        state[name] = torch.full_like(state[name], change)
+    with pytest.raises(DataError, match="a saved model of trees"):
+        portable.build(state)

@@ -245,8 +245,8 @@ class Comparison:
         name, count = self.rarest
         if count < FEW:
             return (
-                f"only {count} validation rows of {name!r} decide; of the {len(self.open)} candidates not clearly worse "
-                "there than the best, the one with the likeliest probabilities was taken"
+                f"only {count} validation rows of {name!r} decide; of the {len(self.open)} candidates not clearly "
+                "worse there than the best, the one with the likeliest probabilities was taken"
             )
         if self.behind or self.certainty >= 0.5:
             return None

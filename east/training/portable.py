@@ -14,6 +14,7 @@ import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from torch import Tensor, nn
 
+from east.data.common import DataError
 from east.training.classical import Classifier, GradientBoosting, LogisticRegression, PrincipalAxes, RandomForest
 
 TOLERANCE = 1e-6
@@ -116,9 +117,27 @@ def build(state: Mapping[str, Tensor]) -> Portable | None:
     names = set(state)
     if {"coefficients", "intercepts"} <= names:
         return Linear(state)
+    if "roots" in names:
+        check_trees(state)
     if {"roots", "baseline"} <= names:
         return Boosted(state)
     return Forest(state) if {"roots", "value"} <= names else None
+
+
+def check_trees(state: Mapping[str, Tensor]) -> None:
+    """Children come after their parents, so that no file can make a row walk in circles; DataError otherwise."""
+    missing = {"left", "right", "feature", "threshold", "value", "roots"} - set(state)
+    if missing:
+        raise DataError(f"a saved model of trees lacks {', '.join(sorted(missing))}")
+    nodes = len(state["left"])
+    number = torch.arange(nodes)
+    sound = all(len(state[name]) == nodes for name in ("right", "feature", "threshold", "value"))
+    sound = sound and all(
+        not state[name].is_floating_point() and bool((state[name] >= least).all()) and bool((state[name] < nodes).all())
+        for name, least in (("left", number), ("right", number), ("roots", torch.tensor(0)))
+    )
+    if not sound:
+        raise DataError("a saved model of trees is damaged: expected every node's children to come after it")
 
 
 def can_export(model: type) -> bool:
