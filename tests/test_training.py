@@ -358,6 +358,20 @@ def test_a_last_batch_of_one_image_is_left_out():
         assert set(v.item() for k, v in outcome.weights.items() if "num_batches" in k) == {outcome.best["epoch"]}
 
 
+def test_images_train_in_mixed_precision_when_asked():
+    """bfloat16 has eight bits of fraction: near float32's loss, but not equal to it."""
+    labels = torch.arange(20) % 2
+    splits = splits_of(torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8), labels, kind="image")
+    model = {"name": "tiny_darknet", "width": 0.1}
+    losses = {}
+    for precision in ("float32", "bfloat16"):
+        trial = Trial(config("ce", model, hyper={"batch_size": 10}, max_epochs=1, precision=precision), 0)
+        (outcome,) = train([trial], splits)
+        losses[precision] = outcome.history["train_loss"][0]
+    assert losses["bfloat16"] != losses["float32"]
+    assert losses["bfloat16"] == pytest.approx(losses["float32"], abs=0.05)
+
+
 def test_batch_norm_refuses_batches_of_one_image():
     splits = splits_of(torch.zeros(20, 3, 16, 16, dtype=torch.uint8), torch.arange(20) % 2, kind="image")
     model = {"name": "tiny_darknet", "width": 0.1}

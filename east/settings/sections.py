@@ -156,6 +156,7 @@ class Training(Section):
     val_reduce: Literal["split", "batch_mean"] = "split"
     warmup: int = later(0, ge=0)
     count: Literal["epochs", "steps"] = later("epochs")  # the unit of the four lengths; steps make whole epochs
+    precision: Literal["float32", "bfloat16"] = later("float32")  # bfloat16: mixed, for images and graphs
     stop_by: str | None = later(None)  # null: as the loss has it | loss | a metric, such as f1
 
 

@@ -169,8 +169,8 @@ class Setup:
         self.drops = any(h.dropout for h in hyper)
         reduce = choose("val_reduce", config.protocol.val_reduce, VAL_REDUCE)
         self.val_batch = self.batch if reduce == "batch_mean" else None
-        amp = self.splits.kind == "image" and device.type == "cuda"
-        self.autocast = torch.autocast(device.type, torch.bfloat16) if amp else nullcontext()
+        mixed = config.protocol.precision == "bfloat16" and self.splits.kind != "table"
+        self.autocast = torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()
 
         splits = self.splits
         self.loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive).to(device)
