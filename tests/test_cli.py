@@ -228,10 +228,11 @@ def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
 
 @pytest.mark.usefixtures("no_figures")
 def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
-    short = ["table=quickstart", "protocol.max_epochs=1", "trials=1", "executor=inline", f"results_dir={tmp_path}"]
+    short = ["table=quickstart", "protocol.decisions=[]", "protocol.max_epochs=1", "trials=1", "executor=inline",
+             f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run(["task=reproduce", *short]) == 0
     told = capsys.readouterr().out
-    assert "note: with protocol.max_epochs=1 trials fill no cell of the table" in told
+    assert "note: with protocol.decisions=[] protocol.max_epochs=1 trials fill no cell of the table" in told
     assert "digits (imbalance 10)" in told
     assert "training custom" in told, "one epoch is of no preset"
 
@@ -252,16 +253,14 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
 
 @pytest.mark.usefixtures("no_figures")
 def test_classes_without_test_rows_are_told(tmp_path, capsys):
-    few = ["dataset=digits", "dataset.limit=30", "model.hidden=[8]", "protocol.max_epochs=1", "trials=1",
-           f"results_dir={tmp_path}"]  # fmt: skip
+    few = [*TINY, "dataset.limit=30", "protocol.max_epochs=1", "trials=1", f"results_dir={tmp_path}"]
     assert cli.run(few) == 0
     assert "classes have no test rows: try split.stratify=true" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("no_figures")
 def test_a_run_shows_the_metric_it_was_trained_for(tmp_path, capsys):
-    small = ["dataset=digits", "dataset.limit=300", "model.hidden=[8]", "protocol.max_epochs=1", "trials=2",
-             f"results_dir={tmp_path}"]  # fmt: skip
+    small = [*TINY, "protocol.max_epochs=1", f"results_dir={tmp_path}"]
     assert cli.run([*small, "loss=metric", "loss.metric=kappa"]) == 0
     shown = capsys.readouterr().out
     assert "trained_for" in shown
@@ -286,8 +285,7 @@ def test_protocols_and_presets_of_ones_own(tmp_path, capsys):
         text = (CONF / group / f"{ours}.yaml").read_text().replace(f"name: {ours}", f"name: {name}")
         (tmp_path / "own" / group).mkdir(parents=True)
         (tmp_path / "own" / group / f"{name}.yaml").write_text(text)
-    small = ["dataset=digits", "dataset.limit=300", "loss=ce", "model.hidden=[8]", "protocol.max_epochs=1", "trials=2",
-             "executor=inline"]  # fmt: skip
+    small = [*TINY, "loss=ce", "protocol.max_epochs=1"]
     for own in (["protocol=mine", "preset=quick"], ["preset=tiny"]):
         assert cli.run(["--config-dir", f"{tmp_path}/own", *small, *own, f"results_dir={tmp_path}"]) == 0
         told = capsys.readouterr().out
@@ -300,9 +298,8 @@ def test_protocols_and_presets_of_ones_own(tmp_path, capsys):
 @pytest.mark.parametrize("task", ["train", "run"])
 def test_a_model_that_could_not_be_saved_is_told_and_fails_the_command(task, tmp_path, monkeypatch, capsys):
     (tmp_path / "models").write_text("in the way")
-    small = ["dataset=digits", "dataset.limit=300", "loss=f1", "model.hidden=[8]", "preset=quick",
-             "protocol.max_epochs=1", "trials=1"]  # fmt: skip
-    arguments = [f"task={task}", *small, "save_model=true", "executor=inline", f"results_dir={tmp_path}"]
+    arguments = [f"task={task}", *TINY, "protocol.max_epochs=1", "trials=1", "save_model=true",
+                 f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run(arguments) == 1
     assert "could not be saved" in capsys.readouterr().out
     (tmp_path / "models").unlink()

@@ -322,16 +322,20 @@ def test_concurrent_writers_leave_whole_files(tmp_path):
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_ten_thousand_records_load_within_five_seconds(tmp_path):
+@pytest.mark.parametrize(
+    ("count", "seconds"), [(2_000, 1.5), pytest.param(10_000, 5, marks=[pytest.mark.slow, pytest.mark.nightly])]
+)
+def test_ten_thousand_records_load_within_five_seconds(tmp_path, count, seconds):
+    """By day a fifth of them."""
     template = records.write(tmp_path, record())
     text = template.read_text()
-    for seed in range(1, 10_000):
+    for seed in range(1, count):
         template.with_name(f"seed-{seed}.json").write_text(text.replace('"seed":0,"stage"', f'"seed":{seed},"stage"'))
     start = time.process_time()  # of this process: a busy machine is not its fault
     frame = records.load(tmp_path)
     elapsed = time.process_time() - start
-    assert len(frame) == 10_000
-    assert elapsed < 5
+    assert len(frame) == count
+    assert elapsed < seconds
 
 
 def test_bad_names_and_stages_are_refused(tmp_path):

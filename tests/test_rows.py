@@ -109,8 +109,13 @@ def shrunk(command: Command) -> Command:
     return command.but(SMALL | {"dataset.limit": LIMITS[KINDS[command.get("dataset")].kind]})
 
 
+NIGHTLY = ("ap_perf table",)  # minutes of compilation; test_ap_perf.py trains it on small batches
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize(
+    "pair", [pytest.param(pair, marks=pytest.mark.nightly if pair in NIGHTLY else ()) for pair in PAIRS]
+)
 def test_a_row_of_every_loss_and_kind_of_data_runs(pair, caltech, tmp_path, monkeypatch):
     command = shrunk(PAIRS[pair][0])
     if command.get("dataset") == "caltech256":
