@@ -173,6 +173,17 @@ def remembered(counts, state, kept):
     return counts, state
 
 
+def test_no_gradient_is_taken_where_none_is_wanted(monkeypatch):
+    logits, labels = batch((30, 5), 3.0)
+    wanted = MetricLoss("f1")(logits, labels)
+    monkeypatch.delattr(closed_form.ByClass, "gradient")
+    assert MetricLoss("f1")(logits, labels) == wanted
+    with torch.no_grad():
+        assert MetricLoss("f1")(logits.requires_grad_(), labels) == wanted
+    with pytest.raises(AttributeError, match="gradient"):
+        MetricLoss("f1")(logits, labels)
+
+
 @pytest.mark.parametrize("metric", ["f1", "mcc", "accuracy"])
 def test_a_second_derivative_is_refused_and_not_zero(metric):
     logits, labels = batch((30, 5), 3.0)

@@ -77,6 +77,8 @@ def soft_metric_loss(
     label; the loss of a batch that has no others is 0. Without it there is one loss per leading index.
     """
     step = step_of(temperature, logits)
+    if logits.requires_grad and not torch.is_grad_enabled():
+        logits = logits.detach()  # else the node would take the gradient all the same
     return _SoftMetricLoss.apply(logits, labels, weights, step, detach_threshold, metric, parameters, ignore_index)
 
 
