@@ -101,18 +101,24 @@ class _SoftCounts(Function):
 
 
 class _SoftMetricLoss(Function):
-    """The gradient is taken in forward, where all that it needs is at hand: backward only scales it."""
+    """The gradient of few classes is taken in forward, where all that it needs is at hand, and backward only scales it.
+
+    With many classes a pass over the gradient costs more than keeping what it is made of: there it waits for backward.
+    """
 
     @staticmethod
     def forward(ctx, logits, labels, weights, step, detach_threshold, metric, parameters, ignore_index):
         used, shares = labels, weights
         if ignore_index is not None:
             used, shares = masked(labels, weights, ignore_index, logits.dtype)
-        gradient = None
+        gradient, waiting = None, ()
         if ignore_index is None or (logits.ndim == 2 and logits.numel() <= CHUNK):
             counts, state = counted(logits, used, shares, step)
             loss, *slopes = by_hand.slopes_of_loss(metric, parameters, *counts)
-            if ctx.needs_input_grad[0]:
+            if isinstance(state, BySample | HugeSoftmax):
+                ctx.kind, ctx.step, ctx.detach_threshold = type(state), step, detach_threshold
+                waiting = used, shares, *slopes, *state
+            elif ctx.needs_input_grad[0]:
                 gradient = state.gradient(used, shares, *slopes, step, detach_threshold)
         else:
             gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
@@ -123,14 +129,21 @@ class _SoftMetricLoss(Function):
                 result = state.gradient(*part, *slopes, step, detach_threshold, out)
                 out.copy_(result) if result is not out else None
         # Labels and weights are kept so that autograd notices if they are overwritten.
-        ctx.save_for_backward(labels, weights, gradient)
+        ctx.save_for_backward(labels, weights, gradient, *waiting)
         return loss
 
     @staticmethod
     def backward(ctx, g):
-        _, _, gradient = ctx.saved_tensors
-        scale = g[..., None, None] if g.ndim else g
-        return without_graph(lambda: gradient * scale, g), None, None, None, None, None, None, None
+        _, _, gradient, *waiting = ctx.saved_tensors
+
+        def scaled() -> Tensor:
+            if gradient is not None:
+                return gradient * (g[..., None, None] if g.ndim else g)
+            labels, weights, B, A, *state = waiting
+            slopes = (x * g.unsqueeze(-1) for x in (B, A))
+            return ctx.kind(*state).gradient(labels, weights, *slopes, ctx.step, ctx.detach_threshold)
+
+        return without_graph(scaled, g), None, None, None, None, None, None, None
 
 
 def counted_parts(parts: list[tuple[Any, ...]], step: "Step", states: list["State"]) -> Iterator[Counts]:
