@@ -5,6 +5,7 @@ import shutil
 import sys
 import time
 from functools import partial
+from importlib.util import find_spec
 
 import numpy as np
 import pandas as pd
@@ -466,6 +467,12 @@ def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
         ([*COMPARE, "loss=ce"], 2, "the losses follow"),
         ([*COMPARE, "candidates=[bosting]"], 2, "did you mean 'boosting'"),
         ([*COMPARE, "minutes=0"], 2, "minutes"),
+        pytest.param(
+            [*COMPARE, "candidates=[logistic,catboost]"],
+            2,
+            "catboost is not installed: pip install catboost",
+            marks=pytest.mark.skipif(find_spec("catboost") is not None, reason="catboost is installed"),
+        ),
         ([*COMPARE, "split.seed=trial"], 2, "task=compare judges all candidates on one split"),
         ([*COMPARE, "protocol=btg"], 2, "task=compare judges all candidates on one split"),
         ([*COMPARE, "score=f2"], 2, "unknown metric 'f2'"),

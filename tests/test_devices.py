@@ -14,7 +14,7 @@ from east.training import engine, optimizer, saved
 from east.training.population import Trial
 from tests.elsewhere import ELSEWHERE, elsewhere
 
-NOT_TRAINED = ("rf", "ccs", "logistic", "boosting")
+NOT_TRAINED = ("rf", "ccs", "logistic", "boosting", "xgboost", "lightgbm", "catboost")
 LOSSES = sorted(file.stem for file in (CONF / "loss").glob("*.yaml") if file.stem not in NOT_TRAINED)
 GEOMETRIC = {"name": "geometric", "schedule": "geometric", "T0": 0.2, "r": 0.5, "patience": 2, "T_min": 0.01}
 

@@ -14,7 +14,7 @@ from east.choices import choose
 
 HERE = Path(__file__).resolve().parent
 PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
-BASELINES = ("rf", "ccs", "logistic", "boosting")  # no networks
+BASELINES = ("rf", "ccs", "logistic", "boosting", "xgboost", "lightgbm", "catboost")  # no networks
 MULTICLASS = {"cifar10": 10, "caltech256": 257}  # and their classes
 STATUSES = ("confirmed", "suspected", "open")
 

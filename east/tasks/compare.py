@@ -36,7 +36,7 @@ from east.settings.settings import Settings
 from east.training import saved
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; any other metric's is `metric`
-CANDIDATES = {  # cheapest first; the last is only tried when it is named
+CANDIDATES = {  # cheapest first
     "logistic": "logistic regression",
     "boosting": "gradient boosting",
     "rf": "random forest",
@@ -44,9 +44,13 @@ CANDIDATES = {  # cheapest first; the last is only tried when it is named
     "metric_ce": "metric cross-entropy",
     "east": "EAST",
     "anyloss": "AnyLoss",
+    "xgboost": "XGBoost",
+    "lightgbm": "LightGBM",
+    "catboost": "CatBoost",
 }
+# The others are tried only when named: an answer must not depend on what is installed.
 USUAL = ("logistic", "boosting", "rf", "ce", "metric_ce", "east")
-CLASSICAL = ("logistic", "boosting", "rf")
+CLASSICAL = ("logistic", "boosting", "rf", "xgboost", "lightgbm", "catboost")
 SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
 COLUMNS = 30  # that are described one by one
 HIDDEN = [128, 64]  # a smaller net than the papers': no worse on tables of such sizes, in less time

@@ -15,6 +15,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassif
 from torch import Tensor, nn
 
 from east.data.common import DataError
+from east.training.boosters import LIBRARIES, Booster, predicted
 from east.training.classical import Classifier, GradientBoosting, LogisticRegression, PrincipalAxes, RandomForest
 
 TOLERANCE = 1e-6
@@ -112,9 +113,26 @@ class Boosted(Trees):
         return result
 
 
+class Text(Portable):
+    """A model of XGBoost, LightGBM or CatBoost as these wrote it: bytes of text; library: its place in LIBRARIES."""
+
+    text: Tensor
+    library: Tensor
+    present: Tensor
+    classes: Tensor
+
+    def probabilities(self, x: Tensor) -> Tensor:
+        library = list(LIBRARIES)[int(self.library)]
+        text, present = self.text.cpu().numpy().tobytes(), self.present.cpu().numpy()
+        found = predicted(library, text, present, int(self.classes), x.cpu().numpy())
+        return torch.from_numpy(found).to(x.device)
+
+
 def build(state: Mapping[str, Tensor]) -> Portable | None:
     """The classical model that these tensors are of; None where they are a network's."""
     names = set(state)
+    if {"text", "library"} <= names:
+        return Text(state)
     if {"coefficients", "intercepts"} <= names:
         return Linear(state)
     if "roots" in names:
@@ -141,7 +159,7 @@ def check_trees(state: Mapping[str, Tensor]) -> None:
 
 
 def can_export(model: type) -> bool:
-    return issubclass(model, LogisticRegression | GradientBoosting | RandomForest)
+    return issubclass(model, LogisticRegression | GradientBoosting | RandomForest | Booster)
 
 
 def state_of(model: Classifier, inputs: np.ndarray, axes: PrincipalAxes | None = None) -> dict[str, Tensor]:
@@ -155,6 +173,9 @@ def state_of(model: Classifier, inputs: np.ndarray, axes: PrincipalAxes | None =
         arrays = boosted(model)
     elif isinstance(model, RandomForest):
         arrays = forest(model)
+    elif isinstance(model, Booster):
+        arrays = {"text": np.frombuffer(model.text, dtype=np.uint8).copy(), "present": model.present}
+        arrays |= {"library": np.array([list(LIBRARIES).index(model.library)]), "classes": np.array([model.classes])}
     else:
         raise ValueError(
             "expected logistic regression, gradient boosting or a random forest to save, "

@@ -1,0 +1,39 @@
+"""XGBoost, LightGBM and CatBoost: equal predictions after they were written as text, wherever one is installed."""
+
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+from east.baselines import Booster
+from east.training import portable
+from east.training.boosters import LIBRARIES
+from tests.test_classical import problem
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("classes, labelled", [(2, (0, 1)), (5, (0, 2, 4)), (3, (1,))])
+def test_a_model_as_text_predicts_what_it_did(library, classes, labelled):
+    pytest.importorskip(library)
+    inputs, labels = problem(300, len(labelled))
+    model = Booster(library, iterations=10).fit(inputs, np.array(labelled)[labels], classes)
+    p = model.probabilities(inputs)
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
+    assert not np.delete(p, labelled, axis=1).any()
+    assert (p.argmax(1) == np.array(labelled)[labels]).mean() > 0.6
+    module = portable.build(portable.state_of(model, inputs))
+    np.testing.assert_allclose(module(torch.from_numpy(inputs)).numpy(), p, atol=1e-6)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_one_that_is_not_installed_is_named(library):
+    if find_spec(library):
+        pytest.skip(f"{library} is installed")
+    with pytest.raises(ValueError, match=f"{library} is not installed: pip install {library}"):
+        Booster(library)
+
+
+def test_an_unknown_library_is_refused():
+    with pytest.raises(ValueError, match="did you mean 'xgboost'"):
+        Booster("xgbost")
