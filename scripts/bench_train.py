@@ -1,12 +1,16 @@
 """How fast the engine trains: against a plain PyTorch loop, and against the bare matrix products of the same trials.
 
-    python scripts/bench_train.py [--quick] [--json results.json]
+    python scripts/bench_train.py [--quick]                   three to four minutes; --quick: one
+    python scripts/bench_train.py --mammography [CHECKOUT …]  trials per core-hour at the paper's protocol
 
 The plain loop is a fair one: tensors in memory without a DataLoader, fused AdamW, validation after every epoch, the
 best weights kept, one trial after another on one thread (more are slower on nets of this size). `per core` sets one
 thread of the engine against it; `machine` has a process of one thread per core, as `east-run` deals out trials, and
 counts the slowest. Darknet-19 is timed with and without the dense products on small maps. All contestants take turns
 and the median of each counts; times are CPU seconds, so that waiting on a busy machine is not measured.
+
+--mammography trains the paper's 60 grid points and ten trials for a few epochs, through the command line, so that
+checkouts of any age can be compared: the current one, and those whose folders are given, in turns.
 """
 
 import argparse
@@ -14,10 +18,15 @@ import json
 import multiprocessing
 import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache
+from pathlib import Path
 
+import matplotlib.pyplot as plt
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -32,6 +41,10 @@ FEATURES = 30
 MLP = Model(name="mlp", hidden=[512, 256, 128])
 BTG = Model(name="mlp_btg", hidden=[32, 16])
 DROPOUT = {"mlp": 0.25, "mlp_btg": 0.5}
+ROOT = Path(__file__).parent.parent
+SIZES = (1, 2, 3, 5, 10, 20)  # of populations, in the figure
+SEARCHED, REPEATED = 60, 10  # trainings of the paper's protocol on Mammography: grid points, trials
+TRIAL_EPOCHS = 500  # about what a trial of F1 or MCC takes there
 
 
 @cache
@@ -188,6 +201,75 @@ def small_maps(rounds: int, width: float, images: int = 128) -> dict[str, float]
     return rates
 
 
+def one_population(model: Model, batch: int, rows: int, size: int) -> float:
+    """Seconds per trial and epoch, when `size` trials train as one population."""
+    torch.set_num_threads(1)
+    members = [(trial(model, batch, 1, seed), made_up(rows)) for seed in range(size)]
+    started = time.process_time()
+    engine.train_population(members, torch.device("cpu"))
+    return (time.process_time() - started) / size
+
+
+def population_sizes(rounds: int, rows: int, figure: Path) -> dict[str, dict[str, float]]:
+    """Trials per second over the size of a population, as multiples of training them one by one; drawn as a figure."""
+    result = {}
+    fig, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
+    for model, batch in ((MLP, 128), (MLP, 1024), (BTG, 1024)):
+        runs = {str(p): (lambda p=p, m=model, b=batch: one_population(m, b, rows, p)) for p in SIZES}
+        seconds = medians_in_turns(rounds, **runs)
+        name = f"{'-'.join(map(str, model.options['hidden']))}, batch {batch}"
+        speeds = {size: seconds["1"] / value for size, value in seconds.items()}
+        result[name] = speeds
+        print(
+            f"{name:24} by population size:", ", ".join(f"{size}: {v:.2f}x" for size, v in speeds.items()), flush=True
+        )
+        axes.plot(SIZES, list(speeds.values()), marker="o", label=name)
+    axes.set(xscale="log", xticks=SIZES, xticklabels=SIZES, xlabel="trials in a population", ylabel="speed per trial")
+    axes.minorticks_off()
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.legend(frameon=False)
+    figure.parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(figure)
+    return result
+
+
+def mammography(checkout: Path, epochs: int) -> float:
+    """CPU seconds of `east-run` in a checkout for the paper's search and trials, each cut off after some epochs."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = ["dataset=mammography", "loss=f1", "preset=paper", f"protocol.max_epochs={epochs}"]
+        words += ["executor=inline", "device=cpu", f"results_dir={folder}"]
+        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "EAST_DEBUG": "1"}
+        command = [sys.executable, "-c", "from east.cli import main; raise SystemExit(main())", *words]
+        before = os.times()
+        subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True)
+        after = os.times()
+        records = len(list(Path(folder, "runs").rglob("seed-*.json")))
+    if records != SEARCHED + REPEATED:
+        raise RuntimeError(f"{checkout}: expected {SEARCHED + REPEATED} records, got {records}")
+    return after.children_user + after.children_system - before.children_user - before.children_system
+
+
+def per_core_hour(checkouts: list[Path]) -> dict[str, dict[str, float]]:
+    """Trials of TRIAL_EPOCHS epochs per core-hour. What an epoch costs is the difference of two lengths."""
+    short, long = 1, 5
+    runs = {f"{c} {e}": (lambda c=c, e=e: mammography(c, e)) for e in (short, long) for c in checkouts}
+    seconds = medians_in_turns(1, **runs)
+    result = {}
+    for checkout in checkouts:
+        first, second = (seconds[f"{checkout} {epochs}"] / (SEARCHED + REPEATED) for epochs in (short, long))
+        epoch = (second - first) / (long - short)
+        trials = 3600 / (first + epoch * (TRIAL_EPOCHS - short))
+        commit = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+        name = subprocess.run(commit, capture_output=True, text=True).stdout.strip()
+        result[name] = {"epoch_ms": 1e3 * epoch, "trials_per_core_hour": trials}
+        print(
+            f"Mammography at {name}: {1e3 * epoch:.0f} ms per trial and epoch over the grid, "
+            f"{trials:.0f} trials of {TRIAL_EPOCHS} epochs per core-hour",
+            flush=True,
+        )
+    return result
+
+
 def growth(rounds: int, name: str, values: list[int], run) -> dict[str, float]:
     """Seconds at each value; how much dearer one more unit is at the end than at the start."""
     seconds = medians_in_turns(rounds, **{str(value): (lambda v=value: run(v)) for value in values})
@@ -197,14 +279,9 @@ def growth(rounds: int, name: str, values: list[int], run) -> dict[str, float]:
     return seconds
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one round, few rows: a minute")
-    parser.add_argument("--json", help="write all numbers here")
-    arguments = parser.parse_args()
-    rounds, rows, epochs = (1, 4096, 1) if arguments.quick else (3, 8192, 4)
+def speed(rounds: int, rows: int, epochs: int, figure: Path) -> dict:
+    """Everything about the engine and Darknet."""
     workers = os.cpu_count() or 1
-    os.environ["OMP_NUM_THREADS"] = "1"
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
         spread(pool, workers, list(range(workers)), BTG, 128, 1024, 1)  # starts the workers
@@ -216,15 +293,33 @@ def main() -> None:
             "mlp_1024": compare(pool, workers, rounds, MLP, 1024, rows, epochs),
             "btg_1024": compare(pool, workers, rounds, BTG, 1024, rows, 5 * epochs),
         }
+    result["population_size"] = population_sizes(rounds, rows // 2, figure)
     result["darknet19"] = {str(width): small_maps(rounds, width) for width in (1.0, 0.5)}
     result["growth"] = {
         "trials": growth(rounds, "trials", [1, 10, 60], lambda n: by_the_engine(BTG, 128, rows, 1, list(range(n)))),
         "rows": growth(rounds, "rows", [rows, 4 * rows, 16 * rows], lambda n: by_the_engine(BTG, 1024, n, 1, [0])),
         "classes": growth(rounds, "classes", [10, 100, 1000], lambda n: by_the_engine(MLP, 256, rows, 1, [0], n)),
     }
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(result, file, indent=1)
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="one round, few rows: a minute")
+    parser.add_argument("--json", type=Path, help="where the numbers go; results/bench/train.json or mammography.json")
+    parser.add_argument("--figure", type=Path, default=ROOT / "results/figures/bench_population.svg")
+    parser.add_argument("--mammography", nargs="*", type=Path, metavar="CHECKOUT", help="trials per core-hour instead")
+    arguments = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    if arguments.mammography is None:
+        rounds, rows, epochs = (1, 4096, 1) if arguments.quick else (3, 8192, 3)
+        name, result = "train.json", speed(rounds, rows, epochs, arguments.figure)
+    else:
+        checkouts = [ROOT, *(folder.resolve() for folder in arguments.mammography)]
+        name, result = "mammography.json", per_core_hour(checkouts)
+    file = arguments.json or ROOT / "results" / "bench" / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

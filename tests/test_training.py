@@ -411,7 +411,8 @@ def test_the_averaged_weights_are_used_where_they_validate_better(blobs):
     assert any(a < r - 1e-3 for a, r in pairs)
     net = models.build(averaged.trial.config.model, (5,), 2)
     net.load_state_dict(averaged.weights)
-    value = torch.nn.functional.cross_entropy(net.eval()(blobs.val.inputs), blobs.val.labels)
+    with torch.no_grad():
+        value = torch.nn.functional.cross_entropy(net.eval()(blobs.val.inputs), blobs.val.labels)
     assert float(value) == pytest.approx(averaged.best["val_loss"], abs=1e-5)
 
 
@@ -458,19 +459,41 @@ def test_a_loss_with_a_state_keeps_one_per_trial_and_it_is_in_checkpoints(blobs,
     assert len({o.epochs for o in whole}) > 1, "trials should leave at different times, or nothing is shown"
     for trial, outcome in zip(trials, whole, strict=True):
         assert close(outcome, train([trial], blobs)[0])
-    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0)
-    save, count = population.Population.save, iter(range(99))
+    resumed = stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=4)
+    assert all(same(a, b) for a, b in zip(whole, resumed, strict=True))
+
+
+def stopped_and_resumed(trials, splits, folder, monkeypatch, saves):
+    """The outcomes of a training that was stopped right after a checkpoint, and started again."""
+    save, count = population.Population.save, iter(range(1, 999))
 
     def save_then_stop(self, file):
         save(self, file)
-        if next(count) == 3:
+        if next(count) == saves:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(population.Population, "save", save_then_stop)
-    with pytest.raises(KeyboardInterrupt):
-        train(trials, blobs, checkpoint=tmp_path)
-    resumed = train(trials, blobs, checkpoint=tmp_path)
-    assert all(same(a, b) for a, b in zip(whole, resumed, strict=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "CHECKPOINT_SECONDS", 0)
+        patch.setattr(population.Population, "save", save_then_stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(trials, splits, checkpoint=folder)
+    return train(trials, splits, checkpoint=folder)
+
+
+@pytest.mark.parametrize("counts, metric", [("training", "f1"), ("validation", "mcc")])
+def test_ten_trials_of_metric_cross_entropy_are_ten_alone(blobs, tmp_path, monkeypatch, counts, metric):
+    """With and without averaged weights, also where they stop at different epochs, and after a stop and a resume."""
+    target = "east.losses.MetricCrossEntropy"
+    monkeypatch.setitem(LOSSES, "ce_of", {"name": "ce_of", "_target_": target, "metric": metric, "counts": counts})
+    hyper = [{"average": average} for average in (None, 0.9)]
+    trials = [Trial(config("ce_of", hyper=hyper[seed % 2], patience=2, max_epochs=12), seed) for seed in range(10)]
+    company = train(trials, blobs)
+    assert len({outcome.epochs for outcome in company}) > 2
+    alone = [train([trial], blobs)[0] for trial in trials]
+    assert all(close(a, b) for a, b in zip(company, alone, strict=True))
+    left = sorted(outcome.epochs for outcome in company)[3]  # stopped when some have left and others have not
+    resumed = stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=left)
+    assert all(same(a, b) for a, b in zip(company, resumed, strict=True))
 
 
 def test_a_loss_may_stop_by_the_metric(blobs, monkeypatch):
