@@ -45,7 +45,7 @@ from east.training.population import (
 )
 from east.training.progress import Checkpoints, Progress, TensorBoard
 
-CACHE_BYTES = 20 << 20  # what a step touches should stay in the last-level cache: a core's usual share, and then some
+CACHE_BYTES = 18 << 20  # of the last-level cache: what a step of a population may touch without waiting for memory
 CHECKPOINT_SECONDS = 60.0
 EVALUATION_ROWS = {"cpu": 256}  # at once, at least; 1024 on other devices, which do not depend on a cache
 OPTIMIZERS = ("adam", "adamw")
