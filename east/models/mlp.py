@@ -64,10 +64,11 @@ class StackedMLP:
         self.masks: Masks | None = None
 
     def bind(self, weights: Tensor) -> None:
-        """Compute with these weights [P, N], in place, from now on."""
-        self.layers = layer_views(weights, self.sizes)
-        if self.gradient.shape != weights.shape:
-            self.gradient = torch.empty_like(weights)
+        """Compute with these weights [P, N or more], in place, from now on."""
+        size = sum(a * b + b for a, b in pairwise(self.sizes))
+        self.layers = layer_views(weights[:, :size], self.sizes)
+        if len(self.gradient) != len(weights):
+            self.gradient = torch.empty_like(weights)[:, :size]
             self.to_layers = layer_views(self.gradient, self.sizes)
             self.buffers.clear()
 

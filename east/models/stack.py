@@ -3,16 +3,21 @@
 from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from east.models.mlp import MLP, Masks, StackedMLP
 
+ALIGNED = 16  # floats in a cache line
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Stack:
     """P networks of one architecture. `weights` [P, N] has one in each row: what is learned, then what is tracked.
+
+    Rows are filled up to whole cache lines: the last digits of a product depend on where its factors begin in memory,
+    and a trial should be the same in whichever row it trains.
 
     A step of training, a snapshot, a restored stage, a trial that leaves: each is then one operation on rows.
     MLPs are computed together (`StackedMLP`); any other module is called as it is, and its population is of one.
@@ -22,6 +27,7 @@ class Stack:
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu"):
         rows = [[*_learned(module).values(), *_tracked(module).values()] for module in modules]
         weights = torch.stack([torch.cat([t.detach().flatten().float() for t in row]) for row in rows])
+        self.size = weights.shape[1]
         self.module = modules[0].to(device)
         self.mlp = StackedMLP(self.module.sizes) if isinstance(self.module, MLP) else None
         self.normalises = any(isinstance(m, BATCH_NORMS) for m in self.module.modules())
@@ -30,7 +36,7 @@ class Stack:
         self.shapes = {name: tensor.shape for name, tensor in _learned(self.module).items()}
         self.learned = sum(shape.numel() for shape in self.shapes.values())
         self.shapes |= {name: tensor.shape for name, tensor in _tracked(self.module).items()}
-        self.put(weights.to(device))
+        self.put(F.pad(weights, (0, -self.size % ALIGNED)).to(device))
 
     def put(self, weights: Tensor) -> None:
         """Take these rows as the networks' weights, without a copy."""
@@ -38,7 +44,7 @@ class Stack:
         if self.mlp is not None:
             self.mlp.bind(weights)
             return
-        pieces = weights.split([shape.numel() for shape in self.shapes.values()], dim=1)
+        pieces = weights[:, : self.size].split([shape.numel() for shape in self.shapes.values()], dim=1)
         # .data, because views share one version counter: batch norm's update of its mean in the forward pass would then
         # invalidate the convolution's weights for the backward pass.
         self.views = {
@@ -71,7 +77,7 @@ class Stack:
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""
-        pieces = row.split([shape.numel() for shape in self.shapes.values()])
+        pieces = row[: self.size].split([shape.numel() for shape in self.shapes.values()])
         own = _learned(self.module) | _tracked(self.module)
         with torch.no_grad():
             for tensor, piece in zip(own.values(), pieces, strict=True):
