@@ -184,12 +184,13 @@ class Comparison:
     def best(self) -> int:
         """The best on validation, of equals the likeliest.
 
-        Where few rows of a class decide, luck does: among all that are not clearly worse the likeliest is taken.
+        Where few rows of a class decide, luck does: among all that are not clearly worse the likeliest is taken, and of
+        its rules the expected one, which needs no labels.
         """
         score = lambda k: round(self.candidates[k].validation, 9)  # noqa: E731
         likelihood = lambda k: self.candidates[k].likelihood  # noqa: E731
         if self.rarest[1] < FEW:
-            return max(self.open, key=lambda k: (likelihood(k), score(k)))
+            return max(self.open, key=lambda k: (likelihood(k), self.candidates[k].decision == "expected", score(k)))
         return max(range(len(self.candidates)), key=lambda k: (score(k), likelihood(k)))
 
     @cached_property
