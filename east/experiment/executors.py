@@ -134,7 +134,7 @@ def start_method() -> SpawnContext | ForkServerContext:
 
 @contextmanager
 def deaf_to_interrupts() -> Iterator[None]:
-    """Processes started in here ignore Ctrl-C, from their first instruction on: it is their parent's business."""
+    """Processes started in here ignore Ctrl-C from their first instruction on; their parent handles it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -149,7 +149,7 @@ def work(function: Function, pipe: Connection, variables: Mapping[str, str]) -> 
     """The life of a worker, with its parent's environment; it ends when its parent does, however that ends."""
     os.environ.update(variables)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    tqdm.set_lock(threading.RLock())  # its own lock is shared between processes, and a process that is ended leaks it
+    tqdm.set_lock(threading.RLock())  # the default lock is shared between processes, and a killed process leaks it
     while True:
         try:
             job = pipe.recv()

@@ -1,4 +1,4 @@
-"""A job: trials that train as one population, in whatever process; each is evaluated and recorded as it ends."""
+"""A job: trials that train as one population, in any process. Each is evaluated and recorded when it ends."""
 
 import os
 import traceback
@@ -22,7 +22,7 @@ from east.training.scores import Evaluation
 
 @dataclass(frozen=True)
 class Job:
-    """Trials to train together, and what their process has to know."""
+    """Trials to train together, and what their process needs to know."""
 
     trials: tuple[Trial, ...]
     run: int  # which run of the command they belong to
@@ -44,7 +44,7 @@ def run_job(job: Job) -> list[str] | Lost:
         ledger = Ledger(job.results_dir, (), job.force, job.save_model, job.keep_probabilities)
         trials = ledger.missing(job.trials)
         return train_and_record(trials, job) if trials else []
-    except Exception as error:  # whatever it is, the other jobs go on
+    except Exception as error:  # the other jobs continue
         if os.environ.get("EAST_DEBUG"):
             traceback.print_exc()
         return Lost(f"{type(error).__name__}: {error}")
@@ -55,14 +55,14 @@ def train_and_record(trials: Sequence[Trial], job: Job) -> list[str]:
     dataset = trials[0].config.dataset
     loaded = load(dataset, job.data_dir)
     if dataset.fingerprint not in (None, loaded.fingerprint):
-        raise data.DataError(f"{loaded.name} has changed since this command began: start it again")
+        raise data.DataError(f"{loaded.name} has changed since this command started. Rerun the command.")
     splits = [split(loaded, trial) for trial in trials]
     lines, left = [], iter(splits)
     for outcomes, checkpoint in trained(trials, splits, job):
         for outcome in outcomes:
             try:
                 line = evaluate_and_record(outcome, loaded, next(left), job)
-            except Exception as error:  # as when a disk is full; the others are recorded all the same
+            except Exception as error:  # such as a full disk; the others are still recorded
                 line = f"{loaded.name} {outcome.trial.config.loss.name}: {type(error).__name__}: {error}"
                 checkpoint = None
             lines += [line] if line else []

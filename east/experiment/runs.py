@@ -1,4 +1,4 @@
-"""A run: one dataset and one loss under a protocol, with its data there and its parts known to fit together."""
+"""A run: one dataset and one loss under a protocol, with its data loaded and its parts checked."""
 
 import json
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from east.training.portable import can_export
 
 @dataclass
 class Run:
-    """Settings, and what they make of a trial before any search; `chosen` is set once the search is on record."""
+    """The settings, and the trial they describe before any search; `chosen` is set once the search is recorded."""
 
     settings: Settings
     science: Science
@@ -28,9 +28,9 @@ class Run:
 
     @classmethod
     def of(cls, settings: Settings) -> "Run":
-        """A run whose data are there and whose parts fit together; ConfigError or DataError otherwise."""
+        """Load the data and check that all parts fit together; ConfigError or DataError otherwise."""
         loaded = load(settings.dataset, settings.data_dir)
-        assign(loaded, **split_options(settings.split.at(0)))  # refuses what these data cannot be split by
+        assign(loaded, **split_options(settings.split.at(0)))  # refuses splits that these data cannot have
         check_parts(settings, loaded)
         science = settings.science(loaded.name, loaded.fingerprint)
         return cls(settings, science.but(loss=with_average(science.loss, loaded.positive)))
@@ -50,7 +50,7 @@ class Run:
 
 
 def load(dataset: Dataset, data_dir: str | None) -> data.Data:
-    """The data of a config's dataset section; the last is kept, since the next job mostly wants the same."""
+    """The data of a dataset section. The last ones are cached, since the next job usually needs the same."""
     name = dataset.name.partition("-")[0]  # keel-abalone19 is set abalone19 of keel
     options = {key: value for key, value in dataset.options.items() if key in data.options(name)}
     return _load(name, data_dir, json.dumps(options | {"limit": dataset.limit}))
@@ -79,7 +79,7 @@ def with_average(loss: Loss, positive: int | None) -> Loss:
 
 
 def check_parts(settings: Settings, loaded: data.Data) -> None:
-    """Build network and loss once: what does not exist, or does not fit these classes, is refused before any work."""
+    """Build network and loss once, to refuse what does not exist or does not fit these classes before any work."""
     if settings.loss.classical:
         if settings.save_model and not can_export(import_by_path(settings.loss.target)):
             raise ConfigError(f"save_model=true: loss={settings.loss.name} cannot be saved; logistic, boosting, rf can")

@@ -32,7 +32,7 @@ MARKS = {
 PRESET_MARKS = {"budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
 SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+"}
 
-DECISIONS = ("plugin_", "expected_")  # how the name of a score begins that a decision rule has changed
+DECISIONS = ("plugin_", "expected_")  # prefixes of scores under a decision rule other than argmax
 TUNED_FOR = {
     "f1_pos": "f1",
     "f1_macro": "f1",
@@ -74,9 +74,9 @@ class Cell(Request):
 
     @property
     def measure(self) -> str:
-        """The score without the rule that decided: it is not another measure."""
-        own = f" of {self.row}" if self.score.endswith(".trained_for") else ""  # a metric of its own is no other row's
-        return (self.score.partition(".")[2] if self.score.startswith(DECISIONS) else self.score) + own
+        """The score without its decision rule, which does not make it another measure."""
+        row = f" of {self.row}" if self.score.endswith(".trained_for") else ""  # each row has another metric
+        return (self.score.partition(".")[2] if self.score.startswith(DECISIONS) else self.score) + row
 
     @property
     def trains_networks(self) -> bool:
@@ -214,7 +214,7 @@ def _show(cell: Cell, home: int | str, by_split: Mapping[int | str, list[Candida
 def best_constant(trials: Sequence[Entry], cell: Cell) -> list[float]:
     """The cell's score of always predicting one class, in each trial: for the class that comes closest to the paper.
 
-    Not for the class that scores highest: where a paper publishes F1 0.00, "never positive" is the one to be told from.
+    Not for the class that scores highest: where a paper publishes F1 0.00, the rival is "never positive".
     """
     name = cell.score.rpartition(".")[2]
     counts = [entry.actual for entry in trials if entry.actual]

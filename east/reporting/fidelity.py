@@ -127,7 +127,7 @@ def _trained_alike(entry: Entry, preset: str, config_dir: str | None) -> bool:
 
 
 def _alike(entry: Entry, asked: Mapping[str, Json], section: str, ignored: Iterable[str]) -> bool:
-    """Whether a section of a record says what was asked for, some of its keys aside; 5 and 5.0 are equal."""
+    """Whether a section of a record equals what was asked for, apart from ignored keys; 5 equals 5.0."""
     recorded, wanted = (
         identity.plain({name: value for name, value in values.items() if f"{section}.{name}" not in ignored}, float)
         for values in (entry.sections[section], asked)
@@ -136,7 +136,7 @@ def _alike(entry: Entry, asked: Mapping[str, Json], section: str, ignored: Itera
 
 
 def cools_as_asked(entry: Entry, asked: Settings) -> bool:
-    """A family holds the points of a grid: each must cool at a rate that the command would try, or is told."""
+    """Whether an entry of a family cools at a rate that the command would search, or was given."""
     rate = entry.sections["annealing"].get("r")
     tried: set[float | None] = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
     return rate is None or rate in (tried or {asked.annealing.r})

@@ -18,7 +18,7 @@ Values: TypeAlias = Mapping[str, Json]  # dotted name -> value
 def blank_cells(table: Spec, ledger: Ledger, accepted: Sequence[str]) -> Iterator[Cell]:
     """One row per family of records, among `datasets`, `losses`, `families`.
 
-    Data have a block of their own, even if they share a name, as two files of dataset=csv do.
+    Different data get different blocks even if they share a name, such as two files of dataset=csv.
     """
     blocks: dict[str, dict[str | None, dict[str, list[Family]]]] = {}  # dataset -> its fingerprint -> loss -> families
     for where in sorted(ledger.families, key=str):

@@ -15,8 +15,8 @@ a block per metric and a column per dataset, `flipped` exchanges rows and column
 over all datasets (`details: false` shows nothing else), `figure` is dots, lines, ranks or leads, `reference` the row to
 compare with instead of cross-entropy. `base` is the table that this one repeats with other values.
 `questions` are what the table was made to answer: they, and no other comparisons, are corrected for multiplicity.
-`grid` is the search space of all rows, fixed before any test score is seen. It takes the place of the protocol's; a
-preset that has a smaller one of its own searches that, for all rows alike.
+`grid` is the search space of all rows, fixed before any test score is seen. It replaces the protocol's grid; a preset
+with a smaller grid searches that one, again for all rows.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -135,7 +135,7 @@ class Spec(Strict):
 
 
 def names(config_dir: str | None = None) -> list[str]:
-    """All tables: the papers' in their order, then our own and those of the user's folder."""
+    """All tables: the papers' in their order, then ours and those of the user's folder."""
     ranks = {paper: rank for rank, paper in enumerate(papers.PROTOCOLS)}
     return sorted(sorted(groups(config_dir)["table"]), key=lambda name: ranks.get(name.rpartition("_")[0], len(ranks)))
 
@@ -171,7 +171,7 @@ def _values(name: str, config_dir: str | None) -> Options:
 
 
 def usual_preset(table: Spec) -> str:
-    """What fills a table's cells: a paper's as the paper did it, our own as quickly as they accept."""
+    """The preset that fills a table: the paper's protocol for a paper's, the quickest accepted one for ours."""
     return "paper" if table.paper else table.preset or "lean"
 
 

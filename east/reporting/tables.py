@@ -197,7 +197,7 @@ def build(
 
     `rule` selects the setting, `variant="released"` asks for the papers' quirks, `preset` is the quickest one to accept
     (default: lean, or what the table says). `found` are the records, if they were read before by `records.scan`.
-    `config_dir` is a folder of the user's own configs, which may hold the table and what it names.
+    `config_dir` is a folder with the user's configs: perhaps this table, and what it names.
     """
     table = spec(table, config_dir) if isinstance(table, str) else table
     choose("variant", variant, VARIANTS)
@@ -208,7 +208,7 @@ def build(
     if table.rows:
         cells = list(blank_cells(table, variant))
     else:
-        if quickest == PRESETS[-1]:  # whoever takes the quickest takes presets of their own as well
+        if quickest == PRESETS[-1]:  # the quickest includes users' presets
             accepted += tuple(sorted({entry.label or "" for entry in ledger.entries} - {*PRESETS, ""}))
         cells = list(recorded.blank_cells(table, ledger, accepted))
     cells = _with_plugin(cells) if table.paper else cells

@@ -54,7 +54,7 @@ class Command:
         return Command({name: value for name, value in self.values.items() if name not in names})
 
     def among(self, sections: Sequence[str]) -> dict[str, Any]:
-        """What was said of these sections."""
+        """The values that were given for these sections."""
         return {name: value for name, value in self.values.items() if name.partition(".")[0] in sections}
 
     def each(self) -> Iterator["Command"]:

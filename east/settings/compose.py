@@ -1,4 +1,4 @@
-"""From a command to its settings: the files of conf/ are composed, protocol and preset complete them, models check."""
+"""From a command to its settings: compose the files of conf/, complete them from protocol and preset, validate."""
 
 import inspect
 import types
@@ -78,8 +78,8 @@ def completed(files: Files, chosen: Mapping[str, str], typed: Mapping[str, Any])
     full = {**DEFAULTS, **chosen}
     of = lambda group: section(files, group, full[group])[group]  # noqa: E731
     kind, protocol = of("dataset")["kind"], of("protocol")
-    own = {name.removeprefix("loss."): value for name, value in typed.items() if name.startswith("loss.")}
-    loss = Loss.model_validate(of("loss") | own)
+    options = {name.removeprefix("loss."): value for name, value in typed.items() if name.startswith("loss.")}
+    loss = Loss.model_validate(of("loss") | options)
     if full["preset"] == "auto":
         full["preset"] = "paper" if full["dataset"] in PAPER_DATASETS else "quick"
     preset = of("preset")
@@ -93,10 +93,10 @@ def composed(files: Files, chosen: Mapping[str, str]) -> Composed:
     """conf/config.yaml with these group choices; a preset comes last and wins.
 
     Equal to Hydra's composition of the whole, which takes 0.2 s, and a table needs hundreds: our files are plain, so
-    each is read once and merged here. A file with a defaults list of its own is composed by Hydra.
+    each is read once and merged here. A file with a defaults list is composed by Hydra.
     """
-    own = read(CONF / "config.yaml")
-    config = {name: deepcopy(value) for name, value in own.items() if name not in ("defaults", "hydra")}
+    base = read(CONF / "config.yaml")
+    config = {name: deepcopy(value) for name, value in base.items() if name not in ("defaults", "hydra")}
     for group in sorted(chosen, key=lambda group: group == "preset"):
         merge(config, section(files, group, chosen[group]))
     if any(isinstance(value, str) and "${" in value for _, value in leaves(config)):
@@ -219,7 +219,7 @@ def refuse_other_kinds(typed: Mapping[str, Any], config: Composed) -> None:
 
 
 def target_parameters(loss: Mapping[str, Any]) -> set[str]:
-    """What the target of a loss may be told, and its metric where it has one. Imports the target, and torch with it."""
+    """The parameters that a loss's target takes, and those of its metric. Imports the target, and torch with it."""
     target = import_by_path(loss["_target_"])
     accepted = set(inspect.signature(target).parameters)
     if hasattr(target, "metric_parameter_names"):

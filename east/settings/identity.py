@@ -1,4 +1,4 @@
-"""Who a trial is: the hash of what decides its result.
+"""The identity of a trial: a hash of everything that determines its result.
 
 `key` is the hash of the scientific config, `family` the same without what a search varies: the points of one grid are
 one family. Labels, device, paths, executor and stage do not count.

@@ -136,7 +136,7 @@ class Annealing(Section):
 
     name: str = "none"
     schedule: Schedule = "none"
-    T0: Temperature | None = None  # null: the loss's own temperature
+    T0: Temperature | None = None  # null: the loss's temperature
     r: float | None = Field(0.9, ge=1e-3, le=0.999)
     T_min: Temperature = 1e-3
     patience: Count = 3
@@ -208,7 +208,7 @@ class Science(Section):
 
 
 class RefusedError(ValueError):
-    """A value of a section that fits its type but not its meaning; the field's description says what would."""
+    """A value of the right type that makes no sense; the field's description says what would."""
 
     def __init__(self, field: str, value: Any):
         super().__init__(f"{field}: {value!r}")
@@ -216,7 +216,7 @@ class RefusedError(ValueError):
 
 
 def _json(value: Any) -> Any:
-    """Containers as JSON has them; a section as its own JSON."""
+    """A value as plain JSON types."""
     if isinstance(value, Section):
         return value.to_json()
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""`Settings`: everything a command may be told, checked: types, ranges, choices, and what goes together."""
+"""`Settings`: every setting of a command, checked for type, range, choices and compatibility."""
 
 from importlib.util import find_spec
 from itertools import product
