@@ -263,7 +263,8 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch
 def test_data_that_change_during_a_command_are_not_recorded_as_the_old(tmp_path, monkeypatch):
     run = run_of(tmp_path, "trials=1")
     run.science = run.science.but(dataset=run.science.dataset.but(fingerprint="of yesterday"))
-    assert carry_out([run]) == ["digits f1: DataError: digits has changed since this command started. Rerun the command."]
+    said = "digits has changed since this command started. Rerun the command."
+    assert carry_out([run]) == [f"digits f1: DataError: {said}"]
     assert not found(tmp_path)
 
 
