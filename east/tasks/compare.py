@@ -26,7 +26,7 @@ from east.experiment.ledger import model_folder
 from east.experiment.runs import Run, load, split_options
 from east.experiment.scheduler import carry_out, ledger_of
 from east.reporting import writers
-from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, judge
+from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, Measure, judge
 from east.reporting.pages import compare as page
 from east.settings import command as commands
 from east.settings.command import Command
@@ -219,12 +219,9 @@ def description(loaded: data.Data, split: Split) -> str:
 
 def missing(run: Run) -> bool:
     """Whether anything of a run has to be trained; where it searches first, that is not known yet."""
-    trials = [] if run.settings.searched else [replace_chosen(run).trials]
-    return not trials or bool(ledger_of([run]).missing(trials[0]))
-
-
-def replace_chosen(run: Run) -> Run:
-    return replace(run, chosen=run.science)
+    if run.settings.searched:
+        return True
+    return bool(ledger_of([run]).missing(replace(run, chosen=run.science).trials))
 
 
 def estimate(plans: Sequence[Plan], minutes: float | None) -> str:
@@ -269,7 +266,7 @@ def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], 
     return done, failures, cut
 
 
-def candidates(plans: Sequence[Plan], measure: Any, positive: int | None) -> list[Candidate]:
+def candidates(plans: Sequence[Plan], measure: Measure, positive: int | None) -> list[Candidate]:
     """All decision rules of every plan that has finished trials, judged from the recorded probabilities."""
     found = []
     for plan in sorted(plans, key=lambda plan: list(CANDIDATES).index(plan.key)):
@@ -330,9 +327,8 @@ def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: s
     source = model_folder(kept, asked.results_dir)
     if not source.exists():
         carry_out([Run.of(asked.but(save_model=True, force=False, seed=chosen.seed, trials=1))])
-    about = None if winner.decision == "argmax" else chosen.rule.to_json()
-    name = {"argmax": "argmax", "plugin": "plug-in for ", "expected": "expected "}[winner.decision]
-    saved.load(source).deciding(name + (result.score if about else ""), about).save(folder / "model")
+    names = {"argmax": "argmax", "plugin": f"plug-in for {result.score}", "expected": f"expected {result.score}"}
+    saved.load(source).deciding(names[winner.decision], chosen.rule.to_json()).save(folder / "model")
     for other in plans:
         if keep_models == "all" or not other.run.settings.save_model:
             continue
