@@ -1,17 +1,28 @@
-"""Writing files that nobody ever sees half written."""
+"""Reading only what is a file, writing what nobody ever sees half written, and removing what killed writers left."""
 
+import hashlib
 import os
+import platform
+import re
+import shutil
+import stat
 import time
+import uuid
 from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
+
+STALE_SECONDS = 24 * 3600  # after which a temporary file of another machine is nobody's work in progress
+LEFTOVER = re.compile(r"\..+\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<pid>\d+)\.\d+\.tmp")
 
 
 def write_atomically(target: Path, fill: Callable[[BinaryIO], object]) -> None:
     """`fill(file)` under a temporary name in the same folder, flushed to the disk, then renamed to `target`."""
     temporary = temporary_name(target)
     try:
-        with open(temporary, "wb") as file:
+        with _created(temporary) as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
@@ -20,6 +31,89 @@ def write_atomically(target: Path, fill: Callable[[BinaryIO], object]) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def _created(file: Path) -> BinaryIO:
+    """A new file, in a new folder if need be: another command may sweep that folder while it is empty."""
+    for _ in range(10):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            return open(file, "wb")
+    return open(file, "wb")
+
+
 def temporary_name(target: Path) -> Path:
-    """A hidden name beside `target` that no other process or call uses."""
-    return target.with_name(f".{target.name}.{os.getpid()}.{time.monotonic_ns()}.tmp")
+    """A hidden name beside `target` that no other process or call uses, and that tells whose it is."""
+    return target.with_name(f".{target.name}.{machine()}-{os.getpid()}.{time.monotonic_ns()}.tmp")
+
+
+@cache
+def machine() -> str:
+    """Where the process numbers of this process are valid: one boot of one machine, or one container of it."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+        where = f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        where = f"{platform.node()} {uuid.getnode()}"
+    return hashlib.blake2b(where.encode(), digest_size=4).hexdigest()
+
+
+def open_regular(file: str | Path) -> BinaryIO:
+    """A regular file, opened to be read; OSError for anything else. A pipe would block whoever opens it, for ever."""
+    descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise OSError("it is a folder, not a file" if stat.S_ISDIR(mode) else "it is a pipe or a device, not a file")
+    return open(descriptor, "rb")
+
+
+def read_regular(file: str | Path, most: int) -> bytes:
+    """The content of a regular file of at most so many bytes; OSError for anything else."""
+    with open_regular(file) as stream:
+        size = os.fstat(stream.fileno()).st_size
+        if size > most:
+            raise OSError(f"it has {size:,} bytes, more than the {most:,} that are read")
+        return stream.read()
+
+
+def set_aside(file: Path) -> Path:
+    """Rename a damaged file, so that it is out of the way and can be looked at; its new name."""
+    kept = file.with_name(f"{file.name}.damaged")
+    with suppress(OSError):  # as in a folder that cannot be written to
+        if kept.is_dir() and not kept.is_symlink():
+            shutil.rmtree(kept)
+        os.replace(file, kept)
+    return kept
+
+
+def sweep(root: Path) -> None:
+    """Remove what ended processes left below a folder: temporary files and folders, and folders without content."""
+    for folder, folders, names in os.walk(root, topdown=False):
+        for path in (Path(folder, name) for name in (*folders, *names)):
+            match = LEFTOVER.fullmatch(path.name)
+            if match and _abandoned(path, match["machine"], int(match["pid"])):
+                _remove(path)
+        if Path(folder) != root:
+            with suppress(OSError):  # it is not empty, which is the rule
+                os.rmdir(folder)
+
+
+def _abandoned(path: Path, where: str | None, pid: int) -> bool:
+    """Whether nobody writes this any more: its process has ended, or, on another machine, it is old."""
+    if where == machine() and os.name == "posix":
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        except OSError:  # it is someone else's process
+            return False
+    with suppress(OSError):
+        return time.time() - path.lstat().st_mtime > STALE_SECONDS
+    return False
+
+
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # another process was quicker
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()

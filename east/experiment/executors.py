@@ -13,6 +13,7 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -149,6 +150,7 @@ def work(function: Function, pipe: Connection, variables: Mapping[str, str]) -> 
     """The life of a worker, with its parent's environment; it ends when its parent does, however that ends."""
     os.environ.update(variables)
     threading.Thread(target=end_with_parent, daemon=True).start()
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # as the command itself
     tqdm.set_lock(threading.RLock())  # the default lock is shared between processes, and a killed process leaks it
     while True:
         try:

@@ -32,7 +32,7 @@ class Ledger:
         """The record of a trial, if it has a readable one."""
         identity = trial.config.key, trial.seed
         if identity not in self.found and (not self.force or identity in self.ended):
-            with suppress(FileNotFoundError, *records.UNREADABLE):
+            with suppress(*records.UNREADABLE):
                 self.found[identity] = records.read(records.path(self.results_dir, trial.config, trial.seed))
         return self.found.get(identity)
 
@@ -41,11 +41,12 @@ class Ledger:
         return [trial for trial in trials if not self._complete(trial)]
 
     def _complete(self, trial: Trial) -> bool:
-        record = self.find(trial)
-        if record is None or record.status == "failed" or trial.stage == "search":
-            return record is not None  # failures are results too: the same trial would fail again
-        file = records.path(self.results_dir, trial.config, trial.seed)
-        if self.probabilities and not file.with_suffix(".npz").exists():
+        record, file = self.find(trial), records.path(self.results_dir, trial.config, trial.seed)
+        if record is None:
+            return records.is_newer(file)  # that stays, so there is no use in training
+        if record.status == "failed" or trial.stage == "search":
+            return True  # failures are results too: the same trial would fail again
+        if self.probabilities and not records.has_arrays(file):
             return False
         return not self.models or model_folder(trial, self.results_dir).exists()
 

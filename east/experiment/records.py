@@ -1,28 +1,33 @@
 """One JSON file per trial: who it is, what it scored, where it came from. An existing file means: done.
 
-    results/runs/<dataset>/<loss>/<key>/seed-<n>.json     the record; its last line is the history
+    results/runs/<dataset>/<loss>/<key>/seed-<n>.json     the record; then a line of history, and one with its digest
     results/runs/<dataset>/<loss>/<key>/seed-<n>.npz      validation and test probabilities and labels, written first
     results/records/<dataset>.jsonl                       exported records, committed; they count as done as well
 
 `key` is the hash of the scientific config, `family` the same without what a search varies: the points of one grid are
 one family. Files are written under a temporary name and renamed: any number of processes may share a results folder.
+What is read passes the check of checked.py; what does not is named and skipped.
 """
 
+import gc
 import json
 import math
-import os
-import re
-import time
 import warnings
+import zipfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from functools import lru_cache
+from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from east.choices import choose
-from east.files import write_atomically
+from east.choices import ConfigError, choose
+from east.experiment import checked
+from east.experiment.checked import MOST_BYTES, UNREADABLE, NewerError, printable
+from east.experiment.folder import Found, Refused, export_files, first_line, run_files
+from east.experiment.index import Index, Row
+from east.files import open_regular, read_regular, write_atomically
 from east.settings.identity import SCHEMA, Json, plain
 from east.settings.sections import Science
 from east.training.scores import Decision, Matrix, Scores
@@ -34,8 +39,9 @@ if TYPE_CHECKING:
 STAGES = ("search", "trial")
 STATUSES = ("done", "failed")
 RULES = ("val_loss", "val_metric")
-STALE_SECONDS = 24 * 3600
 HISTORY_POINTS = 40
+KEPT_BYTES = 1 << 14  # of a file whose record is kept in memory once it was read; a larger one is read again
+MOST_ARRAY_BYTES = 1 << 33  # of arrays, unpacked
 
 
 @dataclass
@@ -64,6 +70,16 @@ class Record:
     family: str = field(default="", compare=False)
     source: str = field(default="", compare=False)  # the file below results_dir that it was read from
 
+    if not TYPE_CHECKING:  # a type checker would take any attribute for granted
+
+        def __getattr__(self, name: str) -> Any:
+            """What the index does not hold of a record is read from its file when it is first asked for."""
+            origin = self.__dict__.get("_origin") if name in UNINDEXED else None
+            if origin is None:
+                raise AttributeError(f"a record has no {name!r}")
+            self.__dict__ |= {"config": checked.science(origin.row.config)} if name == "config" else origin.read()
+            return self.__dict__[name]
+
     def __post_init__(self) -> None:
         choose("stage", self.stage, STAGES)
         choose("status", self.status, STATUSES)
@@ -83,50 +99,126 @@ class Record:
 
 
 STORED = [f.name for f in fields(Record) if f.name not in ("family", "source")]
-REQUIRED = set(STORED) - {"history"}
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError)  # what text that is no record can end in
+INDEXED = Row._fields[: Row._fields.index("config")]
+UNINDEXED = {f.name for f in fields(Record)} - {*INDEXED, "schema", "source"}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a record of the index is."""
+
+    root: Path
+    source: str
+    row: Row
+
+    def record(self) -> Record:
+        """The record, of which only what the index holds is in memory."""
+        record = object.__new__(Record)
+        record.__dict__ |= dict(zip(INDEXED, self.row, strict=False))
+        record.__dict__ |= {"schema": SCHEMA, "source": self.source, "_origin": self}
+        return record
+
+    def read(self) -> dict[str, Any]:
+        """Everything else."""
+        file = f"{self.root}/{self.source}"  # a Path takes longer than the rest
+        try:
+            with open_regular(file) as stream:
+                stream.seek(self.row.offset)
+                content = stream.read(MOST_BYTES if self.row.length is None else self.row.length)
+            values = checked.parse(content, known=True)
+            matrices = checked.confusion(values)
+        except UNREADABLE as error:
+            raise OSError(f"{file} has become unreadable: {first_line(error)}") from error
+        if (values["key"], values["seed"]) != (self.row.key, self.row.seed):
+            raise OSError(f"{file} has changed while it was being read: rerun the command")
+        history = {} if self.source.startswith("runs/") else values.get("history", {})
+        given = {**values, "confusion": matrices, "history": history, "config": checked.science(self.row.config)}
+        return {name: given[name] for name in UNINDEXED}
 
 
 def path(results_dir: str | Path, config: Science, seed: int) -> Path:
     """Where the record of this trial lives, whether or not it exists."""
-    dataset, loss = config.dataset.name, config.loss.name
-    for name in (dataset, loss):
-        if not re.fullmatch(r"\w[\w.-]*", name):
-            raise ValueError(f"expected a plain name of letters, digits, '_', '-' and '.', got {name!r}")
-    return Path(results_dir) / "runs" / dataset / loss / config.key / f"seed-{int(seed)}.json"
+    return Path(results_dir) / "runs" / _below_runs(config, config.key, seed)
+
+
+def _below_runs(config: Science, key: str, seed: int) -> str:
+    try:
+        dataset, loss = (checked.check_name(name) for name in (config.dataset.name, config.loss.name))
+    except ValueError as error:
+        raise ConfigError(f"name: {error}") from None
+    return f"{dataset}/{loss}/{key}/seed-{int(seed)}.json"
 
 
 def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None, force: bool = False) -> Path:
     """Store a record, and `arrays` (name -> ndarray) beside it; return its path.
 
     A record that is done stays, unless `force`: FileExistsError. A failed or unreadable one gives way, and one whose
-    arrays were deleted, where there are new ones.
+    arrays were deleted or damaged, where there are new ones. One of a newer version of east stays whatever is asked.
     """
     target = path(results_dir, record.config, record.seed)
-    whole = arrays is None or target.with_suffix(".npz").exists()
-    if not force and target.exists() and whole and _status(target) == "done":
+    status = _status(target) if target.exists() else None
+    if status == "newer":
+        raise FileExistsError(f"{target} comes from a newer version of east and is not overwritten")
+    if not force and status == "done" and (arrays is None or has_arrays(target)):
         raise FileExistsError(f"{target} is done already; force=true replaces it")
-    target.parent.mkdir(parents=True, exist_ok=True)
     if arrays is not None:
         import numpy as np
 
         write_atomically(target.with_suffix(".npz"), lambda file: np.savez_compressed(file, **arrays))
-    write_atomically(target, lambda file: file.write(_dumps(record).encode()))
-    _sweep(target.parent)
+    write_atomically(target, lambda file: file.write(_dumps(record)))
     return target
 
 
 def read(file: str | Path) -> Record:
-    """The record in a file, with its history. ValueError if the file holds anything else."""
-    return _record(Path(file).read_text(encoding="utf-8"))
+    """The record in a file, with its history. ValueError or OSError if the file holds anything else."""
+    return _record(read_regular(Path(file), MOST_BYTES), whole=True)[0]
 
 
 def arrays(file: str | Path) -> "dict[str, np.ndarray]":
-    """The arrays stored beside the record in `file`."""
+    """The arrays stored beside the record in `file`; ValueError that names the file if they are damaged."""
     import numpy as np
 
-    with np.load(Path(file).with_suffix(".npz"), allow_pickle=False) as stored:
-        return dict(stored)
+    stored = Path(file).with_suffix(".npz")
+    try:
+        with open_regular(stored) as stream:
+            with zipfile.ZipFile(stream) as archive:
+                if sum(member.file_size for member in archive.infolist()) > MOST_ARRAY_BYTES:
+                    raise ValueError(f"it unpacks to more than {MOST_ARRAY_BYTES:,} bytes")
+            stream.seek(0)
+            with np.load(stream, allow_pickle=False) as opened:
+                found = dict(opened)
+        _check_arrays(found)
+    except FileNotFoundError:
+        raise
+    except Exception as error:  # a damaged archive can end in nearly anything
+        raise ValueError(f"{stored} cannot be read ({printable(first_line(error))})") from None
+    return found
+
+
+def _check_arrays(found: "Mapping[str, np.ndarray]") -> None:
+    """Probabilities [n, d] are finite and from 0 to 1, labels [n] are classes of theirs."""
+    for name, labels in found.items():
+        part, _, what = name.partition("_")
+        if what != "labels" or f"{part}_probabilities" not in found:
+            continue
+        probabilities = found[f"{part}_probabilities"]
+        if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or labels.dtype.kind not in "iu":
+            raise ValueError(f"{part}: expected probabilities [n, d] and labels [n]")
+        if not ((probabilities >= -1e-6) & (probabilities <= 1 + 1e-6)).all():
+            raise ValueError(f"{part}: expected probabilities from 0 to 1")
+        if len(labels) and not 0 <= labels.min() <= labels.max() < probabilities.shape[1]:
+            raise ValueError(f"{part}: expected labels of the {probabilities.shape[1]} classes")
+
+
+def has_arrays(file: str | Path) -> bool:
+    """Whether the arrays of a record are there and whole; damaged ones are named in a warning."""
+    try:
+        return bool(arrays(file))
+    except FileNotFoundError:
+        return False
+    except ValueError as error:
+        warnings.warn(str(error), stacklevel=2)
+        return False
 
 
 def done(results_dir: str | Path) -> dict[tuple[str, int], str]:
@@ -139,13 +231,29 @@ def scan(results_dir: str | Path) -> list[Record]:
 
     Files that are no records are named in a warning and skipped. Runs beat exports, done beats failed.
     """
-    root = Path(results_dir)
+    root, refused = Path(results_dir), Refused()
     found: dict[tuple[str, int], Record] = {}
-    for record in (*_runs(root), *_exports(root)):
-        known = found.get((record.key, record.seed))
-        if known is None or (known.status, record.status) == ("failed", "done"):
-            found[record.key, record.seed] = record
+    with _uncollected():
+        index = Index.read(root / "runs")
+        for record in (*_runs(root, index, refused), *_exports(root, index, refused)):
+            known = found.get((record.key, record.seed))
+            if known is None or (known.status, record.status) == ("failed", "done"):
+                found[record.key, record.seed] = record
+        index.write()
+    refused.tell(root)
     return list(found.values())
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collection, which would go through all records again and again while they pile up."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
 
 
 def load(results_dir: str | Path) -> "pd.DataFrame":
@@ -170,23 +278,34 @@ def export(results_dir: str | Path) -> dict[str, int]:
     One line per record in a fixed order, so that a commit shows only what is new. What was exported before stays.
     Probabilities are left behind, and of the history a trial keeps 40 epochs at most, a search record none.
     """
-    lines: dict[str, dict[tuple, str]] = {}
-    for record in scan(results_dir):
-        if record.status != "done":
-            continue
-        if record.source.startswith("runs/"):
-            history = read(Path(results_dir) / record.source).history
-            record.history = _thin(history) if record.stage == "trial" else {}
-        values = record.to_json()
-        values["confusion"] = {split: _sparse(matrix) for split, matrix in record.confusion.items()}
-        order = (record.config.loss.name, record.key, record.seed)
-        lines.setdefault(record.config.dataset.name, {})[order] = json.dumps(values, separators=(",", ":"))
+    root = Path(results_dir)
+    lines: dict[str, dict[tuple, bytes]] = {}
+    before = {line for file in export_files(root, Refused()) for line in _lines(file)}
+    for record in scan(root):
+        if record.status == "done" and (line := _exported(root, record, before)):
+            order = (record.config.loss.name, record.key, record.seed)
+            lines.setdefault(record.config.dataset.name, {})[order] = line
     for dataset, by_order in lines.items():
-        text = "".join(by_order[order] + "\n" for order in sorted(by_order))
-        target = Path(results_dir) / "records" / f"{dataset}.jsonl"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(target, methodcaller("write", text.encode()))
+        target = root / "records" / f"{checked.check_name(dataset)}.jsonl"
+        write_atomically(target, methodcaller("write", b"".join(by_order[order] for order in sorted(by_order))))
     return {dataset: len(lines[dataset]) for dataset in sorted(lines)}
+
+
+def _exported(root: Path, record: Record, before: set[bytes]) -> bytes | None:
+    """The line of a record in an export; None, and a warning, if its file has just become unreadable."""
+    history = record.history
+    if record.source.startswith("runs/"):
+        try:
+            history = read(root / record.source).history
+        except UNREADABLE as error:
+            warnings.warn(f"{root / record.source} is not exported ({first_line(error)})", stacklevel=3)
+            return None
+        history = _thin(history) if record.stage == "trial" else {}
+    values = {**record.to_json(), "history": history}
+    values["confusion"] = {split: _sparse(matrix) for split, matrix in record.confusion.items()}
+    text = json.dumps(values, separators=(",", ":")).encode()
+    unsigned = text + b"\n"  # as it was exported before there were digests
+    return unsigned if unsigned in before else _signed(text)
 
 
 def select(records: Iterable[Record], rule: str = "val_loss") -> str | None:
@@ -236,7 +355,7 @@ def _flatten(record: Record, config: Mapping[str, object]) -> dict[str, object]:
     for part in parts:
         row |= {f"{part}.{name}": value for name, value in record.scores.get(part, {}).items()}
         for rule, decision in record.decisions.items():
-            scores = decision["scores"].get(part, {})
+            scores = decision.get("scores", {}).get(part, {})
             row |= {f"{rule}.{part}.{name}": value for name, value in scores.items()}
     row |= {f"best.{name}": value for name, value in record.best.items()}
     row |= {f"data.{name}": value for name, value in record.data.items()}
@@ -244,99 +363,118 @@ def _flatten(record: Record, config: Mapping[str, object]) -> dict[str, object]:
     return row | {"confusion": confusion, "source": record.source}
 
 
-def _dumps(record: Record) -> str:
-    """Two lines, one JSON object: the history comes last, so that a query need not read it."""
+def _dumps(record: Record) -> bytes:
+    """Three lines, one JSON object: the history comes second, so that a query need not read it, then the digest."""
     values = record.to_json()
     history = values.pop("history")
     head, tail = (json.dumps(part, separators=(",", ":")) for part in (values, history))
-    return f'{head[:-1]},\n"history":{tail}}}\n'
+    return _signed(f'{head[:-1]},\n"history":{tail}}}'.encode(), b"\n")
 
 
-def _head(file: Path) -> Record:
-    """A record without its history, from the first line of its file; ValueError if the file is cut off or foreign."""
-    with open(file, "rb") as stream:
-        line = stream.readline()
-        stream.seek(max(0, stream.seek(0, os.SEEK_END) - 2))
-        if stream.read() != b"}\n" or not line.endswith(b",\n"):
-            record = _record(file.read_text(encoding="utf-8"))
-            record.history = {}
-            return record
-    return _record(line[:-2] + b"}")
+def _signed(text: bytes, between: bytes = b"") -> bytes:
+    """A JSON object with a digest of itself at its end."""
+    body = text[:-1] + b"," + between
+    return body + checked.DIGEST + checked.digest(body) + b'"}\n'
 
 
-def _record(text: str | bytes, source: str = "") -> Record:
-    """The record in a JSON text; ValueError where it is none, or not under its own key."""
-    values = json.loads(text)
-    if not isinstance(values, dict):
-        raise ValueError(f"expected an object, got {type(values).__name__}")
-    if values.get("schema") != SCHEMA:
-        raise ValueError(f"expected schema {SCHEMA}, got {values.get('schema')}")
-    if missing := REQUIRED - values.keys():
-        raise ValueError(f"expected all fields of a record, missing: {', '.join(sorted(missing))}")
-    config, key, family = _identity(json.dumps(values["config"]))
-    if values["key"] != key:
-        raise ValueError(f"its config has the key {key}, but it says {values['key']}")
-    given = {name: values[name] for name in STORED if name in values} | {"config": config, "family": family}
-    given["confusion"] = {split: _dense(matrix) for split, matrix in values["confusion"].items()}
-    return Record(**given, source=source)
-
-
-@lru_cache(maxsize=100_000)
-def _identity(config: str) -> tuple[Science, str, str]:
-    """A config in JSON, typed, with its key and family: the seeds of one setting share the work."""
-    science = Science.model_validate(json.loads(config))
-    return science, science.key, science.family
+def _record(content: bytes, whole: bool = False) -> tuple[Record, str]:
+    """The record in a JSON text, and its config as text; ValueError where it is none, or not under its own key."""
+    values = checked.parse(content, whole)
+    text, config, key, family = checked.identity(values)
+    given: dict[str, Any] = {name: values[name] for name in STORED if name in values}  # type: ignore[literal-required]
+    given |= {"config": config, "family": family, "key": key, "confusion": checked.confusion(values)}
+    return Record(**given), text
 
 
 def _status(file: Path) -> str:
+    """done, failed, newer or unreadable."""
     try:
-        return _head(file).status
+        return _record(read_regular(file, MOST_BYTES))[0].status
+    except NewerError:
+        return "newer"
     except UNREADABLE:
         return "unreadable"
 
 
-def _runs(root: Path) -> Iterator[Record]:
-    for file in sorted((root / "runs").glob("*/*/*/*.json")):
-        try:
-            record = _head(file)
-        except UNREADABLE as reason:
-            warnings.warn(f"{file} is not a record ({_first_line(reason)}); skipped", stacklevel=4)
+def is_newer(file: Path) -> bool:
+    """Whether a record comes from a later version of east, so that it can be neither read nor replaced."""
+    return file.exists() and _status(file) == "newer"
+
+
+def _runs(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
+    """The records of runs/, those that changed since the last scan from their files."""
+    for file in run_files(root, refused):
+        if rows := index.rows(file.source, file.stamp):
+            yield Origin(root, file.source, rows[0]).record()
             continue
-        record.source = file.relative_to(root).as_posix()
-        yield record
+        try:
+            content = read_regular(file.path, MOST_BYTES)
+            record, text = _record(content)
+            _check_place(record, file.source)
+        except UNREADABLE as reason:
+            refused.add(file.path, reason)
+            continue
+        row = _row(record, text)
+        index.put(file.source, file.stamp, [row])
+        record.source, record.history = file.source, {}
+        yield record if len(content) <= KEPT_BYTES else Origin(root, file.source, row).record()
 
 
-def _exports(root: Path) -> Iterator[Record]:
-    for file in sorted((root / "records").glob("*.jsonl")):
-        source = file.relative_to(root).as_posix()
-        with open(file, encoding="utf-8") as lines:
-            for number, line in enumerate(lines, 1):
+def _check_place(record: Record, source: str) -> None:
+    """A copied or renamed file is no other trial."""
+    place = f"runs/{_below_runs(record.config, record.key, record.seed)}"
+    if source != place:
+        raise ValueError(f"it holds seed {record.seed}, whose place is {place}")
+
+
+def _exports(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
+    """The records of records/, those of a file that changed since the last scan from its lines."""
+    for file in export_files(root, refused):
+        rows = index.rows(file.source, file.stamp)
+        if rows is None:
+            rows, before = [], len(refused.lines)
+            for offset, number, line in _numbered(file, refused):
                 try:
-                    yield _record(line, source)
+                    record, text = _record(line)
+                    rows.append(_row(record, text, offset, len(line)))
                 except UNREADABLE as reason:
-                    why = _first_line(reason)
-                    warnings.warn(f"{file}, line {number}, is not a record ({why}); skipped", stacklevel=4)
+                    refused.add(f"{file.path}, line {number},", reason)
+            if len(refused.lines) == before:  # otherwise the next scan names them again
+                index.put(file.source, file.stamp, rows)
+        yield from (Origin(root, file.source, row).record() for row in rows)
 
 
-def _first_line(reason: Exception) -> str:
-    return str(reason).partition("\n")[0]
+def _numbered(file: Found, refused: Refused) -> Iterator[tuple[int, int, bytes]]:
+    """Offset, number and content of the lines of a file that are not blank."""
+    offset = 0
+    for number, line in enumerate(_lines(file, refused), 1):
+        if line.strip():
+            yield offset, number, line
+        offset += len(line)
 
 
-def _sparse(matrix: list[list[int]]) -> Any:
+def _lines(file: Found, refused: Refused | None = None) -> Iterator[bytes]:
+    try:
+        with open_regular(file.path) as stream:
+            yield from iter(partial(stream.readline, MOST_BYTES), b"")
+    except OSError as error:
+        if refused:
+            refused.add(file.path, error)
+
+
+def _row(record: Record, config: str, offset: int = 0, length: int | None = None) -> Row:
+    indexed = {name: getattr(record, name) for name in INDEXED}
+    return Row(**indexed, config=config, offset=offset, length=length)
+
+
+def _sparse(matrix: Matrix) -> Any:
     """With many classes most cells are 0: only the others are exported."""
+    if isinstance(matrix, checked.Cells):
+        return {"classes": len(matrix), "cells": matrix.cells}
     if len(matrix) <= 16:
         return matrix
     cells = [[i, j, count] for i, row in enumerate(matrix) for j, count in enumerate(row) if count]
     return {"classes": len(matrix), "cells": cells}
-
-
-def _dense(matrix: Any) -> list[list[int]]:
-    if not isinstance(matrix, Mapping):
-        return matrix
-    dense = [[0] * matrix["classes"] for _ in range(matrix["classes"])]
-    for i, j, count in matrix["cells"]:
-        dense[i][j] = count
-    return dense
 
 
 def _thin(history: Mapping[str, list]) -> dict[str, list]:
@@ -346,13 +484,3 @@ def _thin(history: Mapping[str, list]) -> dict[str, list]:
     kept = [round(i * (epochs - 1) / max(count - 1, 1)) for i in range(count)]
     thinned = {name: [values[i] for i in kept if i < len(values)] for name, values in history.items()}
     return plain(thinned, lambda x: float(f"{x:.5g}"))
-
-
-def _sweep(folder: Path) -> None:
-    """Remove what killed writers left behind, once it is too old to be anyone's work in progress."""
-    for leftover in folder.glob(".*.tmp"):
-        try:
-            if time.time() - leftover.stat().st_mtime > STALE_SECONDS:
-                leftover.unlink()
-        except FileNotFoundError:  # another writer was quicker
-            continue

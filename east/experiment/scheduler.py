@@ -20,6 +20,7 @@ from east.experiment.executors import Lost, Place
 from east.experiment.jobs import Job, run_job
 from east.experiment.ledger import Ledger
 from east.experiment.runs import Run
+from east.files import sweep
 from east.settings.sections import Science
 from east.training.devices import pick_device
 from east.training.engine import population_size
@@ -180,6 +181,8 @@ def carry_out(runs: Sequence[Run]) -> list[str]:
     queue = deque(scheduler.start())
     if queue:
         check_writable(settings.results_dir)
+        for folder in ("runs", "models", "records"):
+            sweep(Path(settings.results_dir, folder))
     with tqdm(total=scheduler.total, unit="trial", smoothing=0, disable=None, initial=scheduler.done) as bar:
         for job, result in executors.execute(run_job, queue, place):
             lost = isinstance(result, Lost)

@@ -12,7 +12,7 @@ from east.choices import choose
 from east.experiment import records
 from east.reporting import papers, statistics
 from east.reporting.entries import Entry, Family, Ledger
-from east.reporting.fidelity import Options, Request, cools_as_asked, searched_as, trained_as, usual_splits
+from east.reporting.fidelity import Options, Request, cooling_rates, searched_as, trained_as, usual_splits
 from east.settings.command import Command
 from east.settings.command import text as typed
 from east.settings.compose import PAPER_DATASETS
@@ -160,7 +160,8 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
         if cell.family:  # listed whatever its training was
             by_preset.setdefault(preset or CUSTOM, []).append(family)
         elif preset and preset in accepted and (asked := cell.composed(preset)):
-            kept = [entry for entry in family if cools_as_asked(entry, asked)]
+            rates = cooling_rates(asked)
+            kept = [entry for entry in family if entry.sections["annealing"].get("r") in rates]
             by_preset.setdefault(preset, []).extend([kept] if kept else [])
     for preset in by_preset if cell.family else accepted:
         by_split: dict[int | str, list[Candidate]] = {}

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias, cast
 
+from east.experiment.checked import actual
 from east.experiment.records import Record
 from east.reporting import papers
 from east.settings import identity
@@ -69,15 +70,15 @@ class Entry:
         hyper, annealing = self.sections["hyper"], self.sections["annealing"]
         return tuple((annealing if name == "r" else hyper).get(name) for name in AXES)  # type: ignore[misc]
 
-    @cached_property
+    @property
     def sections(self) -> dict[str, dict[str, Json]]:
         """The settings as they are stored, section by section, without what has its default."""
-        return {name: getattr(self.config, name).to_json() for name in identity.SECTIONS}
+        return _sections(self.config)
 
     @property
     def actual(self) -> list[int]:
         """Test rows of each class; empty for a failed trial and for a search."""
-        return [sum(row) for row in self.record.confusion.get("test", ())]
+        return actual(self.record.confusion.get("test", ()))
 
     def has_all_classes(self, dataset: str) -> bool:
         """Whether it has all classes of the papers' dataset. A folder with some of Caltech256's is not Caltech256."""
@@ -87,7 +88,7 @@ class Entry:
     @property
     def rarest(self) -> int | None:
         """Validation rows of the positive class of two, or of the rarest class that has any."""
-        rows = [sum(row) for row in self.record.confusion.get("val", ())]
+        rows = actual(self.record.confusion.get("val", ()))
         return rows[1] if len(rows) == 2 else min(filter(None, rows), default=None)
 
     def value(self, score: str, position: int | None) -> float | None:
@@ -97,9 +98,10 @@ class Entry:
         scores = decision.get("scores", {}) if decision else {} if rule else self.record.scores
         value = scores.get(split, {}).get(name) if self.done else None
         if value is None and decision and position is not None:
-            return mean_over(cast("list[Matrix]", decision["confusion"][split]), name, position)
+            found = cast("list[Matrix]", decision.get("confusion", {}).get(split, []))
+            return mean_over(found, name, position)
         if isinstance(value, list):
-            return value[position] if position is not None else None
+            return value[position] if position is not None and position < len(value) else None
         return value
 
     @cached_property
@@ -107,6 +109,16 @@ class Entry:
         """What the rounds of a search by successive halving have in common: all but the number of epochs."""
         protocol = {name: value for name, value in self.sections["protocol"].items() if name != "max_epochs"}
         return identity.family({**self.sections, "protocol": protocol})
+
+
+_SECTIONS: dict[int, tuple[Science, dict[str, dict[str, Json]]]] = {}  # by the number of an object that stays
+
+
+def _sections(config: Science) -> dict[str, dict[str, Json]]:
+    """A config as JSON. The trials of one setting share their config, and so the work."""
+    if id(config) not in _SECTIONS:
+        _SECTIONS[id(config)] = config, {name: getattr(config, name).to_json() for name in identity.SECTIONS}
+    return _SECTIONS[id(config)][1]
 
 
 Family: TypeAlias = list[Entry]  # the points of one search, and the trials at the chosen one
@@ -136,8 +148,10 @@ class Ledger:
         return found
 
 
-def mean_over(matrices: Sequence[Sequence[Sequence[int]]], name: str, k: int) -> float:
+def mean_over(matrices: Sequence[Sequence[Sequence[int]]], name: str, k: int) -> float | None:
     """Precision or recall of class k, mean over the confusion matrices of several thresholds; 0 where undefined."""
+    if not matrices:
+        return None
     wholes = [sum(row[k] for row in matrix) if name == "precision" else sum(matrix[k]) for matrix in matrices]
     ratios = [matrix[k][k] / whole if whole else 0.0 for matrix, whole in zip(matrices, wholes, strict=True)]
     return sum(ratios) / len(ratios)

@@ -135,11 +135,10 @@ def _alike(entry: Entry, asked: Mapping[str, Json], section: str, ignored: Itera
     return recorded == wanted
 
 
-def cools_as_asked(entry: Entry, asked: Settings) -> bool:
-    """Whether an entry of a family cools at a rate that the command would search, or was given."""
-    rate = entry.sections["annealing"].get("r")
-    tried: set[float | None] = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
-    return rate is None or rate in (tried or {asked.annealing.r})
+def cooling_rates(asked: Settings) -> set[Json]:
+    """The rates that a command would try, or is told: each point of a family's grid must cool at one of them."""
+    tried: set[Json] = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
+    return {None, *(tried or {asked.annealing.r})}
 
 
 def searched_as(request: Request, preset: str | None, family: Sequence[Entry], ledger: Ledger) -> str | None:

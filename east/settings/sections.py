@@ -8,6 +8,7 @@ first written: it is stored, and enters their key, only where it differs from it
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -42,15 +43,16 @@ class Section(BaseModel):
 
     def to_json(self) -> dict[str, Json]:
         """What was given, as a record stores and hashes it."""
-        given = {key: _json(value) for key, value in self}
-        stored = {}
-        for key, value in given.items():
-            field = type(self).model_fields.get(key)
-            role = (field.json_schema_extra or {}).get("identity") if field else None  # type: ignore[union-attr]
-            unchanged = field is not None and _json(field.default) == value
-            if role == "label" or (role == "later" and unchanged) or (field and key not in self.model_fields_set):
+        fields, stored = _stored_fields(type(self)), {}
+        for key, value in self:
+            if key not in fields:  # an option of a target
+                stored[key] = _json(value)
                 continue
-            stored[(field.alias or key) if field else key] = value
+            name, role, default = fields[key]
+            content = _json(value)
+            if role == "label" or key not in self.model_fields_set or (role == "later" and content == default):
+                continue
+            stored[name] = content
         return stored
 
     def but(self, **changed: Any) -> Self:
@@ -215,12 +217,25 @@ class RefusedError(ValueError):
         self.field, self.value = field, value
 
 
+@cache
+def _stored_fields(section: type[Section]) -> dict[str, tuple[str, str | None, Any]]:
+    """For each field of a section its name in records, its role there (`later`, `label`) and its default in JSON."""
+    found = {}
+    for key, field in section.model_fields.items():
+        extra = field.json_schema_extra
+        role = extra.get("identity") if isinstance(extra, dict) else None
+        found[key] = (field.alias or key, str(role) if role else None, _json(field.default))
+    return found
+
+
 def _json(value: Any) -> Any:
     """A value as plain JSON types."""
+    if value is None or isinstance(value, str | int | float):  # first: asking for the abstract classes is slow
+        return value
     if isinstance(value, Section):
         return value.to_json()
     if isinstance(value, Mapping):
         return {name: _json(item) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
+    if isinstance(value, Sequence):
         return [_json(item) for item in value]
     return value

@@ -8,6 +8,7 @@ weights, batches and masks alone or in company, before or after a resume. `train
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
@@ -23,6 +24,7 @@ from east import losses, models
 from east.choices import choose
 from east.confusion import Confusion
 from east.data.common import Splits
+from east.files import set_aside
 from east.losses.inputs import two_or_more
 from east.models.mlp import Dropout, Masks
 from east.settings.sections import Science
@@ -108,11 +110,9 @@ def train_population(
     Section 4, arXiv 2405.20954: train at one temperature until early stopping, go back to that stage's best weights,
     cool, and stop when cooling no longer helps. A loss without a temperature has a single stage.
     """
-    setup = Setup(members, device)
+    setup = resumed(members, device, file)
     net, loss, annealing, population = setup.net, setup.loss, setup.annealing, setup.population
     forward = torch.compile(net.__call__) if compile else net
-    if file is not None and file.exists():
-        population.load(file)
     checkpoints = Checkpoints(population, file, CHECKPOINT_SECONDS)
 
     with ExitStack() as resources:
@@ -152,6 +152,24 @@ def train_population(
             checkpoints.write_if_due()
 
     return setup.outcomes()
+
+
+def resumed(members: Sequence[Member], device: torch.device, file: Path | None) -> "Setup":
+    """A population as its checkpoint left it; a new one if there is none, or none that can be read."""
+    setup = Setup(members, device)
+    if file is None or not file.exists():
+        return setup
+    try:
+        setup.population.load(file)
+        return setup
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a damaged file ends in
+        kept = set_aside(file)
+        reason = str(error).partition("\n")[0]
+        warnings.warn(f"{file} is a damaged checkpoint ({reason}); set aside as {kept.name}, and its trials start over",
+                      stacklevel=2)  # fmt: skip
+    return Setup(members, device)  # the first may be half restored
 
 
 class Setup:

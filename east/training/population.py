@@ -23,6 +23,7 @@ from east.training.annealing import Annealing, Verdict
 from east.training.averaging import Average
 from east.training.optimizer import Adam
 
+CHECKPOINT = 2  # the layout of a checkpoint; one of another layout is not continued
 HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
 
 
@@ -157,15 +158,23 @@ class Population:
         }
         file.parent.mkdir(parents=True, exist_ok=True)
         tensors |= self.optimizer.state() | self.average.state() | self.loss.state()
-        content = safetensors.torch.save(tensors, metadata={"state": json.dumps(state)})
+        text = json.dumps(state)
+        about = {"format": str(CHECKPOINT), "state": text, "digest": digest(text, tensors)}
+        content = safetensors.torch.save(tensors, metadata=about)
         write_atomically(file, lambda stream: stream.write(content))
 
     def load(self, file: Path) -> None:
+        """Continue from a checkpoint; ValueError or SafetensorError if it is damaged or has another layout."""
         device = str(self.net.weights.device)
         with safe_open(file, framework="pt", device=device) as stored:
-            state = json.loads(stored.metadata()["state"])
+            about = stored.metadata() or {}
+            if about.get("format") != str(CHECKPOINT):
+                raise ValueError("it was written by another version")
             # Copied, because the last digits of a product depend on where in memory its factors begin.
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 (not a dict)
+        if about.get("digest") != digest(about.get("state", ""), tensors):
+            raise ValueError("its content has changed since it was written")
+        state = json.loads(about["state"])
         self.stage_best, self.result = tensors["stage_best"], tensors["result"]
         self.net.put(tensors["weights"])
         self.optimizer.restore(tensors)
@@ -245,6 +254,16 @@ class Rows:
         generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
         shuffled = torch.stack([torch.randperm(self.count, generator=g) for g in generators])
         return shuffled.to(self.start.device) + self.start[trials, None]
+
+
+def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+    """A hash of everything in a checkpoint: a single bit that flips on the disk must not become a result."""
+    state = hashlib.blake2b(text.encode(), digest_size=16)
+    for name in sorted(tensors):
+        tensor = tensors[name].detach().cpu().contiguous()
+        state.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
+        state.update(tensor.flatten().view(torch.uint8).numpy().data)
+    return state.hexdigest()
 
 
 def stream(seed: int, purpose: str, epoch: int = 0) -> int:

@@ -5,21 +5,30 @@ No external requests, light and dark, readable on a phone; without JavaScript on
 
 import io
 import re
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import date
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from xml.etree import ElementTree
 
 from east.experiment import records
 from east.experiment.records import Record
+from east.files import read_regular
 from east.reporting import papers, plots, statistics, tables, writers
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.figure import Figure
 
 HERE = Path(__file__).resolve().parent
 HTML = writers.Style("<strong>{}</strong>", "<sup>{}</sup>", escape)
+SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
+DRAWING = {"svg", "g", "path", "defs", "clipPath", "rect", "use", "style", "text", "tspan", "image", "line", "circle"}
+MOST_SVG_BYTES = 1 << 25
+ElementTree.register_namespace("", SVG)
+ElementTree.register_namespace("xlink", XLINK)
 TEMPERATURES = [0.2, 0.1, 0.05, 0.01]
 SHOWN_SCORES = ("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc")
 
@@ -219,12 +228,13 @@ def _setting(key: str, trials: Sequence[Record]) -> str:
     for r in trials:
         # A setting is chosen by validation alone: test scores of search records are not for anyone's eyes.
         scores = r.scores.get("test", {}) if r.stage == "trial" else {}
-        status = r.status if r.status == "done" else escape(r.error or r.status)
+        status = r.status if r.status == "done" else r.error or r.status
         link = f'<a href="{escape(r.source)}">{escape(Path(r.source).name)}</a>'
         numbers = [_number(scores.get(name)) for name in SHOWN_SCORES]
-        lines.append([str(r.seed), r.stage, status, *numbers, str(r.epochs), _number(r.seconds, 1), link])
+        words = [escape(str(word)) for word in (r.seed, r.stage, status)]
+        lines.append([*words, *numbers, escape(str(r.epochs)), _number(r.seconds, 1), link])
     return (
-        f'<section id="k-{key}"><h3>{escape(title)} <code>{key}</code></h3>'
+        f'<section id="k-{escape(key)}"><h3>{escape(title)} <code>{escape(key)}</code></h3>'
         f'<p class="caption">{escape("; ".join([*facts, *origin]))}</p>{_simple(header, lines, f"Trials of {key}")}'
         "</section>"
     )
@@ -239,7 +249,7 @@ def _figures(
 ) -> str:
     drawn = [(caption, _svg(figure)) for caption, figure in _drawn(papers, own, found, results_dir)]
     studies = sorted((results_dir / "studies").glob("*.svg"))
-    shown = [*drawn, *((f"Study: {file.stem}", file.read_text(encoding="utf-8")) for file in studies)]
+    shown = [*drawn, *((f"Study: {file.stem}", svg) for file in studies if (svg := _checked_svg(file)))]
     return f'<div class="gallery">{"".join(_inline(i, *entry) for i, entry in enumerate(shown))}</div>'
 
 
@@ -257,11 +267,10 @@ def _drawn(
     for record in _examples(found, shown):
         name = f"{record.config.dataset.name}, {record.config.loss.name}, seed {record.seed}"
         file = results_dir / record.source
-        history = record.history or (records.read(file).history if file.suffix == ".json" else {})
-        if history:
+        history, stored = _history(record, file), _arrays(file)
+        if "epoch" in history and len(set(map(len, history.values()))) == 1:
             yield f"Training: {name}", plots.curves(history, name)
-        if file.with_suffix(".npz").is_file():
-            stored = records.arrays(file)
+        if "test_probabilities" in stored and "test_labels" in stored:
             temperatures = [0.2 * 0.7**k for k in range(15)]
             soft, hard = plots.softened(
                 stored["test_probabilities"], stored["test_labels"], temperatures, ["f1", "mcc"]
@@ -269,6 +278,27 @@ def _drawn(
             yield f"Soft metrics of fixed predictions: {name}", plots.soft_against_hard(temperatures, soft, hard)
         if record.confusion.get("test"):
             yield f"Confusion matrix, test: {name}", plots.confusion(record.confusion["test"], title=name)
+
+
+def _history(record: Record, file: Path) -> dict[str, list]:
+    """The history of a record; none if its file has become unreadable."""
+    if record.history or file.suffix != ".json":
+        return record.history
+    try:
+        return records.read(file).history
+    except records.UNREADABLE as error:
+        warnings.warn(f"{file} cannot be read ({error}); not shown", stacklevel=2)
+        return {}
+
+
+def _arrays(file: Path) -> dict[str, "np.ndarray"]:
+    """The probabilities beside a record; none if they are not there or damaged."""
+    try:
+        return records.arrays(file)
+    except (OSError, ValueError) as error:
+        if file.with_suffix(".npz").exists():
+            warnings.warn(f"{error}; not shown", stacklevel=2)
+        return {}
 
 
 def _examples(found: Sequence[Record], shown: set[str | None]) -> list[Record]:
@@ -284,6 +314,31 @@ def _svg(figure: "Figure") -> str:
     with plots.style():
         figure.savefig(stream, format="svg", metadata={"Date": None}, facecolor="none")
     return stream.getvalue()
+
+
+def _checked_svg(file: Path) -> str | None:
+    """The drawing in a file, if it is one that only draws; otherwise None, and a warning that names it.
+
+    The page holds drawings as markup, so a script or a link in one would work there.
+    """
+    try:
+        root = ElementTree.fromstring(read_regular(file, MOST_SVG_BYTES))
+        for about in root.findall(f"{{{SVG}}}metadata"):
+            root.remove(about)
+        for element in root.iter():
+            tag = str(element.tag).removeprefix(f"{{{SVG}}}")
+            if tag not in DRAWING:
+                raise ValueError(f"<{tag.rpartition('}')[2]}> does not draw")
+            for name, value in element.attrib.items():
+                leads = name.endswith("href") and not value.startswith(("#", "data:image/png;base64,"))
+                if leads or name.lower().startswith("on"):
+                    raise ValueError(f"{name.rpartition('}')[2]}={value!r} does not draw")
+            if tag == "style" and re.search(r"[<@\\]|url\(", element.text or ""):
+                raise ValueError("its style refers to something else")
+        return ElementTree.tostring(root, encoding="unicode")  # as it was understood here, not as it was written
+    except (OSError, ValueError, ElementTree.ParseError) as error:
+        warnings.warn(f"{file} is left out: expected a drawing without scripts and links ({error})", stacklevel=2)
+        return None
 
 
 def _inline(number: int, caption: str, svg: str) -> str:

@@ -1,0 +1,128 @@
+"""What a results folder holds, in one compact file, so that a command need not open every record to know it.
+
+    results/runs/.index     per file: name, stamp, and of each record in it what planning needs
+
+A file counts as unchanged while its size, times and number on the disk are. The index is only ever a copy: whoever
+finds it missing, damaged or out of date reads the files themselves and writes it anew, as a whole, under another name
+that is then renamed. Writers need no lock; the last one wins, and what it did not know is read again.
+"""
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from pydantic import TypeAdapter
+
+from east.files import read_regular, write_atomically
+
+VERSION = 1
+FROM = 64  # records; a smaller folder is read as quickly without an index
+SETTLED_SECONDS = 2  # a file younger than that may change once more without its times telling
+MOST_BYTES = 1 << 30
+
+
+class Stamp(NamedTuple):
+    """What changes when a file does. A copied folder has other stamps, so a stranger's index says nothing here."""
+
+    size: int
+    modified: int
+    changed: int
+    number: int
+
+    @classmethod
+    def of(cls, about: os.stat_result) -> "Stamp":
+        return cls(about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+
+    @property
+    def settled(self) -> bool:
+        return max(self.modified, self.changed) < time.time_ns() - SETTLED_SECONDS * 10**9
+
+
+class Row(NamedTuple):
+    """One record: what planning and selection need of it, and where in its file it is."""
+
+    key: str
+    family: str
+    seed: int
+    stage: Literal["search", "trial"]
+    status: Literal["done", "failed"]
+    best: dict[str, float | None]
+    epochs: int
+    stopped: str | None
+    seconds: float | None
+    git: str | None
+    error: str | None
+    config: str  # its JSON; in the file, a number in the list of configs
+    offset: int = 0
+    length: int | None = None  # None: the whole file
+
+
+Packed = tuple[str, str, int, Literal["search", "trial"], Literal["done", "failed"], dict[str, float | None], int,
+               str | None, float | None, str | None, str | None, int, int, int | None]  # fmt: skip
+ADAPTER = TypeAdapter(tuple[int, list[str], dict[str, tuple[tuple[int, int, int, int], list[Packed]]]])
+
+
+@dataclass
+class Index:
+    """The rows of every file, as of the last scan, and those of this one."""
+
+    file: Path
+    known: Mapping[str, tuple[Stamp, list[Row]]]
+    now: dict[str, tuple[Stamp, list[Row]]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: Path) -> "Index":
+        """The index of a folder; an empty one if there is none that can be believed."""
+        file = folder / ".index"
+        try:
+            content = read_regular(file, MOST_BYTES)
+            body, _, mark = content.rpartition(b"\n")
+            if mark != _digest(body):
+                return cls(file, {})
+            version, configs, files = ADAPTER.validate_json(body)
+            if version != VERSION:
+                return cls(file, {})
+            known = {
+                name: (Stamp(*stamp), [Row(*row[:11], configs[row[11]], *row[12:]) for row in rows])
+                for name, (stamp, rows) in files.items()
+            }
+            return cls(file, known)
+        except (OSError, ValueError, IndexError, RecursionError):
+            return cls(file, {})
+
+    def rows(self, name: str, stamp: Stamp) -> list[Row] | None:
+        """The records of a file, if it has not changed since they were read."""
+        before, rows = self.known.get(name, (None, []))
+        if before != stamp:
+            return None
+        self.now[name] = stamp, rows
+        return rows
+
+    def put(self, name: str, stamp: Stamp, rows: list[Row]) -> None:
+        """Remember the records of a file that was just read."""
+        if stamp.settled:
+            self.now[name] = stamp, rows
+
+    def write(self) -> None:
+        """Store what this scan has found, if that is news and worth a file."""
+        before, after = ({name: stamp for name, (stamp, _) in files.items()} for files in (self.known, self.now))
+        if before == after or sum(len(rows) for _, rows in self.now.values()) < FROM:
+            return
+        configs: dict[str, int] = {}
+        files = {
+            name: (stamp, [(*row[:11], configs.setdefault(row.config, len(configs)), *row[12:]) for row in rows])
+            for name, (stamp, rows) in self.now.items()
+        }
+        body = json.dumps([VERSION, list(configs), files], separators=(",", ":")).encode()
+        with suppress(OSError):  # as in a folder that cannot be written to: then there is no index
+            write_atomically(self.file, lambda stream: stream.write(body + b"\n" + _digest(body)))
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=16).hexdigest().encode()

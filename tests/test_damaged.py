@@ -1,0 +1,330 @@
+"""Damaged files: each is named with its reason and skipped, the command goes on, and no number changes."""
+
+import json
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from east import cli
+from east.experiment import index, records
+from east.training import engine
+from tests.commands import TINY
+from tests.test_interruption import INLINE, SMALL, Killed, results_of
+from tests.test_records import record
+
+pytestmark = pytest.mark.usefixtures("no_figures")
+
+COMMAND = [*SMALL, *INLINE, "trials=2", "protocol.max_epochs=4", "model.hidden=[8]"]
+
+
+def told(recorded):
+    return [str(warning.message) for warning in recorded]
+
+
+# Checkpoints
+
+
+@pytest.fixture
+def checkpoint(tmp_path, monkeypatch):
+    """A command that was killed after three epochs, and its checkpoint."""
+    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0.0)
+    save, saved = engine.Population.save, []
+
+    def save_then_die(self, file):
+        save(self, file)
+        saved.append(file)
+        if len(saved) == 3:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine.Population, "save", save_then_die)
+        with pytest.raises(Killed):
+            cli.run([*COMMAND, f"results_dir={tmp_path / 'killed'}"])
+    return saved[0]
+
+
+def flipped(content):
+    """One bit of the last tensor: no format would notice."""
+    return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
+
+
+DAMAGE = {
+    "cut": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "garbage": lambda content: os.urandom(len(content)),
+    "a flipped bit": flipped,
+    "another version": lambda content: content.replace(b'"format":"2"', b'"format":"1"'),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_a_damaged_checkpoint_is_named_and_set_aside_and_its_trials_start_over(kind, checkpoint, tmp_path, capsys):
+    checkpoint.write_bytes(DAMAGE[kind](checkpoint.read_bytes()))
+    assert cli.run([*COMMAND, f"results_dir={tmp_path / 'killed'}"]) == cli.DONE
+    said = capsys.readouterr().err
+    assert f"warning: {checkpoint} is a damaged checkpoint (" in said
+    assert f"set aside as {checkpoint.name}.damaged, and its trials start over" in said
+    assert cli.run([*COMMAND, f"results_dir={tmp_path / 'undisturbed'}"]) == cli.DONE
+    ours, theirs = results_of(tmp_path / "killed"), results_of(tmp_path / "undisturbed")
+    assert {name: (r["scores"], r["history"]) for name, r in ours.items()} == {
+        name: (r["scores"], r["history"]) for name, r in theirs.items()
+    }
+
+
+# Records
+
+
+def changed(text, **values):
+    """The JSON of a record with other values, without a digest."""
+    return json.dumps({**{k: v for k, v in json.loads(text).items() if k != "digest"}, **values})
+
+
+SCORES = {"val": {"f1_pos": 0.5}, "test": {"f1_pos": 0.5}}
+REFUSED = {
+    "cut": (lambda t: t[: len(t) // 2], "it is not JSON"),
+    "empty": (lambda t: "", "it is not JSON: EOF"),
+    "foreign": (lambda t: '{"name": "package.json"}', "expected schema 1, got None"),
+    "nested": (lambda t: "[" * 100_000, "it is not JSON: recursion limit"),
+    "flipped": (lambda t: t.replace('"f1_pos":0.75', '"f1_pos":0.95'), "its content has changed since it was written"),
+    "nan": (
+        lambda t: changed(t, scores={"test": {"f1_pos": float("nan")}}),
+        "scores.test.f1_pos: expected a finite number, got nan",
+    ),
+    "infinite": (
+        lambda t: changed(t, scores=SCORES).replace("0.5", "1e999"),
+        "scores.val.f1_pos: expected a finite number, got inf",
+    ),
+    "stage": (lambda t: changed(t, stage="rehearsal"), "stage: expected 'search' or 'trial', got 'rehearsal'"),
+    "status": (lambda t: changed(t, status="<script>"), "status: expected 'done' or 'failed', got '<script>'"),
+    "seed": (lambda t: changed(t, seed=3), "it holds seed 3, whose place is runs/mammography/f1/"),
+    "epochs": (lambda t: changed(t, epochs="many"), "epochs: expected a valid integer, got 'many'"),
+    "classes": (
+        lambda t: changed(t, confusion={"test": {"classes": 200_001, "cells": []}}),
+        "confusion.test.classes: expected less than or equal to 200000, got 200001",
+    ),
+    "cell": (
+        lambda t: changed(t, confusion={"test": {"classes": 3, "cells": [[0, 3, 1]]}}),
+        "confusion.test has a cell at row 0, column 3, but only 3 classes",
+    ),
+    "ragged": (lambda t: changed(t, confusion={"test": [[1, 2], [3]]}), "expected as many columns as rows"),
+    "negative": (lambda t: changed(t, confusion={"test": [[-1]]}), "expected greater than or equal to 0, got -1"),
+    "extra": (lambda t: changed(t, colour="red"), "unknown field 'colour'"),
+    "newer": (lambda t: changed(t, schema=2, rows=[]), "expected schema 1, got 2; it comes from a newer version"),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_what_is_no_record_is_named_with_its_reason_and_skipped(kind, tmp_path):
+    good, bad = records.write(tmp_path, record()), records.write(tmp_path, record(seed=7))
+    damage, reason = REFUSED[kind]
+    bad.write_text(damage(bad.read_text()))
+    with pytest.warns(UserWarning, match="not") as recorded:
+        assert [one.source for one in records.scan(tmp_path)] == [str(good.relative_to(tmp_path))]
+    (line,) = told(recorded)
+    assert line.startswith(f"{bad} is not a record (")
+    assert reason in line
+    assert line.endswith("; skipped")
+
+
+def odd_things(folder: Path) -> None:
+    """What else may lie where records are."""
+    (folder / "seed-21.json").symlink_to(folder / "nowhere")
+    (folder / "seed-22.json").symlink_to(folder / "seed-22.json")
+    (folder / "seed-23.json").mkdir()
+    os.mkfifo(folder / "seed-24.json")
+    runs = folder.parents[2]
+    (runs / "circle").symlink_to(runs / "circle")
+    (runs / "up").symlink_to(runs.parent)
+
+
+def test_links_folders_and_pipes_are_named_and_skipped(tmp_path):
+    folder = records.write(tmp_path, record()).parent
+    odd_things(folder)
+    with pytest.warns(UserWarning, match="not") as recorded:
+        assert len(records.scan(tmp_path)) == 1
+    lines = "\n".join(told(recorded))
+    assert f"{folder / 'seed-21.json'} is not a record (it is a link that leads nowhere); skipped" in lines
+    assert f"{folder / 'seed-22.json'} is not a record (Too many levels of symbolic links); skipped" in lines
+    assert f"{folder / 'seed-23.json'} is not a record (it is a folder, not a file); skipped" in lines
+    assert f"{folder / 'seed-24.json'} is not a record (it is a pipe or a device, not a file); skipped" in lines
+    assert "circle is not a record (" in lines
+
+
+def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
+    """Permissions stop nobody who is root, so the refusal is made here."""
+    files = [records.write(tmp_path, record(seed=seed)) for seed in range(2)]
+    real = os.open
+
+    def refused(path, *arguments):
+        if Path(path) == files[1]:
+            raise PermissionError(13, "Permission denied", str(path))
+        return real(path, *arguments)
+
+    monkeypatch.setattr(os, "open", refused)
+    with pytest.warns(UserWarning, match=r"seed-1\.json is not a record \(Permission denied\); skipped"):
+        assert len(records.scan(tmp_path)) == 1
+
+
+def test_lines_of_an_export_are_named_by_their_number(tmp_path):
+    for seed in range(3):
+        records.write(tmp_path / "here", record(seed=seed))
+    records.export(tmp_path / "here")
+    file = tmp_path / "records" / "mammography.jsonl"
+    file.parent.mkdir()
+    first, second, third = (tmp_path / "here" / "records" / "mammography.jsonl").read_bytes().splitlines()
+    file.write_bytes(b"\n".join([first, b"\xff\xfe" + second, b"", third.replace(b"0.75", b"0.85")]) + b"\n")
+    with pytest.warns(UserWarning, match="not") as recorded:
+        assert [one.seed for one in records.scan(tmp_path)] == [0]
+    lines = told(recorded)
+    assert lines[0].startswith(f"{file}, line 2, is not a record (it is not JSON")
+    assert lines[1] == f"{file}, line 4, is not a record (its content has changed since it was written); skipped"
+
+
+def test_many_damaged_files_are_counted(tmp_path):
+    folder = records.write(tmp_path, record()).parent
+    for seed in range(1, 101):
+        (folder / f"seed-{seed}.json").write_text("")
+    with pytest.warns(UserWarning, match="not") as recorded:
+        assert len(records.scan(tmp_path)) == 1
+    lines = told(recorded)
+    assert len(lines) == 6
+    assert lines[-1] == f"95 others are not records below {tmp_path}; skipped"
+
+
+def test_a_record_of_a_newer_version_is_never_overwritten(tmp_path, east_run):
+    assert east_run(*TINY).code == cli.DONE
+    file = sorted(tmp_path.rglob("seed-0.json"))[0]
+    newer = changed(file.read_text(), schema=2)
+    file.write_text(newer)
+    for force in ("false", "true"):
+        answer = east_run(*TINY, f"force={force}")
+        assert answer.code == cli.FAILED
+        assert f"{file} is not a record (expected schema 1, got 2; it comes from a newer version of east)" in answer.err
+        assert "of 2 trials 0 failed, 1 missing" in answer.out
+        assert file.read_text() == newer
+    with pytest.raises(FileExistsError, match="comes from a newer version of east and is not overwritten"):
+        records.write(tmp_path, records._record(changed(newer, schema=1).encode())[0], force=True)
+
+
+def test_damaged_arrays_are_named_and_made_again(tmp_path):
+    arrays = {"test_probabilities": np.full((4, 2), 0.5, dtype=np.float32), "test_labels": np.arange(4) % 2}
+    file = records.write(tmp_path, record(), arrays)
+    stored = file.with_suffix(".npz")
+    whole = stored.read_bytes()
+    np.savez(tmp_path / "nan.npz", **{**arrays, "test_probabilities": np.full((4, 2), np.nan)})
+    np.savez(tmp_path / "label.npz", **{**arrays, "test_labels": np.arange(4)})
+    broken = [b"", b"garbage", whole[:-30], (tmp_path / "nan.npz").read_bytes(), (tmp_path / "label.npz").read_bytes()]
+    for content in broken:
+        stored.write_bytes(content)
+        with pytest.raises(ValueError, match=r"seed-0\.npz cannot be read \("):
+            records.arrays(file)
+        with pytest.warns(UserWarning, match=r"seed-0\.npz cannot be read"):
+            records.write(tmp_path, record(), arrays)
+        assert (records.arrays(file)["test_labels"] == arrays["test_labels"]).all()
+
+
+@pytest.mark.parametrize("task", ["table", "report", "records", "run", "reproduce"])
+def test_every_task_goes_on_beside_damaged_files(task, tmp_path, tiny_results, east_run):
+    shutil.copytree(tiny_results, tmp_path / "results")
+    folder = next((tmp_path / "results" / "runs").glob("digits/*/*"))
+    odd_things(folder)
+    (folder / "seed-5.json").write_bytes(b"\xff\xfe")
+    stored = folder / "seed-0.npz"
+    stored.write_bytes(stored.read_bytes()[:100])
+    (tmp_path / "results" / "records").mkdir(exist_ok=True)
+    (tmp_path / "results" / "records" / "digits.jsonl").write_bytes(b"\x80\n{}\n")
+    command = {
+        "run": [*TINY, "dataset.limit=null"],
+        "reproduce": ["task=reproduce", "table=quickstart", "dry_run=true"],
+    }.get(task, [f"task={task}"])
+    answer = east_run(*command, f"results_dir={tmp_path / 'results'}")
+    assert answer.code == cli.DONE, answer.err
+    assert "Traceback" not in answer.err
+    assert "seed-21.json is not a record (it is a link that leads nowhere); skipped" in answer.err
+
+
+# The index
+
+
+def many(folder, count=100, **options):
+    files = [records.write(folder, record(seed=seed, score=seed / 1000, **options)) for seed in range(count)]
+    settle(folder)
+    return files
+
+
+def settle(folder):
+    """Files as they are seconds after they were written."""
+    past = time.time() - 60
+    for file in Path(folder).rglob("seed-*"):
+        os.utime(file, (past, past))
+
+
+@pytest.fixture
+def settled(monkeypatch):
+    """Files count as settled at once: their time of change cannot be set back."""
+    monkeypatch.setattr(index, "SETTLED_SECONDS", 0)
+
+
+def contents(found):
+    return {(r.key, r.seed): (r.scores, r.confusion, r.best, r.config, r.history, r.source) for r in found}
+
+
+def test_an_index_saves_opening_the_files_and_changes_nothing(tmp_path, settled, monkeypatch):
+    many(tmp_path)
+    records.export(tmp_path)
+    fresh = contents(records.scan(tmp_path))
+    assert (tmp_path / "runs" / ".index").is_file()
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "_record", lambda *_: pytest.fail("a file was read"))
+        found = records.scan(tmp_path)
+    assert contents(found) == fresh
+    assert len(fresh) == 100
+
+
+def test_the_index_follows_what_happens_to_the_files(tmp_path, settled):
+    files = many(tmp_path)
+    records.scan(tmp_path)
+    records.write(tmp_path, record(seed=3, score=0.999), force=True)
+    files[4].unlink()
+    records.write(tmp_path, record(seed=200, score=0.5))
+    text = files[5].read_text()
+    before = files[5].stat()
+    files[5].write_text(text.replace('"f1_pos":0.005', '"f1_pos":0.905'))
+    os.utime(files[5], ns=(before.st_atime_ns, before.st_mtime_ns))  # as long, and as old
+    with pytest.warns(UserWarning, match=r"seed-5\.json is not a record \(its content has changed"):
+        found = {r.seed: r.scores["test"]["f1_pos"] for r in records.scan(tmp_path)}
+    assert found == {seed: seed / 1000 for seed in range(100) if seed not in (4, 5)} | {3: 0.999, 200: 0.5}
+
+
+@pytest.mark.parametrize("damage", [lambda c: b"", lambda c: c[:-50], lambda c: c.replace(b"0.7", b"0.1"), None])
+def test_an_index_that_is_damaged_or_a_strangers_is_not_believed(damage, tmp_path, settled):
+    many(tmp_path / "a")
+    fresh = contents(records.scan(tmp_path / "a"))
+    file = tmp_path / "a" / "runs" / ".index"
+    if damage:
+        file.write_bytes(damage(file.read_bytes()))
+    else:  # that of other records with the same names and times
+        many(tmp_path / "b", best={"val_loss": 0.0, "val_metric": 0.0})
+        records.scan(tmp_path / "b")
+        file.write_bytes((tmp_path / "b" / "runs" / ".index").read_bytes())
+    assert contents(records.scan(tmp_path / "a")) == fresh
+
+
+def test_young_files_are_not_indexed(tmp_path):
+    many(tmp_path)
+    records.scan(tmp_path)
+    assert not (tmp_path / "runs" / ".index").exists(), "their times of change are a second old at most"
+
+
+def test_a_folder_that_cannot_be_written_to_has_no_index(tmp_path, settled, monkeypatch):
+    many(tmp_path)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(index, "write_atomically", full)
+    assert len(records.scan(tmp_path)) == 100
