@@ -8,6 +8,7 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 RESUME = "Finished trials are saved. Rerun the same command to resume."
 QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # what a command does that names no task and no data
+IMPORTING = ("loss.metric", "loss._target_", "model.target", "config_dir", "trust")  # may name the user's own code
 TASKS = (
     *("run", "train", "data", "table", "reproduce", "records", "report"),
     *("compare", "predict", "evaluate", "export", "study"),
@@ -62,7 +64,6 @@ Exit codes: 0 done, 1 failed, 2 bad config, 3 data not available, 130 interrupte
 
 
 def main() -> None:
-    sys.path.append(os.getcwd())  # loss.metric=my_file.my_metric and model.target=my_file.Net, from where one works
     sys.exit(run(sys.argv[1:]))
 
 
@@ -136,10 +137,21 @@ def dispatch(command: "Command") -> int:
     from east.experiment.executors import interruptible
 
     interruptible()
+    if any(command.get(name) for name in IMPORTING):
+        import_from_here()
     if not command.sections & {"task", "dataset", "datasets", "loss", "losses"}:
         command = command.but({**QUICKSTART, **command.values})
     name = choose("task", str(command.get("task", "run")), TASKS)
     return import_module(f"east.tasks.{name}").main(command)
+
+
+def import_from_here() -> None:
+    """Let loss.metric=my_file.my_metric lead to my_file.py where one works, for whoever asks for such a thing alone.
+
+    Otherwise a file there that is called like an optional library would run in its place.
+    """
+    with suppress(FileNotFoundError):  # the folder was deleted
+        sys.path.append(os.getcwd())
 
 
 def through_hydra(flags: list[str], words: list[str]) -> int:

@@ -9,12 +9,11 @@ classes), none (one number per class).
 """
 
 from collections.abc import Callable, Sequence
-from importlib import import_module
 
 import torch
 from torch import Tensor
 
-from east.choices import choose
+from east.choices import choose, import_by_path
 from east.confusion import Confusion
 
 EPS = 1e-12
@@ -267,8 +266,8 @@ def resolve(metric: str | Metric) -> Metric:
     if not module:
         return METRICS[choose("metric", name, METRICS)]
     try:
-        function = getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+        function = import_by_path(str(metric))
+    except ValueError as error:
         raise ValueError(f"metric {metric!r} cannot be imported: {error}") from error
     if not callable(function):
         raise ValueError(f"metric {metric!r}: expected a function of a Confusion, got {type(function).__name__}")

@@ -2,13 +2,24 @@
 
 import json
 import re
+import shutil
+import sys
 
+import numpy as np
+import pandas as pd
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+import east
+from east import cli, data
+from east.data import DataError
 from east.experiment import records
 from east.reporting import tables
 from east.reporting.pages import report
+from tests.commands import TINY
 from tests.test_report import GOLDEN, browse
+from tests.test_saved import people, trained
 
 EVIL = "<script>document.title='ran'</script>\"'><img src=x onerror=\"document.title='ran'\">\\input{evil}$%&"
 
@@ -93,3 +104,185 @@ def test_text_of_a_record_stays_text_in_latex(hostile):
     text = tables.render("grid", hostile[0], "latex", preset="quick")
     assert not re.search(r"\\input\{evil\}", text)
     assert r"\textbackslash" in text or "evil" not in text
+
+
+# Models
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """A network and a forest on one table, saved."""
+    folder = tmp_path_factory.mktemp("models")
+    people().to_csv(folder / "people.csv", index=False)
+    table = data.load("csv", path=str(folder / "people.csv"), target="income", categorical=["postcode"])
+    for loss in ("ce", "rf"):
+        trained(table, loss=loss)[0].save(folder / loss)
+    return folder
+
+
+def edited(model, target, about=None, tensors=None):
+    """A copy of a saved model with other values."""
+    shutil.copytree(model, target)
+    values = json.loads((target / "model.json").read_text())
+    (target / "model.json").write_text(json.dumps({**values, **(about or {})}))
+    weights = load_file(target / "weights.safetensors")
+    save_file({**weights, **(tensors(weights) if tensors else {})}, target / "weights.safetensors")
+    return target
+
+
+def circular(w):
+    """The first tree's root as its own grandchild."""
+    left = w["net.left"].clone()
+    left[int(left[0])] = 0
+    return {"net.left": left}
+
+
+def chain(w):
+    """A tree that is one long path."""
+    nodes = 5_000
+    number = torch.arange(nodes)
+    below = (number + 1).clamp(max=nodes - 1)
+    tree = {"left": below, "right": below.clone(), "feature": 0 * number, "threshold": torch.zeros(nodes).double()}
+    tree |= {"value": torch.ones(nodes, 2).double() / 2, "roots": torch.tensor([0])}
+    return {f"net.{name}": tensor for name, tensor in tree.items()}
+
+
+FIRST = "net.layers.0.weight"
+UNFIT = {
+    "NaN weights": ("ce", {}, lambda w: {FIRST: w[FIRST] * np.nan}, "net.layers.0.weight: expected finite numbers"),
+    "a scale of 0": ("ce", {}, lambda w: {"std": w["std"] * 0}, "std: expected numbers other than 0"),
+    "another shape": ("ce", {}, lambda w: {FIRST: w[FIRST].T.contiguous()}, "layers.0.weight: expected shape"),
+    "another layer": ("ce", {}, lambda w: {"net.layers.9.weight": w[FIRST].clone()}, "they do not belong to MLP"),
+    "too wide": ("ce", {"model": {"name": "mlp", "hidden": [10**12]}}, None, "model.hidden: expected at most"),
+    "too deep": ("ce", {"model": {"name": "mlp", "hidden": [1] * 10**5}}, None, "model.hidden: expected at most"),
+    "other widths": ("ce", {"model": {"name": "mlp", "hidden": [10**7]}}, None, "expected shape"),
+    "no classes": ("ce", {"classes": []}, None, "classes: List should have at least 2 items"),
+    "classes twice": ("ce", {"classes": ["a", "a"]}, None, "classes: expected each name once"),
+    "positive": ("ce", {"positive": 7}, None, "positive: expected one of 2 classes, got number 7"),
+    "a rule": ("ce", {"rule": {"weights": [1.0]}}, None, "rule: it does not fit 2 classes"),
+    "no encoding": ("ce", {"encoding": {"columns": 3}}, None, "the encoding"),
+    "a circle": ("rf", {}, circular, "expected trees of at most 1,000 levels, without circles"),
+    "a chain": ("rf", {}, chain, "expected trees of at most 1,000 levels, without circles"),
+    "no such feature": ("rf", {}, lambda w: {"net.feature": w["net.feature"] + 99}, "feature: expected whole numbers"),
+    "no such node": ("rf", {}, lambda w: {"net.right": w["net.right"] - 5}, "right: expected whole numbers"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", UNFIT)
+def test_a_model_that_cannot_work_is_refused_by_the_name_of_its_file(kind, models, tmp_path):
+    loss, about, tensors, reason = UNFIT[kind]
+    folder = edited(models / loss, tmp_path / "model", about, tensors)
+    with pytest.raises(DataError) as refused:
+        east.load(folder)
+    file = "weights.safetensors" if tensors or kind == "other widths" else "model.json"
+    assert str(refused.value).startswith(f"{folder / file}: ")
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["model.json", "weights.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff" * 100, b"[" * 10**5, b"null", (2**60).to_bytes(8, "little")])
+def test_damaged_files_of_a_model_are_named(name, content, models, tmp_path):
+    folder = edited(models / "ce", tmp_path / "model")
+    (folder / name).write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(f"{folder / name}: ")):
+        east.load(folder)
+
+
+def test_a_sound_model_passes_the_same_checks(models):
+    for loss in ("ce", "rf"):
+        assert set(east.load(models / loss).predict(people())) <= {"low", "high"}
+
+
+def test_probabilities_that_are_not_finite_are_an_error_and_no_label(models):
+    model = east.load(models / "ce")
+    with torch.no_grad():
+        model.net.layers[0].weight.fill_(torch.inf)
+    with pytest.raises(DataError, match="row 1: the probabilities of this model are not finite"):
+        model.predict(people())
+
+
+def test_the_code_of_a_strangers_network_runs_only_where_it_is_trusted(models, tmp_path, monkeypatch, east_run):
+    """A module beside the model, in the working directory: not imported, not even found."""
+    (tmp_path / "evil_network.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nNet = None\n")
+    folder = edited(models / "ce", tmp_path / "model", {"model": {"name": "custom", "target": "evil_network.Net"}})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(
+        DataError, match=r"model.json: its network is the class 'evil_network.Net' of someone's own code"
+    ):
+        east.load(folder)
+    people().to_csv(tmp_path / "rows.csv", index=False)
+    command = [
+        "task=predict",
+        f"checkpoint={folder}",
+        f"input={tmp_path / 'rows.csv'}",
+        f"output={tmp_path / 'out.csv'}",
+    ]
+    answer = east_run(*command)
+    assert answer.code == cli.NO_DATA
+    assert "if you trust it, say trust=true" in answer.err
+    assert not (tmp_path / "ran").exists()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    answer = east_run(*command, "trust=true")
+    assert (tmp_path / "ran").exists(), "as it was asked for"
+    assert "expected a class of torch.nn.Module" in answer.err, "and still it must be a network"
+
+
+def test_what_a_record_names_is_not_imported(tmp_path, monkeypatch):
+    (tmp_path / "evil_metric.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    golden = next(r for r in records.scan(GOLDEN) if r.config.loss.options.get("metric"))
+    loss = golden.config.loss.model_copy(update={"metric": "evil_metric.f", "name": "metric"})
+    records.write(tmp_path / "results", golden.but(config=golden.config.but(loss=loss), stage="trial"))
+    tables.render("grid", tmp_path / "results", preset="quick")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("dry", ["true", "false"])
+@pytest.mark.parametrize("target", ["subprocess.Popen", "os.system", "east.losses.build"])
+def test_a_target_of_another_kind_is_refused_before_it_is_called(target, dry, tmp_path, east_run):
+    (tmp_path / "conf" / "loss").mkdir(parents=True)
+    ran = tmp_path / "ran"
+    text = f"{{name: mine, _target_: {target}, args: [touch, {ran}]}}"
+    (tmp_path / "conf" / "loss" / "mine.yaml").write_text(text)
+    answer = east_run(*TINY, "loss=mine", f"config_dir={tmp_path / 'conf'}", f"dry_run={dry}")
+    assert answer.code == cli.BAD_CONFIG
+    assert f"loss._target_={target}: expected a class of east.losses.Loss, got" in answer.err
+    small = [word for word in TINY if not word.startswith("model")]
+    answer = east_run(*small, "model=custom", f"model.target={target}", f"dry_run={dry}")
+    assert answer.code == cli.BAD_CONFIG
+    assert f"model.target={target}: expected a class of torch.nn.Module" in answer.err
+    assert not ran.exists()
+
+
+def test_names_never_become_paths(tmp_path, east_run):
+    (tmp_path / "conf" / "loss").mkdir(parents=True)
+    (tmp_path / "conf" / "loss" / "mine.yaml").write_text("{name: ../../mine, _target_: east.losses.CrossEntropy}")
+    answer = east_run(*TINY, "loss=mine", f"config_dir={tmp_path / 'conf'}")
+    assert answer.code == cli.BAD_CONFIG
+    assert "expected a plain name of letters, digits, '_', '-' and '.', got '../../mine'" in answer.err
+    assert not list(tmp_path.parent.glob("mine*"))
+
+
+def test_formulas_of_a_spreadsheet_are_neutralised_on_request(tmp_path, east_run, models):
+    folder = edited(models / "ce", tmp_path / "model", {"classes": ["=HYPERLINK(1)", "+high"]})
+    people().to_csv(tmp_path / "rows.csv", index=False)
+    command = ["task=predict", f"checkpoint={folder}", f"input={tmp_path / 'rows.csv'}"]
+    assert east_run(*command, f"output={tmp_path / 'out.csv'}").code == cli.DONE
+    assert east_run(*command, f"output={tmp_path / 'safe.csv'}", "safe_csv=true").code == cli.DONE
+    plain, safe = (pd.read_csv(tmp_path / name) for name in ("out.csv", "safe.csv"))
+    assert set(plain["label"]) <= {"=HYPERLINK(1)", "+high"}
+    assert (safe["label"] == "'" + plain["label"]).all()
+    assert (safe.iloc[:, 1:].to_numpy() == plain.iloc[:, 1:].to_numpy()).all()
+
+
+def test_predictions_are_not_written_over_their_input(tmp_path, east_run, models):
+    people().to_csv(tmp_path / "rows.csv", index=False)
+    before = (tmp_path / "rows.csv").read_bytes()
+    (tmp_path / "same.csv").symlink_to(tmp_path / "rows.csv")
+    for name in ("rows.csv", "same.csv"):
+        command = [f"checkpoint={models / 'ce'}", f"input={tmp_path / 'rows.csv'}", f"output={tmp_path / name}"]
+        answer = east_run("task=predict", *command, "force=true")
+        assert answer.code == cli.BAD_CONFIG
+        assert "is the input itself; write the predictions to another file" in answer.err
+    assert (tmp_path / "rows.csv").read_bytes() == before

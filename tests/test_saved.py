@@ -188,7 +188,7 @@ def make_net(inputs_shape, outputs):
 
 def test_a_network_of_your_own(frame, table, tmp_path):
     model, outcome, splits = trained(table, model={"name": "custom", "target": f"{__name__}.Net"})
-    again = east.load(model.save(tmp_path / "own"))
+    again = east.load(model.save(tmp_path / "own"), trust=True)
     found = again.predict_proba(frame.iloc[splits.test.index.numpy()])
     np.testing.assert_allclose(found, outcome.probabilities["test"], atol=1e-6)
 
@@ -200,7 +200,7 @@ def test_a_saved_model_names_a_class_of_networks_and_nothing_else(target, stored
     (tmp_path / "model.json").write_text(json.dumps(about))
     save_file(model.tensors, tmp_path / "weights.safetensors")
     with pytest.raises(DataError, match=r"expected a class of torch\.nn\.Module"):
-        east.load(tmp_path)
+        east.load(tmp_path, trust=True)
 
 
 def test_what_has_no_portable_form_is_not_saved(table):

@@ -21,6 +21,8 @@ def build(loss: Section, classes: Sequence[str], labels: Tensor | None = None, p
     """
     parameters = loss.arguments
     target = import_by_path(loss.target)
+    if not (isinstance(target, type) and issubclass(target, Loss)):
+        raise ValueError(f"loss._target_={loss.target}: expected a class of east.losses.Loss, got {target!r}")
     if parameters.get("class_weights") == "balanced":
         if labels is None:
             raise ValueError("class_weights=balanced: expected the training labels, got none")

@@ -57,6 +57,13 @@ def _custom(
     is given `dropout` as well if it has a parameter of that name."""
     net = import_by_path(target)
     given = dict(parameters or {})
+    is_class = isinstance(net, type) and issubclass(net, nn.Module)
+    is_function = inspect.isfunction(net) and {"inputs_shape", "outputs"} <= inspect.signature(net).parameters.keys()
+    if not (is_class or is_function):
+        raise ValueError(
+            f"model.target={target}: expected a class of torch.nn.Module, or a function of inputs_shape and outputs, "
+            f"got {net!r}"
+        )
     if "dropout" in inspect.signature(net).parameters:
         given.setdefault("dropout", dropout)
     return net(inputs_shape=shape, outputs=outputs, **given)

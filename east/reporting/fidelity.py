@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from pydantic import JsonValue
 
-from east.choices import ConfigError, groups
+from east.choices import ConfigError, groups, without_imports
 from east.reporting import papers
 from east.reporting.entries import AXES, Entry, Ledger, Point
 from east.settings import compose, identity
@@ -80,8 +80,9 @@ class Request:
 def _composed(command: str, preset: str, config_dir: str | None) -> Settings | None:
     folder = {"config_dir": config_dir} if config_dir else {}
     try:
-        return compose.settings(Command({**json.loads(command), **folder, "preset": preset}))
-    except ConfigError:
+        with without_imports():  # its parameters may be a record's
+            return compose.settings(Command({**json.loads(command), **folder, "preset": preset}))
+    except (ConfigError, ValueError):
         return None
 
 

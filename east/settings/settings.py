@@ -156,6 +156,8 @@ class Settings(Section):
     checkpoint: str | None = None
     input: str | None = None
     output: str | None = None
+    safe_csv: bool = False
+    trust: bool = False
 
     fixed: frozenset[str] = frozenset()  # hyperparameters that the user gave a value: they are not searched
     keep_probabilities: bool = False  # a trial counts as done only if its probabilities are there too

@@ -29,7 +29,7 @@ def main(command: Command) -> int:
     if not (asked.checkpoint and asked.input):
         missing = [f"{name}=…" for name in ("checkpoint", "input") if not getattr(asked, name)]
         raise ConfigError(f"task=evaluate needs {' '.join(missing)}: a saved model, and labelled rows")
-    model = saved.load(asked.checkpoint, asked.device)
+    model = saved.load(asked.checkpoint, asked.device, asked.trust)
     source = Path(asked.input).expanduser()
     probabilities, labels = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
     rule = decisions.from_json(model.about["rule"], model.about["positive"])

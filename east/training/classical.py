@@ -103,6 +103,8 @@ class Classifier(Protocol):
 def build(loss: Loss) -> Classifier:
     """The classifier of a config's `loss` section."""
     target = import_by_path(loss.target)
+    if not (isinstance(target, type) and all(hasattr(target, name) for name in ("fit", "probabilities"))):
+        raise ValueError(f"loss._target_={loss.target}: expected a class with fit and probabilities, got {target!r}")
     parameters = list(inspect.signature(target).parameters.values())
     refuse_unknown(f"parameter of {target.__name__}", loss.arguments, parameters)
     return target(**loss.arguments)

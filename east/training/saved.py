@@ -4,8 +4,8 @@
     model.predict_proba(frame)
 
 Nothing is pickled: reading a model runs no code, except that a network of your own (model=custom) is imported by its
-name, as it was for training. Weights, scaling and trees are tensors; classes, columns, encoding and decision rule are
-plain JSON.
+name if you say that you trust it. Weights, scaling and trees are tensors; classes, columns, encoding and decision rule
+are plain JSON.
 """
 
 import json
@@ -13,11 +13,13 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -26,11 +28,11 @@ from east.choices import import_by_path
 from east.data import files, images
 from east.data.common import DataError, Splits, Table
 from east.data.encoding import Numeric
-from east.files import temporary_name
+from east.files import read_regular, temporary_name
 from east.losses.inputs import two_or_more
 from east.settings.sections import Model as Network
 from east.settings.sections import Science
-from east.training import decisions, portable
+from east.training import decisions, inspection, portable
 from east.training.devices import pick_device
 from east.training.population import Outcome
 from east.training.provenance import provenance
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 ABOUT, WEIGHTS = "model.json", "weights.safetensors"
+MOST_BYTES = 1 << 28  # of model.json
 ROWS = 4096  # that pass through a network at once
 FILE_ROWS = 50_000  # of a file in memory at once
 IMAGES = 512
@@ -75,7 +78,11 @@ class Model:
             if self.about["kind"] == "image":
                 some = (some.float() / 255 - mean[:, None, None]) / std[:, None, None]
             chunks.append(probabilities(self.net, some.to(self.device)).cpu())
-        return torch.cat(chunks).numpy()
+        result = torch.cat(chunks) if chunks else torch.zeros(0, len(self.classes))
+        if not result.isfinite().all():
+            row = int((~result.isfinite()).flatten(1).any(1).nonzero()[0])
+            raise DataError(f"row {row + 1}: the probabilities of this model are not finite; its weights are unusable")
+        return result.numpy()
 
     def predict(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> np.ndarray:
         """Names [n] of the classes that the decision rule gives."""
@@ -125,16 +132,51 @@ class Model:
         return folder
 
 
-def load(path: str | Path, device: str = "cpu") -> Model:
-    """A saved model, ready to predict."""
+def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
+    """A saved model, ready to predict. Everything in its files is checked before anything is computed.
+
+    trust: import the class of a network that is not one of east's own, as model=custom has. Importing runs its code.
+    """
     folder = Path(path).expanduser()
     missing = [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]
     if missing:
         raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}")
-    about = json.loads((folder / ABOUT).read_text())
-    if about.get("format") != FORMAT:
-        raise DataError(f"{folder}: expected a model of format {FORMAT}, got {about.get('format')!r}")
-    return assembled(about, load_file(folder / WEIGHTS), device)
+    file = folder / ABOUT
+    try:
+        about = json.loads(read_regular(file, MOST_BYTES))
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            got = about.get("format") if isinstance(about, dict) else type(about).__name__
+            raise ValueError(f"expected a model of format {FORMAT}, got {got!r}")
+        inspection.check_about(about)
+        target = about["model"].get("target")
+        if target is not None and not trust and not str(target).startswith("east."):
+            raise ValueError(f"its network is the class {target!r} of someone's own code, which loading would run; "
+                             "if you trust it, say trust=true, or east.load(…, trust=True)")  # fmt: skip
+        if about["kind"] == "table":
+            data.Encoding.from_json(about.get("encoding"))
+        file = folder / WEIGHTS
+        tensors = load_file(file)
+        inspection.check_tensors(tensors, about["inputs_shape"], about["kind"])
+        check_state(about, tensors)
+        model = assembled(about, tensors, device)
+        model.predict_proba(np.zeros((1, *about["inputs_shape"]), np.uint8 if about["kind"] == "image" else np.float32))
+    except (DataError, ValueError, TypeError, KeyError, RuntimeError, OSError, SafetensorError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise DataError(f"{file}: {reason}") from error
+    return model
+
+
+def check_state(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+    """ValueError unless the weights are those of the model that `about` describes. A custom network checks itself."""
+    state = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
+    shape, count = about["inputs_shape"], len(about["classes"])
+    if "target" in about["model"]:
+        return
+    classical = portable.build(state)
+    if classical is not None:
+        inspection.check_portable(classical, prod(shape), count)
+    else:
+        inspection.check_network(about["model"], state, shape, count)
 
 
 def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
@@ -230,12 +272,17 @@ def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
 
 
 def predict_file(
-    model: Model, source: str | Path, target: str | Path, keep: Sequence[str] | Literal["all"] | None = None
+    model: Model,
+    source: str | Path,
+    target: str | Path,
+    keep: Sequence[str] | Literal["all"] | None = None,
+    safe: bool = False,
 ) -> int:
     """Label and one probability per class for each row of a table, or each image of a folder; the number of rows.
 
     A CSV file is read in parts, so that it may be larger than memory. `target` appears when all is done.
     keep: columns of the input that come first in the output, or "all".
+    safe: put an apostrophe before text that a spreadsheet would take for a formula.
     """
     from tqdm import tqdm
 
@@ -250,6 +297,7 @@ def predict_file(
             image = model.about["kind"] == "image"
             parts = image_predictions(model, source) if image else table_predictions(model, source, keep)
             for result in parts:
+                result = harmless(result) if safe else result
                 result.to_csv(part, mode="a" if done else "w", header=not done, index=False)
                 done += len(result)
                 bar.update(len(result))
@@ -259,6 +307,16 @@ def predict_file(
     finally:
         part.unlink(missing_ok=True)
     return done
+
+
+def harmless(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """The same table with an apostrophe before every text that begins like a formula: = + - @, tab or return."""
+
+    def quoted(value: object) -> object:
+        return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+
+    texts = frame.apply(lambda column: column if column.dtype.kind in "biuf" else column.map(quoted))
+    return texts.rename(columns=quoted)
 
 
 def table_predictions(

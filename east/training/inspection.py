@@ -1,0 +1,169 @@
+"""What a saved model must be before anything is computed with it: the files may be anyone's.
+
+Every function raises ValueError with one sentence. Nothing is imported here, and nothing is allocated that the weights
+themselves do not take.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from torch import Tensor, nn
+
+from east import models
+from east.settings.sections import Model as Network
+from east.training import decisions, portable
+
+MOST_CLASSES = 200_000
+MOST_INPUTS = 10**8
+MOST_LAYERS, WIDEST = 1_000, 10**7
+DEEPEST = 1_000  # levels of a tree
+MAY_BE_INFINITE = ("net.intercepts", "net.baseline", "net.threshold")  # rules a class out; a split on missing values
+
+
+class About(BaseModel):
+    """The part of model.json that predictions follow from."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    kind: Literal["table", "image", "graph"]
+    classes: Annotated[list[str], Field(min_length=2, max_length=MOST_CLASSES)]
+    positive: Annotated[int, Field(ge=0)] | None
+    inputs_shape: Annotated[list[Annotated[int, Field(ge=1, le=MOST_INPUTS)]], Field(min_length=1, max_length=3)]
+    model: dict[str, JsonValue]
+    rule: dict[str, JsonValue] | None
+
+
+def check_about(values: object) -> None:
+    """The JSON of a model: types, ranges, and a decision rule for its classes."""
+    try:
+        about = About.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place}: {first['msg'].replace('Input should be', 'expected')}") from None
+    if len(set(about.classes)) < len(about.classes):
+        raise ValueError("classes: expected each name once")
+    if about.positive is not None and about.positive >= len(about.classes):
+        raise ValueError(f"positive: expected one of {len(about.classes)} classes, got number {about.positive}")
+    if prod(about.inputs_shape) > MOST_INPUTS:
+        raise ValueError(f"inputs_shape: expected at most {MOST_INPUTS:,} inputs, got {about.inputs_shape}")
+    _check_rule(about)
+    _check_sizes(about.model)
+
+
+def _check_rule(about: About) -> None:
+    """It must decide, for a row that could be anything, on one of the classes."""
+    count = len(about.classes)
+    try:
+        numbers = [float(x) for value in (about.rule or {}).values() for x in _flat(value)]
+        if not torch.tensor(numbers, dtype=torch.float64).isfinite().all():
+            raise ValueError("its numbers are not finite")
+        if any(len(value) != count for value in (about.rule or {}).values() if isinstance(value, list)):
+            raise ValueError(f"expected {count} numbers")
+        chosen = decisions.from_json(about.rule, about.positive).decide(torch.full((1, count), 1 / count))
+        if not 0 <= int(chosen) < count:
+            raise ValueError(f"it chooses class {int(chosen)} of {count}")
+    except (ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:
+        raise ValueError(f"rule: it does not fit {count} classes ({str(error).splitlines()[0]})") from None
+
+
+def _flat(value: Any) -> list[Any]:
+    return [x for item in value for x in _flat(item)] if isinstance(value, list) else [value]
+
+
+def _check_sizes(section: Mapping[str, JsonValue]) -> None:
+    for name, value in section.items():
+        sizes = value if isinstance(value, list) else [value]
+        if len(sizes) > MOST_LAYERS or any(isinstance(size, int) and not -1 <= size <= WIDEST for size in sizes):
+            raise ValueError(f"model.{name}: expected at most {MOST_LAYERS:,} layers of at most {WIDEST:,} units")
+
+
+def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], kind: str) -> None:
+    """Finite numbers, and a scaling that divides by no 0."""
+    for name in ("mean", "std"):
+        if name not in tensors:
+            raise ValueError(f"expected a tensor {name!r}")
+        width = 3 if kind == "image" else inputs_shape[-1]
+        if not tensors[name].is_floating_point() or tensors[name].numel() not in (1, width):
+            raise ValueError(f"{name}: expected {width} numbers, got a tensor of shape {list(tensors[name].shape)}")
+    for name, tensor in tensors.items():
+        infinite = name in MAY_BE_INFINITE
+        if tensor.is_floating_point() and bool((tensor.isnan() if infinite else ~tensor.isfinite()).any()):
+            raise ValueError(f"{name}: expected finite numbers")
+    if bool((tensors["std"] == 0).any()):
+        raise ValueError("std: expected numbers other than 0, which inputs are divided by")
+    if "net.pixel_std" in tensors and bool((tensors["net.pixel_std"] == 0).any()):
+        raise ValueError("pixel_std: expected numbers other than 0, which inputs are divided by")
+
+
+def check_network(section: Mapping[str, JsonValue], state: Mapping[str, Tensor], shape: Sequence[int], d: int) -> None:
+    """Weights of the names and shapes that the described network has; the network itself is not made for this."""
+    with torch.device("meta"):
+        net = models.build(Network.model_validate(section), shape, d)
+    expected = net.state_dict()
+    if expected.keys() != state.keys():
+        different = sorted(expected.keys() ^ state.keys())
+        raise ValueError(f"weights: they do not belong to {type(net).__name__}, which differs in {different[0]!r}")
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape or tensor.is_floating_point() != expected[name].is_floating_point():
+            raise ValueError(f"{name}: expected shape {list(expected[name].shape)}, got {list(tensor.shape)}")
+
+
+def check_portable(net: nn.Module, inputs: int, d: int) -> None:
+    """Tensors of a classical model that fit each other, its inputs and its classes; trees that end."""
+    width = inputs
+    axes = getattr(net, "axes", None)
+    if isinstance(axes, Tensor):
+        width = axes.shape[-1]
+        _expect_shapes(net, {"pixel_mean": (inputs,), "pixel_std": (inputs,), "axes": (inputs, width)})
+    if isinstance(net, portable.Linear):
+        _expect_shapes(net, {"coefficients": (d, width), "intercepts": (d,)})
+        return
+    assert isinstance(net, portable.Trees)
+    nodes = len(net.left)
+    _expect_shapes(net, {"left": (nodes,), "right": (nodes,), "feature": (nodes,), "threshold": (nodes,)})
+    for name, limit in {"left": nodes, "right": nodes, "feature": width, "roots": nodes}.items():
+        _expect_numbers(net, name, limit)
+    if isinstance(net, portable.Boosted):
+        k = len(net.baseline)
+        _expect_shapes(net, {"value": (nodes,), "classes": (1,), "present": (max(2, k),)})
+        _expect_numbers(net, "present", d)
+        if int(net.classes) != d or len(net.roots) % max(1, k) or not k:
+            raise ValueError(f"baseline: expected trees of {d} classes that take turns")
+    else:
+        _expect_shapes(net, {"value": (nodes, d)})
+        if bool((net.value < 0).any()):
+            raise ValueError("value: expected shares of at least 0")
+    _check_depth(net)
+
+
+def _expect_shapes(net: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
+        tensor = getattr(net, name, None)
+        if tensor is None or tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{name}: expected shape {list(shape)}, got {tensor if tensor is None else list(tensor.shape)}"
+            )
+
+
+def _expect_numbers(net: nn.Module, name: str, limit: int) -> None:
+    """Whole numbers from 0 to below a limit."""
+    tensor = getattr(net, name)
+    whole = tensor.dtype == torch.int64 and tensor.ndim == 1 and tensor.numel() > 0
+    if not whole or int(tensor.min()) < 0 or int(tensor.max()) >= limit:
+        raise ValueError(f"{name}: expected whole numbers from 0 to {limit - 1}")
+
+
+def _check_depth(trees: portable.Trees) -> None:
+    """Every path from a root ends in a leaf: a tree with a circle in it would never answer."""
+    level = trees.roots.unique()
+    for _ in range(DEEPEST):
+        below = torch.cat((trees.left[level], trees.right[level])).unique()
+        inner = (trees.left[below] != below) | (trees.right[below] != below)
+        level = below[inner]
+        if not len(level):
+            return
+    raise ValueError(f"left and right: expected trees of at most {DEEPEST:,} levels, without circles")
