@@ -3,7 +3,9 @@
 Exit codes: 0 done, 1 failed, 2 bad config, 3 data not available, 130 interrupted.
 """
 
+import io
 import os
+import signal
 import sys
 import textwrap
 import warnings
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 RESUME = "Finished trials are saved. Rerun the same command to resume."
 QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # what a command does that names no task and no data
-IMPORTING = ("loss.metric", "loss._target_", "model.target", "config_dir", "trust")  # may name the user's own code
+IMPORTING = ("loss.metric", "loss._target_", "model.target", "score", "config_dir", "trust")  # name the user's code
 TASKS = (
     *("run", "train", "data", "table", "reproduce", "records", "report"),
     *("compare", "predict", "evaluate", "export", "study"),
@@ -64,7 +66,26 @@ Exit codes: 0 done, 1 failed, 2 bad config, 3 data not available, 130 interrupte
 
 
 def main() -> None:
-    sys.exit(run(sys.argv[1:]))
+    usable_streams()
+    try:
+        os.getcwd()
+        code = run(sys.argv[1:])
+    except FileNotFoundError:
+        print("The working directory has been deleted. Change to a folder that exists.", file=sys.stderr)
+        code = FAILED
+    except KeyboardInterrupt:  # a second one, while the first was being answered
+        code = INTERRUPTED
+    sys.exit(code)
+
+
+def usable_streams() -> None:
+    """Output that was closed goes nowhere, and a terminal without our characters shows question marks instead."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 (for as long as we run)
+        elif mode == "w" and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -137,7 +158,7 @@ def dispatch(command: "Command") -> int:
     from east.experiment.executors import interruptible
 
     interruptible()
-    if any(command.get(name) for name in IMPORTING):
+    if any(name in ("config_dir", "trust") or "." in str(command.get(name)) for name in IMPORTING if command.get(name)):
         import_from_here()
     if not command.sections & {"task", "dataset", "datasets", "loss", "losses"}:
         command = command.but({**QUICKSTART, **command.values})
@@ -206,11 +227,12 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
     try:
         return task()
     except KeyboardInterrupt as interruption:
+        deaf_to_further_interrupts()
         by = f" by {interruption}" if str(interruption) else ""
         print(f"\nInterrupted{by}. {RESUME}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (whoever read our output has gone)
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (whoever read our output has gone)
         return DONE
     except Exception as error:
         if debug:
@@ -227,6 +249,12 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
             file=sys.stderr,
         )
         return FAILED
+
+
+def deaf_to_further_interrupts() -> None:
+    """Whoever presses Ctrl-C twice gets the same answer, not a traceback from the middle of it."""
+    with suppress(ValueError):  # not in the main thread
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -56,8 +56,8 @@ def adult_released(root=None, *, split: str = "official") -> Table:
 def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Features [48842, 13], labels [48842], which rows are of the official test file, and the folder."""
     path = fetch(TRAIN, root=root)
-    train = path.read_text().splitlines()
-    test = fetch(TEST, root=root).read_text().splitlines()[1:]
+    train = path.read_text(encoding="utf-8").splitlines()
+    test = fetch(TEST, root=root).read_text(encoding="utf-8").splitlines()[1:]
     lines = [line.removesuffix(".").split(", ") for line in train + test if line]
     rows = np.array(lines)
     features = np.empty((len(rows), len(COLUMNS)), dtype=np.float32)

@@ -72,7 +72,10 @@ def check(folder: Path, found: dict[str, int]) -> str:
         raise DataError(f"caltech256: expected 30,607 images in 257 classes, found {images:,} in {folder}.")
     counts = folder.parent / "class_counts.csv"
     if counts.exists():
-        known = {name: int(count) for name, count in (line.split(",") for line in counts.read_text().split()[1:])}
+        known = {
+            name: int(count)
+            for name, count in (line.split(",") for line in counts.read_text(encoding="utf-8").split()[1:])
+        }
         wrong = [
             f"{name} has {n} images, expected {known.get(name, 0)}"
             for name, n in found.items()

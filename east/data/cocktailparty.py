@@ -91,8 +91,8 @@ def cocktailparty_graph(root=None) -> Graphs:
 def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Positions [frames, 6, 2] in metres, angles [frames, 6], together [frames, 15], and the folder."""
     path = fetch(FEATURES, root=root)
-    frames = [line.split() for line in path.read_text().splitlines()]
-    groups = [line.split() for line in fetch(GROUPS, root=root).read_text().splitlines()]
+    frames = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
+    groups = [line.split() for line in fetch(GROUPS, root=root).read_text(encoding="utf-8").splitlines()]
     if [frame[0] for frame in frames] != [group[0] for group in groups]:
         raise DataError("cocktailparty: features.txt and group_names.txt do not list the same frames.")
     values = np.array([frame[1:] for frame in frames]).reshape(len(frames), PEOPLE, 4)  # name, x, y, angle

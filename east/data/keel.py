@@ -28,7 +28,7 @@ def keel(root=None, *, set: str = "abalone19") -> Table:
     files = tables()
     path = files[choose("KEEL set", set.replace("_", "-"), files)]
     name = path.name.split(".")[0]
-    head = [line for line in path.read_text().splitlines()[:500] if line.startswith("@")]
+    head = [line for line in path.read_text(encoding="utf-8").splitlines()[:500] if line.startswith("@")]
     matches = [re.match(r"@attribute\s+'?([^\s{']+)'?\s*(.*)", line, re.IGNORECASE) for line in head]
     attributes = [(match[1], match[2]) for match in matches if match]
     frame = pd.read_csv(

@@ -308,6 +308,6 @@ def settle(made: Path, place: Path) -> None:
 
 def read(place: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays of a decoded folder and their digests; mapped copy-on-write, so that nobody can change the file."""
-    digests = json.loads((place / "digests.json").read_text())
+    digests = json.loads((place / "digests.json").read_text(encoding="utf-8"))
     arrays = {name: np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in digests}
     return arrays, digests

@@ -118,7 +118,7 @@ class Finding:
 @cache
 def cells() -> list[Published]:
     """The 341 published cells."""
-    found = yaml.safe_load((HERE / "published.yaml").read_text())["cells"]
+    found = yaml.safe_load((HERE / "published.yaml").read_text(encoding="utf-8"))["cells"]
     return [Published(**_attributes(cell)) for cell in found]
 
 
@@ -127,7 +127,7 @@ def findings() -> list[Finding]:
     """Everything in findings.yaml."""
     as_tuple = lambda value: tuple(value) if isinstance(value, list) else (value,)  # noqa: E731
     found = []
-    for entry in yaml.safe_load((HERE / "findings.yaml").read_text())["findings"]:
+    for entry in yaml.safe_load((HERE / "findings.yaml").read_text(encoding="utf-8"))["findings"]:
         choose("status", entry["status"], STATUSES)
         patterns = ({name: as_tuple(value) for name, value in _attributes(p).items()} for p in entry["cells"])
         found.append(Finding(**entry | {"cells": tuple(Pattern(**pattern) for pattern in patterns)}))

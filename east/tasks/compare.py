@@ -328,7 +328,8 @@ def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: s
     if not source.exists():
         carry_out([Run.of(asked.but(save_model=True, force=False, seed=chosen.seed, trials=1))])
     names = {"argmax": "argmax", "plugin": f"plug-in for {result.score}", "expected": f"expected {result.score}"}
-    saved.load(source).deciding(names[winner.decision], chosen.rule.to_json()).save(folder / "model")
+    model = saved.load(source, trust="target" in asked.model.options)  # a network that this command names
+    model.deciding(names[winner.decision], chosen.rule.to_json()).save(folder / "model")
     for other in plans:
         if keep_models == "all" or not other.run.settings.save_model:
             continue

@@ -91,7 +91,7 @@ def document(title: str, sections: dict[str, str]) -> str:
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{(HERE / 'report.css').read_text()}{STYLE}</style></head><body>"
+        f"<style>{(HERE / 'report.css').read_text(encoding='utf-8')}{STYLE}</style></head><body>"
         f"<header><h1>{escape(title)}</h1></header><main>{body}</main></body></html>\n"
     )
 

@@ -67,11 +67,11 @@ def page(
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>east: published and reproduced</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{(HERE / 'report.css').read_text()}</style></head><body>"
+        f"<style>{(HERE / 'report.css').read_text(encoding='utf-8')}</style></head><body>"
         "<header><h1>Published and reproduced</h1><p>EAST (arXiv 2405.20954), both versions, and Bridging the Gap "
         f"(NeurIPS 2022), beside the runs of this project. Written {today.isoformat()}.</p>"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header><main>{body}</main>'
-        f"<script>{(HERE / 'report.js').read_text()}</script></body></html>\n"
+        f"<script>{(HERE / 'report.js').read_text(encoding='utf-8')}</script></body></html>\n"
     )
 
 
