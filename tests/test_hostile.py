@@ -161,10 +161,10 @@ UNFIT = {
     "positive": ("ce", {"positive": 7}, None, "positive: expected one of 2 classes, got number 7"),
     "a rule": ("ce", {"rule": {"weights": [1.0]}}, None, "rule: it does not fit 2 classes"),
     "no encoding": ("ce", {"encoding": {"columns": 3}}, None, "the encoding"),
-    "a circle": ("rf", {}, circular, "expected trees of at most 1,000 levels, without circles"),
+    "a circle": ("rf", {}, circular, "expected every node's children to come after it"),
     "a chain": ("rf", {}, chain, "expected trees of at most 1,000 levels, without circles"),
     "no such feature": ("rf", {}, lambda w: {"net.feature": w["net.feature"] + 99}, "feature: expected whole numbers"),
-    "no such node": ("rf", {}, lambda w: {"net.right": w["net.right"] - 5}, "right: expected whole numbers"),
+    "no such node": ("rf", {}, lambda w: {"net.right": w["net.right"] - 5}, "children to come after it"),
 }  # fmt: skip
 
 

@@ -122,7 +122,8 @@ def check_portable(net: nn.Module, inputs: int, d: int) -> None:
     if isinstance(net, portable.Linear):
         _expect_shapes(net, {"coefficients": (d, width), "intercepts": (d,)})
         return
-    assert isinstance(net, portable.Trees)
+    if not isinstance(net, portable.Trees):
+        return  # the text of another library, which checks it itself
     nodes = len(net.left)
     _expect_shapes(net, {"left": (nodes,), "right": (nodes,), "feature": (nodes,), "threshold": (nodes,)})
     for name, limit in {"left": nodes, "right": nodes, "feature": width, "roots": nodes}.items():
