@@ -178,7 +178,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
     """A worker per slot. One that is killed is replaced, and its job tried again `retries` times."""
     retries = place.executor.retries
     free, victims = list(place.slots), []
-    started, busy_seconds = time.monotonic(), 0.0
+    started, busy_seconds = 0.0, 0.0  # from the first job on: to start the first worker takes seconds
     idle: list[Worker] = []
     busy: list[Worker] = []
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
@@ -188,6 +188,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
                 worker = idle.pop() if idle else Worker(function, free.pop())
                 busy.append(worker)
                 worker.give(queue.popleft())
+                started = started or worker.since
             ready = wait([worker.pipe for worker in busy])
             for worker in [worker for worker in busy if worker.pipe in ready]:
                 busy.remove(worker)
@@ -206,7 +207,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
                     result = Lost(f"its process ended {retries + 1} times, last with {ended}")
                 yield worker.job, result
         seconds = time.monotonic() - started
-        if seconds >= WORTH_TELLING:
+        if started and seconds >= WORTH_TELLING:
             idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
             tqdm.write(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min", file=sys.stderr)
     finally:
