@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import time
 from pathlib import Path
@@ -328,3 +329,42 @@ def test_a_folder_that_cannot_be_written_to_has_no_index(tmp_path, settled, monk
 
     monkeypatch.setattr(index, "write_atomically", full)
     assert len(records.scan(tmp_path)) == 100
+
+
+# Random damage
+
+
+def mutated(content, dice):
+    """Some bytes flipped, cut, repeated or inserted."""
+    data = bytearray(content)
+    for _ in range(dice.randrange(1, 4)):
+        at = dice.randrange(len(data) + 1)
+        kind = dice.randrange(4)
+        if kind == 0 and at < len(data):
+            data[at] ^= 1 << dice.randrange(8)
+        elif kind == 1:
+            del data[at : at + dice.randrange(1, 200)]
+        elif kind == 2:
+            data[at:at] = data[at : at + dice.randrange(1, 50)]
+        else:
+            data[at:at] = dice.randbytes(dice.randrange(1, 9))
+    return bytes(data)
+
+
+@pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.nightly)])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_no_random_damage_to_a_results_folder_crashes_or_changes_a_number(count, tmp_path):
+    dice = random.Random(0)
+    for seed in range(3):
+        records.write(tmp_path, record(seed=seed, score=0.3 + seed / 10))
+    records.export(tmp_path)
+    true = {(r.key, r.seed): (r.scores, r.confusion, r.best) for r in records.scan(tmp_path)}
+    files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    whole = {path: path.read_bytes() for path in files}
+    for _ in range(count):
+        for path in dice.sample(files, dice.randrange(1, len(files) + 1)):
+            path.write_bytes(mutated(whole[path], dice))
+        found = {(r.key, r.seed): (r.scores, r.confusion, r.best) for r in records.scan(tmp_path)}
+        assert all(true[which] == values for which, values in found.items())
+        for path, content in whole.items():
+            path.write_bytes(content)
