@@ -1,6 +1,7 @@
 """Files from strangers: text stays text, targets are not imported, and models that cannot work are refused."""
 
 import json
+import random
 import re
 import shutil
 import sys
@@ -18,6 +19,7 @@ from east.experiment import records
 from east.reporting import tables
 from east.reporting.pages import report
 from tests.commands import TINY
+from tests.test_damaged import mutated
 from tests.test_report import GOLDEN, browse
 from tests.test_saved import people, trained
 
@@ -286,3 +288,19 @@ def test_predictions_are_not_written_over_their_input(tmp_path, east_run, models
         assert answer.code == cli.BAD_CONFIG
         assert "is the input itself; write the predictions to another file" in answer.err
     assert (tmp_path / "rows.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=pytest.mark.nightly)])
+def test_no_random_damage_to_a_model_crashes(count, models, tmp_path):
+    """It is refused by name, or predicts a class for every row."""
+    dice, rows = random.Random(0), people(20)
+    folder = edited(models / "rf", tmp_path / "model")
+    for number in range(count):
+        source = models / dice.choice(["ce", "rf"])
+        for name in ("model.json", "weights.safetensors"):
+            content = (source / name).read_bytes()
+            (folder / name).write_bytes(mutated(content, dice) if (number + len(name)) % 2 else content)
+        try:
+            assert len(east.load(folder).predict(rows)) == len(rows)
+        except DataError:
+            continue
