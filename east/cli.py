@@ -13,18 +13,24 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from east.choices import CONF, ConfigError, choose, groups
 
 if TYPE_CHECKING:
     from east.settings.command import Command
+    from east.settings.settings import Settings
 
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
-RESUME = "Finished trials are saved. Rerun the same command to resume."
 QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # what a command does that names no task and no data
 IMPORTING = ("loss.metric", "loss._target_", "model.target", "score", "config_dir", "trust")  # name the user's code
+WITH_VALUE = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # flags of Hydra's that take one
+FLAGS = (
+    *("-h", "--help", "--version", "-m", "--multirun", "-r", "--run", *WITH_VALUE, "--resolve"),
+    *("--hydra-help", "-sc", "--shell-completion", "--config-dir", "-cd"),
+)
 TASKS = (
     *("run", "train", "data", "table", "reproduce", "records", "report"),
     *("compare", "predict", "evaluate", "export", "study"),
@@ -57,6 +63,7 @@ Often used
   preset=paper|budget|lean|quick  how much of the protocol  trials=10 seed=0 hyper.lr=0.001 hyper.batch_size=256
   device=auto|cpu|cuda|mps   dry_run=true  the plan       dataset.limit=1000  a stratified part of the data
   results_dir=results        save_model=true              force=true  redo finished trials; debug=true  tracebacks
+  yes=true                   start plans of more than a day on a CPU without asking
   -m dataset=a,b loss=c,d    Hydra multirun               --config-dir DIR  your own configs, such as DIR/loss/mine.yaml
   --cfg job                  show the whole config        executor=processes|ray|submitit  cores, a cluster, SLURM
 
@@ -75,6 +82,10 @@ def main() -> None:
         code = FAILED
     except KeyboardInterrupt:  # a second one, while the first was being answered
         code = INTERRUPTED
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:  # as in east-run --help | head -3; nothing may be written when Python ends either
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
@@ -90,15 +101,20 @@ def usable_streams() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line; return its exit code."""
+    return guarded(lambda: answer(arguments), "debug=true" in arguments)
+
+
+def answer(arguments: Sequence[str]) -> int:
+    """Help and version, Hydra's flags, or a task."""
     flags, words = separated(arguments)
     if {"-h", "--help"} & set(flags):
-        return guarded(lambda: show_help(words), debug=False)
-    if "--version" in arguments:
+        return show_help(words)
+    if "--version" in flags:
         from east import __version__
 
         print(f"east {__version__}")
         return DONE
-    return guarded(lambda: through_hydra(flags, words) if flags else dispatch(parse(words)), "debug=true" in words)
+    return through_hydra(flags, words) if flags else dispatch(parse(words))
 
 
 def show_help(words: Sequence[str]) -> int:
@@ -127,8 +143,10 @@ def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
             folder = word.partition("=")[2] or (left.pop(0) if left else "")
             words.append(f"config_dir='{Path(folder).resolve()}'")
         elif word.startswith("-"):
-            takes_value = word in ("--cfg", "-c", "--info", "-i", "--package", "-p")
-            flags += [word, left.pop(0)] if takes_value and left else [word]
+            name, _, value = word.partition("=")
+            flags.append(choose("flag", name, FLAGS))
+            if value or (name in WITH_VALUE and left):
+                flags.append(value or left.pop(0))
         else:
             words.append(word)
     return flags, words
@@ -155,6 +173,7 @@ def refuse_bare_words(words: Sequence[str]) -> None:
 
 def dispatch(command: "Command") -> int:
     """Hand a command to its task. One that names neither a task nor data is the quickstart."""
+    from east import display
     from east.experiment.executors import interruptible
 
     interruptible()
@@ -163,7 +182,37 @@ def dispatch(command: "Command") -> int:
     if not command.sections & {"task", "dataset", "datasets", "loss", "losses"}:
         command = command.but({**QUICKSTART, **command.values})
     name = choose("task", str(command.get("task", "run")), TASKS)
-    return import_module(f"east.tasks.{name}").main(command)
+    asked = checked(name, command)
+    if name in ("run", "train"):
+        print(announcement(asked, command), flush=True)
+    with display.activity("starting"):
+        task = import_module(f"east.tasks.{name}")
+    return task.main(command)
+
+
+def checked(task: str, command: "Command") -> "list[Settings]":
+    """The settings of a command, before its task is imported: what is mistyped is refused without waiting for torch."""
+    from east.settings import command as commands
+    from east.settings import compose
+
+    if task not in ("run", "train"):  # these read datasets=[…], dataset=all and the like themselves
+        command = command.without(*commands.LISTS, *(["dataset"] if command.get("dataset") == "all" else []))
+    asked = compose.all_settings(command)
+    folder = Path(asked[0].results_dir).expanduser()
+    in_the_way = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
+    if in_the_way:
+        raise ConfigError(f"results_dir={folder}: expected a folder, but {in_the_way} is a file")
+    return asked
+
+
+def announcement(asked: "Sequence[Settings]", command: "Command") -> str:
+    """One line before the work: what was decided where the user left it open."""
+    presets = sorted({settings.preset.name for settings in asked})
+    chosen = "" if command.get("preset", "auto") != "auto" else " (auto)"
+    datasets = ", ".join(dict.fromkeys(settings.dataset.name for settings in asked))
+    losses = ", ".join(dict.fromkeys(settings.loss.name for settings in asked))
+    how = f"protocol={asked[0].protocol.name} preset={', '.join(presets)}{chosen} search={asked[0].search.name}"
+    return f"{datasets}: {losses} | {how}"
 
 
 def import_from_here() -> None:
@@ -177,35 +226,77 @@ def import_from_here() -> None:
 
 def through_hydra(flags: list[str], words: list[str]) -> int:
     """Multirun, --info and completion are Hydra's own; each job of a sweep comes back to `dispatch`."""
-    import hydra
-    from hydra.core.hydra_config import HydraConfig
-
-    from east.settings import command, compose
+    from east.settings import command
 
     refuse_bare_words(words)
-    if flags in (["--cfg", "job"], ["-c", "job"]):
-        import yaml
-
-        shown = compose.settings(parse(words)).model_dump(by_alias=True, mode="json")
-        print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
-        return DONE
+    sweeping = bool({"-m", "--multirun"} & set(flags))
+    if shows_job(flags) and not sweeping:
+        return show_config(flags, parse(words))
     typed = (override.input_line for override in command.parsed(words))
     lines = [line for line in typed if line is not None]  # quoted where Hydra needs it
     own = [line for line in lines if not line.startswith("hydra")]
     folders = (one.value() for one in command.parsed(own) if one.key_or_group == "config_dir")
     folder = next((str(value) for value in folders if value is not None), None)
-    if {"-m", "--multirun"} & set(flags):
-        for job in command.sweep(own) if not any(line.startswith("hydra/sweeper") for line in lines) else ():
-            compose.all_settings(job)
+    known = groups(folder)
+    further = []
+    if sweeping and not any(line.startswith("hydra/sweeper") for line in lines):
+        further = confirmed(command.sweep(own, known))
+    if sweeping or {"--cfg", "-c", "--info", "-i"} & set(flags):
         # "++": Hydra composes each job before we complete it, when sections such as `model` are not there yet.
-        known = groups(folder)
-        lines = [f"++{line}" if line in own and line.partition("=")[0] not in known else line for line in lines]
-    sys.argv = [sys.argv[0], *flags, *([f"--config-dir={folder}"] if folder else []), *lines]
+        lines = [line if line not in own or line.partition("=")[0] in known else f"++{line}" for line in lines]
+    folders_flag = [f"--config-dir={folder}"] if folder else []
+    return run_hydra([*flags, *folders_flag, *lines, *further])
+
+
+def shows_job(flags: Sequence[str]) -> bool:
+    """Whether --cfg job is among the flags."""
+    values = [value for flag, value in pairwise(flags) if flag in ("--cfg", "-c")]
+    return "job" in [choose("--cfg", value, ("job", "hydra", "all")) for value in values]
+
+
+def show_config(flags: Sequence[str], command: "Command") -> int:
+    """Print the composed config, or the part that --package names. It is always resolved."""
+    import yaml
+
+    from east.settings import compose
+
+    shown: Any = compose.settings(command).model_dump(by_alias=True, mode="json", exclude={"fixed"})
+    package = next((flags[k + 1] for k, flag in enumerate(flags[:-1]) if flag in ("--package", "-p")), None)
+    for name in package.split(".") if package else ():
+        shown = shown[choose("package", name, shown)]
+    print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
+    return DONE
+
+
+def confirmed(jobs: "Sequence[Command]") -> list[str]:
+    """Check every job of a sweep and ask once for all of them; returns what the jobs are told in addition."""
+    from east.settings import compose
+
+    training = [job for job in jobs if job.get("task", "run") in ("run", "train")]
+    asked = [settings for job in jobs for settings in compose.all_settings(job)]
+    if not training or asked[0].dry_run:
+        return []
+    from east.tasks import plan
+
+    def shorter(preset: str) -> "list[Settings]":
+        return [settings for job in training for settings in compose.all_settings(job.but(preset=preset))]
+
+    plan.made([settings for job in training for settings in compose.all_settings(job)], shorter).confirmed()
+    return ["++yes=true"]
+
+
+def run_hydra(arguments: Sequence[str]) -> int:
+    """Hydra's main function; every job of a sweep is carried out by `dispatch`."""
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    sys.argv = [sys.argv[0], *arguments]
     parent, codes = os.getpid(), [DONE]
 
     def carry_out(_composed: object) -> None:
         job = [line.removeprefix("++") for line in HydraConfig.get().overrides.task]
-        print(f"\n# {' '.join(job)}", flush=True)
+        shown = [line for line in job if line != "yes=true"]
+        print(f"\n# {' '.join(shown)}", flush=True)
         codes.append(guarded(lambda: dispatch(parse(job)), "debug=true" in job))
         if codes[-1] == INTERRUPTED:
             sys.exit(INTERRUPTED)
@@ -223,13 +314,13 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
     """Run a task; turn what goes wrong into a few lines and an exit code."""
     if debug:
         os.environ["EAST_DEBUG"] = "1"
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
+    warnings.showwarning = warn  # type: ignore[assignment]
     try:
         return task()
     except KeyboardInterrupt as interruption:
         deaf_to_further_interrupts()
         by = f" by {interruption}" if str(interruption) else ""
-        print(f"\nInterrupted{by}. {RESUME}", file=sys.stderr)
+        print(f"\nInterrupted{by}.{noted(interruption)}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (whoever read our output has gone)
@@ -237,18 +328,31 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
     except Exception as error:
         if debug:
             raise
-        if isinstance(error, ConfigError):
-            print(f"config: {error}", file=sys.stderr)
-            return BAD_CONFIG
-        if type(error).__name__ == "DataError":  # its module is heavy
-            print(f"data: {error}", file=sys.stderr)
-            return NO_DATA
-        wrong_path = isinstance(error, FileNotFoundError | NotADirectoryError)
-        print(
-            f"{type(error).__name__}: {error}\n{'' if wrong_path else f'{RESUME} '}(debug=true shows a traceback)",
-            file=sys.stderr,
-        )
-        return FAILED
+        return explained(error)
+
+
+def warn(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning in one line, above the progress line."""
+    from east import display
+
+    display.say(f"warning: {message}")
+
+
+def explained(error: Exception) -> int:
+    """Say what went wrong in a few lines; return the exit code."""
+    if isinstance(error, ConfigError):
+        print(f"config: {error}", file=sys.stderr)
+        return BAD_CONFIG
+    if type(error).__name__ == "DataError":  # its module is heavy
+        print(f"data: {error}", file=sys.stderr)
+        return NO_DATA
+    print(f"{type(error).__name__}: {error}\n(debug=true shows a traceback){noted(error)}", file=sys.stderr)
+    return FAILED
+
+
+def noted(error: BaseException) -> str:
+    """What the scheduler has to add: that finished trials are saved, where there are any."""
+    return "".join(f" {note}" for note in getattr(error, "__notes__", ()))
 
 
 def deaf_to_further_interrupts() -> None:

@@ -20,7 +20,7 @@ TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max
 
 def record_files(folder: Path) -> dict[Path, str]:
     """The records below a folder, as text."""
-    return {path: path.read_text() for path in sorted(Path(folder).rglob("seed-*.json"))}
+    return {path: path.read_text() for path in sorted(Path(folder).rglob("se*-*.json"))}
 
 
 def count_records(folder: Path) -> int:

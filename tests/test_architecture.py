@@ -14,6 +14,7 @@ PACKAGE = ROOT / "east"
 ROOMS = [
     "choices",
     "files",
+    "display",
     "settings",
     "confusion",
     "metrics",

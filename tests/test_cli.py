@@ -166,6 +166,7 @@ def test_a_sweep_takes_paths_as_they_are(tmp_path, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(task_run, "main", lambda command: seen.append(settings(command)) or 0)
     monkeypatch.setattr(sys, "argv", ["east-run"])
+    monkeypatch.setattr(cli, "confirmed", lambda jobs: [])  # there is no such file
     odd = ["dataset=csv", "dataset.path=daten (1).csv", "dataset.target=été", f"results_dir={tmp_path / 'é'}"]
     assert cli.run(["-m", "loss=f1,ce", *odd]) == 0
     assert {(one.dataset.options["path"], one.dataset.options["target"]) for one in seen} == {("daten (1).csv", "été")}

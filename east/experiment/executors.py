@@ -10,7 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
+import socket
 import threading
 import time
 import warnings
@@ -23,8 +23,8 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from tqdm import tqdm
-
+from east import display
+from east.choices import ConfigError
 from east.settings.settings import Executor, Settings
 
 Job: TypeAlias = Any  # whatever the function takes; it must survive pickling
@@ -62,6 +62,8 @@ def choose_place(settings: Settings, much: bool) -> Place:
     """The executor with its slots. `auto` takes processes where they have enough work: to start one costs seconds."""
     executor = settings.executor
     folder = Path(settings.results_dir).resolve() / "sweeps" / "submitit"
+    if executor.name == "ray" and executor.address:
+        refuse_dead_cluster(executor.address)
     if executor.name not in ("auto", "processes"):
         return Place(executor, folder=folder)
     available = slots(settings.device)
@@ -69,6 +71,25 @@ def choose_place(settings: Settings, much: bool) -> Place:
     if executor.name == "auto" and not (much and len(places) > 1):
         return Place(executor.but(name="inline"))
     return Place(executor.but(name="processes"), places)
+
+
+def refuse_dead_cluster(address: str) -> None:
+    """ConfigError where nobody listens; Ray itself would try for minutes and log every attempt."""
+    current = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves the address that "auto" stands for
+    if address == "auto":
+        known = current.read_text().strip() if current.is_file() else ""
+        address = os.environ.get("RAY_ADDRESS") or known
+        if not address:
+            raise ConfigError("executor.address=auto: no Ray cluster runs here; start one with `ray start --head`")
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():
+        return  # local, or a form that Ray knows better
+    try:
+        socket.create_connection((host, int(port)), timeout=5).close()
+    except OSError as error:
+        raise ConfigError(
+            f"executor.address={address}: no Ray cluster answers there ({error.strerror or error})"
+        ) from error
 
 
 def execute(function: Function, queue: deque[Job], place: Place) -> Results:
@@ -151,7 +172,6 @@ def work(function: Function, pipe: Connection, variables: Mapping[str, str]) -> 
     os.environ.update(variables)
     threading.Thread(target=end_with_parent, daemon=True).start()
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # as the command itself
-    tqdm.set_lock(threading.RLock())  # the default lock is shared between processes, and a killed process leaks it
     while True:
         try:
             job = pipe.recv()
@@ -209,7 +229,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
         seconds = time.monotonic() - started
         if started and seconds >= WORTH_TELLING:
             idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
-            tqdm.write(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min", file=sys.stderr)
+            display.say(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min")
     finally:
         for worker in [*idle, *busy]:
             worker.stop()

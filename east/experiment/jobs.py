@@ -35,7 +35,8 @@ class Job:
     keep_probabilities: bool = False
     compile: bool = False
     tensorboard: bool = False
-    progress: bool = False
+    progress: bool = False  # whether to show it in this process
+    heartbeat: str | None = None  # or a file to write it to, for the command that waits
 
 
 def run_job(job: Job) -> list[str] | Lost:
@@ -82,7 +83,7 @@ def trained(
         splits,
         device=job.device,
         checkpoint=Path(job.checkpoints),
-        progress=job.progress,
+        progress=Path(job.heartbeat) if job.heartbeat else job.progress,
         tensorboard=Path(job.results_dir) / "tensorboard" if job.tensorboard else None,
         compile=job.compile,
     )

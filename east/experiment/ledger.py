@@ -25,15 +25,17 @@ class Ledger:
         probabilities: bool = False,
     ):
         self.results_dir, self.force, self.models, self.probabilities = results_dir, force, models, probabilities
-        self.found = {} if force else {(record.key, record.seed): record for record in found}
-        self.ended: set[tuple[str, int]] = set()
+        self.found = {} if force else {record.identity: record for record in found}
+        self.ended: set[tuple[str, int, str]] = set()
 
     def find(self, trial: Trial) -> Record | None:
         """The record of a trial, if it has a readable one."""
-        identity = trial.config.key, trial.seed
+        identity = trial.identity
         if identity not in self.found and (not self.force or identity in self.ended):
             with suppress(*records.UNREADABLE):
-                self.found[identity] = records.read(records.path(self.results_dir, trial.config, trial.seed))
+                self.found[identity] = records.read(
+                    records.path(self.results_dir, trial.config, trial.seed, trial.stage)
+                )
         return self.found.get(identity)
 
     def missing(self, trials: Iterable[Trial]) -> list[Trial]:
@@ -52,7 +54,7 @@ class Ledger:
 
     def end(self, trials: Iterable[Trial]) -> None:
         """This command has trained these."""
-        self.ended |= {(trial.config.key, trial.seed) for trial in trials}
+        self.ended |= {trial.identity for trial in trials}
 
     def ranking(self, keys: Iterable[str], rule: str) -> list[str]:
         """Keys of searched points from best to worst; those that could not be trained are left out."""

@@ -1,12 +1,12 @@
 """How a protocol searches: which seeds, how many rounds, how many trainings in all."""
 
-from east.settings.settings import TRIAL_SEEDS, Settings
+from east.settings.settings import SEARCH_SEED, Settings
 
 
 def search_seeds(settings: Settings) -> list[int]:
     """One seed per point; two for a loss without a cooling rate if all losses are to train equally often."""
     twice = settings.search.equal_budget and not settings.loss.anneals
-    return [TRIAL_SEEDS, TRIAL_SEEDS + 1] if twice else [TRIAL_SEEDS]
+    return [SEARCH_SEED, SEARCH_SEED + 1] if twice else [SEARCH_SEED]
 
 
 def rounds(settings: Settings) -> list[tuple[int | None, int]]:

@@ -2,6 +2,7 @@
 
     results/runs/<dataset>/<loss>/<key>/seed-<n>.json     the record; then a line of history, and one with its digest
     results/runs/<dataset>/<loss>/<key>/seed-<n>.npz      validation and test probabilities and labels, written first
+    results/runs/<dataset>/<loss>/<key>/search-<n>.json   the same of a training of the search; once seed-1000
     results/records/<dataset>.jsonl                       exported records, committed; they count as done as well
 
 `key` is the hash of the scientific config, `family` the same without what a search varies: the points of one grid are
@@ -70,6 +71,11 @@ class Record:
     family: str = field(default="", compare=False)
     source: str = field(default="", compare=False)  # the file below results_dir that it was read from
 
+    @property
+    def identity(self) -> tuple[str, int, str]:
+        """What a trial's record is known by."""
+        return self.key, self.seed, self.stage
+
     if not TYPE_CHECKING:  # a type checker would take any attribute for granted
 
         def __getattr__(self, name: str) -> Any:
@@ -98,6 +104,7 @@ class Record:
         return replace(self, **changed)
 
 
+NAMES = {"trial": "seed", "search": "search"}  # of files, by stage
 STORED = [f.name for f in fields(Record) if f.name not in ("family", "source")]
 INDEXED = Row._fields[: Row._fields.index("config")]
 UNINDEXED = {f.name for f in fields(Record)} - {*INDEXED, "schema", "source"}
@@ -136,17 +143,17 @@ class Origin:
         return {name: given[name] for name in UNINDEXED}
 
 
-def path(results_dir: str | Path, config: Science, seed: int) -> Path:
-    """Where the record of this trial lives, whether or not it exists."""
-    return Path(results_dir) / "runs" / _below_runs(config, config.key, seed)
+def path(results_dir: str | Path, config: Science, seed: int, stage: str = "trial") -> Path:
+    """Where the record of this trial, or of this training of a search, lives, whether or not it exists."""
+    return Path(results_dir) / "runs" / _below_runs(config, config.key, seed, stage)
 
 
-def _below_runs(config: Science, key: str, seed: int) -> str:
+def _below_runs(config: Science, key: str, seed: int, stage: str) -> str:
     try:
         dataset, loss = (checked.check_name(name) for name in (config.dataset.name, config.loss.name))
     except ValueError as error:
         raise ConfigError(f"name: {error}") from None
-    return f"{dataset}/{loss}/{key}/seed-{int(seed)}.json"
+    return f"{dataset}/{loss}/{key}/{NAMES[stage]}-{int(seed)}.json"
 
 
 def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None, force: bool = False) -> Path:
@@ -155,7 +162,7 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
     A record that is done stays, unless `force`: FileExistsError. A failed or unreadable one gives way, and one whose
     arrays were deleted or damaged, where there are new ones. One of a newer version of east stays whatever is asked.
     """
-    target = path(results_dir, record.config, record.seed)
+    target = path(results_dir, record.config, record.seed, record.stage)
     status = _status(target) if target.exists() else None
     if status == "newer":
         raise FileExistsError(f"{target} comes from a newer version of east and is not overwritten")
@@ -222,8 +229,8 @@ def has_arrays(file: str | Path) -> bool:
 
 
 def done(results_dir: str | Path) -> dict[tuple[str, int], str]:
-    """(key, seed) -> "done" or "failed", of everything under runs/ and records/. A done record beats a failed one."""
-    return {(record.key, record.seed): record.status for record in scan(results_dir)}
+    """(key, seed) -> "done" or "failed", of all trials under runs/ and records/. A done record beats a failed one."""
+    return {(record.key, record.seed): record.status for record in scan(results_dir) if record.stage == "trial"}
 
 
 def scan(results_dir: str | Path) -> list[Record]:
@@ -232,13 +239,13 @@ def scan(results_dir: str | Path) -> list[Record]:
     Files that are no records are named in a warning and skipped. Runs beat exports, done beats failed.
     """
     root, refused = Path(results_dir), Refused()
-    found: dict[tuple[str, int], Record] = {}
+    found: dict[tuple[str, int, str], Record] = {}
     with _uncollected():
         index = Index.read(root / "runs")
         for record in (*_runs(root, index, refused), *_exports(root, index, refused)):
-            known = found.get((record.key, record.seed))
+            known = found.get(record.identity)
             if known is None or (known.status, record.status) == ("failed", "done"):
-                found[record.key, record.seed] = record
+                found[record.identity] = record
         index.write()
     refused.tell(root)
     return list(found.values())
@@ -422,8 +429,10 @@ def _runs(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
 
 def _check_place(record: Record, source: str) -> None:
     """A copied or renamed file is no other trial."""
-    place = f"runs/{_below_runs(record.config, record.key, record.seed)}"
-    if source != place:
+    place, before = (  # searches were once called like trials
+        f"runs/{_below_runs(record.config, record.key, record.seed, stage)}" for stage in (record.stage, "trial")
+    )
+    if source not in (place, before):
         raise ValueError(f"it holds seed {record.seed}, whose place is {place}")
 
 

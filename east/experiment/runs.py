@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from east import data, losses, models
+from east import data, display, losses, models
 from east.choices import ConfigError, import_by_path
 from east.data.common import assign
 from east.settings.sections import Dataset, Loss, Science, Split
@@ -29,7 +29,8 @@ class Run:
     @classmethod
     def of(cls, settings: Settings) -> "Run":
         """Load the data and check that all parts fit together; ConfigError or DataError otherwise."""
-        loaded = load(settings.dataset, settings.data_dir)
+        with display.activity(f"loading {settings.dataset.name}"):
+            loaded = load(settings.dataset, settings.data_dir)
         assign(loaded, **split_options(settings.split.at(0)))  # refuses splits that these data cannot have
         check_parts(settings, loaded)
         science = settings.science(loaded.name, loaded.fingerprint)
@@ -94,5 +95,5 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
         loss(torch.zeros(count, model.outputs or count), torch.arange(count))
         if settings.protocol.stop_by not in (None, "loss"):
             metric_of(settings.protocol.stop_by, loaded.positive)
-    except (ValueError, TypeError, ImportError) as error:
+    except (ValueError, TypeError, ImportError, RuntimeError) as error:
         raise ConfigError(str(error)) from error

@@ -6,15 +6,18 @@ a record is done, so the same command, issued again, does the rest.
 
 import math
 import shutil
-import sys
 import tempfile
+import time
+import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
-from tqdm import tqdm
 
+from east import display
+from east.choices import ConfigError
 from east.experiment import executors, protocols, records
 from east.experiment.executors import Lost, Place
 from east.experiment.jobs import Job, run_job
@@ -25,6 +28,7 @@ from east.settings.sections import Science
 from east.training.devices import pick_device
 from east.training.engine import population_size
 from east.training.population import Trial
+from east.training.progress import Epoch
 
 
 class Progress:
@@ -120,10 +124,10 @@ def cut(stage: Sequence[Trial], missing: Sequence[Trial], run: Run, number: int,
     checkpoints, then what is done is left out."""
     settings = run.settings
     device = torch.device("cuda") if place.executor.gpus else pick_device(settings.device)
-    left = {(trial.config.key, trial.seed) for trial in missing}
+    left = {trial.identity for trial in missing}
     jobs = []
     for population in populations(stage, device, place.width):
-        trials = tuple(trial for trial in population if (trial.config.key, trial.seed) in left)
+        trials = tuple(trial for trial in population if trial.identity in left)
         if trials:
             jobs.append(
                 Job(
@@ -139,6 +143,7 @@ def cut(stage: Sequence[Trial], missing: Sequence[Trial], run: Run, number: int,
                     compile=settings.compile,
                     tensorboard=settings.tensorboard,
                     progress=place.executor.name == "inline",
+                    heartbeat=None if place.executor.name == "inline" else heartbeat(settings.results_dir),
                 )
             )
     return jobs
@@ -172,8 +177,11 @@ def ledger_of(runs: Sequence[Run]) -> Ledger:
     return Ledger(settings.results_dir, found, settings.force, settings.save_model, settings.keep_probabilities)
 
 
-def carry_out(runs: Sequence[Run]) -> list[str]:
-    """Search, select and train every run; return a line for each thing that went wrong, shown at once as well."""
+def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
+    """Search, select and train every run; return a line for each thing that went wrong, shown at once as well.
+
+    expected: how many seconds it may take, for the display until trials have finished.
+    """
     settings = runs[0].settings
     failures: list[str] = []
     place = executors.choose_place(settings, any(run.settings.preset.name != "quick" for run in runs))
@@ -183,22 +191,95 @@ def carry_out(runs: Sequence[Run]) -> list[str]:
         check_writable(settings.results_dir)
         for folder in ("runs", "models", "records"):
             sweep(Path(settings.results_dir, folder))
-    with tqdm(total=scheduler.total, unit="trial", smoothing=0, disable=None, initial=scheduler.done) as bar:
+    watch = Watch(scheduler, expected)
+    with display.shown(watch) if queue else nullcontext(), saying_what_is_saved(scheduler):
+        watch.add(queue)
         for job, result in executors.execute(run_job, queue, place):
             lost = isinstance(result, Lost)
             lines = [f"{runs[job.run].name}: {result.reason}"] if lost else result
             failures += lines
             for line in lines:
-                tqdm.write(f"failed: {line}", file=sys.stderr)
+                display.say(f"failed: {line}")
                 check_writable(settings.results_dir)
-            queue.extend(scheduler.ended(job, lost))
-            bar.update(scheduler.done - bar.n)
+            further = scheduler.ended(job, lost)
+            watch.end(job)
+            watch.add(further)
+            queue.extend(further)
     scheduler.sweep()
     return failures
 
 
+@contextmanager
+def saying_what_is_saved(scheduler: Scheduler) -> Iterator[None]:
+    """Whatever ends the work early is told with a note, if there is anything to resume from."""
+    try:
+        yield
+    except BaseException as error:
+        if scheduler.done:
+            error.add_note("Finished trials are saved. Rerun the same command to resume.")
+        raise
+
+
+def heartbeat(results_dir: str) -> str:
+    """A file for a worker's progress."""
+    return str(Path(results_dir).resolve() / "runs" / "progress" / f"{uuid.uuid4().hex}.json")
+
+
+class Watch:
+    """The display's line about a command's trials. Jobs in other processes leave their progress in files."""
+
+    def __init__(self, scheduler: Scheduler, expected: float | None):
+        self.scheduler, self.expected = scheduler, expected
+        self.started, self.at_start = time.monotonic(), scheduler.done
+        self.open: dict[int, Job] = {}
+        self.best: float | None = None  # highest validation metric of any trial
+
+    def add(self, jobs: Iterable[Job]) -> None:
+        self.open = {**self.open, **{id(job): job for job in jobs}}  # replaced, not changed: the display reads it
+
+    def end(self, job: Job) -> None:
+        self.open = {number: other for number, other in self.open.items() if number != id(job)}
+        if job.heartbeat:
+            Path(job.heartbeat).unlink(missing_ok=True)  # left by a worker that was killed
+        for trial in job.trials:
+            record = self.scheduler.ledger.find(trial)
+            missed = record.best.get("val_metric") if record else None
+            self._note(None if missed is None else 1 - missed)
+
+    def _note(self, score: float | None) -> None:
+        if score is not None and (self.best is None or score > self.best):
+            self.best = score
+
+    def line(self) -> str:
+        """Done, running, best score so far, time left."""
+        files = [Path(job.heartbeat) for job in self.open.values() if job.heartbeat]
+        running = [epoch for file in files if (epoch := Epoch.read(file))]
+        for epoch in running:
+            self._note(epoch.best)
+        done, total = self.scheduler.done, self.scheduler.total
+        parts = [f"{display.bar(done, total)}{done} of {total} trials done"]
+        if running:
+            furthest = max(epoch.epoch for epoch in running)
+            parts.append(f"{sum(epoch.training for epoch in running)} running (epoch {furthest:.0f})")
+        if self.best is not None:
+            parts.append(f"best validation score {self.best:.3f}")
+        took = time.monotonic() - self.started
+        left = self.left(took)
+        return ", ".join([*parts, display.duration(took), *([f"about {display.duration(left)} left"] if left else [])])
+
+    def left(self, took: float) -> float | None:
+        """Seconds still to go: by the trials that have ended, before that by the plan."""
+        ended = self.scheduler.done - self.at_start
+        if ended:
+            return took / ended * (self.scheduler.total - self.scheduler.done)
+        return max(self.expected - took, 0) if self.expected else None
+
+
 def check_writable(results_dir: str) -> None:
-    """OSError now rather than after hours of training."""
-    Path(results_dir).mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=results_dir) as file:
-        file.write(bytes(1 << 16))
+    """An error now rather than after hours of training."""
+    try:
+        Path(results_dir).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=results_dir) as file:
+            file.write(bytes(1 << 16))
+    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+        raise ConfigError(f"results_dir={results_dir} cannot be written to: {error.strerror}") from error

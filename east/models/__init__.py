@@ -32,6 +32,8 @@ def build(model: Model, inputs_shape: Sequence[int], outputs: int, dropout: floa
 
 
 def _mlp(shape: tuple[int, ...], outputs: int, dropout: float, hidden: Sequence[int]) -> nn.Module:
+    if not all(isinstance(width, int) and width > 0 for width in hidden):
+        raise ValueError(f"model.hidden: expected widths of at least 1, such as [256,128], got {list(hidden)}")
     return MLP(prod(shape), hidden, outputs, dropout)
 
 

@@ -5,13 +5,13 @@ Hydra's grammar decides what a value is. Paths and names that it cannot read, su
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, Quote, QuotedString
+from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
 from east.choices import ConfigError
@@ -33,7 +33,7 @@ class Command:
         overrides = list(parsed(words))
         for override in overrides:
             refuse_syntax(override)
-        return cls({override.key_or_group: override.value() for override in overrides})
+        return cls(with_data_named({override.key_or_group: override.value() for override in overrides}))
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -82,12 +82,12 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
     """The words as Hydra reads them."""
     parser = OverridesParser.create()
     for word in words:
-        name, _, value = word.partition("=")
+        name, _, value = word.removeprefix("++").partition("=")  # "++" sets a key, whether or not it exists
         blank = name in TEXTS and value.isspace()  # a delimiter, which Hydra would strip
         if name in LISTS and not value.startswith(("[", "'", '"')) and "," in value:
             raise ConfigError(f"{name}: expected a list such as {name}=[{value}], got {value!r}")
         try:
-            yield parser.parse_override(f"{name}={quoted(value)}" if blank else word)
+            yield parser.parse_override(f"{name}={quoted(value)}" if blank else word.removeprefix("++"))
         except HydraException as error:
             if name not in TEXTS or value.startswith(("'", '"', "[", "{")) or "${" in value:
                 raise ConfigError(unreadable(name, value)) from error
@@ -96,13 +96,29 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
             yield parser.parse_override(f"{name}={','.join(map(quoted, values))}")
 
 
-def sweep(words: Sequence[str]) -> list[Command]:
-    """The command of every job of a sweep: `loss=f1,ce` stands for two."""
+def with_data_named(values: dict[str, Any]) -> dict[str, Any]:
+    """dataset.path=my.csv is enough to mean dataset=csv; a path that is a folder means images."""
+    path = values.get("dataset.path")
+    if path is None or {"dataset", "datasets"} & values.keys():
+        return values
+    return {"dataset": "images" if os.path.isdir(os.path.expanduser(str(path))) else "csv", **values}
+
+
+def sweep(words: Sequence[str], groups: Mapping[str, Iterable[str]] | None = None) -> list[Command]:
+    """The command of every job of a sweep: `loss=f1,ce` stands for two, and so may `loss=glob(f*)`.
+
+    groups: the choices that a glob is matched with.
+    """
     names, choices = [], []
     for override in parsed(words):
-        names.append(override.key_or_group)
-        swept = override.is_sweep_override()
-        choices.append(list(override.sweep_string_iterator()) if swept else [override.get_value_element_as_str()])
+        name, value = override.key_or_group, override.value()
+        names.append(name)
+        if isinstance(value, Glob):
+            choices.append(value.filter(sorted((groups or {}).get(name, ()))))
+        elif override.is_sweep_override():
+            choices.append(list(override.sweep_string_iterator()))
+        else:
+            choices.append([override.get_value_element_as_str()])
     return [Command.parse([f"{n}={v}" for n, v in zip(names, job, strict=True)]) for job in product(*choices)]
 
 

@@ -119,7 +119,10 @@ def read(file: Path) -> Composed:
 
 @cache
 def _read(file: Path, _changed: int) -> Composed:
-    content = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{file}: expected names and values, got {type(content).__name__}")
     return content
@@ -228,7 +231,9 @@ def target_parameters(loss: Mapping[str, Any]) -> set[str]:
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
+    known = list(known)
+    deeper = [key for key in known if key.endswith(f".{name}")]  # lr is hyper.lr
+    near = deeper or get_close_matches(name, known, n=1, cutoff=0.5)
     siblings = {key for key in known if key.rpartition(".")[0] == name.rpartition(".")[0]}
     choices = ", ".join(sorted(siblings or {key.split(".")[0] for key in known}))
     return f"unknown key {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Choices: {choices}"

@@ -23,7 +23,8 @@ from east.settings.sections import (
     Training,
 )
 
-TRIAL_SEEDS = 1000  # seeds from here up are reserved for the search
+SEARCH_SEED = 1000  # of the first training of a point; records of a search are kept apart by their stage
+SEEDS = 2**32
 DEVICES = ("auto", "cpu", "cuda", "mps")
 NETWORKS: dict[Kind, tuple[str, ...]] = {
     "table": ("mlp", "mlp_btg", "custom"),
@@ -133,7 +134,7 @@ class Settings(Section):
     task: str = "run"
     table: str = "grid"
     trials: int | None = Field(None, ge=1, le=1000)
-    seed: int = Field(0, ge=0, le=TRIAL_SEEDS - 1)
+    seed: int = Field(0, ge=0, le=SEEDS - 1)
     device: str = "auto"
     compile: bool = False
     tensorboard: bool = False
@@ -141,6 +142,7 @@ class Settings(Section):
     data_dir: str | None = None
     force: bool = False
     dry_run: bool = False
+    yes: bool = False
     save_model: bool = False
     debug: bool = False
     config_dir: str | None = None
@@ -168,11 +170,8 @@ class Settings(Section):
         for library in (self.executor.name, "tensorboard" if self.tensorboard else ""):
             if library in EXTRAS and find_spec(library) is None:
                 raise ConfigError(f"{library} is not installed: {install_hint(EXTRAS[library])}")
-        if self.seed + self.trial_count > TRIAL_SEEDS:
-            raise ConfigError(
-                f"seed={self.seed} trials={self.trial_count}: expected at most {TRIAL_SEEDS} together, "
-                f"since seeds from {TRIAL_SEEDS} up are reserved for the search"
-            )
+        if self.seed + self.trial_count > SEEDS:
+            raise ConfigError(f"seed={self.seed} trials={self.trial_count}: seeds must stay below {SEEDS}")
         fitting = NETWORKS[self.dataset.kind]
         if self.model.name not in fitting and "target" not in self.model.options:
             raise ConfigError(

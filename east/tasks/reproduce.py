@@ -3,6 +3,7 @@
 import sys
 
 from east.choices import ConfigError
+from east.experiment.runs import Run
 from east.experiment.scheduler import carry_out
 from east.reporting import tables
 from east.settings.command import LISTS, Command
@@ -30,13 +31,23 @@ def main(command: Command) -> int:
     if own := rest.among(SCIENCE):
         words = " ".join(f"{key}={typed(value)}" for key, value in own.items())
         print(f"note: with {words} trials fill no cell of the table; they are shown by themselves")
-    runs, failures = plan.loadable([settings(rest.but(one.command.values, preset=preset)) for one in missing])
     print(f"{name}: {len(missing)} runs are missing", flush=True)
-    if runs:
-        print(plan.text(runs), flush=True)
+    commands = [rest.but(one.command.values) for one in missing]
+    failures: list[str] = []
+    work = plan.made([settings(one.but(preset=preset)) for one in commands], failures=failures) if commands else None
+    if work and work.items:
+        print(work.text(), flush=True)
     if not asked.dry_run:
-        failures += carry_out(runs) if runs else []
+        runs = started(work, failures) if work and work.items else []
         print(run.results(runs, failures)[0] if own and runs else table.text(asked, preset))
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def started(work: plan.Plan, failures: list[str]) -> list[Run]:
+    """Carry out a plan as far as its data can be had; what goes wrong is added to `failures`."""
+    seconds = work.confirmed()
+    runs = work.runs(failures)
+    failures += carry_out(runs, seconds) if runs else []
+    return runs

@@ -8,52 +8,47 @@ from pathlib import Path
 from east.experiment import records
 from east.experiment.ledger import model_folder
 from east.experiment.records import Matrix, Record
-from east.experiment.runs import Run
+from east.experiment.runs import Run, load
 from east.experiment.scheduler import carry_out
 from east.reporting import plots, tables, writers
 from east.settings.command import Command
 from east.settings.compose import all_settings
-from east.settings.settings import Settings
 from east.tasks import plan
 from east.training.population import Trial
 
-Found = Mapping[tuple[str, int], Record]
+Found = Mapping[tuple[str, int, str], Record]
 
 
 def main(command: Command) -> int:
+    """Carry out a command; 0 if all of its trials are on record."""
     return perform(command, results)
 
 
 def perform(command: Command, show: Callable[[Sequence[Run], Sequence[str]], tuple[str, bool]]) -> int:
-    """Carry out a command, or plan it with dry_run=true; 0 if `show` finds all of its trials on record.
-
-    `show` takes the runs and a line for each failure, and returns what to print and whether all is done.
-    """
-    asked = all_settings(command)
-    print(announcement(asked, command), flush=True)
-    runs = [Run.of(settings) for settings in asked]
-    if asked[0].dry_run:
-        print(plan.text(runs))
+    """Plan, ask where it takes days, train, and print what `show` makes of the runs and of what failed."""
+    work = plan.made(all_settings(command), lambda preset: all_settings(command.but(preset=preset)))
+    if work.settings.dry_run:
+        print(work.text())
         return 0
-    text, complete = show(runs, carry_out(runs))
+    seconds = work.confirmed()
+    runs = work.runs()
+    for note in notes(runs):
+        print(note, flush=True)
+    text, complete = show(runs, carry_out(runs, seconds))
     print(text)
     return 0 if complete else 1
 
 
-def announcement(asked: Sequence[Settings], command: Command) -> str:
-    """One line before the work: what was decided where the user left it open."""
-    presets = sorted({settings.preset.name for settings in asked})
-    chosen = "" if command.get("preset", "auto") != "auto" else " (auto)"
-    datasets = ", ".join(dict.fromkeys(settings.dataset.name for settings in asked))
-    losses = ", ".join(dict.fromkeys(settings.loss.name for settings in asked))
-    how = f"protocol={asked[0].protocol.name} preset={', '.join(presets)}{chosen} search={asked[0].search.name}"
-    return f"{datasets}: {losses} | {how}"
+def notes(runs: Sequence[Run]) -> list[str]:
+    """What the user should know about how files were read."""
+    loaded = [load(run.settings.dataset, run.settings.data_dir) for run in runs]
+    return list(dict.fromkeys(f"{one.name}: {note}" for one in loaded for note in one.notes))
 
 
 def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     """A table of the runs with the published numbers beside them, its figure, what failed; and whether all is done."""
     settings = runs[0].settings
-    found = {(record.key, record.seed): record for record in records.scan(settings.results_dir)}
+    found = {record.identity: record for record in records.scan(settings.results_dir)}
     keys = {run.chosen.key for run in runs if run.chosen}
     shown = [whole(record) for record in found.values() if record.key in keys]
     spec = tables.spec("grid").changed(title="Results")
@@ -130,7 +125,7 @@ def shortfall(run: Run, found: Found) -> str | None:
 
 
 def record_of(trial: Trial, found: Found) -> Record | None:
-    return found.get((trial.config.key, trial.seed))
+    return found.get(trial.identity)
 
 
 def lacks_model(run: Run, trial: Trial) -> bool:

@@ -9,13 +9,15 @@ from east.tasks import run
 
 
 def main(command: Command) -> int:
-    return run.perform(command.but(search="none", trials=1), trials)
+    """Train; 0 if every trial is on record."""
+    command = command.without("search", "trials").but(search="none", trials=1)
+    return run.perform(command, trials)
 
 
 def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     """Scores of single trials; and whether all is done."""
     folder, lines, complete = runs[0].settings.results_dir, [], True
-    found = {(record.key, record.seed): record for record in records.scan(folder)}
+    found = {record.identity: record for record in records.scan(folder)}
     for one, trial in [(run_, trial) for run_ in runs for trial in run_.trials]:
         record, name = run.record_of(trial, found), f"{one.name} seed {trial.seed}"
         if record is None or record.status == "failed":

@@ -69,7 +69,7 @@ def train_in_turn(
     *,
     device: str = "auto",
     checkpoint: Path | None = None,
-    progress: bool | Callable[[str], None] = True,
+    progress: bool | Path | Callable[[str], None] = True,
     tensorboard: Path | None = None,
     compile: bool = False,
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
@@ -101,7 +101,7 @@ def train_population(
     members: Sequence[Member],
     device: torch.device,
     file: Path | None = None,
-    progress: bool | Callable[[str], None] = False,
+    progress: bool | Path | Callable[[str], None] = False,
     tensorboard: Path | None = None,
     compile: bool = False,
 ) -> list[Outcome]:

@@ -36,6 +36,11 @@ class Trial:
     stage: str = "trial"  # or "search"
 
     @property
+    def identity(self) -> tuple[str, int, str]:
+        """What its record is known by."""
+        return self.config.key, self.seed, self.stage
+
+    @property
     def stacking_key(self) -> str:
         """Equal for trials that can train as one population."""
         sections = [getattr(self.config, name).to_json() for name in ("dataset", "split", "model", "loss", "protocol")]

@@ -1,56 +1,112 @@
-"""What surrounds training without being part of it: the progress bar, TensorBoard, and when to write a checkpoint."""
+"""What surrounds training without being part of it: progress, TensorBoard, and when to write a checkpoint."""
 
+import json
+import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tqdm import tqdm
-
+from east import display
 from east.choices import install_hint
+from east.files import temporary_name
 from east.training.annealing import Annealing
 from east.training.population import Population, Trial
 
-LINE_SECONDS = 5.0
+HEARTBEAT = 2.0  # seconds between two notes of a worker to its parent
+LINE_SECONDS = 5.0  # between two lines to whoever asked for lines
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """How far a population is; what a worker writes down for the command that started it."""
+
+    epoch: float
+    max_epochs: int
+    training: int  # trials that have not stopped yet
+    trials: int
+    best: float | None = None  # highest validation metric so far
+    temperature: float | None = None
+
+    def line(self) -> str:
+        best = "" if self.best is None else f", best {self.best:.3f}"
+        temperature = "" if self.temperature is None else f", T {self.temperature:.3g}"
+        alive = f", {self.training} of {self.trials} trials" if self.trials > 1 else ""
+        return f"epoch {self.epoch:.1f} of at most {self.max_epochs}{temperature}{best}{alive}"
+
+    def write(self, file: Path) -> None:
+        """Leave it where `read` finds it; without a place to write, training goes on unseen."""
+        with suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            temporary = temporary_name(file)
+            temporary.write_text(json.dumps(asdict(self)))
+            temporary.replace(file)
+
+    @classmethod
+    def read(cls, file: Path) -> "Epoch | None":
+        try:
+            return cls(**json.loads(file.read_text()))
+        except (OSError, ValueError, TypeError):  # not there yet, or gone already
+            return None
 
 
 class Progress:
-    """A bar that counts epochs, and shows the temperature, the best validation score and how many trials are left.
+    """Follows a population epoch by epoch.
 
-    shown: whether there is a bar, on terminals only; or a function that gets a line instead, after the first epoch and
-    then every LINE_SECONDS.
+    to: True shows it here, False nowhere; a file is rewritten every few seconds, for the command that waits for it; a
+    function gets a line after the first epoch and then every LINE_SECONDS.
     """
 
-    def __init__(self, annealing: Annealing, shown: bool | Callable[[str], None]):
-        self.annealing = annealing
-        self.say, self.said = shown if callable(shown) else None, -LINE_SECONDS
-        self.bar = tqdm(
-            total=int(annealing.max_epochs.max()),
-            bar_format="epoch {n:.1f} of at most {total} [{elapsed}{postfix}]",
-            disable=None if shown is True else True,
-            leave=False,
-        )
+    def __init__(self, annealing: Annealing, to: bool | Path | Callable[[str], None]):
+        self.annealing, self.to = annealing, to
+        self.epoch = 0.0
+        self.temperature: float | None = None
+        self.best: float | None = None
+        self.written = self.said = -math.inf
 
     def __enter__(self) -> Self:
+        if self.to is True:
+            display.DISPLAY.push(self)
+        self._write_if_due()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.bar.close()
+        if self.to is True:
+            display.DISPLAY.pop(self)
+        elif isinstance(self.to, Path):
+            with suppress(OSError):
+                self.to.unlink(missing_ok=True)
+
+    @property
+    def now(self) -> Epoch:
+        active = self.annealing.active
+        most = int(self.annealing.max_epochs.max())
+        return Epoch(self.epoch, most, int(active.sum()), len(active), self.best, self.temperature)
+
+    def line(self) -> str:
+        return self.now.line()
 
     def part_of_epoch(self, share: float) -> None:
-        self.bar.update(share)
+        self.epoch += share
+        self._write_if_due()
 
     def end_of_epoch(self, epoch: int, temperature: float | None, warming: bool) -> None:
-        self.bar.n = epoch
-        hottest = "" if temperature is None else f"T {temperature:.3g}, "
-        best = "warm-up" if warming else f"best {1 - self.annealing.lowest_metric:.3f}"
-        alive = f"alive {self.annealing.active.sum()}/{len(self.annealing.active)}"
-        self.bar.set_postfix_str(f"{hottest}{best}, {alive}", refresh=False)
-        if self.say and time.monotonic() - self.said >= LINE_SECONDS:
-            self.say(f"epoch {epoch} of at most {self.bar.total}: {hottest}{best}, {alive}")
+        missed = self.annealing.lowest_metric
+        self.epoch, self.temperature = epoch, None if temperature is None else float(temperature)
+        self.best = None if warming or math.isinf(missed) else 1 - missed
+        self._write_if_due()
+        if callable(self.to) and time.monotonic() - self.said >= LINE_SECONDS:
+            self.to(self.line())
             self.said = time.monotonic()
+
+    def _write_if_due(self) -> None:
+        if isinstance(self.to, Path) and time.monotonic() - self.written > HEARTBEAT:
+            self.now.write(self.to)
+            self.written = time.monotonic()
 
 
 class TensorBoard:

@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
-from east import data, models
+from east import data, display, models
 from east.choices import import_by_path
 from east.data import files, images
 from east.data.common import DataError, Splits, Table
@@ -284,8 +284,6 @@ def predict_file(
     keep: columns of the input that come first in the output, or "all".
     safe: put an apostrophe before text that a spreadsheet would take for a formula.
     """
-    from tqdm import tqdm
-
     source, target = Path(source).expanduser(), Path(target).expanduser()
     if model.about["kind"] == "graph":
         raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
@@ -293,7 +291,7 @@ def predict_file(
     part = temporary_name(target)
     done = 0
     try:
-        with tqdm(total=count_rows(source), unit=" rows", disable=None, leave=False) as bar:
+        with display.activity(f"predicting {source.name}", count_rows(source), "rows") as bar:
             image = model.about["kind"] == "image"
             parts = image_predictions(model, source) if image else table_predictions(model, source, keep)
             for result in parts:

@@ -1,0 +1,137 @@
+"""How long training takes on this machine: a few steps of the real network and the real loss, on made-up rows."""
+
+import math
+import time
+from dataclasses import dataclass
+
+import torch
+
+from east import models
+from east.data.common import Data, Graphs, Images, Table, split
+from east.settings.sections import Science
+from east.training.engine import Setup, batches_of, population_size, samples
+from east.training.population import Trial
+
+STEPS = 3
+ENOUGH = 0.6  # seconds of steps after which no further one is timed
+COMPUTE_BOUND = 0.05  # seconds: a step this long grows with its batch and has no other cost to speak of
+VALIDATION = 1 / 12  # of an epoch: forward passes over a quarter as many rows
+USUAL = {True: 12, False: 4}  # epochs per patience, with and without cooling: about what the committed trials took
+GPU_FLOPS = 1e13  # operations per second that a GPU is assumed to sustain
+GPU_STEP = 2e-3  # seconds that a step takes on a GPU however small it is
+STACKED = 4  # trials that are timed together where the engine would stack them
+
+_KNOWN: dict[tuple, float] = {}  # steps that this process has timed
+
+
+@dataclass(frozen=True)
+class Size:
+    """What matters about a dataset for time: its training rows, the shape of one row, and how many classes."""
+
+    rows: int
+    shape: tuple[int, ...]
+    classes: int
+    kind: str = "table"
+
+    @classmethod
+    def of(cls, data: Data, rows: int) -> "Size":
+        """That of data of which `rows` are for training."""
+        return cls(rows, tuple(data.inputs.shape[1:]), len(data.classes), data.kind)
+
+    def stand_in(self, rows: int) -> Data:
+        """Made-up data of the same shape."""
+        generator = torch.Generator().manual_seed(0)
+        labels, names = torch.arange(rows) % self.classes, tuple(map(str, range(self.classes)))
+        positive = 1 if self.classes == 2 else None
+        if self.kind == "image":
+            pixels = torch.randint(256, (rows, *self.shape), generator=generator, dtype=torch.uint8)
+            return Images(pixels=pixels, labels=labels, classes=names, name="timing", positive=positive)
+        values = torch.randn(rows, *self.shape, generator=generator)
+        if self.kind == "graph":
+            pairs = self.shape[0] * (self.shape[0] - 1) // 2
+            labels = labels[:, None].repeat(1, pairs)
+            return Graphs(nodes=values, labels=labels, classes=names, name="timing", positive=positive)
+        return Table(features=values, labels=labels, classes=names, name="timing", positive=positive)
+
+
+def trial_seconds(config: Science, size: Size, epochs: float, device: torch.device) -> float:
+    """What a trial of so many epochs takes, stacked with others where the engine would do so."""
+    return steps_of(config, size, epochs) * step_seconds(config, size, device)
+
+
+def steps_of(config: Science, size: Size, epochs: float) -> float:
+    """Steps of a trial, validation counted as the training steps that would take as long."""
+    batch = min(config.hyper.batch_size or 1, size.rows)
+    return batches_of(size.rows, batch) * epochs * (1 + VALIDATION)
+
+
+def usual_epochs(config: Science, size: Size) -> float:
+    """How many epochs such a trial usually takes; early stopping decides."""
+    protocol, cools = config.protocol, config.loss.anneals and config.annealing.schedule != "none"
+    usual = USUAL[cools] * protocol.patience
+    if not cools and protocol.stage_epochs:
+        usual = min(usual, protocol.stage_epochs)
+    usual = min(usual + protocol.warmup, protocol.max_epochs)
+    if protocol.count == "epochs":
+        return usual
+    return math.ceil(usual / batches_of(size.rows, min(config.hyper.batch_size or 1, size.rows)))
+
+
+def step_seconds(config: Science, size: Size, device: torch.device) -> float:
+    """Seconds of a step per trial. Where steps are long, that of a smaller batch is scaled up."""
+    batch = min(config.hyper.batch_size or 1, size.rows)
+    small = min(batch, 32)
+    taken = timed_step(config, small, size, device)
+    if small == batch or taken > COMPUTE_BOUND:
+        return taken * batch / small
+    full = min(batch, 2048)
+    return timed_step(config, full, size, device) * batch / full
+
+
+def timed_step(config: Science, batch: int, size: Size, device: torch.device) -> float:
+    """Seconds per trial of a step of `batch` rows, timed once per process."""
+    config = config.but(hyper=config.hyper.but(batch_size=batch, lr=1e-3))
+    together = min(STACKED, population_size(config, device) or STACKED)
+    known = (config.key, size, device, together, torch.get_num_threads())
+    if known not in _KNOWN:
+        _KNOWN[known] = _time(config, batch, size, device, together)
+    return _KNOWN[known]
+
+
+def _time(config: Science, batch: int, size: Size, device: torch.device, together: int) -> float:
+    splits = split(size.stand_in(2 * max(batch, 2 * size.classes, 6)), fractions=(0.5, 0.25, 0.25))
+    setup = Setup([(Trial(config, seed), splits) for seed in range(together)], device)
+    if setup.loss.anneals:
+        setup.loss.temperature = torch.full((together,), 0.1, device=device)
+    taken: list[float] = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        for epoch in range(1, STEPS + 2):  # the first one warms up
+            for inputs, labels, weights, noise in setup.batches(setup.population.alive, epoch):
+                started = time.perf_counter()
+                with setup.autocast:
+                    logits = setup.net(inputs, training=True, noise=noise)
+                setup.optimizer.step(setup.net.gradient(setup.loss.per_trial(*samples(logits, labels), weights).sum()))
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                taken.append(time.perf_counter() - started)
+            if sum(taken) > ENOUGH:
+                break
+    return min(taken) / together
+
+
+def gpu_seconds(config: Science, size: Size, epochs: float) -> float:
+    """What a trial would take on a GPU, by arithmetic: operations at GPU_FLOPS, and GPU_STEP for every step."""
+    steps = steps_of(config, size, epochs)
+    batch = min(config.hyper.batch_size or 1, size.rows)
+    together = 10 if config.model.name in models.TOGETHER else 1
+    return steps * (batch * operations(config, size) / GPU_FLOPS + GPU_STEP / together)
+
+
+def operations(config: Science, size: Size) -> float:
+    """Floating-point operations of training on one row: a forward pass and, twice as much, its gradient."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net = models.build(config.model, size.shape, size.classes).eval()
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(torch.zeros(2, *size.shape))
+    return 3 * counter.get_total_flops() / 2

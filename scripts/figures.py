@@ -1,0 +1,98 @@
+"""Draws the figures of README and docs/ from the committed records and from data that come with scikit-learn.
+
+python scripts/figures.py        writes docs/figures/*.svg
+"""
+
+from pathlib import Path
+
+import torch
+from matplotlib.figure import Figure
+from sklearn.datasets import load_digits
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import cross_val_predict
+
+from east import metrics
+from east.confusion import Confusion
+from east.experiment import records
+from east.reporting import plots, tables
+from east.reporting.tables import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPERATURES = (0.4, 0.2, 0.1, 0.05, 0.01)
+ROWS = {
+    "F1*": "trained on F1 (EAST)",
+    "CE": "cross-entropy",
+    "CE + plug-in": "cross-entropy, tuned threshold",
+}  # rows of the table `plugin`, in words
+TITLES = {"cocktailparty": "CocktailParty", "adult": "Adult", "mammography": "Mammography", "kaggle": "Kaggle fraud"}
+
+
+@plots.styled
+def headline(table: Table) -> Figure:
+    """F1 of the positive class on four datasets: mean and 95 % interval of the mean over trials."""
+    figure = Figure(figsize=(9.2, 1.9))
+    panels = figure.subplots(1, len(TITLES), sharey=True)
+    for axes, (block, title) in zip(panels, TITLES.items(), strict=True):
+        for y, row in enumerate(ROWS):
+            ours = table.blocks[block][row, "f1_positive"].summary
+            colour = plots.ORANGE if row == "F1*" else plots.BLUE
+            axes.errorbar(ours.mean, y, xerr=ours.high - ours.mean, fmt="o", ms=5, color=colour)
+            axes.annotate(
+                f"{ours.mean:.3f}", (ours.mean, y), (0, 5), textcoords="offset points", ha="center", fontsize=8
+            )
+        axes.set(title=f"{title} (n = {ours.n})", yticks=range(len(ROWS)), ylim=(len(ROWS) - 0.5, -0.7))
+        axes.margins(x=0.2)
+        axes.set_yticklabels(ROWS.values())
+    figure.supxlabel("F1 of the positive class, test rows", fontsize=9)
+    return figure
+
+
+def soft_hard() -> Figure:
+    """Out-of-fold predictions of a logistic regression on scikit-learn's digits."""
+    inputs, labels = load_digits(return_X_y=True)
+    model = LogisticRegression(C=0.001, max_iter=500)
+    probabilities = cross_val_predict(model, inputs, labels, method="predict_proba")
+    temperatures = [0.2 * 0.7**k for k in range(15)]
+    return plots.soft_against_hard(temperatures, *plots.softened(probabilities, labels, temperatures, ["f1", "mcc"]))
+
+
+@plots.styled
+def worth(matrix: list[list[int]]) -> Figure:
+    """What one more correct row of either class adds to a metric, relative to the common class."""
+    figure = Figure(figsize=(4.6, 2.6))
+    axes = figure.add_subplot()
+    names = {"accuracy": {}, "balanced_accuracy": {}, "f1": {"average": "positive"}, "mcc": {}}
+    counts = torch.tensor(matrix, dtype=torch.float64)
+    for y, (name, options) in enumerate(names.items()):
+        gains = []
+        for k in (0, 1):  # a row of class k moves from the wrong column to the right one
+            better = counts.clone()
+            better[k, 1 - k] -= 1
+            better[k, k] += 1
+            gains.append(float(metrics.METRICS[name](Confusion.from_matrix(better), **options)
+                               - metrics.METRICS[name](Confusion.from_matrix(counts), **options)))  # fmt: skip
+        axes.barh(y, gains[1] / gains[0], color=plots.BLUE)
+        axes.annotate(f"{gains[1] / gains[0]:.1f}", (gains[1] / gains[0], y), (4, -3), textcoords="offset points")
+    axes.set(yticks=range(len(names)), xlabel="worth of a positive row / worth of a negative row")
+    axes.set_yticklabels([name.replace("_", " ") for name in names])
+    axes.invert_yaxis()
+    axes.margins(x=0.15)
+    return figure
+
+
+def main() -> None:
+    found = records.scan(ROOT / "results")
+    ce = [r for r in found if (r.config.dataset.name, r.config.loss.name, r.stage) == ("mammography", "ce", "trial")]
+    chosen = min((r for r in ce if r.status == "done" and r.seed == 0), key=lambda r: r.key)
+    drawn = {
+        "headline": headline(tables.build(tables.spec("plugin"), ROOT / "results", found=found)),
+        "steps": plots.steps(*plots.step_heights(TEMPERATURES), 0.5),
+        "soft_hard": soft_hard(),
+        "worth": worth(chosen.confusion["test"]),
+    }
+    for name, figure in drawn.items():
+        print(*plots.save(figure, ROOT / "docs" / "figures" / name, ["svg"]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Every code block and command of README and docs/ is carried out, smaller than its reader would; the site is built.
+
+A command that takes hours says so in its comment, `(hours)`, and is planned with dry_run=true. One that tests cannot
+run says `not run: …`; its words are checked all the same. A Python block whose first line is `# name.py` is that file.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from east import cli
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+INSTALLS = ("pip install", "git clone", "docker ")  # what has happened before a test runs
+SMALLER = {"trials": 1, "protocol.max_epochs": 1, "executor": "inline"}
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return BLOCK.findall(page.read_text())
+
+
+def commands(text: str) -> list[tuple[str, str]]:
+    """Command and comment of every line of a bash block."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return [(line.partition(" #")[0].strip(), line.partition(" #")[2].strip()) for line in lines]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the reader works, with the files that the pages speak of."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["east-run"])
+    torch.manual_seed(0)
+    x = torch.randn(240, 3)
+    rows = [f"{a:.3f},{b:.3f},{c:.3f},{'yes' if a + b > 1.5 else 'no'}" for a, b, c in x.tolist()]
+    Path("my.csv").write_text("\n".join(["a,b,c,label", *rows]) + "\n")
+    Path("new.csv").write_text("\n".join(["a,b,c", *(row.rpartition(",")[0] for row in rows[:9])]) + "\n")
+    yield tmp_path
+    for name in ("my_metrics", "my_nets"):
+        sys.modules.pop(name, None)
+
+
+def with_model(text: str, folder: Path) -> str:
+    """`results/models/…` is whatever the page has saved before."""
+    models = sorted((folder / "results" / "models").glob("*"))
+    return text.replace("results/models/…", str(models[0])) if models else text
+
+
+def carry_out(command: str, comment: str, folder: Path) -> None:
+    words = shlex.split(with_model(command, folder))[1:]
+    if "not run:" in comment:
+        parsed = cli.parse(words)
+        cli.checked(str(parsed.get("task", "run")), parsed)
+        return
+    if "(hours)" in comment:
+        words.append("dry_run=true")
+    task = next((word.partition("=")[2] for word in words if word.startswith("task=")), "run")
+    if task in ("run", "train", "compare") and not any(word.startswith("-") for word in words):
+        given = {word.partition("=")[0] for word in words}
+        words += [f"{name}={value}" for name, value in SMALLER.items() if name not in given]
+    assert cli.run(words) == 0, command
+
+
+@pytest.mark.usefixtures("no_figures")
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_what_a_page_shows_runs(page, folder, capsys):
+    namespace = {"__name__": "page"}
+    for language, text in blocks(page):
+        if language == "python":
+            name = re.match(r"# (\w+\.py)\n", text)
+            if name:
+                (folder / name.group(1)).write_text(text)
+            else:
+                with torch.random.fork_rng():
+                    exec(compile(with_model(text, folder), page.name, "exec"), namespace)
+        elif language == "bash":
+            for command, comment in commands(text):
+                if not command.startswith(INSTALLS):
+                    assert command.startswith("east-run"), f"{command}: expected east-run, or what is installed"
+                    carry_out(command, comment, folder)
+        else:
+            pytest.fail(f"{page.name} has a block of {language!r}: expected python or bash")
+
+
+def test_every_block_is_found():
+    """A block that the pattern overlooks would never be run."""
+    for page in PAGES:
+        fences = re.findall(r"^```\w+$", page.read_text(), re.MULTILINE)
+        assert len(fences) == len(blocks(page)), page.name
+
+
+@pytest.mark.slow
+def test_the_site_is_built_without_a_warning(tmp_path):
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert built.returncode == 0, built.stderr
+    assert "MetricLoss" in (tmp_path / "api" / "index.html").read_text()
+
+
+def test_the_figures_of_the_pages_are_committed_and_drawn_by_the_project():
+    used = {Path(name).name for page in PAGES for name in re.findall(r"figures/(\w+\.svg)", page.read_text())}
+    drawn = set(re.findall(r'^        "(\w+)": ', (ROOT / "scripts" / "figures.py").read_text(), re.MULTILINE))
+    assert {Path(name).stem for name in used} == drawn
+    assert all((ROOT / "docs" / "figures" / name).is_file() for name in used)

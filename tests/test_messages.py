@@ -1,0 +1,130 @@
+"""What the user gets for a mistake: exit code 2 or 3, a few lines that say what to do, no traceback, no waiting."""
+
+from pathlib import Path
+
+import pytest
+
+SMALL = ["dataset=digits", "dataset.limit=120", "preset=quick"]
+BAD = [
+    # names
+    ("task=tabel", "did you mean 'table'?"),
+    ("loss=f11", "did you mean 'f1'?"),
+    ("dataset=adlut", "did you mean 'adult'?"),
+    ("mammography", "did you mean dataset=mammography?"),
+    ("protocol=btgg", "did you mean 'btg'?"),
+    ("preset=papr", "did you mean 'paper'?"),
+    ("search=gridd", "did you mean 'grid'?"),
+    ("executor=rayy", "did you mean 'ray'?"),
+    ("hyper.lrr=1", "did you mean 'hyper.lr'?"),
+    ("lr=0.1", "did you mean"),
+    ("loss.nothing=1", "unknown key 'loss.nothing'"),
+    ("losses=[f1,cee]", "did you mean 'ce'?"),
+    ("datasets=[adultt]", "did you mean 'adult'?"),
+    ("device=gpu", "Choices: auto, cpu, cuda, mps"),
+    ("selection=val_los", "did you mean 'val_loss'?"),
+    # numbers
+    ("hyper.lr=-1", "hyper.lr: expected a number from"),
+    ("hyper.lr=abc", "hyper.lr: expected a number"),
+    ("hyper.lr=nan", "hyper.lr: expected"),
+    ("hyper.batch_size=0", "hyper.batch_size: expected a whole number of at least 1"),
+    ("hyper.batch_size=0.5", "whole number"),
+    ("hyper.dropout=1", "hyper.dropout: expected a number from 0 to 0.99"),
+    ("hyper.average=1", "hyper.average: expected"),
+    ("trials=0", "trials: expected a whole number from 1"),
+    ("seed=-1", "seed: expected a whole number from 0"),
+    ("seed=4294967296", "seed: expected a whole number"),
+    ("dataset.limit=2", "dataset.limit: expected a whole number of at least 3"),
+    ("annealing.r=1.5", "annealing.r: expected"),
+    ("protocol.patience=0", "protocol.patience: expected"),
+    ("executor=processes executor.slots=0", "executor.slots: expected"),
+    ("split.fractions=[0.8,0.2]", "three positive numbers"),
+    ("split.seed=-1", "split.seed: expected"),
+    ("dataset=digits dataset.imbalance=0", "at least 1; got 0"),
+    # parts that do not fit together
+    ("model.hidden=[-4]", "model.hidden"),
+    ("model.hidden=abc", "model.hidden: expected a list"),
+    ("model=darknet19", "does not take table data"),
+    ("model=custom", "model.target"),
+    ("model=custom model.target=nowhere.Net", "cannot import 'nowhere.Net'"),
+    ("loss=metric loss.metric=f11", "did you mean 'f1'?"),
+    ("loss=metric loss.metric=nowhere.f", "'nowhere.f' cannot be imported"),
+    ("loss.average=macroo", "average"),
+    ("loss=fbeta loss.beta=-1", "beta"),
+    ("loss=fbeta loss.beta={dgo:2}", "unknown class 'dgo'"),
+    ("loss.temperature=-1", "temperature"),
+    ("annealing=geometric loss=ce", "needs a loss with a temperature"),
+    ("losses=f1,ce", "losses=[f1,ce]"),
+    ("losses=[]", "expected a list such as losses=[f1,ce]"),
+    ("losses=[f1] loss.average=positive", "cannot be combined with losses=[…]"),
+    ("dataset=digits executor=ray executor.address=127.0.0.1:1", "no Ray cluster answers there"),
+    # the user's own files
+    ("dataset=csv", "dataset.path"),
+    ("dataset.path=nowhere.csv dataset.target=y", "nowhere.csv"),
+    ("dataset.path=one.csv", "dataset.target"),
+    ("dataset.path=one.csv dataset.target=z", "z"),
+    ("dataset.path=one.csv dataset.target=y", "class"),
+    ("dataset.path=empty.csv dataset.target=y", "empty"),
+    ("dataset.path=noise.csv dataset.target=y", "noise.csv"),
+    ("dataset.path=folder", "folder"),
+    ("dataset=images dataset.path=one.csv", "one.csv"),
+    ("dataset=mammography data_dir=nowhere", "nowhere"),
+    ("results_dir=one.csv", "expected a folder, but"),
+    ("results_dir=one.csv/below", "expected a folder, but"),
+    ("--config-dir nowhere loss=f1", "expected a folder"),
+    ("--config-dir conf loss=broken", "broken.yaml"),
+    # other tasks
+    ("task=reproduce", "takes a table=…"),
+    ("task=reproduce table=east_v2_9", "did you mean 'east_v2_"),
+    ("task=table table=nope", "unknown table 'nope'"),
+    ("task=table format=docx", "docx"),
+    ("task=predict", "checkpoint"),
+    ("task=predict checkpoint=nowhere input=one.csv output=out.csv", "nowhere"),
+    ("task=compare dataset=digits score=f11", "did you mean"),
+    ("task=compare losses=[f1]", "losses"),
+    ("task=study study=sofd", "unknown study 'sofd'"),
+    ("task=data dataset=digits dataset.positive=12", "positive must be a digit"),
+    # Hydra's grammar
+    ("loss=f1(", "special characters need quotes"),
+    ("loss=f1,ce", "several values need -m"),
+    ("+hyper.x=1", "keys cannot be added"),
+    ("~loss", "keys cannot be added to or deleted"),
+    ("-m loss=f1,cee", "did you mean 'ce'?"),
+    ("-m trials=2.5,3", "whole number"),
+    ("--nonsense", "--nonsense"),
+    ("--cfg jb", "jb"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the mistakes are made: a few files that are not what they should be."""
+    monkeypatch.chdir(tmp_path)
+    Path("one.csv").write_text("x,y\n" + "1,a\n" * 40)
+    Path("empty.csv").write_text("")
+    Path("noise.csv").write_bytes(bytes(range(256)) * 8)
+    Path("folder").mkdir()
+    Path("conf/loss").mkdir(parents=True)
+    Path("conf/loss/broken.yaml").write_text("name: [broken\n")
+    return tmp_path
+
+
+def check(code: int, said: str, expected: str) -> None:
+    assert code in (2, 3), said
+    assert expected in said
+    assert "Traceback" not in said
+    assert len(said.strip().splitlines()) <= 6
+    assert "Finished trials are saved" not in said, "there are none"
+
+
+@pytest.mark.parametrize(("words", "expected"), BAD)
+def test_a_mistake_costs_a_sentence(words, expected, folder, east_run):
+    own = words.split()
+    small = [] if any(word.startswith(("task=", "dataset", "-")) for word in own) else SMALL
+    results = [] if "results_dir" in words else ["results_dir=results"]
+    answer = east_run(*small, *own, *results)
+    check(answer.code, answer.err, expected)
+    assert not (folder / "results" / "runs").exists()
+
+
+def test_there_are_sixty_of_them():
+    assert len(BAD) >= 60

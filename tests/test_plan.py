@@ -1,0 +1,190 @@
+"""Time first: what a command says before long work, whom it asks, and what it shows while it works."""
+
+import io
+import re
+import sys
+import time
+
+import pytest
+import torch
+
+from east import data, display
+from east.experiment.runs import load, split_options
+from east.settings.command import Command
+from east.settings.compose import all_settings, settings
+from east.tasks import plan
+from east.training import timing
+from east.training.population import Trial
+from east.training.progress import Epoch
+from east.training.timing import Size
+from tests.commands import TINY
+from tests.made import science
+
+LONG = ["dataset=cifar10", "loss=f1", "device=cpu"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.fixture
+def no_data(tmp_path, monkeypatch):
+    """Nothing in the cache, and a network that must not be asked."""
+    monkeypatch.setenv("EAST_DATA_DIR", str(tmp_path / "none"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+    def refuse(*_, **__):
+        raise AssertionError("something was downloaded")
+
+    monkeypatch.setattr("east.data.sources.download", refuse)
+    monkeypatch.setattr("east.data.sources.unpack", refuse)
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """A machine on which every step takes a second."""
+    monkeypatch.setattr(timing, "step_seconds", lambda *_: 1.0)
+
+
+@pytest.mark.usefixtures("no_data", "slow")
+def test_a_dry_run_downloads_nothing(east_run):
+    answer = east_run(*LONG, "dry_run=true")
+    assert answer.code == 0, answer.err
+    assert re.search(r"cifar10 f1 +0 of 48 +0 of 10 +\d+ \w+, data not downloaded yet", answer.out)
+    answer = east_run("task=reproduce", "table=east_v2_1", "datasets=[cifar10,mammography]", "dry_run=true")
+    assert answer.code == 0, answer.err
+    assert "mammography f1" in answer.out
+
+
+@pytest.mark.usefixtures("no_data", "slow")
+@pytest.mark.parametrize("sweep", [[], ["-m"]])
+def test_days_on_a_cpu_are_refused_where_nobody_can_be_asked(sweep, east_run, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    answer = east_run(*sweep, *LONG)
+    assert answer.code == 2
+    assert "48 search trainings and 10 trials of darknet19: about" in answer.err
+    assert re.search(r"Instead: .*one GPU about .* by arithmetic", answer.err)
+    assert "yes=true starts it anyway" in answer.err
+
+
+@pytest.mark.usefixtures("no_data", "slow")
+@pytest.mark.parametrize(("typed", "started"), [("y\n", True), ("n\n", False), ("\n", False)])
+def test_days_on_a_cpu_are_asked_about_in_a_terminal(typed, started, monkeypatch):
+    monkeypatch.setattr(sys, "stdin", Terminal(typed))
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    work = plan.made(all_settings(Command.parse(LONG)))
+    if started:
+        assert work.confirmed() > plan.DAY
+    else:
+        with pytest.raises(plan.ConfigError, match="not started"):
+            work.confirmed()
+
+
+@pytest.mark.usefixtures("no_data", "slow")
+def test_a_sweep_is_asked_about_once(monkeypatch, east_run):
+    """Its jobs are told yes=true; here they get no further than the data."""
+    asked = []
+    monkeypatch.setattr(plan.Plan, "confirmed", lambda self: asked.append(len(self.items)) or 0.0)
+    monkeypatch.setattr(plan.Plan, "runs", lambda self: sys.exit(0) if self.settings.yes else pytest.fail("not told"))
+    with pytest.raises(SystemExit):
+        raise SystemExit(east_run("-m", *LONG, "hyper.lr=0.1,0.01").code)
+    assert asked[0] == 2
+
+
+@pytest.mark.usefixtures("slow")
+def test_minutes_are_announced_and_seconds_are_not(monkeypatch, capsys):
+    few = plan.made(all_settings(Command.parse([*TINY, "dataset.limit=null", "protocol.max_epochs=40", "trials=4"])))
+    assert few.confirmed() > 60
+    assert re.match(r"4 trials of mlp: about \d+ min on this machine", capsys.readouterr().out)
+    assert plan.made(all_settings(Command.parse(TINY))).confirmed() < 60
+    assert capsys.readouterr().out == ""
+
+
+def test_a_step_takes_the_time_it_takes():
+    """A wider network takes longer; a perceptron's operations are two per weight, three times over."""
+    size, device, hyper = (
+        Size(2000, (20,), 2),
+        torch.device("cpu"),
+        {"batch_size": 512, "dropout": 0.0, "weight_decay": 0.0},
+    )
+    configs = [science(model={"name": "mlp", "hidden": [width]}, hyper=hyper) for width in (8, 4096)]
+    narrow, wide = (timing.step_seconds(config, size, device) for config in configs)
+    assert 0 < narrow < wide
+    assert timing.operations(configs[0], size) == 3 * 2 * (20 * 8 + 8 * 2)
+
+
+def test_every_kind_of_data_can_be_timed():
+    for name, kind in (("tiny_darknet", "image"), ("gnn", "graph")):
+        shape = (3, 16, 16) if kind == "image" else (6, 4)
+        config = science(model={"name": name}, hyper={"batch_size": 8, "dropout": 0.0, "lr": 0.1, "weight_decay": 0.0})
+        assert timing.trial_seconds(config, Size(100, shape, 2, kind), 3, torch.device("cpu")) > 0
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n == "mammography" else pytest.mark.nightly) for n in plan.SIZES if n != "caltech256"],
+)
+def test_sizes_of_data_that_are_not_here_are_those_of_the_data(name):
+    asked = settings(Command.parse([f"dataset={name}"]))
+    try:
+        with plan.offline(True):
+            loaded = load(asked.dataset, None)
+    except data.DataError:
+        pytest.skip(f"{name} is not here")
+    splits = data.split(loaded, **split_options(asked.split))
+    size = plan.size_of(asked)
+    assert size == Size(len(splits.train), tuple(splits.train.inputs.shape[1:]), len(loaded.classes), loaded.kind)
+
+
+class Counted:
+    def line(self):
+        return "3 of 10 trials done"
+
+
+def shown(stream, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", stream)
+    with display.shown(Counted()), display.activity("decoding images", total=4) as work:
+        work.update(1)
+        time.sleep(0.2)
+        display.say("failed: something")
+        time.sleep(0.1)
+    assert display.DISPLAY.thread is None
+    return stream.getvalue()
+
+
+def test_a_terminal_has_a_line_that_is_redrawn(monkeypatch):
+    monkeypatch.setattr(display, "REDRAW", 0.01)
+    text = shown(Terminal(), monkeypatch)
+    assert "3 of 10 trials done | decoding images [#####---------------] 1 of 4" in text
+    assert text.endswith(display.CLEAR)
+    assert f"{display.CLEAR}failed: something\n" in text
+
+
+def test_a_log_has_plain_lines(monkeypatch):
+    assert display.LOG <= 30
+    monkeypatch.setattr(display, "FIRST", 0.01)
+    monkeypatch.setattr(display, "LOG", 0.02)
+    text = shown(io.StringIO(), monkeypatch)
+    assert "3 of 10 trials done | decoding images 1 of 4 (0 s)\n" in text
+    assert "\r" not in text
+
+
+def test_workers_leave_their_progress_for_the_parent(tmp_path):
+    file = tmp_path / "runs" / "progress" / "job.json"
+    assert Epoch.read(file) is None
+    Epoch(3.5, 20, training=2, trials=3, best=0.75).write(file)
+    assert Epoch.read(file).line() == "epoch 3.5 of at most 20, best 0.750, 2 of 3 trials"
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_any_seed_below_two_to_the_32_and_those_of_the_search(tmp_path, east_run):
+    """A trial with the search's seed and settings is one of its own."""
+    search = [*TINY, "preset=budget", "protocol.max_epochs=1", "hyper.lr=0.01", "hyper.batch_size=64", "trials=1"]
+    answer = east_run(*search, "search=grid", "seed=1000")
+    assert answer.code == 0, answer.err
+    files = sorted(file.name for file in tmp_path.rglob("se*-1000.json"))
+    assert files == ["search-1000.json", "seed-1000.json"]
+    assert east_run(*TINY, "seed=4294967295", "trials=1").code == 0
+    assert list(tmp_path.rglob("seed-4294967295.json"))
+    assert Trial(science(), 1, "search").identity != Trial(science(), 1).identity
