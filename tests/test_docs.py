@@ -38,6 +38,9 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["east-run"])
+    monkeypatch.setenv("EAST_DATA_DIR", str(tmp_path / "cache"))  # plans do without data, and without
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr("east.training.timing.step_seconds", lambda *_: 0.01)  # timing steps
     torch.manual_seed(0)
     x = torch.randn(240, 3)
     rows = [f"{a:.3f},{b:.3f},{c:.3f},{'yes' if a + b > 1.5 else 'no'}" for a, b, c in x.tolist()]

@@ -65,8 +65,10 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     complete = not lines
     lines = [f"chosen for {name}: {choice(run)}" for name, run in named if run.chosen and run.settings.searched] + lines
     for name, run in named:
-        matrices = matrices_of(run, found)
-        lines += [f"{name}: {note}" for note in (unseen(matrices), collapse(run, matrices)) if note]
+        done = [record for trial in run.trials if (record := record_of(trial, found)) and record.status == "done"]
+        matrices = [record.confusion["test"] for record in done]
+        rows = max((training_rows(record) for record in done), default=0)
+        lines += [f"{name}: {note}" for note in (unseen(matrices), collapse(run, matrices, rows)) if note]
     if failures:
         lines.append(f"first reason: {failures[0]}")
     if built.cells:
@@ -133,10 +135,9 @@ def lacks_model(run: Run, trial: Trial) -> bool:
     return run.settings.save_model and not model_folder(trial, run.settings.results_dir).exists()
 
 
-def matrices_of(run: Run, found: Found) -> list[Matrix]:
-    """The confusion of the test rows by every trial that is done."""
-    done = [record_of(trial, found) for trial in run.trials]
-    return [record.confusion["test"] for record in done if record and record.status == "done"]
+def training_rows(record: Record) -> int:
+    sizes = record.data.get("sizes")
+    return int(sizes["train"]) if isinstance(sizes, dict) else 0  # type: ignore[arg-type]
 
 
 def unseen(matrices: Sequence[Matrix]) -> str | None:
@@ -147,8 +148,11 @@ def unseen(matrices: Sequence[Matrix]) -> str | None:
     return f"{missing} of {len(matrices[0])} classes have no test rows: try split.stratify=true, or more rows"
 
 
-def collapse(run: Run, matrices: Sequence[Matrix]) -> str | None:
-    """How many trials have given up on all classes but one, as metric losses do where the others are rare."""
+def collapse(run: Run, matrices: Sequence[Matrix], rows: int) -> str | None:
+    """How many trials have given up on all classes but one, as metric losses do where the others are rare.
+
+    rows: for training; a batch cannot be larger.
+    """
     tested = [matrix for matrix in matrices if sum(map(any, matrix)) > 1]
     one_class = sum(sum(map(any, zip(*matrix, strict=True))) == 1 for matrix in tested)
     if not one_class:
@@ -156,7 +160,7 @@ def collapse(run: Run, matrices: Sequence[Matrix]) -> str | None:
     advice = ["a lower hyper.lr"]
     if run.science.loss.anneals:
         advice = ["protocol.warmup=10", *advice]
-    if (run.science.hyper.batch_size or 0) < sum(map(sum, tested[0])):
+    if (run.science.hyper.batch_size or 0) < rows:
         advice.append("a larger hyper.batch_size")
     if run.science.loss.options.get("average") == "macro":
         advice.append("loss.average=positive for a rare positive class")

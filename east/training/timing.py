@@ -21,7 +21,7 @@ GPU_FLOPS = 1e13  # operations per second that a GPU is assumed to sustain
 GPU_STEP = 2e-3  # seconds that a step takes on a GPU however small it is
 STACKED = 4  # trials that are timed together where the engine would stack them
 
-_KNOWN: dict[tuple, float] = {}  # steps that this process has timed
+_KNOWN: dict[tuple, float] = {}  # what this process has timed and counted
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def step_seconds(config: Science, size: Size, device: torch.device) -> float:
 def timed_step(config: Science, batch: int, size: Size, device: torch.device) -> float:
     """Seconds per trial of a step of `batch` rows, timed once per process."""
     config = config.but(hyper=config.hyper.but(batch_size=batch, lr=1e-3))
-    together = min(STACKED, population_size(config, device) or STACKED)
+    together = population_size(config, device, STACKED)
     known = (config.key, size, device, together, torch.get_num_threads())
     if known not in _KNOWN:
         _KNOWN[known] = _time(config, batch, size, device, together)
@@ -106,11 +106,11 @@ def _time(config: Science, batch: int, size: Size, device: torch.device, togethe
     taken: list[float] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for epoch in range(1, STEPS + 2):  # the first one warms up
-            for inputs, labels, weights, noise in setup.batches(setup.population.alive, epoch):
+            for inputs, labels, weights, masks in setup.batches(setup.population.alive, epoch):
                 started = time.perf_counter()
                 with setup.autocast:
-                    logits = setup.net(inputs, training=True, noise=noise)
-                setup.optimizer.step(setup.net.gradient(setup.loss.per_trial(*samples(logits, labels), weights).sum()))
+                    logits = setup.net(inputs, training=True, masks=masks)
+                setup.optimizer.step(setup.net.gradient(setup.loss.per_trial(*samples(logits, labels), weights)))
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 taken.append(time.perf_counter() - started)
@@ -129,9 +129,12 @@ def gpu_seconds(config: Science, size: Size, epochs: float) -> float:
 
 def operations(config: Science, size: Size) -> float:
     """Floating-point operations of training on one row: a forward pass and, twice as much, its gradient."""
-    from torch.utils.flop_counter import FlopCounterMode
+    known = (str(config.model.to_json()), size)
+    if known not in _KNOWN:
+        from torch.utils.flop_counter import FlopCounterMode
 
-    net = models.build(config.model, size.shape, size.classes).eval()
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        net(torch.zeros(2, *size.shape))
-    return 3 * counter.get_total_flops() / 2
+        net = models.build(config.model, size.shape, size.classes).eval()
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            net(torch.zeros(2, *size.shape))
+        _KNOWN[known] = 3 * counter.get_total_flops() / 2
+    return _KNOWN[known]

@@ -1,4 +1,4 @@
-"""One self-contained HTML page: overview, every table, figures, findings, and the records behind each cell.
+"""One self-contained HTML page: what a results folder holds, its tables, figures, findings and records.
 
 No external requests, light and dark, readable on a phone; without JavaScript only the sorting is missing.
 """
@@ -6,7 +6,7 @@ No external requests, light and dark, readable on a phone; without JavaScript on
 import io
 import re
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from datetime import date
 from html import escape
 from pathlib import Path
@@ -54,22 +54,27 @@ def page(
     ours = (build(name) for name in tables.names(config_dir) if name not in released)
     own = [table for table in ours if table.name == "quickstart" or any(cell.values for cell in table.cells)]
     every = [*papers, *(t for t in released.values() if _differs(t, papers)), *own]
+    tried = [table for table in papers if any(cell.values for cell in (*table.cells, *released[table.name].cells))]
     sections = {
-        "overview": ("Overview", _overview(papers, found)),
-        "tables": ("Tables", "".join(_table(table, released[table.name]) for table in papers)),
-        "own": ("Our own runs", "".join(_table(table) for table in own if table.cells)),
-        "figures": ("Figures", _figures(papers, own, found, Path(results_dir))),
-        "findings": ("Findings", _findings()),
-        "records": ("Records", _records(every, found)),
+        "held": ("What this folder holds", _held(found, Path(results_dir))),
+        "own": ("Own runs", "".join(_table(table) for table in own if any(cell.values for cell in table.cells))),
+        "tables": ("The papers' tables", _papers(papers, tried, released)),
+        "figures": ("Figures", _figures(tried, own, found, Path(results_dir)) if found else ""),
+        "findings": (
+            "Findings about the published numbers",
+            _findings({table.name for table in tried}) if tried else "",
+        ),
+        "records": ("Records", _records(every, found) if found else ""),
     }
+    sections = {name: section for name, section in sections.items() if section[1]}
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in sections.items())
     body = "".join(f'<section id="{name}"><h2>{title}</h2>{text}</section>' for name, (title, text) in sections.items())
     return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>east: published and reproduced</title>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>east: results</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<style>{(HERE / 'report.css').read_text(encoding='utf-8')}</style></head><body>"
-        "<header><h1>Published and reproduced</h1><p>EAST (arXiv 2405.20954), both versions, and Bridging the Gap "
-        f"(NeurIPS 2022), beside the runs of this project. Written {today.isoformat()}.</p>"
+        f"<header><h1>Results</h1><p>Runs of this folder and, where they belong to one, the tables of EAST (arXiv "
+        f"2405.20954) and Bridging the Gap (NeurIPS 2022). Written {today.isoformat()}.</p>"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header><main>{body}</main>'
         f"<script>{(HERE / 'report.js').read_text(encoding='utf-8')}</script></body></html>\n"
     )
@@ -82,14 +87,57 @@ def _differs(table: tables.Table, papers: Sequence[tables.Table]) -> bool:
     return any(cell.values and cell.key != keys.get((cell.block, cell.row, cell.column)) for cell in table.cells)
 
 
-def _overview(papers: Sequence[tables.Table], found: Sequence[Record]) -> str:
+def _held(found: Sequence[Record], results_dir: Path) -> str:
+    """Every setting with finished trials: data, loss, preset, and how it did; then the pages of comparisons."""
+    pages = sorted((results_dir / "compare").glob("**/*.html"))
+    compared = "".join(
+        f'<li><a href="{escape(file.relative_to(results_dir).as_posix())}">{escape(file.stem)}</a></li>'
+        for file in pages
+    )
+    trials: dict[str, list[Record]] = {}
+    for record in found:
+        if (record.stage, record.status) == ("trial", "done"):
+            trials.setdefault(record.key, []).append(record)
+    if not trials and not pages:
+        return (
+            "<p>No records yet. These commands make some:</p><pre>east-run\neast-run task=compare dataset.path=my.csv "
+            "dataset.target=label\neast-run task=reproduce table=east_v2_1 dry_run=true</pre>"
+        )
+    lines = []
+    for group in sorted(trials.values(), key=lambda group: (group[0].config.dataset.name, group[0].config.loss.name)):
+        config = group[0].config
+        part = f" ({config.dataset.limit} rows)" if config.dataset.limit else ""
+        means = [_mean([record.scores.get("test", {}).get(name) for record in group]) for name in SHOWN_SCORES]
+        name = f"{config.dataset.name}{part}, {config.loss.name}"
+        lines.append([escape(name), escape(f"{config.protocol.name} {config.preset or ''}"), str(len(group)), *means])
+    header = ["data, loss", "protocol, preset", "trials", *map(papers.shown, SHOWN_SCORES)]
+    listed = f"<h3>Comparisons</h3><ul>{compared}</ul>" if compared else ""
+    return f"{listed}{_simple(header, lines, 'Finished trials: means on test rows', words=2)}"
+
+
+def _mean(values: Sequence[float | list[float] | None]) -> str:
+    numbers = [value for value in values if isinstance(value, int | float)]
+    return _number(sum(numbers) / len(numbers)) if numbers else ""
+
+
+def _papers(papers: Sequence[tables.Table], tried: Sequence[tables.Table], released: Mapping[str, tables.Table]) -> str:
+    """The tables that have trials, and the names of the others."""
+    rest = [table.name for table in papers if table not in tried]
+    others = (
+        f"<p>No trials yet for {', '.join(rest)}. <code>east-run task=reproduce table=NAME dry_run=true</code> says "
+        "what a table takes.</p>"
+    )
+    shown = "".join(_table(table, released[table.name]) for table in tried)
+    return (_overview(tried) + shown if tried else "") + (others if rest else "")
+
+
+def _overview(papers: Sequence[tables.Table]) -> str:
     cells = [cell for table in papers for cell in table.cells if cell.published]
     facts = {
         "published cells": len(cells),
         "with trials of ours": sum(bool(cell.values) for cell in cells),
         "at the paper's protocol": sum(cell.papers_protocol for cell in cells),
         **{word: sum(cell.word == word for cell in cells) for word in statistics.WORDS},
-        "records": len(found),
     }
     boxes = "".join(f"<li><strong>{number}</strong> {name}</li>" for name, number in facts.items())
     lines = []
@@ -189,22 +237,25 @@ def _scrolling(label: str, inner: str) -> str:
     return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>{inner}</table></div>'
 
 
-def _findings() -> str:
+def _findings(shown: Set[str]) -> str:
+    """What is known about the published numbers; `shown` are the tables that can be linked to."""
     parts = []
     for finding in papers.findings():
         tag = f'<span class="tag {finding.status}">{finding.status}</span>'
         parts += [
             f'<dt id="f-{finding.id}">{tag} {escape(finding.text)}</dt>'
-            f"<dd>{escape(finding.evidence)}{_links(finding.id)}</dd>"
+            f"<dd>{escape(finding.evidence)}{_links(finding.id, shown)}</dd>"
         ]
     return f"<dl>{''.join(parts)}</dl>"
 
 
-def _links(finding: str) -> str:
+def _links(finding: str, shown: Set[str]) -> str:
     """Links to the tables with cells that a finding is about."""
     about = (cell for cell in papers.cells() if finding in papers.findings_of(cell))
     names = dict.fromkeys(f"{cell.paper}_{cell.table}" for cell in about)
-    return " " + ", ".join(f'<a href="#{name}">{name}</a>' for name in names) if names else ""
+    return (
+        " " + ", ".join(f'<a href="#{name}">{name}</a>' if name in shown else name for name in names) if names else ""
+    )
 
 
 def _records(every: Sequence[tables.Table], found: Sequence[Record]) -> str:
@@ -258,8 +309,8 @@ def _drawn(
 ) -> Iterator[tuple[str, "Figure"]]:
     """(caption, figure): the step, then what the records have to show."""
     yield "The step at several temperatures, threshold 0.5", plots.steps(*plots.step_heights(TEMPERATURES), 0.5)
-    betas = next(table for table in papers if table.name == "east_v2_6")
-    yield f"{betas.title}: a point per beta", plots.tradeoff(betas)
+    for betas in (table for table in papers if table.name == "east_v2_6"):
+        yield f"{betas.title}: a point per beta", plots.tradeoff(betas)
     for table in [*papers, *(table for table in own if table.name != "grid")]:
         if any(cell.values for cell in table.cells):
             yield table.title, plots.figure_of(table)
