@@ -1,8 +1,13 @@
 """What the user gets for a mistake: exit code 2 or 3, a few lines that say what to do, no traceback, no waiting."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+
+from tests.commands import environment
 
 SMALL = ["dataset=digits", "dataset.limit=120", "preset=quick"]
 BAD = [
@@ -128,3 +133,55 @@ def test_a_mistake_costs_a_sentence(words, expected, folder, east_run):
 
 def test_there_are_sixty_of_them():
     assert len(BAD) >= 60
+
+
+REAL = [
+    "hyper.lrr=1",
+    "loss=f11",
+    "mammography",
+    "results_dir=one.csv",
+    "-m loss=f1,cee",
+    "--nonsense",
+    "--cfg jb",
+    "--config-dir conf loss=broken",
+    "losses=[]",
+    "trials=0",
+    "dataset.path=nowhere.csv dataset.target=y",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", REAL)
+def test_a_mistake_costs_a_sentence_in_a_process_too(words, folder):
+    expected = next(sentence for mistake, sentence in BAD if mistake == words)
+    command = [sys.executable, "-m", "east.cli", *words.split()]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment(),
+                            stdin=subprocess.DEVNULL)  # fmt: skip
+    check(answer.returncode, answer.stderr, expected)
+
+
+def test_mistyped_names_and_values_are_refused_without_torch(folder):
+    """They need neither data nor a signature."""
+    light = [
+        words for words, _ in BAD[: BAD.index(("split.seed=-1", "split.seed: expected"))] if "nothing" not in words
+    ]
+    script = (
+        "import sys; from east import cli\n"
+        f"codes = [cli.run(words.split()) for words in {light!r}]\n"
+        "sys.exit(set(codes) != {2} or 'torch' in sys.modules)"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env=environment()
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert len(light) > 25
+
+
+def test_a_closed_pipe_is_no_mistake():
+    """As in `east-run --help | head -1`."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "east.cli", "--help"]
+    answer = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, env=environment())
+    os.close(writer)
+    assert (answer.returncode, answer.stderr) == (0, "")
