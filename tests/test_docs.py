@@ -45,7 +45,9 @@ def folder(tmp_path, monkeypatch):
     x = torch.randn(240, 3)
     rows = [f"{a:.3f},{b:.3f},{c:.3f},{'yes' if a + b > 1.5 else 'no'}" for a, b, c in x.tolist()]
     Path("my.csv").write_text("\n".join(["a,b,c,label", *rows]) + "\n")
-    Path("new.csv").write_text("\n".join(["a,b,c", *(row.rpartition(",")[0] for row in rows[:9])]) + "\n")
+    new = (f"{k},{row.rpartition(',')[0]}" for k, row in enumerate(rows[:9]))
+    Path("new.csv").write_text("\n".join(["id,a,b,c", *new]) + "\n")
+    Path("labelled.csv").write_text(Path("my.csv").read_text())
     yield tmp_path
     for name in ("my_metrics", "my_nets"):
         sys.modules.pop(name, None)
@@ -53,7 +55,7 @@ def folder(tmp_path, monkeypatch):
 
 def with_model(text: str, folder: Path) -> str:
     """`results/models/…` is whatever the page has saved before."""
-    models = sorted((folder / "results" / "models").glob("*"))
+    models = sorted((folder / "results" / "models").glob("*-ce-*"))  # networks, which every task takes
     return text.replace("results/models/…", str(models[0])) if models else text
 
 

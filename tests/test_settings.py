@@ -48,10 +48,10 @@ def combinations(words):
         (["hyper.clip=none"], "hyper.clip: expected a number"),
         (["trials=2.5"], "trials: expected a whole number from 1 to 1000, got 2.5"),
         (["trials=0"], "trials"),
-        (["seed=1.5"], "seed: expected a whole number from 0 to 999, got 1.5"),
-        (["seed=1000"], "seed: expected a whole number from 0 to 999"),
-        (["seed=999", "trials=2"], "seed=999 trials=2: expected at most 1000 together, since seeds from 1000 up"),
-        (["seed=995", "preset=budget"], "seed=995 trials=10"),
+        (["seed=1.5"], "seed: expected a whole number of at least 0 and below 2^32, got 1.5"),
+        (["seed=4294967296"], "seed: expected a whole number of at least 0 and below 2^32"),
+        (["seed=4294967295", "trials=2"], "seed=4294967295 trials=2: expected seeds below 2^32"),
+        (["seed=4294967290", "preset=budget"], "seed=4294967290 trials=10"),
         (["dataset.limit=ten"], "dataset.limit: expected a whole number of at least 3, got 'ten'"),
         (["split.seed=abc"], "split.seed: expected a whole number of at least 0, or trial, got 'abc'"),
         (["split.seed=-1"], "split.seed"),
@@ -198,7 +198,7 @@ def test_settings_are_frozen():
 
 
 def test_the_last_seed_before_the_searchs():
-    assert settings(["seed=999", "trials=1"]).seed == 999
+    assert settings(["seed=4294967295", "trials=1"]).seed == 4294967295
 
 
 def test_mappings_are_values():

@@ -134,7 +134,7 @@ class Settings(Section):
     task: str = "run"
     table: str = "grid"
     trials: int | None = Field(None, ge=1, le=1000)
-    seed: int = Field(0, ge=0, le=SEEDS - 1)
+    seed: int = Field(0, ge=0, lt=SEEDS, description="a whole number of at least 0 and below 2^32")
     device: str = "auto"
     compile: bool = False
     tensorboard: bool = False
@@ -171,7 +171,7 @@ class Settings(Section):
             if library in EXTRAS and find_spec(library) is None:
                 raise ConfigError(f"{library} is not installed: {install_hint(EXTRAS[library])}")
         if self.seed + self.trial_count > SEEDS:
-            raise ConfigError(f"seed={self.seed} trials={self.trial_count}: seeds must stay below {SEEDS}")
+            raise ConfigError(f"seed={self.seed} trials={self.trial_count}: expected seeds below 2^32")
         fitting = NETWORKS[self.dataset.kind]
         if self.model.name not in fitting and "target" not in self.model.options:
             raise ConfigError(
