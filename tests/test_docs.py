@@ -55,7 +55,7 @@ def folder(tmp_path, monkeypatch):
 
 def with_model(text: str, folder: Path) -> str:
     """`results/models/…` is whatever the page has saved before."""
-    models = sorted((folder / "results" / "models").glob("*-ce-*"))  # networks, which every task takes
+    models = sorted((folder / "results" / "models").glob("*-f1-*"))  # a network, which every task takes
     return text.replace("results/models/…", str(models[0])) if models else text
 
 

@@ -1,4 +1,4 @@
-"""Our numbers in README.md, results/README.md and findings.yaml, recomputed from the committed confusion matrices.
+"""Our numbers in README.md, docs/, results/README.md and findings.yaml, recomputed from committed confusion matrices.
 
 The code here is independent: it reads the lines of results/records and imports nothing of east.
 """
@@ -65,7 +65,7 @@ def text_of(name):
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("name", ["README.md", "results/README.md", "east/reporting/findings.yaml"])
+@pytest.mark.parametrize("name", ["docs/reproduce.md", "results/README.md", "east/reporting/findings.yaml"])
 def test_every_mean_and_deviation_is_that_of_recorded_trials(name, ours):
     """Ours have three decimals each; the papers print two for the deviation."""
     said = set(re.findall(r"\d\.\d{3} ± \d\.\d{3}", text_of(name)))
@@ -85,9 +85,9 @@ LOSSES = {"F1*": "f1", "CE": "ce"}
 
 
 def headline():
-    """The lines of README's table: dataset, loss, published, ours, n, interval, word."""
+    """The lines of the table in docs/reproduce.md: dataset, loss, published, ours, n, interval, word."""
     dataset = ""
-    for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines():
+    for line in (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if len(cells) == 7 and cells[1] in LOSSES:
             dataset = next((name for label, name in DATASETS.items() if cells[0].startswith(label)), dataset)
@@ -138,7 +138,7 @@ def test_every_signed_number_is_in_a_committed_table():
             ]
             numbers += [pair[name] for pair in table["comparisons"] for name in ("difference", "low", "high")]
             known |= {signed(number) for number in numbers if number is not None}
-    for name in ("README.md", "results/README.md"):
+    for name in ("README.md", "docs/reproduce.md", "results/README.md"):
         said = set(re.findall(r"[+−]\d\.\d{3}(?!\d)", text_of(name)))
         assert said, name
         assert said <= known, f"{name}: in no table: {sorted(said - known)}"

@@ -36,7 +36,8 @@ class Epoch:
         best = "" if self.best is None else f", best {self.best:.3f}"
         temperature = "" if self.temperature is None else f", T {self.temperature:.3g}"
         alive = f", {self.training} of {self.trials} trials" if self.trials > 1 else ""
-        return f"epoch {self.epoch:.1f} of at most {self.max_epochs}{temperature}{best}{alive}"
+        epoch = f"{self.epoch:.1f}".removesuffix(".0")
+        return f"epoch {epoch} of at most {self.max_epochs}{temperature}{best}{alive}"
 
     def write(self, file: Path) -> None:
         """Leave it where `read` finds it; without a place to write, training goes on unseen."""
