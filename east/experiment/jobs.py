@@ -4,7 +4,7 @@ import os
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from east import data, losses
@@ -36,7 +36,7 @@ class Job:
     compile: bool = False
     tensorboard: bool = False
     progress: bool = False  # whether to show it in this process
-    heartbeat: str | None = None  # or a file to write it to, for the command that waits
+    heartbeat: str | None = field(default=None, compare=False)  # or a file to write it to, for the command that waits
 
 
 def run_job(job: Job) -> list[str] | Lost:
