@@ -108,7 +108,7 @@ def test_a_search_knows_no_test_score(tmp_path):
         parts = {"val"} if record.stage == "search" else {"val", "test"}
         assert set(record.scores) == set(record.confusion) == parts
         assert set(record.decisions) == (set() if record.stage == "search" else {"plugin_f1"})
-        stored = records.arrays(records.path(tmp_path, record.config, record.seed))
+        stored = records.arrays(records.path(tmp_path, record.config, record.seed, record.stage))
         assert set(stored) == {f"{part}_{what}" for part in parts for what in ("probabilities", "labels")}
     assert sorted(record.stage for record in found(tmp_path).values()) == ["search", "search", "trial"]
 
