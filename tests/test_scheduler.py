@@ -294,7 +294,7 @@ def test_a_full_disk_stops_the_work(tmp_path, pretend, monkeypatch):
 
 def test_a_folder_that_cannot_be_written_is_told_before_any_training(tmp_path, pretend):
     (tmp_path / "file").touch()
-    with pytest.raises(OSError):
+    with pytest.raises(ConfigError, match="cannot be written to"):
         carry_out([run_of(tmp_path / "file")])
     assert pretend.seen == []
 
