@@ -170,7 +170,8 @@ class Mean:
 def _ours(cell: "Cell") -> Mean:
     ours = cell.summary
     assert ours.mean is not None, "only cells with trials are drawn"
-    return Mean(ours.mean, 0.0 if ours.high is None else ours.high - ours.mean)
+    # Where all scores are equal, rounding can put the end of the interval below the mean.
+    return Mean(ours.mean, 0.0 if ours.high is None else max(0.0, ours.high - ours.mean))
 
 
 def _published(cell: "Cell") -> Mean:
