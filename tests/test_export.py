@@ -83,10 +83,12 @@ def test_a_classifier_with_encoding_scaling_and_rule(tmp_path):
 def test_the_program_of_the_guide(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_data.md").read_text(encoding="utf-8"), re.DOTALL)
     X, y = load_iris(return_X_y=True)
+    frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"])
+    X = frame.to_numpy()
     model = EASTClassifier(max_epochs=4, hidden=(8,), random_state=0, device="cpu").fit(X, y)
     east.export(model, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
-    space = {"rows": X}
+    space = {"frame": frame}
     exec(next(block for block in blocks if "onnxruntime" in block), space)
     np.testing.assert_allclose(space["probabilities"], model.predict_proba(X), atol=1e-5)
     assert space["names"] == [str(label) for label in model.predict(X)]

@@ -136,7 +136,7 @@ def test_findings_are_about_cells_and_say_how_sure_they_are():
 def test_known_and_suspected_are_told_apart(east_v2_1):
     text = tables.render("east_v2_1", "/nowhere")
     letter = {name: east_v2_1.letter(name) for name in east_v2_1.findings}
-    assert f"<sup>{letter['adult_loader']}</sup> Confirmed: Adult's test ages" in text
+    assert f"<sup>{letter['adult_loader']}</sup> Confirmed: The released loader corrupts the ages" in text
     assert f"<sup>{letter['adult_loader_others']}</sup> Suspected: " in text
     assert "adult_loader" in cell(east_v2_1, dataset="adult", row="CE", column="f1").findings
     assert "adult_loader_others" in cell(east_v2_1, dataset="adult", row="Acc*", column="f1").findings

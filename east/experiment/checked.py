@@ -28,7 +28,7 @@ class NewerError(ValueError):
     """A record of a later schema: not ours to read, nor to overwrite."""
 
 
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+Finite: TypeAlias = int | Annotated[float, Field(allow_inf_nan=False)]  # a whole number stays one
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 Matrix: TypeAlias = Sequence[Sequence[int]]  # rows true, columns predicted
 

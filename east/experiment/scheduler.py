@@ -112,6 +112,10 @@ class Scheduler:
             if not progress.advance():
                 return []
 
+    def anything_saved(self) -> bool:
+        """Whether there is a trial to resume after: of a job that has ended, or that was stopped half-way."""
+        return self.done > 0 or any(len(one.missing()) < len(one.stage) for one in self.progress)
+
     def sweep(self) -> None:
         """Delete checkpoints of runs that are complete, left by commands that cut the work differently."""
         for progress in self.progress:
@@ -215,7 +219,7 @@ def saying_what_is_saved(scheduler: Scheduler) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if scheduler.done:
+        if scheduler.anything_saved():
             error.add_note("Finished trials are saved. Rerun the same command to resume.")
         raise
 
