@@ -184,6 +184,15 @@ def test_updates_equal_torchs_optimiser_for_each_trial(name, decoupled, fused, m
     torch.testing.assert_close(learned, expected, atol=2e-5, rtol=2e-5)
 
 
+def test_the_private_kernel_is_called_in_one_place():
+    """torch 2.15 has no public way to its fused Adam without torch.optim around it; a torch without it fails here."""
+    for kernel in ("_fused_adam_", "_fused_adamw_"):
+        assert hasattr(torch, kernel), f"renamed in torch {torch.__version__}: see optimizer.py; plain_step needs none"
+    package = Path(optimizer_module.__file__).parent.parent
+    files = [path.name for path in package.rglob("*.py") if "torch._fused" in path.read_text(encoding="utf-8")]
+    assert files == ["optimizer.py"]
+
+
 @pytest.fixture
 def scripted(monkeypatch):
     """Validation losses from a script; remembers temperatures, and the weights at both ends of each epoch."""
