@@ -114,5 +114,6 @@ def test_the_site_is_built_without_a_warning(tmp_path):
 def test_the_figures_of_the_pages_are_committed_and_drawn_by_the_project():
     used = {Path(name).name for page in PAGES for name in re.findall(r"figures/(\w+\.svg)", page.read_text())}
     drawn = set(re.findall(r'^        "(\w+)": ', (ROOT / "scripts" / "figures.py").read_text(), re.MULTILINE))
-    assert {Path(name).stem for name in used} == drawn
+    measured = {"bench_loss", "bench_population"}  # drawn by scripts/bench_loss.py and bench_train.py, in a quiet hour
+    assert {Path(name).stem for name in used} == drawn | measured
     assert all((ROOT / "docs" / "figures" / name).is_file() for name in used)

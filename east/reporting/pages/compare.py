@@ -66,7 +66,7 @@ def write(folder: Path, result: Comparison, splits: Splits, notes: Sequence[str]
         "How the columns were read": columns(splits),
         "How this was made": f"<pre>{escape(command)}</pre>{method(result)}",
     }
-    title = f"Which model? {splits.name}, by {result.score}"
+    title = f"Which model? {folder.name.removesuffix(f'-{result.score}')}, by {result.score}"
     (folder / "report.html").write_text(document(title, sections), encoding="utf-8")
 
 
