@@ -91,7 +91,8 @@ def main() -> None:
         "worth": worth(chosen.confusion["test"]),
     }
     for name, figure in drawn.items():
-        print(*plots.save(figure, ROOT / "docs" / "figures" / name, ["svg"]))
+        # On white: a picture in a page cannot follow its dark mode.
+        print(*plots.save(figure, ROOT / "docs" / "figures" / name, ["svg"], background="white"))
 
 
 if __name__ == "__main__":

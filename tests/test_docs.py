@@ -4,6 +4,7 @@ A command that takes hours says so in its comment, `(hours)`, and is planned wit
 run says `not run: …`; its words are checked all the same. A Python block whose first line is `# name.py` is that file.
 """
 
+import json
 import re
 import shlex
 import subprocess
@@ -117,3 +118,18 @@ def test_the_figures_of_the_pages_are_committed_and_drawn_by_the_project():
     measured = {"bench_loss", "bench_population"}  # drawn by scripts/bench_loss.py and bench_train.py, in a quiet hour
     assert {Path(name).stem for name in used} == drawn | measured
     assert all((ROOT / "docs" / "figures" / name).is_file() for name in used)
+
+
+def test_the_headline_figure_shows_the_committed_numbers():
+    """Its labels are the means of results/tables/plugin.json, which test_results holds against the records."""
+    (table,) = json.loads((ROOT / "results" / "tables" / "plugin.json").read_text(encoding="utf-8"))
+    means = {
+        f"{cell['mean']:.3f}"
+        for cell in table["cells"]
+        if cell["column"] == "f1_positive" and cell["row"] in ("F1*", "CE", "CE + plug-in")
+    }
+    labels = re.findall(
+        r">(\d\.\d{3})</text>", (ROOT / "docs" / "figures" / "headline.svg").read_text(encoding="utf-8")
+    )
+    assert len(labels) == 12
+    assert set(labels) == means

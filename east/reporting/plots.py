@@ -67,15 +67,21 @@ def style() -> Iterator[None]:
         yield
 
 
-def save(figure: Figure, target: str | Path, formats: Sequence[str] = FORMATS) -> list[Path]:
-    """Write `target`.svg, .pdf and .png; the same figure gives the same bytes."""
+def save(
+    figure: Figure, target: str | Path, formats: Sequence[str] = FORMATS, background: str | None = None
+) -> list[Path]:
+    """Write `target`.svg, .pdf and .png; the same figure gives the same bytes.
+
+    background: by default white for a png and none for the others, which take that of their page.
+    """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     files = [target.with_name(f"{target.name}.{suffix}") for suffix in formats]
     for file, suffix in zip(files, formats, strict=True):
         stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
         with style():
-            figure.savefig(file, dpi=150, metadata=stamp, facecolor="white" if suffix == "png" else "none")
+            paper = background or ("white" if suffix == "png" else "none")
+            figure.savefig(file, dpi=150, metadata=stamp, facecolor=paper)
     return files
 
 
