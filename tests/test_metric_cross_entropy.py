@@ -477,3 +477,22 @@ def test_two_ranks_are_one_process(tmp_path):
         for (metric, form), found in zip(RANKS, torch.load(tmp_path / f"{rank}.pt", weights_only=True), strict=True):
             whole = steps(net(), MetricCrossEntropy(metric, form=form), [batch(seed) for seed in range(3)])
             torch.testing.assert_close(found, whole)
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc", "gmean"])
+def test_whole_weights_are_repeated_rows_and_weight_0_is_absence(metric):
+    torch.manual_seed(0)
+    logits, labels = torch.randn(60, 4, dtype=torch.float64), torch.randint(4, (60,))
+    weights = torch.randint(4, (60,))
+    weighted, repeated = MetricCrossEntropy(metric), MetricCrossEntropy(metric)
+    for scale in (1.0, 2.0):  # the second batch meets the counts of the first
+        once = (scale * logits).requires_grad_()
+        often = (scale * logits).repeat_interleave(weights, 0).requires_grad_()
+        value = weighted(once, labels, weights=weights.double())
+        value.backward()
+        expected = repeated(often, labels.repeat_interleave(weights))
+        expected.backward()
+        assert float(value.detach()) == pytest.approx(float(expected.detach()), abs=1e-6)
+        rows = torch.arange(60).repeat_interleave(weights)
+        summed = torch.zeros_like(logits).index_add(0, rows, often.grad)
+        torch.testing.assert_close(once.grad, summed, atol=1e-6, rtol=1e-6)
