@@ -25,7 +25,7 @@ from torch import Tensor
 from east import losses, metrics, models
 from east.choices import choose
 from east.confusion import Confusion
-from east.data.columns import Column, Columns, Dropped, Numbers, detect
+from east.data.columns import Columns, Numbers, detect_all
 from east.data.common import DataError, Part, Splits, listed, shown
 from east.data.encoding import Encoding, typed_columns
 from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Schedule, Science, Training
@@ -507,20 +507,9 @@ def detected_columns(frame: "pd.DataFrame") -> Columns:
     """Every column as numbers, words or dates. Numbers are always kept, even if they look like an id."""
     import pandas as pd
 
-    used: list[Column] = []
-    dropped: list[Dropped] = []
-    faults = []
-    for name, values in frame.items():
-        named = isinstance(values.dtype, pd.CategoricalDtype)
-        try:
-            column = detect(str(name), values, categorical=named, keep=pd.api.types.is_numeric_dtype(values))
-        except DataError as error:
-            faults.append(f"column {shown(name)} {error}")
-            continue
-        if isinstance(column, Dropped):
-            dropped.append(column)
-        else:
-            used.append(column)
+    named = [name for name, kind in frame.dtypes.items() if isinstance(kind, pd.CategoricalDtype)]
+    numeric = [name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
+    used, dropped, faults = detect_all(frame, named, numeric)
     if faults:
         raise ValueError(
             "some columns cannot be used as they are; repair them, leave them out, or make them categories "

@@ -7,7 +7,7 @@ left to the encoding.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -99,6 +99,22 @@ def take(column: Column, rows: np.ndarray) -> Column:
 
 def read_columns(frame: "pd.DataFrame", categorical: Sequence[str], keep: Sequence[str], path: str) -> Columns:
     """Every column of the frame; those in `keep` are used even if they look like ids or free text."""
+    used, dropped, faults = detect_all(frame, categorical, keep)
+    if faults:
+        raise DataError(
+            f"{path}: some columns cannot be used as they are. Repair them, leave them out (dataset.drop=[…]) or "
+            f"make them categories (dataset.categorical=[…]):{listed(faults)}"
+        )
+    if not used:
+        reasons = "".join(f"; {shown(column.name)} {column.reason}" for column in dropped[:5])
+        raise DataError(f"{path}: no feature column is left beside the target{reasons}.")
+    return Columns(tuple(used), tuple(dropped))
+
+
+def detect_all(
+    frame: "pd.DataFrame", categorical: Sequence[Hashable], keep: Sequence[Hashable]
+) -> tuple[list[Column], list[Dropped], list[str]]:
+    """The columns that can be used, those that cannot, and a line for each that the user has to decide about."""
     used: list[Column] = []
     dropped: list[Dropped] = []
     faults = []
@@ -112,15 +128,7 @@ def read_columns(frame: "pd.DataFrame", categorical: Sequence[str], keep: Sequen
             dropped.append(column)
         else:
             used.append(column)
-    if faults:
-        raise DataError(
-            f"{path}: some columns cannot be used as they are. Repair them, leave them out (dataset.drop=[…]) or "
-            f"make them categories (dataset.categorical=[…]):{listed(faults)}"
-        )
-    if not used:
-        reasons = "".join(f"; {shown(column.name)} {column.reason}" for column in dropped[:5])
-        raise DataError(f"{path}: no feature column is left beside the target{reasons}.")
-    return Columns(tuple(used), tuple(dropped))
+    return used, dropped, faults
 
 
 def detect(name: str, values: "pd.Series", categorical: bool = False, keep: bool = False) -> Column | Dropped:

@@ -19,6 +19,7 @@ PUBLISHED_STD_FLOOR = 0.005  # a printed 0.00 is anything below it
 PUBLISHED_TRIALS = 10  # of every published mean
 MARGIN = 0.02  # differences up to here do not matter
 WORDS = ("reproduced", "close", "differs", "imprecise")
+ALL = "all"  # datasets, beside groups of them, that a lead is over
 
 
 @dataclass(frozen=True)

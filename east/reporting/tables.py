@@ -30,7 +30,6 @@ __all__ = ["Cell", "Spec", "Table", "build", "build_all", "command", "comparison
 __all__ += ["papers_tables", "render", "spec", "usual_preset"]
 
 REFERENCES = ("ce", "bce")  # what a loss is compared with
-ALL = "all"
 RAREST = {"fewer than 10": (0, 10), "10 to 29": (10, 30), "30 or more": (30, math.inf)}  # rows of it on validation
 ROPE = 0.01  # scores that differ by less are practically equal
 OVERLAP = 0.20 / 0.64  # test rows / training rows of the papers' splits, see statistics.t_interval
@@ -164,7 +163,7 @@ class Table:
     ) -> dict[str, dict[str, statistics.Lead]]:
         """Each row's lead over the reference row: over all datasets, and by the size of the rarest class."""
         rarest = {cell.column: cell.rarest or 0 for cell in self.blocks[block].values() if cell.row == self.reference}
-        groups = {ALL: columns} | {
+        groups = {statistics.ALL: columns} | {
             name: [column for column in columns if low <= rarest[column] < high] for name, (low, high) in RAREST.items()
         }
         found: dict[str, dict[str, statistics.Lead]] = {}

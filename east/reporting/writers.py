@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from textwrap import fill
 from typing import TYPE_CHECKING
 
-from east.reporting import papers
+from east.reporting import papers, statistics
 from east.reporting.cells import MARKS
 from east.reporting.fidelity import PRESETS
 
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from east.reporting.statistics import Lead
     from east.reporting.tables import Cell, Comparison, Ranking, Table
 
-ALL = "all"  # datasets of a lead
 WIDTH = 110  # of running text in a terminal
 LATEX = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
@@ -186,7 +185,7 @@ def ranked(entry: "Ranking") -> tuple[str, list[list[str]]]:
             line += [f"{p:.3f}" for p in vars(signs[line[0]]).values()] if line[0] in signs else [""] * 3
     for group, leads in entry.leads.items():
         datasets = next(iter(leads.values())).datasets
-        lines[0] += [f"lead, {datasets} datasets" if group == ALL else f"{group} ({datasets})"]
+        lines[0] += [f"lead, {datasets} datasets" if group == statistics.ALL else f"{group} ({datasets})"]
         for line in lines[1:]:
             line += [lead(leads[line[0]])] if line[0] in leads else [""]
     return sentence, lines
