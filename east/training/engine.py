@@ -219,7 +219,8 @@ class Setup:
         if self.drops and self.net.mlp is not None:
             keys, widest = torch.tensor(seeds, device=self.device), min(self.batch, len(self.train))
             dropout = Dropout(keys, self.rates[rows], self.net.mlp.sizes[1:-1], widest)
-        torch.manual_seed(seeds[0])  # for modules that draw their own
+        if self.net.mlp is None:  # its modules may draw their own; torch formats a stack for every absent accelerator
+            torch.manual_seed(seeds[0])
         for step in range(self.steps):
             index = order[:, step * self.batch : (step + 1) * self.batch]
             inputs, labels = self.train.at(index)
