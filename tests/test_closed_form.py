@@ -19,6 +19,12 @@ SCALES = [0.0, 0.3, 3.0, 30.0]
 TEMPERATURES = [1e-3, 0.05, 0.1, 0.2, 0.39]
 
 
+@pytest.fixture(autouse=True)
+def torch_alone(monkeypatch):
+    """These batches are small, and would be NumPy's; see test_small_batches.py."""
+    monkeypatch.setattr(closed_form.small_batches, "covers", lambda _: False)
+
+
 def composed(logits, labels, weights, temperature, detach_threshold=False):
     """Eq. 4 and 5 from small operations."""
     p = logits.softmax(-1)

@@ -41,9 +41,9 @@ class Margins(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """A score [..., 1] and its derivatives, [..., d] or [..., 1]."""
+    """A score or loss [..., 1] and its derivatives, [..., d] or [..., 1]."""
 
-    score: Array
+    value: Array
     by_diagonal: Array
     by_predicted: Array = 0.0
 
@@ -66,13 +66,21 @@ def slopes_of_loss(
 ) -> LossSlopes:
     """Of 1 - metric at counts [..., d]; both 0 where nothing is counted."""
     hit, lost, said = exact(diagonal), exact(missed), exact(predicted)
-    total = summed(actual := hit + lost)
-    score, by_diagonal, by_predicted = SLOPES[metric](Margins(hit, lost, actual, said, total), **parameters)
-    packed = joined(1 - score, -by_diagonal, -by_predicted, diagonal)
-    if isinstance(total, Tensor) or np.count_nonzero(total) < total.size:
-        packed = packed * torch.as_tensor(total != 0)
+    packed = joined(*slopes_at(metric, parameters, hit, lost, said), diagonal)
     d = diagonal.shape[-1]
     return LossSlopes(packed.select(-1, 2 * d), packed.narrow(-1, 0, d), packed.narrow(-1, d, d))
+
+
+def slopes_at(
+    metric: Metric, parameters: Mapping[str, Any], diagonal: Array, missed: Array, predicted: Array
+) -> Slopes:
+    """Of 1 - metric at counts in float64, tensors or arrays."""
+    total = summed(actual := diagonal + missed)
+    score, B, A = SLOPES[metric](Margins(diagonal, missed, actual, predicted, total), **parameters)
+    counted = total != 0
+    if isinstance(total, Tensor) or not counted.all():
+        return Slopes((1 - score) * counted, -B * counted, -A * counted)
+    return Slopes(1 - score, -B, -A)
 
 
 def exact(counts: Tensor) -> Array:

@@ -27,12 +27,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from east.confusion import per_class
-from east.losses import by_hand
+from east.losses import by_hand, small_batches
 from east.losses.inputs import masked
-from east.losses.steps import HALF_WIDTH
+from east.losses.steps import HALF_WIDTH, MIN_CORNER
 from east.metrics import Metric
 
-MIN_CORNER = 5e-4  # a, and with it 1 - hi, vanishes at T = 0.4
 FEW_CLASSES = 32  # rows of fewer entries are slow to reduce and to search: samples are laid side by side in memory
 MANY_CLASSES = 2048  # from here on entries above lo are looked up on a CPU,
 SPARSE_CORNER = 0.125  # unless a is so small that 1 - (sum of the entries above lo) loses its digits,
@@ -76,10 +75,11 @@ def soft_metric_loss(
     With `ignore_index` all samples of logits [n, d], or [k, n, d] with k > 1, are counted together, but those of that
     label; the loss of a batch that has no others is 0. Without it there is one loss per leading index.
     """
-    step = step_of(temperature, logits)
     if logits.requires_grad and not torch.is_grad_enabled():
         logits = logits.detach()  # else the node would take the gradient all the same
-    return _SoftMetricLoss.apply(logits, labels, weights, step, detach_threshold, metric, parameters, ignore_index)
+    return _SoftMetricLoss.apply(
+        logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index
+    )
 
 
 class _SoftCounts(Function):
@@ -107,12 +107,19 @@ class _SoftMetricLoss(Function):
     """
 
     @staticmethod
-    def forward(ctx, logits, labels, weights, step, detach_threshold, metric, parameters, ignore_index):
+    def forward(ctx, logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index):
         used, shares = labels, weights
         if ignore_index is not None:
             used, shares = masked(labels, weights, ignore_index, logits.dtype)
         gradient, waiting = None, ()
-        if ignore_index is None or (logits.ndim == 2 and logits.numel() <= CHUNK):
+        together = ignore_index is None or logits.ndim == 2
+        if together and small_batches.covers(logits):
+            batch, wanted = (logits, used, shares, temperature), ctx.needs_input_grad[0]
+            loss, gradient = small_batches.loss_and_gradient(*batch, metric, parameters, detach_threshold, wanted)
+            ctx.save_for_backward(labels, weights, gradient)
+            return loss
+        step = step_of(temperature, logits)
+        if ignore_index is None or (together and logits.numel() <= CHUNK):
             counts, state = counted(logits, used, shares, step)
             loss, *slopes = by_hand.slopes_of_loss(metric, parameters, *counts)
             if isinstance(state, BySample | HugeSoftmax):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 EPS = 1e-12
 HALF_WIDTH = 2.5  # the step rises over tau (1 ± 2.5 T), and T = 0.2 is Bridging the Gap's delta = 0.2
+MIN_CORNER = 5e-4  # a = (1 - 2.5 T) / 2, and with it 1 - hi, vanishes at T = 0.4
 DEFAULT_SLOPE = 10.0
 
 

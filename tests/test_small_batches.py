@@ -1,0 +1,64 @@
+"""Small batches by NumPy give what torch's operations give, for every metric with slopes by hand."""
+
+import pytest
+import torch
+
+from east import MetricLoss
+from east.losses import by_hand, small_batches
+from east.losses.closed_form import soft_metric_loss
+
+
+def both(monkeypatch, logits, *rest):
+    """Loss and gradient by NumPy, and by torch."""
+    results = []
+    for covers in (small_batches.covers, lambda _: False):
+        monkeypatch.setattr(small_batches, "covers", covers)
+        z = logits.clone().requires_grad_()
+        loss = soft_metric_loss(z, *rest)
+        results.append((loss.detach(), torch.autograd.grad(loss.sum(), z)[0]))
+    return results
+
+
+@pytest.mark.parametrize("metric", by_hand.SLOPES, ids=lambda metric: metric.__name__)
+@pytest.mark.parametrize("lead", [(), (3,)], ids=["batch", "population"])
+def test_numpy_and_torch_agree(metric, lead, monkeypatch):
+    draw = torch.Generator().manual_seed(0)
+    for case in range(12):
+        n, d = 1 + 5 * case, (2, 3, 10)[case % 3]
+        dtype, tolerance = (torch.float64, 1e-10) if case % 2 else (torch.float32, 2e-5)
+        z = torch.randn(*lead, n, d, dtype=dtype, generator=draw) * case
+        z = z.round() if case % 5 == 0 else z  # ties, at first of all classes
+        y = torch.randint(d, (*lead, n), generator=draw)
+        w = torch.rand(*lead, n, dtype=dtype, generator=draw) if case % 4 == 3 else None
+        T = torch.tensor([0.02, 0.2, 0.4], dtype=dtype) if lead and case % 2 else 0.01 + 0.03 * case
+        small, large = both(monkeypatch, z, y, w, metric, {}, T, case % 6 == 4)
+        torch.testing.assert_close(small, large, atol=tolerance, rtol=10 * tolerance)
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_logits_stay_as_they_are_in_any_layout(classes):
+    loss, y = MetricLoss("mcc"), torch.arange(6) % classes
+    for z in (torch.randn(classes, 6).T, torch.randn(6, classes), torch.randn(1, classes).expand(6, -1)):
+        before = z.clone()
+        expected = loss(z.double(), y)
+        torch.testing.assert_close(loss(z.requires_grad_(), y), expected, check_dtype=False)
+        assert torch.equal(z, before)
+
+
+@pytest.mark.parametrize("label", [-1, 3])
+def test_a_label_that_is_no_class_is_refused(label):
+    z, y = torch.randn(2, 5, 3), torch.zeros(2, 5, dtype=torch.long)
+    y[0, 4] = label
+    with pytest.raises(ValueError, match=f"labels.*{label}"):
+        MetricLoss("f1").per_trial(z, y)
+    with pytest.raises(ValueError, match=f"labels.*{label}"):
+        MetricLoss("f1")(z[0], y[0])
+
+
+def test_large_batches_many_classes_and_compilation_are_left_to_torch(monkeypatch):
+    assert small_batches.covers(torch.empty(1024, 10))
+    assert not small_batches.covers(torch.empty(1024, small_batches.MOST_CLASSES))
+    assert not small_batches.covers(torch.empty(small_batches.MOST_ENTRIES, 2))
+    assert not small_batches.covers(torch.empty(4, 2, device="meta"))
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert not small_batches.covers(torch.empty(4, 2))
