@@ -8,6 +8,7 @@ import yaml
 from east import METRICS, EASTClassifier, MetricLoss
 from east.choices import CONF
 from east.data.common import Part, Splits
+from east.losses import small_batches
 from east.models.darknet import Convolution3x3
 from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Science, Training
 from east.training import engine, optimizer, saved
@@ -100,7 +101,8 @@ def test_a_population_trains_as_here(loss):
         ({"name": "darknet19", "width": 0.05}, (3, 32, 32), "image"),
     ],
 )
-def test_images_train_as_here(model, shape, kind):
+def test_images_train_as_here(model, shape, kind, monkeypatch):
+    monkeypatch.setattr(small_batches, "covers", lambda _: False)  # one arithmetic: Adam makes rounding errors large
     compared([trial(loss_section("f1"), model)], splits_of(shape, kind, tuple("abc")))
 
 

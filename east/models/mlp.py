@@ -132,6 +132,8 @@ def layer_views(weights: Tensor, sizes: Sequence[int]) -> list[tuple[Tensor, Ten
 class Dropout:
     """The dropout masks of an epoch, for hidden layers of these widths. keys: int64 [P], rates [P].
 
+    The next epoch has other `keys`; all else stays.
+
     A mask is a function of its trial's key and the step alone: there is no generator whose state would depend on other
     trials, on the device or on a resume. SplitMix64 turns counters into 64-bit words, whose eight bytes serve eight
     units, at a fraction of the cost of one float each. Rates are therefore multiples of 1/256: exact for 0.25 and 0.5,
@@ -142,7 +144,7 @@ class Dropout:
         """rows: of the largest batch."""
         dropped = (rates * 256).round()
         self.scales = [(1 / (1 - dropped / 256))[:, None, None] ** k for k in range(len(widths) + 1)]
-        self.dropped, self.keys = dropped.to(torch.uint8)[:, None], keys[:, None]
+        self.dropped, self.keys = dropped.to(torch.uint8)[:, None], keys
         self.counters = torch.arange(-(-rows * sum(widths) // 8), device=keys.device).mul_(GAMMA)
         self.words, self.shifted = (keys.new_empty(len(keys), len(self.counters)) for _ in range(2))
         pieces = self.words.view(torch.uint8)[:, : rows * sum(widths)].split([rows * width for width in widths], dim=1)
@@ -150,7 +152,7 @@ class Dropout:
 
     def masks(self, step: int, rows: int) -> Masks:
         """What a step removes from a batch of `rows`; overwritten by the next step's."""
-        offset = self.keys + wrapped((step << 32) * GAMMA)
+        offset = self.keys[:, None] + wrapped((step << 32) * GAMMA)
         words = torch.add(self.counters, offset, out=self.words)
         for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
             # Zeros come in from the left; torch's own shift repeats the sign.

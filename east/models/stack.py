@@ -36,10 +36,13 @@ class Stack:
         self.shapes = {name: tensor.shape for name, tensor in _learned(self.module).items()}
         self.learned = sum(shape.numel() for shape in self.shapes.values())
         self.shapes |= {name: tensor.shape for name, tensor in _tracked(self.module).items()}
+        self.weights = torch.empty(0)
         self.put(F.pad(weights, (0, -self.size % ALIGNED)).to(device))
 
     def put(self, weights: Tensor) -> None:
         """Take these rows as the networks' weights, without a copy."""
+        if self.mlp is not None and self.weights is weights:
+            return
         self.weights = weights
         if self.mlp is not None:
             self.mlp.bind(weights)

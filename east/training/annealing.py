@@ -75,6 +75,7 @@ class Annealing:
     ):
         annealing, protocol = [config.annealing for config in configs], [config.protocol for config in configs]
         self.schedules = [self._schedule(a, temperature) if anneals else [math.nan] for a in annealing]
+        self.stages = np.array([len(schedule) for schedule in self.schedules])
         self.per_epoch = np.array([anneals and a.schedule == "per_epoch" for a in annealing])
         self.by_metric = by_metric
         # Across temperatures the surrogate is not one function; "hard" compares 1 - M of the decisions instead.
@@ -145,8 +146,8 @@ class Annealing:
         self.best[kept] = self.stage_best[kept]
         self.bad_stages = np.where(kept, 0, self.bad_stages + over)
 
-        single = self.per_epoch | np.array([len(schedule) == 1 for schedule in self.schedules])
-        coldest = single | (self.stage + 1 == [len(schedule) for schedule in self.schedules])
+        single = self.per_epoch | (self.stages == 1)
+        coldest = single | (self.stage + 1 == self.stages)
         finished = over & (exhausted | coldest | (self.bad_stages >= self.outer_patience))
         for p in np.flatnonzero(finished):
             self.stopped[p] = (

@@ -127,7 +127,7 @@ def train_population(
             warming = bool(annealing.warming.any())  # all warm up or none: they share a protocol
             if loss.anneals:
                 loss.temperature = torch.tensor(temperature[alive], dtype=torch.float32, device=device)
-            objective = losses.CrossEntropy() if warming else loss
+            objective = setup.cross_entropy if warming else loss
             train_loss = torch.zeros(len(alive), device=device)
 
             for inputs, labels, weights, masks in setup.batches(alive, epoch):
@@ -185,6 +185,7 @@ class Setup:
         self.steps = batches_of(len(self.train), self.batch)
         self.rates = torch.tensor([dropout(trial.config) for trial in self.trials], device=device)
         self.drops = any(h.dropout for h in hyper)
+        self._dropout: Dropout | None = None
         reduce = choose("val_reduce", config.protocol.val_reduce, VAL_REDUCE)
         self.val_batch = self.batch if reduce == "batch_mean" else None
         mixed = config.protocol.precision == "bfloat16" and self.splits.kind != "table"
@@ -192,6 +193,7 @@ class Setup:
 
         splits = self.splits
         self.loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive).to(device)
+        self.cross_entropy = losses.CrossEntropy()  # of a warm-up, and to break ties
         stop_by = config.protocol.stop_by
         named = None if stop_by in (None, "loss") else stop_by
         self.metric = metric_of(named, splits.positive) if named else validation_metric(self.loss, splits.positive)
@@ -215,17 +217,24 @@ class Setup:
         rows = torch.as_tensor(alive, device=self.device)
         order = self.train.order([self.trials[p].seed for p in alive], rows, epoch)
         seeds = [stream(self.trials[p].seed, "dropout", epoch) for p in alive]
-        dropout = None
-        if self.drops and self.net.mlp is not None:
-            keys, widest = torch.tensor(seeds, device=self.device), min(self.batch, len(self.train))
-            dropout = Dropout(keys, self.rates[rows], self.net.mlp.sizes[1:-1], widest)
         if self.net.mlp is None:  # its modules may draw their own; torch formats a stack for every absent accelerator
             torch.manual_seed(seeds[0])
+        dropout = self.dropout(torch.tensor(seeds, device=self.device), rows)
         for step in range(self.steps):
             index = order[:, step * self.batch : (step + 1) * self.batch]
             inputs, labels = self.train.at(index)
             masks = dropout.masks(step, inputs.shape[1]) if dropout else None
             yield prepared(self.splits, inputs, self.device), labels, self.train.weights_at(index), masks
+
+    def dropout(self, keys: Tensor, rows: Tensor) -> Dropout | None:
+        """The masks of an epoch, in the memory of the last one as long as no trial has left."""
+        if not self.drops or self.net.mlp is None:
+            return None
+        if self._dropout is None or len(self._dropout.keys) != len(keys):
+            widest = min(self.batch, len(self.train))
+            self._dropout = Dropout(keys, self.rates[rows], self.net.mlp.sizes[1:-1], widest)
+        self._dropout.keys = keys
+        return self._dropout
 
     def validate(self, alive: np.ndarray) -> "Validated":
         """Judge the weights, and where a trial averages them the mean as well: the better of the two counts."""
@@ -237,9 +246,8 @@ class Setup:
         return result
 
     def validated(self, alive: np.ndarray, weights: Tensor) -> "Validated":
-        own = self.net.weights
+        own, trials = self.net.weights, torch.as_tensor(alive, device=self.device)
         self.net.put(weights)
-        trials = torch.as_tensor(alive, device=self.device)
         logits, labels = predict(self.net, self.val, trials, self.splits, self.batch)
         self.net.put(own)
         row_weights = self.val.weights_at(self.val.index(trials))
@@ -247,9 +255,7 @@ class Setup:
         predicted, classes = logits.argmax(-1), logits.shape[-1]
         on_cpu = None if row_weights is None else row_weights.cpu()
         metric = 1 - self.metric(Confusion.from_predictions(predicted.cpu(), labels.cpu(), classes, on_cpu))
-        tie = torch.zeros_like(values)
-        if self.by_metric:
-            tie = losses.CrossEntropy().per_trial(logits, labels, row_weights)
+        tie = self.cross_entropy.per_trial(logits, labels, row_weights) if self.by_metric else torch.zeros_like(values)
         return Validated(
             weights, values.cpu().double(), metric.double(), tie.cpu().double(), predicted, labels, classes, row_weights
         )

@@ -117,14 +117,19 @@ class Population:
         def rows(mask: np.ndarray) -> Tensor:
             return torch.as_tensor(np.flatnonzero(mask[self.alive]), device=self.net.weights.device)
 
-        improved, kept, cooled = rows(verdict.improved), rows(verdict.kept), rows(verdict.cooled)
-        self.stage_best[improved] = validated[improved]
-        self.result[torch.as_tensor(self.alive, device=kept.device)[kept]] = self.stage_best[kept]
-        self.net.weights[cooled] = self.stage_best[cooled]
-        self.average.restart(cooled)
-        self.optimizer.reset(rows(verdict.cooled & ~self.keep_optimizer))
-        staying = rows(self.annealing.active)
-        if len(staying) < len(self.alive):
+        if verdict.improved.any():
+            improved = rows(verdict.improved)
+            self.stage_best[improved] = validated[improved]
+        if verdict.kept.any():
+            kept = rows(verdict.kept)
+            self.result[torch.as_tensor(self.alive, device=kept.device)[kept]] = self.stage_best[kept]
+        if verdict.cooled.any():
+            cooled = rows(verdict.cooled)
+            self.net.weights[cooled] = self.stage_best[cooled]
+            self.average.restart(cooled)
+            self.optimizer.reset(rows(verdict.cooled & ~self.keep_optimizer))
+        if not self.annealing.active[self.alive].all():
+            staying = rows(self.annealing.active)
             self.alive = self.alive[self.annealing.active[self.alive]]
             self.stage_best = self.stage_best[staying]
             self.net.put(self.net.weights[staying])

@@ -61,9 +61,9 @@ def trial_seconds(config: Science, size: Size, epochs: float, device: torch.devi
 
 
 def steps_of(config: Science, size: Size, epochs: float) -> float:
-    """Steps of a trial, validation counted as the training steps that would take as long."""
+    """Steps of a trial; an epoch's validation is counted as the training steps that would take as long."""
     batch = min(config.hyper.batch_size or 1, size.rows)
-    return batches_of(size.rows, batch) * epochs * (1 + VALIDATION)
+    return (batches_of(size.rows, batch) * (1 + VALIDATION) + 1) * epochs
 
 
 def usual_epochs(config: Science, size: Size) -> float:
