@@ -4,6 +4,7 @@ import re
 import shutil
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
@@ -16,12 +17,16 @@ from sklearn.metrics import average_precision_score, f1_score, matthews_corrcoef
 
 import east
 from east import cli, data, metrics
+from east.data.common import folded
 from east.experiment import budget, records
+from east.experiment.runs import load, split, split_options
 from east.reporting import comparison
 from east.reporting.comparison import Candidate, Comparison, Judged, Part
+from east.reporting.pages import compare as page
 from east.settings.command import Command
 from east.tasks import compare
 from east.training import decisions
+from east.training.population import Trial
 
 F1 = partial(metrics.f1, average="positive")
 
@@ -128,6 +133,42 @@ def test_the_winner_is_chosen_on_validation_whatever_the_test_rows_say():
     lead = float(re.search(r"lucky on test .* ([+-]\d\.\d+)  [+-]", text).group(1))
     assert lead == pytest.approx(chosen.test - lucky.test, abs=1e-3)
     assert lead < -0.2
+
+
+def test_networks_are_judged_on_rows_that_did_not_stop_them():
+    """Three trials leave out a fold each; they are right by luck where they were stopped, and wrong on their fold."""
+    labels = np.arange(90) % 3 % 2
+    fold = folded(labels, 3)
+    trials = []
+    for seed in range(3):
+        p = np.stack([labels != 1, labels == 1], 1).astype(np.float32)
+        p[fold == seed] = [1, 0]
+        arrays = {"val_probabilities": p, "val_labels": labels, "test_probabilities": p, "test_labels": labels}
+        trials.append(comparison.judge(arrays, seed, "argmax", F1, 1, folds=3))
+    network = Candidate("east", "EAST", "argmax", tuple(trials))
+    fair = Candidate("rf", "forest", "argmax", (judged(labels, labels, 1.0),))
+    assert network.validation == pytest.approx(f1_score(labels, np.where(fold == 0, 0, labels)))
+    honest, same = comparison.on_unseen_rows([network, fair], F1)
+    assert honest.validation == 0
+    assert same.validation == 1
+    assert [len(part.labels) for part in (*honest.val, *same.val)] == [90, 90]
+    # A trial that failed: the rows that only it left out judge nobody.
+    some, same = comparison.on_unseen_rows([replace(network, trials=tuple(trials[:2])), fair], F1)
+    assert [len(part.labels) for part in (*some.val, *same.val)] == [60, 60]
+
+
+def test_a_network_is_stopped_on_other_rows_than_it_is_judged_on(workplace, monkeypatch):
+    """What the engine sees of a fold weighs nothing, and is what `judge` takes."""
+    monkeypatch.chdir(workplace)
+    words = Command({"preset": "compare", "dataset.path": "my.csv", "dataset.target": "label"})
+    run = compare.planned("ce", words, {"metric": "f1", "average": "positive"}, "f1", "table", 400).run
+    loaded = load(run.settings.dataset, None)
+    weights = [split(loaded, Trial(run.science, seed)).val.weights.numpy() for seed in range(3)]
+    assert np.array_equal(sum(weights), np.full(96, 2.0))
+    for seed, seen in enumerate(weights):
+        labels = data.split(loaded, **split_options(run.science.split)).val.labels.numpy()
+        assert np.array_equal(seen == 0, folded(labels, 3) == seed)
+        assert labels[seen == 0].sum() in (2, 3)  # of eight
 
 
 def test_few_positives_make_the_choice_uncertain():
@@ -282,12 +323,12 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, 
     assert best["mcc"] == pytest.approx(np.mean([matthews_corrcoef(a, b) for a, b, _ in fraud]))
     ranked = [average_precision_score(a, p) for a, _, p in fraud]
     assert best["average_precision"] == pytest.approx(np.mean(ranked))
-    page = (folder / "report.html").read_text()
+    shown = (folder / "report.html").read_text()
     for column in ("validation", "test"):
-        assert all(f"<td>{value:.3f}</td>" in page for value in scores[column])
+        assert all(f"<td>{value:.3f}</td>" in shown for value in scores[column])
     for heading in ("Most confident mistakes", "How the columns were read", "Precision, recall and calibration"):
-        assert f"<h2>{heading}</h2>" in page
-    assert "http" not in page
+        assert f"<h2>{heading}</h2>" in shown
+    assert "http" not in shown
     assert (folder / "command.txt").read_text().startswith("east-run task=compare dataset=csv dataset.path=my.csv")
 
     # The saved model decides the test rows as the winner did, and no other model stays.
@@ -363,8 +404,9 @@ def test_a_saved_model_is_scored_on_labelled_rows(workplace, fitted, monkeypatch
     assert scores.loc["mcc", "value"] == pytest.approx(matthews_corrcoef(truth, decided))
     assert scores.loc["average_precision", "value"] == pytest.approx(average_precision_score(truth, p))
     assert (scores["low"] <= scores["value"]).sum() == scores["low"].notna().sum() == 6
-    page = (folder / "report.html").read_text()
-    assert all(f"<td>{value:.3f}</td>" in page for value in scores["value"])
+    shown = (folder / "report.html").read_text()
+    assert all(f"<td>{value:.3f}</td>" in shown for value in scores["value"])
+    assert "nan" not in shown
     assert "decides by: fraud if p_fraud >= 0.2, else ok" in text
 
 
@@ -381,6 +423,33 @@ def test_rows_that_cannot_be_scored_are_told(change, message, workplace, fitted,
     change(pd.read_csv("labelled.csv")).to_csv("bad.csv", index=False)
     assert cli.run(["task=evaluate", f"checkpoint={fitted}", "input=bad.csv"]) == 3
     assert message in capsys.readouterr().err
+
+
+def test_mistakes_are_shown_with_their_values():
+    """Most confident first, cells cut and escaped, blanks where a value is missing."""
+    labels, predicted = torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 0, 1])
+    p = torch.tensor([[0.7, 0.3], [0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
+    columns = {"id": [10**17, 10**17 + 1, 3, 4], "<i>": ["a", "<script>" + "x" * 99_000, "b", None]}
+    frame = pd.DataFrame(columns | {name: [0.5, np.nan, 1 / 3, 2.0] for name in "cdefg"}, index=[4, 7, 9, 30])
+    one = Part(p, labels, predicted, 0.0)
+    text = page.mistakes(page.Scored(one, decisions.Argmax(), ("ok", "fraud"), 1, frame))
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in text.split("<tr>")[1:]]
+    assert rows[0] == ["row", "true class (probability)", "predicted (probability)", "id", "&lt;i&gt;", *"cdef"]
+    cut = "&lt;script&gt;xxxxxxxxxxxxxxxxxxxxxx… (99,008 characters)"
+    assert rows[1] == ["8", "fraud (0.1000)", "ok (0.9000)", str(10**17 + 1), cut, "", "", "", ""]
+    assert rows[2] == ["5", "fraud (0.3000)", "ok (0.7000)", str(10**17), "a", "0.5", "0.5", "0.5", "0.5"]
+    assert rows[3] == ["31", "ok (0.4000)", "fraud (0.6000)", "4", "", "2", "2", "2", "2"]
+    assert "3 of 4 rows are wrong" in text
+    assert "The first 6 of 7 columns are shown." in text
+
+
+def test_rows_of_a_limited_file_keep_their_numbers(workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    loaded = data.load("csv", path="my.csv", target="label", limit=50)
+    rows, file = page.rows_of(loaded, np.arange(50)), pd.read_csv("my.csv")
+    pd.testing.assert_frame_equal(rows, file.drop(columns="label").loc[rows.index])
+    assert rows.index[-1] > 50
+    assert (file["label"][rows.index] == np.array(loaded.classes)[loaded.labels]).all()
 
 
 def test_minutes_stop_training_in_time(workplace, monkeypatch, capsys):

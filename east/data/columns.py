@@ -8,7 +8,7 @@ left to the encoding.
 
 import re
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,9 +73,11 @@ class Columns:
 
     used: tuple[Column, ...]
     dropped: tuple[Dropped, ...] = ()
+    frame: "pd.DataFrame | None" = field(default=None, compare=False, repr=False)  # as read; its index numbers the rows
 
     def take(self, rows: np.ndarray) -> "Columns":
-        return replace(self, used=tuple(take(column, rows) for column in self.used))
+        frame = None if self.frame is None else self.frame.iloc[rows]
+        return replace(self, used=tuple(take(column, rows) for column in self.used), frame=frame)
 
     def hidden_digests(self) -> list[str]:
         """Of columns that the features of all rows do not show in full: those with rare words."""

@@ -331,6 +331,21 @@ def stratified(strata: np.ndarray, size: int, random: np.random.RandomState, lea
     return np.concatenate([random.permutation(np.flatnonzero(members == k))[: take[k]] for k in range(len(names))])
 
 
+def folded(labels: np.ndarray, folds: int) -> np.ndarray:
+    """A fold [n] from 0 to folds - 1 for each row; the rows of a class are spread evenly."""
+    order = stratified(labels, len(labels), np.random.RandomState(0))  # class by class, shuffled within
+    fold = np.empty(len(labels), dtype=np.int64)
+    fold[order] = np.arange(len(labels)) % folds
+    return fold
+
+
+def leave_out(splits: Splits, folds: int, fold: int) -> Splits:
+    """The same split, but validation rows of one fold weigh nothing: early stopping does not see them."""
+    kept = torch.from_numpy(folded(splits.val.labels.numpy(), folds) != fold)
+    name = fingerprint([splits.index_hash, f"without fold {fold} of {folds}"])
+    return replace(splits, val=replace(splits.val, weights=kept.float()), index_hash=name)
+
+
 def moments(data: Data, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per feature or channel over `rows`; a constant feature gets 1."""
     if isinstance(data, Graphs):  # positions stay in metres: distances between people are what matters

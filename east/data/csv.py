@@ -64,7 +64,7 @@ def from_frame(
     keep: Names = None,
 ) -> Table:
     """A table of features and classes out of a frame of columns."""
-    frame = frame.rename(columns=str)
+    frame = frame.rename(columns=str).reset_index(drop=True)
     files.refuse_duplicates(frame.columns, path)
     target, drop, categorical, keep = str(target), names(drop), names(categorical), names(keep)
     if group is not None and time is not None:
@@ -81,7 +81,7 @@ def from_frame(
     unused = [column for column in apart.values() if column not in keep]
     raw = read_columns(frame.drop(columns=list({target, *drop, *unused})), categorical, keep, path)
     told = tuple(Dropped(column, f"is the {what}") for what, column in apart.items() if column in unused)
-    raw = Columns(raw.used, (*told, *raw.dropped))
+    raw = Columns(raw.used, (*told, *raw.dropped), frame)
     encoding = Encoding((), (), target, classes, positive_index).fitted(raw)
     return Table(
         features=encoding.features(raw),

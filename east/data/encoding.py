@@ -36,6 +36,7 @@ from east.data.columns import (
     is_text,
     level_numbers,
     parse_dates,
+    take,
     words,
     words_column,
 )
@@ -229,8 +230,8 @@ class Encoding:
 
     def fitted(self, columns: Columns, rows: np.ndarray | None = None) -> "Encoding":
         """The encoding that these rows (None: all) of the columns give."""
-        learnt = columns if rows is None else columns.take(rows)
-        return replace(self, columns=tuple(map(encoder, learnt.used)), dropped=columns.dropped)
+        learnt = columns.used if rows is None else [take(column, rows) for column in columns.used]
+        return replace(self, columns=tuple(map(encoder, learnt)), dropped=columns.dropped)
 
     def features(self, columns: Columns) -> Tensor:
         """float32 [n, f] of typed columns, which are those of `self.columns` in their order."""

@@ -28,6 +28,7 @@ PROBE_STEPS = (2, 20)  # of a network, from which its training time is estimated
 PROBE_TREES = (1, 4)
 PROBE_ROWS = 256  # of validation and test, which are not what is measured
 SHORTER = (1.0, 0.5, 0.25)  # of the steps, where time is short
+MOST_FOLDS = 5  # of the validation rows
 OVERHEAD = 0.5  # seconds to evaluate and record a trial
 
 
@@ -57,6 +58,11 @@ def equally_long(settings: Settings) -> Settings:
         stages = len(temperatures(annealing.schedule, annealing.T0 or 0.2, annealing.r or 0.9, annealing.T_min))
     protocol = settings.protocol.but(stage_epochs=math.ceil(most / stages), patience=most)
     return settings.but(protocol=protocol, annealing=annealing.but(patience=max(stages, 1)))
+
+
+def judged_apart(settings: Settings) -> Settings:
+    """A network's settings whose trials leave out one fold each of the validation rows, on which they are judged."""
+    return settings.but(split=settings.split.but(folds=max(2, min(settings.trial_count, MOST_FOLDS))))
 
 
 def shorter(run: Run, share: float) -> Run:

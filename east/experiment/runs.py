@@ -9,7 +9,7 @@ import torch
 
 from east import data, display, losses, models
 from east.choices import ConfigError, import_by_path
-from east.data.common import assign
+from east.data.common import assign, leave_out
 from east.settings.sections import Dataset, Loss, Science, Split
 from east.settings.settings import Settings
 from east.training.devices import pick_device
@@ -64,7 +64,9 @@ def _load(name: str, data_dir: str | None, options: str) -> data.Data:
 
 def split(loaded: data.Data, trial: Trial) -> data.Splits:
     """The split of a trial: the same for all, or one for each seed."""
-    return data.split(loaded, **split_options(trial.config.split.at(trial.seed)))
+    asked = trial.config.split.at(trial.seed)
+    splits = data.split(loaded, **split_options(asked))
+    return splits if asked.folds is None else leave_out(splits, asked.folds, trial.seed % asked.folds)
 
 
 def split_options(split: Split) -> dict:

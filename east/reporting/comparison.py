@@ -1,12 +1,14 @@
 """Which candidate is best? Validation chooses, test reports, and a bootstrap says how much of it is luck.
 
 A plug-in rule is tuned on validation, so its validation score would flatter it: it is cross-fitted instead, tuned on
-four fifths and applied to the rest, five times. The expected rule sees no labels and needs no such care. Intervals are
-95 % bootstrap percentiles over rows and seeds: what to expect of other rows of the same kind.
+four fifths and applied to the rest, five times. The expected rule sees no labels and needs no such care. A network is
+judged only on validation rows that did not stop its training: EAST's loss is nearly the score itself, so that the rows
+that choose its epoch would flatter it most. Intervals are 95 % bootstrap percentiles over rows and seeds: what to
+expect of other rows of the same kind.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from east.confusion import Confusion
-from east.data.common import stratified
+from east.data.common import folded, stratified
 from east.training import decisions, evaluation
 
 if TYPE_CHECKING:
@@ -65,16 +67,25 @@ class Judged:
     rule: decisions.Rule
     val: Part
     test: Part
+    unseen: Tensor | None = None  # bool [n]: validation rows that did not stop its training; None: none did
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model with a decision rule, and its finished trials. key: its name in `candidates=[…]`."""
+    """A model with a decision rule, and its finished trials. key: its name in `candidates=[…]`.
+
+    judged: what it decided on validation rows that no part of its training saw; by default on all, trial by trial.
+    """
 
     key: str
     title: str
     decision: str
     trials: tuple[Judged, ...]
+    judged: tuple[Part, ...] = ()
+
+    @property
+    def val(self) -> tuple[Part, ...]:
+        return self.judged or tuple(trial.val for trial in self.trials)
 
     @property
     def name(self) -> str:
@@ -82,12 +93,12 @@ class Candidate:
 
     @property
     def validation(self) -> float:
-        return float(np.mean([trial.val.score for trial in self.trials]))
+        return float(np.mean([part.score for part in self.val]))
 
     @property
     def likelihood(self) -> float:
         """Of the validation labels: minus the mean cross-entropy, which no decision rule changes."""
-        return -float(np.mean([trial.val.cross_entropy for trial in self.trials]))
+        return -float(np.mean([part.cross_entropy for part in self.val]))
 
     @property
     def test(self) -> float:
@@ -117,8 +128,15 @@ def scores_of(part: Part, positive: int | None) -> dict[str, float | None]:
     return {name: value if isinstance(value, float) else None for name, value in values.items()}
 
 
-def judge(arrays: Mapping[str, np.ndarray], seed: int, decision: str, measure: Measure, positive: int | None) -> Judged:
-    """What a trial's probabilities are worth under a decision rule."""
+def judge(
+    arrays: Mapping[str, np.ndarray],
+    seed: int,
+    decision: str,
+    measure: Measure,
+    positive: int | None,
+    folds: int | None = None,
+) -> Judged:
+    """What a trial's probabilities are worth under a decision rule. folds: `split.folds` of the trial."""
     val, test, val_labels, test_labels = (
         torch.from_numpy(arrays[f"{part}_{kind}"]) for kind in ("probabilities", "labels") for part in ("val", "test")
     )
@@ -135,7 +153,38 @@ def judge(arrays: Mapping[str, np.ndarray], seed: int, decision: str, measure: M
         score = measure(Confusion.from_predictions(predicted, labels, probabilities.shape[-1]))
         return Part(probabilities, labels, predicted, float(score))
 
-    return Judged(seed, rule, part(val, val_labels, on_val), part(test, test_labels, rule.decide(test)))
+    unseen = None if folds is None else torch.from_numpy(folded(val_labels.numpy(), folds) == seed % folds)
+    return Judged(seed, rule, part(val, val_labels, on_val), part(test, test_labels, rule.decide(test)), unseen)
+
+
+def on_unseen_rows(candidates: Sequence[Candidate], measure: Measure) -> list[Candidate]:
+    """The candidates, judged on the same validation rows, which stopped the training of none of them.
+
+    Where a network's trials leave out different folds, each row is decided by the trial that left it out.
+    """
+    covered = [
+        torch.stack([trial.unseen for trial in c.trials if trial.unseen is not None]).any(0)
+        for c in candidates
+        if any(trial.unseen is not None for trial in c.trials)
+    ]
+    if not covered or not torch.stack(covered).all(0).any():
+        return list(candidates)
+    rows = torch.stack(covered).all(0).nonzero().flatten()
+    return [replace(c, judged=tuple(unseen_parts(c.trials, rows, measure))) for c in candidates]
+
+
+def unseen_parts(trials: Sequence[Judged], rows: Tensor, measure: Measure) -> Iterator[Part]:
+    """What the trials decided on these validation rows [m]: together where each left out a fold, else one by one."""
+    left_out = [(trial, trial.unseen) for trial in trials if trial.unseen is not None]
+    owner = (
+        torch.stack([unseen.int() for _, unseen in left_out]).argmax(0)[rows] if left_out else torch.zeros_like(rows)
+    )
+    for parts in [[trial.val for trial, _ in left_out]] if left_out else [[trial.val] for trial in trials]:
+        probabilities = torch.stack([part.probabilities for part in parts])[owner, rows]
+        predicted = torch.stack([part.predicted for part in parts])[owner, rows]
+        labels = parts[0].labels[rows]
+        score = measure(Confusion.from_predictions(predicted, labels, probabilities.shape[-1]))
+        yield Part(probabilities, labels, predicted, float(score))
 
 
 def some(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -148,10 +197,7 @@ def some(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Measure, positive: int | None) -> Tensor:
     """Plug-in decisions [n], each by a rule that was tuned without its row."""
-    random = np.random.RandomState(0)
-    order = torch.from_numpy(stratified(labels.numpy(), len(labels), random))  # class by class, shuffled within
-    fold = torch.empty_like(labels)
-    fold[order] = torch.arange(len(labels)) % FOLDS
+    fold = torch.from_numpy(folded(labels.numpy(), FOLDS))
     decided = torch.empty_like(labels)
     for k in range(FOLDS):
         inside = fold == k
@@ -196,7 +242,7 @@ class Comparison:
     @cached_property
     def rarest(self) -> tuple[str, int]:
         """The class with the fewest validation rows, and how many it has."""
-        counts = torch.bincount(self.candidates[0].trials[0].val.labels, minlength=len(self.classes))
+        counts = torch.bincount(self.candidates[0].val[0].labels, minlength=len(self.classes))
         return self.classes[int(counts.argmin())], int(counts.min())
 
     @cached_property
@@ -218,7 +264,7 @@ class Comparison:
     @cached_property
     def val_samples(self) -> np.ndarray:
         """As `samples`, of validation rows."""
-        return resampled([[trial.val for trial in c.trials] for c in self.candidates], self.measure)
+        return resampled([c.val for c in self.candidates], self.measure)
 
     @property
     def certainty(self) -> float:

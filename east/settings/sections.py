@@ -88,6 +88,7 @@ class Split(Section):
         description="three positive numbers that add up to 1, for train, validation and test, such as [0.64,0.16,0.2]",
     )
     stratify: bool = False
+    folds: int | None = later(None, ge=2)  # trial s is not stopped on fold s mod folds of the validation rows
 
     @model_validator(mode="after")
     def _splittable(self) -> Self:

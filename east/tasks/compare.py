@@ -26,7 +26,7 @@ from east.experiment.ledger import model_folder
 from east.experiment.runs import Run, load, split_options
 from east.experiment.scheduler import carry_out, ledger_of
 from east.reporting import writers
-from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, Measure, judge
+from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, Measure, judge, on_unseen_rows
 from east.reporting.pages import compare as page
 from east.settings import command as commands
 from east.settings.command import Command
@@ -105,7 +105,7 @@ def main(command: Command) -> int:
     save(result, plans, folder, first.keep_models)
     notes += [f"failed: {line}" for line in failures] + result.notes()
     typed = shlex.join(["east-run", *(f"{name}={commands.text(value)}" for name, value in command.values.items())])
-    page.write(folder, result, splits, notes, typed)
+    page.write(folder, result, loaded, splits, notes, typed)
     print("\n".join(["", verdict(result), *(f"note: {note}" for note in notes)]))
     print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict_command(folder, loaded.kind)}")
     return 0
@@ -174,6 +174,8 @@ def planned(name: str, command: Command, metric: Metric, score: str, kind: str, 
     asked = settings(command.but({**loss_of(name, metric), **extra}))
     if command.get("preset") == "compare" and not classical:
         asked = budget.equally_long(asked)
+        if kind != "graph" and "split.folds" not in command:
+            asked = budget.judged_apart(asked)
     title = f"{CANDIDATES[name]} {score}" if name == "east" else CANDIDATES[name]
     return Plan(name, title, Run.of(aimed(asked, metric)))
 
@@ -276,9 +278,10 @@ def candidates(plans: Sequence[Plan], measure: Measure, positive: int | None) ->
         files = {trial.seed: records.path(folder, trial.config, trial.seed) for trial in trials}
         arrays = {seed: records.arrays(file) for seed, file in files.items() if file.with_suffix(".npz").exists()}
         for decision in DECISIONS if arrays else ():
-            judged = [judge(one, seed, decision, measure, positive) for seed, one in arrays.items()]
+            folds = plan.run.science.split.folds
+            judged = [judge(one, seed, decision, measure, positive, folds) for seed, one in arrays.items()]
             found.append(Candidate(plan.key, plan.title, decision, tuple(judged)))
-    return found
+    return on_unseen_rows(found, measure)
 
 
 def verdict(result: Comparison) -> str:

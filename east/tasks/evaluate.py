@@ -2,6 +2,7 @@
 
 import re
 import shlex
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -24,6 +25,15 @@ from east.training import decisions, saved
 from east.training.saved import Model
 
 
+@dataclass(frozen=True)
+class Labelled:
+    """Rows with known classes, as the model sees them. frame: what they are, for the page."""
+
+    probabilities: np.ndarray  # [n, d]
+    labels: np.ndarray  # int64 [n]
+    frame: pd.DataFrame
+
+
 def main(command: Command) -> int:
     asked = settings(command)
     if not (asked.checkpoint and asked.input):
@@ -31,20 +41,20 @@ def main(command: Command) -> int:
         raise ConfigError(f"task=evaluate needs {' '.join(missing)}: a saved model, and labelled rows")
     model = saved.load(asked.checkpoint, asked.device, asked.trust)
     source = Path(asked.input).expanduser()
-    probabilities, labels = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
+    given = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
     rule = decisions.from_json(model.about["rule"], model.about["positive"])
-    p = torch.from_numpy(probabilities)
-    part = Part(p, torch.from_numpy(labels), rule.decide(p), 0.0)
+    p = torch.from_numpy(given.probabilities)
+    part = Part(p, torch.from_numpy(given.labels), rule.decide(p), 0.0)
     positive = model.about["positive"]
     intervals = with_intervals(part, positive)
     name = re.sub(r"[^\w.-]+", "_", f"{source.name.partition('.')[0]}-{Path(asked.checkpoint).resolve().parent.name}")
     folder = Path(asked.results_dir) / "evaluate" / name
-    scored = page.Scored(part, rule, tuple(model.classes), positive, np.arange(1, len(labels) + 1))
+    scored = page.Scored(part, rule, tuple(model.classes), positive, given.frame)
     table = pd.DataFrame([{"score": n, "value": i.value, "low": i.low, "high": i.high} for n, i in intervals.items()])
     typed = shlex.join(["east-run", *(f"{n}={commands.text(value)}" for n, value in command.values.items())])
-    page.write_evaluation(folder, f"{source.name}: {len(labels):,} rows", scored, table, intervals, typed)
+    page.write_evaluation(folder, f"{source.name}: {len(given.labels):,} rows", scored, table, intervals, typed)
     print(writers.aligned([["", "value", "95 % interval"], *(line(n, i) for n, i in intervals.items())]))
-    print(f"\nconfusion matrix of {len(labels):,} rows, true classes in rows\n{matrix(scored)}")
+    print(f"\nconfusion matrix of {len(given.labels):,} rows, true classes in rows\n{matrix(scored)}")
     print(f"decides by: {decisions.explained(rule, model.classes)}\nreport: {folder / 'report.html'}")
     return 0
 
@@ -53,8 +63,8 @@ def line(name: str, at: Interval) -> list[str]:
     return [name, f"{at.value:.3f}", "" if np.isnan(at.low) else f"{at.low:.3f} to {at.high:.3f}"]
 
 
-def labelled_rows(model: Model, source: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities [n, d] and labels [n] of a file with the columns of training, the target among them."""
+def labelled_rows(model: Model, source: Path) -> Labelled:
+    """The rows of a file with the columns of training, the target among them."""
     if model.about["kind"] != "table":
         raise DataError(f"this model takes {model.about['kind']}s: expected input= a folder, got {source}")
     encoding = data.Encoding.from_json(model.about["encoding"])
@@ -66,11 +76,12 @@ def labelled_rows(model: Model, source: Path) -> tuple[np.ndarray, np.ndarray]:
     empty = frame[encoding.target].isna()
     if empty.any():
         raise DataError(f"{source}: the label {encoding.target!r} is missing in {int(empty.sum()):,} rows")
-    return model.predict_proba(frame), numbered(model, words(frame[encoding.target]), source)
+    labels = numbered(model, words(frame[encoding.target]), source)
+    return Labelled(model.predict_proba(frame), labels, frame.drop(columns=encoding.target).reset_index(drop=True))
 
 
-def labelled_images(model: Model, source: Path) -> tuple[np.ndarray, np.ndarray]:
-    """Probabilities [n, d] and labels [n] of a folder per class."""
+def labelled_images(model: Model, source: Path) -> Labelled:
+    """The images of a folder per class."""
     if model.about["kind"] != "image":
         raise DataError(f"this model takes {model.about['kind']}s: expected input= a file, got the folder {source}")
     found = images.find(source)
@@ -78,8 +89,10 @@ def labelled_images(model: Model, source: Path) -> tuple[np.ndarray, np.ndarray]
     parts = [images.decode(found[k : k + saved.IMAGES], size) for k in range(0, len(found), saved.IMAGES)]
     if not parts:
         raise DataError(f"{source} has no images")
-    names = np.array([file.relative_to(source).parts[0] for file in found], dtype=object)
-    return np.concatenate([model.predict_proba(part) for part in parts]), numbered(model, names, source)
+    paths = [file.relative_to(source) for file in found]
+    labels = numbered(model, np.array([path.parts[0] for path in paths], dtype=object), source)
+    probabilities = np.concatenate([model.predict_proba(part) for part in parts])
+    return Labelled(probabilities, labels, pd.DataFrame({"file": [str(path) for path in paths]}))
 
 
 def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:

@@ -3,12 +3,11 @@
 A fitted model is kept as text in the library's own format (JSON, or LightGBM's text), and predicts through the library.
 """
 
-import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Self
 
 import numpy as np
@@ -18,15 +17,8 @@ from east.choices import ConfigError, choose
 
 Rows = tuple[np.ndarray, np.ndarray]
 
-
-@dataclass(frozen=True)
-class Library:
-    """How a library fits, writes, reads and predicts. fit: (inputs, labels, booster, seed) -> model."""
-
-    fit: Callable[[np.ndarray, np.ndarray, "Booster", int], Any]
-    write: Callable[[Any], bytes]
-    read: Callable[[bytes], Any]
-    predict: Callable[[Any, np.ndarray], np.ndarray]  # [n] of the second of two classes, or [n, k]
+CLASSES = {"xgboost": "XGBClassifier", "lightgbm": "LGBMClassifier", "catboost": "CatBoostClassifier"}
+LIBRARIES = tuple(CLASSES)  # a saved model knows its library by the place here
 
 
 class Booster:
@@ -53,9 +45,24 @@ class Booster:
         self.present, numbered = np.unique(labels, return_inverse=True)
         self.text = b""
         if len(self.present) > 1:
-            tools = LIBRARIES[self.library]
-            self.text = tools.write(tools.fit(inputs, numbered, self, seed))
+            self.text = written(self.library, self.classifier(seed).fit(inputs, numbered))
         return self
+
+    def classifier(self, seed: int) -> Any:
+        """The library's scikit-learn classifier; all three take these four names."""
+        threads = get_num_threads()
+        options: dict[str, object] = {
+            "xgboost": {"n_jobs": threads},
+            "lightgbm": {"n_jobs": threads, "num_leaves": min(31, 2**self.depth), "verbose": -1},
+            "catboost": {"thread_count": threads, "verbose": False, "allow_writing_files": False},
+        }[self.library]
+        return getattr(import_module(self.library), CLASSES[self.library])(
+            n_estimators=self.iterations,
+            learning_rate=self.learning_rate,
+            max_depth=self.depth,
+            random_state=seed,
+            **options,
+        )
 
     def probabilities(self, inputs: np.ndarray) -> np.ndarray:
         """[n, d]; zero for a class that was not in training."""
@@ -68,88 +75,37 @@ def predicted(library: str, text: bytes, present: np.ndarray, classes: int, inpu
     if not text:
         result[:, present] = 1.0
         return result
-    tools = LIBRARIES[choose("library", library, LIBRARIES)]
-    if find_spec(library) is None:
+    if find_spec(choose("library", library, LIBRARIES)) is None:
         raise ConfigError(f"this model needs {library}, which is not installed: pip install {library}")
-    p = np.asarray(tools.predict(tools.read(text), inputs), dtype=np.float64)
+    p = np.asarray(predictor(library, text)(inputs), dtype=np.float64)
     result[:, present] = np.stack((1 - p, p), axis=1) if p.ndim == 1 else p
     return result
 
 
-def fit_lightgbm(inputs: np.ndarray, labels: np.ndarray, asked: Booster, seed: int) -> Any:
-    model = import_module("lightgbm").LGBMClassifier(
-        n_estimators=asked.iterations,
-        learning_rate=asked.learning_rate,
-        max_depth=asked.depth,
-        num_leaves=min(31, 2**asked.depth),
-        random_state=seed,
-        n_jobs=get_num_threads(),
-        verbose=-1,
-    )
-    return model.fit(inputs, labels).booster_
-
-
-def fit_xgboost(inputs: np.ndarray, labels: np.ndarray, asked: Booster, seed: int) -> Any:
-    model = import_module("xgboost").XGBClassifier(
-        n_estimators=asked.iterations,
-        learning_rate=asked.learning_rate,
-        max_depth=asked.depth,
-        random_state=seed,
-        n_jobs=get_num_threads(),
-    )
-    return model.fit(inputs, labels).get_booster()
-
-
-def read_xgboost(text: bytes) -> Any:
-    model = import_module("xgboost").Booster()
-    model.load_model(bytearray(text))
-    return model
-
-
-def fit_catboost(inputs: np.ndarray, labels: np.ndarray, asked: Booster, seed: int) -> Any:
-    model = import_module("catboost").CatBoostClassifier(
-        iterations=asked.iterations,
-        learning_rate=asked.learning_rate,
-        depth=asked.depth,
-        random_seed=seed,
-        thread_count=get_num_threads(),
-        verbose=False,
-        allow_writing_files=False,
-    )
-    return model.fit(inputs, labels)
-
-
-def write_catboost(model: Any) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
+def written(library: str, model: Any) -> bytes:
+    """A fitted classifier as text. The libraries write files."""
+    with TemporaryDirectory() as folder:
         file = Path(folder) / "model.json"
-        model.save_model(str(file), format="json")
+        match library:
+            case "xgboost":
+                model.get_booster().save_model(str(file))
+            case "lightgbm":
+                model.booster_.save_model(str(file))
+            case "catboost":
+                model.save_model(str(file), format="json")
         return file.read_bytes()
 
 
-def read_catboost(text: bytes) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
+def predictor(library: str, text: bytes) -> Callable[[np.ndarray], np.ndarray]:
+    """What `written` wrote, as a function: inputs [n, f] to [n] of the second of two classes, or to [n, k]."""
+    module = import_module(library)
+    with TemporaryDirectory() as folder:
         file = Path(folder) / "model.json"
         file.write_bytes(text)
-        return import_module("catboost").CatBoostClassifier().load_model(str(file), format="json")
-
-
-LIBRARIES = {
-    "xgboost": Library(
-        fit_xgboost,
-        lambda model: bytes(model.save_raw("json")),
-        read_xgboost,
-        lambda model, inputs: model.inplace_predict(inputs),
-    ),
-    "lightgbm": Library(
-        fit_lightgbm,
-        lambda model: model.model_to_string().encode(),
-        lambda text: import_module("lightgbm").Booster(model_str=text.decode()),
-        lambda model, inputs: model.predict(inputs),
-    ),
-    "catboost": Library(
-        fit_catboost,
-        write_catboost,
-        read_catboost,
-        lambda model, inputs: model.predict_proba(inputs),
-    ),
-}
+        match library:
+            case "xgboost":
+                return module.Booster(model_file=str(file)).inplace_predict
+            case "lightgbm":
+                return module.Booster(model_file=str(file)).predict
+            case _:
+                return module.CatBoostClassifier().load_model(str(file), format="json").predict_proba

@@ -122,7 +122,7 @@ class Text(Portable):
     classes: Tensor
 
     def probabilities(self, x: Tensor) -> Tensor:
-        library = list(LIBRARIES)[int(self.library)]
+        library = LIBRARIES[int(self.library)]
         text, present = self.text.cpu().numpy().tobytes(), self.present.cpu().numpy()
         found = predicted(library, text, present, int(self.classes), x.cpu().numpy())
         return torch.from_numpy(found).to(x.device)
@@ -175,7 +175,7 @@ def state_of(model: Classifier, inputs: np.ndarray, axes: PrincipalAxes | None =
         arrays = forest(model)
     elif isinstance(model, Booster):
         arrays = {"text": np.frombuffer(model.text, dtype=np.uint8).copy(), "present": model.present}
-        arrays |= {"library": np.array([list(LIBRARIES).index(model.library)]), "classes": np.array([model.classes])}
+        arrays |= {"library": np.array([LIBRARIES.index(model.library)]), "classes": np.array([model.classes])}
     else:
         raise ValueError(
             "expected logistic regression, gradient boosting or a random forest to save, "

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from sklearn.metrics import precision_recall_curve
 
-from east.data.common import Splits
+from east.data.common import Data, Splits, Table, shown
 from east.reporting.comparison import Comparison, Interval, Part, scores_of
 from east.training import decisions
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 HERE = Path(__file__).resolve().parent
 WRONG = 12  # rows that are shown
+VALUES = 6  # of their columns
+CELL = 30  # characters of a cell
 MATRIX = 20  # classes of a confusion matrix that fits a page; of more, the most frequent mistakes are listed
 CURVES = 6  # precision-recall curves in one figure
 POINTS = 200  # of a curve
@@ -40,21 +42,24 @@ COLOURS = ("var(--link)", "var(--bad)", "var(--good)", "var(--maybe)", "var(--so
 
 @dataclass(frozen=True)
 class Scored:
-    """A model's decisions on labelled rows. rows: their numbers in the data, from 1; None where rows have none."""
+    """A model's decisions on labelled rows.
+
+    frame: the rows as the user knows them, numbered from 0 by the index; None where they are no rows but pairs of a
+    graph.
+    """
 
     part: Part
     rule: decisions.Rule
     classes: tuple[str, ...]
     positive: int | None
-    rows: np.ndarray | None
+    frame: "pd.DataFrame | None"
 
 
-def write(folder: Path, result: Comparison, splits: Splits, notes: Sequence[str], command: str) -> None:
+def write(folder: Path, result: Comparison, loaded: Data, splits: Splits, notes: Sequence[str], command: str) -> None:
     """report.html, scores.csv, predictions.csv and command.txt of a comparison."""
     folder.mkdir(parents=True, exist_ok=True)
     chosen = result.winner.chosen
-    index = splits.test.index.numpy() + 1
-    rows = index if len(index) == len(chosen.test.labels) else None
+    rows = rows_of(loaded, splits.test.index.numpy())
     scored = Scored(chosen.test, chosen.rule, result.classes, result.positive, rows)
     result.frame().to_csv(folder / "scores.csv", index=False)
     predictions(result, rows).to_csv(folder / "predictions.csv", index=False)
@@ -70,13 +75,30 @@ def write(folder: Path, result: Comparison, splits: Splits, notes: Sequence[str]
     (folder / "report.html").write_text(document(title, sections), encoding="utf-8")
 
 
+def rows_of(loaded: Data, index: np.ndarray) -> "pd.DataFrame | None":
+    """Some rows of the data without their target: as they were read, else their features, else no columns at all."""
+    import pandas as pd
+
+    if loaded.kind == "graph":
+        return None
+    if not isinstance(loaded, Table):
+        return pd.DataFrame(index=index)
+    if loaded.raw is None or loaded.raw.frame is None or loaded.encoding is None:
+        features = loaded.features[index].numpy()
+        return pd.DataFrame(features, index=index, columns=loaded.columns or None)
+    return loaded.raw.frame.iloc[index].drop(columns=loaded.encoding.target)
+
+
 def write_evaluation(
     folder: Path, title: str, scored: Scored, scores: "pd.DataFrame", intervals: dict[str, Interval], command: str
 ) -> None:
     """report.html and scores.csv of a saved model on labelled rows."""
     folder.mkdir(parents=True, exist_ok=True)
     scores.to_csv(folder / "scores.csv", index=False)
-    lines = [[name, f"{i.value:.3f}", f"{i.low:.3f} to {i.high:.3f}"] for name, i in intervals.items()]
+    lines = [
+        [name, f"{i.value:.3f}", "" if np.isnan(i.low) else f"{i.low:.3f} to {i.high:.3f}"]
+        for name, i in intervals.items()
+    ]
     sections = {
         "Scores": f"{table(['score', 'value', '95 % interval'], lines, 'Scores')}"
         "<p class='caption'>Intervals: bootstrap over rows.</p>",
@@ -139,21 +161,22 @@ def candidates(result: Comparison) -> str:
 def method(result: Comparison) -> str:
     seeds = max(len(candidate.trials) for candidate in result.candidates)
     return (
-        '<p class="caption">The winner is the best on validation rows; plug-in rules are cross-fitted there. Test rows '
+        '<p class="caption">The winner is the best on validation rows: plug-in rules are cross-fitted there, and '
+        "networks are judged on rows that did not stop their training. Test rows "
         f"were seen by no candidate. Scores are means over up to {seeds} seeds; intervals come from a bootstrap over "
         "test rows and seeds, with the same rows for all candidates. The same numbers are in scores.csv, "
         "the winner's test predictions in predictions.csv.</p>"
     )
 
 
-def predictions(result: Comparison, rows: np.ndarray | None) -> "pd.DataFrame":
+def predictions(result: Comparison, rows: "pd.DataFrame | None") -> "pd.DataFrame":
     """The winner's test rows: seed, row, label, predicted and a probability per class."""
     import pandas as pd
 
     names, frames = np.array(result.classes, dtype=object), []
     for trial in result.winner.trials:
         part = trial.test
-        numbers = np.arange(1, len(part.labels) + 1) if rows is None else rows
+        numbers = (np.arange(len(part.labels)) if rows is None else rows.index) + 1
         frame = pd.DataFrame({"seed": trial.seed, "row": numbers, "label": names[part.labels.numpy()]})
         frame["predicted"] = names[part.predicted.numpy()]
         p = pd.DataFrame(part.probabilities.numpy(), columns=[f"p_{name}" for name in names])
@@ -268,8 +291,8 @@ def dot(x: float, y: float, colour: str) -> str:
 
 
 def mistakes(scored: Scored) -> str:
-    """Wrong rows whose true class has the lowest probability."""
-    if scored.rows is None:
+    """Wrong rows whose true class has the lowest probability, with the values of their first columns."""
+    if scored.frame is None:
         return ""
     labels, predicted = scored.part.labels.numpy(), scored.part.predicted.numpy()
     p = scored.part.probabilities.numpy()
@@ -277,21 +300,30 @@ def mistakes(scored: Scored) -> str:
     if not len(wrong):
         return "<p>No row is wrong.</p>"
     worst = wrong[np.argsort(p[wrong, labels[wrong]], kind="stable")[:WRONG]]
+    values = scored.frame.iloc[worst, :VALUES]
     lines = [
         [
-            str(scored.rows[i]),
-            scored.classes[labels[i]],
-            scored.classes[predicted[i]],
-            f"{p[i, labels[i]]:.4f}",
-            f"{p[i, predicted[i]]:.4f}",
+            str(number + 1),
+            *(f"{cell(scored.classes[k[i]])} ({p[i, k[i]]:.4f})" for k in (labels, predicted)),
+            *(cell(value) for value in row),
         ]
-        for i in worst
+        for i, (number, *row) in zip(worst, values.itertuples(name=None), strict=True)
     ]
-    header = ["row", "true class", "predicted", "p of the true class", "p of the predicted"]
+    header = ["row", "true class (probability)", "predicted (probability)"]
+    header += [shown(name, CELL, quoted=False) for name in values.columns]
+    total = scored.frame.shape[1]
+    some = f" The first {VALUES} of {total:,} columns are shown." if total > VALUES else ""
     return (
         f"{table(header, lines, 'Most confident mistakes')}<p class='caption'>{len(wrong):,} of {len(labels):,} rows "
-        "are wrong. Row 1 is the first below the header.</p>"
+        f"are wrong. Row 1 is the first below the header.{some}</p>"
     )
+
+
+def cell(value: object) -> str:
+    """A value for a table: short, and blank where it is missing."""
+    if isinstance(value, float | np.floating):
+        return "" if np.isnan(value) else f"{value:.6g}"
+    return "" if value is None or str(value) in ("nan", "NaT", "<NA>") else shown(value, CELL, quoted=False)
 
 
 def columns(splits: Splits) -> str:
