@@ -160,7 +160,7 @@ def test_networks_are_judged_on_rows_that_did_not_stop_them():
 def test_a_network_is_stopped_on_other_rows_than_it_is_judged_on(workplace, monkeypatch):
     """What the engine sees of a fold weighs nothing, and is what `judge` takes."""
     monkeypatch.chdir(workplace)
-    words = Command({"preset": "compare", "dataset.path": "my.csv", "dataset.target": "label"})
+    words = Command({"preset": "compare", "dataset": "csv", "dataset.path": "my.csv", "dataset.target": "label"})
     run = compare.planned("ce", words, {"metric": "f1", "average": "positive"}, "f1", "table", 400).run
     loaded = load(run.settings.dataset, None)
     weights = [split(loaded, Trial(run.science, seed)).val.weights.numpy() for seed in range(3)]
@@ -454,14 +454,16 @@ def test_rows_of_a_limited_file_keep_their_numbers(workplace, monkeypatch):
 
 def test_minutes_stop_training_in_time(workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
-    monkeypatch.setattr(budget, "seconds", lambda run, splits: 1.0 if run.settings.loss.classical else 3.0)
+    cost = {"logistic": 1.0, "ce": 1000.0, "f1": 10_000.0}
+    monkeypatch.setattr(budget, "seconds", lambda run, splits: cost[run.settings.loss.name])
     command = [*COMPARE, "candidates=[logistic,ce,east]", "results_dir=short", "trials=1", "protocol.max_epochs=8"]
-    assert cli.run([*command, "minutes=0.045"]) == 0
+    assert cli.run([*command, "minutes=10"]) == 0
     text = capsys.readouterr().out
-    assert "minutes=0.045 stops it in time" in text
+    assert "minutes=10 stops it in time" in text
     assert "note: cross-entropy was trained for 50% of the usual steps, to stop in time" in text
     epochs = {r.config.loss.name: r.epochs for r in records.scan("short") if not r.config.loss.classical}
-    assert epochs["ce"] == 4
+    assert epochs == {"ce": 4}
+    assert "note: EAST f1_positive was not trained: it takes about 167 minutes, and time is up" in text
 
 
 def test_what_takes_longer_than_thought_is_stopped():

@@ -11,13 +11,13 @@ import torch
 from sklearn.datasets import load_iris
 
 import east
-from east import EASTClassifier, data
+from east import EASTClassifier, data, models
 from east.choices import ConfigError
 from east.data.common import Images
 from east.settings.sections import Model
 from east.training import saved
 from east.training.engine import train
-from east.training.export import beside
+from east.training.export import beside, onnx_bytes
 from east.training.population import Trial
 from tests.commands import ROOT
 from tests.made import science
@@ -114,6 +114,23 @@ def test_saved_models_of_images(model, tmp_path, east_run):
     again = east.load(folder)
     np.testing.assert_allclose(p, again.predict_proba(pixels), atol=1e-5)
     np.testing.assert_array_equal(classes, again.predict(pixels))
+
+
+def test_darknet_19():
+    """Narrow, with random weights and statistics of some batches; computed by onnxruntime on any number of images."""
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randn(12, 3, 32, 32, generator=generator)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = models.build(Model(name="darknet19", width=1 / 16), (3, 32, 32), 5)
+        net(images)
+    session = onnxruntime.InferenceSession(onnx_bytes(net, [3, 32, 32]))
+    net.eval()
+    for some in (images, images[:1]):
+        logits, p = session.run(["logits", "probabilities"], {"inputs": some.numpy()})
+        expected = net(some).detach()
+        np.testing.assert_allclose(logits, expected, atol=1e-5)
+        np.testing.assert_allclose(p, expected.softmax(-1), atol=1e-5)
 
 
 def test_what_cannot_be_exported_is_refused(east_run, tmp_path):
