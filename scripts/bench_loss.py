@@ -41,6 +41,7 @@ SHAPES = ((1024, 2), (1024, 10), (1024, 257), (1024, 1000), (64, 100_000))
 DENSE = (4, 21, 128, 128)  # segmentation
 MOST_CLASSES_OF_NINE = 1000  # above, nine thresholds are not timed
 MEMORY_LIMITS = {SHAPES[-1]: 8, DENSE: 3}  # times the logits
+MEMORY_RUNS = 3
 ROOT = Path(__file__).resolve().parents[1]
 ACTIVATIONS = 7_000_000  # floats: 28 MB, below the 32 MB up to which glibc learns from what is freed
 
@@ -151,7 +152,8 @@ def measured(rounds: int | None) -> tuple[list[dict], list[dict]]:
             print(f"{row['shape']!s:20}  {words}", flush=True)
     for shape in (SHAPES[-1], DENSE):
         command = [sys.executable, __file__, "--memory", "f1", *map(str, shape)]
-        growth = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        runs = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(MEMORY_RUNS)]
+        growth = min(float(run.stdout) for run in runs)  # fragmented memory only adds
         most = MEMORY_LIMITS.get(shape)
         memory.append({"loss": "f1", "shape": list(shape), "logits": growth, "limit": most})
         print(f"{list(shape)!s:20}  peak memory {growth:.1f} times the logits  f1{within(growth, most)}")

@@ -1,6 +1,7 @@
 """MetricLoss in place of torch's losses: shapes, multilabel, soft targets, ignored labels, and what is refused."""
 
 import math
+import tracemalloc
 import warnings
 
 import numpy as np
@@ -499,3 +500,27 @@ def test_the_private_question_is_asked_in_one_place():
     assert not transformed()
     files = [path for path in Path(east.__file__).parent.rglob("*.py") if "torch._C" in path.read_text()]
     assert [path.name for path in files] == ["inputs.py"]
+
+
+def test_dense_logits_take_at_most_three_times_their_memory():
+    """Forward and backward at [4, 21, 128, 128], gradient included: what torch and NumPy allocate."""
+    logits = torch.randn(4, 21, 128, 128, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    labels = torch.randint(21, (4, 128, 128), generator=torch.Generator().manual_seed(1))
+    labels[:, :9] = -100
+    for metric in ("f1", "jaccard", "mcc"):
+        loss = MetricLoss(metric)
+        loss(logits, labels).backward()  # modules are imported before the count starts
+        logits.grad = None
+        tracemalloc.start()
+        loss(logits, labels).backward()
+        arrays = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        logits.grad = None
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
+            loss(logits, labels).backward()
+        events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
+        changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+        peak = np.cumsum(changes).max()
+        assert peak >= logits.nbytes  # the gradient at least: the count works
+        assert peak + arrays <= 3 * logits.nbytes
+        logits.grad = None

@@ -48,9 +48,10 @@ def test_every_example_is_tested():
 def test_segmentation_by_the_metric_finds_the_rare_class(table):
     rows = table("segmentation")
     assert rows.keys() == {"cross-entropy", "Dice", "MetricLoss f1", "MetricLoss jaccard"}
-    for name in ("MetricLoss f1", "MetricLoss jaccard"):
-        mean, macro, discs = zip(rows[name], rows["cross-entropy"], strict=True)
-        assert all(ours > plain for ours, plain in (mean, macro, discs))
+    discs = {name: scores[2] for name, scores in rows.items()}
+    assert discs["cross-entropy"] < 0.02
+    assert discs["MetricLoss f1"] > 0.05
+    assert discs["MetricLoss jaccard"] > 0.02
 
 
 def test_multilabel_by_the_metric_is_better_on_every_average(table):

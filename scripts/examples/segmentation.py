@@ -3,9 +3,10 @@
 Squares cover about a tenth of the image, discs one pixel in a hundred. Mean intersection over union weighs both classes
 equally; losses that average over pixels do not. The last row of pixels is labelled -100, which all losses ignore.
 
-One seed, one setting, trained briefly. Dice is best here. The lead of the metric losses over cross-entropy is small and
-does not hold in general: of three settings with a smaller network and batches of 8, two of them with less noise,
-jaccard had a lower mean IoU than cross-entropy in all three, f1 in one.
+The noise is so strong that a disc is rarely the likeliest class of a pixel: cross-entropy, trained as briefly as here,
+finds next to none of them, whatever the seed. Dice finds most, f1 some, jaccard fewer, and none with one of three seeds
+that were tried. This is no general ranking: with less noise and more steps cross-entropy was ahead of f1 with two of
+three seeds, and Dice, again, ahead of both.
 """
 
 import torch
@@ -16,7 +17,7 @@ from east import Confusion, MetricLoss
 from east.losses import Dice
 from east.metrics import f1, jaccard
 
-SIZE, STEPS, BATCH = 24, 120, 16
+SIZE, STEPS, BATCH, NOISE, SEEDS = 24, 120, 16, 0.5, (0, 1)
 LOSSES = {
     "cross-entropy": nn.CrossEntropyLoss(),
     "Dice": Dice(),
@@ -32,7 +33,7 @@ def shapes(images: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     square = torch.maximum((rows - y[0]).abs(), (columns - x[0]).abs()) <= 3
     disc = (rows - y[1]) ** 2 + (columns - x[1]) ** 2 <= 2
     labels = torch.where(disc, 2, square.long())
-    inputs = labels * 0.5 + 0.35 * torch.randn(labels.shape, generator=generator)
+    inputs = labels * 0.5 + NOISE * torch.randn(labels.shape, generator=generator)
     labels[:, -1] = -100
     return inputs.unsqueeze(1), labels
 
@@ -47,8 +48,8 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def trained(loss: nn.Module, inputs: Tensor, labels: Tensor) -> nn.Module:
-    torch.manual_seed(0)
+def trained(loss: nn.Module, seed: int, inputs: Tensor, labels: Tensor) -> nn.Module:
+    torch.manual_seed(seed)
     net = network()
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
     for step in range(STEPS):
@@ -63,20 +64,21 @@ def trained(loss: nn.Module, inputs: Tensor, labels: Tensor) -> nn.Module:
 
 
 @torch.no_grad()
-def scores(net: nn.Module, inputs: Tensor, labels: Tensor) -> tuple[float, float, float]:
+def scores(net: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
     """Mean intersection over union, macro F1, and intersection over union of the discs."""
     counted = labels != -100
     confusion = Confusion.from_predictions(net(inputs).argmax(1)[counted], labels[counted], classes=3)
-    return float(jaccard(confusion)), float(f1(confusion)), float(jaccard(confusion, average="positive", positive=2))
+    return torch.stack([jaccard(confusion), f1(confusion), jaccard(confusion, average="positive", positive=2)])
 
 
 def main() -> None:
-    generator = torch.Generator().manual_seed(0)
-    train_set, test_set = shapes(256, generator), shapes(256, generator)
+    generators = {seed: torch.Generator().manual_seed(seed) for seed in SEEDS}
+    data = {seed: (shapes(256, generator), shapes(256, generator)) for seed, generator in generators.items()}
     print(f"{'trained by':20} {'mean IoU':>9} {'macro F1':>9} {'IoU of discs':>13}")
     for name, loss in LOSSES.items():
-        mean, macro, rare = scores(trained(loss, *train_set), *test_set)
-        print(f"{name:20} {mean:9.3f} {macro:9.3f} {rare:13.3f}")
+        found = [scores(trained(loss, seed, *train), *test) for seed, (train, test) in data.items()]
+        mean, macro, discs = torch.stack(found).mean(0).tolist()
+        print(f"{name:20} {mean:9.3f} {macro:9.3f} {discs:13.3f}")
 
 
 if __name__ == "__main__":
