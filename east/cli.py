@@ -43,8 +43,8 @@ east-run: train classifiers on the metric they are judged by, and reproduce the 
   east-run dataset=mammography loss=f1 preset=budget search, select, ten trials, beside the published number
   east-run dataset=adult 'losses=[f1,ce,mcc]'        several losses, one table; also 'datasets=[…]'
   east-run task=reproduce table=east_v2_1            run what a paper's table still needs, then show it
-  east-run task=compare dataset=csv dataset.path=my.csv dataset.target=label score=f1_macro
-                                                     which model and loss for my data and my score? minutes=5
+  east-run task=compare dataset.path=my.csv dataset.target=label score=f1 minutes=5
+                                                     which model and loss for my data and my score?
 Everything is resumable: rerun the same command to finish what is missing.
 
 Tasks (task=…)
@@ -164,6 +164,8 @@ def refuse_bare_words(words: Sequence[str]) -> None:
     """`east-run mammography` means `east-run dataset=mammography`, most likely."""
     for word in words:
         if "=" not in word and not word.startswith("~"):  # "~" is Hydra's sign for deleting
+            if Path(word).is_file() or Path(word).suffix in (".csv", ".tsv", ".gz", ".parquet", ".feather", ".xlsx"):
+                raise ConfigError(f"{word!r}: expected name=value, did you mean dataset.path={word}?")
             choices = {"task": TASKS, **groups()}
             near = get_close_matches(word.lower(), [name for names in choices.values() for name in names], n=1)
             meant = [f"{group}={near[0]}" for group, names in choices.items() if near and near[0] in names]

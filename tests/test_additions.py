@@ -109,12 +109,12 @@ def test_a_metric_two_losses_and_a_dataset_in_a_table(added, east_run, tmp_path)
     assert f"east-run --config-dir {added[1]} dataset=stripes loss=hits" in empty
     answer = east_run(*added, "task=reproduce", "table=added", "executor=inline", "device=cpu")
     assert answer.code == 0, answer.err
-    assert "added: 2 runs are missing" in answer.out
+    assert "added: 2 runs to do" in answer.out
     found = records.scan(tmp_path)
     assert {(one.status, one.config.dataset.name) for one in found} == {("done", "stripes")}
     assert sorted(one.config.loss.name for one in found) == ["focused", "focused", "hits", "hits"]
     assert "(2/2" in east_run(*added, "task=table", "table=added").out
-    assert "0 runs are missing" in east_run(*added, "task=reproduce", "table=added", "dry_run=true").out
+    assert "every run is done" in east_run(*added, "task=reproduce", "table=added", "dry_run=true").out
     assert "numbers modulo 17" in east_run("task=data", "dataset=all").out
     listed = east_run(*added, "--help").out
     assert all(name in listed for name in ("hits", "focused", "stripes", "straight", "added"))
@@ -125,7 +125,7 @@ def test_a_metric_two_losses_and_a_dataset_in_a_table(added, east_run, tmp_path)
 def test_a_table_searches_the_grid_that_it_states(added, east_run):
     """Two batch sizes and one rate, where the protocol has 30 points and 60 with a cooling rate."""
     plan = east_run(*added, "task=reproduce", "table=added", "preset=paper", "dry_run=true").out
-    assert "2 runs are missing" in plan
+    assert "2 runs to do" in plan
     assert plan.count("0 of 2 ") == 2, "searched at two points each"
 
 

@@ -206,7 +206,7 @@ def test_table_records_and_data_print(tmp_path, tiny_results, capsys):
     assert (
         cli.run(["task=reproduce", "table=quickstart", "preset=quick", "dry_run=true", f"results_dir={tmp_path}"]) == 0
     )
-    assert "3 runs are missing" in capsys.readouterr().out
+    assert "3 runs to do" in capsys.readouterr().out
 
 
 def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
@@ -218,10 +218,10 @@ def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
     table = ["task=reproduce", "table=east_v2_1", "preset=quick", "dry_run=true", f"results_dir={tmp_path}"]
     assert cli.run([*table, "datasets=[mammography]", "losses=[f1,ce]"]) == 0
     told = capsys.readouterr().out
-    assert "east_v2_1: 2 runs are missing" in told
+    assert "east_v2_1: 2 runs to do" in told
     assert "mammography ce" in told
     assert cli.run([*table, "dataset=adult", "loss=mcc"]) == 0
-    assert "east_v2_1: 1 runs are missing" in capsys.readouterr().out
+    assert "east_v2_1: 1 run to do" in capsys.readouterr().out
     for wrong in (["task=reproduce"], [*table, "protocol=btg"]):
         assert cli.run([*wrong, f"results_dir={tmp_path}"]) == 2
         assert "takes a table=…, and that table's protocol. Choices: all, east_v2_1" in capsys.readouterr().err
@@ -249,7 +249,7 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     assert "Metric CE" in told
     assert re.search(r"\nHighest f1_macro: .* with 2 splits\.\nNext: your own table: east-run task=compare", told)
     assert cli.run(["task=reproduce", "table=quickstart", "dry_run=true"]) == 0
-    assert "quickstart: 0 runs are missing" in capsys.readouterr().out
+    assert "quickstart: every run is done" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -16,6 +16,8 @@ BAD = [
     ("loss=f11", "did you mean 'f1'?"),
     ("dataset=adlut", "did you mean 'adult'?"),
     ("mammography", "did you mean dataset=mammography?"),
+    ("one.csv", "did you mean dataset.path=one.csv?"),
+    ("los=f1", "did you mean 'loss'?"),
     ("protocol=btgg", "did you mean 'btg'?"),
     ("preset=papr", "did you mean 'paper'?"),
     ("search=gridd", "did you mean 'grid'?"),
@@ -65,7 +67,7 @@ BAD = [
     # the user's own files
     ("dataset=csv", "dataset.path"),
     ("dataset.path=nowhere.csv dataset.target=y", "nowhere.csv"),
-    ("dataset.path=one.csv", "dataset.target"),
+    ("dataset.path=one.csv", "which column of one.csv is the class? Columns: x, y"),
     ("dataset.path=one.csv dataset.target=z", "z"),
     ("dataset.path=one.csv dataset.target=y", "class"),
     ("dataset.path=empty.csv dataset.target=y", "empty"),

@@ -114,6 +114,27 @@ def test_a_step_takes_the_time_it_takes():
     assert timing.operations(configs[0], size) == 3 * 2 * (20 * 8 + 8 * 2)
 
 
+def test_operations_are_those_that_torch_counts():
+    from torch.utils.flop_counter import FlopCounterMode
+
+    nn = torch.nn
+    net = nn.Sequential(nn.Conv2d(3, 8, 3, stride=2), nn.ReLU(), nn.Conv2d(8, 4, 1), nn.Flatten(), nn.Linear(900, 10))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        net(torch.zeros(1, 3, 32, 32))
+    assert timing.forward_operations(net, (3, 32, 32)) == counter.get_total_flops()
+
+
+def test_points_of_a_grid_that_take_the_same_time_are_timed_once(monkeypatch):
+    timed = []
+    monkeypatch.setattr(timing, "_time", lambda *setting: timed.append(setting) or 1.0)
+    monkeypatch.setattr(timing, "_KNOWN", {})
+    asked = settings(Command.parse([*LONG, "preset=paper"]))
+    for point in asked.grid():
+        one = asked.science("cifar10", None).with_grid_point(point)
+        timing.step_seconds(one, plan.SIZES["cifar10"], torch.device("cpu"))
+    assert len(timed) == 1
+
+
 def test_every_kind_of_data_can_be_timed():
     for name, kind in (("tiny_darknet", "image"), ("gnn", "graph")):
         shape = (3, 16, 16) if kind == "image" else (6, 4)
@@ -174,7 +195,8 @@ def test_workers_leave_their_progress_for_the_parent(tmp_path):
     file = tmp_path / "runs" / "progress" / "job.json"
     assert Epoch.read(file) is None
     Epoch(3.5, 20, training=2, trials=3, best=0.75).write(file)
-    assert Epoch.read(file).line() == "epoch 3.5 of at most 20, best 0.750, 2 of 3 trials"
+    said = Epoch.read(file).line()
+    assert said == "epoch 3.5 of at most 20, best validation score 0.750, 2 of 3 trials still training"
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -41,10 +41,13 @@ def csv(
     stay together in a split; by `time` the oldest rows are for training and the newest for the test. Columns in `keep`
     are features although they are the group or the time, or look like ids or free text.
     """
-    if path is None or target is None:
+    if path is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
     file = files.regular(path)
     frame = files.read(file, delimiter)
+    if target is None:
+        columns = shown(", ".join(map(str, frame.columns)), 300, quoted=False)
+        raise DataError(f"dataset.target=COLUMN is missing: which column of {path} is the class? Columns: {columns}")
     table = from_frame("csv", frame, target, drop, categorical, positive, str(path), group, time, keep)
     note = files.text_format(file, delimiter).note if files.is_text(file) else None
     encoding = None if table.encoding is None else replace(table.encoding, delimiter=delimiter)

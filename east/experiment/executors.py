@@ -252,7 +252,10 @@ def ray(function: Function, queue: deque[Job], place: Place) -> Results:
 
     started = not ray.is_initialized()
     if started:
-        ray.init(address=executor.address, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            ray.init(address=executor.address, log_to_driver=False, logging_level=logging.ERROR)
+        except ConnectionError as error:  # something listens there, but it is not Ray
+            raise ConfigError(f"executor.address={executor.address}: no Ray cluster answers there") from error
     task = ray.remote(num_cpus=executor.cpus, num_gpus=executor.gpus, max_retries=executor.retries)(single_threaded)
     running: dict[Any, Job] = {}
     try:

@@ -297,7 +297,7 @@ def answer(table: Table) -> str | None:
     if pair is None or pair.low is None or pair.high is None:
         return f"{said}."
     sure = "more than chance" if pair.low > 0 else "too close to call"
-    lead = f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]"
+    lead = f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]".replace("-", "−")
     return f"{said}; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s."
 
 

@@ -233,9 +233,14 @@ def target_parameters(loss: Mapping[str, Any]) -> set[str]:
 def unknown_key(name: str, known: Iterable[str]) -> str:
     known = list(known)
     deeper = [key for key in known if key.endswith(f".{name}")]  # lr is hyper.lr
-    near = deeper or get_close_matches(name, known, n=1, cutoff=0.5)
+    top = sorted({key.split(".")[0] for key in known})  # with groups: los is loss, not losses
+    near = (
+        deeper
+        or ("." not in name and get_close_matches(name, top, n=1))
+        or get_close_matches(name, known, n=1, cutoff=0.5)
+    )
     siblings = {key for key in known if key.rpartition(".")[0] == name.rpartition(".")[0]}
-    choices = ", ".join(sorted(siblings or {key.split(".")[0] for key in known}))
+    choices = ", ".join(sorted(siblings) if "." in name and siblings else top)
     return f"unknown key {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Choices: {choices}"
 
 

@@ -296,6 +296,7 @@ def verdict(result: Comparison) -> str:
     return "\n".join(
         [
             writers.aligned(lines),
+            "plug-in: decision rule tuned on validation; expected: rule computed from the model's own probabilities\n"
             "networks: means over seeds; chosen on validation (plug-in cross-fitted), reported on test; "
             "intervals: bootstrap over test rows and seeds",
             f"winner on {result.score}: {winner.name}, test {result.interval(result.best)}; {standing(result)}",

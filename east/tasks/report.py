@@ -1,5 +1,6 @@
 """task=report: one HTML page with everything that a results folder holds."""
 
+from east import display
 from east.reporting.pages import report
 from east.settings.command import Command
 from east.settings.compose import settings
@@ -7,5 +8,7 @@ from east.settings.compose import settings
 
 def main(command: Command) -> int:
     asked = settings(command)
-    print(report.write(asked.results_dir, config_dir=asked.config_dir))
+    with display.activity("building the page"):
+        file = report.write(asked.results_dir, config_dir=asked.config_dir)
+    print(file)
     return 0

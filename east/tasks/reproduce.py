@@ -31,18 +31,22 @@ def main(command: Command) -> int:
     if own := rest.among(SCIENCE):
         words = " ".join(f"{key}={typed(value)}" for key, value in own.items())
         print(f"note: with {words} trials fill no cell of the table; they are shown by themselves")
-    print(f"{name}: {len(missing)} runs are missing", flush=True)
+    print(f"{name}: {to_do(len(missing))}", flush=True)
     commands = [rest.but(one.command.values) for one in missing]
     failures: list[str] = []
     work = plan.made([settings(one.but(preset=preset)) for one in commands], failures=failures) if commands else None
-    if work and work.items:
-        print(work.text(), flush=True)
+    if work and work.items and asked.dry_run:
+        print(work.text())
     if not asked.dry_run:
         runs = started(work, failures) if work and work.items else []
         print(run.results(runs, failures)[0] if own and runs else table.text(asked, preset))
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def to_do(runs: int) -> str:
+    return f"{runs} run{'s' if runs > 1 else ''} to do" if runs else "every run is done"
 
 
 def started(work: plan.Plan, failures: list[str]) -> list[Run]:

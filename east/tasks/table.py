@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from east import display
 from east.choices import choose
 from east.experiment import records
 from east.reporting import plots, tables, writers
@@ -15,7 +16,9 @@ FILES = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 
 
 def main(command: Command) -> int:
-    print(text(settings(command), command.get("preset")))
+    with display.activity("rendering"):
+        rendered = text(settings(command), command.get("preset"))
+    print(rendered)
     return 0
 
 

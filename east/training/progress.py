@@ -33,11 +33,12 @@ class Epoch:
     temperature: float | None = None
 
     def line(self) -> str:
-        best = "" if self.best is None else f", best {self.best:.3f}"
+        best = "" if self.best is None else f", best validation score {self.best:.3f}"
         temperature = "" if self.temperature is None else f", T {self.temperature:.3g}"
-        alive = f", {self.training} of {self.trials} trials" if self.trials > 1 else ""
-        epoch = f"{self.epoch:.1f}".removesuffix(".0")
-        return f"epoch {epoch} of at most {self.max_epochs}{temperature}{best}{alive}"
+        training = f", {self.training} of {self.trials} trials still training" if self.trials > 1 else ""
+        places = 1 if self.epoch < 10 else 0  # epochs of images are long
+        epoch = f"{self.epoch:.{places}f}".removesuffix(".0")
+        return f"epoch {epoch} of at most {self.max_epochs}{temperature}{best}{training}"
 
     def write(self, file: Path) -> None:
         """Leave it where `read` finds it; without a place to write, training goes on unseen."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor, nn
 
 from east import models
 from east.data.common import Data, Graphs, Images, Table, split
@@ -91,9 +92,12 @@ def step_seconds(config: Science, size: Size, device: torch.device) -> float:
 
 def timed_step(config: Science, batch: int, size: Size, device: torch.device) -> float:
     """Seconds per trial of a step of `batch` rows, timed once per process."""
-    config = config.but(hyper=config.hyper.but(batch_size=batch, lr=1e-3), loss=nameless(config.loss))
+    hyper = config.hyper.but(batch_size=batch, lr=1e-3, dropout=0.25 if config.hyper.dropout else 0.0)
+    config = config.but(hyper=hyper, loss=nameless(config.loss))
     together = population_size(config, device, STACKED)
-    known = (config.key, size, device, together, torch.get_num_threads())
+    # Not the config's key: points of a grid that differ in cooling, patience or rates take the same time.
+    parts = tuple(str(part.to_json()) for part in (config.model, config.loss, config.hyper))
+    known = (*parts, size, device, together, torch.get_num_threads())
     if known not in _KNOWN:
         _KNOWN[known] = _time(config, batch, size, device, together)
     return _KNOWN[known]
@@ -110,8 +114,9 @@ def _time(config: Science, batch: int, size: Size, device: torch.device, togethe
     if setup.loss.anneals:
         setup.loss.temperature = torch.full((together,), 0.1, device=device)
     taken: list[float] = []
+    warm = False  # the first step also allocates and compiles: on a busy machine, seconds for milliseconds
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for epoch in range(1, STEPS + 2):  # the first one warms up
+        for epoch in range(1, STEPS + 2):
             for inputs, labels, weights, masks in setup.batches(setup.population.alive, epoch):
                 started = time.perf_counter()
                 with setup.autocast:
@@ -119,7 +124,9 @@ def _time(config: Science, batch: int, size: Size, device: torch.device, togethe
                 setup.optimizer.step(setup.net.gradient(setup.loss.per_trial(*samples(logits, labels), weights)))
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
-                taken.append(time.perf_counter() - started)
+                if warm:
+                    taken.append(time.perf_counter() - started)
+                warm = True
             if sum(taken) > ENOUGH:
                 break
     return min(taken) / together
@@ -137,10 +144,25 @@ def operations(config: Science, size: Size) -> float:
     """Floating-point operations of training on one row: a forward pass and, twice as much, its gradient."""
     known = (str(config.model.to_json()), size)
     if known not in _KNOWN:
-        from torch.utils.flop_counter import FlopCounterMode
-
-        net = models.build(config.model, size.shape, size.classes).eval()
-        with FlopCounterMode(display=False) as counter, torch.no_grad():
-            net(torch.zeros(2, *size.shape))
-        _KNOWN[known] = 3 * counter.get_total_flops() / 2
+        _KNOWN[known] = 3 * forward_operations(models.build(config.model, size.shape, size.classes), size.shape)
     return _KNOWN[known]
+
+
+def forward_operations(net: nn.Module, shape: tuple[int, ...]) -> float:
+    """Operations of linear and convolutional layers on one row: two per weight and place where it is used.
+
+    torch's FlopCounterMode counts the rest as well, but its import of the compiler takes longer than the timing.
+    """
+    counts: list[float] = []
+
+    def count(layer: nn.Module, _: object, outputs: Tensor) -> None:
+        weight = layer.weight
+        assert isinstance(weight, Tensor)
+        counts.append(2 * weight.numel() * outputs.numel() / weight.shape[0])
+
+    for layer in net.eval().modules():
+        if isinstance(layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
+            layer.register_forward_hook(count)
+    with torch.no_grad():
+        net(torch.zeros(1, *shape))
+    return sum(counts)

@@ -57,7 +57,10 @@ def page(
     tried = [table for table in papers if any(cell.values for cell in (*table.cells, *released[table.name].cells))]
     sections = {
         "held": ("What this folder holds", _held(found, Path(results_dir))),
-        "own": ("Own runs", "".join(_table(table) for table in own if any(cell.values for cell in table.cells))),
+        "own": (
+            "Runs and tables of this folder",
+            "".join(_table(table) for table in own if any(cell.values for cell in table.cells)),
+        ),
         "tables": ("The papers' tables", _papers(papers, tried, released)),
         "figures": ("Figures", _figures(tried, own, found, Path(results_dir)) if found else ""),
         "findings": (
@@ -73,8 +76,8 @@ def page(
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>east: results</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
         f"<style>{(HERE / 'report.css').read_text(encoding='utf-8')}</style></head><body>"
-        f"<header><h1>Results</h1><p>Runs of this folder and, where they belong to one, the tables of EAST (arXiv "
-        f"2405.20954) and Bridging the Gap (NeurIPS 2022). Written {today.isoformat()}.</p>"
+        f"<header><h1>Results</h1><p>Your runs and comparisons first, then the tables of EAST (arXiv 2405.20954) "
+        f"and Bridging the Gap (NeurIPS 2022) that have trials here. Written {today.isoformat()}.</p>"
         f'<nav aria-label="Sections"><ul>{links}</ul></nav></header><main>{body}</main>'
         f"<script>{(HERE / 'report.js').read_text(encoding='utf-8')}</script></body></html>\n"
     )
@@ -91,7 +94,7 @@ def _held(found: Sequence[Record], results_dir: Path) -> str:
     """Every setting with finished trials: data, loss, preset, and how it did; then the pages of comparisons."""
     pages = sorted((results_dir / "compare").glob("**/*.html"))
     compared = "".join(
-        f'<li><a href="{escape(file.relative_to(results_dir).as_posix())}">{escape(file.stem)}</a></li>'
+        f'<li><a href="{escape(file.relative_to(results_dir).as_posix())}">{escape(_page_name(file))}</a></li>'
         for file in pages
     )
     trials: dict[str, list[Record]] = {}
@@ -113,6 +116,11 @@ def _held(found: Sequence[Record], results_dir: Path) -> str:
     header = ["data, loss", "protocol, preset", "trials", *map(papers.shown, SHOWN_SCORES)]
     listed = f"<h3>Comparisons</h3><ul>{compared}</ul>" if compared else ""
     return f"{listed}{_simple(header, lines, 'Finished trials: means on test rows', words=2)}"
+
+
+def _page_name(file: Path) -> str:
+    """A comparison by its folder: every page in there is called report.html."""
+    return file.parent.name if file.stem == "report" else file.stem
 
 
 def _mean(values: Sequence[float | list[float] | None]) -> str:
@@ -162,7 +170,7 @@ def _table(table: tables.Table, released: tables.Table | None = None, level: int
     """One table of the project as HTML, with its notes, comparisons and the commands that are missing."""
     anchor = table.name if level == 3 else f"{table.name}-released"
     parts = [f'<section id="{anchor}"><h{level}>{escape(table.title)}</h{level}>']
-    parts += [f'<p class="caption">{escape(table.caption)}</p>']
+    parts += [f'<p class="caption">{escape(table.caption[:1].upper() + table.caption[1:])}</p>']
     parts += [_block(table, block) for block in table.blocks]
     notes = "".join(f"<dt><sup>{escape(mark)}</sup></dt><dd>{escape(text)}</dd>" for mark, text in writers.notes(table))
     parts += [f'<dl class="notes">{notes}</dl>'] if notes else []
@@ -175,7 +183,10 @@ def _table(table: tables.Table, released: tables.Table | None = None, level: int
         parts += [_simple(writers.COMPARED, lines, f"{table.title}: paired comparisons", words=4)]
     if table.missing:
         commands = escape("\n".join(table.missing))
-        parts += [f"<details><summary>{len(table.missing)} runs are missing</summary><pre>{commands}</pre></details>"]
+        parts += [
+            f"<details><summary>Commands for what is missing ({len(table.missing)})</summary>"
+            f"<pre>{commands}</pre></details>"
+        ]
     if released is not None and _differs(released, [table]):
         inner = _table(released, level=level + 1)
         parts += [f"<details><summary>On the released-code variant</summary>{inner}</details>"]
