@@ -56,6 +56,7 @@ class Loss(nn.Module):
     anneals = False  # whether the loss has a temperature that matters
     stops_by = "loss"  # what early stopping compares on validation: the loss, or 1 - the metric of the decisions
     takes_weights = True
+    keeps_labels = False  # whether autograd keeps the labels themselves, and so notices if they are overwritten
     takes_soft_targets = False  # else a sample with soft targets becomes d weighted samples
     gather: str | bool = False  # "auto": sum over ranks when training with gradients in a process group
 
@@ -125,6 +126,8 @@ class Loss(nn.Module):
         logits, labels, weights = samples
         used, shares = masked(labels, weights, self.ignore_index, logits.dtype)
         value = self.value(logits, used, shares)
+        if self.keeps_labels and used is labels and shares is None:
+            return value
         any_left = value.new_ones(()) if shares is None else (shares != 0).any(-1)
         if transformed():
             return torch.where(any_left, value, 0.0)
