@@ -3,7 +3,8 @@
     python scripts/bench_loss.py [--json results/bench/loss.json] [--figure results/bench/loss.svg] [--cold] [--quick]
 
 All are timed in turn, round after round, and a ratio is that of the medians, so that a busy moment meets all alike.
-Before each of them a layer of a network is computed, as in training: none inherits the caches of the one before. Peak
+Before each of them a layer of a network is computed, as in training, and every round has an order of its own: none
+always inherits the caches and the memory that the same other one has left. Peak
 memory is that of a fresh process. First of all a large tensor comes and goes, as activations do in training: until
 then glibc gives freed memory back to the system after every step, and all losses are timed at asking for it again,
 page by page. --cold leaves it so.
@@ -18,6 +19,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from statistics import median
 
 import torch
@@ -85,9 +87,10 @@ def compare(shape: tuple[int, ...], rounds: int | None = None) -> list[dict]:
     everyone = {"cross-entropy": F.cross_entropy, **losses}
     warm_up = sum(step(loss) + step(loss) for loss in everyone.values()) / 2
     times: dict[str, list[float]] = {name: [] for name in everyone}
+    order = Random(0)
     for _ in range(rounds or max(5, min(2000, int(10 / warm_up)))):
-        for name, loss in everyone.items():
-            times[name].append(step(loss))
+        for name in order.sample(list(everyone), len(everyone)):
+            times[name].append(step(everyone[name]))
     plain = median(times.pop("cross-entropy"))
     return [
         {

@@ -119,7 +119,7 @@ class _SoftMetricLoss(Function):
             ctx.save_for_backward(labels, weights, gradient)
             return loss
         step = step_of(temperature, logits)
-        if ignore_index is None or (together and logits.numel() <= CHUNK):
+        if together and (ignore_index is None or logits.numel() <= CHUNK or not laid_by_class(logits)):
             counts, state = counted(logits, used, shares, step)
             loss, *slopes = by_hand.slopes_of_loss(metric, parameters, *counts)
             if isinstance(state, BySample | HugeSoftmax):
@@ -238,7 +238,7 @@ class Step(NamedTuple):
     """The step at one temperature [], or at one per leading index [..., 1, 1]; in tensors, quicker than numbers.
 
     `first` and `second` are the slopes for two classes, `second_bend` their difference; the others are in units of it.
-    `hi_per_lo` is b / a, and `corner` the same as a number, if it is one.
+    `hi_per_lo` is b / a. `corner` and `bending` are `hi_per_lo` and `bend` as numbers, if they are.
     """
 
     a: Tensor
@@ -251,6 +251,7 @@ class Step(NamedTuple):
     one: Tensor
     hi_per_lo: Tensor
     corner: float | Tensor
+    bending: float | Tensor
 
     @classmethod
     def at(cls, T: Tensor) -> "Step":
@@ -258,14 +259,14 @@ class Step(NamedTuple):
         middle = (1 - 2 * T) / (1 - 2 * a) * a / T
         first, upper = T / a, (1 - a) / a
         slopes = first, first * middle, first * (middle - 1)
-        return cls(a, 1 - a, *slopes, middle - 1, middle, torch.ones_like(T), upper, upper)
+        return cls(a, 1 - a, *slopes, middle - 1, middle, torch.ones_like(T), upper, upper, middle - 1)
 
 
 @lru_cache
 def step_at(temperature: float, dtype: torch.dtype, device: torch.device) -> Step:
     step = Step.at(torch.tensor(temperature, dtype=torch.float64, device="cpu"))
     tensors = [x.to(device, dtype) for x in step if isinstance(x, Tensor)]
-    return Step._make((*tensors[:-1], float(step.corner)))
+    return Step._make((*tensors[:-2], float(step.corner), float(step.bending)))
 
 
 def step_of(temperature: float | Tensor, logits: Tensor) -> Step:
@@ -467,9 +468,11 @@ class BySample(NamedTuple):
         lo, hi, gap, last = corners(s, step)
         p1, first = top.p.narrow(-1, 0, 1), top.classes.narrow(-1, 0, 1)
         beyond = (p1 - hi).relu_()
-        bent = torch.gt(p, lo, out=torch.empty_like(p)).mul_(step.bend)  # bend above lo, else 0
-        S = torch.addcmul(p, p, bent)
-        H = torch.addcmul(S, bent, lo, value=-1, out=bent)
+        above, bend = torch.gt(p, lo, out=torch.empty_like(p)), step.bending
+        if isinstance(bend, Tensor):
+            above, bend = above.mul_(bend), 1.0
+        S = torch.addcmul(p, p, above, value=bend)
+        H = torch.addcmul(S, above, lo, value=-bend, out=above)
         H.scatter_add_(-1, first, last * beyond)
         S.scatter_add_(-1, first, beyond.sign().mul_(last).mul_(p1))
         H_own, rest = without_own(H, labels.unsqueeze(-1))
