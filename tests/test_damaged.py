@@ -84,7 +84,6 @@ def changed(text, **values):
     return json.dumps({**{k: v for k, v in json.loads(text).items() if k != "digest"}, **values})
 
 
-SCORES = {"val": {"f1_pos": 0.5}, "test": {"f1_pos": 0.5}}
 REFUSED = {
     "cut": (lambda t: t[: len(t) // 2], "it is not JSON"),
     "empty": (lambda t: "", "it is not JSON: EOF"),
@@ -96,8 +95,8 @@ REFUSED = {
         "scores.test.f1_pos: expected a finite number, got nan",
     ),
     "infinite": (
-        lambda t: changed(t, scores=SCORES).replace("0.5", "1e999"),
-        "scores.val.f1_pos: expected a finite number, got inf",
+        lambda t: changed(t, scores={"test": {"f1_pos": 123.25}}).replace("123.25", "1e999"),
+        "scores.test.f1_pos: expected a finite number, got inf",
     ),
     "stage": (lambda t: changed(t, stage="rehearsal"), "stage: expected 'search' or 'trial', got 'rehearsal'"),
     "status": (lambda t: changed(t, status="<script>"), "status: expected 'done' or 'failed', got '<script>'"),

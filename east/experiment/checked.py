@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal, NotRequired, TypeAlias, overload
 
-from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError, WrapValidator
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from east.settings.identity import SCHEMA
@@ -28,11 +28,7 @@ class NewerError(ValueError):
     """A record of a later schema: not ours to read, nor to overwrite."""
 
 
-Finite = Annotated[
-    float,
-    Field(allow_inf_nan=False),
-    WrapValidator(lambda value, check: value if type(value) is int else check(value)),  # a whole number stays one
-]
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)] | int  # a whole number stays one
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 Matrix: TypeAlias = Sequence[Sequence[int]]  # rows true, columns predicted
 
@@ -184,6 +180,7 @@ def _identity(config: str) -> tuple[Science, str, str]:
     return typed, typed.key, typed.family
 
 
+@lru_cache(maxsize=10_000)
 def check_name(name: str) -> str:
     """A name that may become part of a path; ValueError for anything else."""
     if not NAME.fullmatch(name):
