@@ -18,17 +18,32 @@ STALE_SECONDS = 24 * 3600  # after which a temporary file of another machine is 
 LEFTOVER = re.compile(r"\..+\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<pid>\d+)\.\d+\.tmp")
 
 
-def write_atomically(target: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """`fill(file)` under a temporary name in the same folder, flushed to the disk, then renamed to `target`."""
+def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:
+    """`fill(file)` under a temporary name in the same folder, flushed to the disk, then renamed to `target`.
+
+    replace: whether a file that is there gives way; otherwise FileExistsError, even if it appeared a moment ago.
+    """
     temporary = temporary_name(target)
     try:
         with _created(temporary) as file:
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target)
+        os.replace(temporary, target) if replace else _link(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, target: Path) -> None:
+    """Give a file its name unless that is taken: of several processes one succeeds, on network disks as well."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError as error:  # a file system without links
+        if target.exists():
+            raise FileExistsError(f"{target} exists already") from error
+        os.replace(temporary, target)
 
 
 def _created(file: Path) -> BinaryIO:

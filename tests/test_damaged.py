@@ -1,5 +1,6 @@
 """Damaged files: each is named with its reason and skipped, the command goes on, and no number changes."""
 
+import contextlib
 import json
 import os
 import random
@@ -352,18 +353,24 @@ def mutated(content, dice):
 
 @pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.nightly)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
-def test_no_random_damage_to_a_results_folder_crashes_or_changes_a_number(count, tmp_path):
+def test_no_random_damage_to_a_results_folder_crashes_or_changes_a_number(count, tmp_path, settled, monkeypatch):
+    """Of records, arrays, exports and the index."""
+    monkeypatch.setattr(index, "FROM", 1)
     dice = random.Random(0)
-    for seed in range(3):
-        records.write(tmp_path, record(seed=seed, score=0.3 + seed / 10))
+    arrays = {"test_probabilities": np.full((4, 2), 0.5, dtype=np.float32), "test_labels": np.arange(4) % 2}
+    written = [records.write(tmp_path, record(seed=seed, score=0.3 + seed / 10), arrays) for seed in range(3)]
     records.export(tmp_path)
     true = {(r.key, r.seed): (r.scores, r.confusion, r.best) for r in records.scan(tmp_path)}
     files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
+    assert {path.suffix for path in files} == {".json", ".npz", ".jsonl", ""}
     whole = {path: path.read_bytes() for path in files}
     for _ in range(count):
         for path in dice.sample(files, dice.randrange(1, len(files) + 1)):
             path.write_bytes(mutated(whole[path], dice))
         found = {(r.key, r.seed): (r.scores, r.confusion, r.best) for r in records.scan(tmp_path)}
         assert all(true[which] == values for which, values in found.items())
+        with contextlib.suppress(ValueError):
+            stored = records.arrays(dice.choice(written))
+            assert all((stored[name] == arrays[name]).all() for name in stored.keys() & arrays.keys())
         for path, content in whole.items():
             path.write_bytes(content)

@@ -94,12 +94,63 @@ def test_what_a_page_shows_of_a_record_is_text(hostile):
     )
 
 
+WITNESS = """<script>
+const all = [...document.querySelectorAll("*")];
+const seen = { title: document.title, text: document.body.textContent, scripts: document.scripts.length,
+  images: document.images.length, links: all.filter((e) => /^(javascript|http)/i.test(e.getAttribute("href"))).length,
+  handlers: all.filter((e) => [...e.attributes].some((a) => a.name.startsWith("on"))).length,
+  requests: performance.getEntriesByType("resource").length };
+const found = document.body.appendChild(document.createElement("pre"));
+found.id = "found"; found.textContent = JSON.stringify(seen);
+</script>"""
+
+
+def assert_nothing_ran(page, folder):
+    """In a browser: the title that EVIL would change, and no script, handler, image or link that is not ours."""
+    seen, console = browse(page, folder, probe=WITNESS)
+    assert "<script>document.title='ran'</script>" in seen["text"], "it is shown, as text"
+    assert seen["title"] != "ran"
+    assert seen["scripts"] <= 2, "ours, and the witness"
+    assert [seen[name] for name in ("images", "links", "handlers", "requests")] == [0, 0, 0, 0]
+    assert console == []
+
+
 @pytest.mark.slow
 def test_nothing_of_it_runs_in_a_browser(hostile, tmp_path):
-    page = hostile[1].replace("</body>", "<pre id=found></pre></body>")
-    found, console = browse(page, tmp_path)
-    assert "ran" not in json.dumps(found)
-    assert console == []
+    assert_nothing_ran(hostile[1], tmp_path)
+
+
+@pytest.mark.slow
+def test_a_browser_would_have_noticed(hostile, tmp_path):
+    """The same page with one text let through."""
+    page = hostile[1].replace("<main", "<script>document.title='ran'</script><main", 1)
+    assert browse(page, tmp_path, probe=WITNESS)[0]["title"] == "ran"
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """The page of task=compare about a table whose header, classes, words and file name are markup."""
+    folder = tmp_path_factory.mktemp("comparison")
+    dice = np.random.default_rng(0)
+    frame = pd.DataFrame({EVIL: dice.normal(size=90), f"b{EVIL}": dice.choice([EVIL, "word"], 90)})
+    frame[f"c{EVIL}"] = np.where(frame[EVIL] + dice.normal(size=90) > 0, f"1{EVIL}", f"0{EVIL}")
+    file = folder / f"{EVIL.replace('/', '')}.csv"
+    frame.to_csv(file, index=False)
+    command = ["task=compare", f"dataset.path={file}", f"dataset.target=c{EVIL}", "candidates=[logistic]", "trials=1"]
+    assert cli.run([*command, "device=cpu", f"results_dir={folder / 'results'}"]) == cli.DONE
+    (page,) = (folder / "results").rglob("report.html")
+    return page.read_text(encoding="utf-8")
+
+
+def test_what_a_page_shows_of_a_table_is_text(comparison):
+    assert "<script" not in comparison
+    assert "<img" not in comparison
+    assert "&lt;script&gt;" in comparison
+
+
+@pytest.mark.slow
+def test_nothing_of_a_table_runs_in_a_browser(comparison, tmp_path):
+    assert_nothing_ran(comparison, tmp_path)
 
 
 def test_text_of_a_record_stays_text_in_latex(hostile):
@@ -166,6 +217,7 @@ UNFIT = {
     "a circle": ("rf", {}, circular, "expected every node's children to come after it"),
     "a chain": ("rf", {}, chain, "expected trees of at most 1,000 levels, without circles"),
     "no such feature": ("rf", {}, lambda w: {"net.feature": w["net.feature"] + 99}, "feature: expected whole numbers"),
+    "a library": ("ce", {}, lambda w: {"net.text": torch.zeros(9).byte()}, "if you trust its author, say trust=true"),
     "no such node": ("rf", {}, lambda w: {"net.right": w["net.right"] - 5}, "children to come after it"),
 }  # fmt: skip
 

@@ -8,16 +8,21 @@ import errno
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from east import cli, files
+from east.experiment import index
 from east.training import engine
-from tests.commands import children_of, count_records, descendants, record_files, start, wait_for
+from tests import killed
+from tests.commands import ROOT, children_of, count_records, descendants, record_files, start, wait_for
+from tests.conftest import unsaved
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -51,10 +56,10 @@ def fail_at(monkeypatch, step, count, error):
     """Raise `error` at one step of the count-th file that is written, and leave the temporary file behind."""
     written, real = [], files.write_atomically
 
-    def write(target, fill):
+    def write(target, fill, **options):
         written.append(target)
         if len(written) != count:
-            return real(target, fill)
+            return real(target, fill, **options)
 
         def interrupted(*_):
             raise error
@@ -62,9 +67,10 @@ def fail_at(monkeypatch, step, count, error):
         with monkeypatch.context() as broken:
             broken.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process cleans nothing up
             if step == "half written":
-                return real(target, lambda file: (file.write(b'{"key": "'), interrupted()))
-            broken.setattr(files.os, {"not on disk": "fsync", "not renamed": "replace"}[step], interrupted)
-            return real(target, fill)
+                return real(target, lambda file: (file.write(b'{"key": "'), interrupted()), **options)
+            for name in {"not on disk": ["fsync"], "not renamed": ["replace", "link"]}[step]:
+                broken.setattr(files.os, name, interrupted)
+            return real(target, fill, **options)
 
     monkeypatch.setattr("east.experiment.records.write_atomically", write)
 
@@ -202,12 +208,18 @@ def group_of(leader):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_interrupted_then_resumed(tmp_path, number):
-    """Ctrl-C reaches every process of the group, SIGTERM the first alone: code 130, a hint, no traceback, no orphan."""
+@pytest.mark.parametrize("number, times", [(signal.SIGINT, 1), (signal.SIGINT, 3), (signal.SIGTERM, 1)])
+def test_interrupted_then_resumed(tmp_path, number, times):
+    """Ctrl-C reaches every process of the group, SIGTERM the first alone: code 130, a hint, no traceback, no orphan.
+
+    Whoever presses Ctrl-C again gets the same.
+    """
     process = start(*SMALL, *PROCESSES, "trials=12", f"results_dir={tmp_path}")
     wait_for(lambda: count_records(tmp_path) >= 2 or process.poll() is not None)
-    os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
+    for k in range(times):
+        time.sleep(0.1 * k)
+        with contextlib.suppress(ProcessLookupError):  # it was quicker than our finger
+            os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == cli.INTERRUPTED
     assert "Finished trials are saved. Rerun the same command to resume." in err
@@ -221,9 +233,78 @@ def test_interrupted_then_resumed(tmp_path, number):
     assert record_files(tmp_path).items() >= kept.items()
 
 
+# Kills while a certain file is being written
+
+
+EIGHT = [*SMALL, *INLINE, "model.hidden=[8]", "trials=8"]
+KILLED = ROOT / "tests" / "killed.py"
+BY_DAY = [("checkpoint", "half written"), ("arrays", "renamed"), ("record", "not renamed")]
+EVERY = [(kind, step) for kind in killed.NAMES for step in ("half written", "not renamed", "renamed")]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """The results of eight trials that nobody interrupted."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("east.reporting.plots.save", unsaved)
+        assert cli.run([*EIGHT, f"results_dir={folder}"]) == cli.DONE
+    return folder
+
+
+def lasting(folder):
+    """Everything in the records and in the arrays beside them but the time that training took."""
+    found = {}
+    for path, text in record_files(folder).items():
+        record = {name: value for name, value in json.loads(text).items() if name not in ("seconds", "digest")}
+        arrays = {name: values.tolist() for name, values in np.load(path.with_suffix(".npz")).items()}
+        found[path.relative_to(folder)] = record, arrays
+    return found
+
+
 @pytest.mark.slow
-def test_two_identical_commands_at_once(tmp_path):
-    both = [start(*SMALL, *INLINE, "trials=8", f"results_dir={tmp_path}") for _ in range(2)]
-    assert [(process.communicate(timeout=600), process.returncode)[1] for process in both] == [0, 0]
-    assert_complete(tmp_path, 8)
+@pytest.mark.parametrize(
+    ("kind", "step"), [pytest.param(*one, marks=() if one in BY_DAY else pytest.mark.nightly) for one in EVERY]
+)
+def test_killed_while_a_file_is_written(kind, step, undisturbed, tmp_path, monkeypatch):
+    """Two of eight trials were there before. The same command again gives the records of one that was not killed."""
+    folder = tmp_path / "results"
+    shutil.copytree(undisturbed / "runs", folder / "runs")
+    for path in record_files(folder):
+        if path.stem not in ("seed-0", "seed-1"):
+            path.unlink()
+            path.with_suffix(".npz").unlink()
+    before = states(folder)
+    assert len(before) == 2
+    process = start(KILLED, kind, step, *EIGHT, f"results_dir={folder}")
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    kept = states(folder)
+    assert kept.items() >= before.items()
+    assert len(kept) == 2 + ((kind, step) == ("record", "renamed"))
+    assert bool(list(folder.rglob("*.tmp"))) == (step != "renamed" or kind == "record"), "a linked file has two names"
+    monkeypatch.setattr(index, "FROM", 1)
+    monkeypatch.setattr(index, "SETTLED_SECONDS", 0)
+    assert cli.run([*EIGHT, f"results_dir={folder}"]) == cli.DONE
+    assert states(folder).items() >= kept.items()
+    assert lasting(folder) == lasting(undisturbed)
+    assert not list(folder.rglob("*.tmp"))
+
+
+@pytest.mark.slow
+def test_four_identical_commands_at_once_one_of_which_is_killed(undisturbed, tmp_path):
+    """The others finish; no record is ever written twice."""
+    command = [*EIGHT, f"results_dir={tmp_path}"]
+    four = [start(KILLED, "checkpoint", "renamed", *command), *(start(*command) for _ in range(3))]
+    seen = {}
+
+    def ended():
+        now = states(tmp_path)
+        assert now.items() >= seen.items()
+        seen.update(now)
+        return all(process.poll() is not None for process in four)
+
+    wait_for(ended)
+    assert [process.returncode for process in four] == [-signal.SIGKILL, 0, 0, 0]
+    assert lasting(tmp_path) == lasting(undisturbed)
     assert not list(tmp_path.rglob("*.tmp"))

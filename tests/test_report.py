@@ -1,6 +1,7 @@
 """The HTML page: complete, self-contained, accessible; and, where chromium is installed, seen working in it."""
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -233,13 +234,14 @@ document.body.insertAdjacentHTML("beforeend", `<pre id="found">${JSON.stringify(
 </script>"""
 
 
-def browse(text, folder, *options):
+def browse(text, folder, *options, probe=PROBE):
     """Open the page with a probe in it; what the probe found, and the browser's console messages."""
-    browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    installed = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "chrome"))
+    browser = os.environ.get("CHROME_PATH") or next(filter(None, installed), None)
     if not browser:
-        pytest.skip("no browser: chromium is not installed")
+        pytest.skip("no browser: neither chromium nor chrome is installed, and CHROME_PATH names none")
     file = folder / "probe.html"
-    file.write_text(text.replace("</body>", PROBE + "</body>"))
+    file.write_text(text.replace("</body>", probe + "</body>"), encoding="utf-8")
     flags = ["--headless=new", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
     command = [browser, *flags, "--enable-logging=stderr", *options, "--dump-dom", file.as_uri()]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)

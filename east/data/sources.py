@@ -286,7 +286,8 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
             made.mkdir()
             for name, array in arrays.items():
                 np.save(made / f"{name}.npy", array, allow_pickle=False)
-            (made / "digests.json").write_text(json.dumps({name: digest(array) for name, array in arrays.items()}))
+            digests = json.dumps({name: digest(array) for name, array in arrays.items()})
+            (made / "digests.json").write_text(digests, encoding="utf-8")
             settle(made, place)
     except OSError as error:
         size = sum(array.nbytes for array in arrays.values())

@@ -78,7 +78,7 @@ def refuse_dead_cluster(address: str) -> None:
     """ConfigError where nobody listens; Ray itself would try for minutes and log every attempt."""
     current = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves the address that "auto" stands for
     if address == "auto":
-        known = current.read_text().strip() if current.is_file() else ""
+        known = current.read_text(encoding="utf-8").strip() if current.is_file() else ""
         address = os.environ.get("RAY_ADDRESS") or known
         if not address:
             raise ConfigError("executor.address=auto: no Ray cluster runs here; start one with `ray start --head`")

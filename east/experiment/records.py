@@ -13,6 +13,7 @@ What is read passes the check of checked.py; what does not is named and skipped.
 import gc
 import json
 import math
+import os
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -163,7 +164,7 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
     arrays were deleted or damaged, where there are new ones. One of a newer version of east stays whatever is asked.
     """
     target = path(results_dir, record.config, record.seed, record.stage)
-    status = _status(target) if target.exists() else None
+    status = _status(target) if os.path.lexists(target) else None  # a link that leads nowhere gives way as well
     if status == "newer":
         raise FileExistsError(f"{target} comes from a newer version of east and is not overwritten")
     if not force and status == "done" and (arrays is None or has_arrays(target)):
@@ -172,7 +173,7 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
         import numpy as np
 
         write_atomically(target.with_suffix(".npz"), lambda file: np.savez_compressed(file, **arrays))
-    write_atomically(target, lambda file: file.write(_dumps(record)))
+    write_atomically(target, lambda file: file.write(_dumps(record)), replace=force or status is not None)
     return target
 
 

@@ -107,15 +107,24 @@ def main(command: Command) -> int:
     typed = shlex.join(["east-run", *(f"{name}={commands.text(value)}" for name, value in command.values.items())])
     page.write(folder, result, loaded, splits, notes, typed)
     print("\n".join(["", verdict(result), *(f"note: {note}" for note in notes)]))
-    print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict_command(folder, loaded.kind)}")
+    winner = next(plan for plan in plans if plan.key == result.winner.key)
+    predict = predict_command(folder, loaded.kind, needs_trust(winner))
+    print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict}")
     return 0
 
 
-def predict_command(folder: Path, kind: str) -> str:
+def needs_trust(plan: Plan) -> bool:
+    """Whether loading the model runs code from outside east: a network or a library that this command names."""
+    asked = plan.run.settings
+    return "target" in asked.model.options or "library" in asked.loss.options
+
+
+def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
     if kind == "graph":
-        return f'east.load("{folder / "model"}").predict_proba(graphs)'
+        return f'east.load("{folder / "model"}"{", trust=True" if trust else ""}).predict_proba(graphs)'
     rows = "new.csv" if kind == "table" else "FOLDER"
-    return f"east-run task=predict checkpoint={folder / 'model'} input={rows} output=predictions.csv"
+    command = f"east-run task=predict checkpoint={folder / 'model'} input={rows} output=predictions.csv"
+    return f"{command} trust=true" if trust else command
 
 
 def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
@@ -332,7 +341,7 @@ def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: s
     if not source.exists():
         carry_out([Run.of(asked.but(save_model=True, force=False, seed=chosen.seed, trials=1))])
     names = {"argmax": "argmax", "plugin": f"plug-in for {result.score}", "expected": f"expected {result.score}"}
-    model = saved.load(source, trust="target" in asked.model.options)  # a network that this command names
+    model = saved.load(source, trust=needs_trust(plan))
     model.deciding(names[winner.decision], chosen.rule.to_json()).save(folder / "model")
     for other in plans:
         if keep_models == "all" or not other.run.settings.save_model:

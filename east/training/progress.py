@@ -45,13 +45,13 @@ class Epoch:
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             temporary = temporary_name(file)
-            temporary.write_text(json.dumps(asdict(self)))
+            temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
             temporary.replace(file)
 
     @classmethod
     def read(cls, file: Path) -> "Epoch | None":
         try:
-            return cls(**json.loads(file.read_text()))
+            return cls(**json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):  # not there yet, or gone already
             return None
 

@@ -3,9 +3,9 @@
     model = east.load("results/models/csv-f1-0a1b2c3d4e5f-seed0")
     model.predict_proba(frame)
 
-Nothing is pickled: reading a model runs no code, except that a network of your own (model=custom) is imported by its
-name if you say that you trust it. Weights, scaling and trees are tensors; classes, columns, encoding and decision rule
-are plain JSON.
+Nothing is pickled: reading a model runs no code from outside, unless you say that you trust it: a network of your own
+(model=custom) is imported by its name, and a model of a boosting library is read by that library. Weights, scaling and
+trees are tensors; classes, columns, encoding and decision rule are plain JSON.
 """
 
 import json
@@ -135,7 +135,8 @@ class Model:
 def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
     """A saved model, ready to predict. Everything in its files is checked before anything is computed.
 
-    trust: import the class of a network that is not one of east's own, as model=custom has. Importing runs its code.
+    trust: also load what needs code from outside east: a network of someone's own (model=custom), whose class is
+    imported, or a model of XGBoost, LightGBM or CatBoost, which those libraries read.
     """
     folder = Path(path).expanduser()
     missing = [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]
@@ -156,6 +157,9 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
             data.Encoding.from_json(about.get("encoding"))
         file = folder / WEIGHTS
         tensors = load_file(file)
+        if "net.text" in tensors and not trust:
+            raise ValueError("it is a model of XGBoost, LightGBM or CatBoost, whose own code would read it unchecked; "
+                             "if you trust its author, say trust=true, or east.load(…, trust=True)")  # fmt: skip
         inspection.check_tensors(tensors, about["inputs_shape"], about["kind"])
         check_state(about, tensors)
         model = assembled(about, tensors, device)

@@ -1,0 +1,79 @@
+"""Where a command runs: without output, without a working directory, in an ASCII locale. No traceback, a right code."""
+
+import subprocess
+import sys
+
+import pytest
+
+from east import cli
+from tests.commands import TINY, environment, record_files, start
+
+AS_ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
+
+
+def through_shell(script, *words, **variables):
+    """A shell's script in which "$@" is east-run with its words."""
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "east.cli", *words]
+    return subprocess.run(command, capture_output=True, check=False, env=environment(variables), timeout=300)
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("word, code", [("--help", cli.DONE), ("dataset=nowhere", cli.BAD_CONFIG)])
+def test_closed_streams(closed, word, code):
+    answer = through_shell(f'exec "$@" {closed}', word)
+    assert answer.returncode == code
+    assert b"Traceback" not in answer.stderr
+
+
+@pytest.mark.slow
+def test_a_run_without_any_output(tmp_path):
+    """Started as Python starts where nobody holds the other ends."""
+    script = tmp_path / "silent.py"
+    script.write_text(
+        "import os, sys; from east import cli\n"
+        "for number in (0, 1, 2): os.close(number)\n"
+        "sys.stdin = sys.stdout = sys.stderr = None\n"
+        f"sys.argv = ['east-run', *{TINY!r}, 'results_dir={tmp_path}']; cli.main()\n"
+    )
+    process = start(script)
+    process.communicate()
+    assert process.returncode == cli.DONE
+    assert len(record_files(tmp_path)) == 2
+    assert all("Traceback" not in text for text in record_files(tmp_path).values())
+
+
+def test_a_working_directory_that_was_deleted(tmp_path):
+    answer = through_shell(f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; exec "$@"', "task=table")
+    assert answer.returncode == cli.FAILED
+    assert answer.stderr == b"The working directory has been deleted. Change to a folder that exists.\n"
+
+
+def test_an_ascii_terminal_shows_question_marks():
+    answer = through_shell('exec "$@"', "--help", **AS_ASCII)
+    assert (answer.returncode, answer.stderr) == (cli.DONE, b"")
+    assert b"(task=?)" in answer.stdout
+    assert answer.stdout.isascii()
+
+
+@pytest.mark.slow
+def test_files_have_their_encoding_in_an_ascii_locale(tmp_path):
+    """A table with letters of other alphabets is read, trained on and reported."""
+    rows = [f"{'größer' if k % 3 else 'δ'},{k % 3 + k / 100},{'naïve' if k % 2 else '東'}" for k in range(90)]
+    (tmp_path / "my.csv").write_text("\n".join(["größe,x,wörter", *rows]), encoding="utf-8")
+    script = tmp_path / "ascii.py"
+    small = [word for word in TINY if not word.startswith("dataset")]
+    script.write_text(
+        "import locale, sys; from east import cli\n"
+        "locale.setlocale(locale.LC_ALL, 'C'); assert locale.getencoding() != 'UTF-8'\n"
+        "for stream in (sys.stdout, sys.stderr): stream.reconfigure(encoding='ascii')\n"
+        "cli.usable_streams()\n"
+        f"words = [*{small!r}, 'dataset.path={tmp_path}/my.csv', 'dataset.target=größe', 'trials=1']\n"
+        f"codes = [cli.run([*words, 'results_dir={tmp_path}']), cli.run(['task=report', 'results_dir={tmp_path}'])]\n"
+        "sys.exit(max(codes))\n",
+        encoding="utf-8",
+    )
+    process = start(script)
+    _, err = process.communicate()
+    assert process.returncode == cli.DONE, err
+    assert "Traceback" not in err
+    assert "<h1" in (tmp_path / "report.html").read_text(encoding="utf-8")
