@@ -103,9 +103,9 @@ def set_aside(file: Path) -> Path:
 def sweep(root: Path) -> None:
     """Remove what ended processes left below a folder: temporary files and folders, and folders without content."""
     for folder, folders, names in os.walk(root, topdown=False):
-        for path in (Path(folder, name) for name in (*folders, *names)):
-            match = LEFTOVER.fullmatch(path.name)
-            if match and _abandoned(path, match["machine"], int(match["pid"])):
+        for match in filter(None, map(LEFTOVER.fullmatch, (*folders, *names))):
+            path = Path(folder, match[0])
+            if _abandoned(path, match["machine"], int(match["pid"])):
                 _remove(path)
         if Path(folder) != root:
             with suppress(OSError):  # it is not empty, which is the rule
