@@ -253,10 +253,10 @@ def undisturbed(tmp_path_factory):
 
 
 def lasting(folder):
-    """Everything in the records and in the arrays beside them but the time that training took."""
+    """Everything in the records and in the arrays beside them but the time that training took, and the commit."""
     found = {}
     for path, text in record_files(folder).items():
-        record = {name: value for name, value in json.loads(text).items() if name not in ("seconds", "digest")}
+        record = {name: value for name, value in json.loads(text).items() if name not in ("seconds", "git", "digest")}
         arrays = {name: values.tolist() for name, values in np.load(path.with_suffix(".npz")).items()}
         found[path.relative_to(folder)] = record, arrays
     return found
