@@ -232,8 +232,9 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
             idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
             display.say(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min")
     finally:
-        for worker in [*idle, *busy]:
-            worker.stop()
+        with deaf_to_interrupts():  # a second Ctrl-C must not end this half-way
+            for worker in [*idle, *busy]:
+                worker.stop()
 
 
 def ending(code: int | None) -> str:
