@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import yaml
-
 from east.choices import choose
+from east.settings import compose
 
 HERE = Path(__file__).resolve().parent
 PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
@@ -118,7 +117,7 @@ class Finding:
 @cache
 def cells() -> list[Published]:
     """The 341 published cells."""
-    found = yaml.safe_load((HERE / "published.yaml").read_text(encoding="utf-8"))["cells"]
+    found = compose.read(HERE / "published.yaml")["cells"]
     return [Published(**_attributes(cell)) for cell in found]
 
 
@@ -127,7 +126,7 @@ def findings() -> list[Finding]:
     """Everything in findings.yaml."""
     as_tuple = lambda value: tuple(value) if isinstance(value, list) else (value,)  # noqa: E731
     found = []
-    for entry in yaml.safe_load((HERE / "findings.yaml").read_text(encoding="utf-8"))["findings"]:
+    for entry in compose.read(HERE / "findings.yaml")["findings"]:
         choose("status", entry["status"], STATUSES)
         patterns = ({name: as_tuple(value) for name, value in _attributes(p).items()} for p in entry["cells"])
         found.append(Finding(**entry | {"cells": tuple(Pattern(**pattern) for pattern in patterns)}))

@@ -77,6 +77,9 @@ def save(
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     files = [target.with_name(f"{target.name}.{suffix}") for suffix in formats]
+    with style():
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")  # the places are found; every format would look for them again
     for file, suffix in zip(files, formats, strict=True):
         stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
         with style():
