@@ -97,7 +97,8 @@ def test_the_winner_is_as_good_as_any_on_rows_held_out_from_everything(
     assert cli.run(["task=compare", *arguments, "keep_models=all"]) == 0
     text = capsys.readouterr().out
     if name == "ten":
-        assert "the choice is uncertain: only 2 validation rows of '0'" in text
+        # A single trial is judged on the half of the validation rows that did not stop it.
+        assert re.search("the choice is uncertain: only (1 validation row|2 validation rows) of '0'", text)
     if name == "fraud":
         assert "not used" in text  # the id, and the free text
 

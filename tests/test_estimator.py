@@ -392,7 +392,7 @@ def test_repr_tells_metric_average_and_step():
 def test_verbose_writes_lines_where_there_is_no_terminal(rare, capsys):
     quick(verbose=True, max_epochs=3).fit(*rare)
     first, last = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"epoch 1 of at most 3, T 0\.2, best \d\.\d{3}", first)
+    assert re.fullmatch(r"epoch 1 of at most 3, T 0\.2, best validation score \d\.\d{3}", first)
     assert re.fullmatch(
         r"EASTClassifier: f1 \d\.\d{3} on 240 validation rows after 3 epochs \(max_epochs\), \d+\.\d s", last
     )

@@ -291,8 +291,9 @@ class Comparison:
         """Why another winner could as well have been chosen; None where the choice is not in doubt."""
         name, count = self.rarest
         if count < FEW:
+            decide = f"validation row of {name!r} decides" if count == 1 else f"validation rows of {name!r} decide"
             return (
-                f"only {count} validation rows of {name!r} decide; of the {len(self.open)} candidates not clearly "
+                f"only {count} {decide}; of the {len(self.open)} candidates not clearly "
                 "worse there than the best, the one with the likeliest probabilities was taken"
             )
         if self.behind or self.certainty >= 0.5:
