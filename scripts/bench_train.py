@@ -243,7 +243,7 @@ def mammography(checkout: Path, epochs: int) -> float:
         before = os.times()
         subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True)
         after = os.times()
-        records = len(list(Path(folder, "runs").rglob("seed-*.json")))
+        records = len(list(Path(folder, "runs").rglob("se*-*.json")))
     if records != SEARCHED + REPEATED:
         raise RuntimeError(f"{checkout}: expected {SEARCHED + REPEATED} records, got {records}")
     return after.children_user + after.children_system - before.children_user - before.children_system
