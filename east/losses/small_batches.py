@@ -22,10 +22,11 @@ MOST_ENTRIES = 1 << 15  # torch works on larger batches with several threads
 SIGNS = np.array((-1.0, 1.0))  # how the logits of two classes act on their difference
 
 Array = NDArray[Any]
-Slopes = Callable[[Array, Array, Array], by_hand.Slopes]  # of diagonal, missed and predicted counts [..., d]
+SlopesAt = Callable[[Array, Array, Array], by_hand.Slopes]  # of diagonal, missed and predicted counts [..., d]
 
 
 def covers(logits: Tensor) -> bool:
+    """Whether a batch is small enough, and where NumPy can see it."""
     small = logits.numel() <= MOST_ENTRIES and logits.shape[-1] < MOST_CLASSES
     return small and logits.device.type == "cpu" and not torch.compiler.is_compiling()
 
@@ -120,7 +121,7 @@ def step_of(temperature: float | Tensor, dtype: np.dtype) -> Step:
     return step_at(temperature, dtype)
 
 
-def two_classes(z: Array, own: Own, w: Array | None, step: Step, slopes: Slopes) -> tuple[Array, Array]:
+def two_classes(z: Array, own: Own, w: Array | None, step: Step, slopes: SlopesAt) -> tuple[Array, Array]:
     """Everything is a function of the difference of the two logits."""
     gap = z[..., 1] - z[..., 0]
     less = np.exp(-np.abs(gap))
@@ -149,7 +150,7 @@ def two_classes(z: Array, own: Own, w: Array | None, step: Step, slopes: Slopes)
 
 
 def few_classes(
-    z: Array, own: Own, w: Array | None, step: Step, slopes: Slopes, detach_threshold: bool, wanted: bool
+    z: Array, own: Own, w: Array | None, step: Step, slopes: SlopesAt, detach_threshold: bool, wanted: bool
 ) -> tuple[Array, Array | None]:
     """Samples lie side by side, [..., d, n]; see closed_form.ByClass, whose names these are."""
     bend, corner = (x[..., None] if np.ndim(x) else x for x in (step.bend, step.corner))
