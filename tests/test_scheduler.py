@@ -304,8 +304,8 @@ def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):
     run = run_of(tmp_path, "trials=10")
     run.chosen = run.science
     stage, place = run.trials, executors.Place(Executor(name="processes"), (None, None))
-    before = scheduler.cut(stage, stage, run, 0, place)
-    after = scheduler.cut(stage, stage[5:], run, 0, place)
+    before = scheduler.cut(stage, stage, run, 0, place, place.width)
+    after = scheduler.cut(stage, stage[5:], run, 0, place, place.width)
     seeds = [[trial.seed for trial in job.trials] for job in before]
     assert seeds == [[0, 1, 2, 3, 4], [5, 6, 7], [8], [9]]
     assert after == before[1:]
@@ -348,10 +348,19 @@ def test_two_workers_are_busy_to_the_end_of_a_run(tmp_path):
     assert np.quantile(idle, 0.9) < 0.05
 
 
+def test_many_runs_are_not_divided_among_workers(tmp_path):
+    """With eight runs for each worker a run's trials stay together; with fewer they are shared out."""
+    place = executors.Place(Executor(name="processes"), (None, None))
+    runs = [run_of(tmp_path, "trials=4", f"hyper.lr={0.001 * k}") for k in range(1, 17)]
+    for count, jobs in ((16, 16), (2, 2 * 3)):
+        plan = scheduler.Scheduler(runs[:count], scheduler.ledger_of(runs), place)
+        assert len(plan.start()) == jobs
+
+
 def test_populations_are_as_wide_as_the_cache_allows(tmp_path):
     run = run_of(tmp_path, "trials=10", "model.hidden=[512,256,128]", "hyper.batch_size=256")
     run.chosen = run.science
-    found = scheduler.cut(run.trials, run.trials, run, 0, executors.Place(Executor(name="inline")))
+    found = scheduler.cut(run.trials, run.trials, run, 0, executors.Place(Executor(name="inline")), 1)
     widest = engine.population_size(run.science, devices.pick_device("cpu"), 10)
     assert max(len(job.trials) for job in found) == widest < 10
 

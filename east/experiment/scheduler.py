@@ -30,6 +30,8 @@ from east.training.engine import population_size
 from east.training.population import Trial
 from east.training.progress import Epoch
 
+MANY_RUNS = 8  # for each worker: enough to keep it busy without dividing one run among several
+
 
 class Progress:
     """Where one run stands: the round of its search, the points that are still in it, and its current trials."""
@@ -85,6 +87,8 @@ class Scheduler:
         self.open = [0] * len(runs)  # jobs of the current stage that are still out
         self.total = sum(protocols.planned(run.settings) for run in runs)
         self.done = 0  # trials that are on record or lost
+        # Small stacks cost nearly as much per step as large ones: where many runs wait, each goes to one worker whole.
+        self.workers = 1 if len(runs) >= MANY_RUNS * place.width else place.width
 
     def start(self) -> list[Job]:
         return [job for number in range(len(self.progress)) for job in self._next(number)]
@@ -106,7 +110,7 @@ class Scheduler:
             missing = progress.missing()
             self.done += len(progress.stage) - len(missing)
             if missing:
-                jobs = cut(progress.stage, missing, progress.run, number, self.place)
+                jobs = cut(progress.stage, missing, progress.run, number, self.place, self.workers)
                 self.open[number] = len(jobs)
                 return jobs
             if not progress.advance():
@@ -123,14 +127,16 @@ class Scheduler:
                 shutil.rmtree(progress.run.checkpoints, ignore_errors=True)
 
 
-def cut(stage: Sequence[Trial], missing: Sequence[Trial], run: Run, number: int, place: Place) -> list[Job]:
-    """The missing trials of a stage as jobs. The whole stage is cut first, so that an interrupted command finds its
-    checkpoints, then what is done is left out."""
+def cut(
+    stage: Sequence[Trial], missing: Sequence[Trial], run: Run, number: int, place: Place, workers: int
+) -> list[Job]:
+    """The missing trials of a stage as jobs for so many workers. The whole stage is cut first, so that an interrupted
+    command finds its checkpoints, then what is done is left out."""
     settings = run.settings
     device = torch.device("cuda") if place.executor.gpus else pick_device(settings.device)
     left = {trial.identity for trial in missing}
     jobs = []
-    for population in populations(stage, device, place.width):
+    for population in populations(stage, device, workers):
         trials = tuple(trial for trial in population if trial.identity in left)
         if trials:
             jobs.append(
