@@ -140,3 +140,12 @@ def test_the_page_shows_ranks_and_leads_but_no_cells():
     names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ranks = [table.rankings[0].ranks[name] for name in names]
     assert all(before <= after for before, after in pairwise(ranks))
+
+
+def test_hundreds_of_missing_runs_are_not_listed_one_by_one():
+    table = tables.build("contest", "/nowhere")
+    assert len(table.missing) > 400
+    shown = writers.WRITERS["text"]([table], [[]])
+    assert shown.count("east-run dataset=") == 3
+    assert "east-run task=reproduce table=contest" in shown
+    assert len(json.loads(writers.WRITERS["json"]([table], [[]]))[0]["missing"]) == len(table.missing)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from east.reporting.tables import Cell, Comparison, Ranking, Table
 
 WIDTH = 110  # of running text in a terminal
+MOST_COMMANDS = 40  # that a reader would look through
 LATEX = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
     **{"^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
@@ -210,7 +211,7 @@ def markdown(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> 
             lines = [list(map(MARKDOWN.escape, compared(pair))) for pair in entries]
             parts += ["### Paired comparisons", how_compared(entries), _pipes(COMPARED, lines)]
         if table.missing:
-            parts += ["### Not run yet", "```bash\n" + "\n".join(table.missing) + "\n```"]
+            parts += ["### Not run yet", "```bash\n" + "\n".join(to_run(table)) + "\n```"]
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
@@ -234,8 +235,17 @@ def text(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
         if entries:
             parts += [fill(how_compared(entries), WIDTH), aligned([COMPARED, *map(compared, entries)])]
         if table.missing:
-            parts += ["Not run yet:\n" + "\n".join(f"  {line}" for line in table.missing)]
+            parts += ["Not run yet:\n" + "\n".join(f"  {line}" for line in to_run(table))]
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def to_run(table: "Table") -> list[str]:
+    """Commands that fill the empty cells; of very many only some, and the one that runs them all."""
+    if len(table.missing) <= MOST_COMMANDS:
+        return table.missing
+    shown = table.missing[:3]
+    rest = f"# and {len(table.missing) - len(shown)} more; all of them: east-run task=reproduce table={table.name}"
+    return [*shown, rest]
 
 
 def stacked(table: "Table", block: str) -> list[list[str]]:
