@@ -9,7 +9,10 @@ import pytest
 from scipy import stats
 
 from east.data import keel
+from east.experiment.records import Record
 from east.reporting import plots, specs, statistics, tables, writers
+from east.reporting.entries import Entry
+from east.reporting.fidelity import trained_as
 
 TABLES = [name for name in specs.names() if name.startswith("contest")]
 DECISIONS = ("", " + plug-in", " + expected")
@@ -91,6 +94,18 @@ def test_every_loss_has_three_decisions():
     assert [scores["CE" + d] for d in DECISIONS] == ["test.f1_pos", "plugin_f1.test.f1_pos", "expected_f1.test.f1_pos"]
     mcc = {cell.score for cell in tables.build("contest_mcc", "/nowhere").cells}
     assert mcc == {"test.mcc", "plugin_mcc.test.mcc", "expected_mcc.test.mcc"}
+
+
+def test_averaged_weights_are_other_runs():
+    """A record without the running mean of the weights fills no cell that asks for it, nor the other way round."""
+    plain, averaged = (tables.build(name, "/nowhere").cells[0] for name in ("contest", "contest_averaged"))
+    config = plain.composed("paper").science(plain.recorded, None)
+    other = averaged.composed("paper").science(averaged.recorded, None)
+    assert (config.hyper.average, other.hyper.average) == (None, 0.99)
+    assert config.family != other.family
+    for made, fits in ((config, [True, False]), (other, [False, True])):
+        entry = Entry(Record(made, seed=0, confusion={"test": [[1, 0], [0, 1]]}))
+        assert [trained_as(entry, cell) == "paper" for cell in (plain, averaged)] == fits
 
 
 def filled(seed=0):

@@ -21,7 +21,7 @@ from pydantic import TypeAdapter
 
 from east.files import read_regular, write_atomically
 
-VERSION = 1
+VERSION = 2
 FROM = 64  # records; a smaller folder is read as quickly without an index
 SETTLED_SECONDS = 2  # a file younger than that may change once more without its times telling
 MOST_BYTES = 1 << 30

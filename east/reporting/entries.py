@@ -13,7 +13,7 @@ from east.settings.identity import Json
 from east.settings.sections import Science
 from east.training.scores import Matrix
 
-AXES = ("lr", "dropout", "batch_size", "r")  # of a grid
+AXES = (*identity.SEARCHED, "r")  # of a grid
 LIMITS = ("max_epochs", "stage_epochs")  # how a trial ends that was still improving
 
 Point: TypeAlias = tuple[float | None, ...]  # values of AXES

@@ -20,8 +20,8 @@ from east.settings.identity import Json
 from east.settings.settings import Grid, Settings
 
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
-COMPARED = ("dataset", "split", "model", "loss", "annealing", "protocol")  # sections that make an experiment
-IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", "annealing.r")  # places, splits, what a search varies
+VARIED = (*(f"hyper.{name}" for name in identity.SEARCHED), "annealing.r")  # by a search
+IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", *VARIED)  # places and splits do not count either
 
 Options: TypeAlias = dict[str, JsonValue]
 
@@ -104,10 +104,10 @@ def _fits(entry: Entry, request: Request, preset: str) -> bool:
     if asked is None:
         return False
     science = asked.science(request.recorded, None)
-    ignored = ({*IGNORED} - {*request.overrides}) | {*request.ideal, "annealing.r"}  # a family has several rates
+    ignored = ({*IGNORED} - {*request.overrides}) | {*request.ideal, *VARIED}  # a family has several
     if asked.loss.options.get("average", "given") is None:  # the record has the one that the data gave it
         ignored.add("loss.average")
-    return all(_alike(entry, getattr(science, name).to_json(), name, ignored) for name in COMPARED)
+    return all(_alike(entry, getattr(science, name).to_json(), name, ignored) for name in identity.SECTIONS)
 
 
 def _trained_alike(entry: Entry, preset: str, config_dir: str | None) -> bool:

@@ -14,6 +14,7 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 
 SCHEMA = 1
 SECTIONS = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper")
+SEARCHED = ("lr", "dropout", "batch_size")  # of hyper; a search varies annealing.r as well
 
 
 def key(config: Mapping) -> str:
@@ -25,11 +26,11 @@ def key(config: Mapping) -> str:
 
 
 def family(config: Mapping) -> str:
-    """`key` without `hyper` and `annealing.r`: what the points of one search have in common."""
+    """`key` without learning rate, dropout, batch size and `annealing.r`: what the points of one search share."""
     scientific = _scientific(config)
-    scientific.pop("hyper", None)
-    if "annealing" in scientific:
-        scientific["annealing"].pop("r", None)
+    for section, names in (("hyper", SEARCHED), ("annealing", ("r",))):
+        for name in names:
+            scientific.get(section, {}).pop(name, None)
     return _digest(scientific)
 
 
