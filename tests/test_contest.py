@@ -152,9 +152,12 @@ def test_the_page_shows_ranks_and_leads_but_no_cells():
     assert stored["rankings"][0]["leads"]["all"]["Metric CE"]["mean"] == pytest.approx(lead.mean)
     figure = plots.figure_of(table)
     assert len(figure.axes) == len(table.rankings) == 3
-    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    ranks = [table.rankings[0].ranks[name] for name in names]
-    assert all(before <= after for before, after in pairwise(ranks))
+    losses = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    ranks = table.rankings[0].ranks
+    best = [min(rank for name, rank in ranks.items() if plots.loss_and_decision(name)[0] == loss) for loss in losses]
+    assert all(before <= after for before, after in pairwise(best))
+    drawn = {round(float(line.get_xdata()[0]), 9) for line in figure.axes[0].lines if line.get_marker() != "None"}
+    assert drawn == {round(lead.mean, 9) for lead in table.rankings[0].leads["all"].values()}
 
 
 def test_hundreds_of_missing_runs_are_not_listed_one_by_one():

@@ -31,6 +31,7 @@ INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a8a86"
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#e69f00", "#56b4e9", GREY, INK)
 MARKERS = "osD^vPX*"
+DECISION_COLOURS = {"": BLUE, "plug-in": ORANGE, "expected": GREEN}  # "": argmax
 CUT = 0.1  # what is further from the other means may leave a panel instead of flattening it
 WORDS_OF_MARKS = {mark: text.partition(":")[0].rstrip(".") for mark, text in MARKS.items()}
 STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
@@ -354,35 +355,46 @@ def ranks(table: "Table") -> Figure:
 
 @styled
 def leads(table: "Table") -> Figure:
-    """Each row's lead over the reference row with its interval over datasets, a panel per block, best rank on top."""
+    """How far each row is ahead of the reference row, with its interval over datasets: a panel for each block.
+
+    The decisions of one loss share a line. Losses stand in the order of their best decision's rank.
+    """
     entries = [entry for entry in table.rankings if entry.leads]
-    figure = Figure(figsize=(6.4, 0.8 + sum(0.7 + 0.17 * len(entry.ranks) for entry in entries)))
+    lines = [
+        list(dict.fromkeys(loss_and_decision(n)[0] for n in sorted(e.ranks, key=e.ranks.__getitem__))) for e in entries
+    ]
+    figure = Figure(figsize=(6.8, 0.9 + sum(0.7 + 0.3 * len(losses) for losses in lines)))
     if not entries:
         figure.text(0.5, 0.5, "fewer than two datasets with trials of every row", ha="center")
         return figure
-    panels = figure.subplots(len(entries), 1, squeeze=False, height_ratios=[len(e.ranks) + 3 for e in entries])[:, 0]
-    for axes, entry in zip(panels, entries, strict=True):
-        names = sorted(entry.ranks, key=lambda name: entry.ranks[name])
-        for y, name in enumerate(names):
-            found = next(iter(entry.leads.values())).get(name)
-            axes.text(
-                1.01, y, f"{entry.ranks[name]:.1f}", transform=axes.get_yaxis_transform(), va="center", fontsize=7
-            )
-            if found is None:
-                axes.plot(0, y, "|", color=INK, ms=7)
-                continue
-            color = BLUE if (found.low or -1) > 0 else ORANGE if (found.high or 1) < 0 else GREY
-            axes.plot(found.mean, y, "o", color=color, ms=4)
-            if found.low is not None:
-                axes.plot([found.low, found.high], [y, y], color=color, lw=1.2)
+    panels = figure.subplots(len(entries), 1, squeeze=False, height_ratios=[len(losses) + 2 for losses in lines])[:, 0]
+    for axes, entry, losses in zip(panels, entries, lines, strict=True):
+        for name, lead in entry.leads[statistics.ALL].items():
+            loss, decision = loss_and_decision(name)
+            k = list(DECISION_COLOURS).index(decision)
+            y, color = losses.index(loss) + 0.22 * (k - 1), DECISION_COLOURS[decision]
+            sure = lead.low is not None and lead.high is not None and lead.low * lead.high > 0
+            axes.plot(lead.mean, y, MARKERS[k], color=color, mfc=color if sure else "white", ms=4, zorder=3)
+            if lead.low is not None:
+                axes.plot([lead.low, lead.high], [y, y], color=color, lw=1.2)
         axes.axvline(0, color=INK, lw=0.8)
-        axes.set(yticks=range(len(names)), yticklabels=names, ylim=(len(names) - 0.5, -0.5))
-        axes.tick_params(axis="y", labelsize=7, length=0)
-        axes.set_title(
-            f"{entry.block}, {len(entry.columns)} datasets: lead over {entry.reference}", loc="left", fontsize=9
-        )
-        axes.set_title("rank", loc="right", fontsize=7)
+        axes.set(yticks=range(len(losses)), yticklabels=losses, ylim=(len(losses) - 0.5, -0.5))
+        axes.tick_params(axis="y", length=0)
+        title = f"{entry.block}, {len(entry.columns)} datasets: lead over {entry.reference}"
+        axes.set_title(title, loc="left")
+    handles = [
+        Line2D([], [], color=color, marker=MARKERS[k], ms=4, lw=1.2, label=decision or "argmax")
+        for k, (decision, color) in enumerate(DECISION_COLOURS.items())
+    ]
+    handles.append(Line2D([], [], color=GREY, marker="o", mfc="white", ms=4, lw=1.2, label="interval contains 0"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
+
+
+def loss_and_decision(row: str) -> tuple[str, str]:
+    """The parts of a row's label, such as "CE + plug-in"; without a decision it is argmax's, an empty word."""
+    loss, _, decision = row.partition(" + ")
+    return (loss, decision) if decision in DECISION_COLOURS else (row, "")
 
 
 def _critical_difference(axes: Axes, entry: "Ranking", height: float) -> None:
