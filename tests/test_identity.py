@@ -19,12 +19,23 @@ def committed() -> dict[str, dict]:
     return {record["key"]: record["config"] for record in map(json.loads, lines)}
 
 
+def kind(config: dict) -> str:
+    """Records of the contest that differ in their dataset and grid point alone are of one kind; others are alone."""
+    if config["protocol"]["name"] != "contest":
+        return json.dumps(config)
+    searched = ("lr", "dropout", "batch_size")
+    hyper = {name: value for name, value in config["hyper"].items() if name not in searched}
+    return json.dumps(config | {"dataset": config["dataset"]["name"].partition("-")[0], "hyper": hyper})
+
+
 CONFIGS = committed()
+ONE_OF_A_KIND = {kind(config): key for key, config in CONFIGS.items()}.values()
 
 
 def command_for(config: dict) -> Command:
     """The command that would make the record again: its files, its preset, and every value that they leave open."""
     choices = {group: config[group]["name"] for group in ("dataset", "loss", "protocol")} | {"preset": config["preset"]}
+    choices["dataset"] = choices["dataset"].partition("-")[0]  # keel-abalone19 is set abalone19 of keel
     if config["hyper"]:  # a network
         choices |= {group: config[group]["name"] for group in ("model", "annealing")}
     sections = ("dataset", "split", "loss", "protocol", "hyper", "annealing", "model")
@@ -41,8 +52,18 @@ def test_there_are_records():
     assert len(CONFIGS) > 300
 
 
-@pytest.mark.parametrize("key", CONFIGS)
+@pytest.mark.parametrize("key", ONE_OF_A_KIND)
 def test_a_record_is_found_by_its_settings(key):
+    check(key)
+
+
+@pytest.mark.nightly
+def test_every_record_is_found_by_its_settings():
+    for key in CONFIGS.keys() - ONE_OF_A_KIND:
+        check(key)
+
+
+def check(key: str) -> None:
     config = CONFIGS[key]
     composed = settings(command_for(config)).science(config["dataset"]["name"], config["dataset"]["fingerprint"])
     assert composed.key == key

@@ -26,6 +26,8 @@ def scores_of(counts):
     mcc = (right.sum(1) * total - (actual * predicted).sum(1)) / np.maximum(spread[0] * spread[1], 1)
     per_class = {"precision": right / np.maximum(predicted, 1), "recall": right / np.maximum(actual, 1)}
     found = {"f1_positive": f1[:, 1], "f1_macro": f1.mean(1), "accuracy": right.sum(1) / total, "mcc": mcc}
+    present = actual > 0
+    found["gmean"] = np.prod(np.where(present, per_class["recall"], 1), 1) ** (1 / present.sum(1))
     found |= {f"{name} of {k}": values[:, k] for name, values in per_class.items() for k in range(counts.shape[1])}
     return {name: values.mean() for name, values in found.items()}
 
@@ -50,6 +52,8 @@ def ours():
             if (record["stage"], record["status"]) != ("trial", "done"):
                 continue
             config = record["config"]
+            if config["protocol"]["name"] == "contest":
+                continue  # `contest` has these
             rules = {"argmax": record} | record["decisions"]
             for rule, judged in rules.items():
                 for score, value in scores_of(matrices(judged["confusion"]["test"])).items():
@@ -137,8 +141,51 @@ def test_every_signed_number_is_in_a_committed_table():
                 cell[name] for cell in table["cells"] for name in ("difference", "difference_low", "difference_high")
             ]
             numbers += [pair[name] for pair in table["comparisons"] for name in ("difference", "low", "high")]
+            groups = [group for entry in table.get("rankings", ()) for group in entry["leads"].values()]
+            leads = [lead for group in groups for lead in group.values()]
+            numbers += [lead[name] for lead in leads for name in ("mean", "low", "high")]
             known |= {signed(number) for number in numbers if number is not None}
     for name in ("README.md", "docs/reproduce.md", "results/README.md"):
         said = set(re.findall(r"[+−]\d\.\d{3}(?!\d)", text_of(name)))
         assert said, name
         assert said <= known, f"{name}: in no table: {sorted(said - known)}"
+
+
+CONTESTS = sorted((ROOT / "results" / "tables").glob("contest*.json"))
+
+
+@pytest.fixture(scope="module")
+def contest():
+    """(key, seed) -> rule -> the confusion matrix of the test rows, for the trials of the contest."""
+    found = {}
+    for file in RECORDS.glob("*.jsonl"):
+        for line in file.read_text().splitlines():
+            if '"name":"contest"' in line and '"stage":"trial"' in line:
+                record = json.loads(line)
+                rules = {"argmax": record} | record["decisions"]
+                found[record["key"], record["seed"]] = {
+                    rule: matrices(judged["confusion"]["test"]) for rule, judged in rules.items()
+                }
+    return found
+
+
+@pytest.mark.parametrize("file", CONTESTS, ids=lambda file: file.stem)
+def test_the_contest_follows_from_confusion_matrices(file, contest):
+    """Every score of every trial; then leads: mean over splits, difference to the reference, t interval over sets."""
+    (table,) = json.loads(file.read_text())
+    means = defaultdict(dict)
+    for cell in table["cells"]:
+        rule, _, score = ("argmax." + cell["score"]).rsplit(".", 2)
+        rule = rule.rpartition(".")[2]
+        scores = [scores_of(contest[cell["key"], int(seed)][rule])[score] for seed in cell["values"]]
+        assert list(cell["values"].values()) == pytest.approx(scores, abs=1e-9)
+        if scores:
+            means[cell["block"], cell["row"]][cell["column"]] = np.mean(scores)
+    assert table["rankings"]
+    for entry in table["rankings"]:
+        reference = means[entry["block"], entry["reference"]]
+        for row, lead in entry["leads"]["all"].items():
+            ours = means[entry["block"], row]
+            differences = [ours[column] - reference[column] for column in entry["columns"]]
+            ends = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
+            assert (lead["mean"], lead["low"], lead["high"]) == pytest.approx((np.mean(differences), *ends), abs=1e-9)
