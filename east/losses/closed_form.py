@@ -95,7 +95,7 @@ class _SoftCounts(Function):
         labels, weights, *state = ctx.saved_tensors
 
         def gradient() -> Tensor:
-            return ctx.kind(*state).gradient(labels, weights, B - M, A, ctx.step, ctx.detach_threshold)
+            return ctx.kind(*state).gradient(Slopes(labels, weights, B - M, A, ctx.step, ctx.detach_threshold))
 
         return without_graph(gradient, B), None, None, None, None
 
@@ -126,14 +126,14 @@ class _SoftMetricLoss(Function):
                 ctx.kind, ctx.step, ctx.detach_threshold = type(state), step, detach_threshold
                 waiting = used, shares, *slopes, *state
             elif ctx.needs_input_grad[0]:
-                gradient = state.gradient(used, shares, *slopes, step, detach_threshold)
+                gradient = state.gradient(Slopes(used, shares, *slopes, step, detach_threshold))
         else:
             gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
             parts, states = list(chunks(logits, used, shares, gradient)), []
             sums = Counts(*(torch.stack(x).sum(0) for x in zip(*counted_parts(parts, step, states), strict=True)))
             loss, *slopes = by_hand.slopes_of_loss(metric, parameters, *sums)
             for (_, *part, out), state in zip(parts, states, strict=False):  # without a gradient no states are kept
-                result = state.gradient(*part, *slopes, step, detach_threshold, out)
+                result = state.gradient(Slopes(*part, *slopes, step, detach_threshold, out))
                 out.copy_(result) if result is not out else None
         # Labels and weights are kept so that autograd notices if they are overwritten.
         ctx.save_for_backward(labels, weights, gradient, *waiting)
@@ -148,7 +148,7 @@ class _SoftMetricLoss(Function):
                 return gradient * (g[..., None, None] if g.ndim else g)
             labels, weights, B, A, *state = waiting
             slopes = (x * g.unsqueeze(-1) for x in (B, A))
-            return ctx.kind(*state).gradient(labels, weights, *slopes, ctx.step, ctx.detach_threshold)
+            return ctx.kind(*state).gradient(Slopes(labels, weights, *slopes, ctx.step, ctx.detach_threshold))
 
         return without_graph(scaled, g), None, None, None, None, None, None, None
 
@@ -283,6 +283,22 @@ def corners(s: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return lo, hi, gap, (lo / gap).sub_(step.middle)
 
 
+class Slopes(NamedTuple):
+    """What the gradient of a batch needs besides the state that counting left behind.
+
+    `B` and `A` [..., d] are the slopes of the loss with respect to the diagonal and the predicted counts. `detach`
+    treats the threshold as a constant; `out` is where ByClass puts the gradient.
+    """
+
+    labels: Tensor
+    weights: Tensor | None
+    B: Tensor
+    A: Tensor
+    step: Step
+    detach: bool
+    out: Tensor | None = None
+
+
 class TwoClasses(NamedTuple):
     """s is 1, H of both classes sums to 1, and `slope` [..., n] is the weighted dH_1/dz_1."""
 
@@ -309,19 +325,10 @@ class TwoClasses(NamedTuple):
         missed = per_class(torch.where(right, H, rest), labels, 2)
         return Counts(diagonal, missed, diagonal + missed.flip(-1)), cls(slope)
 
-    def gradient(
-        self,
-        labels: Tensor,
-        weights: Tensor | None,
-        B: Tensor,
-        A: Tensor,
-        step: Step,
-        detach: bool,
-        _: Tensor | None = None,
-    ) -> Tensor:
-        signs = signs_of_two(A.dtype, A.device)
-        by_class = torch.addcmul((A * signs).sum(-1, keepdim=True), B, signs)
-        along = by_class.gather(-1, labels).mul_(self.slope)
+    def gradient(self, slopes: Slopes) -> Tensor:
+        A, signs = slopes.A, signs_of_two(slopes.A.dtype, slopes.A.device)
+        by_class = torch.addcmul((A * signs).sum(-1, keepdim=True), slopes.B, signs)
+        along = by_class.gather(-1, slopes.labels).mul_(self.slope)
         return along.unsqueeze(-1) * signs
 
 
@@ -379,16 +386,8 @@ class ByClass(NamedTuple):
         others = H if into is None else None
         return Counts(diagonal, missed, predicted), cls(x, others, H_own, total, lo, last, share, e2.div_(lo_e))
 
-    def gradient(
-        self,
-        labels: Tensor,
-        weights: Tensor | None,
-        B: Tensor,
-        A: Tensor,
-        step: Step,
-        detach: bool,
-        out: Tensor | None = None,
-    ) -> Tensor:
+    def gradient(self, slopes: Slopes) -> Tensor:
+        labels, weights, B, A, step, detach, out = slopes
         x, last, total = self.x, self.last, self.total
         r = total.reciprocal() if weights is None else weights.unsqueeze(-2) / total
         own = labels.unsqueeze(-2)
@@ -483,21 +482,13 @@ class BySample(NamedTuple):
         counts = Counts(per_class(hits, labels, d), per_class(missed, labels, d), (r.mT @ H).squeeze(-2))
         return counts, cls(p, H, S, total, r, s, top.p, top.classes, beyond.div_(gap).div_(p1), H_own)
 
-    def gradient(
-        self,
-        labels: Tensor,
-        weights: Tensor | None,
-        B: Tensor,
-        A: Tensor,
-        step: Step,
-        detach: bool,
-        _: Tensor | None = None,
-    ) -> Tensor:
-        B_own = B.gather(-1, labels).unsqueeze(-1)
+    def gradient(self, slopes: Slopes) -> Tensor:
+        labels, A = slopes.labels, slopes.A
+        B_own = slopes.B.gather(-1, labels).unsqueeze(-1)
         mean = (self.H @ A.unsqueeze(-1)).addcmul_(B_own, self.H_own).div_(self.total)
         eS = (A.unsqueeze(-2) - mean).scatter_add_(-1, labels.unsqueeze(-1), B_own).mul_(self.S).mul_(self.r)
         Q = eS.sum(-1, keepdim=True)
-        if detach:
+        if slopes.detach:
             return eS.addcmul_(self.p, Q, value=-1)
         shift = eS.gather(-1, self.top_classes.narrow(-1, 0, 1)).mul_(self.share)
         gradient = eS.addcmul_(self.p, shift, value=-1)
@@ -550,16 +541,8 @@ class HugeSoftmax(NamedTuple):
     def by_row(self, values: Tensor) -> Tensor:
         return torch.zeros_like(self.total).view(-1).index_add_(0, self.rows, values).view(self.total.shape)
 
-    def gradient(
-        self,
-        labels: Tensor,
-        weights: Tensor | None,
-        B: Tensor,
-        A: Tensor,
-        step: Step,
-        detach: bool,
-        _: Tensor | None = None,
-    ) -> Tensor:
+    def gradient(self, slopes: Slopes) -> Tensor:
+        labels, B, A = slopes.labels, slopes.B, slopes.A
         p, r, own = self.p, self.r, labels.unsqueeze(-1)
         B_own = B.gather(-1, labels).unsqueeze(-1)
         A_entries = A.flatten()[self.of_counts]
@@ -568,14 +551,14 @@ class HugeSoftmax(NamedTuple):
         at_entries = self.of_rows(r) * (A_entries - self.of_rows(mean)) * self.slope
         at_own = r * B_own * self.S_own
         Q = shift = r * (along - mean) + self.by_row(at_entries) + at_own
-        if not detach:
+        if not slopes.detach:
             first = self.top_classes.narrow(-1, 0, 1)
             A_first = A.gather(-1, first.squeeze(-1)).unsqueeze(-1)
             shift = r * (A_first + (first == own) * B_own - mean) * self.share
         gradient = torch.cat((r, -r * mean - shift), -1) @ torch.stack((A, torch.ones_like(A)), -2)
         gradient.mul_(p).scatter_add_(-1, own, at_own)
         gradient.view(-1).index_add_(0, self.of_p, at_entries)
-        if detach:
+        if slopes.detach:
             return gradient
         return gradient.scatter_add_(-1, self.top_classes, (shift - Q) / self.s * self.top_p)
 
