@@ -230,7 +230,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
                 inputs_shape=(len(mean),),
                 encoding=self.encoding_,
                 decision=self.decision if self.decision == "argmax" else f"{self.decision}_{self._metric_name()}",
-                rule=self.rule_.to_json(),
+                rule=self.rule_,
             ),
             tensors,
             "cpu",

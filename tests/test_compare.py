@@ -371,7 +371,7 @@ def compared(workplace, name, *words):
         patch.chdir(workplace)
         assert cli.run([*COMPARE, f"results_dir={name}", *words]) == 0
     model = east.load(workplace / name / "compare/my-f1_positive/model")
-    return model.deciding("plug-in for f1", {"threshold": 0.2}).save(workplace / name / "threshold")
+    return model.deciding("plug-in for f1", decisions.Threshold(0.2)).save(workplace / name / "threshold")
 
 
 def test_predictions_repeat_columns_and_name_their_rule(workplace, fitted, monkeypatch, capsys):

@@ -15,7 +15,7 @@ from east import EASTClassifier, data, models
 from east.choices import ConfigError
 from east.data.common import Images
 from east.settings.sections import Model
-from east.training import saved
+from east.training import decisions, saved
 from east.training.engine import train
 from east.training.export import beside, onnx_bytes
 from east.training.population import Trial
@@ -106,7 +106,7 @@ def test_saved_models_of_images(model, tmp_path, east_run):
     config = science(model=model, hyper={"lr": 0.01, "batch_size": 8, "dropout": 0.1, "weight_decay": 0.0})
     outcome = train([Trial(config, 0)], splits, device="cpu", progress=False)[0]
     stored = saved.from_outcome(outcome, loaded, splits)
-    folder = stored.deciding("plug-in for f1_pos", {"threshold": 0.4}).save(tmp_path / "model")
+    folder = stored.deciding("plug-in for f1_pos", decisions.Threshold(0.4)).save(tmp_path / "model")
     answer = east_run("task=export", f"checkpoint={folder}", f"output={tmp_path}/net.onnx")
     assert answer.code == 0, answer.err
     assert answer.out == f"exported: {tmp_path}/net.onnx and {tmp_path}/net.onnx.json\n"

@@ -12,7 +12,7 @@ from torch import nn
 import east
 from east import data
 from east.data import DataError
-from east.training import classical, saved
+from east.training import classical, decisions, saved
 from east.training.engine import train
 from east.training.population import Trial
 from tests.made import science
@@ -118,7 +118,7 @@ def test_the_files_are_plain(stored):
 
 def test_a_decision_rule_is_kept(frame, stored, tmp_path):
     plain = east.load(stored[0])
-    strict = east.load(plain.deciding("plug-in for f1_pos", {"threshold": 0.9}).save(tmp_path / "strict"))
+    strict = east.load(plain.deciding("plug-in for f1_pos", decisions.Threshold(0.9)).save(tmp_path / "strict"))
     p = plain.predict_proba(frame)[:, 1]
     np.testing.assert_array_equal(plain.predict(frame) == "high", p > 0.5)
     np.testing.assert_array_equal(strict.predict(frame) == "high", p >= 0.9)
@@ -131,8 +131,8 @@ def test_many_classes_of_an_array(tmp_path):
     again = east.load(model.save(tmp_path / "digits"))
     rows = digits.features[splits.test.index]
     np.testing.assert_allclose(again.predict_proba(rows), outcome.probabilities["test"], atol=1e-6)
-    weights = [1.0] * 9 + [1e9]
-    assert set(again.deciding("always nine", {"weights": weights}).predict(rows)) == {"9"}
+    weights = decisions.ClassWeights((*[1.0] * 9, 1e9))
+    assert set(again.deciding("always nine", weights).predict(rows)) == {"9"}
     named = pd.DataFrame(rows.numpy(), columns=digits.columns)
     np.testing.assert_array_equal(again.predict_proba(named), again.predict_proba(rows))
     with pytest.raises(DataError, match=r"expected rows of shape \[64\], got an array of shape \[5, 3\]"):

@@ -9,7 +9,7 @@ import hashlib
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from east.data.encoding import Encoding
 
 FRACTIONS = (0.64, 0.16, 0.20)
+Kind: TypeAlias = Literal["table", "image", "graph"]
 
 
 class DataError(Exception):
@@ -32,7 +33,7 @@ class DataError(Exception):
 class Data:
     """What tables, images and graphs have in common; n rows in the first dimension of everything."""
 
-    kind: ClassVar[str]  # table, image or graph
+    kind: ClassVar[Kind]
     field: ClassVar[str]  # that `inputs` are kept in
     labels: Tensor  # int64 [n]; graphs [n, pairs]
     classes: tuple[str, ...]
@@ -115,7 +116,7 @@ class Data:
 class Table(Data):
     """Rows of numbers. Those of a file keep its columns as well, for `split` to encode them by its training rows."""
 
-    kind: ClassVar[str] = "table"
+    kind: ClassVar[Kind] = "table"
     field: ClassVar[str] = "features"
     features: Tensor  # float32 [n, f], not yet scaled; those of a file are encoded by all of its rows
     columns: tuple[str, ...] = ()
@@ -156,7 +157,7 @@ class Table(Data):
 class Images(Data):
     """Colour images of one size."""
 
-    kind: ClassVar[str] = "image"
+    kind: ClassVar[Kind] = "image"
     field: ClassVar[str] = "pixels"
     pixels: Tensor  # uint8 [n, 3, h, w]
     normalise: str = "train"  # channel mean and std of the training part, or "half": (x - 0.5) / 0.5
@@ -170,7 +171,7 @@ class Images(Data):
 class Graphs(Data):
     """Complete graphs; labels [n, pairs] in the order of `torch.triu_indices(nodes, nodes, offset=1)`."""
 
-    kind: ClassVar[str] = "graph"
+    kind: ClassVar[Kind] = "graph"
     field: ClassVar[str] = "nodes"
     nodes: Tensor  # float32 [n, nodes, f]
 
@@ -206,7 +207,7 @@ class Splits:
     index_hash: str  # 16 hex digits over the three parts' rows
     mean: Tensor  # tables [f]; images [3], on the 0..1 scale; graphs [f] of zeros
     std: Tensor
-    kind: str = "table"
+    kind: Kind = "table"
     encoding: "Encoding | None" = None  # of a file: learnt from the training rows
 
     @property

@@ -121,19 +121,19 @@ class _SoftMetricLoss(Function):
         step = step_of(temperature, logits)
         if together and (ignore_index is None or logits.numel() <= CHUNK or not laid_by_class(logits)):
             counts, state = counted(logits, used, shares, step)
-            loss, *slopes = by_hand.slopes_of_loss(metric, parameters, *counts)
+            loss, B, A = by_hand.slopes_of_loss(metric, parameters, *counts)
             if isinstance(state, BySample | HugeSoftmax):
                 ctx.kind, ctx.step, ctx.detach_threshold = type(state), step, detach_threshold
-                waiting = used, shares, *slopes, *state
+                waiting = used, shares, B, A, *state
             elif ctx.needs_input_grad[0]:
-                gradient = state.gradient(Slopes(used, shares, *slopes, step, detach_threshold))
+                gradient = state.gradient(Slopes(used, shares, B, A, step, detach_threshold))
         else:
             gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
             parts, states = list(chunks(logits, used, shares, gradient)), []
             sums = Counts(*(torch.stack(x).sum(0) for x in zip(*counted_parts(parts, step, states), strict=True)))
-            loss, *slopes = by_hand.slopes_of_loss(metric, parameters, *sums)
-            for (_, *part, out), state in zip(parts, states, strict=False):  # without a gradient no states are kept
-                result = state.gradient(Slopes(*part, *slopes, step, detach_threshold, out))
+            loss, B, A = by_hand.slopes_of_loss(metric, parameters, *sums)
+            for (_, own, share, out), state in zip(parts, states, strict=False):  # no states without a gradient
+                result = state.gradient(Slopes(own, share, B, A, step, detach_threshold, out))
                 out.copy_(result) if result is not out else None
         # Labels and weights are kept so that autograd notices if they are overwritten.
         ctx.save_for_backward(labels, weights, gradient, *waiting)
@@ -147,8 +147,8 @@ class _SoftMetricLoss(Function):
             if gradient is not None:
                 return gradient * (g[..., None, None] if g.ndim else g)
             labels, weights, B, A, *state = waiting
-            slopes = (x * g.unsqueeze(-1) for x in (B, A))
-            return ctx.kind(*state).gradient(Slopes(labels, weights, *slopes, ctx.step, ctx.detach_threshold))
+            B, A = B * g.unsqueeze(-1), A * g.unsqueeze(-1)
+            return ctx.kind(*state).gradient(Slopes(labels, weights, B, A, ctx.step, ctx.detach_threshold))
 
         return without_graph(scaled, g), None, None, None, None, None, None, None
 

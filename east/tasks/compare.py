@@ -342,7 +342,7 @@ def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: s
         carry_out([Run.of(asked.but(save_model=True, force=False, seed=chosen.seed, trials=1))])
     names = {"argmax": "argmax", "plugin": f"plug-in for {result.score}", "expected": f"expected {result.score}"}
     model = saved.load(source, trust=needs_trust(plan))
-    model.deciding(names[winner.decision], chosen.rule.to_json()).save(folder / "model")
+    model.deciding(names[winner.decision], chosen.rule).save(folder / "model")
     for other in plans:
         if keep_models == "all" or not other.run.settings.save_model:
             continue

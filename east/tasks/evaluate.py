@@ -42,8 +42,7 @@ def main(command: Command) -> int:
     model = saved.load(asked.checkpoint, asked.device, asked.trust)
     source = Path(asked.input).expanduser()
     given = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
-    rule = decisions.from_json(model.about["rule"], model.about["positive"])
-    p = torch.from_numpy(given.probabilities)
+    p, rule = torch.from_numpy(given.probabilities), model.rule
     part = Part(p, torch.from_numpy(given.labels), rule.decide(p), 0.0)
     positive = model.about["positive"]
     intervals = with_intervals(part, positive)

@@ -8,7 +8,7 @@ slopes G, and those the next rule, argmax_j sum_k p_k G_kj, until nothing change
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,13 +21,13 @@ from torch.nn.functional import one_hot
 from east import metrics
 from east.confusion import Confusion, check_range, per_class
 from east.losses import slopes
+from east.training.scores import StoredRule
 
 LOG_WEIGHTS = np.linspace(-3, 3, 25)
 SWEEPS = 5
 ROUNDS = 50
 
 Metric = Callable[[Confusion], Tensor]
-JSON = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Threshold:
     def decide(self, probabilities: Tensor) -> Tensor:
         return torch.where(probabilities[..., self.positive].double() >= self.value, self.positive, 1 - self.positive)
 
-    def to_json(self) -> JSON:
+    def to_json(self) -> StoredRule:
         return {"threshold": self.value}
 
 
@@ -65,7 +65,7 @@ class ClassWeights:
     def decide(self, probabilities: Tensor) -> Tensor:
         return (probabilities.double() * like(self.weights, probabilities)).argmax(-1)
 
-    def to_json(self) -> JSON:
+    def to_json(self) -> StoredRule:
         return {"weights": list(self.weights)}
 
 
@@ -80,7 +80,7 @@ class Affine:
         p = probabilities.double()
         return (p * like(self.scale, p) + like(self.shift, p)).argmax(-1)
 
-    def to_json(self) -> JSON:
+    def to_json(self) -> StoredRule:
         return {"scale": list(self.scale), "shift": list(self.shift)}
 
 
@@ -94,14 +94,14 @@ class Gains:
         p = probabilities.double()
         return (p @ like(self.gains, p)).argmax(-1)
 
-    def to_json(self) -> JSON:
+    def to_json(self) -> StoredRule:
         return {"gains": [list(row) for row in self.gains]}
 
 
 Rule = Argmax | Threshold | ClassWeights | Affine | Gains
 
 
-def from_json(rule: JSON | None, positive: int | None = None) -> Rule:
+def from_json(rule: StoredRule | None, positive: int | None = None) -> Rule:
     """A rule as a record or a saved model holds it; `positive` is the class that a threshold is for, by default 1."""
     if rule is None:
         return Argmax()

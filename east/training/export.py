@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 
 from east.choices import ConfigError, install_hint
-from east.data.encoding import Json
 from east.files import write_atomically
 from east.losses.inputs import two_or_more
 from east.training import portable, saved
@@ -119,7 +118,7 @@ def quietly() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def description(model: saved.Model, network: str) -> dict[str, Json]:
+def description(model: saved.Model, network: str) -> dict[str, object]:
     """What a program needs to go from raw rows to a class, beside the ONNX file `network`."""
     about, classes = model.about, len(model.classes)
     return {

@@ -6,15 +6,18 @@ themselves do not take.
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, NotRequired
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from torch import Tensor, nn
+from typing_extensions import TypedDict
 
 from east import models
+from east.data.common import Kind
 from east.settings.sections import Model as Network
 from east.training import decisions, portable
+from east.training.scores import StoredRule
 
 MOST_CLASSES = 200_000
 MOST_INPUTS = 10**8
@@ -23,47 +26,59 @@ DEEPEST = 1_000  # levels of a tree
 MAY_BE_INFINITE = ("net.intercepts", "net.baseline", "net.threshold")  # rules a class out; a split on missing values
 
 
-class About(BaseModel):
-    """The part of model.json that predictions follow from."""
+class About(TypedDict):
+    """The content of model.json. Predictions follow from what is required; the rest says where the model comes from."""
 
-    model_config = ConfigDict(strict=True, extra="allow")
-
-    kind: Literal["table", "image", "graph"]
+    kind: Kind
     classes: Annotated[list[str], Field(min_length=2, max_length=MOST_CLASSES)]
     positive: Annotated[int, Field(ge=0)] | None
     inputs_shape: Annotated[list[Annotated[int, Field(ge=1, le=MOST_INPUTS)]], Field(min_length=1, max_length=3)]
     model: dict[str, JsonValue]
-    rule: dict[str, JsonValue] | None
+    rule: StoredRule | None
+    encoding: NotRequired[Any]  # Encoding.from_json checks it
+    decision: NotRequired[str]
+    format: NotRequired[int]
+    key: NotRequired[str]
+    seed: NotRequired[int]
+    config: NotRequired[dict[str, JsonValue]]
+    versions: NotRequired[dict[str, str]]
+    git: NotRequired[str | None]
 
 
-def check_about(values: object) -> None:
-    """The JSON of a model: types, ranges, and a decision rule for its classes."""
+About.__pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[attr-defined]
+ADAPTER = TypeAdapter(About)
+
+
+def checked_about(values: object) -> About:
+    """The JSON of a model, if its types and ranges are right and its decision rule fits its classes."""
     try:
-        about = About.model_validate(values)
+        about = ADAPTER.validate_python(values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ValueError(f"{place}: {first['msg'].replace('Input should be', 'expected')}") from None
-    if len(set(about.classes)) < len(about.classes):
+    classes, positive, shape = about["classes"], about["positive"], about["inputs_shape"]
+    if len(set(classes)) < len(classes):
         raise ValueError("classes: expected each name once")
-    if about.positive is not None and about.positive >= len(about.classes):
-        raise ValueError(f"positive: expected one of {len(about.classes)} classes, got number {about.positive}")
-    if prod(about.inputs_shape) > MOST_INPUTS:
-        raise ValueError(f"inputs_shape: expected at most {MOST_INPUTS:,} inputs, got {about.inputs_shape}")
-    _check_rule(about)
-    _check_sizes(about.model)
+    if positive is not None and positive >= len(classes):
+        raise ValueError(f"positive: expected one of {len(classes)} classes, got number {positive}")
+    if prod(shape) > MOST_INPUTS:
+        raise ValueError(f"inputs_shape: expected at most {MOST_INPUTS:,} inputs, got {shape}")
+    _check_rule(about["rule"], positive, len(classes))
+    _check_sizes(about["model"])
+    return about
 
 
-def _check_rule(about: About) -> None:
-    """It must decide, for a row that could be anything, on one of the classes."""
-    count = len(about.classes)
+def _check_rule(rule: StoredRule | None, positive: int | None, count: int) -> None:
+    """It must decide, for a row that could be anything, on one of the `count` classes."""
+    values = list((rule or {}).values())
     try:
-        numbers = [float(x) for value in (about.rule or {}).values() for x in _flat(value)]
+        numbers = [float(x) for value in values for x in _flat(value)]
         if not torch.tensor(numbers, dtype=torch.float64).isfinite().all():
             raise ValueError("its numbers are not finite")
-        if any(len(value) != count for value in (about.rule or {}).values() if isinstance(value, list)):
+        if any(len(value) != count for value in values if isinstance(value, list)):
             raise ValueError(f"expected {count} numbers")
-        chosen = decisions.from_json(about.rule, about.positive).decide(torch.full((1, count), 1 / count))
+        chosen = decisions.from_json(rule, positive).decide(torch.full((1, count), 1 / count))
         if not 0 <= int(chosen) < count:
             raise ValueError(f"it chooses class {int(chosen)} of {count}")
     except (ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:

@@ -6,14 +6,21 @@ import subprocess
 from functools import cache
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from east import __version__
 
 
+class Provenance(TypedDict):
+    """Fields of a record and of a saved model."""
+
+    versions: dict[str, str]
+    git: str | None
+
+
 @cache
-def provenance() -> dict[str, Any]:
-    """`versions` of what computes and the `git` state of this checkout (None when installed): fields of a Record."""
+def provenance() -> Provenance:
+    """`versions` of what computes and the `git` state of this checkout (None when installed)."""
     versions = {"python": platform.python_version(), "east": __version__}
     versions |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}
     root = Path(__file__).resolve().parents[2]

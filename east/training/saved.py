@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from east import data, display, models
 from east.choices import import_by_path
 from east.data import files, images
-from east.data.common import DataError, Splits, Table
+from east.data.common import DataError, Kind, Splits, Table
 from east.data.encoding import Numeric
 from east.files import read_regular, temporary_name
 from east.losses.inputs import two_or_more
@@ -34,6 +34,7 @@ from east.settings.sections import Model as Network
 from east.settings.sections import Science
 from east.training import decisions, inspection, portable
 from east.training.devices import pick_device
+from east.training.inspection import About
 from east.training.population import Outcome
 from east.training.provenance import provenance
 
@@ -52,7 +53,7 @@ IMAGES = 512
 class Model:
     """A classifier that takes raw rows: it encodes and scales them as in training, and decides by its rule."""
 
-    about: dict[str, Any]  # the content of model.json
+    about: About  # the content of model.json
     tensors: dict[str, Tensor]  # `mean` and `std` of the inputs, and the state of `net`, its names after "net."
     net: nn.Module
     device: torch.device
@@ -64,6 +65,11 @@ class Model:
     @property
     def classes(self) -> list[str]:
         return self.about["classes"]
+
+    @property
+    def rule(self) -> decisions.Rule:
+        """How probabilities become classes: by argmax, or by the rule that was chosen in training."""
+        return decisions.from_json(self.about["rule"], self.about["positive"])
 
     def predict_proba(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> np.ndarray:
         """Probabilities [n, d] of raw rows: a frame with the columns of training, or an array of its features.
@@ -89,9 +95,8 @@ class Model:
         return self.decide(self.predict_proba(rows))
 
     def decide(self, probabilities: np.ndarray) -> np.ndarray:
-        """Class names of probabilities [..., d]: by argmax, or by the rule that was chosen in training."""
-        rule = decisions.from_json(self.about["rule"], self.about["positive"])
-        return np.array(self.classes, dtype=object)[rule.decide(torch.from_numpy(probabilities)).numpy()]
+        """Class names of probabilities [..., d], by the model's rule."""
+        return np.array(self.classes, dtype=object)[self.rule.decide(torch.from_numpy(probabilities)).numpy()]
 
     def inputs(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> Tensor:
         """Features as they were loaded for training, before scaling; DataError names what does not fit."""
@@ -111,9 +116,9 @@ class Model:
             raise DataError("expected finite numbers; only a frame of named columns may have missing values")
         return inputs if self.about["kind"] == "image" else inputs.float()
 
-    def deciding(self, name: str, rule: Mapping[str, Any] | None) -> "Model":
-        """The same classifier with another decision rule, as its to_json() gives it, and its name."""
-        return replace(self, about={**self.about, "decision": name, "rule": rule})
+    def deciding(self, name: str, rule: decisions.Rule) -> "Model":
+        """The same classifier with another decision rule, and its name."""
+        return replace(self, about={**self.about, "decision": name, "rule": rule.to_json()})
 
     def save(self, folder: str | Path) -> Path:
         """Write the model; a folder that is there already is replaced as a whole."""
@@ -144,11 +149,11 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
         raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}")
     file = folder / ABOUT
     try:
-        about = json.loads(read_regular(file, MOST_BYTES))
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            got = about.get("format") if isinstance(about, dict) else type(about).__name__
+        values = json.loads(read_regular(file, MOST_BYTES))
+        if not isinstance(values, dict) or values.get("format") != FORMAT:
+            got = values.get("format") if isinstance(values, dict) else type(values).__name__
             raise ValueError(f"expected a model of format {FORMAT}, got {got!r}")
-        inspection.check_about(about)
+        about = inspection.checked_about(values)
         target = about["model"].get("target")
         if target is not None and not trust and not str(target).startswith("east."):
             raise ValueError(f"its network is the class {target!r} of someone's own code, which loading would run; "
@@ -170,7 +175,7 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
     return model
 
 
-def check_state(about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+def check_state(about: About, tensors: Mapping[str, Tensor]) -> None:
     """ValueError unless the weights are those of the model that `about` describes. A custom network checks itself."""
     state = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
     shape, count = about["inputs_shape"], len(about["classes"])
@@ -209,14 +214,14 @@ def description(
     config: Science,
     seed: int,
     *,
-    kind: str,
+    kind: Kind,
     classes: Sequence[str],
     positive: int | None,
     inputs_shape: Sequence[int],
     encoding: data.Encoding | None,
     decision: str = "argmax",
-    rule: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+    rule: decisions.Rule | None = None,
+) -> About:
     """The content of model.json."""
     return {
         "format": FORMAT,
@@ -224,10 +229,10 @@ def description(
         "classes": list(classes),
         "positive": positive,
         "inputs_shape": list(inputs_shape),
-        "encoding": encoding and encoding.to_json(),
+        "encoding": encoding.to_json() if encoding else None,
         "model": config.model.to_json(),
         "decision": decision,
-        "rule": rule,
+        "rule": rule.to_json() if rule else None,
         "key": config.key,
         "seed": seed,
         "config": config.to_json(),
@@ -235,18 +240,18 @@ def description(
     }
 
 
-def assembled(about: Mapping[str, Any], tensors: Mapping[str, Tensor], device: str) -> Model:
+def assembled(about: About, tensors: Mapping[str, Tensor], device: str) -> Model:
     """Network and tensors put together."""
     state = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
     custom = "target" in about["model"]
     net: nn.Module | None = None if custom else portable.build(state)
     if net is None:
         if custom:
-            check_custom(about["model"]["target"])
+            check_custom(str(about["model"]["target"]))
         net = models.build(Network.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
         net.load_state_dict(state)
     place = pick_device(device)
-    return Model(dict(about), dict(tensors), net.eval().to(place), place)
+    return Model(about, dict(tensors), net.eval().to(place), place)
 
 
 def check_custom(target: str) -> None:
@@ -338,7 +343,7 @@ def table_predictions(
 def image_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
     if not source.is_dir():
         raise DataError(f"this model takes images: expected input= a folder of them, got {source}")
-    files = image_files(source)
+    files = images.find(source)
     size = model.about["inputs_shape"][-1]
     for k in range(0, len(files), IMAGES):
         some = files[k : k + IMAGES]
@@ -354,8 +359,7 @@ def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
     frame = pd.DataFrame(probabilities, columns=[f"p_{name}" for name in model.classes])
     frame.insert(0, "label", model.decide(probabilities))
     if model.about["rule"] is not None:
-        rule = decisions.from_json(model.about["rule"], model.about["positive"])
-        frame.insert(1, "rule", decisions.explained(rule, model.classes))
+        frame.insert(1, "rule", decisions.explained(model.rule, model.classes))
     return frame
 
 
@@ -378,14 +382,10 @@ def with_columns(
     return pd.concat([kept.reset_index(drop=True), predicted.reset_index(drop=True)], axis=1)
 
 
-def image_files(folder: Path) -> list[Path]:
-    return images.find(folder)
-
-
 def count_rows(source: Path) -> int | None:
     """Lines below the header, or images; for the progress bar."""
     if source.is_dir():
-        return len(image_files(source))
+        return len(images.find(source))
     if not source.is_file() or not files.is_text(source):
         return None
     with files.opened(source) as file:

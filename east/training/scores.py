@@ -3,11 +3,22 @@
 `val` and `test` are the parts of a split. Nothing here needs torch.
 """
 
-from collections.abc import Mapping
-from typing import Any, NotRequired, TypeAlias, TypedDict
+from typing import NotRequired, TypeAlias
+
+from typing_extensions import TypedDict
 
 Matrix: TypeAlias = list[list[int]]  # rows true, columns predicted
 Scores: TypeAlias = dict[str, float | list[float] | None]  # by name; a list has one number per class
+
+
+class StoredRule(TypedDict, total=False):
+    """A decision rule as JSON: a threshold, class weights, scale and shift, or gains."""
+
+    threshold: float
+    weights: list[float]
+    scale: list[float]
+    shift: list[float]
+    gains: list[list[float]]
 
 
 class Judged(TypedDict):
@@ -20,7 +31,7 @@ class Judged(TypedDict):
 class Decision(TypedDict):
     """A rule other than argmax. Rules that average over thresholds have one matrix for each."""
 
-    rule: NotRequired[Mapping[str, Any] | None]  # a threshold or class weights, as JSON
+    rule: NotRequired[StoredRule | None]
     at: NotRequired[list[float]]  # the thresholds of a mean over several
     confusion: dict[str, Matrix] | dict[str, list[Matrix]]
     scores: dict[str, Scores]
