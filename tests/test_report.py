@@ -16,7 +16,7 @@ import pytest
 
 from east.experiment import records
 from east.reporting import papers, tables
-from east.reporting.pages import report
+from east.reporting.pages import html, report
 
 GOLDEN = Path(__file__).parent / "golden"
 SECTIONS = ("held", "own", "tables", "figures", "findings", "records")
@@ -159,7 +159,7 @@ def luminance(colour):
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
 def test_text_stands_out_from_its_background(scheme):
     """WCAG 2.2, 1.4.3: a contrast of at least 4.5 for every text colour on both backgrounds."""
-    css = (report.HERE / "report.css").read_text()
+    css = html.read("report.css")
     palette = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", css, flags=re.S)[scheme]))
     assert len(palette) == 9
     for ground in ("paper", "panel"):

@@ -15,12 +15,12 @@ from sklearn.metrics import precision_recall_curve
 
 from east.data.common import Data, Splits, Table, shown
 from east.reporting.comparison import Comparison, Interval, Part, scores_of
+from east.reporting.pages import html
 from east.training import decisions
 
 if TYPE_CHECKING:
     import pandas as pd
 
-HERE = Path(__file__).resolve().parent
 WRONG = 12  # rows that are shown
 VALUES = 6  # of their columns
 CELL = 30  # characters of a cell
@@ -72,7 +72,7 @@ def write(folder: Path, result: Comparison, loaded: Data, splits: Splits, notes:
         "How this was made": f"<pre>{escape(command)}</pre>{method(result)}",
     }
     title = f"Which model? {folder.name.removesuffix(f'-{result.score}')}, by {result.score}"
-    (folder / "report.html").write_text(document(title, sections), encoding="utf-8")
+    write_page(folder, title, sections)
 
 
 def rows_of(loaded: Data, index: np.ndarray) -> "pd.DataFrame | None":
@@ -105,32 +105,25 @@ def write_evaluation(
         **of_model(scored, "these rows"),
         "How this was made": f"<pre>{escape(command)}</pre>",
     }
-    (folder / "report.html").write_text(document(title, sections), encoding="utf-8")
+    write_page(folder, title, sections)
 
 
-def document(title: str, sections: dict[str, str]) -> str:
+def write_page(folder: Path, title: str, sections: dict[str, str]) -> None:
+    """report.html; sections without text are left out."""
     body = "".join(f"<section><h2>{escape(name)}</h2>{text}</section>" for name, text in sections.items() if text)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{(HERE / 'report.css').read_text(encoding='utf-8')}{STYLE}</style></head><body>"
-        f"<header><h1>{escape(title)}</h1></header><main>{body}</main></body></html>\n"
-    )
+    page = html.document(title, f"<h1>{escape(title)}</h1>", body, STYLE)
+    (folder / "report.html").write_text(page, encoding="utf-8")
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]], label: str, marked: int | None = None) -> str:
-    """A table of plain text that scrolls sideways on a narrow screen, also by keyboard; `marked`: the winner's row."""
+    """A table of plain text; `marked`: the winner's row."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
     rows = ""
     for k, (first, *others) in enumerate(lines):
         cells = "".join(f"<td>{escape(text)}</td>" for text in others)
         kind = ' class="winner"' if k == marked else ""
         rows += f'<tr{kind}><th scope="row">{escape(first)}</th>{cells}</tr>'
-    return scrolling(f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>", label)
-
-
-def scrolling(inner: str, label: str) -> str:
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>{inner}</table></div>'
+    return html.scrolling(label, f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>")
 
 
 def winner(result: Comparison, notes: Sequence[str]) -> str:
@@ -188,16 +181,13 @@ def of_model(scored: Scored, whose: str) -> dict[str, str]:
     """Sections about one model's decisions."""
     shown = {name: value for name, value in scores_of(scored.part, scored.positive).items() if value is not None}
     boxes = "".join(f"<li><strong>{value:.3f}</strong> {escape(name)}</li>" for name, value in shown.items())
+    decides_by = decisions.explained(scored.rule, scored.classes)
     return {
         f"Decisions of {whose}": f'<ul class="facts">{boxes}</ul>'
-        f'<p class="caption">Decides by: {escape(decisions_text(scored))}</p>{confusion(scored)}',
+        f'<p class="caption">Decides by: {escape(decides_by)}</p>{confusion(scored)}',
         "Precision, recall and calibration": f'<div class="gallery">{recall_curves(scored)}{calibration(scored)}</div>',
         "Most confident mistakes": mistakes(scored),
     }
-
-
-def decisions_text(scored: Scored) -> str:
-    return decisions.explained(scored.rule, scored.classes)
 
 
 def confusion(scored: Scored) -> str:
@@ -217,7 +207,7 @@ def confusion(scored: Scored) -> str:
         cells = "".join(f"<td{' class=hit' if i == j else ''}>{counts[i, j]:,}</td>" for j in range(len(names)))
         recall = f"{counts[i, i] / total:.3f}" if total else ""
         rows += f'<tr><th scope="row">{escape(name)}</th>{cells}<td>{recall}</td></tr>'
-    return scrolling(f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>", "Confusion matrix")
+    return html.scrolling("Confusion matrix", f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>")
 
 
 def recall_curves(scored: Scored) -> str:

@@ -17,13 +17,13 @@ from east.experiment import records
 from east.experiment.records import Record
 from east.files import read_regular
 from east.reporting import papers, plots, statistics, tables, writers
+from east.reporting.pages import html
 
 if TYPE_CHECKING:
     import numpy as np
     from matplotlib.figure import Figure
 
-HERE = Path(__file__).resolve().parent
-HTML = writers.Style("<strong>{}</strong>", "<sup>{}</sup>", escape)
+STYLE = writers.Style("<strong>{}</strong>", "<sup>{}</sup>", escape)
 SVG, XLINK = "http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"
 DRAWING = {"svg", "g", "path", "defs", "clipPath", "rect", "use", "style", "text", "tspan", "image", "line", "circle"}
 MOST_SVG_BYTES = 1 << 25
@@ -72,15 +72,12 @@ def page(
     sections = {name: section for name, section in sections.items() if section[1]}
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in sections.items())
     body = "".join(f'<section id="{name}"><h2>{title}</h2>{text}</section>' for name, (title, text) in sections.items())
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>east: results</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{(HERE / 'report.css').read_text(encoding='utf-8')}</style></head><body>"
-        f"<header><h1>Results</h1><p>Your runs and comparisons first, then the tables of EAST (arXiv 2405.20954) "
+    header = (
+        "<h1>Results</h1><p>Your runs and comparisons first, then the tables of EAST (arXiv 2405.20954) "
         f"and Bridging the Gap (NeurIPS 2022) that have trials here. Written {today.isoformat()}.</p>"
-        f'<nav aria-label="Sections"><ul>{links}</ul></nav></header><main>{body}</main>'
-        f"<script>{(HERE / 'report.js').read_text(encoding='utf-8')}</script></body></html>\n"
+        f'<nav aria-label="Sections"><ul>{links}</ul></nav>'
     )
+    return html.document("east: results", header, body, script=html.read("report.js"))
 
 
 def _differs(table: tables.Table, papers: Sequence[tables.Table]) -> bool:
@@ -210,11 +207,11 @@ def _block(table: tables.Table, block: str) -> str:
     for row in rows:
         line = "".join(_cell(table, cells[row, column], column in known) for column in columns)
         body += f'<tr><th scope="row">{escape(row)}</th>{line}</tr>'
-    return _scrolling(f"{table.title}, {block}", f"{head}<tbody>{body}</tbody>")
+    return html.scrolling(f"{table.title}, {block}", f"{head}<tbody>{body}</tbody>")
 
 
 def _cell(table: tables.Table, cell: tables.Cell, known: bool) -> str:
-    ours, published, difference = writers.texts(table, cell, HTML)
+    ours, published, difference = writers.texts(table, cell, STYLE)
     if cell.values:
         mine = f'<td data-value="{cell.summary.mean:.6f}"><a href="#k-{cell.key}">{ours}</a></td>'
     else:
@@ -240,12 +237,7 @@ def _simple(header: Sequence[str], lines: Iterable[Sequence[str]], label: str, w
         + "</tr>"
         for line in lines
     )
-    return _scrolling(label, f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>")
-
-
-def _scrolling(label: str, inner: str) -> str:
-    """A table that scrolls sideways on a narrow screen, also by keyboard."""
-    return f'<div class="scroll" role="region" tabindex="0" aria-label="{escape(label)}"><table>{inner}</table></div>'
+    return html.scrolling(label, f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>")
 
 
 def _findings(shown: Set[str]) -> str:
