@@ -245,7 +245,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def _logits(self, X: ArrayLike) -> Tensor:
         check_is_fitted(self)
         columns, _ = self._read(X)
-        inputs = torch.from_numpy((features_of(columns, self.encoding_) - self.mean_) / self.scale_)
+        inputs = torch.from_numpy((self.encoding_.array(columns, np.float64) - self.mean_) / self.scale_)
         return torch.cat([self.net_(some) for some in inputs.split(ROWS)])
 
     def _decided(self, X: ArrayLike) -> Tensor:
@@ -307,7 +307,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         train_rows, val_rows = np.flatnonzero(~held_out), np.flatnonzero(held_out)
         self.encoding_ = Encoding((), classes=tuple(self._names()), positive=self._positive())
         self.encoding_ = self.encoding_.fitted(columns, train_rows)
-        X = features_of(columns, self.encoding_)
+        X = self.encoding_.array(columns, np.float64)
         self.mean_, scale = X[train_rows].mean(0), X[train_rows].std(0)
         self.scale_ = np.where(np.ptp(X[train_rows], axis=0) > 0, scale, 1.0)  # a constant's deviation is rounding
         weighted = np.ptp(weights) > 0
@@ -490,7 +490,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
 
 def same(value: Any, default: Any) -> bool:
-    """Whether a parameter has its default; arrays have no single answer to ==."""
+    """Whether a parameter has its default value; == of arrays is no single answer."""
     return value is default or (type(value) is type(default) and np.array_equal(value, default))
 
 
@@ -520,15 +520,6 @@ def detected_columns(frame: "pd.DataFrame") -> Columns:
     if not used:
         raise ValueError("expected at least one column of numbers, categories or dates, got none")
     return Columns(tuple(used), tuple(dropped))
-
-
-def features_of(columns: Columns, encoding: Encoding) -> np.ndarray:
-    """float64 [n, f], where Encoding.features would round to float32 before scaling."""
-    parts = [
-        encoder.features(column)  # type: ignore[arg-type]  # each kind of encoder has its kind of column
-        for encoder, column in zip(encoding.columns, columns.used, strict=True)
-    ]
-    return np.concatenate(parts, axis=1, dtype=np.float64, casting="unsafe")
 
 
 def as_value_error(read: Callable[[], Columns]) -> Columns:

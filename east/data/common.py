@@ -99,15 +99,15 @@ class Data:
 
     def expect(self, **expected: Any) -> Self:
         """Self, after checking rows, features, classes or positives; a header read as data fails here."""
-        found = {
+        actual = {
             "rows": len(self.labels),
             "shape": tuple(self.inputs.shape[1:]),
             "classes": len(self.classes),
             "positives": int((self.labels == 1).sum()),
         }
-        wrong = {key: value for key, value in expected.items() if found[key] != value}
+        wrong = {key: value for key, value in expected.items() if actual[key] != value}
         if wrong:
-            lines = "; ".join(f"expected {key} {value}, got {found[key]}" for key, value in wrong.items())
+            lines = "; ".join(f"expected {key} {value}, got {actual[key]}" for key, value in wrong.items())
             raise DataError(f"{self.name} was read from {self.path}, but not as it should be: {lines}.")
         return self
 
@@ -378,20 +378,17 @@ def digest(array: Tensor | np.ndarray) -> str:
     return state.hexdigest()
 
 
-def listed(lines: Sequence[str], most: int = 5) -> str:
-    """Lines of an error message, one below the other, and how many more there are."""
-    more = [f"and {len(lines) - most} more"] if len(lines) > most else []
-    return "".join(f"\n  {line}" for line in [*lines[:most], *more])
+def listed(lines: Sequence[str]) -> str:
+    """The first five lines of an error message, one below the other, and how many more there are."""
+    more = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
+    return "".join(f"\n  {line}" for line in [*lines[:5], *more])
 
 
 def shown(value: object, most: int = 60, quoted: bool = True) -> str:
     """A value for an error message, cut where it is long: a cell of a file may hold a whole book."""
     text = str(value)
-    if len(text) > most:
-        text, cut = text[:most], f"… ({len(text):,} characters)"
-    else:
-        cut = ""
-    return f"{text!r}{cut}" if quoted else f"{text}{cut}"
+    cut = f"… ({len(text):,} characters)" if len(text) > most else ""
+    return f"{text[:most]!r}{cut}" if quoted else f"{text[:most]}{cut}"
 
 
 def fingerprint(digests: Iterable[str]) -> str:

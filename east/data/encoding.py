@@ -235,11 +235,15 @@ class Encoding:
 
     def features(self, columns: Columns) -> Tensor:
         """float32 [n, f] of typed columns, which are those of `self.columns` in their order."""
+        return torch.from_numpy(self.array(columns, np.float32))
+
+    def array(self, columns: Columns, dtype: type[np.floating]) -> np.ndarray:
+        """`features` as an array; for whoever scales them before they are rounded to float32."""
         parts = [
             encoder.features(column)  # type: ignore[arg-type]  # each kind of encoder has its kind of column
             for encoder, column in zip(self.columns, columns.used, strict=True)
         ]
-        return torch.from_numpy(np.concatenate(parts, axis=1, dtype=np.float32, casting="unsafe"))
+        return np.concatenate(parts, axis=1, dtype=dtype, casting="unsafe")
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -141,8 +141,9 @@ def curves(history: Mapping[str, Sequence[float]], title: str = "") -> Figure:
 
 
 @styled
-def tradeoff(table: "Table", precision: str = "precision dog", recall: str = "recall dog") -> Figure:
-    """Precision against recall of one class, a point per beta, ours and published: EAST v2 Table 6."""
+def tradeoff(table: "Table") -> Figure:
+    """Precision against recall of dogs, a point per beta, ours and published: EAST v2 Table 6."""
+    precision, recall = "precision dog", "recall dog"
     figure = Figure(figsize=(4.6, 3.6))
     axes = figure.add_subplot()
     cells = {(cell.row, cell.column): cell for cell in table.cells}
@@ -492,8 +493,6 @@ def softened(
 
 def figure_of(table: "Table", released: "Table | None" = None) -> Figure:
     """The figure that a table asks for."""
-    return (
-        dots(table, released)
-        if table.figure == "dots"
-        else {"lines": lines, "ranks": ranks, "leads": leads}[table.figure](table)
-    )
+    if table.figure == "dots":
+        return dots(table, released)
+    return {"lines": lines, "ranks": ranks, "leads": leads}[table.figure](table)

@@ -1,4 +1,4 @@
-"""Intervals, paired comparisons and ranks, as pure functions of lists of numbers. SciPy does the distributions.
+"""95 % intervals, paired comparisons and ranks, as pure functions of lists of numbers. SciPy does the distributions.
 
 ± is the sample standard deviation over trials (ddof 1) everywhere; an interval is always about a mean. The papers'
 trials differ in weight initialisation on one split, so their ± says nothing about other splits: see `spread`.
@@ -14,7 +14,10 @@ import numpy as np
 from scipy import stats
 
 Split = TypeVar("Split", bound=Hashable)
-EXACT_FLIPS = 14  # up to 2^14 sign patterns are enumerated, beyond that they are drawn
+LEVEL = 0.95
+EXACT_FLIPS = 14  # up to 2^14 sign patterns are enumerated; beyond that,
+DRAWN_FLIPS = 20_000  # so many are drawn
+POSTERIOR_DRAWS = 50_000
 PUBLISHED_STD_FLOOR = 0.005  # a printed 0.00 is anything below it
 PUBLISHED_TRIALS = 10  # of every published mean
 MARGIN = 0.02  # differences up to here do not matter
@@ -36,8 +39,6 @@ class Lead:
 
 @dataclass(frozen=True)
 class Interval:
-    """A 95 % interval, unless another level was asked for."""
-
     low: float
     high: float
 
@@ -74,7 +75,7 @@ class SignTest:
     ahead: float
 
 
-def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
+def summarize(values: Sequence[float]) -> Summary:
     """
     >>> summarize([0.7, 0.8, 0.9]).std.__round__(3)
     0.1
@@ -82,11 +83,11 @@ def summarize(values: Sequence[float], level: float = 0.95) -> Summary:
     n = len(values)
     mean = math.fsum(values) / n if n else None
     std = float(np.std(values, ddof=1)) if n > 1 else None
-    low, high = t_interval(values, level) if n > 1 else (None, None)
+    low, high = t_interval(values) if n > 1 else (None, None)
     return Summary(n, mean, std, low, high)
 
 
-def t_interval(values: Sequence[float], level: float = 0.95, overlap: float = 0.0) -> tuple[float, float]:
+def t_interval(values: Sequence[float], overlap: float = 0.0) -> tuple[float, float]:
     """Student's interval for the mean of at least two values.
 
     `overlap` = test size / training size, where the trials are random re-splits of the same data: their values are
@@ -94,22 +95,22 @@ def t_interval(values: Sequence[float], level: float = 0.95, overlap: float = 0.
     """
     n = _at_least(2, values)
     error = float(np.std(values, ddof=1)) * math.sqrt(1 / n + overlap)
-    return _student(float(np.mean(values)), error, n - 1, level)
+    return _student(float(np.mean(values)), error, n - 1)
 
 
-def published_interval(mean: float, std: float, level: float = 0.95) -> Interval:
+def published_interval(mean: float, std: float) -> Interval:
     """The interval of a published mean of ten trials, computed as for our own means."""
     error = max(std, PUBLISHED_STD_FLOOR) / math.sqrt(PUBLISHED_TRIALS)
-    return Interval(*_student(mean, error, PUBLISHED_TRIALS - 1, level))
+    return Interval(*_student(mean, error, PUBLISHED_TRIALS - 1))
 
 
-def welch(ours: Sequence[float], mean: float, std: float, level: float = 0.95) -> Interval:
+def welch(ours: Sequence[float], mean: float, std: float) -> Interval:
     """Welch's interval for the mean of `ours` minus a published mean of ten trials, whose std is at least 0.005."""
     n = _at_least(2, ours)
     a = float(np.var(ours, ddof=1)) / n
     b = max(std, PUBLISHED_STD_FLOOR) ** 2 / PUBLISHED_TRIALS
     freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (PUBLISHED_TRIALS - 1))
-    return Interval(*_student(math.fsum(ours) / n - mean, math.sqrt(a + b), freedom, level))
+    return Interval(*_student(math.fsum(ours) / n - mean, math.sqrt(a + b), freedom))
 
 
 def verdict(difference: Interval) -> str:
@@ -127,7 +128,7 @@ def verdict(difference: Interval) -> str:
     return "close" if inside else "differs"
 
 
-def paired(a: Mapping[Split, float], b: Mapping[Split, float], level: float = 0.95, overlap: float = 0.0) -> Paired:
+def paired(a: Mapping[Split, float], b: Mapping[Split, float], overlap: float = 0.0) -> Paired:
     """Compare two losses over the trials (seeds, or splits) that both have: label -> score.
 
     The p-value is that of the sign-flip test: if neither is better, every difference could as well have the other sign.
@@ -139,7 +140,7 @@ def paired(a: Mapping[Split, float], b: Mapping[Split, float], level: float = 0.
     n = len(differences)
     mean = math.fsum(differences) / n if n else None
     vary = n > 1 and max(differences) - min(differences) > 1e-12  # else nothing says how sure the mean is
-    low, high = t_interval(differences, level, overlap) if vary else (None, None)
+    low, high = t_interval(differences, overlap) if vary else (None, None)
     p = None if n < 2 else corrected_t(differences, overlap) if overlap and vary else sign_flip(differences)
     return Paired(n, mean, low, high, sum(d > 0 for d in differences), p)
 
@@ -151,13 +152,13 @@ def corrected_t(differences: Sequence[float], overlap: float) -> float:
     return float(2 * stats.t.sf(abs(np.mean(differences)) / error, n - 1))
 
 
-def sign_flip(differences: Sequence[float], draws: int = 20_000, seed: int = 0) -> float:
+def sign_flip(differences: Sequence[float]) -> float:
     """Two-sided p-value: the share of sign patterns whose mean is at least as far from 0 as the observed one."""
     n = _at_least(1, differences)
     if n <= EXACT_FLIPS:
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=n)))
     else:
-        signs = np.random.default_rng(seed).choice((1.0, -1.0), (draws, n))
+        signs = np.random.default_rng(0).choice((1.0, -1.0), (DRAWN_FLIPS, n))
         signs[0] = 1.0  # the observed pattern is one of them, which keeps p above 0
     sums = np.abs(signs @ np.asarray(differences, dtype=float))
     return float(np.mean(sums >= sums[0] - 1e-12))
@@ -227,19 +228,17 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
     return float(result.statistic), float(result.pvalue)
 
 
-def critical_difference(methods: int, columns: int, level: float = 0.95) -> float:
+def critical_difference(methods: int, columns: int) -> float:
     """Mean ranks closer than this cannot be told apart (Nemenyi, 1963; Demšar, 2006): q sqrt(k (k + 1) / (6 N)).
 
     >>> round(critical_difference(5, 30), 3)
     1.114
     """
-    quantile = stats.studentized_range.ppf(level, methods, math.inf) / math.sqrt(2)
+    quantile = stats.studentized_range.ppf(LEVEL, methods, math.inf) / math.sqrt(2)
     return float(quantile * math.sqrt(methods * (methods + 1) / (6 * columns)))
 
 
-def sign_test(
-    differences: Sequence[float], rope: float = 0.01, prior: float = 1.0, draws: int = 50_000, seed: int = 0
-) -> SignTest:
+def sign_test(differences: Sequence[float], rope: float = 0.01, prior: float = 1.0) -> SignTest:
     """Bayesian sign test of differences over datasets (Benavoli et al., 2017).
 
     `rope`: differences up to here are practically none. The shares of the three outcomes have a Dirichlet posterior
@@ -248,12 +247,12 @@ def sign_test(
     values = np.asarray(differences, dtype=float)
     counts = [(values < -rope).sum(), (np.abs(values) <= rope).sum() + prior, (values > rope).sum()]
     # Dirichlet shares are gamma draws up to their sum, which does not change which is the largest.
-    shares = np.random.default_rng(seed).standard_gamma(np.array(counts, dtype=float), (draws, 3))
-    return SignTest(*(np.bincount(shares.argmax(1), minlength=3) / draws).tolist())
+    shares = np.random.default_rng(0).standard_gamma(np.array(counts, dtype=float), (POSTERIOR_DRAWS, 3))
+    return SignTest(*(np.bincount(shares.argmax(1), minlength=3) / POSTERIOR_DRAWS).tolist())
 
 
-def _student(mean: float, error: float, freedom: float, level: float) -> tuple[float, float]:
-    half = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+def _student(mean: float, error: float, freedom: float) -> tuple[float, float]:
+    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
     return mean - half, mean + half
 
 
