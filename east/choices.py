@@ -1,4 +1,4 @@
-"""Names that people type: what there is to choose from, and suggestions for what is misspelt."""
+"""Names that people type: the valid choices, and suggestions for misspelt ones."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -18,11 +18,11 @@ DISTRIBUTION = "evaluation-aligned-training"  # this project's name on the packa
 
 
 class ConfigError(ValueError):
-    """What the user typed cannot be run; the message says why and what could be."""
+    """The command cannot be run; the message says why and what would work."""
 
 
 def choose(kind: str, name: str, choices: Iterable[str]) -> str:
-    """`name`, if it is one of `choices`; otherwise a ConfigError that suggests the nearest and lists them all.
+    """Return `name` if it is one of `choices`; otherwise raise a ConfigError that suggests the nearest and lists all.
 
     >>> choose("metric", "f1", ["f1", "mcc"])
     'f1'
@@ -47,7 +47,7 @@ def install_hint(extra: str) -> str:
 
 
 def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
-    """Config group -> choice -> file: those of conf/, and of a folder of the user's own that is laid out like it."""
+    """Config group -> choice -> file, from conf/ and from the user's own folder with the same layout."""
     if own and not Path(own).is_dir():
         raise ConfigError(f"--config-dir: expected a folder such as one with loss/mine.yaml, got {str(own)!r}")
     found = {group: dict(files) for group, files in _ours().items()}
@@ -61,7 +61,7 @@ def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
 
 @cache
 def _ours() -> dict[str, dict[str, Path]]:
-    """The files of conf/, which do not change under a running command."""
+    """The files of conf/, which do not change while a command runs."""
     found: dict[str, dict[str, Path]] = {}
     for file in sorted(CONF.glob("*/*.yaml")):
         found.setdefault(file.parent.name, {})[file.stem] = file
@@ -73,9 +73,9 @@ _importing: ContextVar[bool] = ContextVar("_importing", default=True)
 
 @contextmanager
 def without_imports() -> Iterator[None]:
-    """In here a dotted path outside east leads nowhere, unless its module is in memory already.
+    """Inside this block, dotted paths outside east are not imported, unless their module is already loaded.
 
-    For what comes from records: they may be anyone's, and importing a module runs its code.
+    For values from records: records may come from anyone, and importing a module runs its code.
     """
     token = _importing.set(False)
     try:
@@ -85,7 +85,7 @@ def without_imports() -> Iterator[None]:
 
 
 def import_by_path(path: str) -> Any:
-    """What a dotted path such as package.module.Name leads to; ValueError if there is no such thing."""
+    """The object behind a dotted path such as package.module.Name; ValueError if it does not exist."""
     module, _, name = str(path).rpartition(".")
     try:
         if not (_importing.get() or module.partition(".")[0] == "east" or module in sys.modules):

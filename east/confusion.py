@@ -92,7 +92,7 @@ class Confusion:
     ) -> "Confusion":
         """Hard counts of predicted classes [..., n] and labels [..., n], in float64: exact up to 2^53 samples.
 
-        weights [..., n]: what each sample counts, by default 1.
+        weights [..., n]: how much each sample counts, by default 1.
         """
         check_range("predictions", predictions, classes)
         check_range("labels", labels, classes)
@@ -114,7 +114,7 @@ class Confusion:
 
     @classmethod
     def from_matrix(cls, matrix: Tensor) -> "Confusion":
-        """The counts of a matrix [..., d, d] that is there already, as in a record."""
+        """The counts of an existing matrix [..., d, d], such as a record's."""
         if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
             raise ValueError(f"expected a matrix of shape [..., d, d], got {tuple(matrix.shape)}")
         if not matrix.is_floating_point():

@@ -3,7 +3,7 @@
     with display.activity("loading adult"):
         ...
 
-A thread keeps the line fresh while any activity is open, so that work need not report for the clock to move. Notebooks
+A thread refreshes the line while any activity is open, so the clock moves even if the work reports nothing. Notebooks
 count as logs.
 """
 
@@ -23,7 +23,7 @@ BAR = re.compile(r"\[[#-]+\] ")  # a log has no use for it
 
 
 class Line(Protocol):
-    """Anything that can say in a line how far it is. Called from another thread than the one that does the work."""
+    """Anything that can report its progress in one line. Called from a different thread than the work."""
 
     def line(self) -> str: ...
 
@@ -118,7 +118,7 @@ class Display:
             else:
                 stream.write(f"{BAR.sub('', text)}\n")
             stream.flush()
-        except (OSError, ValueError):  # whoever read it has gone; the work goes on
+        except (OSError, ValueError):  # the reader has gone; the work continues
             self.drawn = False
 
 
@@ -138,7 +138,7 @@ def shown(line: Line) -> Iterator[Line]:
 
 @contextmanager
 def activity(what: str, total: float | None = None, unit: str = "") -> Iterator[Activity]:
-    """Show that something is being done; `update` moves the bar of one that has a total."""
+    """Show what is being done; with a `total`, `update` moves a bar."""
     work = Activity(what, total, unit)
     with shown(work):
         yield work

@@ -1,4 +1,4 @@
-"""Reading only what is a file, writing what nobody ever sees half written, and removing what killed writers left."""
+"""Read regular files only, write files atomically, and clean up after killed writers."""
 
 import hashlib
 import os
@@ -14,14 +14,14 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-STALE_SECONDS = 24 * 3600  # after which a temporary file of another machine is nobody's work in progress
+STALE_SECONDS = 24 * 3600  # after which a temporary file from another machine counts as abandoned
 LEFTOVER = re.compile(r"\..+\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<pid>\d+)\.\d+\.tmp")
 
 
 def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:
     """`fill(file)` under a temporary name in the same folder, flushed to the disk, then renamed to `target`.
 
-    replace: whether a file that is there gives way; otherwise FileExistsError, even if it appeared a moment ago.
+    replace: whether to overwrite an existing file; if not, FileExistsError, even if it appeared a moment ago.
     """
     temporary = temporary_name(target)
     try:
@@ -35,7 +35,7 @@ def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: 
 
 
 def _link(temporary: Path, target: Path) -> None:
-    """Give a file its name unless that is taken: of several processes one succeeds, on network disks as well."""
+    """Give a file its name unless that is taken: of several processes exactly one succeeds, even on network disks."""
     try:
         os.link(temporary, target)
     except FileExistsError:
@@ -56,13 +56,13 @@ def _created(file: Path) -> BinaryIO:
 
 
 def temporary_name(target: Path) -> Path:
-    """A hidden name beside `target` that no other process or call uses, and that tells whose it is."""
+    """A hidden name beside `target`, unique to this process and call, that says which process owns it."""
     return target.with_name(f".{target.name}.{machine()}-{os.getpid()}.{time.monotonic_ns()}.tmp")
 
 
 @cache
 def machine() -> str:
-    """Where the process numbers of this process are valid: one boot of one machine, or one container of it."""
+    """The scope in which process ids are valid: one boot of one machine or container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         where = f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
@@ -72,7 +72,7 @@ def machine() -> str:
 
 
 def open_regular(file: str | Path) -> BinaryIO:
-    """A regular file, opened to be read; OSError for anything else. A pipe would block whoever opens it, for ever."""
+    """Open a regular file for reading; OSError for anything else. Opening a pipe would block forever."""
     descriptor = os.open(file, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     mode = os.fstat(descriptor).st_mode
     if not stat.S_ISREG(mode):
@@ -82,7 +82,7 @@ def open_regular(file: str | Path) -> BinaryIO:
 
 
 def read_regular(file: str | Path, most: int) -> bytes:
-    """The content of a regular file of at most so many bytes; OSError for anything else."""
+    """The content of a regular file of at most `most` bytes; OSError for anything else."""
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
         if size > most:
@@ -91,9 +91,9 @@ def read_regular(file: str | Path, most: int) -> bytes:
 
 
 def set_aside(file: Path) -> Path:
-    """Rename a damaged file, so that it is out of the way and can be looked at; its new name."""
+    """Rename a damaged file, so that it is out of the way but can be inspected; return its new name."""
     kept = file.with_name(f"{file.name}.damaged")
-    with suppress(OSError):  # as in a folder that cannot be written to
+    with suppress(OSError):  # for example in a read-only folder
         if kept.is_dir() and not kept.is_symlink():
             shutil.rmtree(kept)
         os.replace(file, kept)
@@ -101,19 +101,19 @@ def set_aside(file: Path) -> Path:
 
 
 def sweep(root: Path) -> None:
-    """Remove what ended processes left below a folder: temporary files and folders, and folders without content."""
+    """Remove what dead processes left below a folder: temporary files and folders, and empty folders."""
     for folder, folders, names in os.walk(root, topdown=False):
         for match in filter(None, map(LEFTOVER.fullmatch, (*folders, *names))):
             path = Path(folder, match[0])
             if _abandoned(path, match["machine"], int(match["pid"])):
                 _remove(path)
         if Path(folder) != root:
-            with suppress(OSError):  # it is not empty, which is the rule
+            with suppress(OSError):  # usually it is not empty
                 os.rmdir(folder)
 
 
 def _abandoned(path: Path, where: str | None, pid: int) -> bool:
-    """Whether nobody writes this any more: its process has ended, or, on another machine, it is old."""
+    """Whether nobody is writing this any more: its process has ended, or it is old and from another machine."""
     if where == machine() and os.name == "posix":
         try:
             os.kill(pid, 0)

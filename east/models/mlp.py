@@ -112,7 +112,7 @@ class StackedMLP:
         return self.gradient
 
     def memory(self, purpose: str, inputs: Tensor) -> list[Tensor]:
-        """Room [P, n, width] for something of each hidden layer's units, kept for later batches of this size."""
+        """A buffer [P, n, width] for each hidden layer, reused by later batches of this size."""
         key = purpose, inputs.shape[:2]
         if key not in self.buffers:
             self.buffers[key] = [inputs.new_empty(*inputs.shape[:2], width) for width in self.sizes[1:-1]]
@@ -132,7 +132,7 @@ def layer_views(weights: Tensor, sizes: Sequence[int]) -> list[tuple[Tensor, Ten
 class Dropout:
     """The dropout masks of an epoch, for hidden layers of these widths. keys: int64 [P], rates [P].
 
-    The next epoch has other `keys`; all else stays.
+    The next epoch has other `keys`; everything else stays.
 
     A mask is a function of its trial's key and the step alone: there is no generator whose state would depend on other
     trials, on the device or on a resume. SplitMix64 turns counters into 64-bit words, whose eight bytes serve eight
@@ -151,7 +151,7 @@ class Dropout:
         self.kept = [piece.unflatten(1, (rows, width)) for piece, width in zip(pieces, widths, strict=True)]
 
     def masks(self, step: int, rows: int) -> Masks:
-        """What a step removes from a batch of `rows`; overwritten by the next step's."""
+        """The masks of a step for a batch of `rows`; the next step overwrites them."""
         offset = self.keys[:, None] + wrapped((step << 32) * GAMMA)
         words = torch.add(self.counters, offset, out=self.words)
         for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):

@@ -19,8 +19,8 @@ class Stack:
     Rows are filled up to whole cache lines: the last digits of a product depend on where its factors begin in memory,
     and a trial should be the same in whichever row it trains.
 
-    A step of training, a snapshot, a restored stage, a trial that leaves: each is then one operation on rows.
-    MLPs are computed together (`StackedMLP`); any other module is called as it is, and its population is of one.
+    A training step, a snapshot, a restored stage, a trial that leaves: each is then one operation on rows.
+    MLPs are computed together (`StackedMLP`); any other module is called as is, in a population of one.
     `learned` are the first columns, `tracked` the rest: batch norm's running statistics and other floating buffers.
     """
 
@@ -71,7 +71,7 @@ class Stack:
     def gradient(self, values: Tensor) -> Tensor:
         """The derivative [P, learned] of the sum of values of the latest logits, with respect to everything learned.
 
-        It is 0 for what the values do not use. The next call may overwrite it.
+        It is 0 for weights that the values do not depend on. The next call may overwrite it.
         """
         pieces = torch.autograd.grad(values, self.leaves, torch.ones_like(values), materialize_grads=True)
         if self.mlp is not None:

@@ -1,6 +1,6 @@
 """The command line, parsed once: names and values, in the order in which they were typed.
 
-Hydra's grammar decides what a value is. Paths and names that it cannot read, such as ~/a.csv or été, are quoted for it.
+Values follow Hydra's grammar. Paths and names that it cannot parse, such as ~/a.csv or été, are quoted for it.
 """
 
 import os
@@ -23,7 +23,7 @@ LISTS = {"losses": "loss", "datasets": "dataset"}  # several at once, and what e
 
 @dataclass(frozen=True)
 class Command:
-    """What was asked for. The last value of a name counts."""
+    """What the user asked for. If a name is given twice, the last value counts."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -47,14 +47,14 @@ class Command:
         return {name.partition(".")[0] for name in self.values}
 
     def but(self, values: Mapping[str, Any] | None = None, **plain: Any) -> "Command":
-        """The same command with these values, which win."""
+        """The same command with these values, which take precedence."""
         return Command({**self.values, **(values or {}), **plain})
 
     def without(self, *names: str) -> "Command":
         return Command({name: value for name, value in self.values.items() if name not in names})
 
     def among(self, sections: Sequence[str]) -> dict[str, Any]:
-        """The values that were given for these sections."""
+        """The values given for these sections."""
         return {name: value for name, value in self.values.items() if name.partition(".")[0] in sections}
 
     def each(self) -> Iterator["Command"]:
@@ -91,7 +91,7 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
         except HydraException as error:
             if name not in TEXTS or value.startswith(("'", '"', "[", "{")) or "${" in value:
                 raise ConfigError(unreadable(name, value)) from error
-            values = value.split(",") if all(value.split(",")) else [value]  # a sweep, but the delimiter "," is none
+            values = value.split(",") if all(value.split(",")) else [value]  # a sweep, unless it is the delimiter ","
             values = [os.path.expanduser(one) if name in PATHS else one for one in values]
             yield parser.parse_override(f"{name}={','.join(map(quoted, values))}")
 
@@ -105,9 +105,9 @@ def with_data_named(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def sweep(words: Sequence[str], groups: Mapping[str, Iterable[str]] | None = None) -> list[Command]:
-    """The command of every job of a sweep: `loss=f1,ce` stands for two, and so may `loss=glob(f*)`.
+    """One command per job of a sweep: `loss=f1,ce` is two jobs, and `loss=glob(f*)` may be several.
 
-    groups: the choices that a glob is matched with.
+    groups: the choices that a glob is matched against.
     """
     names, choices = [], []
     for override in parsed(words):
@@ -138,7 +138,7 @@ def text(value: Any) -> str:
 
 
 def unreadable(name: str, value: str) -> str:
-    """What to write in place of an override that Hydra cannot read."""
+    """What to write instead of an override that Hydra cannot parse."""
     if not re.fullmatch(r"[\w./@+~-]+", name, re.ASCII):
         return f"cannot read {name}={value}: expected name=value, such as loss=f1"
     parts = [quoted(one.strip("' \"")) for one in value.strip("[]").split(",")]

@@ -39,7 +39,7 @@ def settings(command: Command) -> Settings:
     """The settings of a command that names one dataset and one loss."""
     folder = command.get("config_dir")
     files = groups(folder)
-    files["table"]["all"] = CONF  # no file, and a table's is not composed into the rest
+    files["table"]["all"] = CONF  # not a file; a table's file is not composed into the config anyway
     chosen = {
         name: choose(name, str(value), files[name])
         for name, value in command.values.items()
@@ -74,7 +74,7 @@ def all_settings(command: Command) -> list[Settings]:
 
 
 def completed(files: Files, chosen: Mapping[str, str], typed: Mapping[str, Any]) -> dict[str, str]:
-    """Choices for the groups that the user left open; values that were typed may decide them."""
+    """Choices for the groups that the user left open; typed values may decide them."""
     full = {**DEFAULTS, **chosen}
     of = lambda group: section(files, group, full[group])[group]  # noqa: E731
     kind, protocol = of("dataset")["kind"], of("protocol")
@@ -92,7 +92,7 @@ def completed(files: Files, chosen: Mapping[str, str], typed: Mapping[str, Any])
 def composed(files: Files, chosen: Mapping[str, str]) -> Composed:
     """conf/config.yaml with these group choices; a preset comes last and wins.
 
-    Equal to Hydra's composition of the whole, which takes 0.2 s, and a table needs hundreds: our files are plain, so
+    Gives what Hydra's composition would give, but that takes 0.2 s and a table needs hundreds. Our files are plain, so
     each is read once and merged here. A file with a defaults list is composed by Hydra.
     """
     base = read(CONF / "config.yaml")
@@ -134,8 +134,8 @@ def by_hydra(file: Path) -> Composed:
     try:
         GlobalHydra.instance().clear()
         with initialize_config_dir(str(root.resolve()), version_base="1.3"):
-            found = hydra_compose(f"{file.parent.name}/{file.stem}", [f"hydra.searchpath=['file://{CONF}']"])
-        return OmegaConf.to_container(found)  # type: ignore[return-value]
+            config = hydra_compose(f"{file.parent.name}/{file.stem}", [f"hydra.searchpath=['file://{CONF}']"])
+        return OmegaConf.to_container(config)  # type: ignore[return-value]
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(f"{file}: {str(error).strip().splitlines()[0]}") from error
 
@@ -150,7 +150,7 @@ def merge(config: Composed, further: Mapping[str, Any]) -> None:
 
 
 def put(config: Composed, name: str, value: Any) -> None:
-    """Set a dotted name; mappings that the user fills, such as model.parameters, are made on the way."""
+    """Set a dotted name; create missing mappings, such as model.parameters, on the way."""
     *sections, last = name.split(".")
     for section in sections:
         config = config.setdefault(section, {}) if config.get(section) is None else config[section]
@@ -158,7 +158,7 @@ def put(config: Composed, name: str, value: Any) -> None:
 
 
 def fill_from_preset(config: Composed, typed: Mapping[str, Any]) -> None:
-    """Options of a dataset that the preset prescribes, unless they were typed."""
+    """Fill in the dataset options that the preset prescribes, unless the user typed them."""
     dataset = config["dataset"]
     for name, value in config["preset"]["dataset"].get(dataset["name"], {}).items():
         if f"dataset.{name}" not in typed:
@@ -166,19 +166,19 @@ def fill_from_preset(config: Composed, typed: Mapping[str, Any]) -> None:
 
 
 def fixable(config: Composed) -> set[str]:
-    """Names whose values a search leaves alone once the user has given them."""
+    """Names that are not searched once the user has set them."""
     return {f"hyper.{name}" for name in config["hyper"]} | {"annealing.r"}
 
 
 def open_hyperparameters(checked: Settings) -> dict[str, float]:
-    """The protocol's values for what is left open."""
-    found = checked.protocol.hyperparameters(checked.dataset, checked.loss)
-    found = {name: value for name, value in found.items() if getattr(checked.hyper, name) is None}
-    return found | ({"batch_size": int(found["batch_size"])} if "batch_size" in found else {})
+    """The protocol's values for hyperparameters that are still open."""
+    prescribed = checked.protocol.hyperparameters(checked.dataset, checked.loss)
+    still_open = {name: value for name, value in prescribed.items() if getattr(checked.hyper, name) is None}
+    return still_open | ({"batch_size": int(still_open["batch_size"])} if "batch_size" in still_open else {})
 
 
 def flat(values: Mapping[str, Any], files: Files) -> Iterator[tuple[str, Any]]:
-    """A section that was typed as a whole, such as hyper={lr: 0.1}, name by name."""
+    """Flatten sections that were typed as a whole, such as hyper={lr: 0.1}, into dotted names."""
     for name, value in values.items():
         if isinstance(value, Mapping) and (name in files or name in ("hyper", "split")):
             yield from ((f"{name}.{key}", item) for key, item in value.items())
@@ -196,7 +196,7 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def refuse_unknown_keys(typed: Mapping[str, Any], config: Composed) -> None:
-    """A key must stand in a yaml, lie below a mapping that the user fills, or be a parameter of the loss's target."""
+    """A key must be in a yaml file, below a mapping that the user fills, or a parameter of the loss's target."""
     known = dict(leaves(config))
     for name in typed:
         parents = [name.rsplit(".", k)[0] for k in range(1, name.count(".") + 1)]
@@ -208,7 +208,7 @@ def refuse_unknown_keys(typed: Mapping[str, Any], config: Composed) -> None:
 
 
 def refuse_other_kinds(typed: Mapping[str, Any], config: Composed) -> None:
-    """Options of datasets and networks have the type of their default in conf/; null takes anything."""
+    """Options of datasets and networks have the type of their default in conf/; a default of null accepts anything."""
     for name, value in typed.items():
         section, _, option = name.partition(".")
         default = config.get(section, {}).get(option) if section in ("dataset", "model") else None
@@ -245,7 +245,7 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
 
 
 def explained(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line: what was expected, what came, the choices."""
+    """The first error in one line: what was expected, what came, the choices."""
     first = error.errors()[0]
     place, value = [part for part in first["loc"] if isinstance(part, str)], first["input"]
     cause = first.get("ctx", {}).get("error")
@@ -293,14 +293,14 @@ def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def alternatives(annotation: Any) -> tuple[Any, ...]:
-    """The members of a union, without None; of anything else, itself."""
+    """The members of a union, without None; any other type is its own only alternative."""
     if get_origin(annotation) in (Union, types.UnionType):
         return tuple(t for t in get_args(annotation) if t is not type(None))
     return (annotation,)
 
 
 def literals(annotation: Any) -> list[str]:
-    """The words of a choice, where a field allows nothing else."""
+    """The words that a field may be, if it allows nothing else."""
     options = alternatives(annotation)
     return [word for t in options for word in get_args(t)] if all(get_origin(t) is Literal for t in options) else []
 

@@ -18,9 +18,9 @@ SEARCHED = ("lr", "dropout", "batch_size")  # of hyper; a search varies annealin
 
 
 def key(config: Mapping) -> str:
-    """Identity of a config: a hash of its scientific sections. Labels, device, paths, executor and stage do not count.
+    """A hash of the scientific sections of a config.
 
-    A data path counts only as long as `dataset.fingerprint` is not there to say what the path leads to.
+    A data path counts only if there is no `dataset.fingerprint`, which says what the path leads to.
     """
     return _digest(_scientific(config))
 
@@ -57,7 +57,7 @@ def plain(value: Any, number: Callable[[float], Any] = lambda x: x) -> Any:
     """JSON types only, and None for numbers that are not finite; `number` is applied to the other floats."""
     if value is None or isinstance(value, (str, int)):  # bool is an int
         return value
-    if isinstance(value, (dict, Mapping)):  # dict first: asking for the abstract class is slow
+    if isinstance(value, (dict, Mapping)):  # dict first: the check for the abstract class is slow
         return {str(name): plain(item, number) for name, item in value.items()}
     if isinstance(value, float):
         return number(value) if math.isfinite(value) else None

@@ -3,8 +3,8 @@
 Hydra composes plain mappings; these models check them once, and typed objects travel from there on. Unknown keys are
 refused. `dataset`, `model` and `loss` keep the options of their targets beside the common keys (`options`).
 
-What a record holds of a section is what was given, as JSON. A field declared with `later` was added after records were
-first written: it is stored, and enters their key, only where it differs from its default. A `label` never does.
+A record stores the given values of a section as JSON. A field declared with `later` was added after the first records
+were written: it is stored, and enters the key, only if it differs from its default. A `label` never enters the key.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from east.settings import identity
 from east.settings.identity import Json
 
-Options: TypeAlias = Mapping[str, Any]  # of a target: whatever its signature takes
+Options: TypeAlias = Mapping[str, Any]  # of a target: whatever its signature accepts
 Numbers: TypeAlias = Annotated[tuple[float, ...], Field(strict=False)]
 Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
 Kind: TypeAlias = Literal["table", "image", "graph"]
@@ -32,7 +32,7 @@ def later(default: Any, **constraints: Any) -> Any:
 
 
 def label(default: Any, **constraints: Any) -> Any:
-    """A field that says something about a section without being part of a record's key."""
+    """A field that describes a section without being part of a record's key."""
     return Field(default, json_schema_extra={"identity": "label"}, **constraints)
 
 
@@ -116,7 +116,7 @@ class Loss(Open):
     name: str
     target: str = Field(alias="_target_")
     trains: Literal["network", "classical"] = label("network")
-    has_temperature: bool | None = label(None)  # null: losses with the linear step have one
+    has_temperature: bool | None = label(None)  # null: only losses with the linear step have one
 
     @property
     def anneals(self) -> bool:
@@ -129,7 +129,7 @@ class Loss(Open):
 
     @property
     def arguments(self) -> dict[str, Any]:
-        """What the target is called with; `parameters` is room for those of a metric that no yaml can know."""
+        """What the target is called with; `parameters` holds those of a user's metric, which no yaml file can list."""
         given = {name: value for name, value in self.options.items() if name != "parameters"}
         return given | (self.options.get("parameters") or {})
 
@@ -175,7 +175,7 @@ class Hyper(Section):
 
 
 class Science(Section):
-    """Everything that decides a trial's result besides its seed. `preset` and `decisions` are labels."""
+    """Everything that determines a trial's result besides its seed. `preset` and `decisions` are labels."""
 
     dataset: Dataset
     split: Split = Split()
@@ -201,7 +201,7 @@ class Science(Section):
         return identity.family(self.to_json())
 
     def with_grid_point(self, point: Mapping[str, float], epochs: int | None = None) -> "Science":
-        """The same trial at a point of the grid, trained for at most so many epochs."""
+        """The same trial at a point of the grid, trained for at most `epochs` epochs."""
         moved = self.but(hyper=self.hyper.but(**{name: value for name, value in point.items() if name != "r"}))
         if "r" in point:
             moved = moved.but(annealing=self.annealing.but(r=point["r"]))
@@ -231,7 +231,7 @@ def _stored_fields(section: type[Section]) -> dict[str, tuple[str, str | None, A
 
 def _json(value: Any) -> Any:
     """A value as plain JSON types."""
-    if value is None or isinstance(value, str | int | float):  # first: asking for the abstract classes is slow
+    if value is None or isinstance(value, str | int | float):  # first: the checks for abstract classes are slow
         return value
     if isinstance(value, Section):
         return value.to_json()

@@ -118,7 +118,7 @@ class Executor(Section):
 
 
 class Settings(Section):
-    """One dataset and one loss under a protocol, and how the command should go about it."""
+    """One dataset and one loss under a protocol, and how to run them."""
 
     dataset: Dataset
     loss: Loss
@@ -161,7 +161,7 @@ class Settings(Section):
     safe_csv: bool = False
     trust: bool = False
 
-    fixed: frozenset[str] = frozenset()  # hyperparameters that the user gave a value: they are not searched
+    fixed: frozenset[str] = frozenset()  # hyperparameters that the user set: they are not searched
     keep_probabilities: bool = False  # a trial counts as done only if its probabilities are there too
 
     @model_validator(mode="after")
@@ -186,7 +186,7 @@ class Settings(Section):
 
     @property
     def trial_count(self) -> int:
-        """How many seeds are averaged: the user's number, else the preset's, else the paper's."""
+        """How many seeds to average over: the user's number, else the preset's, else the paper's."""
         return self.trials or self.preset.trials or self.protocol.trials
 
     @property
@@ -200,7 +200,7 @@ class Settings(Section):
     def grid(self) -> list[Point]:
         """The points of the search: lr, dropout, batch_size, and r for a loss that anneals. Section 6.1, EAST.
 
-        What the user has given a value is not searched.
+        Hyperparameters that the user set are not searched.
         """
         grid = self.preset.grid or self.protocol.grid
         axes: dict[str, tuple[float, ...]] = {"lr": grid.lr, "dropout": grid.dropout, "r": grid.r}
@@ -211,7 +211,7 @@ class Settings(Section):
         return [dict(zip(axes, point, strict=True)) for point in product(*axes.values())]
 
     def science(self, name: str, fingerprint: str | None) -> Science:
-        """What decides a trial's result, for the data that were loaded: their path or options would say less."""
+        """What determines a trial's result; the loaded data are identified by fingerprint, not by path or options."""
         dataset = self.dataset.but(name=name, fingerprint=fingerprint)
         split = self.split.but(seed="trial") if self.protocol.new_split else self.split
         model, annealing, protocol, hyper = self.model, self.annealing, self.protocol.training(), self.hyper
