@@ -1,7 +1,7 @@
-"""How much training rows are worth when time matters: batch size, seeds, trees; how long it takes here; when to stop.
+"""How much to train when time is short: batch size, seeds, trees; how long it takes on this machine; when to stop.
 
 All networks of a comparison get the same number of gradient steps, whatever their loss: the best weights on validation
-are kept, and nobody is stopped early for having fewer stages than another.
+are kept, and no loss is stopped early for having fewer stages than another.
 """
 
 import math
@@ -22,12 +22,12 @@ from east.training.population import Trial
 
 BATCHES = (32, 512)
 IN_BATCH = 10  # rows of the rarest class
-MANY = 20_000  # training rows, above which one seed and no dropout are enough, and a forest's trees see a sample each
+MANY = 20_000  # training rows above which one seed and no dropout are enough, and each tree of a forest sees a sample
 FOREST = {"n_estimators": 50, "max_samples": 5_000}  # then
-PROBE_STEPS = (2, 20)  # of a network, from which its training time is estimated
+PROBE_STEPS = (2, 20)  # of a network, to estimate its training time
 PROBE_TREES = (1, 4)
-PROBE_ROWS = 256  # of validation and test, which are not what is measured
-SHORTER = (1.0, 0.5, 0.25)  # of the steps, where time is short
+PROBE_ROWS = 256  # of validation and test, which are not what is timed
+SHORTER = (1.0, 0.5, 0.25)  # shares of the steps to fall back to when time is short
 MOST_FOLDS = 5  # of the validation rows
 OVERHEAD = 0.5  # seconds to evaluate and record a trial
 
@@ -35,7 +35,7 @@ OVERHEAD = 0.5  # seconds to evaluate and record a trial
 def batch_size(rows: int, rarest: float = 0.5) -> int:
     """A power of two near rows / 64: small data get many steps per epoch, large data steady gradients.
 
-    rarest: share of the rarest class, some rows of which should be in a batch.
+    rarest: share of the rarest class; a batch should hold some of its rows.
 
     >>> [batch_size(rows) for rows in (500, 6_400, 64_000)]
     [32, 128, 512]
@@ -51,7 +51,7 @@ def seeds(rows: int, classical: bool) -> int:
 
 
 def equally_long(settings: Settings) -> Settings:
-    """A network's settings with all steps used: an annealed loss divides them among its temperatures."""
+    """A network's settings such that all steps are used: an annealed loss divides them among its temperatures."""
     most, annealing = settings.protocol.max_epochs, settings.annealing
     stages = 1
     if settings.loss.anneals and annealing.schedule not in ("none", "per_epoch"):
@@ -61,7 +61,7 @@ def equally_long(settings: Settings) -> Settings:
 
 
 def judged_apart(settings: Settings) -> Settings:
-    """A network's settings whose trials leave out one fold each of the validation rows, on which they are judged."""
+    """A network's settings such that each trial leaves out one fold of the validation rows, on which it is judged."""
     return settings.but(split=settings.split.but(folds=max(2, min(settings.trial_count, MOST_FOLDS))))
 
 
@@ -93,7 +93,7 @@ def seconds(run: Run, splits: Splits) -> float:
 
 
 def seconds_to_fit(trial: Trial, splits: Splits) -> float:
-    """Of a classical model: by its first trees; a model without trees is quick."""
+    """Seconds to fit a classical model, judged by its first trees; a model without trees is quick."""
     model = classical.build(trial.config.loss)
     inputs, labels = classical.features(splits, model.pca)["train"], splits.train.labels.numpy()
     if isinstance(model, classical.GradientBoosting):
@@ -115,14 +115,14 @@ def seconds_to_fit(trial: Trial, splits: Splits) -> float:
 
 
 def extrapolated(probe: Callable[[int], object], few: int, more: int, total: float) -> float:
-    """Seconds of `total` units, from the time that a few and some more of them take."""
+    """Seconds for `total` units, extrapolated from two smaller counts."""
     times = []
     for number in (few, more):
         started = time.perf_counter()
         probe(number)
         times.append(time.perf_counter() - started)
     each = (times[1] - times[0]) / (more - few) if more > few else times[1] / more
-    return times[0] + max(each, times[1] / more / 4) * total  # the first is slow for reasons of its own
+    return times[0] + max(each, times[1] / more / 4) * total  # the first is slow for other reasons
 
 
 def first(part: Part, rows: int) -> Part:
@@ -130,12 +130,12 @@ def first(part: Part, rows: int) -> Part:
 
 
 class OutOfTime(BaseException):
-    """Time is up. Like KeyboardInterrupt it is no error of a job, so that no job answers for it."""
+    """Time is up. Like KeyboardInterrupt it is not a job's error, so no job may catch it."""
 
 
 @contextmanager
 def stop_after(left: float | None) -> Iterator[None]:
-    """Raise OutOfTime in here after so many seconds; where there are no timers (Windows, threads) it never comes."""
+    """Raise OutOfTime inside this block after `seconds`; without timers (Windows, threads) it never comes."""
     usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
     if left is None or not usable:
         yield

@@ -21,11 +21,11 @@ MOST_CLASSES = 200_000
 MOST_BYTES = 1 << 28  # of a file that is read
 DENSE_CLASSES = 2_000  # larger matrices stay sparse in memory as well
 NAME = re.compile(r"\w[\w.-]{0,99}")
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError)  # what a bad file can end in
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError)  # what a bad file can raise
 
 
 class NewerError(ValueError):
-    """A record of a later schema: not ours to read, nor to overwrite."""
+    """A record of a later schema, which must be neither read nor overwritten."""
 
 
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)] | int  # a whole number stays one
@@ -38,7 +38,7 @@ STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class SparseMatrix(TypedDict):
-    """A matrix of many classes as exports have it: [row, column, count] of the cells that are not 0."""
+    """A matrix of many classes as exports store it: [row, column, count] of the cells that are not 0."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
     classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
@@ -86,7 +86,7 @@ DIGEST = b'"digest":"'
 
 
 class Cells(Sequence[list[int]]):
-    """A confusion matrix of very many classes, whose rows are made when they are asked for."""
+    """A confusion matrix of very many classes, whose rows are built on demand."""
 
     def __init__(self, classes: int, cells: Sequence[Sequence[int]]):
         self.classes, self.cells = classes, cells
@@ -137,7 +137,7 @@ def digest(body: bytes) -> bytes:
 
 
 def _refuse_foreign(text: bytes) -> None:
-    """Say so if this is JSON of another kind, or a record of another version."""
+    """Raise a clearer error if this is JSON of another kind, or a record of another version."""
     try:
         values = json.loads(text)
     except UNREADABLE:
@@ -156,7 +156,7 @@ def check_schema(schema: object) -> None:
 
 @lru_cache(maxsize=100_000)
 def science(config: str) -> Science:
-    """A config in JSON, typed: the seeds of one setting share the work."""
+    """A config in JSON as a typed object; cached, since the seeds of one setting share it."""
     try:
         return Science.model_validate(json.loads(config))
     except ValidationError as error:
@@ -236,7 +236,7 @@ def actual(matrix: Matrix) -> list[int]:
 
 
 def explained(error: ValidationError) -> str:
-    """What is wrong, in one line: of several alternatives the one that went furthest."""
+    """What is wrong, in one line; of several alternatives, the one that matched furthest."""
     first = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
     if first["type"] == "json_invalid":
         return f"it is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
@@ -252,11 +252,11 @@ def explained(error: ValidationError) -> str:
 
 
 def shown(value: object) -> str:
-    """A value from a file as part of a line: short, and without characters that a terminal would act upon."""
+    """A value from a file for use in a message: short, and without control characters."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
 def printable(text: str) -> str:
-    """Text from a file or its name as part of a line."""
+    """Text from a file, or its name, for use in a message."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""Looking through a results folder in which anything may lie: links, pipes, folders, damaged files."""
+"""Look through a results folder that may hold anything: links, pipes, folders, damaged files."""
 
 import os
 import warnings
@@ -10,19 +10,19 @@ from typing import NamedTuple
 from east.experiment.checked import printable
 from east.experiment.index import Stamp
 
-NAMED = 5  # damaged files that a command lists; it counts the others
+NAMED = 5  # damaged files that a command lists by name; it counts the others
 DEPTH = 3  # runs/<dataset>/<loss>/<key>
 
 
 @dataclass
 class Refused:
-    """What was no record, and why."""
+    """Files that are not records, and why."""
 
     lines: list[str] = field(default_factory=list)
 
     def add(self, what: object, reason: BaseException | str) -> None:
         if isinstance(reason, OSError) and reason.strerror:
-            reason = reason.strerror  # without the path, which is named anyway
+            reason = reason.strerror  # without the path, which the message names anyway
         self.lines.append(printable(f"{what} is not a record ({first_line(reason)}); skipped"))
 
     def tell(self, root: Path) -> None:

@@ -1,10 +1,10 @@
-"""What a results folder holds, in one compact file, so that a command need not open every record to know it.
+"""An index of a results folder in one compact file, so that a command need not open every record.
 
     results/runs/.index     per file: name, stamp, and of each record in it what planning needs
 
-A file counts as unchanged while its size, times and number on the disk are. The index is only ever a copy: whoever
-finds it missing, damaged or out of date reads the files themselves and writes it anew, as a whole, under another name
-that is then renamed. Writers need no lock; the last one wins, and what it did not know is read again.
+A file counts as unchanged while its size, times and inode are. The index is only ever a copy: a command that finds it
+missing, damaged or out of date reads the files themselves and replaces the index atomically. Writers need no lock: the
+last one wins, and what it did not know is read again.
 """
 
 import hashlib
@@ -22,13 +22,13 @@ from pydantic import TypeAdapter
 from east.files import read_regular, write_atomically
 
 VERSION = 2
-FROM = 64  # records; a smaller folder is read as quickly without an index
-SETTLED_SECONDS = 2  # a file younger than that may change once more without its times telling
+FROM = 64  # records; a smaller folder is read just as quickly without an index
+SETTLED_SECONDS = 2  # a younger file may change again without its times showing it
 MOST_BYTES = 1 << 30
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does. A copied folder has other stamps, so a stranger's index says nothing here."""
+    """What changes when a file does. A copied folder has other stamps, so someone else's index is not believed."""
 
     size: int
     modified: int
@@ -45,7 +45,7 @@ class Stamp(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One record: what planning and selection need of it, and where in its file it is."""
+    """What planning and selection need of one record, and where in its file it is."""
 
     key: str
     family: str
@@ -78,7 +78,7 @@ class Index:
 
     @classmethod
     def read(cls, folder: Path) -> "Index":
-        """The index of a folder; an empty one if there is none that can be believed."""
+        """The index of a folder; an empty one if there is none, or none that can be trusted."""
         file = folder / ".index"
         try:
             content = read_regular(file, MOST_BYTES)
@@ -110,7 +110,7 @@ class Index:
             self.now[name] = stamp, rows
 
     def write(self) -> None:
-        """Store what this scan has found, if that is news and worth a file."""
+        """Store what this scan found, if anything changed and the folder is large enough."""
         before, after = ({name: stamp for name, (stamp, _) in files.items()} for files in (self.known, self.now))
         if before == after or sum(len(rows) for _, rows in self.now.values()) < FROM:
             return
@@ -120,7 +120,7 @@ class Index:
             for name, (stamp, rows) in self.now.items()
         }
         body = json.dumps([VERSION, list(configs), files], separators=(",", ":")).encode()
-        with suppress(OSError):  # as in a folder that cannot be written to: then there is no index
+        with suppress(OSError):  # for example in a read-only folder: then there is no index
             write_atomically(self.file, lambda stream: stream.write(body + b"\n" + _digest(body)))
 
 

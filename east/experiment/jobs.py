@@ -99,13 +99,13 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
     config = trial.config
     if outcome.status == "done":
         trained_for = None
-        if config.loss.name == "metric":  # any function at all: no other score tells how it did
+        if config.loss.name == "metric":  # it can be any function: no other score says how well it did
             loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive)
             trained_for = evaluation.validation_metric(loss, splits.positive)
         parts = [part for part in outcome.probabilities if part != "test" or trial.stage == "trial"]
         probabilities = {part: outcome.probabilities[part] for part in parts}
         labels = {part: outcome.labels[part] for part in parts}
-        decisions = config.decisions if trial.stage == "trial" else ()  # tuning them takes time, and chooses nothing
+        decisions = config.decisions if trial.stage == "trial" else ()  # tuning them takes time and selects nothing
         judged = evaluation.evaluate(probabilities, labels, splits.positive, decisions, trained_for)
         arrays = {f"{part}_probabilities": values for part, values in probabilities.items()}
         arrays |= {f"{part}_labels": values for part, values in labels.items()}
@@ -125,7 +125,7 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
         **provenance(),
         **judged,
     )
-    with suppress(FileExistsError):  # another process was quicker; its result is the same
+    with suppress(FileExistsError):  # another process was faster; its result is the same
         records.write(job.results_dir, record, arrays, force=job.force)
     if outcome.status == "done" and trial.stage == "trial" and job.save_model:  # the record stays if this fails
         saved.from_outcome(outcome, loaded, splits).save(model_folder(trial, job.results_dir))

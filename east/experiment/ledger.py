@@ -1,4 +1,4 @@
-"""What is on record in a results folder, as a command needs to know it."""
+"""What a results folder already holds, as a command needs to know it."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -45,7 +45,7 @@ class Ledger:
     def _complete(self, trial: Trial) -> bool:
         record, file = self.find(trial), records.path(self.results_dir, trial.config, trial.seed)
         if record is None:
-            return records.is_newer(file)  # that stays, so there is no use in training
+            return records.is_newer(file)  # it stays, so training would be pointless
         if record.status == "failed" or trial.stage == "search":
             return True  # failures are results too: the same trial would fail again
         if self.probabilities and not records.has_arrays(file):
@@ -53,7 +53,7 @@ class Ledger:
         return not self.models or model_folder(trial, self.results_dir).exists()
 
     def end(self, trials: Iterable[Trial]) -> None:
-        """This command has trained these."""
+        """Note that this command has trained these."""
         self.ended |= {trial.identity for trial in trials}
 
     def ranking(self, keys: Iterable[str], rule: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""How a protocol searches: which seeds, how many rounds, how many trainings in all."""
+"""How a protocol searches: which seeds, how many rounds, how many trainings in total."""
 
 from east.settings.settings import SEARCH_SEED, Settings
 

@@ -31,7 +31,7 @@ class Run:
         """Load the data and check that all parts fit together; ConfigError or DataError otherwise."""
         with display.activity(f"loading {settings.dataset.name}"):
             loaded = load(settings.dataset, settings.data_dir)
-        assign(loaded, **split_options(settings.split.at(0)))  # refuses splits that these data cannot have
+        assign(loaded, **split_options(settings.split.at(0)))  # refuses splits that are impossible for these data
         check_parts(settings, loaded)
         science = settings.science(loaded.name, loaded.fingerprint)
         return cls(settings, science.but(loss=with_average(science.loss, loaded.positive)))
@@ -51,7 +51,7 @@ class Run:
 
 
 def load(dataset: Dataset, data_dir: str | None) -> data.Data:
-    """The data of a dataset section. The last ones are cached, since the next job usually needs the same."""
+    """The data of a dataset section. The last data are cached, since the next job usually needs the same."""
     name = dataset.name.partition("-")[0]  # keel-abalone19 is set abalone19 of keel
     options = {key: value for key, value in dataset.options.items() if key in data.options(name)}
     return _load(name, data_dir, json.dumps(options | {"limit": dataset.limit}))
@@ -82,7 +82,7 @@ def with_average(loss: Loss, positive: int | None) -> Loss:
 
 
 def check_parts(settings: Settings, loaded: data.Data) -> None:
-    """Build network and loss once, to refuse what does not exist or does not fit these classes before any work."""
+    """Build network and loss once, to refuse before any work what does not exist or does not fit these classes."""
     if settings.loss.classical:
         if settings.save_model and not can_export(import_by_path(settings.loss.target)):
             raise ConfigError(f"save_model=true: loss={settings.loss.name} cannot be saved; logistic, boosting, rf can")

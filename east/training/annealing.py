@@ -3,7 +3,7 @@
 Inner level: a trial trains at one temperature until its validation loss has no new minimum for P_in epochs. Outer
 level: it returns to that stage's best weights and cools; it ends when P_out coolings in a row brought no lower
 validation loss. The papers give T0, r and P_in; the other numbers are options. Section 4, arXiv 2405.20954.
-Epochs of warm-up come first, on cross-entropy; nothing is counted or kept of them but the weights that they end with.
+Warm-up epochs come first, on cross-entropy; nothing of them counts except the weights that they end with.
 """
 
 import math
@@ -48,16 +48,16 @@ def temperatures(schedule: str, T0: float = 0.2, r: float = 0.9, T_min: float = 
 
 @dataclass
 class Verdict:
-    """What an epoch meant, as bool arrays [P]. A trial whose stage is over either cools or is finished."""
+    """What follows from an epoch, as bool arrays [P]. A trial whose stage is over either cools or is finished."""
 
     improved: np.ndarray  # new best of its stage: remember these weights
     kept: np.ndarray  # its stage beat all earlier ones: those weights are now the trial's result
-    cooled: np.ndarray  # goes on at the next temperature, from its stage's best weights; or is warm, and begins
+    cooled: np.ndarray  # continues at the next temperature from its stage's best weights; or has finished its warm-up
     finished: np.ndarray  # leaves the population; `stopped` says why
 
 
 class Annealing:
-    """Where every trial stands. `update` takes an epoch's validation numbers and says what follows from them.
+    """The state of early stopping of every trial. `update` takes an epoch's validation numbers and says what follows.
 
     configs: resolved configs of the trials; each may have its own schedule and patience.
     anneals: whether the loss has a temperature; if not, there is a single stage without one.
@@ -162,7 +162,7 @@ class Annealing:
         self.stage_epochs[cooled] = self.bad[cooled] = 0
         self.stage_best[cooled] = NOTHING
         self.active &= ~finished
-        warm = warming & ~self.warming  # goes on from these weights, as after a cooling
+        warm = warming & ~self.warming  # continues from these weights, as after a cooling
         return Verdict(improved | warm, kept, cooled | warm, finished)
 
     def fail(self, p: int) -> None:
@@ -180,8 +180,8 @@ class Annealing:
             return dict.fromkeys(("val_loss", "val_metric", "temperature", "epoch"))
         val_loss, val_metric, temperature, epoch, tie = self.best[p].tolist()
         known = None if math.isnan(temperature) else temperature
-        found = {"val_loss": val_loss, "val_metric": val_metric, "temperature": known, "epoch": int(epoch)}
-        return found | {"val_loss": val_metric, "tie": tie} if self.by_metric else found
+        numbers = {"val_loss": val_loss, "val_metric": val_metric, "temperature": known, "epoch": int(epoch)}
+        return numbers | {"val_loss": val_metric, "tie": tie} if self.by_metric else numbers
 
     @property
     def lowest_metric(self) -> float:

@@ -35,13 +35,13 @@ class Average:
             self.mean_steps += 1
 
     def restart(self, rows: Tensor) -> None:
-        """Begin anew from the network's weights in these rows."""
+        """Start over from the network's weights in these rows."""
         if self.on:
             self.mean[rows] = self.net.weights[rows]
             self.mean_steps[rows] = 0
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Drop all other rows."""
         if self.on:
             for name in self.STATE:
                 setattr(self, name, getattr(self, name)[rows])

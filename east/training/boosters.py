@@ -1,4 +1,4 @@
-"""XGBoost, LightGBM and CatBoost, for those who name them: `candidates=[logistic,xgboost]`. None of them is required.
+"""XGBoost, LightGBM and CatBoost, used only when named: `candidates=[logistic,xgboost]`. None is required.
 
 A fitted model is kept as text in the library's own format (JSON, or LightGBM's text), and predicts through the library.
 """
@@ -18,7 +18,7 @@ from east.choices import ConfigError, choose
 Rows = tuple[np.ndarray, np.ndarray]
 
 CLASSES = {"xgboost": "XGBClassifier", "lightgbm": "LGBMClassifier", "catboost": "CatBoostClassifier"}
-LIBRARIES = tuple(CLASSES)  # a saved model knows its library by the place here
+LIBRARIES = tuple(CLASSES)  # a saved model stores the position of its library in here
 
 
 class Booster:
@@ -97,7 +97,7 @@ def written(library: str, model: Any) -> bytes:
 
 
 def predictor(library: str, text: bytes) -> Callable[[np.ndarray], np.ndarray]:
-    """What `written` wrote, as a function: inputs [n, f] to [n] of the second of two classes, or to [n, k]."""
+    """What `written` wrote, as a function from inputs [n, f] to [n] for the second of two classes, or to [n, k]."""
     module = import_module(library)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.json"

@@ -8,7 +8,7 @@ DEVICES = ("auto", "cpu", "cuda", "mps")
 
 
 def pick_device(name: str) -> torch.device:
-    """The device of that name; `auto` is the fastest kind there is."""
+    """The device of that name; `auto` is the fastest available."""
     kind = choose("device", name.partition(":")[0], DEVICES)
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
     if kind == "auto":

@@ -1,9 +1,10 @@
-"""The training engine: a population of trials at once, one trial being a population of one.
+"""The training engine: it trains a population of trials at once; a single trial is a population of one.
 
 The trials of a population share data, network, loss and batch size, and are stacked in a leading dimension P. What
 differs between them (seed, learning rate, dropout, weight decay, schedule, patience, split) is one number per trial.
 Everything random in a trial is a function of its own seed: no generator is carried along, so a trial sees the same
-weights, batches and masks alone or in company, before or after a resume. `train_population` is the whole method.
+weights, batches and masks whether it trains alone or with others, before or after a resume. `train_population` is the
+whole method.
 """
 
 import math
@@ -55,7 +56,7 @@ VAL_REDUCE = ("split", "batch_mean")
 
 
 def train(trials: Sequence[Trial], splits: Splits | Sequence[Splits], **options: Any) -> list[Outcome]:
-    """Train the trials; their outcomes come in the same order, and no checkpoint stays. Options of `train_in_turn`."""
+    """Train the trials and return their outcomes in the same order; no checkpoint is left. Options: `train_in_turn`."""
     populations = list(train_in_turn(trials, splits, **options))
     for _, file in populations:
         if file:
@@ -73,10 +74,10 @@ def train_in_turn(
     tensorboard: Path | None = None,
     compile: bool = False,
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
-    """Train one population after the other: its outcomes, and the checkpoint to remove when they are in safety.
+    """Train one population after the other; yield its outcomes, and the checkpoint to delete once they are saved.
 
     trials: share dataset, model, loss, batch size and optimiser. splits: one for all of them, or one each.
-    checkpoint: a folder. What it holds of these very trials is continued.
+    checkpoint: a folder. A checkpoint of exactly these trials is resumed.
     """
     trials = list(trials)
     each = [splits] * len(trials) if isinstance(splits, Splits) else list(splits)
@@ -105,7 +106,7 @@ def train_population(
     tensorboard: Path | None = None,
     compile: bool = False,
 ) -> list[Outcome]:
-    """Train P trials in step, epoch by epoch, each with its own temperature and early stopping; those that end leave.
+    """Train P trials in step, each with its own temperature and early stopping; finished trials leave the population.
 
     Section 4, arXiv 2405.20954: train at one temperature until early stopping, go back to that stage's best weights,
     cool, and stop when cooling no longer helps. A loss without a temperature has a single stage.
@@ -155,7 +156,7 @@ def train_population(
 
 
 def resumed(members: Sequence[Member], device: torch.device, file: Path | None) -> "Setup":
-    """A population as its checkpoint left it; a new one if there is none, or none that can be read."""
+    """A population restored from its checkpoint; a new one if there is none, or if it cannot be read."""
     setup = Setup(members, device)
     if file is None or not file.exists():
         return setup
@@ -164,7 +165,7 @@ def resumed(members: Sequence[Member], device: torch.device, file: Path | None) 
         return setup
     except torch.OutOfMemoryError:
         raise
-    except Exception as error:  # whatever a damaged file ends in
+    except Exception as error:  # a damaged file can raise nearly anything
         kept = set_aside(file)
         reason = str(error).partition("\n")[0]
         warnings.warn(f"{file} is a damaged checkpoint ({reason}); set aside as {kept.name}, and its trials start over",
@@ -173,7 +174,7 @@ def resumed(members: Sequence[Member], device: torch.device, file: Path | None) 
 
 
 class Setup:
-    """What a population trains with, as its configs say: data on the device, network, loss, optimiser, stopping."""
+    """Everything a population trains with: data on the device, network, loss, optimiser, early stopping."""
 
     def __init__(self, members: Sequence[Member], device: torch.device):
         self.trials, first = [trial for trial, _ in members], members[0][1]
@@ -193,7 +194,7 @@ class Setup:
 
         splits = self.splits
         self.loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive).to(device)
-        self.cross_entropy = losses.CrossEntropy()  # of a warm-up, and to break ties
+        self.cross_entropy = losses.CrossEntropy()  # for the warm-up, and to break ties
         stop_by = config.protocol.stop_by
         named = None if stop_by in (None, "loss") else stop_by
         self.metric = metric_of(named, splits.positive) if named else validation_metric(self.loss, splits.positive)
@@ -227,7 +228,7 @@ class Setup:
             yield prepared(self.splits, inputs, self.device), labels, self.train.weights_at(index), masks
 
     def dropout(self, keys: Tensor, rows: Tensor) -> Dropout | None:
-        """The masks of an epoch, in the memory of the last one as long as no trial has left."""
+        """The masks of an epoch; they reuse the last epoch's memory until a trial leaves."""
         if not self.drops or self.net.mlp is None:
             return None
         if self._dropout is None or len(self._dropout.keys) != len(keys):
@@ -237,7 +238,7 @@ class Setup:
         return self._dropout
 
     def validate(self, alive: np.ndarray) -> "Validated":
-        """Judge the weights, and where a trial averages them the mean as well: the better of the two counts."""
+        """Evaluate the weights, and also their mean if a trial averages them: the better of the two counts."""
         raw = self.validated(alive, self.net.weights)
         result = raw if not self.average.on else raw.better(self.validated(alive, self.average.mean), self.by_metric)
         if isinstance(self.loss, losses.MetricCrossEntropy) and self.loss.source == "validation":
@@ -246,10 +247,10 @@ class Setup:
         return result
 
     def validated(self, alive: np.ndarray, weights: Tensor) -> "Validated":
-        own, trials = self.net.weights, torch.as_tensor(alive, device=self.device)
+        current, trials = self.net.weights, torch.as_tensor(alive, device=self.device)
         self.net.put(weights)
         logits, labels = predict(self.net, self.val, trials, self.splits, self.batch)
-        self.net.put(own)
+        self.net.put(current)
         row_weights = self.val.weights_at(self.val.index(trials))
         values = validation_loss(self.loss, logits, labels, self.val_batch, row_weights)
         predicted, classes = logits.argmax(-1), logits.shape[-1]
@@ -261,7 +262,7 @@ class Setup:
         )
 
     def outcomes(self) -> list[Outcome]:
-        """What the trials came to, with the predictions of the weights that they kept."""
+        """The outcomes of the trials, with the predictions of the weights that they kept."""
         self.net.put(self.population.result)
         everyone = torch.arange(len(self.trials), device=self.device)
         predictions = {
@@ -273,7 +274,7 @@ class Setup:
 
 @dataclass
 class Validated:
-    """How weights [alive, N] do on validation: loss, 1 - metric and what breaks its ties, [alive] each."""
+    """Validation results of weights [alive, N]: loss, 1 - metric and its tie-breaker, [alive] each."""
 
     weights: Tensor
     loss: Tensor
@@ -285,7 +286,7 @@ class Validated:
     row_weights: Tensor | None  # [alive, n]
 
     def better(self, other: "Validated", by_metric: bool) -> "Validated":
-        """Trial by trial this one, or the other where it is better."""
+        """The better of the two, trial by trial."""
         wins = other.loss < self.loss
         if by_metric:
             wins = (other.metric < self.metric) | ((other.metric == self.metric) & (other.tie < self.tie))
@@ -308,7 +309,7 @@ class Validated:
     def entries(
         self, alive: np.ndarray, epoch: int, train_loss: Tensor, temperature: np.ndarray | None
     ) -> Iterator[tuple[int, dict[str, float | None]]]:
-        """Trial and entry of its history."""
+        """Each trial with its history entry."""
         for p, trained, loss, metric in zip(
             alive, train_loss.cpu().tolist(), self.loss.tolist(), self.metric.tolist(), strict=True
         ):
@@ -319,7 +320,7 @@ class Validated:
 def batches_of(rows: int, batch: int) -> int:
     """The batches of an epoch: whole ones, and where fewer than two fit, the rest of the rows as well.
 
-    A rest of one row is left out: it has no variance that batch norm could divide by.
+    A remainder of one row is left out: it has no variance for batch norm to divide by.
     """
     if rows >= 2 * batch:
         return rows // batch
@@ -327,7 +328,7 @@ def batches_of(rows: int, batch: int) -> int:
 
 
 def prepared(splits: Splits, inputs: Tensor, device: torch.device) -> Tensor:
-    """What the networks see of inputs [P, n, ...]; images lie in memory as the fastest convolutions want them."""
+    """Inputs [P, n, ...] as the networks see them; images in the memory layout that convolutions are fastest with."""
     inputs = splits.prepare(inputs)
     if splits.kind == "image" and device.type != "mps" and len(inputs) == 1:
         inputs = inputs.squeeze(0).contiguous(memory_format=torch.channels_last).unsqueeze(0)
@@ -364,7 +365,7 @@ def validation_loss(
 
 
 def population_size(config: Science, device: torch.device, trials: int) -> int:
-    """How many of `trials` such trials should train together, in populations of nearly equal size.
+    """How many of `trials` alike trials should train together, in populations of nearly equal size.
 
     Only MLPs are computed together. On a CPU what a step touches should stay in the cache: the weights, their gradient
     and two moments, hidden units and their gradients. On a GPU there is no such limit, and `train` halves a population
@@ -381,7 +382,7 @@ def population_size(config: Science, device: torch.device, trials: int) -> int:
 
 
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
-    """Members that train together, in the given order.
+    """Groups of members that train together, in the given order.
 
     Splits of one size can be stacked, unless more than their rows differs: the scaling of images, class weights, the
     features of a file whose categories were learnt from other training rows.
@@ -401,7 +402,7 @@ def populations(members: Sequence[Member], device: torch.device) -> list[Sequenc
 
 
 def check(trials: Sequence[Trial], splits: Sequence[Splits]) -> None:
-    """Refuse trials that cannot train together, and hyperparameters that no trial can have."""
+    """Refuse trials that cannot train together, and impossible hyperparameters."""
     if not trials or len(splits) != len(trials):
         raise ValueError(
             f"expected trials and one split for all or one each, got {len(trials)} and {len(splits)} splits"

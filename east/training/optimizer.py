@@ -9,7 +9,7 @@ from torch import Tensor
 from east import models
 from east.settings.sections import Hyper
 
-FUSED = ("cpu", "cuda")  # devices of which torch's fused kernel is used: one pass over the weights in place of ten
+FUSED = ("cpu", "cuda")  # devices where torch's fused kernel is used: one pass over the weights instead of ten
 
 
 class Adam:
@@ -48,7 +48,7 @@ class Adam:
 
     @torch.no_grad()
     def step(self, gradient: Tensor) -> None:
-        """One update from the gradient [P, learned], which is used up."""
+        """One update from the gradient [P, learned], which is overwritten."""
         if self.clips:
             gradient.mul_((self.clip / gradient.norm(dim=1, keepdim=True)).clamp_max(1))
         if gradient.device.type in FUSED:
@@ -66,7 +66,7 @@ class Adam:
             kernel(weights, gradients, first, second, [], steps, **settings)
 
     def bind(self, gradient: Tensor) -> None:
-        """The kernel's arguments for each group of rows: views that serve until weights or gradient are elsewhere."""
+        """The kernel's arguments for each group of rows: views that stay valid until weights or gradient move."""
         weights = self.net.weights[:, : self.net.learned]
         tensors = [tensor.unbind() for tensor in (weights, gradient, self.first, self.second, self.steps.squeeze(1))]
         shared = {"beta1": self.BETAS[0], "beta2": self.BETAS[1], "eps": self.EPS, "amsgrad": False, "maximize": False}
@@ -96,7 +96,7 @@ class Adam:
         self.first[rows], self.second[rows], self.steps[rows] = 0, 0, 0
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Drop all other rows."""
         for name in self.STATE:
             setattr(self, name, getattr(self, name)[rows])
         self.group()

@@ -23,7 +23,7 @@ from east.training.annealing import Annealing, Verdict
 from east.training.averaging import Average
 from east.training.optimizer import Adam
 
-CHECKPOINT = 2  # the layout of a checkpoint; one of another layout is not continued
+CHECKPOINT = 2  # version of the layout; a checkpoint of another version is not resumed
 HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
 
 
@@ -37,7 +37,7 @@ class Trial:
 
     @property
     def identity(self) -> tuple[str, int, str]:
-        """What its record is known by."""
+        """What identifies its record."""
         return self.config.key, self.seed, self.stage
 
     @property
@@ -52,7 +52,7 @@ Member = tuple[Trial, Splits]
 
 @dataclass
 class Outcome:
-    """What a trial came to. A failed one has its error and its history, but no predictions."""
+    """The result of a trial. A failed one has its error and its history, but no predictions."""
 
     trial: Trial
     status: str  # done | failed
@@ -68,13 +68,13 @@ class Outcome:
 
     @property
     def missed(self) -> tuple[float, float]:
-        """1 - M and the loss on validation, by which outcomes compare; infinite where no weights were kept."""
+        """1 - M and the loss on validation, by which outcomes are compared; infinite if no weights were kept."""
         metric, loss = self.best["val_metric"], self.best["val_loss"]
         return math.inf if metric is None else metric, math.inf if loss is None else loss
 
 
 class Population:
-    """What changes while trials train; everything that a checkpoint holds.
+    """Everything that changes while trials train, and that a checkpoint holds.
 
     alive: the trials behind the rows of `net`, `optimizer` and `stage_best`, which shrink as trials end.
     stage_best: [alive, N], weights at the lowest validation loss of the current temperature. result: [P, N], weights of
@@ -112,7 +112,7 @@ class Population:
             )
 
     def follow(self, verdict: Verdict, validated: Tensor) -> None:
-        """Remember, restore and drop weights as early stopping says. validated [alive, N]: what it judged."""
+        """Keep, restore and drop weights as early stopping decides. validated [alive, N]: the weights it evaluated."""
 
         def rows(mask: np.ndarray) -> Tensor:
             return torch.as_tensor(np.flatnonzero(mask[self.alive]), device=self.net.weights.device)
@@ -157,7 +157,7 @@ class Population:
         return outcome
 
     def save(self, file: Path) -> None:
-        """Write a checkpoint; a kill in the middle leaves the last one intact."""
+        """Write a checkpoint; if killed midway, the last one stays intact."""
         tensors = {"weights": self.net.weights, "stage_best": self.stage_best, "result": self.result}
         state = {
             "annealing": self.annealing.state(),
@@ -174,7 +174,7 @@ class Population:
         write_atomically(file, lambda stream: stream.write(content))
 
     def load(self, file: Path) -> None:
-        """Continue from a checkpoint; ValueError or SafetensorError if it is damaged or has another layout."""
+        """Resume from a checkpoint; ValueError or SafetensorError if it is damaged or has another layout."""
         device = str(self.net.weights.device)
         with safe_open(file, framework="pt", device=device) as stored:
             about = stored.metadata() or {}
@@ -196,14 +196,14 @@ class Population:
 
 
 class LossState:
-    """What a loss carries from step to step, one row per trial; most losses carry nothing."""
+    """The state that a loss carries from step to step, one row per trial; most losses have none."""
 
     def __init__(self, loss: Loss):
         self.loss = loss
         self.stateful = type(loss).get_extra_state is not nn.Module.get_extra_state
 
     def keep(self, rows: Tensor) -> None:
-        """Go on with these rows alone."""
+        """Drop all other rows."""
         self.loss.keep(rows)
 
     def state(self) -> dict[str, Tensor]:
@@ -218,7 +218,7 @@ class LossState:
 class Rows:
     """A part of the data on the device: inputs and labels of all distinct splits, one after the other.
 
-    start: [P], where the `count` rows of each trial's split begin. weights: what each row counts; None: all count 1.
+    start [P]: where the `count` rows of each trial's split begin. weights: how much each row counts; None: all count 1.
     """
 
     inputs: Tensor
@@ -267,7 +267,7 @@ class Rows:
 
 
 def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """A hash of everything in a checkpoint: a single bit that flips on the disk must not become a result."""
+    """A hash of everything in a checkpoint: a bit that flips on disk must not become a result."""
     state = hashlib.blake2b(text.encode(), digest_size=16)
     for name in sorted(tensors):
         tensor = tensors[name].detach().cpu().contiguous()
@@ -291,7 +291,7 @@ def initial(trial: Trial, splits: Splits) -> nn.Module:
 
 
 def identity(members: Sequence[Member]) -> str:
-    """The name of a population's checkpoint: only the very same trials on the same rows find it."""
+    """The name of a population's checkpoint, which only exactly the same trials on the same rows share."""
     text = json.dumps(
         [(t.config.to_json(), t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str
     )

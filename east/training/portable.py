@@ -19,7 +19,7 @@ from east.training.boosters import LIBRARIES, Booster, predicted
 from east.training.classical import Classifier, GradientBoosting, LogisticRegression, PrincipalAxes, RandomForest
 
 TOLERANCE = 1e-6
-CHECKED = 200  # rows on which an exported model is compared with the original
+CHECKED = 200  # rows on which a portable model is compared with the original
 
 
 class Portable(nn.Module):
@@ -129,7 +129,7 @@ class Text(Portable):
 
 
 def build(state: Mapping[str, Tensor]) -> Portable | None:
-    """The classical model that these tensors are of; None where they are a network's."""
+    """The classical model that these tensors describe; None if they are a network's."""
     names = set(state)
     if {"text", "library"} <= names:
         return Text(state)
@@ -143,7 +143,7 @@ def build(state: Mapping[str, Tensor]) -> Portable | None:
 
 
 def check_trees(state: Mapping[str, Tensor]) -> None:
-    """Children come after their parents, so that no file can make a row walk in circles; DataError otherwise."""
+    """Check that children come after their parents, so that no file can make a row walk in circles; else DataError."""
     missing = {"left", "right", "feature", "threshold", "value", "roots"} - set(state)
     if missing:
         raise DataError(f"a saved model of trees lacks {', '.join(sorted(missing))}")
@@ -163,7 +163,7 @@ def can_export(model: type) -> bool:
 
 
 def state_of(model: Classifier, inputs: np.ndarray, axes: PrincipalAxes | None = None) -> dict[str, Tensor]:
-    """The tensors of a fitted model. inputs [n, f]: rows on which they must predict what the model does.
+    """The tensors of a fitted model. inputs [n, f]: rows on which they must predict the same as the model.
 
     axes: the projection of the images that the model was fitted on.
     """
@@ -230,7 +230,7 @@ def boosted(model: GradientBoosting) -> dict[str, np.ndarray]:
 
 
 def certain(model: GradientBoosting) -> dict[str, np.ndarray]:
-    """Which classes two logits are of, where training had only one class: that one and, at -inf, any other."""
+    """The classes of two logits if training had a single class: that one and, at -inf, any other."""
     other = 0 if model.present[0] else 1
     return {"present": np.array([model.present[0], other]), "classes": np.array([model.classes])}
 

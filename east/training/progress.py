@@ -17,13 +17,13 @@ from east.files import temporary_name
 from east.training.annealing import Annealing
 from east.training.population import Population, Trial
 
-HEARTBEAT = 2.0  # seconds between two notes of a worker to its parent
-LINE_SECONDS = 5.0  # between two lines to whoever asked for lines
+HEARTBEAT = 2.0  # seconds between two notes from a worker to its parent
+LINE_SECONDS = 5.0  # seconds between two lines, if lines were asked for
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """How far a population is; what a worker writes down for the command that started it."""
+    """How far a population is; a worker writes it down for the command that started it."""
 
     epoch: float
     max_epochs: int
@@ -143,7 +143,7 @@ class TensorBoard:
 
 
 class Checkpoints:
-    """Writes the population to a file, once `seconds` have passed since the last time; without a file, never."""
+    """Writes the population to a file every `seconds`; without a file, never."""
 
     def __init__(self, population: Population, file: Path | None, seconds: float):
         self.population, self.file, self.seconds = population, file, seconds
@@ -154,6 +154,6 @@ class Checkpoints:
             return
         try:
             self.population.save(self.file)
-        except OSError as error:  # a full disk, or another command has cleared the folder: training goes on
+        except OSError as error:  # a full disk, or another command has cleared the folder: training continues
             warnings.warn(f"no checkpoint written: {error}", stacklevel=2)
         self.last = time.monotonic()

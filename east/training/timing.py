@@ -16,7 +16,7 @@ from east.training.population import Trial
 
 STEPS = 3
 ENOUGH = 0.6  # seconds of steps after which no further one is timed
-COMPUTE_BOUND = 0.05  # seconds: a step this long grows with its batch and has no other cost to speak of
+COMPUTE_BOUND = 0.05  # seconds: the time of a step this long is proportional to its batch
 VALIDATION = 1 / 12  # of an epoch: forward passes over a quarter as many rows
 USUAL = {True: 12, False: 4}  # epochs per patience, with and without cooling: about what the committed trials took
 GPU_FLOPS = 1e13  # operations per second that a GPU is assumed to sustain
@@ -37,7 +37,7 @@ class Size:
 
     @classmethod
     def of(cls, data: Data, rows: int) -> "Size":
-        """That of data of which `rows` are for training."""
+        """The size of data with `rows` training rows."""
         return cls(rows, tuple(data.inputs.shape[1:]), len(data.classes), data.kind)
 
     def stand_in(self, rows: int) -> Data:
@@ -57,7 +57,7 @@ class Size:
 
 
 def trial_seconds(config: Science, size: Size, epochs: float, device: torch.device) -> float:
-    """What a trial of so many epochs takes, stacked with others where the engine would do so."""
+    """How long a trial of `epochs` epochs takes, stacked with others if the engine would do so."""
     return steps_of(config, size, epochs) * step_seconds(config, size, device)
 
 
@@ -80,7 +80,7 @@ def usual_epochs(config: Science, size: Size) -> float:
 
 
 def step_seconds(config: Science, size: Size, device: torch.device) -> float:
-    """Seconds of a step per trial. Where steps are long, that of a smaller batch is scaled up."""
+    """Seconds of a step per trial. If steps are long, a smaller batch is timed and scaled up."""
     batch = min(config.hyper.batch_size or 1, size.rows)
     small = min(batch, 32)
     taken = timed_step(config, small, size, device)
@@ -104,7 +104,7 @@ def timed_step(config: Science, batch: int, size: Size, device: torch.device) ->
 
 
 def nameless(loss: Loss) -> Loss:
-    """The loss with one beta for all classes: made-up rows have no names of classes, and it takes as long."""
+    """The loss with one beta for all classes: made-up rows have no class names, and it takes just as long."""
     return loss.but(beta=1.0) if isinstance(loss.options.get("beta"), Mapping) else loss
 
 
@@ -114,7 +114,7 @@ def _time(config: Science, batch: int, size: Size, device: torch.device, togethe
     if setup.loss.anneals:
         setup.loss.temperature = torch.full((together,), 0.1, device=device)
     taken: list[float] = []
-    warm = False  # the first step also allocates and compiles: on a busy machine, seconds for milliseconds
+    warm = False  # the first step also allocates and compiles, which can take a thousand times as long
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for epoch in range(1, STEPS + 2):
             for inputs, labels, weights, masks in setup.batches(setup.population.alive, epoch):
@@ -133,7 +133,7 @@ def _time(config: Science, batch: int, size: Size, device: torch.device, togethe
 
 
 def gpu_seconds(config: Science, size: Size, epochs: float) -> float:
-    """What a trial would take on a GPU, by arithmetic: operations at GPU_FLOPS, and GPU_STEP for every step."""
+    """How long a trial would take on a GPU, by arithmetic: operations at GPU_FLOPS, and GPU_STEP for every step."""
     steps = steps_of(config, size, epochs)
     batch = min(config.hyper.batch_size or 1, size.rows)
     together = 10 if config.model.name in models.TOGETHER else 1
