@@ -264,8 +264,8 @@ def test_two_processes_at_once(cache, server, tmp_path):
         arrays, _, _ = decoded("numbers-1", lambda: {{"x": np.frombuffer(path.read_bytes(), np.uint8)}})
         print(arrays["x"].sum())
     """)
-    running = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    assert [process.communicate()[0].strip() for process in running] == [str(sum(CONTENT))] * 3
+    running = [subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate()[0].strip() for process in running] == [str(sum(CONTENT))] * 2
     assert everything(cache) == ["decoded/numbers-1/digests.json", "decoded/numbers-1/x.npy", "set/file.txt"]
 
 

@@ -1,10 +1,12 @@
 """The record format: identity, atomic files, query, export, selection."""
 
 import json
+import multiprocessing
 import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -321,18 +323,24 @@ def test_selection_without_search():
 
 def test_concurrent_writers_leave_whole_files(tmp_path):
     """Four processes write the same forty trials at once; every file is whole afterwards, and was written once."""
-    code = (
-        "import sys; sys.path.insert(0, 'tests')\n"
-        "from test_records import record; from east import records\n"
-        "written = 0\n"
-        "for seed in range(40):\n"
-        "    try: records.write(sys.argv[1], record(seed=seed)); written += 1\n"
-        "    except FileExistsError: pass\n"
-        "sys.exit(written)\n"
-    )
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    writers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=root) for _ in range(4)]
-    assert sum(writer.wait(120) for writer in writers) == 40
+    forks = multiprocessing.get_context("fork")  # a new interpreter would import torch first
+    together = forks.Barrier(4)
+
+    def write_forty():
+        together.wait(60)
+        written = 0
+        for seed in range(40):
+            with suppress(FileExistsError):
+                records.write(tmp_path, record(seed=seed))
+                written += 1
+        sys.exit(written)
+
+    writers = [forks.Process(target=write_forty) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join(120)
+    assert sum(writer.exitcode for writer in writers) == 40
     assert len(records.done(tmp_path)) == 40
     assert not list(tmp_path.rglob("*.tmp"))
 

@@ -1,9 +1,9 @@
-"""What the columns of a file hold: numbers, words or dates; ids, free text and empty columns are no features.
+"""What the columns of a file hold: numbers, words or dates. Ids, free text and empty columns are not features.
 
     columns = read_columns(frame, categorical=["postcode"], keep=[], path="my.csv")
 
-The kind of a column is decided by all of its rows. What is learnt from values (medians, categories, the first date) is
-left to the encoding.
+All rows decide the kind of a column. Learning from values (medians, categories, the first date) is left to the
+encoding.
 """
 
 import re
@@ -18,8 +18,8 @@ from east.data.common import DataError, digest, listed, shown
 if TYPE_CHECKING:
     import pandas as pd
 
-FEW = 10  # different values up to which a column of mixed numbers and text, such as 0 1 2 3+, is categorical
-LEVELS = 1000  # different words up to which a text column is categorical
+FEW = 10  # a column of mixed numbers and text, such as 0 1 2 3+, with at most so many values is categorical
+LEVELS = 1000  # a text column with at most so many different words is categorical
 OWN = 50  # categories with a feature of their own, the most frequent ones; if two or more are left, they share one
 LARGEST = float(np.finfo(np.float32).max)
 ID = re.compile(r"(?i:^|.*[^a-z])(?i:id|uuid|guid|index|rowid)$|.*[a-z](?:ID|Id)$|^Unnamed: \d+$")
@@ -58,7 +58,7 @@ class Dates:
 
 @dataclass(frozen=True)
 class Dropped:
-    """A column that is no feature, and why."""
+    """A column that is not used as a feature, and why."""
 
     name: str
     reason: str
@@ -80,7 +80,7 @@ class Columns:
         return replace(self, used=tuple(take(column, rows) for column in self.used), frame=frame)
 
     def hidden_digests(self) -> list[str]:
-        """Of columns that the features of all rows do not show in full: those with rare words."""
+        """Digests of the columns that the features do not fully reflect: those with rare words."""
         found = []
         for column in self.used:
             if isinstance(column, Words) and len(column.levels) > OWN + 1:
@@ -134,7 +134,7 @@ def detect_all(
 
 
 def detect(name: str, values: "pd.Series", categorical: bool = False, keep: bool = False) -> Column | Dropped:
-    """What a column is, by all of its rows. DataError: the user has to decide."""
+    """Detect the kind of a column from all of its rows. DataError if the user has to decide."""
     import pandas as pd
 
     types = pd.api.types
@@ -159,7 +159,7 @@ def detect(name: str, values: "pd.Series", categorical: bool = False, keep: bool
 
 
 def detect_text(column: Words, keep: bool) -> Column | Dropped:
-    """Numbers or dates stored as text, categories, or text that is no feature."""
+    """Numbers or dates stored as text, categories, or text that is not a feature."""
     counts = np.bincount(column.codes[column.codes >= 0], minlength=len(column.levels))
     levels, rows = len(column.levels), int(counts.sum())
     numbers = level_numbers(column.levels)
@@ -201,7 +201,7 @@ def words(column: "pd.Series") -> np.ndarray:
 
 
 def level_numbers(levels: Sequence[str]) -> np.ndarray:
-    """float64 [levels], NaN where a word is no number; all NaN if some have leading zeros, for these are codes."""
+    """float64 [levels], NaN for words that are not numbers; all NaN if some have leading zeros, as those are codes."""
     import pandas as pd
 
     if any(re.match(r"-?0\d", level) for level in levels):
@@ -230,7 +230,7 @@ def parse_dates(levels: Sequence[str], format: str) -> np.ndarray:
     import pandas as pd
 
     texts = pd.Series(levels, dtype=object)
-    if format == "ISO8601":  # which would also take a bare year, or a number of eight digits
+    if format == "ISO8601":  # which would also accept a bare year, or a number of eight digits
         texts = texts.where(np.array([bool(ISO_START.match(level)) for level in levels], dtype=bool))
     return as_days(pd.to_datetime(texts, format=format, errors="coerce", utc=True))
 
@@ -255,14 +255,14 @@ def check_range(values: np.ndarray, index: "pd.Index | None" = None) -> None:
 
 
 def row_number(position: int, index: "pd.Index | None" = None) -> int:
-    """Rows are counted from 1 below the header; a portion of a file knows where it begins."""
+    """Rows are counted from 1 below the header; a portion of a file knows its first row."""
     import pandas as pd
 
     return int(index[position] if isinstance(index, pd.RangeIndex) else position) + 1
 
 
 def is_id(name: str, values: np.ndarray) -> bool:
-    """Whether a column is called an id and has another whole number in every row."""
+    """Whether a column is named like an id and has a different whole number in every row."""
     whole = len(values) > FEW and bool(np.isfinite(values).all()) and bool((values == np.floor(values)).all())
     return whole and ID.match(name) is not None and len(np.unique(values)) == len(values)
 

@@ -2,7 +2,7 @@
 
 A dataset is a `Table`, `Images` or `Graphs`: raw inputs, integer labels, class names and where it all came from.
 `split` turns it into `Splits`: three `Part`s whose scaling was fitted on the training rows alone. Random choices use
-NumPy's RandomState, whose streams are frozen: a split seed means the same rows on every machine, for ever.
+NumPy's RandomState, whose streams are frozen: a split seed gives the same rows on every machine, forever.
 """
 
 import hashlib
@@ -34,18 +34,18 @@ class Data:
     """What tables, images and graphs have in common; n rows in the first dimension of everything."""
 
     kind: ClassVar[Kind]
-    field: ClassVar[str]  # that `inputs` are kept in
+    field: ClassVar[str]  # attribute that holds the inputs
     labels: Tensor  # int64 [n]; graphs [n, pairs]
     classes: tuple[str, ...]
     name: str
     positive: int | None = None  # index of the positive class, 1 for every binary problem
     fingerprint: str = ""  # 16 hex digits, computed from inputs and labels unless given
-    official_test: Tensor | None = None  # bool [n]: rows that are the test part by the authors' decision
+    official_test: Tensor | None = None  # bool [n]: rows of the authors' own test part
     groups: Tensor | None = None  # int64 [n]: rows of one group are never separated by a split
     time: Tensor | None = None  # float64 [n]: the split is by time, train oldest and test newest
     source: str = ""  # where the data came from originally
-    path: str = ""  # where the files lie here
-    limit: int | None = None  # rows that were asked for, if not all
+    path: str = ""  # where the files are on this machine
+    limit: int | None = None  # number of rows asked for, if not all
 
     def __post_init__(self):
         if not self.fingerprint:
@@ -70,7 +70,7 @@ class Data:
         return self.groups is None and self.time is None and self.labels.ndim == 1
 
     def fitted(self, train: np.ndarray) -> Self:
-        """The data with everything that must be learnt before scaling learnt from the rows `train`."""
+        """The data with everything that precedes scaling learnt from the rows `train`."""
         return self
 
     def take(self, rows: np.ndarray, **changes: Any) -> Self:
@@ -83,7 +83,7 @@ class Data:
     def limited(self, limit: int | None) -> Self:
         """`limit` rows with the same mix of classes (and of official test rows).
 
-        A class keeps three rows if it has them and there is room, so that it can occur in train, val and test.
+        A class keeps three rows if possible, so that it can occur in train, val and test.
         """
         if limit is None:
             return self
@@ -98,7 +98,7 @@ class Data:
         return self.take(np.sort(rows), limit=limit)
 
     def expect(self, **expected: Any) -> Self:
-        """Self, after checking rows, features, classes or positives; a header read as data fails here."""
+        """Return self if rows, shape, classes or positives are as expected; a header read as data fails here."""
         actual = {
             "rows": len(self.labels),
             "shape": tuple(self.inputs.shape[1:]),
@@ -114,7 +114,7 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Data):
-    """Rows of numbers. Those of a file keep its columns as well, for `split` to encode them by its training rows."""
+    """Rows of numbers. A table from a file also keeps its raw columns, for `split` to encode by training rows."""
 
     kind: ClassVar[Kind] = "table"
     field: ClassVar[str] = "features"
@@ -122,7 +122,7 @@ class Table(Data):
     columns: tuple[str, ...] = ()
     raw: "Columns | None" = None  # of a file: its columns before they are encoded
     encoding: "Encoding | None" = None  # of a file: how `features` are made from `raw`
-    file_note: str | None = None  # of a file: what was guessed when it was read
+    file_note: str | None = None  # of a file: what had to be guessed to read it
 
     @property
     def inputs(self) -> Tensor:
@@ -187,7 +187,7 @@ class Part:
     inputs: Tensor  # tables: scaled float32 [n, f]; images: uint8 [n, 3, h, w]; graphs: float32 [n, nodes, f]
     labels: Tensor  # int64 [n]; graphs [n, pairs]
     index: Tensor  # int64 [n], rows of the data
-    weights: Tensor | None = None  # float32 [n], what each row counts; None: all count 1
+    weights: Tensor | None = None  # float32 [n], how much each row counts; None: all count 1
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -223,7 +223,7 @@ class Splits:
 
 
 def split(data: Data, seed: int = 0, fractions: Sequence[float] = FRACTIONS, stratify: bool = False) -> Splits:
-    """Train, val and test of `data`. An official test part stays what it is; groups stay together.
+    """Split `data` into train, val and test. An official test part is kept; groups stay together.
 
     Medians, categories and scaling are learnt from the training rows alone.
     """
@@ -281,7 +281,7 @@ def assign(
 
 
 def by_time(time: np.ndarray, val: float, test: float, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows in the order of `time` [n], cut twice where it changes, as near to the wanted sizes as that allows.
+    """Rows in order of `time` [n], cut twice where it changes, as close to the wanted sizes as possible.
 
     Rows of the same time stay together, so every row of test is newer than all of val, and val than train.
     """
@@ -298,7 +298,7 @@ def by_time(time: np.ndarray, val: float, test: float, name: str) -> tuple[np.nd
 def cut(
     rows: np.ndarray, fraction: float, random: np.random.RandomState, groups: Tensor | None, strata: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`rows` without a random `fraction` of them, and that fraction; of whole groups where there are any."""
+    """`rows` without a random `fraction` of them, and that fraction; groups are kept whole."""
     if strata is not None:
         chosen = np.zeros(len(rows), dtype=bool)
         chosen[stratified(strata[rows], share(fraction, len(rows)), random)] = True
@@ -341,7 +341,7 @@ def folded(labels: np.ndarray, folds: int) -> np.ndarray:
 
 
 def leave_out(splits: Splits, folds: int, fold: int) -> Splits:
-    """The same split, but validation rows of one fold weigh nothing: early stopping does not see them."""
+    """The same split, but validation rows of one fold have weight 0: early stopping does not see them."""
     kept = torch.from_numpy(folded(splits.val.labels.numpy(), folds) != fold)
     name = fingerprint([splits.index_hash, f"without fold {fold} of {folds}"])
     return replace(splits, val=replace(splits.val, weights=kept.float()), index_hash=name)
@@ -349,7 +349,7 @@ def leave_out(splits: Splits, folds: int, fold: int) -> Splits:
 
 def moments(data: Data, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation per feature or channel over `rows`; a constant feature gets 1."""
-    if isinstance(data, Graphs):  # positions stay in metres: distances between people are what matters
+    if isinstance(data, Graphs):  # positions stay in metres, because distances between people matter
         return torch.zeros(data.nodes.shape[-1]), torch.ones(data.nodes.shape[-1])
     if isinstance(data, Table):
         features = data.features[torch.from_numpy(rows)].double()
@@ -360,7 +360,7 @@ def moments(data: Data, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     if data.normalise == "half":
         return torch.full((3,), 0.5), torch.full((3,), 0.5)
     total, squares = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    for chunk in torch.from_numpy(rows).split(2048):  # in pieces: the images as floats would fill the memory
+    for chunk in torch.from_numpy(rows).split(2048):  # in pieces: all images as floats would fill the memory
         values = data.pixels[chunk].float() / 255
         total += values.sum((2, 3)).double().sum(0)
         squares += values.square().sum((2, 3)).double().sum(0)
@@ -385,7 +385,7 @@ def listed(lines: Sequence[str]) -> str:
 
 
 def shown(value: object, most: int = 60, quoted: bool = True) -> str:
-    """A value for an error message, cut where it is long: a cell of a file may hold a whole book."""
+    """A value for an error message, truncated: a cell of a file may hold a whole book."""
     text = str(value)
     cut = f"… ({len(text):,} characters)" if len(text) > most else ""
     return f"{text[:most]!r}{cut}" if quoted else f"{text[:most]}{cut}"

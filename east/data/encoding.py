@@ -1,4 +1,4 @@
-"""How the columns of a file become features, so that new rows can be encoded in the same way later, or refused.
+"""How the columns of a file become features, so that new rows can later be encoded the same way, or refused.
 
 Everything here is learnt from training rows and travels with a saved model as plain JSON:
 
@@ -54,7 +54,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 @dataclass(frozen=True)
 class Numeric:
-    """One feature; a missing number becomes the median, and a second feature marks it if training had such too."""
+    """One feature; a missing number becomes the median, and a second feature marks it if training rows had gaps."""
 
     name: str
     median: float
@@ -75,7 +75,7 @@ class Numeric:
         return np.stack([values, absent][: 1 + self.indicator], axis=1)
 
     def typed(self, values: "pd.Series") -> Numbers:
-        """New rows of this column; DataError says what was expected and what came."""
+        """Read new rows of this column; DataError says what was expected and what came."""
         import pandas as pd
 
         if pd.api.types.is_numeric_dtype(values) or values.isna().all() or is_boolean(values):
@@ -96,7 +96,7 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A feature of 0 and 1 for each category; words that training did not have are `other`, else 0 everywhere."""
+    """A 0/1 feature for each category; unknown words count as `other` if there is one, else as 0 everywhere."""
 
     name: str
     categories: tuple[str, ...]  # in alphabetical order, then "(missing)" if training had missing values
@@ -207,7 +207,7 @@ Encoder = Numeric | Categorical | Date
 
 
 def encoder(column: Column) -> Encoder:
-    """What the training rows of a column say about how to encode it."""
+    """The encoder that the training rows of a column call for."""
     match column:
         case Numbers():
             return Numeric.fit(column)
@@ -219,7 +219,7 @@ def encoder(column: Column) -> Encoder:
 
 @dataclass(frozen=True)
 class Encoding:
-    """All columns of a file, in the order of their features; and what the file said about classes."""
+    """All columns of a file, in the order of their features, and its classes."""
 
     columns: tuple[Encoder, ...]
     dropped: tuple[Dropped, ...] = ()
@@ -229,7 +229,7 @@ class Encoding:
     delimiter: str | None = None
 
     def fitted(self, columns: Columns, rows: np.ndarray | None = None) -> "Encoding":
-        """The encoding that these rows (None: all) of the columns give."""
+        """The encoding learnt from these rows (None: all) of the columns."""
         learnt = columns.used if rows is None else [take(column, rows) for column in columns.used]
         return replace(self, columns=tuple(map(encoder, learnt)), dropped=columns.dropped)
 
@@ -238,7 +238,7 @@ class Encoding:
         return torch.from_numpy(self.array(columns, np.float32))
 
     def array(self, columns: Columns, dtype: type[np.floating]) -> np.ndarray:
-        """`features` as an array; for whoever scales them before they are rounded to float32."""
+        """`features` as an array, for callers that scale before rounding to float32."""
         parts = [
             encoder.features(column)  # type: ignore[arg-type]  # each kind of encoder has its kind of column
             for encoder, column in zip(self.columns, columns.used, strict=True)
@@ -273,7 +273,7 @@ class Encoding:
 
     @classmethod
     def from_json(cls, value: object) -> "Encoding":
-        """The inverse of `to_json`; it also reads models saved before dates and dropped columns were known."""
+        """The inverse of `to_json`; it also reads models saved before there were dates and dropped columns."""
         given = Given(value, "the encoding")
         read = [column_from_json(column) for column in given.items("columns")]
         positive = given.optional("positive", int)
@@ -296,7 +296,7 @@ def encode(frame: "pd.DataFrame", encoding: Encoding) -> Tensor:
 
 
 def typed_columns(frame: "pd.DataFrame", encoding: Encoding) -> Columns:
-    """The columns of `encoding` in a frame of new rows, in their order; DataError names those that do not fit."""
+    """The columns of `encoding` from a frame of new rows, in its order; DataError names those that do not fit."""
     frame = frame.rename(columns=str)
     refuse_duplicates(frame.columns, "")
     missing = [column.name for column in encoding.columns if column.name not in frame]
@@ -315,14 +315,14 @@ def typed_columns(frame: "pd.DataFrame", encoding: Encoding) -> Columns:
 
 
 def enumerated(given: Iterable[str], most: int = 60) -> str:
-    """Names for a message, each cut where it is long, and how many more there are."""
+    """Names for a message, each truncated, and how many more there are."""
     names = list(given)
     more = [f"and {len(names) - 20} more"] if len(names) > 20 else []
     return ", ".join([*(shown(name, most, quoted=False) for name in names[:20]), *more])
 
 
 def has_numbers(categories: set[str]) -> bool:
-    """Whether some are numbers, all written as `words` writes them: a 1 of new rows might stand for a 01."""
+    """Whether some categories are numbers, all written as `words` writes them: otherwise a new 1 might mean 01."""
     import pandas as pd
 
     numbers = pd.to_numeric(pd.Series(sorted(categories)), errors="coerce").dropna()
@@ -368,7 +368,7 @@ def column_from_json(value: object) -> Encoder | Dropped:
 
 
 class Given:
-    """An object of a JSON file that may be anyone's: every value is checked when it is asked for."""
+    """A JSON object from an untrusted file: every value is checked when it is read."""
 
     def __init__(self, value: object, what: str):
         if not isinstance(value, Mapping):

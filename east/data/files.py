@@ -1,6 +1,6 @@
 """Files of rows and columns, read into pandas frames: CSV of any delimiter (also gzipped), Parquet, Feather, Excel.
 
-The format is told by a file's first bytes rather than by its name. Text may be UTF-8, UTF-16, or Windows' Latin-1.
+A file's first bytes decide its format, not its name. Text may be UTF-8, UTF-16, or Windows-1252 (Latin-1).
 """
 
 import codecs
@@ -56,12 +56,12 @@ class TextFormat:
 
 
 def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
-    """The whole file; without a `delimiter` it is the one that the first line has most of."""
+    """The whole file. The default `delimiter` is the most frequent one in the first line."""
     return next(portions(path, delimiter))
 
 
 def portions(path: str | Path, delimiter: str | None = None, rows: int | None = None) -> Iterator["pd.DataFrame"]:
-    """The file as frames of so many `rows`, or as one; only text is read in portions."""
+    """The file as frames of `rows` rows each, or as one; only text is read in portions."""
     import pandas as pd
 
     path = regular(path)
@@ -97,7 +97,7 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
         ) from None
     except DataError:
         raise
-    except Exception as error:  # damaged files make the readers of each format raise nearly anything
+    except Exception as error:  # on damaged files the readers raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         advice = f" {ADVICE[kind]}" if kind in ADVICE else ""
         raise DataError(f"{path} cannot be read as a table: {shown(reason, 200, quoted=False)}.{advice}") from error
@@ -144,7 +144,7 @@ def read_binary(path: Path, kind: str) -> "pd.DataFrame":
 
 
 def refuse_duplicates(names: Iterable[str], path: str | Path) -> None:
-    """Two columns of one name cannot be told apart; pandas would rename the second."""
+    """Refuse two columns with the same name; pandas would silently rename the second."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
         where = f"{path}: " if str(path) else ""
@@ -161,18 +161,18 @@ def opened(path: Path) -> IO[bytes]:
 
 
 def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
-    """Character set and delimiter of a text file; the whole file is looked through for what is not UTF-8."""
+    """Character set and delimiter of a text file; the whole file is checked for bytes that are not UTF-8."""
     charset = find_charset(path)
     if delimiter is None:
         with codecs.getreader(charset)(opened(path)) as file:
             first = next((line for line in file if line.strip()), "")
-        outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any of them
+        outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any delimiter
         delimiter = max(",;\t|", key=outside.count)
     return TextFormat(charset, delimiter, find_decimal(path, charset, delimiter))
 
 
 def find_decimal(path: Path, charset: str, delimiter: str) -> str:
-    """A comma where the first rows have numbers such as 1,5 and none such as 1.5. 1,500 alone may mean thousands."""
+    """A comma if the first rows have numbers such as 1,5 but none such as 1.5; 1,500 alone may mean thousands."""
     if delimiter == ",":
         return "."
     with codecs.getreader(charset)(opened(path)) as file:
@@ -185,7 +185,7 @@ def find_decimal(path: Path, charset: str, delimiter: str) -> str:
 
 
 def find_charset(path: Path) -> str:
-    """By its byte order mark; else UTF-8 if it is that, UTF-16 if every other byte is 0, else Windows-1252."""
+    """By byte order mark; else UTF-8 if valid, UTF-16 if every other byte is 0, else Windows-1252."""
     decoder, valid, zeros, bytes_seen = codecs.getincrementaldecoder("utf-8")(), True, False, set[int]()
     with opened(path) as file:
         start = file.read(BLOCK)
@@ -212,7 +212,7 @@ def find_charset(path: Path) -> str:
 
 
 def utf16_without_mark(start: bytes) -> str:
-    """Western text in UTF-16 has a 0 in nearly every other byte; anything else with zeros is no text."""
+    """Western text in UTF-16 has a 0 in nearly every other byte; anything else with zeros is not text."""
     even, odd = start[0::2].count(0), start[1::2].count(0)
     most = 0.4 * len(start)  # of len / 2
     if odd > most and even < 0.05 * len(start):
@@ -241,9 +241,9 @@ def header(path: Path, how: TextFormat) -> list[str]:
 
 
 def strictly(reader: Iterator["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
-    """The frames of a reader; rows longer than the header, of which pandas only warns, raise that warning.
+    """The frames of a reader; rows longer than the header raise pandas' warning as an error.
 
-    One more field is no fault where it is empty: some programs end every row with a delimiter.
+    One extra empty field is fine: some programs end every row with a delimiter.
     """
     import pandas as pd
 

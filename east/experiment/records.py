@@ -1,13 +1,13 @@
-"""One JSON file per trial: who it is, what it scored, where it came from. An existing file means: done.
+"""One JSON file per trial: its settings, its scores, and what computed it. An existing file means the trial is done.
 
     results/runs/<dataset>/<loss>/<key>/seed-<n>.json     the record; then a line of history, and one with its digest
     results/runs/<dataset>/<loss>/<key>/seed-<n>.npz      validation and test probabilities and labels, written first
-    results/runs/<dataset>/<loss>/<key>/search-<n>.json   the same of a training of the search; once seed-1000
-    results/records/<dataset>.jsonl                       exported records, committed; they count as done as well
+    results/runs/<dataset>/<loss>/<key>/search-<n>.json   the same for a training of the search; formerly seed-1000
+    results/records/<dataset>.jsonl                       exported records, committed; they count as done too
 
 `key` is the hash of the scientific config, `family` the same without what a search varies: the points of one grid are
 one family. Files are written under a temporary name and renamed: any number of processes may share a results folder.
-What is read passes the check of checked.py; what does not is named and skipped.
+Every record is checked when it is read (checked.py); a bad one is named in a warning and skipped.
 """
 
 import gc
@@ -42,13 +42,13 @@ STAGES = ("search", "trial")
 STATUSES = ("done", "failed")
 RULES = ("val_loss", "val_metric")
 HISTORY_POINTS = 40
-KEPT_BYTES = 1 << 14  # of a file whose record is kept in memory once it was read; a larger one is read again
-MOST_ARRAY_BYTES = 1 << 33  # of arrays, unpacked
+KEPT_BYTES = 1 << 14  # of a file whose record stays in memory once read; a larger one is read again
+MOST_ARRAY_BYTES = 1 << 33  # of arrays when unpacked
 
 
 @dataclass
 class Record:
-    """Everything that is kept of one trial; absent numbers are None."""
+    """Everything that is stored about one trial; missing numbers are None."""
 
     config: Science
     seed: int
@@ -74,13 +74,13 @@ class Record:
 
     @property
     def identity(self) -> tuple[str, int, str]:
-        """What a trial's record is known by."""
+        """What identifies a trial's record."""
         return self.key, self.seed, self.stage
 
-    if not TYPE_CHECKING:  # a type checker would take any attribute for granted
+    if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
-            """What the index does not hold of a record is read from its file when it is first asked for."""
+            """Fields that the index does not hold are read from the record's file on first access."""
             origin = self.__dict__.get("_origin") if name in UNINDEXED else None
             if origin is None:
                 raise AttributeError(f"a record has no {name!r}")
@@ -113,22 +113,22 @@ UNINDEXED = {f.name for f in fields(Record)} - {*INDEXED, "schema", "source"}
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a record of the index is."""
+    """Where an indexed record is stored."""
 
     root: Path
     source: str
     row: Row
 
     def record(self) -> Record:
-        """The record, of which only what the index holds is in memory."""
+        """The record with only its indexed fields in memory."""
         record = object.__new__(Record)
         record.__dict__ |= dict(zip(INDEXED, self.row, strict=False))
         record.__dict__ |= {"schema": SCHEMA, "source": self.source, "_origin": self}
         return record
 
     def read(self) -> dict[str, Any]:
-        """Everything else."""
-        file = f"{self.root}/{self.source}"  # a Path takes longer than the rest
+        """All other fields, from the file."""
+        file = f"{self.root}/{self.source}"  # building a Path would take longer than the rest
         try:
             with open_regular(file) as stream:
                 stream.seek(self.row.offset)
@@ -145,7 +145,7 @@ class Origin:
 
 
 def path(results_dir: str | Path, config: Science, seed: int, stage: str = "trial") -> Path:
-    """Where the record of this trial, or of this training of a search, lives, whether or not it exists."""
+    """The path of this trial's record, whether or not it exists."""
     return Path(results_dir) / "runs" / _below_runs(config, config.key, seed, stage)
 
 
@@ -160,11 +160,11 @@ def _below_runs(config: Science, key: str, seed: int, stage: str) -> str:
 def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None, force: bool = False) -> Path:
     """Store a record, and `arrays` (name -> ndarray) beside it; return its path.
 
-    A record that is done stays, unless `force`: FileExistsError. A failed or unreadable one gives way, and one whose
-    arrays were deleted or damaged, where there are new ones. One of a newer version of east stays whatever is asked.
+    A finished record is not overwritten (FileExistsError) unless `force`. A failed or unreadable one is, and so is one
+    whose arrays are missing or damaged if new ones are given. A record of a newer version of east is never overwritten.
     """
     target = path(results_dir, record.config, record.seed, record.stage)
-    status = _status(target) if os.path.lexists(target) else None  # a link that leads nowhere gives way as well
+    status = _status(target) if os.path.lexists(target) else None  # a dangling link is overwritten too
     if status == "newer":
         raise FileExistsError(f"{target} comes from a newer version of east and is not overwritten")
     if not force and status == "done" and (arrays is None or has_arrays(target)):
@@ -194,22 +194,22 @@ def arrays(file: str | Path) -> "dict[str, np.ndarray]":
                     raise ValueError(f"it unpacks to more than {MOST_ARRAY_BYTES:,} bytes")
             stream.seek(0)
             with np.load(stream, allow_pickle=False) as opened:
-                found = dict(opened)
-        _check_arrays(found)
+                loaded = dict(opened)
+        _check_arrays(loaded)
     except FileNotFoundError:
         raise
-    except Exception as error:  # a damaged archive can end in nearly anything
+    except Exception as error:  # a damaged archive can raise nearly anything
         raise ValueError(f"{stored} cannot be read ({printable(first_line(error))})") from None
-    return found
+    return loaded
 
 
-def _check_arrays(found: "Mapping[str, np.ndarray]") -> None:
-    """Probabilities [n, d] are finite and from 0 to 1, labels [n] are classes of theirs."""
-    for name, labels in found.items():
+def _check_arrays(loaded: "Mapping[str, np.ndarray]") -> None:
+    """Check that probabilities [n, d] are finite and from 0 to 1, and that labels [n] are among their classes."""
+    for name, labels in loaded.items():
         part, _, what = name.partition("_")
-        if what != "labels" or f"{part}_probabilities" not in found:
+        if what != "labels" or f"{part}_probabilities" not in loaded:
             continue
-        probabilities = found[f"{part}_probabilities"]
+        probabilities = loaded[f"{part}_probabilities"]
         if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or labels.dtype.kind not in "iu":
             raise ValueError(f"{part}: expected probabilities [n, d] and labels [n]")
         if not ((probabilities >= -1e-6) & (probabilities <= 1 + 1e-6)).all():
@@ -219,7 +219,7 @@ def _check_arrays(found: "Mapping[str, np.ndarray]") -> None:
 
 
 def has_arrays(file: str | Path) -> bool:
-    """Whether the arrays of a record are there and whole; damaged ones are named in a warning."""
+    """Whether a record's arrays exist and are intact; damaged ones are named in a warning."""
     try:
         return bool(arrays(file))
     except FileNotFoundError:
@@ -237,24 +237,24 @@ def done(results_dir: str | Path) -> dict[tuple[str, int], str]:
 def scan(results_dir: str | Path) -> list[Record]:
     """All records; those of runs without their history.
 
-    Files that are no records are named in a warning and skipped. Runs beat exports, done beats failed.
+    Files that are not records are named in a warning and skipped. Runs take precedence over exports, done over failed.
     """
     root, refused = Path(results_dir), Refused()
-    found: dict[tuple[str, int, str], Record] = {}
+    by_identity: dict[tuple[str, int, str], Record] = {}
     with _uncollected():
         index = Index.read(root / "runs")
         for record in (*_runs(root, index, refused), *_exports(root, index, refused)):
-            known = found.get(record.identity)
+            known = by_identity.get(record.identity)
             if known is None or (known.status, record.status) == ("failed", "done"):
-                found[record.identity] = record
+                by_identity[record.identity] = record
         index.write()
     refused.tell(root)
-    return list(found.values())
+    return list(by_identity.values())
 
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collection, which would go through all records again and again while they pile up."""
+    """Pause garbage collection, which would traverse all records again and again while they accumulate."""
     before = gc.isenabled()
     gc.disable()
     try:
@@ -274,17 +274,17 @@ def load(results_dir: str | Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    found = scan(results_dir)
-    alike = {(record.key, record.config.preset): record.config for record in found}  # the preset is not in the key
+    scanned = scan(results_dir)
+    alike = {(record.key, record.config.preset): record.config for record in scanned}  # the preset is not in the key
     configs = {which: _flat_config(config) for which, config in alike.items()}
-    return pd.DataFrame([_flatten(record, configs[record.key, record.config.preset]) for record in found])
+    return pd.DataFrame([_flatten(record, configs[record.key, record.config.preset]) for record in scanned])
 
 
 def export(results_dir: str | Path) -> dict[str, int]:
-    """Write all that is done to records/<dataset>.jsonl; return the number of records per dataset.
+    """Write all finished records to records/<dataset>.jsonl; return the number of records per dataset.
 
-    One line per record in a fixed order, so that a commit shows only what is new. What was exported before stays.
-    Probabilities are left behind, and of the history a trial keeps 40 epochs at most, a search record none.
+    One line per record in a fixed order, so that a commit shows only what is new. Earlier exports stay. Probabilities
+    are not exported; of the history, a trial keeps at most 40 epochs and a search record none.
     """
     root = Path(results_dir)
     lines: dict[str, dict[tuple, bytes]] = {}
@@ -312,7 +312,7 @@ def _exported(root: Path, record: Record, before: set[bytes]) -> bytes | None:
     values = {**record.to_json(), "history": history}
     values["confusion"] = {split: _sparse(matrix) for split, matrix in record.confusion.items()}
     text = json.dumps(values, separators=(",", ":")).encode()
-    unsigned = text + b"\n"  # as it was exported before there were digests
+    unsigned = text + b"\n"  # as exported before digests were introduced
     return unsigned if unsigned in before else _signed(text)
 
 
@@ -322,7 +322,7 @@ def select(records: Iterable[Record], rule: str = "val_loss") -> str | None:
     `val_loss` (the papers' words): lowest validation loss. `val_metric`: lowest 1 - M on validation, hard predictions.
     Only search records take part; several seeds of one point are averaged. Ties go to the lower `tie` where trials were
     stopped by a metric, then to the lower key. A family that was never searched has a choice if all its trials share
-    one key. None where there is nothing to choose by.
+    one key. None if there is nothing to choose by.
     """
     choose("selection rule", rule, RULES)
     points: dict[str, list[tuple[float, float]]] = {}
@@ -372,7 +372,7 @@ def _flatten(record: Record, config: Mapping[str, object]) -> dict[str, object]:
 
 
 def _dumps(record: Record) -> bytes:
-    """Three lines, one JSON object: the history comes second, so that a query need not read it, then the digest."""
+    """One JSON object on three lines: the values; the history, which a query need not read; the digest."""
     values = record.to_json()
     history = values.pop("history")
     head, tail = (json.dumps(part, separators=(",", ":")) for part in (values, history))
@@ -380,13 +380,13 @@ def _dumps(record: Record) -> bytes:
 
 
 def _signed(text: bytes, between: bytes = b"") -> bytes:
-    """A JSON object with a digest of itself at its end."""
+    """A JSON object with its own digest at the end."""
     body = text[:-1] + b"," + between
     return body + checked.DIGEST + checked.digest(body) + b'"}\n'
 
 
 def _record(content: bytes, whole: bool = False) -> tuple[Record, str]:
-    """The record in a JSON text, and its config as text; ValueError where it is none, or not under its own key."""
+    """The record in a JSON text, and its config as text; ValueError if it is not one, or has a wrong key."""
     values = checked.parse(content, whole)
     text, config, key, family = checked.identity(values)
     given: dict[str, Any] = {name: values[name] for name in STORED if name in values}  # type: ignore[literal-required]
@@ -405,12 +405,12 @@ def _status(file: Path) -> str:
 
 
 def is_newer(file: Path) -> bool:
-    """Whether a record comes from a later version of east, so that it can be neither read nor replaced."""
+    """Whether a record comes from a later version of east and can be neither read nor replaced."""
     return file.exists() and _status(file) == "newer"
 
 
 def _runs(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
-    """The records of runs/, those that changed since the last scan from their files."""
+    """The records of runs/; those that changed since the last scan are read from their files."""
     for file in run_files(root, refused):
         if rows := index.rows(file.source, file.stamp):
             yield Origin(root, file.source, rows[0]).record()
@@ -429,15 +429,15 @@ def _runs(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
 
 
 def _check_place(record: Record, source: str) -> None:
-    """A copied or renamed file is no other trial."""
+    """Check that a file is where its record belongs: a copied or renamed file is not another trial."""
     place = f"runs/{_below_runs(record.config, record.key, record.seed, record.stage)}"
     if source == place or source == f"runs/{_below_runs(record.config, record.key, record.seed, 'trial')}":
-        return  # the second is what searches were once called
+        return  # the second is the former name of a search record
     raise ValueError(f"it holds seed {record.seed}, whose place is {place}")
 
 
 def _exports(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
-    """The records of records/, those of a file that changed since the last scan from its lines."""
+    """The records of records/; files that changed since the last scan are read line by line."""
     for file in export_files(root, refused):
         rows = index.rows(file.source, file.stamp)
         if rows is None:
@@ -454,7 +454,7 @@ def _exports(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
 
 
 def _numbered(file: Found, refused: Refused) -> Iterator[tuple[int, int, bytes]]:
-    """Offset, number and content of the lines of a file that are not blank."""
+    """Offset, number and content of every non-blank line of a file."""
     offset = 0
     for number, line in enumerate(_lines(file, refused), 1):
         if line.strip():
@@ -477,7 +477,7 @@ def _row(record: Record, config: str, offset: int = 0, length: int | None = None
 
 
 def _sparse(matrix: Matrix) -> Any:
-    """With many classes most cells are 0: only the others are exported."""
+    """With many classes most cells are 0, and only the others are exported."""
     if isinstance(matrix, checked.Cells):
         return {"classes": len(matrix), "cells": matrix.cells}
     if len(matrix) <= 16:
@@ -487,7 +487,7 @@ def _sparse(matrix: Matrix) -> Any:
 
 
 def _thin(history: Mapping[str, list]) -> dict[str, list]:
-    """At most HISTORY_POINTS epochs, the first and the last among them, to five digits."""
+    """At most HISTORY_POINTS epochs, including the first and the last, to five digits."""
     epochs = max(map(len, history.values()), default=0)
     count = min(epochs, HISTORY_POINTS)
     kept = [round(i * (epochs - 1) / max(count - 1, 1)) for i in range(count)]
