@@ -1,9 +1,9 @@
 """Where work runs: in this process, in a process per core or GPU, on a Ray cluster, or as SLURM jobs.
 
-`execute(function, queue, place)` takes jobs from the queue and yields (job, result) in the order in which they end.
-Whoever consumes it may append to the queue between results. Functions write their results to disk and find there what
-is done, so doing a job twice is harmless: one whose worker is lost is run again. A function never raises to its
-executor and returns plain data. A job that could not be run at all yields Lost.
+`execute(function, queue, place)` takes jobs from the queue and yields (job, result) as they finish. The consumer may
+append to the queue between results. Functions write their results to disk and skip what is already there, so running a
+job twice is harmless: if a worker dies, its job is run again. A function never raises and returns plain data. A job
+that could not be run at all yields Lost.
 """
 
 import logging
@@ -33,7 +33,7 @@ Function: TypeAlias = Callable[[Job], Any]
 Results: TypeAlias = Iterator[tuple[Job, Any]]
 Slot: TypeAlias = str | None  # a GPU's number, or None for a core
 
-WORTH_TELLING = 60.0  # seconds from which on a command tells how long its workers were idle
+WORTH_TELLING = 60.0  # seconds; a longer command reports how long its workers were idle
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Place:
 
     @property
     def width(self) -> int:
-        """How many jobs should be there to keep every slot busy; with GPUs a population is better left whole."""
+        """How many jobs keep every slot busy; on GPUs a population is better left whole."""
         if self.executor.name == "processes":
             return len(self.slots)
         return self.executor.parallel if self.executor.name in ("ray", "submitit") and not self.executor.gpus else 1
@@ -75,7 +75,7 @@ def choose_place(settings: Settings, much: bool) -> Place:
 
 
 def refuse_dead_cluster(address: str) -> None:
-    """ConfigError where nobody listens; Ray itself would try for minutes and log every attempt."""
+    """ConfigError if nothing listens there; Ray itself would retry for minutes and log every attempt."""
     current = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves the address that "auto" stands for
     if address == "auto":
         known = current.read_text(encoding="utf-8").strip() if current.is_file() else ""
@@ -134,7 +134,7 @@ class Worker:
 
     def give(self, job: Job) -> None:
         self.job, self.since = job, time.monotonic()
-        with suppress(BrokenPipeError):  # it died while idle, which shows when its answer is read
+        with suppress(BrokenPipeError):  # it died while idle, which shows when its result is read
             self.pipe.send(job)
 
     def stop(self) -> None:
@@ -157,7 +157,7 @@ def start_method() -> SpawnContext | ForkServerContext:
 
 @contextmanager
 def deaf_to_interrupts() -> Iterator[None]:
-    """Processes started in here ignore Ctrl-C from their first instruction on; their parent handles it."""
+    """Processes started inside this block ignore Ctrl-C from the start; their parent handles it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -169,7 +169,7 @@ def deaf_to_interrupts() -> Iterator[None]:
 
 
 def work(function: Function, pipe: Connection, variables: Mapping[str, str]) -> None:
-    """The life of a worker, with its parent's environment; it ends when its parent does, however that ends."""
+    """The main loop of a worker, with its parent's environment; it ends when its parent does, for whatever reason."""
     os.environ.update(variables)
     threading.Thread(target=end_with_parent, daemon=True).start()
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # as the command itself
@@ -196,7 +196,7 @@ def single_threaded(function: Function, job: Job) -> Any:
 
 
 def processes(function: Function, queue: deque[Job], place: Place) -> Results:
-    """A worker per slot. One that is killed is replaced, and its job tried again `retries` times."""
+    """One worker per slot. A killed worker is replaced, and its job retried `retries` times."""
     retries = place.executor.retries
     free, victims = list(place.slots), []
     started, busy_seconds = 0.0, 0.0  # from the first job on: to start the first worker takes seconds
@@ -232,7 +232,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
             idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
             display.say(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min")
     finally:
-        with deaf_to_interrupts():  # a second Ctrl-C must not end this half-way
+        with deaf_to_interrupts():  # a second Ctrl-C must not interrupt this
             for worker in [*idle, *busy]:
                 worker.stop()
 
@@ -308,7 +308,7 @@ def submitit(function: Function, queue: deque[Job], place: Place) -> Results:
 
 
 class Restartable:
-    """A job that submitit may stop at its time limit and start again: it goes on from what it wrote to disk."""
+    """A job that submitit may stop at its time limit and restart: it resumes from what it wrote to disk."""
 
     def __init__(self, function: Function):
         self.function = function

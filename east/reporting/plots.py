@@ -62,6 +62,11 @@ def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
     return wrapper
 
 
+def without_data(figure: Figure, reason: str) -> Figure:
+    figure.text(0.5, 0.5, reason, ha="center")
+    return figure
+
+
 @contextmanager
 def style() -> Iterator[None]:
     with matplotlib.rc_context(STYLE):
@@ -208,8 +213,7 @@ def dots(table: "Table", released: "Table | None" = None) -> Figure:
     width = max(map(len, columns.values()), default=1)
     figure = Figure(figsize=(1.2 + 2.5 * width, 0.7 + 0.24 * sum(heights)))
     if not blocks:
-        figure.text(0.5, 0.5, "no records", ha="center")
-        return figure
+        return without_data(figure, "no records")
     grid = figure.subplots(len(blocks), width, squeeze=False, height_ratios=heights)
     for line, (block, cells) in zip(grid, blocks.items(), strict=True):
         for axes in line[len(columns[block]) :]:
@@ -318,8 +322,7 @@ def lines(table: "Table") -> Figure:
     blocks = {block: cells for block, cells in table.blocks.items() if any(cell.values for cell in cells.values())}
     figure = Figure(figsize=(1.6 + 3.0 * max(len(blocks), 1), 3.2))
     if not blocks:
-        figure.text(0.5, 0.5, "no records", ha="center")
-        return figure
+        return without_data(figure, "no records")
     for axes, (block, cells) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items(), strict=True):
         columns = list(dict.fromkeys(cell.column for cell in cells.values()))
         rows = list(dict.fromkeys(cell.row for cell in cells.values()))
@@ -346,8 +349,7 @@ def ranks(table: "Table") -> Figure:
     heights = [2.2 + len(entry.ranks) / 2 for entry in entries]
     figure = Figure(figsize=(6.4, max(0.3 * sum(heights), 1.0)))
     if not entries:
-        figure.text(0.5, 0.5, "fewer than two datasets with trials of every row", ha="center")
-        return figure
+        return without_data(figure, "fewer than two datasets with trials of every row")
     panels = figure.subplots(len(entries), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, entry, height in zip(panels, entries, heights, strict=True):
         _critical_difference(axes, entry, height)
@@ -366,8 +368,7 @@ def leads(table: "Table") -> Figure:
     ]
     figure = Figure(figsize=(6.8, 0.9 + sum(0.7 + 0.3 * len(losses) for losses in lines)))
     if not entries:
-        figure.text(0.5, 0.5, "fewer than two datasets with trials of every row", ha="center")
-        return figure
+        return without_data(figure, "fewer than two datasets with trials of every row")
     panels = figure.subplots(len(entries), 1, squeeze=False, height_ratios=[len(losses) + 2 for losses in lines])[:, 0]
     for axes, entry, losses in zip(panels, entries, lines, strict=True):
         for name, lead in entry.leads[statistics.ALL].items():

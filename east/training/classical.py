@@ -1,7 +1,7 @@
 """Classical models: logistic regression, gradient boosting, random forest, CCS. Same splits and outcomes as networks.
 
-Tables are used as they were scaled; images are flattened, standardised pixel by pixel and projected on the principal
-axes that hold a share of the training part's variance. Where a model has settings to choose, it takes those of lowest
+Tables are used as scaled; images are flattened, standardised pixel by pixel and projected on the principal
+axes that hold a share of the training part's variance. A model with settings to choose takes those with the lowest
 cross-entropy on validation. For all models `best["val_loss"]` and `best["val_metric"]` are 1 - F1 of the decisions.
 """
 
@@ -32,7 +32,7 @@ PARTS = ("train", "val", "test")
 PIXELS_AT_ONCE = 1 << 24
 POWER_ITERATIONS = 4
 
-_projected: dict[tuple, dict[str, np.ndarray]] = {}  # of the last images: the seeds of a population share them
+_projected: dict[tuple, dict[str, np.ndarray]] = {}  # of the last images; the seeds of a population share them
 
 
 def fit(trial: Trial, splits: Splits, keep: bool = False) -> Outcome:
@@ -78,17 +78,16 @@ def kept(classifier: "Classifier", splits: Splits, inputs: np.ndarray) -> dict[s
     return portable.state_of(classifier, inputs, axes)
 
 
-Rows = tuple[np.ndarray, np.ndarray]  # inputs [n, f] and labels [n]
+Array = np.ndarray
+Rows = tuple[Array, Array]  # inputs [n, f] and labels [n]
 
 
 class Classifier(Protocol):
-    """What `fit` asks of a classical model. pca: the share of the variance of images that it sees, or None for all."""
+    """The interface of a classical model. pca: the share of the images' variance that it sees, or None for all."""
 
     pca: float | None
 
-    def fit(
-        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
-    ) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
         """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur.
 
         validation: the rows on which settings are chosen, for models that have any to choose.
@@ -124,9 +123,7 @@ class RandomForest:
         self.n_estimators, self.min_samples_leaf, self.pca = n_estimators, min_samples_leaf, pca
         self.max_samples = max_samples
 
-    def fit(
-        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
-    ) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
         """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur."""
         self.classes = classes
         self.forest = RandomForestClassifier(
@@ -148,7 +145,7 @@ class RandomForest:
 class LogisticRegression:
     """scikit-learn's multinomial logistic regression on standardised inputs.
 
-    C: inverse strength of the L2 penalty; of several, the one of lowest cross-entropy on validation is taken.
+    C: inverse strength of the L2 penalty; of several, the one with the lowest cross-entropy on validation.
     class_weights: None, or balanced, which weighs each row by n / (d n_k).
     """
 
@@ -162,9 +159,7 @@ class LogisticRegression:
         self.pca = pca
         self.class_weights = None if class_weights is None else choose("class_weights", class_weights, CLASS_WEIGHTS)
 
-    def fit(
-        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
-    ) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
         """inputs [n, f], labels [n]; nothing is random, so the seed has no effect."""
         weights = row_weights(labels, classes, self.class_weights)
         std = inputs.std(0, dtype=np.float64)
@@ -207,8 +202,8 @@ class LogisticRegression:
 class GradientBoosting:
     """scikit-learn's histogram gradient boosting, without its early stopping: that would hold back training rows.
 
-    leaves, iterations: largest number of leaves of a tree, and number of trees per class. Of several, those of lowest
-    cross-entropy on validation are taken; a fit with many trees contains those with fewer.
+    leaves, iterations: largest number of leaves of a tree, and number of trees per class. Of several, those with the
+    lowest cross-entropy on validation; a fit with many trees contains those with fewer.
     class_weights: None, or balanced, which weighs each row by n / (d n_k).
     """
 
@@ -226,9 +221,7 @@ class GradientBoosting:
         self.counts = sorted([iterations] if isinstance(iterations, int) else iterations)
         self.class_weights = None if class_weights is None else choose("class_weights", class_weights, CLASS_WEIGHTS)
 
-    def fit(
-        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
-    ) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
         """inputs [n, f], labels [n]. The seed matters above 200,000 rows only, of which the bins see a sample."""
         self.classes, self.present = classes, np.unique(labels)
         self.model: HistGradientBoostingClassifier | None = None
@@ -268,7 +261,7 @@ class GradientBoosting:
 
 
 def row_weights(labels: np.ndarray, classes: int, kind: str | None) -> np.ndarray:
-    """What a row of each class counts, [d]: 1, or n / (d n_k) where kind is balanced."""
+    """How much a row of each class counts, [d]: 1, or n / (d n_k) if kind is balanced."""
     counts = np.bincount(labels, minlength=classes)
     return np.ones(classes) if kind is None else len(labels) / (classes * counts.clip(min=1))
 
@@ -308,9 +301,7 @@ class CCS:
         self.beta, self.C, self.pca = beta, C, pca
         self.decode = choose("decode", decode, DECODINGS)
 
-    def fit(
-        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
-    ) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
         """inputs [n, f], labels [n]; nothing is random, so the seed has no effect."""
         return self.fit_sets(inputs, labels[:, None] == (np.arange(classes) if classes > 2 else [1]))
 
@@ -368,7 +359,7 @@ def best_sets(nothing: np.ndarray, q: np.ndarray, sizes: np.ndarray, beta: float
 
 
 def features(splits: Splits, share: float | None) -> dict[str, np.ndarray]:
-    """What the classifiers see of train, val and test: float32 [n, f]."""
+    """Train, val and test as the classifiers see them: float32 [n, f]."""
     if splits.kind == "graph":
         raise ValueError(f"classical models: expected a table or images, got the graphs of {splits.name}")
     inputs = {part: getattr(splits, part).inputs for part in PARTS}

@@ -1,10 +1,10 @@
-"""Trained classifiers on disk: a folder of weights.safetensors and model.json, with all that new rows need.
+"""Trained classifiers on disk: a folder of weights.safetensors and model.json, with everything that new rows need.
 
     model = east.load("results/models/csv-f1-0a1b2c3d4e5f-seed0")
     model.predict_proba(frame)
 
-Nothing is pickled: reading a model runs no code from outside, unless you say that you trust it: a network of your own
-(model=custom) is imported by its name, and a model of a boosting library is read by that library. Weights, scaling and
+Nothing is pickled: loading a model runs no foreign code unless you say that you trust it. A network of your own
+(model=custom) is imported by name, and a model of a boosting library is read by that library. Weights, scaling and
 trees are tensors; classes, columns, encoding and decision rule are plain JSON.
 """
 
@@ -51,7 +51,7 @@ IMAGES = 512
 
 @dataclass(frozen=True)
 class Model:
-    """A classifier that takes raw rows: it encodes and scales them as in training, and decides by its rule."""
+    """A classifier of raw rows: it encodes and scales them as in training, and decides by its rule."""
 
     about: About  # the content of model.json
     tensors: dict[str, Tensor]  # `mean` and `std` of the inputs, and the state of `net`, its names after "net."
@@ -121,7 +121,7 @@ class Model:
         return replace(self, about={**self.about, "decision": name, "rule": rule.to_json()})
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model; a folder that is there already is replaced as a whole."""
+        """Write the model; an existing folder is replaced as a whole."""
         folder = Path(folder)
         part = temporary_name(folder)
         part.mkdir(parents=True)
@@ -140,8 +140,8 @@ class Model:
 def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
     """A saved model, ready to predict. Everything in its files is checked before anything is computed.
 
-    trust: also load what needs code from outside east: a network of someone's own (model=custom), whose class is
-    imported, or a model of XGBoost, LightGBM or CatBoost, which those libraries read.
+    trust: also load models that need foreign code: a custom network (model=custom), whose class is imported, or a
+    model of XGBoost, LightGBM or CatBoost, which those libraries read.
     """
     folder = Path(path).expanduser()
     missing = [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]
@@ -176,7 +176,7 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
 
 
 def check_state(about: About, tensors: Mapping[str, Tensor]) -> None:
-    """ValueError unless the weights are those of the model that `about` describes. A custom network checks itself."""
+    """ValueError unless the weights fit the model that `about` describes. A custom network checks itself."""
     state = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
     shape, count = about["inputs_shape"], len(about["classes"])
     if "target" in about["model"]:
@@ -189,7 +189,7 @@ def check_state(about: About, tensors: Mapping[str, Tensor]) -> None:
 
 
 def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
-    """The model that a trial has trained on `loaded`, deciding by argmax."""
+    """The model that a trial trained on `loaded`, deciding by argmax."""
     config = outcome.trial.config
     about = description(
         config,
@@ -255,7 +255,7 @@ def assembled(about: About, tensors: Mapping[str, Tensor], device: str) -> Model
 
 
 def check_custom(target: str) -> None:
-    """A saved model may name a class of networks, not just anything that can be called."""
+    """A saved model may name a network class, but not just any callable."""
     try:
         found = import_by_path(target)
     except ValueError as error:
@@ -289,9 +289,9 @@ def predict_file(
 ) -> int:
     """Label and one probability per class for each row of a table, or each image of a folder; the number of rows.
 
-    A CSV file is read in parts, so that it may be larger than memory. `target` appears when all is done.
+    A CSV file is read in parts, so it may be larger than memory. `target` appears once everything is done.
     keep: columns of the input that come first in the output, or "all".
-    safe: put an apostrophe before text that a spreadsheet would take for a formula.
+    safe: put an apostrophe before text that a spreadsheet would read as a formula.
     """
     source, target = Path(source).expanduser(), Path(target).expanduser()
     if model.about["kind"] == "graph":
@@ -366,7 +366,7 @@ def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
 def with_columns(
     predicted: "pd.DataFrame", frame: "pd.DataFrame", keep: Sequence[str] | Literal["all"] | None
 ) -> "pd.DataFrame":
-    """Predictions after columns of the input; one that is called like a column of the output becomes input_<name>."""
+    """Predictions after columns of the input; one with the name of an output column becomes input_<name>."""
     import pandas as pd
 
     if not keep:
