@@ -83,8 +83,8 @@ def from_frame(
     labels, classes, positive_index = encode_labels(frame[target], target, positive, path)
     unused = [column for column in apart.values() if column not in keep]
     raw = read_columns(frame.drop(columns=list({target, *drop, *unused})), categorical, keep, path)
-    told = tuple(Dropped(column, f"is the {what}") for what, column in apart.items() if column in unused)
-    raw = Columns(raw.used, (*told, *raw.dropped), frame)
+    set_apart = tuple(Dropped(column, f"is the {what}") for what, column in apart.items() if column in unused)
+    raw = Columns(raw.used, (*set_apart, *raw.dropped), frame)
     encoding = Encoding((), (), target, classes, positive_index).fitted(raw)
     return Table(
         features=encoding.features(raw),

@@ -65,8 +65,8 @@ def slopes_of_loss(
     metric: Metric, parameters: Mapping[str, Any], diagonal: Tensor, missed: Tensor, predicted: Tensor
 ) -> LossSlopes:
     """Of 1 - metric at counts [..., d]; both 0 where nothing is counted."""
-    hit, lost, said = exact(diagonal), exact(missed), exact(predicted)
-    packed = joined(*slopes_at(metric, parameters, hit, lost, said), diagonal)
+    counts = map(exact, (diagonal, missed, predicted))
+    packed = joined(*slopes_at(metric, parameters, *counts), diagonal)
     d = diagonal.shape[-1]
     return LossSlopes(packed.select(-1, 2 * d), packed.narrow(-1, 0, d), packed.narrow(-1, d, d))
 

@@ -56,7 +56,7 @@ class Cell(Request):
     trials: int | None = None  # how many the protocol asks for
     values: dict[int, float] = field(default_factory=dict)  # seed -> score
     splits: dict[tuple[int | str, int], float] = field(default_factory=dict)  # (split, seed) -> score, over splits
-    constant: list[float] = field(default_factory=list)  # what always predicting one class scores, trial by trial
+    constant: list[float] = field(default_factory=list)  # score of always predicting one class, trial by trial
     failed: int = 0
     capped: bool = False  # more than half of the trials ended at an epoch limit
     settings: int = 0  # how many families of records fit
@@ -74,7 +74,7 @@ class Cell(Request):
 
     @property
     def measure(self) -> str:
-        """The score without its decision rule, which does not make it another measure."""
+        """The score without its decision rule: a different rule does not make it a different measure."""
         row = f" of {self.row}" if self.score.endswith(".trained_for") else ""  # each row has another metric
         return (self.score.partition(".")[2] if self.score.startswith(DECISIONS) else self.score) + row
 
@@ -157,7 +157,7 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
         if cell.family and family[0].family != cell.family:
             continue
         preset = trained_as(family[0], cell)
-        if cell.family:  # listed whatever its training was
+        if cell.family:  # listed however it was trained
             by_preset.setdefault(preset or CUSTOM, []).append(family)
         elif preset and preset in accepted and (asked := cell.composed(preset)):
             rates = cooling_rates(asked)
@@ -209,9 +209,6 @@ def _show(cell: Cell, home: int | str, by_split: Mapping[int | str, list[Candida
         cell.splits = {(split, seed): v for split, one in best.items() for seed, v in one.values.items()}
 
 
-# Scores that follow from counts
-
-
 def best_constant(trials: Sequence[Entry], cell: Cell) -> list[float]:
     """The cell's score of always predicting one class, in each trial: for the class that comes closest to the paper.
 
@@ -245,11 +242,8 @@ def constant_score(name: str, actual: Sequence[int], k: int, position: int | Non
     return {"accuracy": share, "f1_macro": fbeta(1) / len(actual), "mcc": 0.0}.get(name)
 
 
-# Words for a cell
-
-
 def decided(score: str, decision: str) -> str:
-    """A score of argmax as that of a decision made for it: "plugin" or "expected".
+    """The name of an argmax score under the decision rule made for it: "plugin" or "expected".
 
     >>> decided("test.f1_pos", "plugin")
     'plugin_f1.test.f1_pos'
@@ -264,7 +258,7 @@ def typed_command(cell: Cell) -> Command:
 
 
 def command(cell: Cell) -> str:
-    """The command that fills a cell, as one types it."""
+    """The command that fills a cell, as typed in a shell."""
     automatic = "paper" if cell.dataset in PAPER_DATASETS else "quick"
     further: Options = {"preset": cell.asked} if cell.asked != automatic else {}
     further |= {"selection": cell.rule} if cell.rule != "val_loss" else {}

@@ -1,4 +1,4 @@
-"""Records as tables see them, filed by what a cell looks for. `Entry` alone knows how a record is laid out."""
+"""Records as tables see them, grouped by what a cell looks for. Only `Entry` knows the layout of a record."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from east.settings.sections import Science
 from east.training.scores import Matrix
 
 AXES = (*identity.SEARCHED, "r")  # of a grid
-LIMITS = ("max_epochs", "stage_epochs")  # how a trial ends that was still improving
+LIMITS = ("max_epochs", "stage_epochs")  # how a trial that was still improving ends
 
 Point: TypeAlias = tuple[float | None, ...]  # values of AXES
 
@@ -52,7 +52,7 @@ class Entry:
 
     @property
     def label(self) -> str | None:
-        """The preset that the run was started with, whatever else its command line changed."""
+        """The preset that the run was started with, whatever else its command changed."""
         return self.config.preset
 
     @property
@@ -72,7 +72,7 @@ class Entry:
 
     @property
     def sections(self) -> dict[str, dict[str, Json]]:
-        """The settings as they are stored, section by section, without what has its default."""
+        """The settings as stored, section by section, without defaults."""
         return _sections(self.config)
 
     @property
@@ -92,7 +92,7 @@ class Entry:
         return rows[1] if len(rows) == 2 else min(filter(None, rows), default=None)
 
     def value(self, score: str, position: int | None) -> float | None:
-        """A score such as "thresholds.test.f1_pos"; None if the trial failed or was not judged by it."""
+        """A score such as "thresholds.test.f1_pos"; None if the trial failed or does not have it."""
         *rule, split, name = score.split(".")
         decision = self.record.decisions.get(rule[0]) if rule else None
         scores = decision.get("scores", {}) if decision else {} if rule else self.record.scores

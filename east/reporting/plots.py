@@ -230,8 +230,8 @@ def dots(table: "Table", released: "Table | None" = None) -> Figure:
 def _of_other_data(table: "Table", released: "Table | None") -> dict[tuple[str, str, str], "Cell"]:
     """The cells of the released variant that have results on data of their own."""
     data = {(cell.block, cell.row, cell.column): cell.dataset for cell in table.cells}
-    found = {(c.block, c.row, c.column): c for c in (released.cells if released else ()) if c.values}
-    return {place: cell for place, cell in found.items() if data.get(place, cell.dataset) != cell.dataset}
+    filled = {(c.block, c.row, c.column): c for c in (released.cells if released else ()) if c.values}
+    return {place: cell for place, cell in filled.items() if data.get(place, cell.dataset) != cell.dataset}
 
 
 @dataclass(frozen=True)
@@ -327,9 +327,9 @@ def lines(table: "Table") -> Figure:
         columns = list(dict.fromkeys(cell.column for cell in cells.values()))
         rows = list(dict.fromkeys(cell.row for cell in cells.values()))
         for k, row in enumerate(rows):
-            own = [cell for cell in cells.values() if cell.row == row and cell.values]
-            at = [columns.index(cell.column) + 0.05 * (k - len(rows) / 2) for cell in own]  # intervals side by side
-            means = [_ours(cell) for cell in own]
+            drawn = [cell for cell in cells.values() if cell.row == row and cell.values]
+            at = [columns.index(cell.column) + 0.05 * (k - len(rows) / 2) for cell in drawn]  # intervals side by side
+            means = [_ours(cell) for cell in drawn]
             look = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)], "ms": 4, "lw": 1.2}
             axes.errorbar(at, [m.at for m in means], [m.reach for m in means], elinewidth=0.7, label=row, **look)
         axes.set(title=block, xlim=(-0.4, len(columns) - 0.6))
@@ -431,12 +431,12 @@ def cliques(sorted_ranks: Sequence[float], reach: float) -> list[tuple[int, int]
     >>> cliques([1.0, 1.5, 2.2, 4.0], reach=1.0)
     [(0, 1), (1, 2)]
     """
-    found: list[tuple[int, int]] = []
+    runs: list[tuple[int, int]] = []
     for first, rank in enumerate(sorted_ranks):
         last = max(k for k, other in enumerate(sorted_ranks) if other - rank < reach)
-        if last > first and (not found or last > found[-1][1]):
-            found.append((first, last))
-    return found
+        if last > first and (not runs or last > runs[-1][1]):
+            runs.append((first, last))
+    return runs
 
 
 @styled

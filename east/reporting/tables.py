@@ -292,13 +292,13 @@ def answer(table: Table) -> str | None:
     if not first or not table.reference:
         return None
     best = max(first, key=lambda cell: cell.summary.mean or 0.0)
-    said = f"Highest {best.column}: {best.row}, {best.summary.mean:.3f}"
+    sentence = f"Highest {best.column}: {best.row}, {best.summary.mean:.3f}"
     pair = next((p for p in comparisons(table) if (p.row, p.column) == (best.row, best.column)), None)
     if pair is None or pair.low is None or pair.high is None:
-        return f"{said}."
+        return f"{sentence}."
     sure = "more than chance" if pair.low > 0 else "too close to call"
     lead = f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]".replace("-", "−")
-    return f"{said}; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s."
+    return f"{sentence}; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s."
 
 
 def _rivals(table: Table, cell: Cell, asked: set[tuple[str, str, str, str]]) -> Iterator[Cell]:

@@ -1,4 +1,4 @@
-"""What a command will do and how long that takes, before it begins; nothing is downloaded to find out."""
+"""What a command will do and how long it will take, before it starts; nothing is downloaded to find out."""
 
 import os
 import sys
@@ -30,8 +30,8 @@ from east.training.timing import Size
 
 T = TypeVar("T")
 MINUTE, DAY = 60, 86400
-SMALL = 100_000  # visits of table rows that take less than a minute on anything: not worth timing
-SHORTER = ("budget", "lean", "quick")  # presets, from the longest
+SMALL = 100_000  # visits of table rows that take less than a minute on any machine: not worth timing
+SHORTER = ("budget", "lean", "quick")  # presets, longest first
 # Of the papers' datasets, for plans that are made before they are fetched.
 SIZES = {
     "adult": Size(26_048, (13,), 2),
@@ -54,7 +54,7 @@ class Item:
     run: Run | None
     size: Size | None
     done: Counter[str]  # trainings on record, by stage
-    epochs: float | None = None  # that such trials took, where some are on record
+    epochs: float | None = None  # that similar trials took, if any are on record
 
     @property
     def science(self) -> Science:
@@ -68,7 +68,7 @@ class Item:
 
     @property
     def visits(self) -> float:
-        """Times that training looks at a row."""
+        """How many times training visits a row."""
         return 0 if self.size is None else sum(self.todo) * self.size.rows * self.usual(self.science, self.size)
 
     def usual(self, config: Science, size: Size) -> float:
@@ -76,7 +76,7 @@ class Item:
         return self.epochs or timing.usual_epochs(config, size)
 
     def seconds(self, of_trial: Callable[[Science, Size, float], float]) -> float | None:
-        """All of it, one after the other: trials are taken to be like the points of the search."""
+        """Time for all of it in sequence; a trial is assumed to take as long as a point of the search."""
         if self.settings.loss.classical or self.size is None:
             return None if any(self.todo) else 0.0
         points = [self.science.with_grid_point(point) for point in self.settings.grid() if self.settings.searched]
@@ -114,7 +114,7 @@ class Plan:
         return pick_device(self.settings.device)
 
     def costs(self) -> list[float | None]:
-        """Seconds of each run on one slot of this machine; None where that cannot be told."""
+        """Seconds of each run on one slot of this machine; None if unknown."""
         if all(item.size and item.size.kind == "table" for item in self.items):
             visits = sum(item.visits for item in self.items)
             if visits < SMALL:
@@ -128,7 +128,7 @@ class Plan:
         return sum(item.seconds(timing.gpu_seconds) or 0 for item in self.items)
 
     def runs(self, failures: list[str] | None = None) -> list[Run]:
-        """Every run with its data, fetched where they were not here.
+        """Every run with its data, downloaded if necessary.
 
         failures: gets a line for every run that cannot be carried out; without it, the first one raises.
         """
@@ -151,7 +151,7 @@ class Plan:
         return f"{writers.aligned(lines)}\n{total}" + (f"; {rest} runs are not timed" if rest else "")
 
     def confirmed(self) -> float:
-        """Say how long it takes if that is more than a minute; the seconds. ConfigError where the user declines.
+        """Print the estimate if it is more than a minute, and return the seconds. ConfigError if the user declines.
 
         More than a day on a CPU needs a yes: typed, or yes=true where nobody can be asked.
         """
@@ -193,7 +193,7 @@ class Plan:
         return f"on this machine ({self.device.type}, {slots(self.width)})"
 
     def instead(self, seconds: float) -> str:
-        """What to do in place of something absurd."""
+        """What to do instead of a plan that takes far too long."""
         options = []
         for preset in SHORTER:
             try:
@@ -217,7 +217,7 @@ def slots(count: int) -> str:
 
 @contextmanager
 def one_thread(single: bool) -> Iterator[None]:
-    """Time as a worker would compute."""
+    """Limit torch to one thread, as in a worker."""
     before = torch.get_num_threads()
     torch.set_num_threads(1 if single else before)
     try:
@@ -231,7 +231,7 @@ def made(
     shorter: Callable[[str], Sequence[Settings]] = lambda preset: (),
     failures: list[str] | None = None,
 ) -> Plan:
-    """The plan of these settings. Data that are not here are not fetched.
+    """The plan of these settings. Missing data are not downloaded.
 
     shorter: the settings of the same command under another preset, or none.
     failures: gets a line for every run that cannot be carried out; without it, the first one raises.
@@ -258,14 +258,14 @@ def attempted(settings: Settings, make: Callable[[Settings], T], failures: list[
 
 
 def item(settings: Settings) -> Item:
-    """A run with its data, if they are here or need no fetching."""
+    """A run with its data, if no download is needed."""
     name = settings.dataset.name.partition("-")[0]
     fetched = bool(data.datasets()[name].needs)
     try:
         with offline(fetched):
             run = Run.of(settings)
     except DataError:
-        if not fetched or settings.data_dir:  # a folder that the user names should hold them
+        if not fetched or settings.data_dir:  # a folder named by the user should hold them
             raise
         return Item(settings, None, size_of(settings), Counter())
     loaded = load(settings.dataset, settings.data_dir)
@@ -289,7 +289,7 @@ def offline(wanted: bool) -> Iterator[None]:
 
 
 def size_of(settings: Settings) -> Size | None:
-    """The size of a dataset that is not here, where it is known."""
+    """The size of a dataset that is not downloaded yet, if known."""
     size, dataset = SIZES.get(settings.dataset.name), settings.dataset
     if size is None:
         return None
@@ -299,7 +299,7 @@ def size_of(settings: Settings) -> Size | None:
 
 
 def on_record(items: Sequence[Item], runs: Sequence[Run]) -> list[Item]:
-    """What the results folder holds of them: trainings done, and how many epochs such trials took."""
+    """What the results folder holds: finished trainings, and how many epochs similar trials took."""
     ledger = ledger_of(runs)
     took: dict[tuple, list[int]] = {}
     for record in ledger.found.values():

@@ -68,7 +68,7 @@ class Progress:
         self.epoch = 0.0
         self.temperature: float | None = None
         self.best: float | None = None
-        self.written = self.said = -math.inf
+        self.written = self.last_line = -math.inf
 
     def __enter__(self) -> Self:
         if self.to is True:
@@ -101,9 +101,9 @@ class Progress:
         self.epoch, self.temperature = epoch, None if temperature is None else float(temperature)
         self.best = None if warming or math.isinf(missed) else 1 - missed
         self._write_if_due()
-        if callable(self.to) and time.monotonic() - self.said >= LINE_SECONDS:
+        if callable(self.to) and time.monotonic() - self.last_line >= LINE_SECONDS:
             self.to(self.line())
-            self.said = time.monotonic()
+            self.last_line = time.monotonic()
 
     def _write_if_due(self) -> None:
         if isinstance(self.to, Path) and time.monotonic() - self.written > HEARTBEAT:
