@@ -35,6 +35,15 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
     raise ConfigError(f"unknown {kind} {name!r}{hint} Choices: {', '.join(choices)}")
 
 
+def printable(text: str) -> str:
+    """Text from a file, or its name, for use in a message.
+
+    >>> printable("two\\nlines")
+    'two\\\\nlines'
+    """
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def install_hint(extra: str) -> str:
     """The command that installs an optional dependency, for error messages.
 

@@ -15,7 +15,7 @@ from PIL import Image
 from torchvision import transforms
 
 from east.data import DataError, Encoding, caltech256, encode, load, read, split
-from east.data.columns import LEVELS, OWN
+from east.data.columns import LEVELS, OWN, level_numbers
 from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
 from east.training.engine import populations
@@ -213,6 +213,36 @@ def test_numbers_stored_as_text_are_numbers_but_codes_with_leading_zeros_are_wor
     assert encode(pd.DataFrame({"job": ["7.5"], "smokes": [0]}), numbers.encoding).tolist() == [[7.5, 0]]
     codes = from_frame("csv", frame().assign(job=[f"{k % 20:03}" for k in range(60)]), "state", ["age", "postcode"])
     assert codes.columns[:2] == ("job=000", "job=001")
+
+
+@pytest.mark.parametrize(
+    "texts, expected",
+    [
+        (["25,981.63", "1,500", "-7"], [25981.63, 1500, -7]),
+        (["1,234,567", "1,500", "2"], [1234567, 1500, 2]),
+        (["1.234,56", "1.500", "0,5"], [1234.56, 1500, 0.5]),
+    ],
+)
+def test_thousands_are_read_where_a_number_shows_their_mark(texts, expected):
+    assert level_numbers(texts).tolist() == expected
+    assert np.isnan(level_numbers([*texts, "12,34.5"])).any()
+
+
+def test_thousands_are_read_in_new_rows_too():
+    rows = pd.DataFrame({"price": [f"{1000.5 + 7 * k:,}" for k in range(60)], "y": ["a", "b"] * 30})
+    table = from_frame("t", rows, "y")
+    assert table.columns == ("price",)
+    assert encode(rows, table.encoding).flatten().tolist() == [1000.5 + 7 * k for k in range(60)]
+    with pytest.raises(DataError, match=r"price \(expected numbers, got 'dear'\)"):
+        encode(rows.assign(price="dear"), table.encoding)
+
+
+def test_a_line_for_a_column_is_one_line():
+    rows = pd.DataFrame({"address": ["Hill 1\nBern", "Hill 2\nBern"] * 30, "one": "x", "y": ["a", "b", "b"] * 20})
+    assert from_frame("t", rows, "y").encoding.describe() == [
+        r"address              2 categories: Hill 1\nBern, Hill 2\nBern",
+        "one                  1 category: x",
+    ]
 
 
 def test_frequent_words_have_a_feature_each_and_the_rest_share_one():

@@ -56,9 +56,24 @@ def test_decimal_commas(tmp_path):
         ("x;y\n1,5;a\n-2;b\n3,25;c\n", [1.5, -2, 3.25]),
         ("x;y\n1.5;1,5\n-2;1,5\n3;2,5\n", [1.5, -2, 3]),
         ("x;y\n1,500;a\n2,500;b\n3,500;c\n", ["1,500", "2,500", "3,500"]),
+        ("x;y\n0,125;a\n1,500;b\n-2,750;c\n", [0.125, 1.5, -2.75]),
+        ("x;y\n1,500;a\n1234,500;b\n", [1.5, 1234.5]),
     ):
         (tmp_path / "a.csv").write_text(content)
         assert read(tmp_path / "a.csv")["x"].tolist() == expected
+
+
+@pytest.mark.parametrize("content", ["<!DOCTYPE html><html>", "<html>\n", '<?xml version="1.0"?>', '[{"a": 1}]', "{\n"])
+def test_pages_and_json_are_called_what_they_are(tmp_path, content):
+    (tmp_path / "a.csv").write_text(content)
+    with pytest.raises(DataError, match=r"it looks like (HTML or XML|JSON)"):
+        read(tmp_path / "a.csv")
+
+
+def test_a_mistyped_file_name_is_suggested(tmp_path):
+    (tmp_path / "customers.csv").write_text("x,y\n1,2\n")
+    with pytest.raises(DataError, match=r"there is no file .*custmers\.csv, did you mean .*/customers\.csv\?"):
+        read(tmp_path / "custmers.csv")
 
 
 def test_windows_quotes_are_not_control_characters(tmp_path):

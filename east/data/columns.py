@@ -32,6 +32,10 @@ DATE_FORMATS = (
     "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y",
 )  # fmt: skip
 ISO_START = re.compile(r"\d{4}-\d{2}-\d{2}([T ]|$)")
+THOUSANDS = {  # their mark -> numbers that may have it
+    ",": re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?"),
+    ".": re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?"),
+}
 DAY = 86400.0
 
 
@@ -206,7 +210,20 @@ def level_numbers(levels: Sequence[str]) -> np.ndarray:
 
     if any(re.match(r"-?0\d", level) for level in levels):
         return np.full(len(levels), np.nan)
-    return pd.to_numeric(pd.Series(levels, dtype=object), errors="coerce").to_numpy(dtype=float)
+    return pd.to_numeric(pd.Series(without_thousands(levels), dtype=object), errors="coerce").to_numpy(dtype=float)
+
+
+def without_thousands(levels: Sequence[str]) -> Sequence[str]:
+    """25,981.63 and 1.234,56 as Python reads them, where some word shows which mark is which; 1,500 alone does not.
+
+    >>> without_thousands(["25,981.63", "1,500"]), without_thousands(["1,500"])
+    (['25981.63', '1500'], ['1,500'])
+    """
+    for mark, number in THOUSANDS.items():
+        telling = any(level.count(mark) > 1 or ("," in level and "." in level) for level in levels)
+        if telling and all(number.fullmatch(level) for level in levels):
+            return [level.replace(mark, "").replace(",", ".") for level in levels]
+    return levels
 
 
 def level_dates(levels: Sequence[str]) -> tuple[str, np.ndarray]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from east.choices import ConfigError
+from east.choices import ConfigError, printable
 
 if TYPE_CHECKING:
     from east.data.columns import Columns
@@ -388,7 +388,7 @@ def shown(value: object, most: int = 60, quoted: bool = True) -> str:
     """A value for an error message, truncated: a cell of a file may hold a whole book."""
     text = str(value)
     cut = f"… ({len(text):,} characters)" if len(text) > most else ""
-    return f"{text[:most]!r}{cut}" if quoted else f"{text[:most]}{cut}"
+    return f"{text[:most]!r}{cut}" if quoted else f"{printable(text[:most])}{cut}"
 
 
 def fingerprint(digests: Iterable[str]) -> str:

@@ -83,8 +83,11 @@ class Numeric:
         else:
             given = words_column(self.name, values)
             numbers = level_numbers(given.levels)
-            if not is_text(values) or np.isnan(numbers).any():
+            if not is_text(values):
                 raise DataError(f"expected numbers, got {values.dtype}")
+            if np.isnan(numbers).any():
+                stray = given.levels[int(np.flatnonzero(np.isnan(numbers))[0])]
+                raise DataError(f"expected numbers, got {shown(stray)}")
             column = Numbers(self.name, np.append(numbers, np.nan)[given.codes])
         check_range(column.values, values.index)
         return column
@@ -148,7 +151,8 @@ class Categorical:
     def describe(self) -> str:
         some = ", ".join(shown(c, 20, quoted=False) for c in self.categories[:6])
         more = ", …" if len(self.categories) > 6 else ""
-        return f"{len(self.categories)} categories{', rarer ones together' if self.other else ''}: {some}{more}"
+        count = "1 category" if len(self.categories) == 1 else f"{len(self.categories)} categories"
+        return f"{count}{', rarer ones together' if self.other else ''}: {some}{more}"
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,13 @@ A file's first bytes decide its format, not its name. Text may be UTF-8, UTF-16,
 
 import codecs
 import gzip
+import os
 import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, cast
@@ -107,10 +109,19 @@ def regular(path: str | Path) -> Path:
     """The path, if it leads to a regular file."""
     path = Path(path).expanduser()
     if not path.exists():
-        raise DataError(f"there is no file {path}.")
+        near = get_close_matches(path.name, names_in(path.parent), n=1)
+        raise DataError(f"there is no file {path}{f', did you mean {path.with_name(near[0])}?' if near else '.'}")
     if not path.is_file():
         raise DataError(f"{path} is not a regular file but a {'folder' if path.is_dir() else 'pipe or device'}.")
     return path
+
+
+def names_in(folder: Path) -> list[str]:
+    """What lies in a folder; nothing where it cannot be read."""
+    try:
+        return sorted(os.listdir(folder))
+    except OSError:
+        return []
 
 
 def file_kind(path: Path) -> str:
@@ -166,13 +177,15 @@ def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
     if delimiter is None:
         with codecs.getreader(charset)(opened(path)) as file:
             first = next((line for line in file if line.strip()), "")
+        if other := re.match(r"\s*(?:(<!doctype|<html|<\?xml)|[\[{]\s*[{\"]|[\[{]\s*$)", first, re.IGNORECASE):
+            raise ValueError(f"it looks like {'HTML or XML' if other[1] else 'JSON'}")
         outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any delimiter
         delimiter = max(",;\t|", key=outside.count)
     return TextFormat(charset, delimiter, find_decimal(path, charset, delimiter))
 
 
 def find_decimal(path: Path, charset: str, delimiter: str) -> str:
-    """A comma if the first rows have numbers such as 1,5 but none such as 1.5; 1,500 alone may mean thousands."""
+    """A comma if the first rows have numbers such as 1,5 or 0,125 but none such as 1.5; 1,500 may mean thousands."""
     if delimiter == ",":
         return "."
     with codecs.getreader(charset)(opened(path)) as file:
@@ -180,8 +193,8 @@ def find_decimal(path: Path, charset: str, delimiter: str) -> str:
     cells = [cell.strip().strip('"') for row in rows for cell in row.split(delimiter)]
     if any(re.fullmatch(r"[+-]?\d*\.\d+", cell) for cell in cells):
         return "."
-    fractions = [found[1] for found in (re.fullmatch(r"[+-]?\d+,(\d+)", cell) for cell in cells) if found]
-    return "," if any(len(digits) != 3 for digits in fractions) else "."
+    with_comma = [cell for cell in cells if re.fullmatch(r"[+-]?\d+,\d+", cell)]
+    return "," if any(not re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", cell) for cell in with_comma) else "."
 
 
 def find_charset(path: Path) -> str:

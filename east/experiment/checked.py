@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypeAlias, overload
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
+from east.choices import printable
 from east.settings.identity import SCHEMA
 from east.settings.sections import Science
 
@@ -255,8 +256,3 @@ def shown(value: object) -> str:
     """A value from a file for use in a message: short, and without control characters."""
     text = ascii(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def printable(text: str) -> str:
-    """Text from a file, or its name, for use in a message."""
-    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

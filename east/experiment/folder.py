@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from east.experiment.checked import printable
+from east.choices import printable
 from east.experiment.index import Stamp
 
 NAMED = 5  # damaged files that a command lists by name; it counts the others

@@ -24,9 +24,9 @@ from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from east.choices import ConfigError, choose
+from east.choices import ConfigError, choose, printable
 from east.experiment import checked
-from east.experiment.checked import MOST_BYTES, UNREADABLE, NewerError, printable
+from east.experiment.checked import MOST_BYTES, UNREADABLE, NewerError
 from east.experiment.folder import Found, Refused, export_files, first_line, run_files
 from east.experiment.index import Index, Row
 from east.files import open_regular, read_regular, write_atomically
