@@ -21,8 +21,8 @@ class ConfigError(ValueError):
     """The command cannot be run; the message says why and what would work."""
 
 
-def choose(kind: str, name: str, choices: Iterable[str]) -> str:
-    """Return `name` if it is one of `choices`; otherwise raise a ConfigError that suggests the nearest and lists all.
+def choose(kind: str, name: str, choices: Iterable[str], meant: str | None = None) -> str:
+    """Return `name` if it is one of `choices`; otherwise raise a ConfigError that suggests `meant`, or the nearest.
 
     >>> choose("metric", "f1", ["f1", "mcc"])
     'f1'
@@ -30,9 +30,14 @@ def choose(kind: str, name: str, choices: Iterable[str]) -> str:
     choices = sorted(choices)
     if name in choices:
         return name
-    near = get_close_matches(str(name).lower(), choices, n=1)
+    near = [meant] if meant else get_close_matches(str(name).lower(), choices, n=1)
     hint = f", did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"unknown {kind} {name!r}{hint} Choices: {', '.join(choices)}")
+
+
+def names_a_file(word: str) -> bool:
+    """Whether a word leads to a file, or is called like a table."""
+    return Path(word).is_file() or Path(word).suffix in (".csv", ".tsv", ".gz", ".parquet", ".feather", ".xlsx")
 
 
 def printable(text: str) -> str:

@@ -12,12 +12,13 @@ import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
+from functools import partial
 from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from east.choices import CONF, ConfigError, choose, groups
+from east.choices import CONF, ConfigError, choose, groups, names_a_file
 
 if TYPE_CHECKING:
     from east.settings.command import Command
@@ -164,7 +165,7 @@ def refuse_bare_words(words: Sequence[str]) -> None:
     """`east-run mammography` means `east-run dataset=mammography`, most likely."""
     for word in words:
         if "=" not in word and not word.startswith("~"):  # "~" is Hydra's sign for deleting
-            if Path(word).is_file() or Path(word).suffix in (".csv", ".tsv", ".gz", ".parquet", ".feather", ".xlsx"):
+            if names_a_file(word):
                 raise ConfigError(f"{word!r}: expected name=value, did you mean dataset.path={word}?")
             choices = {"task": TASKS, **groups()}
             near = get_close_matches(word.lower(), [name for names in choices.values() for name in names], n=1)
@@ -316,7 +317,7 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
     """Run a task; turn what goes wrong into a few lines and an exit code."""
     if debug:
         os.environ["EAST_DEBUG"] = "1"
-    warnings.showwarning = warn  # type: ignore[assignment]
+    warnings.showwarning = partial(warn, set())  # type: ignore[assignment]
     try:
         return task()
     except KeyboardInterrupt as interruption:
@@ -333,11 +334,13 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
         return explained(error)
 
 
-def warn(message: Warning | str, *_: object, **__: object) -> None:
-    """A warning in one line, above the progress line."""
+def warn(told: set[str], message: Warning | str, *_: object, **__: object) -> None:
+    """A warning in one line, above the progress line; each once."""
     from east import display
 
-    display.say(f"warning: {message}")
+    if str(message) not in told:
+        told.add(str(message))
+        display.say(f"warning: {message}")
 
 
 def explained(error: Exception) -> int:

@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from sklearn.datasets import make_classification
-from sklearn.metrics import average_precision_score, f1_score, matthews_corrcoef
+from sklearn.metrics import average_precision_score, confusion_matrix, f1_score, matthews_corrcoef, roc_auc_score
 
 import east
 from east import cli, data, metrics
@@ -286,7 +286,7 @@ def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
     text = capsys.readouterr().out
     assert "fraud" in text
     assert re.search(r"region +2 categories: north, south", text)
-    assert "rows of 'fraud' for val; expect wide intervals" in text
+    assert "rows of 'fraud' for validation; expect wide intervals" in text
     rows = re.findall(r"^(\S.*?)(?: \+ (?:plug-in|expected))? {2,}\d\.\d{3}  ", text, re.MULTILINE)
     titles = [*list(compare.CANDIDATES.values())[:5], "EAST f1_positive"]
     assert rows == [title for title in titles for _ in range(3)]
@@ -307,6 +307,12 @@ def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
+def table_cells(shown: str, label: str) -> list[list[str]]:
+    """The cells of a page's table, row by row."""
+    table = re.search(rf'aria-label="{label}"><table>(.*?)</table>', shown).group(1)
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr.*?</tr>", table)]
+
+
 def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, capsys):
     """The page's numbers are those of scores.csv, and those are scikit-learn's on predictions.csv."""
     monkeypatch.chdir(workplace)
@@ -324,8 +330,22 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, 
     ranked = [average_precision_score(a, p) for a, _, p in fraud]
     assert best["average_precision"] == pytest.approx(np.mean(ranked))
     shown = (folder / "report.html").read_text()
-    for column in ("validation", "test"):
-        assert all(f"<td>{value:.3f}</td>" in shown for value in scores[column])
+    expected = [
+        [f"{row.validation:.3f}", f"{row.test:.3f}", f"{row.test_low:.3f} to {row.test_high:.3f}"]
+        + (["", ""] if row.winner else [f"{row.lead:+.3f}", f"{row.lead_low:+.3f} to {row.lead_high:+.3f}"])
+        for row in scores.reset_index().itertuples()
+    ]
+    assert [cells for _, *cells in table_cells(shown, "All candidates")[1:]] == expected
+    kept = rows[rows["seed"] == east.load(folder / "model").about["seed"]]
+    boxes = dict((name, value) for value, name in re.findall(r"<li><strong>([\d.]+)</strong> (\w+)</li>", shown))
+    fraud = kept["label"] == "fraud"
+    assert boxes["f1_positive"] == f"{f1_score(fraud, kept['predicted'] == 'fraud'):.3f}"
+    assert boxes["auroc"] == f"{roc_auc_score(fraud, kept['p_fraud']):.3f}"
+    counts = confusion_matrix(kept["label"], kept["predicted"], labels=["ok", "fraud"])
+    assert [cells[1:3] for cells in table_cells(shown, "Confusion matrix")[1:]] == counts.astype(str).tolist()
+    text = capsys.readouterr().out
+    assert f"<pre>{text.strip().splitlines()[-1].strip()}</pre>" in shown, "the command that uses the model"
+    assert re.search(r"(not |)clearly ahead of (any other|all others|\d+ of \d+ others)", shown)
     for heading in ("Most confident mistakes", "How the columns were read", "Precision, recall and calibration"):
         assert f"<h2>{heading}</h2>" in shown
     assert "http" not in shown
@@ -342,7 +362,6 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, 
     assert len(list((workplace / "files/models").iterdir())) == 1
 
     # Again: everything is on record, so that nothing is trained.
-    text = capsys.readouterr().out
     before = {path: path.stat().st_mtime_ns for path in workplace.glob("files/runs/**/*.json")}
     assert cli.run([*COMPARE, *QUICK, "trials=2", "results_dir=files", "keep_models=all"]) == 0
     repeated = capsys.readouterr().out
@@ -403,7 +422,7 @@ def test_a_saved_model_is_scored_on_labelled_rows(workplace, fitted, monkeypatch
     assert scores.loc["f1_positive", "value"] == pytest.approx(f1_score(truth, decided))
     assert scores.loc["mcc", "value"] == pytest.approx(matthews_corrcoef(truth, decided))
     assert scores.loc["average_precision", "value"] == pytest.approx(average_precision_score(truth, p))
-    assert (scores["low"] <= scores["value"]).sum() == scores["low"].notna().sum() == 6
+    assert (scores["low"] <= scores["value"]).sum() == scores["low"].notna().sum() == 8
     shown = (folder / "report.html").read_text()
     assert all(f"<td>{value:.3f}</td>" in shown for value in scores["value"])
     assert "nan" not in shown
@@ -528,6 +547,53 @@ def test_a_candidate_that_predicts_one_class_is_told():
     assert result.notes() == [f"cross-entropy {note}", f"cross-entropy + plug-in {note}"]
 
 
+def test_a_comparison_of_other_data_keeps_its_folder(tmp_path, monkeypatch):
+    """Same name, same score: another file or another target is another question."""
+    settings = compare.settings(Command({"dataset": "csv", "dataset.path": "my.csv", "results_dir": str(tmp_path)}))
+    loaded = data.Table(features=torch.zeros(2, 1), labels=torch.arange(2), classes=("a", "b"), name="csv")
+    folders = []
+    for words in ("my.csv,y", "old/my.csv,y", "my.csv,z", "my.csv,y"):
+        path, target = words.split(",")
+        typed = f"east-run dataset.path={path} dataset.target={target} candidates=[rf]"
+        folder = compare.own_folder(settings, loaded, "mcc", typed)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "command.txt").write_text(typed)
+        folders.append(folder.name)
+    assert folders == ["my-mcc", "my-2-mcc", "my-3-mcc", "my-mcc"]
+
+
+def test_a_log_says_which_candidate_is_running(monkeypatch):
+    monkeypatch.setattr(compare.time, "monotonic", lambda: 100.0)
+    plans = [compare.Plan(name, name, None, seconds) for name, seconds in (("forest", 5), ("EAST", 20), ("other", 40))]
+    turns = compare.Turns(plans)
+    each = turns.taken()
+    assert [next(each).title, next(each).title] == ["forest", "EAST"]
+    monkeypatch.setattr(compare.time, "monotonic", lambda: 108.0)
+    assert turns.line() == "[######--------------] 1 of 3 candidates done, EAST running, about 52 s left"
+
+
+def test_a_positive_class_that_is_not_there_to_judge_by_is_refused(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    pd.DataFrame({"a": range(200), "label": ["rare"] + ["usual"] * 199}).to_csv("one.csv", index=False)
+    assert cli.run([*COMPARE, "dataset.path=one.csv"]) == 3
+    said = capsys.readouterr()
+    assert "'rare' has 1 row, none of them for validation" in said.err
+    assert "no rows of 'rare' for validation; expect wide intervals" in said.out
+
+
+def test_scores_of_a_ranking_are_resampled_as_scikit_learn_would():
+    random = np.random.default_rng(0)
+    values, truth = random.integers(0, 20, 300) / 20, random.random(300) < 0.2
+    weights = random.poisson(1.0, (4, 300))
+    for one, (auroc, precision) in zip(weights, comparison.ranking(values, truth, weights).T, strict=True):
+        assert auroc == pytest.approx(roc_auc_score(truth, values, sample_weight=one), abs=1e-12)
+        assert precision == pytest.approx(average_precision_score(truth, values, sample_weight=one), abs=1e-12)
+    p = torch.from_numpy(random.dirichlet([1, 1, 1], 300))
+    drawn = comparison.rank_samples(Part(p, torch.from_numpy(random.integers(0, 3, 300)), p.argmax(1), 0.0), None)
+    assert {name: samples.shape for name, samples in drawn.items()} == {"auroc": (1000,), "average_precision": (1000,)}
+    assert np.quantile(drawn["auroc"], 0.025) < 0.5 < np.quantile(drawn["auroc"], 0.975)
+
+
 def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pd.DataFrame({"a": range(6), "label": [0, 1] * 3}).to_csv("six.csv", index=False)
@@ -538,7 +604,7 @@ def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
-        ([*COMPARE, "loss=ce"], 2, "the losses follow"),
+        ([*COMPARE, "loss=ce"], 2, "task=compare does not take loss"),
         ([*COMPARE, "candidates=[bosting]"], 2, "did you mean 'boosting'"),
         ([*COMPARE, "minutes=0"], 2, "minutes"),
         pytest.param(
@@ -549,7 +615,7 @@ def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
         ),
         ([*COMPARE, "split.seed=trial"], 2, "task=compare judges all candidates on one split"),
         ([*COMPARE, "protocol=btg"], 2, "task=compare judges all candidates on one split"),
-        ([*COMPARE, "score=f2"], 2, "unknown metric 'f2'"),
+        ([*COMPARE, "score=f2"], 2, "unknown score 'f2'"),
         (["task=compare", "dataset=csv"], 3, "dataset.path"),
         (["task=predict", "input=new.csv"], 2, "needs checkpoint=… output=…"),
         (["task=evaluate", "input=new.csv"], 2, "needs checkpoint=…"),

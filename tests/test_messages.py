@@ -3,10 +3,14 @@
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
+from east import cli
+from east.choices import ConfigError
+from east.training.devices import pick_device
 from tests.commands import environment
 
 SMALL = ["dataset=digits", "dataset.limit=120", "preset=quick"]
@@ -17,6 +21,8 @@ BAD = [
     ("dataset=adlut", "did you mean 'adult'?"),
     ("mammography", "did you mean dataset=mammography?"),
     ("one.csv", "did you mean dataset.path=one.csv?"),
+    ("dataset=one.csv", "did you mean dataset.path=one.csv?"),
+    ("path=one.csv", "did you mean 'dataset.path'?"),
     ("los=f1", "did you mean 'loss'?"),
     ("protocol=btgg", "did you mean 'btg'?"),
     ("preset=papr", "did you mean 'paper'?"),
@@ -27,7 +33,7 @@ BAD = [
     ("loss.nothing=1", "unknown key 'loss.nothing'"),
     ("losses=[f1,cee]", "did you mean 'ce'?"),
     ("datasets=[adultt]", "did you mean 'adult'?"),
-    ("device=gpu", "Choices: auto, cpu, cuda, mps"),
+    ("device=gpu", "did you mean 'cuda'? Choices: auto, cpu, cuda, mps"),
     ("selection=val_los", "did you mean 'val_loss'?"),
     # numbers
     ("hyper.lr=-1", "hyper.lr: expected a number from"),
@@ -67,6 +73,9 @@ BAD = [
     # the user's own files
     ("dataset=csv", "dataset.path"),
     ("dataset.path=nowhere.csv dataset.target=y", "nowhere.csv"),
+    ("dataset.path=on.csv dataset.target=y", "did you mean one.csv?"),
+    ("dataset.path=caf\udce9.csv dataset.target=y", r"dataset.path=caf\udce9.csv: expected UTF-8"),
+    ("dataset.path=page.csv dataset.target=y", "it looks like HTML"),
     ("dataset.path=one.csv", "which column of one.csv is the class? Columns: x, y"),
     ("dataset.path=one.csv dataset.target=z", "z"),
     ("dataset.path=one.csv dataset.target=y", "class"),
@@ -75,6 +84,7 @@ BAD = [
     ("dataset.path=folder", "folder"),
     ("dataset=images dataset.path=one.csv", "one.csv"),
     ("dataset=mammography data_dir=nowhere", "nowhere"),
+    ("results_dir=/proc/nowhere", "cannot be written to"),
     ("results_dir=one.csv", "expected a folder, but"),
     ("results_dir=one.csv/below", "expected a folder, but"),
     ("--config-dir nowhere loss=f1", "expected a folder"),
@@ -87,7 +97,13 @@ BAD = [
     ("task=predict", "checkpoint"),
     ("task=predict checkpoint=nowhere input=one.csv output=out.csv", "nowhere"),
     ("task=compare dataset=digits score=f11", "did you mean"),
-    ("task=compare losses=[f1]", "losses"),
+    ("task=compare losses=[f1]", "does not take losses"),
+    ("task=compare dataset=digits score=auroc", "judges a ranking, not decisions"),
+    ("task=compare dataset=digits score=cost", "needs your costs"),
+    ("task=compare dataset=digits candidates=forest", "did you mean 'rf'?"),
+    ("task=compare dataset=digits candidates=", "candidates: expected a list such as [logistic,rf]"),
+    ("task=predict checkpoint=kept input=one.csv output=out.csv", "did you mean kept/model?"),
+    ("task=predict keep={a:1}", "keep: expected all, or a list of columns"),
     ("task=study study=sofd", "unknown study 'sofd'"),
     ("task=data dataset=digits dataset.positive=12", "positive must be a digit"),
     # Hydra's grammar
@@ -110,6 +126,9 @@ def folder(tmp_path, monkeypatch):
     Path("empty.csv").write_text("")
     Path("noise.csv").write_bytes(bytes(range(256)) * 8)
     Path("folder").mkdir()
+    Path("page.csv").write_text("<!DOCTYPE html>\n<html></html>\n")
+    Path("kept/model").mkdir(parents=True)
+    Path("kept/model/model.json").write_text("{}")
     Path("conf/loss").mkdir(parents=True)
     Path("conf/loss/broken.yaml").write_text("name: [broken\n")
     return tmp_path
@@ -148,6 +167,7 @@ REAL = [
     "--config-dir conf loss=broken",
     "losses=[]",
     "trials=0",
+    "device=gpu",
     "dataset.path=nowhere.csv dataset.target=y",
 ]
 
@@ -177,6 +197,24 @@ def test_mistyped_names_and_values_are_refused_without_torch(folder):
     )
     assert answer.returncode == 0, answer.stderr
     assert len(light) > 25
+
+
+def test_a_warning_is_said_once(capsys):
+    def task():
+        for k in range(3):
+            warnings.warn("a record is damaged", stacklevel=k + 1)
+        return 0
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        assert cli.guarded(task, debug=False) == 0
+    assert capsys.readouterr().err == "warning: a record is damaged\n"
+
+
+def test_a_device_that_is_not_there_is_a_mistake_of_the_command(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device 'cuda' is not available here; choices:"):
+        pick_device("cuda")
 
 
 def test_a_closed_pipe_is_no_mistake():

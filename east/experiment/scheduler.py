@@ -291,5 +291,5 @@ def check_writable(results_dir: str) -> None:
         Path(results_dir).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=results_dir) as file:
             file.write(bytes(1 << 16))
-    except (PermissionError, FileExistsError, NotADirectoryError) as error:
+    except (PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"results_dir={results_dir} cannot be written to: {error.strerror}") from error

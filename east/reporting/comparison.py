@@ -291,14 +291,25 @@ class Comparison:
         """Why another winner could as well have been chosen; None where the choice is not in doubt."""
         name, count = self.rarest
         if count < FEW:
-            decide = f"validation row of {name!r} decides" if count == 1 else f"validation rows of {name!r} decide"
+            decide = f"only {count} validation rows of {name!r} decide"
+            decide = {0: f"no validation row is of {name!r}", 1: f"only 1 validation row of {name!r} decides"}.get(
+                count, decide
+            )
             return (
-                f"only {count} {decide}; of the {len(self.open)} candidates not clearly "
+                f"{decide}; of the {len(self.open)} candidates not clearly "
                 "worse there than the best, the one with the likeliest probabilities was taken"
             )
         if self.behind or self.certainty >= 0.5:
             return None
         return f"with other validation rows it would win {self.certainty:.0%} of the time"
+
+    @property
+    def standing(self) -> str:
+        """Whom the winner is clearly ahead of."""
+        behind, others = len(self.behind), len(self.candidates) - 1
+        if not behind:
+            return "not clearly ahead of any other"
+        return "clearly ahead of all others" if behind == others else f"clearly ahead of {behind} of {others} others"
 
     def frame(self) -> "pd.DataFrame":
         """The content of scores.csv: a row per candidate."""
@@ -328,7 +339,8 @@ class Comparison:
     def notes(self) -> list[str]:
         """What a reader must know about single candidates."""
         return [
-            f"{c.name} predicts the same class for every test row in {c.one_class} of {len(c.trials)} trials"
+            f"{c.name} predicts the same class for every test row"
+            + (f" in {c.one_class} of {len(c.trials)} trials" if len(c.trials) > 1 else "")
             for c in self.candidates
             if c.one_class
         ]
@@ -357,6 +369,35 @@ def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndar
         result.append(np.take_along_axis(trials, random.integers(len(trials), size=trials.shape), axis=0).mean(0))
         first += len(candidate)
     return np.array(result)
+
+
+def rank_samples(part: Part, positive: int | None) -> dict[str, np.ndarray]:
+    """auroc and average_precision [RESAMPLES] as of `evaluation.rank_scores`, had the rows been drawn anew."""
+    rows, random = len(part.labels), np.random.default_rng(0)
+    classes = range(part.probabilities.shape[-1]) if positive is None else [positive]
+    ranked = [(part.probabilities[:, k].double().numpy(), (part.labels == k).numpy()) for k in classes]
+    ranked = [(values, truth) for values, truth in ranked if truth.any() and not truth.all()]
+    at_once, drawn = max(1, AT_ONCE // rows), []
+    for start in range(0, RESAMPLES, at_once):
+        count = min(at_once, RESAMPLES - start)
+        places = random.integers(rows, size=(count, rows)) + rows * np.arange(count)[:, None]
+        weights = np.bincount(places.ravel(), minlength=count * rows).reshape(count, rows)
+        drawn.append(np.nanmean([ranking(values, truth, weights) for values, truth in ranked], axis=0))
+    return dict(zip(("auroc", "average_precision"), np.concatenate(drawn, axis=1), strict=True))
+
+
+def ranking(values: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """auroc and average precision [2, b] of values [n] and truth [n], row i counted weights [b, n] times."""
+    order = np.argsort(-values, kind="stable")
+    ties = np.flatnonzero(np.diff(values[order], prepend=np.inf))  # where each value begins
+    hits, alarms = (
+        np.add.reduceat((weights * chosen)[:, order], ties, axis=1).astype(float) for chosen in (truth, ~truth)
+    )
+    found, false = hits.cumsum(1), alarms.cumsum(1)
+    with np.errstate(invalid="ignore"):  # NaN where a draw lacks a side
+        auroc = 1 - (hits * (false - alarms / 2)).sum(1) / (found[:, -1] * false[:, -1])
+        precision = (hits * found / np.maximum(found + false, 1)).sum(1) / found[:, -1]
+    return np.stack([auroc, precision])
 
 
 def weighted(predicted: Tensor, labels: Tensor, weights: Tensor, classes: int) -> Confusion:

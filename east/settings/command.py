@@ -14,7 +14,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from east.choices import ConfigError
+from east.choices import ConfigError, printable
 
 PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoint", "config_dir")
 TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if need be
@@ -82,6 +82,8 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
     """The words as Hydra reads them."""
     parser = OverridesParser.create()
     for word in words:
+        if any("\ud800" <= c <= "\udfff" for c in word):  # how Python writes bytes that are no text; JSON cannot
+            raise ConfigError(f"cannot read {printable(word)}: expected UTF-8; rename the file or folder")
         name, _, value = word.removeprefix("++").partition("=")  # "++" sets a key, whether or not it exists
         blank = name in TEXTS and value.isspace()  # a delimiter, which Hydra would strip
         if name in LISTS and not value.startswith(("[", "'", '"')) and "," in value:

@@ -19,7 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from east.choices import CONF, ConfigError, choose, groups, import_by_path
+from east.choices import CONF, ConfigError, choose, groups, import_by_path, names_a_file
 from east.settings.command import Command
 from east.settings.sections import Loss, RefusedError
 from east.settings.settings import Settings
@@ -40,6 +40,8 @@ def settings(command: Command) -> Settings:
     folder = command.get("config_dir")
     files = groups(folder)
     files["table"]["all"] = CONF  # not a file; a table's file is not composed into the config anyway
+    if names_a_file(str(command.get("dataset", ""))) and command.get("dataset") not in files["dataset"]:
+        raise ConfigError(f"dataset={command.get('dataset')}: did you mean dataset.path={command.get('dataset')}?")
     chosen = {
         name: choose(name, str(value), files[name])
         for name, value in command.values.items()
@@ -232,7 +234,7 @@ def target_parameters(loss: Mapping[str, Any]) -> set[str]:
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
     known = list(known)
-    deeper = [key for key in known if key.endswith(f".{name}")]  # lr is hyper.lr
+    deeper = [key for key in known if key.endswith(f".{name}")] or elsewhere(name)  # lr is hyper.lr
     top = sorted({key.split(".")[0] for key in known})  # with groups: los is loss, not losses
     near = (
         deeper
@@ -242,6 +244,13 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
     siblings = {key for key in known if key.rpartition(".")[0] == name.rpartition(".")[0]}
     choices = ", ".join(sorted(siblings) if "." in name and siblings else top)
     return f"unknown key {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Choices: {choices}"
+
+
+def elsewhere(name: str) -> list[str]:
+    """Where a key stands in a file that was not chosen: `path` is dataset.path of dataset=csv."""
+    return sorted(
+        f"{group}.{name}" for group, choices in groups().items() if any(name in read(file) for file in choices.values())
+    )
 
 
 def explained(error: ValidationError) -> str:

@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from itertools import product
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from east.choices import ConfigError, choose, install_hint
 from east.settings.sections import (
@@ -151,10 +151,10 @@ class Settings(Section):
     format: str | None = None
     study: str | None = None
     score: str | None = None
-    candidates: Names | None = None
+    candidates: Names | None = Field(None, description="a list such as [logistic,rf]")
     minutes: float | None = Field(None, gt=0)
     keep_models: Literal["winner", "all"] = "winner"
-    keep: Names | Literal["all"] | None = None
+    keep: Names | Literal["all"] | None = Field(None, description="all, or a list of columns such as [id]")
     checkpoint: str | None = None
     input: str | None = None
     output: str | None = None
@@ -164,9 +164,15 @@ class Settings(Section):
     fixed: frozenset[str] = frozenset()  # hyperparameters that the user set: they are not searched
     keep_probabilities: bool = False  # a trial counts as done only if its probabilities are there too
 
+    @field_validator("candidates", "keep", mode="before")
+    @classmethod
+    def _one_needs_no_brackets(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) and value not in ("", "all") else value
+
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        choose("device", self.device.partition(":")[0], DEVICES)
+        device = self.device.partition(":")[0]
+        choose("device", device, DEVICES, "cuda" if device == "gpu" else None)
         for library in (self.executor.name, "tensorboard" if self.tensorboard else ""):
             if library in EXTRAS and find_spec(library) is None:
                 raise ConfigError(f"{library} is not installed: {install_hint(EXTRAS[library])}")

@@ -10,15 +10,17 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
 
-from east import data, metrics
+from east import data, display, metrics
 from east.choices import ConfigError, choose
 from east.experiment import budget, records
 from east.experiment.budget import OutOfTime
@@ -55,6 +57,7 @@ SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split"
 COLUMNS = 30  # that are described one by one
 HIDDEN = [128, 64]  # a smaller net than the papers': no worse on tables of such sizes, in less time
 LEARNING_RATE = 0.003
+RANKINGS = ("auc", "roc_auc", "auroc", "average_precision")
 LONG = 60  # seconds, above which a shorter way is offered
 
 Metric: TypeAlias = dict[str, Any]  # `metric`, and its parameters
@@ -74,7 +77,11 @@ def main(command: Command) -> int:
     """Describe, estimate, train, judge, save, and print each as it is known."""
     started = time.monotonic()
     if {"loss", "losses", "datasets"} & set(command.values):
-        raise ConfigError("task=compare takes one dataset=…, a score=… and candidates=[…]; the losses follow")
+        given = ", ".join(sorted({"loss", "losses", "datasets"} & set(command.values)))
+        raise ConfigError(
+            f"task=compare does not take {given}: it compares models on one dataset=… by one score=…; "
+            "candidates=[…] says which"
+        )
     usual = command if "preset" in command else command.but(preset="compare")
     first = settings(usual)
     if first.split.seed == "trial" or first.protocol.new_split:
@@ -88,27 +95,33 @@ def main(command: Command) -> int:
     print(description(loaded, split), flush=True)
     splits = data.split(loaded, **split_options(split))
     rarest = float(torch.bincount(loaded.labels.flatten(), minlength=len(loaded.classes)).min()) / loaded.labels.numel()
+    refuse_without_positives(score, loaded, splits)
     plans = [planned(name, usual, metric, score, loaded.kind, len(splits.train), rarest) for name in names]
-    print(f"\n{score}: {len(plans)} candidates: {', '.join(plan.title for plan in plans)}", flush=True)
+    several = f"{len(plans)} candidates" if len(plans) > 1 else "1 candidate"
+    print(f"\n{score}: {several}: {', '.join(plan.title for plan in plans)}", flush=True)
     if first.dry_run:
         return 0
-    plans = [replace(plan, seconds=budget.seconds(plan.run, splits)) if missing(plan.run) else plan for plan in plans]
+    with display.activity("timing a few steps"):
+        plans = [replace(p, seconds=budget.seconds(p.run, splits)) if missing(p.run) else p for p in plans]
     print(estimate(plans, first.minutes), flush=True)
     left = None if first.minutes is None else started + 60 * first.minutes
     plans, failures, notes = trained(plans, left)
     measure = partial(metrics.resolve(metric["metric"]), **{n: v for n, v in metric.items() if n != "metric"})
-    found = candidates(plans, measure, loaded.positive)
-    if not found:
-        raise RuntimeError(f"no candidate could be trained: {'; '.join([*failures, *notes]) or 'none has a record'}")
-    result = Comparison(score, measure, tuple(found), tuple(loaded.classes), loaded.positive)
-    folder = Path(first.results_dir) / "compare" / folder_name(first, loaded, score)
-    save(result, plans, folder, first.keep_models)
-    notes += [f"failed: {line}" for line in failures] + result.notes()
     typed = shlex.join(["east-run", *(f"{name}={commands.text(value)}" for name, value in command.values.items())])
-    page.write(folder, result, loaded, splits, notes, typed)
+    with display.activity("judging the candidates"):
+        found = candidates(plans, measure, loaded.positive)
+        if not found:
+            raise RuntimeError(
+                f"no candidate could be trained: {'; '.join([*failures, *notes]) or 'none has a record'}"
+            )
+        result = Comparison(score, measure, tuple(found), tuple(loaded.classes), loaded.positive)
+        folder = own_folder(first, loaded, score, typed)
+        save(result, plans, folder, first.keep_models)
+        notes += [f"failed: {line}" for line in failures] + result.notes()
+        winner = next(plan for plan in plans if plan.key == result.winner.key)
+        predict = predict_command(folder, loaded.kind, needs_trust(winner))
+        page.write(folder, result, loaded, splits, notes, typed, predict)
     print("\n".join(["", verdict(result), *(f"note: {note}" for note in notes)]))
-    winner = next(plan for plan in plans if plan.key == result.winner.key)
-    predict = predict_command(folder, loaded.kind, needs_trust(winner))
     print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict}")
     return 0
 
@@ -143,6 +156,12 @@ def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
         return "f1_positive", chosen if loaded.positive == 1 else {**chosen, "positive": loaded.positive}
     if score == "f1_macro":
         return score, {"metric": "f1", "average": "macro"}
+    if score in RANKINGS:
+        raise ConfigError(f"score={score} judges a ranking, not decisions, and is reported beside any score")
+    if "." not in score:
+        choose("score", score, [*metrics.METRICS, "f1_macro", "f1_positive"])
+    if score == "cost":
+        raise ConfigError("score=cost needs your costs: write a metric of your own, score=my_metrics.my_cost")
     metrics.resolve(score)
     return score, {"metric": score}
 
@@ -155,7 +174,8 @@ def wanted_candidates(asked: Sequence[str] | None, kind: str) -> list[str]:
     if not asked:
         raise ConfigError(f"candidates=[]: expected at least one of {', '.join(fitting)}")
     for name in asked:
-        choose("candidate", name, fitting)
+        words = name.lower().replace("_", " ")
+        choose("candidate", name, fitting, next((key for key in fitting if words in CANDIDATES[key].lower()), None))
     return [name for name in fitting if name in asked]
 
 
@@ -209,6 +229,8 @@ def aimed(settings: Settings, metric: Metric) -> Settings:
 def description(loaded: data.Data, split: Split) -> str:
     """What the data are, column by column, and what about them will limit the answer."""
     about = data.describe(loaded, **split_options(split))
+    if loaded.name in ("csv", "images"):
+        about["name"] = Path(loaded.path).name
     lines = [data.describe_text({name: about[name] for name in SHOWN})]
     splits = data.split(loaded, **split_options(split))
     lines += [f"  {line}" for line in (splits.encoding.describe(COLUMNS) if splits.encoding else ())]
@@ -218,14 +240,26 @@ def description(loaded: data.Data, split: Split) -> str:
             f"{loaded.name} has too few rows to compare: {len(loaded.labels)} leave {rows} for validation, where a "
             "plug-in rule is tuned on some and judged on the others; expected at least 2."
         )
-    for part in ("val", "test"):
+    for part, name in (("val", "validation"), ("test", "test")):
         counts = torch.bincount(getattr(splits, part).labels.flatten(), minlength=len(loaded.classes))
         rarest = int(counts.argmin())
         if counts[rarest] < FEW:
-            lines.append(
-                f"note: only {int(counts[rarest])} rows of {loaded.classes[rarest]!r} for {part}; expect wide intervals"
-            )
+            few = {0: "no rows", 1: "only 1 row"}.get(int(counts[rarest]), f"only {int(counts[rarest])} rows")
+            lines.append(f"note: {few} of {loaded.classes[rarest]!r} for {name}; expect wide intervals")
     return "\n".join(lines)
+
+
+def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits) -> None:
+    """F1 of a class that validation or test lacks is 0 for everyone."""
+    if score != "f1_positive" or loaded.positive is None:
+        return
+    total = int(loaded.labels.eq(loaded.positive).sum())
+    for part, name in ((splits.val, "validation"), (splits.test, "test")):
+        if not part.labels.eq(loaded.positive).any():
+            raise data.DataError(
+                f"{loaded.classes[loaded.positive]!r} has {total} {'row' if total == 1 else 'rows'}, none of them "
+                f"for {name}: score={score} would be 0 for every candidate. Get more of them, or choose another score."
+            )
 
 
 def missing(run: Run) -> bool:
@@ -250,30 +284,50 @@ def duration(seconds: float) -> str:
     return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
 
 
+class Turns:
+    """The display's line about the candidates: done, running, time left."""
+
+    def __init__(self, plans: Sequence[Plan]):
+        self.plans, self.at, self.since = plans, 0, time.monotonic()
+
+    def taken(self) -> Iterator[Plan]:
+        for number, plan in enumerate(self.plans):
+            self.at, self.since = number, time.monotonic()
+            yield plan
+
+    def line(self) -> str:
+        running, *later = self.plans[self.at :]
+        left = max(running.seconds - (time.monotonic() - self.since), 0) + sum(plan.seconds for plan in later)
+        done = f"{display.bar(self.at, len(self.plans))}{self.at} of {len(self.plans)} candidates done"
+        return f"{done}, {running.title} running, about {duration(left)} left"
+
+
 def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], list[str], list[str]]:
     """Train plan after plan, cheapest first. The plans as they were carried out, failures, and what was cut."""
     done: list[Plan] = []
     failures: list[str] = []
     cut: list[str] = []
-    for plan in sorted(plans, key=lambda plan: plan.seconds):
-        left = math.inf if deadline is None else deadline - time.monotonic()
-        run, share = plan.run, 1.0
-        if plan.seconds > left and plan.key not in CLASSICAL and not run.settings.searched:
-            share = next((s for s in budget.SHORTER if plan.seconds * s <= left), 0.0)
-        if left <= 0 or not share or (plan.seconds > left and share == 1.0 and done):
-            cut.append(f"{plan.title} was not trained: it takes about {duration(plan.seconds)}, and time is up")
-            continue
-        if share < 1:
-            run = budget.shorter(run, share)
-            cut.append(f"{plan.title} was trained for {share:.0%} of the usual steps, to stop in time")
-        run = replace(run, settings=run.settings.but(save_model=not run.settings.searched and missing(run)))
-        try:
-            with budget.stop_after(None if deadline is None else left):
-                failures += carry_out([run])
-        except OutOfTime:
-            cut.append(f"{plan.title} was stopped: time is up")
-            continue
-        done.append(replace(plan, run=run))
+    turns = Turns(sorted(plans, key=lambda plan: plan.seconds))
+    with display.shown(turns):
+        for plan in turns.taken():
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            run, share = plan.run, 1.0
+            if plan.seconds > left and plan.key not in CLASSICAL and not run.settings.searched:
+                share = next((s for s in budget.SHORTER if plan.seconds * s <= left), 0.0)
+            if left <= 0 or not share or (plan.seconds > left and share == 1.0 and done):
+                cut.append(f"{plan.title} was not trained: it takes about {duration(plan.seconds)}, and time is up")
+                continue
+            if share < 1:
+                run = budget.shorter(run, share)
+                cut.append(f"{plan.title} was trained for {share:.0%} of the usual steps, to stop in time")
+            run = replace(run, settings=run.settings.but(save_model=not run.settings.searched and missing(run)))
+            try:
+                with budget.stop_after(None if deadline is None else left):
+                    failures += carry_out([run])
+            except OutOfTime:
+                cut.append(f"{plan.title} was stopped: time is up")
+                continue
+            done.append(replace(plan, run=run))
     return done, failures, cut
 
 
@@ -308,27 +362,30 @@ def verdict(result: Comparison) -> str:
             "plug-in: decision rule tuned on validation; expected: rule computed from the model's own probabilities\n"
             "networks: means over seeds; chosen on validation (plug-in cross-fitted), reported on test; "
             "intervals: bootstrap over test rows and seeds",
-            f"winner on {result.score}: {winner.name}, test {result.interval(result.best)}; {standing(result)}",
+            f"winner on {result.score}: {winner.name}, test {result.interval(result.best)}; {result.standing}",
             *([f"the choice is uncertain: {result.uncertain}"] if result.uncertain else []),
         ]
     )
 
 
-def standing(result: Comparison) -> str:
-    """Whom the winner is clearly ahead of."""
-    behind, others = result.behind, len(result.candidates) - 1 - len(result.behind)
-    if not behind:
-        return "not clearly ahead of any other"
-    if not others:
-        return "clearly ahead of all others"
-    return f"clearly ahead of {len(behind)} of {len(behind) + others} others"
-
-
-def folder_name(asked: Settings, loaded: data.Data, score: str) -> str:
-    """my-f1_positive for my.csv: a later comparison of the same file by the same score replaces it."""
+def own_folder(asked: Settings, loaded: data.Data, score: str, typed: str) -> Path:
+    """my-f1_positive for my.csv: a later comparison of the same file, target and score replaces it, others do not."""
     path = asked.dataset.options.get("path")
     name = Path(str(path)).expanduser().resolve().name.partition(".")[0] if path else loaded.name
-    return re.sub(r"[^\w.-]+", "_", f"{name or loaded.name}-{score}")
+    for k in count(1):
+        own = f"{name or loaded.name}-{score}" if k == 1 else f"{name or loaded.name}-{k}-{score}"
+        folder = Path(asked.results_dir) / "compare" / re.sub(r"[^\w.-]+", "_", own)
+        file = folder / "command.txt"
+        if not file.is_file() or data_words(file.read_text(encoding="utf-8", errors="replace")) == data_words(typed):
+            return folder
+    raise AssertionError
+
+
+def data_words(command: str) -> set[str]:
+    """What a command line says about its file."""
+    with suppress(ValueError):  # no line of ours
+        return {word for word in shlex.split(command) if word.startswith(("dataset.path=", "dataset.target="))}
+    return set()
 
 
 def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: str) -> None:

@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from east import data, metrics
+from east import data, display, metrics
 from east.choices import ConfigError
 from east.data import files, images
 from east.data.columns import words
 from east.data.common import DataError, shown
 from east.reporting import writers
-from east.reporting.comparison import INTERVAL, Interval, Part, resampled, scores_of
+from east.reporting.comparison import INTERVAL, Interval, Part, rank_samples, resampled, scores_of
 from east.reporting.pages import compare as page
 from east.settings import command as commands
 from east.settings.command import Command
@@ -45,7 +45,8 @@ def main(command: Command) -> int:
     p, rule = torch.from_numpy(given.probabilities), model.rule
     part = Part(p, torch.from_numpy(given.labels), rule.decide(p), 0.0)
     positive = model.about["positive"]
-    intervals = with_intervals(part, positive)
+    with display.activity("scoring"):
+        intervals = with_intervals(part, positive)
     name = re.sub(r"[^\w.-]+", "_", f"{source.name.partition('.')[0]}-{Path(asked.checkpoint).resolve().parent.name}")
     folder = Path(asked.results_dir) / "evaluate" / name
     scored = page.Scored(part, rule, tuple(model.classes), positive, given.frame)
@@ -107,19 +108,15 @@ def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
 
 
 def with_intervals(part: Part, positive: int | None) -> dict[str, Interval]:
-    """The usual scores; those of decisions with bootstrap intervals, those of the ranking without."""
+    """The usual scores with bootstrap intervals."""
     measures = {name: metrics.METRICS[name] for name in ("accuracy", "balanced_accuracy", "mcc", "gmean")}
     measures["f1_macro"] = metrics.f1
     if positive is not None:
         measures["f1_positive"] = partial(metrics.f1, average="positive", positive=positive)
-    result = {}
-    for name, value in scores_of(part, positive).items():
-        if value is None:
-            continue
-        drawn = resampled([[part]], measures[name])[0] if name in measures else np.array([np.nan])
-        low, high = np.nanquantile(drawn, INTERVAL).tolist() if name in measures else (np.nan, np.nan)
-        result[name] = Interval(value, low, high)
-    return result
+    values = {name: value for name, value in scores_of(part, positive).items() if value is not None}
+    drawn = rank_samples(part, positive) if "auroc" in values else {}
+    drawn |= {name: resampled([[part]], measures[name])[0] for name in values if name in measures}
+    return {name: Interval(value, *np.nanquantile(drawn[name], INTERVAL).tolist()) for name, value in values.items()}
 
 
 def matrix(scored: page.Scored) -> str:

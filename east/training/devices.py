@@ -2,7 +2,7 @@
 
 import torch
 
-from east.choices import choose
+from east.choices import ConfigError, choose
 
 DEVICES = ("auto", "cpu", "cuda", "mps")
 
@@ -14,7 +14,7 @@ def pick_device(name: str) -> torch.device:
     if kind == "auto":
         name = kind = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
     if not available[kind]:
-        raise ValueError(
+        raise ConfigError(
             f"device {name!r} is not available here; choices: {', '.join(k for k in available if available[k])}"
         )
     return torch.device(name)

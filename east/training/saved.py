@@ -146,7 +146,8 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
     folder = Path(path).expanduser()
     missing = [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]
     if missing:
-        raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}")
+        below = f"; did you mean {folder / 'model'}?" if (folder / "model" / ABOUT).is_file() else ""
+        raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}{below}")
     file = folder / ABOUT
     try:
         values = json.loads(read_regular(file, MOST_BYTES))

@@ -55,8 +55,16 @@ class Scored:
     frame: "pd.DataFrame | None"
 
 
-def write(folder: Path, result: Comparison, loaded: Data, splits: Splits, notes: Sequence[str], command: str) -> None:
-    """report.html, scores.csv, predictions.csv and command.txt of a comparison."""
+def write(
+    folder: Path,
+    result: Comparison,
+    loaded: Data,
+    splits: Splits,
+    notes: Sequence[str],
+    command: str,
+    predict: str,
+) -> None:
+    """report.html, scores.csv, predictions.csv and command.txt of a comparison. predict: how to use its model."""
     folder.mkdir(parents=True, exist_ok=True)
     chosen = result.winner.chosen
     rows = rows_of(loaded, splits.test.index.numpy())
@@ -69,6 +77,7 @@ def write(folder: Path, result: Comparison, loaded: Data, splits: Splits, notes:
         "All candidates": candidates(result),
         **of_model(scored, f"the saved model, seed {chosen.seed}"),
         "How the columns were read": columns(splits),
+        "Predict new rows": f"<pre>{escape(predict)}</pre>",
         "How this was made": f"<pre>{escape(command)}</pre>{method(result)}",
     }
     title = f"Which model? {folder.name.removesuffix(f'-{result.score}')}, by {result.score}"
@@ -130,7 +139,7 @@ def winner(result: Comparison, notes: Sequence[str]) -> str:
     at = result.interval(result.best)
     parts = [
         f'<p class="lead"><strong>{escape(result.winner.name)}</strong>: {escape(result.score)} {at.value:.3f} on test '
-        f"rows (95 % interval {at.low:.3f} to {at.high:.3f}).</p>"
+        f"rows (95 % interval {at.low:.3f} to {at.high:.3f}), {result.standing}.</p>"
     ]
     if result.uncertain:
         parts.append(f'<p class="warning">The choice is uncertain: {escape(result.uncertain)}.</p>')
@@ -154,8 +163,9 @@ def candidates(result: Comparison) -> str:
 def method(result: Comparison) -> str:
     seeds = max(len(candidate.trials) for candidate in result.candidates)
     return (
-        '<p class="caption">The winner is the best on validation rows: plug-in rules are cross-fitted there, and '
-        "networks are judged on rows that did not stop their training. Test rows "
+        '<p class="caption">The winner is the best on validation rows or, where few rows of a class decide, the '
+        "candidate with the likeliest probabilities among those not clearly worse there. Plug-in rules are "
+        "cross-fitted, and networks are judged on rows that did not stop their training. Test rows "
         f"were seen by no candidate. Scores are means over up to {seeds} seeds; intervals come from a bootstrap over "
         "test rows and seeds, with the same rows for all candidates. The same numbers are in scores.csv, "
         "the winner's test predictions in predictions.csv.</p>"
