@@ -536,7 +536,12 @@ def test_many_classes(tmp_path, monkeypatch, capsys):
     arguments = ["task=compare", "dataset=digits", "dataset.limit=300", "score=mcc", "trials=1", "device=cpu"]
     assert cli.run([*arguments, "protocol.max_epochs=3", "model.hidden=[16]", "candidates=[logistic]"]) == 0
     assert "winner on mcc: logistic regression" in capsys.readouterr().out
-    assert "<h2>Precision, recall and calibration</h2>" in next(tmp_path.rglob("report.html")).read_text()
+    shown = next(tmp_path.rglob("report.html")).read_text()
+    assert "<h2>Precision, recall and calibration</h2>" in shown
+    legend = re.findall(r'<span style="color: (.*?)">&#9632;</span> (\d)', shown)
+    curves = re.findall(r'<polyline class="curve " stroke="(.*?)"', shown)
+    assert [colour for colour, _ in legend] == curves[: len(legend)], "whose curve is whose"
+    assert len({name for _, name in legend}) == page.CURVES
 
 
 def test_a_candidate_that_predicts_one_class_is_told():
@@ -570,6 +575,25 @@ def test_a_log_says_which_candidate_is_running(monkeypatch):
     assert [next(each).title, next(each).title] == ["forest", "EAST"]
     monkeypatch.setattr(compare.time, "monotonic", lambda: 108.0)
     assert turns.line() == "[######--------------] 1 of 3 candidates done, EAST running, about 52 s left"
+
+
+def test_whoever_interrupts_is_told_that_finished_candidates_are_saved(monkeypatch):
+    """They are on record, although the run that was interrupted has nothing yet."""
+    ends = iter([[], KeyboardInterrupt()])
+
+    def carry_out(_runs):
+        end = next(ends)
+        if isinstance(end, BaseException):
+            raise end
+        return end
+
+    monkeypatch.setattr(compare, "carry_out", carry_out)
+    monkeypatch.setattr(compare, "missing", lambda _run: True)
+    metric, words = {"metric": "f1", "average": "macro"}, Command({"preset": "compare"})
+    plans = [compare.planned(name, words, metric, "f1_macro", "table", 500) for name in ("logistic", "rf")]
+    with pytest.raises(KeyboardInterrupt) as caught:
+        compare.trained(plans, None)
+    assert caught.value.__notes__ == ["Finished trials are saved. Rerun the same command to resume."]
 
 
 def test_a_positive_class_that_is_not_there_to_judge_by_is_refused(tmp_path, monkeypatch, capsys):

@@ -17,6 +17,7 @@ import pytest
 from east.experiment import records
 from east.reporting import papers, tables
 from east.reporting.pages import html, report
+from east.settings.sections import Dataset
 
 GOLDEN = Path(__file__).parent / "golden"
 SECTIONS = ("held", "own", "tables", "figures", "findings", "records")
@@ -195,6 +196,25 @@ def test_the_page_opens_with_what_the_folder_holds(page, results):
     words = "".join(page.words)
     assert len(keys) > 10
     assert words.index("digits, f1") < words.index("published cells"), "own runs first"
+
+
+def test_own_files_go_by_their_names(tmp_path):
+    """Two files of one's own are both datasets called csv."""
+    source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "digits")
+    for name in ("trees.csv", "data/birds.csv"):
+        dataset = Dataset(name="csv", kind="table", path=name)
+        records.write(tmp_path, records.Record(config=source.config.but(dataset=dataset), seed=0, scores=source.scores))
+    for page in ("compare/birds-f1_macro", "evaluate/new-birds"):
+        (tmp_path / page).mkdir(parents=True)
+        (tmp_path / page / "report.html").write_text("")
+    shown = report.page(tmp_path)
+    loss = source.config.loss.name
+    assert re.findall(r">([\w.]+\.csv), (\w+)<", shown) == [("birds.csv", loss), ("trees.csv", loss)]
+    assert "csv, " + loss not in re.sub(r"\w+\.csv, ", "", shown)
+    assert re.findall(r'<a href="([^"#]*report\.html)">', shown) == [
+        "compare/birds-f1_macro/report.html",
+        "evaluate/new-birds/report.html",
+    ]
 
 
 def test_the_released_variant_is_shown_where_it_has_records(page):

@@ -10,7 +10,7 @@ import tempfile
 import time
 import uuid
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -31,6 +31,7 @@ from east.training.population import Trial
 from east.training.progress import Epoch
 
 MANY_RUNS = 8  # for each worker: enough to keep it busy without dividing one run among several
+RESUMABLE = "Finished trials are saved. Rerun the same command to resume."
 
 
 class Progress:
@@ -202,7 +203,7 @@ def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
         for folder in ("runs", "models", "records"):
             sweep(Path(settings.results_dir, folder))
     watch = Watch(scheduler, expected)
-    with display.shown(watch) if queue else nullcontext(), saying_what_is_saved(scheduler):
+    with display.shown(watch) if queue else nullcontext(), saying_what_is_saved(scheduler.anything_saved):
         watch.add(queue)
         for job, result in executors.execute(run_job, queue, place):
             lost = isinstance(result, Lost)
@@ -220,13 +221,13 @@ def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
 
 
 @contextmanager
-def saying_what_is_saved(scheduler: Scheduler) -> Iterator[None]:
+def saying_what_is_saved(saved: Callable[[], object]) -> Iterator[None]:
     """Whatever ends the work early is told with a note, if there is anything to resume from."""
     try:
         yield
     except BaseException as error:
-        if scheduler.anything_saved():
-            error.add_note("Finished trials are saved. Rerun the same command to resume.")
+        if saved() and RESUMABLE not in getattr(error, "__notes__", ()):
+            error.add_note(RESUMABLE)
         raise
 
 

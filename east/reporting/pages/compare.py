@@ -75,7 +75,7 @@ def write(
     sections = {
         "The winner": winner(result, notes),
         "All candidates": candidates(result),
-        **of_model(scored, f"the saved model, seed {chosen.seed}"),
+        **of_model(scored, f"Decisions of the saved model, seed {chosen.seed}"),
         "How the columns were read": columns(splits),
         "Predict new rows": f"<pre>{escape(predict)}</pre>",
         "How this was made": f"<pre>{escape(command)}</pre>{method(result)}",
@@ -111,7 +111,7 @@ def write_evaluation(
     sections = {
         "Scores": f"{table(['score', 'value', '95 % interval'], lines, 'Scores')}"
         "<p class='caption'>Intervals: bootstrap over rows.</p>",
-        **of_model(scored, "these rows"),
+        **of_model(scored, "Decisions on these rows"),
         "How this was made": f"<pre>{escape(command)}</pre>",
     }
     write_page(folder, title, sections)
@@ -162,11 +162,12 @@ def candidates(result: Comparison) -> str:
 
 def method(result: Comparison) -> str:
     seeds = max(len(candidate.trials) for candidate in result.candidates)
+    of_seeds = "are those of one seed" if seeds == 1 else f"are means over up to {seeds} seeds"
     return (
         '<p class="caption">The winner is the best on validation rows or, where few rows of a class decide, the '
         "candidate with the likeliest probabilities among those not clearly worse there. Plug-in rules are "
         "cross-fitted, and networks are judged on rows that did not stop their training. Test rows "
-        f"were seen by no candidate. Scores are means over up to {seeds} seeds; intervals come from a bootstrap over "
+        f"were seen by no candidate. Scores {of_seeds}; intervals come from a bootstrap over "
         "test rows and seeds, with the same rows for all candidates. The same numbers are in scores.csv, "
         "the winner's test predictions in predictions.csv.</p>"
     )
@@ -187,13 +188,13 @@ def predictions(result: Comparison, rows: "pd.DataFrame | None") -> "pd.DataFram
     return pd.concat(frames, ignore_index=True)
 
 
-def of_model(scored: Scored, whose: str) -> dict[str, str]:
-    """Sections about one model's decisions."""
+def of_model(scored: Scored, title: str) -> dict[str, str]:
+    """Sections about one model's decisions; the title is that of the first."""
     shown = {name: value for name, value in scores_of(scored.part, scored.positive).items() if value is not None}
     boxes = "".join(f"<li><strong>{value:.3f}</strong> {escape(name)}</li>" for name, value in shown.items())
     decides_by = decisions.explained(scored.rule, scored.classes)
     return {
-        f"Decisions of {whose}": f'<ul class="facts">{boxes}</ul>'
+        title: f'<ul class="facts">{boxes}</ul>'
         f'<p class="caption">Decides by: {escape(decides_by)}</p>{confusion(scored)}',
         "Precision, recall and calibration": f'<div class="gallery">{recall_curves(scored)}{calibration(scored)}</div>',
         "Most confident mistakes": mistakes(scored),
@@ -237,9 +238,13 @@ def recall_curves(scored: Scored) -> str:
         hits = int(((predicted == k) & (labels == k)).sum())
         if (predicted == k).any():
             drawn += dot(hits / counts[k], hits / int((predicted == k).sum()), colour)
-    words = [f"{scored.classes[k]}" for k in shown]
-    caption = f"Precision and recall of {', '.join(words)}; the dot is the chosen cut"
-    return figure(drawn, "recall", "precision", caption)
+    names = [scored.classes[k] for k in shown]
+    caption = f"Precision and recall of {', '.join(names)}; the dot is the chosen cut"
+    legend = "".join(
+        f' <span style="color: {colour}">&#9632;</span> {escape(name)}'
+        for colour, name in zip(COLOURS, names, strict=False)
+    )
+    return figure(drawn, "recall", "precision", caption, legend if len(names) > 1 else "")
 
 
 def calibration(scored: Scored) -> str:
@@ -258,8 +263,8 @@ def calibration(scored: Scored) -> str:
     return figure(drawn, "probability", "observed share", f"Calibration: how often {what}, by its probability")
 
 
-def figure(drawn: str, x: str, y: str, caption: str) -> str:
-    """A square from 0 to 1 with its axes."""
+def figure(drawn: str, x: str, y: str, caption: str, legend: str = "") -> str:
+    """A square from 0 to 1 with its axes; `legend` is HTML that says whose colour is whose."""
     ticks = ""
     for value in (0.0, 0.25, 0.5, 0.75, 1.0):
         a, b = place(value, value)
@@ -272,7 +277,7 @@ def figure(drawn: str, x: str, y: str, caption: str) -> str:
     return (
         f'<figure><svg role="img" aria-label="{escape(caption)}" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}">{ticks}{labels}{drawn}</svg>'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
+        f"<figcaption>{escape(caption)}{legend and f'.<br>{legend}'}</figcaption></figure>"
     )
 
 

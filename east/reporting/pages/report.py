@@ -88,31 +88,41 @@ def _differs(table: tables.Table, papers: Sequence[tables.Table]) -> bool:
 
 
 def _held(found: Sequence[Record], results_dir: Path) -> str:
-    """Every setting with finished trials: data, loss, preset, and how it did; then the pages of comparisons."""
-    pages = sorted((results_dir / "compare").glob("**/*.html"))
-    compared = "".join(
-        f'<li><a href="{escape(file.relative_to(results_dir).as_posix())}">{escape(_page_name(file))}</a></li>'
-        for file in pages
-    )
+    """The pages of comparisons and evaluations; then every setting with finished trials, and how it did."""
+    listed = _pages(results_dir, "compare", "Comparisons") + _pages(results_dir, "evaluate", "Evaluations")
     trials: dict[str, list[Record]] = {}
     for record in found:
         if (record.stage, record.status) == ("trial", "done"):
             trials.setdefault(record.key, []).append(record)
-    if not trials and not pages:
+    if not trials and not listed:
         return (
             "<p>No records yet. These commands make some:</p><pre>east-run\neast-run task=compare dataset.path=my.csv "
             "dataset.target=label\neast-run task=reproduce table=east_v2_1 dry_run=true</pre>"
         )
     lines = []
-    for group in sorted(trials.values(), key=lambda group: (group[0].config.dataset.name, group[0].config.loss.name)):
+    for group in sorted(trials.values(), key=lambda group: (_data_name(group[0]), group[0].config.loss.name)):
         config = group[0].config
         part = f" ({config.dataset.limit} rows)" if config.dataset.limit else ""
         means = [_mean([record.scores.get("test", {}).get(name) for record in group]) for name in SHOWN_SCORES]
-        name = f"{config.dataset.name}{part}, {config.loss.name}"
+        name = f"{_data_name(group[0])}{part}, {config.loss.name}"
         lines.append([escape(name), escape(f"{config.protocol.name} {config.preset or ''}"), str(len(group)), *means])
     header = ["data, loss", "protocol, preset", "trials", *map(papers.shown, SHOWN_SCORES)]
-    listed = f"<h3>Comparisons</h3><ul>{compared}</ul>" if compared else ""
     return f"{listed}{_simple(header, lines, 'Finished trials: means on test rows', words=2)}"
+
+
+def _pages(results_dir: Path, folder: str, title: str) -> str:
+    """Links to the pages in a folder."""
+    links = "".join(
+        f'<li><a href="{escape(file.relative_to(results_dir).as_posix())}">{escape(_page_name(file))}</a></li>'
+        for file in sorted((results_dir / folder).glob("**/*.html"))
+    )
+    return f"<h3>{title}</h3><ul>{links}</ul>" if links else ""
+
+
+def _data_name(record: Record) -> str:
+    """The user's own file or folder by its name; every such dataset is called csv or images."""
+    path = record.config.dataset.options.get("path")
+    return Path(str(path)).name if path else record.config.dataset.name
 
 
 def _page_name(file: Path) -> str:
@@ -273,7 +283,7 @@ def _records(every: Sequence[tables.Table], found: Sequence[Record]) -> str:
 
 def _setting(key: str, trials: Sequence[Record]) -> str:
     config = trials[0].config
-    title = f"{config.dataset.name}, {config.loss.name}"
+    title = f"{_data_name(trials[0])}, {config.loss.name}"
     hyper = ", ".join(f"{name} {value}" for name, value in config.hyper.to_json().items() if value is not None)
     facts = [f"protocol {config.protocol.name}", f"preset {config.preset}", hyper]
     origin = sorted({f"commit {r.git} on {r.device}" for r in trials})
@@ -319,7 +329,7 @@ def _drawn(
             yield table.title, plots.figure_of(table)
     shown = {cell.key for table in papers for cell in table.cells}
     for record in _examples(found, shown):
-        name = f"{record.config.dataset.name}, {record.config.loss.name}, seed {record.seed}"
+        name = f"{_data_name(record)}, {record.config.loss.name}, seed {record.seed}"
         file = results_dir / record.source
         history, stored = _history(record, file), _arrays(file)
         if "epoch" in history and len(set(map(len, history.values()))) == 1:
