@@ -167,13 +167,13 @@ def amount(value: float | None, unit: str) -> str:
 def duration(seconds: float) -> str:
     """Seconds in the unit that reads best.
 
-    >>> [duration(s) for s in (5, 600, 20_000, 200_000, 4e6)]
-    ['5 s', '10 min', '5.6 h', '2.3 days', '7 weeks']
+    >>> [duration(s) for s in (5, 600, 20_000, 80_000, 200_000, 4e6)]
+    ['5 s', '10 min', '5.6 h', '22 h', '2.3 days', '7 weeks']
     """
     for limit, size, places, name in (
         *((90, 1, 0, "s"), (5400, 60, 0, "min"), (48 * 3600, 3600, 1, "h")),
         *((14 * 86400, 86400, 1, "days"), (2 * 365 * 86400, 7 * 86400, 0, "weeks")),
     ):
         if seconds < limit:
-            return f"{seconds / size:.{places}f} {name}"
+            return f"{seconds / size:.{places if seconds < 10 * size else 0}f} {name}"
     return f"{seconds / (365 * 86400):.0f} years"

@@ -82,6 +82,7 @@ BAD = [
     ("dataset.path=empty.csv dataset.target=y", "empty"),
     ("dataset.path=noise.csv dataset.target=y", "noise.csv"),
     ("dataset.path=folder", "folder"),
+    ("dataset.path=folder dataset.target=y", "the classes of images are their folders"),
     ("dataset=images dataset.path=one.csv", "one.csv"),
     ("dataset=mammography data_dir=nowhere", "nowhere"),
     ("results_dir=/proc/nowhere", "cannot be written to"),

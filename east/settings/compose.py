@@ -206,6 +206,8 @@ def refuse_unknown_keys(typed: Mapping[str, Any], config: Composed) -> None:
         inside = any(key.startswith(f"{name}.") for key in known)
         parameter = name.startswith("loss.") and name.partition(".")[2] in target_parameters(config["loss"])
         if not (name in known or free or inside or parameter):
+            if name == "dataset.target" and config["dataset"]["name"] == "images":
+                raise ConfigError("dataset.target is for files; the classes of images are their folders")
             raise ConfigError(unknown_key(name, known))
 
 

@@ -137,7 +137,7 @@ class Plan:
 
     def text(self) -> str:
         """The plan as a table: what is done and how long the rest takes, on one slot."""
-        lines = [("", "search", "trials", "time left")]
+        lines = [("", "search", "trials", "time left" if self.width == 1 else "time left, one at a time")]
         costs = self.costs()
         for name, item, cost in zip(names(self.items), self.items, costs, strict=True):
             searches, trials = protocols.searches(item.settings), item.settings.trial_count
