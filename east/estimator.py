@@ -5,6 +5,7 @@ file are: a feature of 0 and 1 for each category, year, month, weekday and days 
 """
 
 import inspect
+import math
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -30,8 +31,8 @@ from east.data.common import DataError, Part, Splits, listed, shown
 from east.data.encoding import Encoding, typed_columns
 from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Schedule, Science, Training
 from east.training import decisions, saved
-from east.training.annealing import SCHEDULES
-from east.training.engine import train
+from east.training.annealing import SCHEDULES, temperatures
+from east.training.engine import batches_of, train
 from east.training.population import Outcome, Trial
 
 if TYPE_CHECKING:
@@ -45,12 +46,13 @@ LOSSES = {
     "ce": "east.losses.CrossEntropy",
 }
 DECISIONS = ("argmax", "plugin", "expected")
+LENGTH, PATIENCE = {"steps": 3000, "epochs": 20}, {"steps": 500, "epochs": 5}  # of training, whichever is longer
 MISSING = ("error", "median")
 
 
 class EASTClassifier(ClassifierMixin, BaseEstimator):
-    """A multilayer perceptron trained for a metric: by default on 1 - metric of its soft confusion matrix, with
-    annealing. arXiv 2405.20954.
+    """A multilayer perceptron trained for a metric: by default on metric cross-entropy, which won the contest of
+    docs/which_loss.md; with loss="metric" on EAST's 1 - metric of the soft confusion matrix, arXiv 2405.20954.
 
     metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. It is trained
         for, chooses among the initialisations, and is what `score` returns.
@@ -58,17 +60,19 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         average="positive", the score of that class; average="positive" alone means the second of two classes. `costs`
         [d, d] has true classes in rows, in the order of classes_, and predicted ones in columns.
     metric_parameters: further parameters of the metric, by name.
-    loss: metric (MetricLoss with this `step`), metric_ce (MetricCrossEntropy) or ce (cross-entropy).
+    loss: metric_ce (MetricCrossEntropy), metric (EAST's MetricLoss with this `step`) or ce (cross-entropy).
     decision: argmax, or the rule that is best for the metric on the validation rows: plugin by their labels, expected
         by the probabilities alone.
     class_weight: {label: weight} or "balanced"; multiplies the sample weights. A metric of recalls, such as
         balanced_accuracy, does not depend on it.
     missing: error refuses missing values; median puts the median of the training rows and adds a feature that marks
         them. In text columns missing is then a category.
-    hidden, dropout: layers of the network. lr, batch_size, weight_decay: of AdamW. Rare classes need large batches.
+    hidden, dropout: layers of the network. lr, batch_size, weight_decay: of AdamW. loss="metric" needs batches in which
+        every class occurs.
     warmup: first epochs that train on cross-entropy; some metrics never leave "all of one class" without.
-    max_epochs, patience: a stage at one temperature ends after `patience` epochs without a lower validation loss
-        (metric_ce: a better validation score).
+    max_epochs, patience: training ends after `patience` epochs without a better validation score (metric_ce) or a
+        lower validation loss (the others); with annealing, that ends a stage. None: the contest's 3,000 and 500
+        gradient steps, but at least 20 and 5 epochs; temperatures then get equal shares.
     annealing: geometric, linear, cosine, per_epoch or none; `cooling` is the factor r between stages.
     n_init: initialisations that train together as one population; the best on the validation rows is kept.
     validation_fraction: share of the rows of each class that early stopping watches.
@@ -93,7 +97,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         beta: float | Sequence[float] | Mapping[str, float] | None = None,
         costs: ArrayLike | None = None,
         metric_parameters: Mapping[str, Any] | None = None,
-        loss: Literal["metric", "metric_ce", "ce"] = "metric",
+        loss: Literal["metric_ce", "metric", "ce"] = "metric_ce",
         step: str = "linear",
         decision: Literal["argmax", "plugin", "expected"] = "argmax",
         class_weight: Mapping[Any, float] | str | None = None,
@@ -101,11 +105,11 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         hidden: Sequence[int] = (128, 64),
         dropout: float = 0.1,
         lr: float = 3e-3,
-        batch_size: int = 512,
+        batch_size: int = 128,
         weight_decay: float = 0.01,
         warmup: int = 0,
-        max_epochs: int = 100,
-        patience: int = 10,
+        max_epochs: int | None = None,
+        patience: int | None = None,
         annealing: Schedule = "geometric",
         cooling: float = 0.7,
         n_init: int = 1,
@@ -334,6 +338,10 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         """The trials' config, with the sections that a run of east-run has."""
         loss = self._loss()
         cooled = Annealing(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2)
+        batch = int(min(self.batch_size, rows))
+        steps = batches_of(rows, batch)
+        longest = int(self.max_epochs or max(LENGTH["epochs"], math.ceil(LENGTH["steps"] / steps)))
+        stages = len(temperatures(self.annealing, cooled.T0 or 0.2, self.cooling, cooled.T_min)) if loss.anneals else 1
         return Science(
             dataset=Dataset(name="estimator"),
             model=Model(name="mlp", hidden=list(self.hidden)),
@@ -341,13 +349,14 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             annealing=cooled if loss.anneals else Annealing(),
             protocol=Training(
                 name="estimator",
-                patience=int(self.patience),
-                max_epochs=int(self.max_epochs),
+                patience=int(self.patience or max(PATIENCE["epochs"], math.ceil(PATIENCE["steps"] / steps))),
+                max_epochs=longest,
+                stage_epochs=None if self.max_epochs else math.ceil(longest / stages),
                 warmup=int(self.warmup),
             ),
             hyper=Hyper(
                 lr=float(self.lr),
-                batch_size=int(min(self.batch_size, rows)),
+                batch_size=batch,
                 dropout=float(self.dropout),
                 weight_decay=float(self.weight_decay),
             ),
@@ -479,6 +488,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"hidden: expected the sizes of the layers, such as (128, 64), got {self.hidden!r}")
         for name in ("batch_size", "max_epochs", "patience", "n_init", "warmup"):
             value, least = getattr(self, name), int(name != "warmup")
+            if value is None and name in ("max_epochs", "patience"):
+                continue
             if not (isinstance(value, Integral) and int(value) >= least):
                 raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
         for name, low, high in (("lr", 0, np.inf), ("validation_fraction", 0, 1), ("cooling", 0, 1)):

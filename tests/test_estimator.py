@@ -40,10 +40,10 @@ def expected_failures(estimator):
         "tests/test_training.py shows the equivalence for whole batches, tests/test_drop_in.py for the losses"
     }
     # That check wants weights of 10,000,000 to 1 to make nearly every prediction the heavy class.
-    if estimator.metric in ("gmean", "balanced_accuracy"):
+    if estimator.loss == "metric" and estimator.metric in ("gmean", "balanced_accuracy"):
         reason = "a recall divides by the weight of its class, so that the weight cancels; fit warns"
         failures["check_class_weight_classifiers"] = reason
-    if estimator.metric == "mcc":
+    if estimator.loss == "metric" and estimator.metric == "mcc":
         reason = "predicting one class alone has an MCC of 0, like guessing, however heavy the class"
         failures["check_class_weight_classifiers"] = reason
     return failures
@@ -59,18 +59,22 @@ def test_why_class_weights_do_not_make_every_metric_prefer_the_heavy_class():
         assert value(metric, heavy) > value(metric, guess) + 0.1
 
 
-def tiny(metric):
-    return EASTClassifier(metric, max_epochs=12, hidden=(16,), lr=0.02, patience=3, dropout=0.0, device="cpu")
+def tiny(metric, loss="metric_ce"):
+    return EASTClassifier(metric, loss=loss, max_epochs=20, hidden=(16,), lr=0.02, dropout=0.0, device="cpu")
 
 
-@parametrize_with_checks([tiny("f1")], expected_failed_checks=expected_failures)
+@parametrize_with_checks([tiny("f1"), tiny("f1", "metric")], expected_failed_checks=expected_failures)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
 
 @pytest.mark.slow
 @parametrize_with_checks(
-    [tiny(metric) for metric in ("mcc", "gmean", "balanced_accuracy", "fbeta")],
+    [
+        tiny(metric, loss)
+        for metric in ("mcc", "gmean", "balanced_accuracy", "fbeta")
+        for loss in ("metric_ce", "metric")
+    ],
     expected_failed_checks=expected_failures,
 )
 def test_scikit_learn_checks_of_other_metrics(estimator, check):
@@ -379,18 +383,32 @@ def test_the_positive_of_several_classes_must_be_stated():
 
 
 def test_repr_tells_metric_average_and_step():
-    assert repr(EASTClassifier()) == "EASTClassifier(metric='f1', average='macro', loss='metric', step='linear')"
-    assert repr(EASTClassifier("f1", positive="fraud", n_init=3)) == (
+    assert repr(EASTClassifier()) == "EASTClassifier(metric='f1', average='macro', loss='metric_ce')"
+    assert repr(EASTClassifier("f1", loss="metric", positive="fraud", n_init=3)) == (
         "EASTClassifier(metric='f1', average='positive', loss='metric', step='linear', positive='fraud', n_init=3)"
     )
     assert repr(EASTClassifier("mcc", loss="metric_ce", decision="expected")) == (
         "EASTClassifier(metric='mcc', loss='metric_ce', decision='expected')"
     )
-    assert repr(EASTClassifier(mcc, step="none")) == "EASTClassifier(metric=mcc, loss='metric', step='none')"
+    assert (
+        repr(EASTClassifier(mcc, loss="metric", step="none"))
+        == "EASTClassifier(metric=mcc, loss='metric', step='none')"
+    )
+
+
+@pytest.mark.parametrize("loss, stages", [("metric_ce", 1), ("metric", 9)])
+@pytest.mark.parametrize("rows, longest, patience", [(300, 1500, 250), (1_000_000, 20, 5)])
+def test_training_is_as_long_as_the_contests_by_default(loss, stages, rows, longest, patience):
+    """3,000 gradient steps and a patience of 500 in batches of 128, but 20 and 5 epochs at least."""
+    model = EASTClassifier(loss=loss)
+    model.classes_ = np.array([0, 1])
+    protocol = model._config(rows).protocol
+    assert (protocol.max_epochs, protocol.patience) == (longest, patience)
+    assert protocol.stage_epochs == -(-longest // stages)
 
 
 def test_verbose_writes_lines_where_there_is_no_terminal(rare, capsys):
-    quick(verbose=True, max_epochs=3).fit(*rare)
+    quick(loss="metric", verbose=True, max_epochs=3).fit(*rare)
     first, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"epoch 1 of at most 3, T 0\.2, best validation score \d\.\d{3}", first)
     assert re.fullmatch(
