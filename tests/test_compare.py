@@ -657,3 +657,10 @@ def test_an_output_in_the_home_folder_is_not_replaced_either(tmp_path, monkeypat
     (tmp_path / "keep.csv").write_text("mine")
     assert cli.run(["task=predict", "checkpoint=no", "input=new.csv", "output='~/keep.csv'"]) == 2
     assert "output=~/keep.csv exists already; force=true replaces it" in capsys.readouterr().err
+
+
+def test_candidates_take_turns_cheapest_first_and_networks_as_the_contest_ranks_them():
+    plans = [compare.Plan(key, key, None, seconds) for key, seconds in
+             (("ce", 5.0), ("rf", 9.0), ("east", 6.0), ("logistic", 0.1), ("metric_ce", 5.5))]  # fmt: skip
+    plans = sorted(plans, key=lambda plan: list(compare.CANDIDATES).index(plan.key))
+    assert [plan.key for plan in compare.in_turn(plans)] == ["logistic", "metric_ce", "ce", "east", "rf"]
