@@ -14,7 +14,7 @@ from sklearn.model_selection import cross_val_predict
 from east import metrics
 from east.confusion import Confusion
 from east.experiment import records
-from east.reporting import plots, tables
+from east.reporting import plots, statistics, tables
 from east.reporting.tables import Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +25,41 @@ ROWS = {
     "CE + plug-in": "cross-entropy, tuned threshold",
 }  # rows of the table `plugin`, in words
 TITLES = {"cocktailparty": "CocktailParty", "adult": "Adult", "mammography": "Mammography", "kaggle": "Kaggle fraud"}
+
+
+WAYS = {
+    "Metric CE": "metric cross-entropy",
+    "Metric CE + plug-in": "metric cross-entropy, tuned rule",
+    "CE": "cross-entropy",
+    "CE + expected": "cross-entropy, rule without labels",
+    "CE weighted": "class-weighted cross-entropy",
+    "EAST positive": "EAST, F1 of the positive class",
+    "EAST macro": "EAST, macro F1",
+    "Boosting + plug-in": "gradient boosting, tuned rule",
+    "Random forest + plug-in": "random forest, tuned rule",
+}  # rows of the table `contest`, in words
+
+
+@plots.styled
+def contest(table: Table) -> Figure:
+    """How far some ways to a high F1 are ahead of cross-entropy with a tuned rule, over the held-out datasets."""
+    figure = Figure(figsize=(9.2, 2.9))
+    blocks = [entry for entry in table.rankings if entry.block.startswith("held out")]
+    panels = figure.subplots(1, len(blocks), sharey=True)
+    for axes, entry in zip(panels, blocks, strict=True):
+        for y, row in enumerate(WAYS):
+            if lead := entry.leads[statistics.ALL].get(row):
+                colour = plots.ORANGE if "EAST" in row else plots.GREEN if "Metric" in row else plots.BLUE
+                axes.plot([lead.low, lead.high], [y, y], color=colour)
+                axes.plot(lead.mean, y, "o", ms=5, color=colour)
+        axes.axvline(0, color=plots.INK, lw=0.8)
+        classes = entry.block.removeprefix("held out, ")
+        axes.set(title=f"{classes}, {len(entry.columns)} datasets", yticks=range(len(WAYS)))
+        axes.set(ylim=(len(WAYS) - 0.5, -0.5), xlim=(-0.1, 0.06))
+        axes.set_yticklabels(WAYS.values())
+    label = "F1 minus that of cross-entropy with a rule tuned on validation rows; mean and 95 % interval over datasets"
+    figure.supxlabel(label, fontsize=9)
+    return figure
 
 
 @plots.styled
@@ -85,6 +120,7 @@ def main() -> None:
     ce = [r for r in found if (r.config.dataset.name, r.config.loss.name, r.stage) == ("mammography", "ce", "trial")]
     chosen = min((r for r in ce if r.status == "done" and r.seed == 0), key=lambda r: r.key)
     drawn = {
+        "contest": contest(tables.build("contest", ROOT / "results", found=found)),
         "headline": headline(tables.build(tables.spec("plugin"), ROOT / "results", found=found)),
         "steps": plots.steps(*plots.step_heights(TEMPERATURES), 0.5),
         "soft_hard": soft_hard(),

@@ -145,7 +145,7 @@ def test_every_signed_number_is_in_a_committed_table():
             leads = [lead for group in groups for lead in group.values()]
             numbers += [lead[name] for lead in leads for name in ("mean", "low", "high")]
             known |= {signed(number) for number in numbers if number is not None}
-    for name in ("README.md", "docs/reproduce.md", "results/README.md"):
+    for name in ("README.md", "docs/reproduce.md", "docs/which_loss.md", "results/README.md"):
         said = set(re.findall(r"[+−]\d\.\d{3}(?!\d)", text_of(name)))
         assert said, name
         assert said <= known, f"{name}: in no table: {sorted(said - known)}"
@@ -189,3 +189,29 @@ def test_the_contest_follows_from_confusion_matrices(file, contest):
             differences = [ours[column] - reference[column] for column in entry["columns"]]
             ends = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
             assert (lead["mean"], lead["low"], lead["high"]) == pytest.approx((np.mean(differences), *ends), abs=1e-9)
+
+
+WAYS = {
+    "metric cross-entropy, most probable class": "Metric CE",
+    "metric cross-entropy, tuned rule": "Metric CE + plug-in",
+    "cross-entropy, rule without labels (`east.decide`)": "CE + expected",
+    "cross-entropy, most probable class": "CE",
+    "class-weighted cross-entropy": "CE weighted",
+    "EAST, F1 of the positive class": "EAST positive",
+    "EAST, macro F1 as in the paper": "EAST macro",
+    "gradient boosting, tuned rule": "Boosting + plug-in",
+    "random forest, tuned rule": "Random forest + plug-in",
+}
+
+
+def test_the_table_of_which_loss_is_that_of_the_contest():
+    (table,) = json.loads((ROOT / "results" / "tables" / "contest.json").read_text())
+    leads = {entry["block"]: entry["leads"]["all"] for entry in table["rankings"]}
+    blocks = ("held out, two classes", "held out, many classes")
+    lines = (ROOT / "docs" / "which_loss.md").read_text(encoding="utf-8").splitlines()
+    rows = {cells[0]: cells[1:] for line in lines if len(cells := [c.strip() for c in line.strip("|").split("|")]) == 3}
+    for words, row in WAYS.items():
+        found = [leads[block].get(row) for block in blocks]
+        said = [f"{signed(x['mean'])} [{signed(x['low'])}, {signed(x['high'])}]" if x else "" for x in found]
+        assert rows.pop(words) == said
+    assert all(cell.startswith(("two", "many", "---")) for cells in rows.values() for cell in cells)
