@@ -137,7 +137,7 @@ class MetricLoss(Loss):
             # "none" gives one number per class, which cannot be minimised.
             choose("average", parameters["average"], [a for a in metrics.AVERAGES if a != "none"])
         beta, positive = parameters.get("beta"), parameters.get("positive")
-        if isinstance(beta, Real) and not 0 <= float(beta) < math.inf:
+        if isinstance(beta, str) or (isinstance(beta, Real) and not 0 <= float(beta) < math.inf):
             raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
         if isinstance(beta, Mapping):
             parameters["beta"] = self.by_class(beta)
