@@ -359,6 +359,16 @@ def test_a_target_of_another_kind_is_refused_before_it_is_called(target, dry, tm
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("metric", ["os.system", "subprocess.Popen", "os.path"])
+def test_a_metric_of_another_kind_is_refused_before_it_is_called(metric, east_run, monkeypatch):
+    called = []
+    monkeypatch.setattr("subprocess.Popen.__init__", lambda *given, **_: called.append(given))
+    answer = east_run(*TINY, "loss=metric", f"loss.metric={metric}", "dry_run=true")
+    assert answer.code == cli.BAD_CONFIG
+    assert f"metric '{metric}': expected a function of a Confusion, got <" in answer.err
+    assert not called
+
+
 def test_names_never_become_paths(tmp_path, east_run):
     (tmp_path / "conf" / "loss").mkdir(parents=True)
     (tmp_path / "conf" / "loss" / "mine.yaml").write_text("{name: ../../mine, _target_: east.losses.CrossEntropy}")
