@@ -263,7 +263,14 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if not self.encodes_frames_:
             finite: Any = "allow-nan" if self.missing == "median" else True
             options = {"dtype": np.float64, "ensure_all_finite": finite}
-            given = validate_data(self, X, y, **options) if fitting else validate_data(self, X, reset=False, **options)
+            try:
+                given = (
+                    validate_data(self, X, y, **options) if fitting else validate_data(self, X, reset=False, **options)
+                )
+            except ValueError as error:
+                if "X contains NaN" not in str(error):
+                    raise
+                raise ValueError(f"Input X contains NaN, a missing value: {self._advice}") from None
             rows, targets = given if fitting else (given, np.empty(0))
             names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(rows.shape[1])])
             return Columns(tuple(Numbers(str(name), rows[:, k]) for k, name in enumerate(names))), targets
@@ -283,9 +290,12 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if gaps and self.missing == "error":
             raise ValueError(
                 f"Input X contains NaN, a missing value, in {', '.join(map(shown, gaps[:5]))}"
-                f"{f' and {len(gaps) - 5} more columns' if len(gaps) > 5 else ''}: drop these rows, fill them, or use "
-                f"{type(self).__name__}(missing='median')"
+                f"{f' and {len(gaps) - 5} more columns' if len(gaps) > 5 else ''}: {self._advice}"
             )
+
+    @property
+    def _advice(self) -> str:
+        return f"drop these rows, fill them, or use {type(self).__name__}(missing='median')"
 
     def _weights(self, X: ArrayLike, targets: np.ndarray, sample_weight: ArrayLike | None) -> np.ndarray:
         """Sample weights [n] times class weights, scaled to a mean of 1."""

@@ -8,6 +8,7 @@ classes), none (one number per class).
 `absent`: whether a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954) or is ignored.
 """
 
+import inspect
 from collections.abc import Callable, Sequence
 
 import torch
@@ -269,6 +270,8 @@ def resolve(metric: str | Metric) -> Metric:
         function = import_by_path(str(metric))
     except ValueError as error:
         raise ValueError(f"metric {metric!r} cannot be imported: {error}") from error
-    if not callable(function):
-        raise ValueError(f"metric {metric!r}: expected a function of a Confusion, got {type(function).__name__}")
+    if not callable(function) or isinstance(function, type) or inspect.isbuiltin(function):  # os.system is not called
+        raise ValueError(
+            f"metric {metric!r}: expected a function of a Confusion, got {function!r} ({type(function).__name__})"
+        )
     return function

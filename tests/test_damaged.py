@@ -10,10 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import safetensors.torch
 
 from east import cli
 from east.experiment import index, records
-from east.training import engine
+from east.training import engine, population
 from tests.commands import TINY
 from tests.test_interruption import INLINE, SMALL, Killed, results_of
 from tests.test_records import record
@@ -54,12 +55,30 @@ def flipped(content):
     return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
 
 
+def made_up(change):
+    """A sound file with a right digest, of something else."""
+
+    def other(content):
+        about = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        tensors, state = safetensors.torch.load(content), json.loads(about["state"])
+        change(tensors, state)
+        about["state"] = json.dumps(state)
+        about["digest"] = population.digest(about["state"], tensors)
+        return safetensors.torch.save(tensors, metadata=about)
+
+    return other
+
+
 DAMAGE = {
     "cut": lambda content: content[: len(content) // 2],
     "empty": lambda content: b"",
     "garbage": lambda content: os.urandom(len(content)),
     "a flipped bit": flipped,
     "another version": lambda content: content.replace(b'"format":"2"', b'"format":"1"'),
+    "fewer moments": made_up(lambda tensors, _: tensors.update(first=tensors["first"][:, 1:].contiguous())),
+    "other trials": made_up(lambda _, state: state.update(alive=[0, 7])),
+    "no history": made_up(lambda _, state: state.update(history=[])),
+    "other stages": made_up(lambda _, state: state["annealing"].update(stage=[0])),
 }
 
 

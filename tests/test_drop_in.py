@@ -101,6 +101,15 @@ def test_soft_targets_count_fractionally(loss, classes):
     torch.testing.assert_close(loss(logits, F.one_hot(labels, classes).double()), loss(logits, labels))
 
 
+def test_soft_targets_in_bfloat16_count_though_they_are_rounded():
+    """Probabilities of a teacher in bfloat16: rounded, some of 20,000 rows sum to 0.997."""
+    logits, _ = batch(20_000, 5)
+    targets = logits.softmax(1)
+    rounded = targets.bfloat16()
+    assert (rounded.double().sum(1) - 1).abs().max() > 1e-3
+    torch.testing.assert_close(MetricLoss("f1")(logits, rounded), MetricLoss("f1")(logits, targets), atol=1e-3, rtol=0)
+
+
 def test_soft_targets_pass_gradcheck_on_dense_logits():
     logits, _ = batch(2, 3, 2, 2)
     targets = torch.rand(2, 3, 2, 2, dtype=torch.float64).softmax(1)
@@ -212,6 +221,19 @@ def test_multilabel_averages_are_scikit_learns(average):
         loss = MetricLoss(metric, multilabel=True, average=average, temperature=HARD)
         wanted = getattr(oracle, f"{metric}_score")(labels, logits > 0, average=average, zero_division=0)
         assert float(loss(logits, labels)) == pytest.approx(1 - wanted, abs=1e-4), metric
+
+
+@pytest.mark.parametrize("average", ["macro", "micro", "weighted", "samples"])
+def test_a_multilabel_batch_without_positives_scores_0(average):
+    """As scikit-learn has it with zero_division=0; a batch that is all ignored has no score."""
+    logits, _ = batch(6, 4)
+    loss = MetricLoss("f1", multilabel=True, average=average)
+    labels = torch.zeros(6, 4).long()
+    assert oracle.f1_score(labels, logits > 0, average=average, zero_division=0) == 0
+    value, gradient = value_and_gradient(loss, logits, labels)
+    assert value == 1
+    assert gradient.isfinite().all()
+    assert value_and_gradient(loss, logits, labels - 100)[0] == 0
 
 
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted", "samples"])
@@ -372,7 +394,12 @@ REFUSED = {
     "float indices": (lambda loss: loss(z, y.float()), ("integer labels", "4 classes", "float32")),
     "labels of another shape": (lambda loss: loss(z, y[:5]), ("(5,)", "(6, 4)", "expected (6,) for 4 classes")),
     "labels of single logits": (lambda loss: loss(z[:, :1], y[:5] % 2), ("expected (6,) or (6, 1)", "single logits")),
-    "column labels of flat logits": (lambda loss: loss(z[:, 0], y[:, None]), ("(6, 1)", "expected (6,)")),
+    "column labels of flat logits": (lambda loss: loss(z[:, 0], y[:, None]), ("(6, 1)", "(6,): labels.squeeze(1)")),
+    "column labels": (lambda loss: loss(z, y[:, None]), ("(6, 1)", "expected (6,): labels.squeeze(1)")),
+    "masks with a channel": (lambda loss: loss(dense, pixels[:, None]), ("expected (2, 4, 5): labels.squeeze(1)",)),
+    "NaN soft targets": (lambda loss: loss(z, z / 0 * 0), ("soft targets", "sum to 1", "nan to nan")),
+    "negative soft targets": (lambda loss: loss(z, torch.tensor([[2.0, -1, 0, 0]] * 6)), ("soft targets",)),
+    "complex labels": (lambda loss: loss(z, y.cfloat()), ("integers, booleans or floats, got torch.complex64",)),
     "shares beyond 1": (lambda loss: loss(z[:, 0], y / 2), ("shares from 0 to 1", "1.5")),
     "weights of another shape": (lambda loss: loss(dense, pixels, torch.ones(2, 4)), ("weights", "(2, 4, 5) or (2,)")),
     "weights as a list": (lambda loss: loss(z, y, [1] * 6), ("weights as a tensor", "list")),
@@ -397,6 +424,7 @@ OPTIONS = {
     "samples of mcc": ({"metric": "mcc", "multilabel": True, "average": "samples"}, ("average 'samples'", "weighted")),
     "positive of labels": ({"multilabel": True, "positive": 1}, ("positive", "multilabel=True")),
     "average samples alone": ({"average": "samples"}, ("average 'samples'", "micro")),
+    "average of mcc": ({"metric": "mcc", "average": "micro"}, ("unknown parameter of mcc 'average': it has none",)),
     "ignore_index": ({"ignore_index": None}, ("ignore_index", "integer", "None")),
 }
 

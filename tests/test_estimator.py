@@ -183,6 +183,7 @@ def test_classes_of_one_or_two_rows_are_learned_from():
         ({"loss": "bce"}, "unknown loss 'bce', did you mean 'ce'"),
         ({"decision": "plug"}, "did you mean 'plugin'"),
         ({"missing": "mean"}, "Choices: error, median"),
+        ({"metric": "fbeta", "beta": "two"}, "beta: expected a number of at least 0, got 'two'"),
         ({"costs": [[0, 1], [5, 0]]}, "costs: the metric f1 does not take it; these do: cost"),
         ({"metric": "mcc", "average": "macro"}, "average: the metric mcc does not take it; these do: f1, fbeta"),
         ({"positive": "fraud"}, r"positive: expected one of the classes \[0, 1\], got 'fraud'"),
@@ -305,7 +306,7 @@ def test_missing_values_are_refused_or_filled_and_marked():
     gap, median = of_array.encoding_.columns[0].median, np.nanmedian(X)
     assert gap == pytest.approx(median, abs=1)  # of the training rows
     assert np.isfinite(of_array.predict_proba([[np.nan]])).all()
-    with pytest.raises(ValueError, match="contains NaN"):
+    with pytest.raises(ValueError, match=r"Input X contains NaN, a missing value: .*missing='median'"):
         quick(max_epochs=1).fit(X, y)
 
 

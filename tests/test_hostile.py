@@ -1,10 +1,13 @@
 """Files from strangers: text stays text, targets are not imported, and models that cannot work are refused."""
 
+import contextlib
 import json
 import random
 import re
 import shutil
 import sys
+from functools import reduce
+from operator import getitem
 
 import numpy as np
 import pandas as pd
@@ -168,15 +171,16 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     people().to_csv(folder / "people.csv", index=False)
     table = data.load("csv", path=str(folder / "people.csv"), target="income", categorical=["postcode"])
-    for loss in ("ce", "rf"):
+    for loss in ("ce", "rf", "boosting"):
         trained(table, loss=loss)[0].save(folder / loss)
     return folder
 
 
 def edited(model, target, about=None, tensors=None):
-    """A copy of a saved model with other values."""
+    """A copy of a saved model with other values, and without the digest that they would not have."""
     shutil.copytree(model, target)
     values = json.loads((target / "model.json").read_text())
+    del values["digest"]
     (target / "model.json").write_text(json.dumps({**values, **(about or {})}))
     weights = load_file(target / "weights.safetensors")
     save_file({**weights, **(tensors(weights) if tensors else {})}, target / "weights.safetensors")
@@ -200,6 +204,12 @@ def chain(w):
     return {f"net.{name}": tensor for name, tensor in tree.items()}
 
 
+def encoding(names, **others):
+    """Of columns of numbers."""
+    columns = [{"name": name, "kind": "numeric", "median": 0.0, "indicator": False} for name in names]
+    return {"columns": columns, "target": None, "classes": [], "positive": None, **others}
+
+
 FIRST = "net.layers.0.weight"
 UNFIT = {
     "NaN weights": ("ce", {}, lambda w: {FIRST: w[FIRST] * np.nan}, "net.layers.0.weight: expected finite numbers"),
@@ -214,6 +224,19 @@ UNFIT = {
     "positive": ("ce", {"positive": 7}, None, "positive: expected one of 2 classes, got number 7"),
     "a rule": ("ce", {"rule": {"weights": [1.0]}}, None, "rule: it does not fit 2 classes"),
     "no encoding": ("ce", {"encoding": {"columns": 3}}, None, "the encoding"),
+    "another encoding": ("ce", {"encoding": encoding(["age"])}, None, "expected columns of 9 features, got 1"),
+    "columns twice": ("ce", {"encoding": encoding(["age"] * 9)}, None, "the encoding: expected each column once"),
+    "a pattern": ("ce", {"encoding": encoding([], delimiter="(a+)+$")}, None, "'delimiter' to be one character"),
+    "no such network": ("ce", {"model": {"name": "mpl", "hidden": [1]}}, None, "unknown model 'mpl', did you mean"),
+    "no such width": ("ce", {"model": {"name": "mlp", "hidden": ["a"]}}, None, "model.hidden: expected widths"),
+    "no outputs": ("ce", {"model": {"name": "mlp", "outputs": -1}}, None, "model.outputs: expected greater than or"),
+    "a single logit": ("ce", {"classes": ["a", "b", "c"], "model": {"name": "mlp", "hidden": [16], "outputs": 1}},
+                       lambda w: {n: w[n][:1].clone() for n in ("net.layers.1.weight", "net.layers.1.bias")},
+                       "expected a network of 3 classes, got one of 2"),
+    "east's own class": ("ce", {"model": {"name": "custom", "target": "east.losses.MetricLoss"}}, None, "trust=true"),
+    "a square scale": ("ce", {}, lambda w: {"std": w["std"][:, None].clone()}, "std: expected 9 numbers, got a tensor"),
+    "shares beyond 1": ("rf", {}, lambda w: {"net.value": w["net.value"] * 2}, "value: expected shares of at least 0"),
+    "a class twice": ("boosting", {}, lambda w: {"net.present": w["net.present"] * 0}, "present: expected each class"),
     "a circle": ("rf", {}, circular, "expected every node's children to come after it"),
     "a chain": ("rf", {}, chain, "expected trees of at most 1,000 levels, without circles"),
     "no such feature": ("rf", {}, lambda w: {"net.feature": w["net.feature"] + 99}, "feature: expected whole numbers"),
@@ -243,8 +266,24 @@ def test_damaged_files_of_a_model_are_named(name, content, models, tmp_path):
         east.load(folder)
 
 
+@pytest.mark.parametrize("name", ["model.json", "weights.safetensors"])
+def test_a_model_that_has_changed_is_noticed_by_its_digest(name, models, tmp_path):
+    """One category that became another, one bit of a weight: nothing else would tell."""
+    folder = shutil.copytree(models / "ce", tmp_path / "model")
+    content = (folder / name).read_bytes()
+    changed = content.replace(b"nurse", b"purse") if name == "model.json" else content[:-1] + bytes([content[-1] ^ 1])
+    (folder / name).write_bytes(changed)
+    with pytest.raises(
+        DataError, match=r"model\.json: it or weights\.safetensors has changed since it was written; if"
+    ):
+        east.load(folder)
+    about = json.loads((folder / "model.json").read_text())
+    (folder / "model.json").write_text(json.dumps({key: value for key, value in about.items() if key != "digest"}))
+    assert len(east.load(folder).predict(people())) == len(people()), "whoever meant it says so"
+
+
 def test_a_sound_model_passes_the_same_checks(models):
-    for loss in ("ce", "rf"):
+    for loss in ("ce", "rf", "boosting"):
         assert set(east.load(models / loss).predict(people())) <= {"low", "high"}
 
 
@@ -282,6 +321,17 @@ def test_the_code_of_a_strangers_network_runs_only_where_it_is_trusted(models, t
     assert "expected a class of torch.nn.Module" in answer.err, "and still it must be a network"
 
 
+def test_a_class_of_easts_own_imports_nothing_for_a_stranger(models, tmp_path, monkeypatch):
+    """A loss is a torch.nn.Module too, and it imports the metric that its parameters name."""
+    (tmp_path / "evil_metric.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nf = len\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    section = {"name": "custom", "target": "east.losses.MetricLoss", "parameters": {"metric": "evil_metric.f"}}
+    folder = edited(models / "ce", tmp_path / "model", {"model": section})
+    with pytest.raises(DataError, match="if you trust it, say trust=true"):
+        east.load(folder)
+    assert not (tmp_path / "ran").exists()
+
+
 def test_what_a_record_names_is_not_imported(tmp_path, monkeypatch):
     (tmp_path / "evil_metric.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -307,6 +357,16 @@ def test_a_target_of_another_kind_is_refused_before_it_is_called(target, dry, tm
     assert answer.code == cli.BAD_CONFIG
     assert f"model.target={target}: expected a class of torch.nn.Module" in answer.err
     assert not ran.exists()
+
+
+@pytest.mark.parametrize("metric", ["os.system", "subprocess.Popen", "os.path"])
+def test_a_metric_of_another_kind_is_refused_before_it_is_called(metric, east_run, monkeypatch):
+    called = []
+    monkeypatch.setattr("subprocess.Popen.__init__", lambda *given, **_: called.append(given))
+    answer = east_run(*TINY, "loss=metric", f"loss.metric={metric}", "dry_run=true")
+    assert answer.code == cli.BAD_CONFIG
+    assert f"metric '{metric}': expected a function of a Confusion, got <" in answer.err
+    assert not called
 
 
 def test_names_never_become_paths(tmp_path, east_run):
@@ -343,16 +403,95 @@ def test_predictions_are_not_written_over_their_input(tmp_path, east_run, models
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=pytest.mark.nightly)])
-def test_no_random_damage_to_a_model_crashes(count, models, tmp_path):
-    """It is refused by name, or predicts a class for every row."""
+def test_no_random_damage_to_a_model_crashes_or_changes_a_number(count, models, tmp_path):
+    """A byte here or there: it is refused by name, or predicts as before."""
+    dice, rows = random.Random(0), people(20)
+    true = {loss: east.load(models / loss).predict_proba(rows) for loss in ("ce", "rf")}
+    folder = edited(models / "rf", tmp_path / "model")
+    for number in range(count):
+        loss = dice.choice(["ce", "rf"])
+        for name in ("model.json", "weights.safetensors"):
+            content = (models / loss / name).read_bytes()
+            (folder / name).write_bytes(mutated(content, dice) if (number + len(name)) % 2 else content)
+        with contextlib.suppress(DataError):
+            np.testing.assert_array_equal(east.load(folder).predict_proba(rows), true[loss])
+
+
+ODD = [
+    *(
+        None,
+        True,
+        0,
+        -1,
+        7,
+        10**20,
+        0.5,
+        1e308,
+        np.nan,
+        "",
+        "x",
+        "../..",
+        "date",
+        "dropped",
+        "darknet19",
+        "gnn",
+        "image",
+    ),
+    *([], {}, [[]], [1, 2], ["a", "b"], [3, 8, 8], {"threshold": 0.5}, {"scale": [1, 2], "shift": [0, 1]}),
+]
+
+
+def places(value, above=()):
+    """The path of every value inside a JSON value."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, item in items:
+        yield (*above, name)
+        yield from places(item, (*above, name))
+
+
+def distorted(values, dice):
+    """JSON with one of its values removed or replaced by something odd."""
+    values = json.loads(json.dumps(values))
+    *above, name = dice.choice([*places(values)])
+    inside = reduce(getitem, above, values)
+    if dice.randrange(4):
+        inside[name] = dice.choice(ODD)
+    else:
+        del inside[name]
+    return values
+
+
+def bent(tensors, dice):
+    """Tensors of which one has another shape, type or value."""
+    name = dice.choice(sorted(tensors))
+    old = tensors[name]
+    extreme = [0, -1, 7, *([1e30, np.nan, np.inf] if old.is_floating_point() else [10**9])]
+    changes = [
+        lambda: old.flatten(),
+        lambda: old.unsqueeze(-1),
+        lambda: old[:0],
+        lambda: torch.cat((old, old)),
+        lambda: old.to(dice.choice([torch.float64, torch.float16, torch.int64, torch.bool])),
+        lambda: old.index_fill(0, torch.tensor([dice.randrange(len(old))]), dice.choice(extreme)),
+        lambda: old * dice.choice([0, -1, 2]),
+    ]
+    return {**tensors, name: dice.choice(changes)().contiguous()}
+
+
+@pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=pytest.mark.nightly)])
+def test_no_model_that_somebody_made_up_crashes(count, models, tmp_path):
+    """Sound files with senseless values, as no damage makes them: refused by name, or probabilities for every row."""
     dice, rows = random.Random(0), people(20)
     folder = edited(models / "rf", tmp_path / "model")
     for number in range(count):
-        source = models / dice.choice(["ce", "rf"])
-        for name in ("model.json", "weights.safetensors"):
-            content = (source / name).read_bytes()
-            (folder / name).write_bytes(mutated(content, dice) if (number + len(name)) % 2 else content)
-        try:
-            assert len(east.load(folder).predict(rows)) == len(rows)
-        except DataError:
-            continue
+        source = models / dice.choice(["ce", "rf", "boosting"])
+        about, tensors = json.loads((source / "model.json").read_text()), load_file(source / "weights.safetensors")
+        shown = {name: value for name, value in about.items() if name not in ("digest", "config", "versions")}
+        (folder / "model.json").write_text(json.dumps(distorted(shown, dice) if number % 2 else shown))
+        save_file(tensors if number % 2 else bent(tensors, dice), folder / "weights.safetensors")
+        with contextlib.suppress(DataError):
+            model = east.load(folder)
+            p = model.predict_proba(rows)
+            assert p.shape == (len(rows), len(model.classes))
+            np.testing.assert_allclose(p.sum(1), 1, atol=1e-3)
+            assert len(model.predict(rows)) == len(rows)

@@ -601,7 +601,7 @@ def test_parameters_of_a_metric_in_a_config():
     costs = [[0, 1], [50, 0]]
     loss = build_loss(CONFIGS["metric"] | {"metric": "cost", "parameters": {"costs": costs}}, ["no", "yes"])
     torch.testing.assert_close(loss(z, y), MetricLoss("cost", costs=costs)(z, y))
-    with pytest.raises(ValueError, match=r"unknown parameter of the metric 'cost'.*Choices: .*costs"):
+    with pytest.raises(ValueError, match=r"unknown parameter of cost 'cost'.*Choices: .*costs"):
         build_loss(CONFIGS["metric"] | {"metric": "cost", "parameters": {"cost": costs}}, ["no", "yes"])
 
 
@@ -690,7 +690,7 @@ WRONG = {
     "average none": (lambda: MetricLoss("f1", average="none"), ("average 'none'", "macro", "positive", "weighted")),
     "unknown absent": (lambda: MetricLoss("f1", absent="skip"), ("absent 'skip'", "ignore", "zero")),
     "absent of mcc": (lambda: MetricLoss("mcc", absent="ignore"), ("absent='ignore'", "does not apply")),
-    "unknown parameter": (lambda: MetricLoss("f1", bta=2), ("parameter of the metric 'bta'", "average")),
+    "unknown parameter": (lambda: MetricLoss("f1", bta=2), ("parameter of f1 'bta'", "average")),
     "threshold 1": (lambda: MetricLoss("f1", threshold=1.0), ("threshold", "between 0 and 1", "1.0")),
     "threshold word": (lambda: MetricLoss("f1", threshold="dynamc"), ("'dynamic'", "'dynamc'")),
     "no thresholds": (lambda: MetricLoss("f1", threshold=[]), ("threshold", "list", "[]")),

@@ -496,3 +496,16 @@ def test_whole_weights_are_repeated_rows_and_weight_0_is_absence(metric):
         rows = torch.arange(60).repeat_interleave(weights)
         summed = torch.zeros_like(logits).index_add(0, rows, often.grad)
         torch.testing.assert_close(once.grad, summed, atol=1e-6, rtol=1e-6)
+
+
+def test_another_index_can_be_ignored():
+    logits, labels = torch.randn(30, 300), torch.arange(30) % 4
+    ignored = torch.arange(30) % 3 == 0
+    value = MetricCrossEntropy("f1", ignore_index=255)(logits, labels.masked_fill(ignored, 255))
+    torch.testing.assert_close(value, MetricCrossEntropy("f1")(logits[~ignored], labels[~ignored]))
+
+
+@pytest.mark.parametrize("name, value", [("multilabel", True), ("step", "sigmoid"), ("temperature", 0.1)])
+def test_options_of_metric_loss_are_refused(name, value):
+    with pytest.raises(ValueError, match=f"{name}: MetricCrossEntropy does not take it, MetricLoss does"):
+        MetricCrossEntropy("f1", **{name: value})

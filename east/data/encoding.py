@@ -284,13 +284,16 @@ class Encoding:
         classes = tuple(given.words("classes")) if given.has("classes") else ()
         if positive is not None and not 0 <= positive < max(1, len(classes)):
             raise DataError(f"the encoding: expected 'positive' to number one of {len(classes)} classes")
+        delimiter = given.optional("delimiter", str)
+        if delimiter not in (None, r"\s+") and len(str(delimiter)) != 1:  # else pandas sees a regular expression
+            raise DataError(f"the encoding: expected 'delimiter' to be one character, got {shown(delimiter)}")
         return cls(
             columns=tuple(column for column in read if not isinstance(column, Dropped)),
             dropped=tuple(column for column in read if isinstance(column, Dropped)),
             target=given.optional("target", str),
             classes=classes,
             positive=positive,
-            delimiter=given.optional("delimiter", str),
+            delimiter=delimiter,
         )
 
 

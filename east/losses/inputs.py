@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from east.choices import choose
+from east.choices import ConfigError, choose
 from east.confusion import check_range
 from east.metrics import ratio
 
@@ -195,6 +195,8 @@ def check_types(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
         raise ValueError(f"expected weights as a tensor, got {type(weights)}")
     if not logits.is_floating_point():
         raise ValueError(f"expected floating point logits, got logits {logits.dtype}")
+    if labels.is_complex():
+        raise ValueError(f"expected labels that are integers, booleans or floats, got {labels.dtype}")
 
 
 def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
@@ -341,6 +343,8 @@ def wrong_shape(logits: Tensor, labels: Tensor) -> str:
     if logits.ndim > 2 and labels.shape == logits.shape[:-1]:
         move = "logits.transpose(1, 2)" if logits.ndim == 3 else "logits.movedim(-1, 1)"
         return f"{got}move the classes to axis 1: {move}; for populations [P, n, d] call loss.per_trial"
+    if labels.ndim == len(shape) + 1 and labels.shape[1] == 1 and without_classes(labels) == shape:
+        return f"{got}expected {shape}: labels.squeeze(1)"
     if logits.ndim == 1:
         return f"{got}expected {shape} for single logits, or logits [n, d] for d classes"
     if logits.shape[1] == 1:
@@ -358,8 +362,9 @@ def check_soft_targets(labels: Tensor) -> None:
         )
     if transformed():
         return
-    sums = labels.sum(1)
-    if (labels < 0).any() or ((sums - 1).abs() > SOFT_TARGET_TOLERANCE).any():
+    sums = labels.sum(1, dtype=single_or_double(labels.dtype))
+    tolerance = max(SOFT_TARGET_TOLERANCE, torch.finfo(labels.dtype).eps / 2)  # bfloat16 rounds by more
+    if not ((labels >= 0).all() and ((sums - 1).abs() <= tolerance).all()):  # NaN is neither
         raise ValueError(
             f"float labels of the logits' shape {tuple(labels.shape)} are soft targets if the classes sum to 1 "
             f"(here {float(sums.min()):.4g} to {float(sums.max()):.4g}) and multilabel targets with "
@@ -385,6 +390,8 @@ def inside_torch_func() -> bool:
 def refuse_unknown(kind: str, given: Iterable[str], accepted: Sequence[inspect.Parameter]) -> None:
     if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
         for name in given:
+            if not accepted:
+                raise ConfigError(f"unknown {kind} {name!r}: it has none")
             choose(kind, name, [parameter.name for parameter in accepted])
 
 

@@ -8,6 +8,7 @@ Counts take one of two layouts. Margins [..., 3, d] hold diagonal, actual and pr
 [j=k] D_k, and A, constant within a row, never matters. Cells [..., d, d] are kept only for metrics that read `matrix`.
 """
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from east.choices import choose
 from east.confusion import Confusion, per_class
 from east.losses import by_hand, slopes
 from east.losses.by_hand import Array, at_least, summed
-from east.losses.inputs import Loss, inside_torch_func, summed_over_ranks
+from east.losses.inputs import IGNORE_INDEX, Loss, inside_torch_func, summed_over_ranks
 from east.losses.metric_loss import MetricLoss
 from east.metrics import EPS, ratio
 
@@ -58,6 +59,7 @@ class MetricCrossEntropy(Loss):
     counts: training, a running mean of hard confusion counts over the batches (`decay`), moved only in training mode
         by logits that require a gradient; or validation, whatever `set_counts` was given last.
     smoothing: share of the counts that a guess by class frequency would give, so that no slope is 0/0.
+    ignore_index: samples with this label do not count.
     gather: sum over torch.distributed's ranks ("auto": when training with gradients in a process group).
 
     The counts have one row per leading index of the logits and are part of state_dict(). Before any count, and where
@@ -83,9 +85,13 @@ class MetricCrossEntropy(Loss):
         gather: str | bool = "auto",
         classes: Sequence[str] | None = None,
         absent: str = "zero",
+        ignore_index: int = IGNORE_INDEX,
         **metric_parameters: Any,
     ):
-        super().__init__()
+        super().__init__(ignore_index)
+        for name in metric_parameters:
+            if name in inspect.signature(MetricLoss).parameters:
+                raise ValueError(f"{name}: MetricCrossEntropy does not take it, MetricLoss does")
         checked = MetricLoss(metric, gather=gather, classes=classes, absent=absent, **metric_parameters)
         self.metric, self.metric_parameters = checked.metric, checked.metric_parameters
         self.classes, self.gather = checked.classes, checked.gather

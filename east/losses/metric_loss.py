@@ -121,7 +121,7 @@ class MetricLoss(Loss):
     def checked_parameters(self, given: Mapping[str, Any], absent: str) -> dict[str, Any]:
         """The metric's keyword arguments, class names turned into indices."""
         accepted = dict(list(inspect.signature(self.metric).parameters.items())[1:])
-        refuse_unknown("parameter of the metric", given, list(accepted.values()))
+        refuse_unknown(f"parameter of {name_of(self.metric)}", given, list(accepted.values()))
         for name, parameter in accepted.items():
             needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
             if needed and name not in given:
@@ -137,7 +137,7 @@ class MetricLoss(Loss):
             # "none" gives one number per class, which cannot be minimised.
             choose("average", parameters["average"], [a for a in metrics.AVERAGES if a != "none"])
         beta, positive = parameters.get("beta"), parameters.get("positive")
-        if isinstance(beta, Real) and not 0 <= float(beta) < math.inf:
+        if isinstance(beta, str) or (isinstance(beta, Real) and not 0 <= float(beta) < math.inf):
             raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
         if isinstance(beta, Mapping):
             parameters["beta"] = self.by_class(beta)
@@ -222,7 +222,10 @@ class MetricLoss(Loss):
         sums = torch.stack(((values * counted).sum(-1), counted.sum(-1)))
         if self.label_average == "samples" and self.gathers():
             sums = summed_over_ranks(sums)
-        return ratio(*sums)
+        value = ratio(*sums)
+        if self.label_average == "weighted" and self.absent == "zero":  # no label is ever positive: a score of 0
+            value = torch.where((sums[1] == 0) & (total.sum(-1) != 0), 1.0, value)
+        return value
 
     def of_each_sample(self, samples: Samples) -> Tensor:
         """Counts of a single sample are complete on its rank: it is their mean that is taken over all ranks."""
@@ -338,13 +341,16 @@ class MetricLoss(Loss):
         return T.to(logits)
 
     def extra_repr(self) -> str:
-        name = getattr(self.metric, "__name__", type(self.metric).__name__)
         average = self.label_average if self.multilabel else self.metric_parameters.get("average", self.default_average)
-        parts = [name, f"average={average}" if average else "", "multilabel" if self.multilabel else ""]
+        parts = [name_of(self.metric), f"average={average}" if average else "", "multilabel" if self.multilabel else ""]
         step = f"step={self.step}" + (f" (slope {self.slope:g})" if self.step not in ("linear", "none") else "")
         parts += [step, f"threshold={self.threshold}"]
         parts += [f"temperature={self.temperature}"] if self.anneals else []
         return ", ".join(part for part in parts if part)
+
+
+def name_of(metric: metrics.Metric) -> str:
+    return getattr(metric, "__name__", type(metric).__name__)
 
 
 def checked_threshold(threshold: str | float | Sequence[float], step: str) -> str | float | tuple[float, ...]:

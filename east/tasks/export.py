@@ -5,6 +5,7 @@ from pathlib import Path
 from east.choices import ConfigError
 from east.settings.command import Command
 from east.settings.compose import settings
+from east.training import saved
 from east.training.export import beside, export
 
 
@@ -17,6 +18,6 @@ def main(command: Command) -> int:
     for file in (target, beside(target)):
         if file.exists() and not asked.force:
             raise ConfigError(f"{file} exists already; force=true replaces it")
-    written = export(asked.checkpoint, asked.output)
+    written = export(saved.load(asked.checkpoint, trust=asked.trust), asked.output)
     print(f"exported: {written} and {beside(written)}")
     return 0

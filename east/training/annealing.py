@@ -195,7 +195,10 @@ class Annealing:
     def restore(self, state: Mapping[str, list]) -> None:
         self.stopped = list(state["stopped"])
         for name in STATE:
-            setattr(self, name, np.array(state[name], dtype=getattr(self, name).dtype))
+            values = np.array(state[name], dtype=getattr(self, name).dtype)
+            if values.shape != getattr(self, name).shape:
+                raise ValueError(f"{name}: expected {getattr(self, name).shape} numbers, got {values.shape}")
+            setattr(self, name, values)
 
 
 def _column(table: np.ndarray, column: np.ndarray) -> np.ndarray:

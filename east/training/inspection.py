@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from typing_extensions import TypedDict
 
 from east import models
+from east.data import Encoding
 from east.data.common import Kind
 from east.settings.sections import Model as Network
 from east.training import decisions, portable
@@ -24,6 +25,10 @@ MOST_INPUTS = 10**8
 MOST_LAYERS, WIDEST = 1_000, 10**7
 DEEPEST = 1_000  # levels of a tree
 MAY_BE_INFINITE = ("net.intercepts", "net.baseline", "net.threshold")  # rules a class out; a split on missing values
+
+
+class WrongDescriptionError(ValueError):
+    """model.json describes a network that there cannot be."""
 
 
 class About(TypedDict):
@@ -54,9 +59,7 @@ def checked_about(values: object) -> About:
     try:
         about = ADAPTER.validate_python(values)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise ValueError(f"{place}: {first['msg'].replace('Input should be', 'expected')}") from None
+        raise ValueError(explained(error)) from None
     classes, positive, shape = about["classes"], about["positive"], about["inputs_shape"]
     if len(set(classes)) < len(classes):
         raise ValueError("classes: expected each name once")
@@ -67,6 +70,20 @@ def checked_about(values: object) -> About:
     _check_rule(about["rule"], positive, len(classes))
     _check_sizes(about["model"])
     return about
+
+
+def explained(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].replace('Input should be', 'expected')}"
+
+
+def check_encoding(encoding: Encoding, inputs: int) -> None:
+    """Columns that differ, and give as many features as the model takes."""
+    names = [column.name for column in encoding.columns]
+    if len(set(names)) < len(names):
+        raise ValueError("the encoding: expected each column once")
+    if len(encoding.feature_names) != inputs:
+        raise ValueError(f"the encoding: expected columns of {inputs} features, got {len(encoding.feature_names)}")
 
 
 def _check_rule(rule: StoredRule | None, positive: int | None, count: int) -> None:
@@ -102,7 +119,8 @@ def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], ki
         if name not in tensors:
             raise ValueError(f"expected a tensor {name!r}")
         width = 3 if kind == "image" else inputs_shape[-1]
-        if not tensors[name].is_floating_point() or tensors[name].numel() not in (1, width):
+        flat = tensors[name].ndim <= 1 and tensors[name].numel() in (1, width)
+        if not (flat and tensors[name].is_floating_point()):
             raise ValueError(f"{name}: expected {width} numbers, got a tensor of shape {list(tensors[name].shape)}")
     for name, tensor in tensors.items():
         infinite = name in MAY_BE_INFINITE
@@ -116,8 +134,13 @@ def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], ki
 
 def check_network(section: Mapping[str, JsonValue], state: Mapping[str, Tensor], shape: Sequence[int], d: int) -> None:
     """Weights of the names and shapes that the described network has; the network itself is not made for this."""
-    with torch.device("meta"):
-        net = models.build(Network.model_validate(section), shape, d)
+    try:
+        with torch.device("meta"):
+            net = models.build(Network.model_validate(section), shape, d)
+    except ValidationError as error:
+        raise WrongDescriptionError(f"model.{explained(error)}") from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise WrongDescriptionError(str(error)) from error
     expected = net.state_dict()
     if expected.keys() != state.keys():
         different = sorted(expected.keys() ^ state.keys())
@@ -147,12 +170,15 @@ def check_portable(net: nn.Module, inputs: int, d: int) -> None:
         k = len(net.baseline)
         _expect_shapes(net, {"value": (nodes,), "classes": (1,), "present": (max(2, k),)})
         _expect_numbers(net, "present", d)
+        if len(net.present.unique()) < len(net.present):
+            raise ValueError("present: expected each class once")
         if int(net.classes) != d or len(net.roots) % max(1, k) or not k:
             raise ValueError(f"baseline: expected trees of {d} classes that take turns")
     else:
         _expect_shapes(net, {"value": (nodes, d)})
-        if bool((net.value < 0).any()):
-            raise ValueError("value: expected shares of at least 0")
+        shares = net.value[net.left == torch.arange(nodes)]  # of the leaves
+        if bool((shares < 0).any()) or bool(((shares.sum(-1) - 1).abs() > 1e-3).any()):
+            raise ValueError("value: expected shares of at least 0 that sum to 1")
     _check_depth(net)
 
 

@@ -25,6 +25,7 @@ from east.training.optimizer import Adam
 
 CHECKPOINT = 2  # version of the layout; a checkpoint of another version is not resumed
 HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
+PER_TRIAL = ("history", "errors", "seconds")  # lists in a checkpoint
 
 
 @dataclass(frozen=True)
@@ -156,9 +157,14 @@ class Population:
             outcome.weights = self.net.state_dict(self.result[p])
         return outcome
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Those of a checkpoint: `result` has a row for every trial, the others for those that are alive."""
+        own = {"weights": self.net.weights, "stage_best": self.stage_best, "result": self.result}
+        return own | self.optimizer.state() | self.average.state() | self.loss.state()
+
     def save(self, file: Path) -> None:
         """Write a checkpoint; if killed midway, the last one stays intact."""
-        tensors = {"weights": self.net.weights, "stage_best": self.stage_best, "result": self.result}
+        tensors = self.tensors()
         state = {
             "annealing": self.annealing.state(),
             "alive": self.alive.tolist(),
@@ -167,7 +173,6 @@ class Population:
             "seconds": self.seconds.tolist(),
         }
         file.parent.mkdir(parents=True, exist_ok=True)
-        tensors |= self.optimizer.state() | self.average.state() | self.loss.state()
         text = json.dumps(state)
         about = {"format": str(CHECKPOINT), "state": text, "digest": digest(text, tensors)}
         content = safetensors.torch.save(tensors, metadata=about)
@@ -185,6 +190,7 @@ class Population:
         if about.get("digest") != digest(about.get("state", ""), tensors):
             raise ValueError("its content has changed since it was written")
         state = json.loads(about["state"])
+        self.check_layout(tensors, state)
         self.stage_best, self.result = tensors["stage_best"], tensors["result"]
         self.net.put(tensors["weights"])
         self.optimizer.restore(tensors)
@@ -193,6 +199,18 @@ class Population:
         self.annealing.restore(state["annealing"])
         self.alive, self.seconds = np.array(state["alive"], dtype=int), np.array(state["seconds"])
         self.history, self.errors = state["history"], state["errors"]
+
+    def check_layout(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """ValueError unless this is what a population of these trials would write."""
+        own, count, alive = self.tensors(), len(self.trials), state["alive"]
+        if alive != sorted({*alive} & {*range(count)}) or any(len(state[k]) != count for k in PER_TRIAL):
+            raise ValueError(f"expected the state of {count} trials")
+        if own.keys() != tensors.keys():
+            raise ValueError(f"expected the tensors {', '.join(own)}, got {', '.join(tensors)}")
+        for name, tensor in own.items():
+            shape = [count if name == "result" else len(alive), *tensor.shape[1:]]
+            if name != "loss" and ([*tensors[name].shape], tensors[name].dtype) != (shape, tensor.dtype):
+                raise ValueError(f"{name}: expected shape {shape}, got {[*tensors[name].shape]}")
 
 
 class LossState:

@@ -8,11 +8,13 @@ Nothing is pickled: loading a model runs no foreign code unless you say that you
 trees are tensors; classes, columns, encoding and decision rule are plain JSON.
 """
 
+import hashlib
 import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -127,7 +129,8 @@ class Model:
         part.mkdir(parents=True)
         try:
             (part / WEIGHTS).write_bytes(save(self.tensors))  # save_file would make it unreadable to others
-            (part / ABOUT).write_text(json.dumps(self.about, indent=1) + "\n", encoding="utf-8")
+            about = {**self.about, "digest": digest(self.about, part / WEIGHTS)}
+            (part / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         except BaseException:
             shutil.rmtree(part, ignore_errors=True)
             raise
@@ -154,13 +157,18 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
         if not isinstance(values, dict) or values.get("format") != FORMAT:
             got = values.get("format") if isinstance(values, dict) else type(values).__name__
             raise ValueError(f"expected a model of format {FORMAT}, got {got!r}")
+        stored = values.pop("digest", None)
+        if stored not in (None, digest(values, folder / WEIGHTS)):
+            raise ValueError(f"it or {WEIGHTS} has changed since it was written; if you changed it, delete its "
+                             "line \"digest\"")  # fmt: skip
         about = inspection.checked_about(values)
-        target = about["model"].get("target")
-        if target is not None and not trust and not str(target).startswith("east."):
-            raise ValueError(f"its network is the class {target!r} of someone's own code, which loading would run; "
-                             "if you trust it, say trust=true, or east.load(…, trust=True)")  # fmt: skip
+        if "target" in about["model"] and not trust:  # one of east's too: its parameters could name anything
+            raise ValueError(
+                f"its network is the class {about['model']['target']!r} of someone's own code, which loading would "
+                "run; if you trust it, say trust=true, or east.load(…, trust=True)"
+            )
         if about["kind"] == "table":
-            data.Encoding.from_json(about.get("encoding"))
+            inspection.check_encoding(data.Encoding.from_json(about.get("encoding")), prod(about["inputs_shape"]))
         file = folder / WEIGHTS
         tensors = load_file(file)
         if "net.text" in tensors and not trust:
@@ -169,11 +177,23 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
         inspection.check_tensors(tensors, about["inputs_shape"], about["kind"])
         check_state(about, tensors)
         model = assembled(about, tensors, device)
-        model.predict_proba(np.zeros((1, *about["inputs_shape"]), np.uint8 if about["kind"] == "image" else np.float32))
+        row = np.zeros((1, *about["inputs_shape"]), np.uint8 if about["kind"] == "image" else np.float32)
+        width = model.predict_proba(row).shape[-1]
+        if width != len(about["classes"]):
+            raise ValueError(f"expected a network of {len(about['classes'])} classes, got one of {width}")
     except (DataError, ValueError, TypeError, KeyError, RuntimeError, OSError, SafetensorError) as error:
         reason = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"{file}: {reason}") from error
+        where = folder / ABOUT if isinstance(error, inspection.WrongDescriptionError) else file
+        raise DataError(f"{where}: {reason}") from error
     return model
+
+
+def digest(about: Mapping[str, object], weights: Path) -> str:
+    """Of both files of a model: it finds damage, such as a flipped bit, not forgery. Early models have none."""
+    with open(weights, "rb") as file:
+        found = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16))
+    found.update(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode())
+    return found.hexdigest()
 
 
 def check_state(about: About, tensors: Mapping[str, Tensor]) -> None:
