@@ -505,7 +505,61 @@ def test_another_index_can_be_ignored():
     torch.testing.assert_close(value, MetricCrossEntropy("f1")(logits[~ignored], labels[~ignored]))
 
 
-@pytest.mark.parametrize("name, value", [("multilabel", True), ("step", "sigmoid"), ("temperature", 0.1)])
+@pytest.mark.parametrize("name, value", [("step", "sigmoid"), ("temperature", 0.1)])
 def test_options_of_metric_loss_are_refused(name, value):
     with pytest.raises(ValueError, match=f"{name}: MetricCrossEntropy does not take it, MetricLoss does"):
         MetricCrossEntropy("f1", **{name: value})
+
+
+def batches_of_labels(steps=6, n=40, count=3):
+    """Logits and 0/1 labels [n, L] of a few steps; the last label is rare."""
+    generator = torch.Generator().manual_seed(0)
+    shares = torch.linspace(0.5, 0.1, count)
+    return [
+        (torch.randn(n, count, generator=generator), (torch.rand(n, count, generator=generator) < shares).long())
+        for _ in range(steps)
+    ]
+
+
+@pytest.mark.parametrize("average", ["macro", "weighted", "micro"])
+@pytest.mark.parametrize("form", ["class_weights", "soft_targets"])
+def test_multilabel_is_one_binary_problem_for_each_label(average, form):
+    """With counts of their own, averaged over labels; micro is one problem of all cells."""
+    loss = MetricCrossEntropy("f1", multilabel=True, average=average, form=form)
+    single = lambda: MetricCrossEntropy("f1", average="positive", form=form)  # noqa: E731
+    each = [single() for _ in range(1 if average == "micro" else 3)]
+    for logits, labels in batches_of_labels():
+        z = logits.requires_grad_()
+        value = loss(z, labels)
+        if average == "micro":
+            (expected,) = (one(z.reshape(-1), labels.reshape(-1)) for one in each)
+        else:
+            values = torch.stack([one(z[:, k], labels[:, k]) for k, one in enumerate(each)])
+            shares = labels.sum(0).float() if average == "weighted" else torch.ones(3)
+            expected = (values * shares).sum() / shares.sum()
+        torch.testing.assert_close(value, expected)
+        ours, theirs = (torch.autograd.grad(x, z, retain_graph=True)[0] for x in (value, expected))
+        torch.testing.assert_close(ours, theirs)
+    assert loss.counts.shape == ((3, 2) if average == "micro" else (3, 3, 2))
+    again = MetricCrossEntropy("f1", multilabel=True, average=average, form=form)
+    again.load_state_dict(loss.state_dict())
+    logits, labels = batches_of_labels(1)[0]
+    torch.testing.assert_close(again.eval()(logits, labels), loss.eval()(logits, labels))
+
+
+def test_multilabel_ignores_cells_and_survives_labels_without_positives():
+    loss = MetricCrossEntropy("f1", multilabel=True)
+    logits, labels = torch.randn(20, 4, requires_grad=True), torch.zeros(20, 4, dtype=torch.long)
+    labels[:10, 0], labels[5:, 1], labels[:, 3] = 1, -100, -100
+    value = loss(logits, labels)
+    (gradient,) = torch.autograd.grad(value, logits)
+    assert value.isfinite()
+    assert gradient.isfinite().all()
+    assert (gradient[5:, 1] == 0).all()
+    assert (gradient[:, 3] == 0).all()
+    assert (gradient[:, 0] != 0).all()
+
+
+def test_multilabel_has_no_running_counts_of_samples():
+    with pytest.raises(ValueError, match="a sample has no running counts"):
+        MetricCrossEntropy("f1", multilabel=True, average="samples")

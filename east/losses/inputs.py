@@ -274,6 +274,31 @@ def read_labels(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_i
     return as_weighted_samples(Samples(rows, targets, weights))
 
 
+def average_over_labels(
+    values: Tensor, samples: Samples, loss: Loss, average: str, absent: str, without_positives: float = 0.0
+) -> Tensor:
+    """One number of the binary losses [L] of L labels; average="micro" has made one problem of them already.
+
+    Labels without a sample do not count, nor with absent="ignore" those without a positive. without_positives: the
+    value of average="weighted" where no label is ever positive.
+    """
+    if average == "micro":
+        return values
+    used, shares = masked(samples.labels, samples.weights, loss.ignore_index, values.dtype)
+    shares = torch.ones_like(used, dtype=values.dtype) if shares is None else shares
+    total, positives = shares.sum(-1), (used * shares).sum(-1)
+    if loss.gathers():
+        total, positives = summed_over_ranks(torch.stack((total, positives)).detach())
+    counted = positives if average == "weighted" else (total != 0).to(values.dtype)
+    if absent == "ignore":
+        counted = counted * (positives > 0)
+    whole = counted.sum(-1)
+    value = ratio((values * counted).sum(-1), whole)
+    if average == "weighted" and absent == "zero":
+        value = torch.where((whole == 0) & (total.sum(-1) != 0), without_positives, value)
+    return value
+
+
 def as_weighted_samples(samples: Samples) -> Samples:
     """Every sample with soft targets [..., n, d] as d samples, each of one class and weighted by its share."""
     logits, targets, weights = samples

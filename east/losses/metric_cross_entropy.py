@@ -26,7 +26,15 @@ from east.choices import choose
 from east.confusion import Confusion, per_class
 from east.losses import by_hand, slopes
 from east.losses.by_hand import Array, at_least, summed
-from east.losses.inputs import IGNORE_INDEX, Loss, inside_torch_func, summed_over_ranks
+from east.losses.inputs import (
+    IGNORE_INDEX,
+    Loss,
+    Samples,
+    average_over_labels,
+    inside_torch_func,
+    read_labels,
+    summed_over_ranks,
+)
 from east.losses.metric_loss import MetricLoss
 from east.metrics import EPS, ratio
 
@@ -60,6 +68,8 @@ class MetricCrossEntropy(Loss):
         by logits that require a gradient; or validation, whatever `set_counts` was given last.
     smoothing: share of the counts that a guess by class frequency would give, so that no slope is 0/0.
     ignore_index: samples with this label do not count.
+    multilabel: logits and 0/1 labels [n, L, ...] are L binary problems with counts of their own; `average` is then
+        macro, weighted, or micro, which counts all labels together.
     gather: sum over torch.distributed's ranks ("auto": when training with gradients in a process group).
 
     The counts have one row per leading index of the logits and are part of state_dict(). Before any count, and where
@@ -86,13 +96,19 @@ class MetricCrossEntropy(Loss):
         classes: Sequence[str] | None = None,
         absent: str = "zero",
         ignore_index: int = IGNORE_INDEX,
+        multilabel: bool = False,
         **metric_parameters: Any,
     ):
         super().__init__(ignore_index)
         for name in metric_parameters:
             if name in inspect.signature(MetricLoss).parameters:
                 raise ValueError(f"{name}: MetricCrossEntropy does not take it, MetricLoss does")
-        checked = MetricLoss(metric, gather=gather, classes=classes, absent=absent, **metric_parameters)
+        checked = MetricLoss(
+            metric, gather=gather, classes=classes, absent=absent, multilabel=multilabel, **metric_parameters
+        )
+        if checked.label_average == "samples":
+            raise ValueError("average='samples': expected macro, weighted or micro; a sample has no running counts")
+        self.multilabel, self.label_average, self.absent = multilabel, checked.label_average, checked.absent
         self.metric, self.metric_parameters = checked.metric, checked.metric_parameters
         self.classes, self.gather = checked.classes, checked.gather
         self.form = choose("form", form, FORMS)
@@ -132,6 +148,15 @@ class MetricCrossEntropy(Loss):
         margins = torch.stack((c.diagonal, c.actual, c.predicted), -2).detach()
         self.counts = c.matrix.detach().clone() if self.reads_cells(c.classes) else margins
         self.targets = None
+
+    def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
+        if self.multilabel:
+            return read_labels(logits, labels, weights, self.ignore_index, self.label_average)
+        return super().read(logits, labels, weights)
+
+    def over(self, samples: Samples) -> Tensor:
+        value = super().over(samples)
+        return average_over_labels(value, samples, self, self.label_average, self.absent) if self.multilabel else value
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         gathers = self.gathers()
@@ -256,7 +281,8 @@ class MetricCrossEntropy(Loss):
 
     def extra_repr(self) -> str:
         name = getattr(self.metric, "__name__", type(self.metric).__name__)
-        return f"{name}, form={self.form}, decay={self.decay}, smoothing={self.smoothing}, counts={self.source}"
+        labels = f"multilabel, average={self.label_average}, " if self.multilabel else ""
+        return f"{name}, {labels}form={self.form}, decay={self.decay}, smoothing={self.smoothing}, counts={self.source}"
 
 
 def smoothed_margins(counts: Array, smoothing: float) -> tuple[Array, Array, Array]:

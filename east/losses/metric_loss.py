@@ -20,6 +20,7 @@ from east.losses.inputs import (
     Loss,
     Samples,
     as_weighted_samples,
+    average_over_labels,
     binary_only,
     masked,
     read_labels,
@@ -204,28 +205,14 @@ class MetricLoss(Loss):
 
     def over_labels(self, samples: Samples) -> Tensor:
         """The average over labels (or samples) of one binary loss each, of logits [L, n, 2]."""
-        values = Loss.over(self, samples) if self.label_average != "samples" else self.of_each_sample(samples)
-        if self.label_average == "micro":
-            return values
-        _, labels, weights = samples
-        used, shares = masked(labels, weights, self.ignore_index, values.dtype)
-        shares = torch.ones_like(used, dtype=values.dtype) if shares is None else shares
-        if self.label_average == "samples":
-            counted = shares.mean(-1)
-        else:
-            total, positives = shares.sum(-1), (used * shares).sum(-1)
-            if self.gathers():
-                total, positives = summed_over_ranks(torch.stack((total, positives)).detach())
-            counted = positives if self.label_average == "weighted" else (total != 0).to(values.dtype)
-            if self.absent == "ignore":
-                counted = counted * (positives > 0)
+        if self.label_average != "samples":
+            values = Loss.over(self, samples)
+            return average_over_labels(values, samples, self, self.label_average, self.absent, without_positives=1.0)
+        values = self.of_each_sample(samples)
+        _, shares = masked(samples.labels, samples.weights, self.ignore_index, values.dtype)
+        counted = torch.ones_like(values) if shares is None else shares.mean(-1)
         sums = torch.stack(((values * counted).sum(-1), counted.sum(-1)))
-        if self.label_average == "samples" and self.gathers():
-            sums = summed_over_ranks(sums)
-        value = ratio(*sums)
-        if self.label_average == "weighted" and self.absent == "zero":  # no label is ever positive: a score of 0
-            value = torch.where((sums[1] == 0) & (total.sum(-1) != 0), 1.0, value)
-        return value
+        return ratio(*(summed_over_ranks(sums) if self.gathers() else sums))
 
     def of_each_sample(self, samples: Samples) -> Tensor:
         """Counts of a single sample are complete on its rank: it is their mean that is taken over all ranks."""
