@@ -20,12 +20,19 @@ class Provenance(TypedDict):
 
 @cache
 def provenance() -> Provenance:
-    """`versions` of what computes and the `git` state of this checkout (None when installed)."""
+    """`versions` of what computes and the `git` commit of this checkout, None when installed.
+
+    "+changes" marks code that differs from the commit; results that were rendered or exported meanwhile do not count.
+    """
     versions = {"python": platform.python_version(), "east": __version__}
     versions |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}
     root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists() or not shutil.which("git"):
         return {"versions": versions, "git": None}
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty=+changes", "--abbrev=12", "--exclude=*"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    return {"versions": versions, "git": answer.stdout.strip() or None}
+    commit = _git(root, "rev-parse", "--short=12", "HEAD")
+    changed = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", ":(exclude)results")
+    return {"versions": versions, "git": f"{commit}+changes" if commit and changed else commit or None}
+
+
+def _git(root: Path, *words: str) -> str:
+    return subprocess.run(["git", "-C", str(root), *words], capture_output=True, text=True, check=False).stdout.strip()
