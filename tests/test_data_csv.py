@@ -276,8 +276,10 @@ def test_ids_free_text_and_empty_columns_are_dropped_with_a_note():
     assert table.notes == (
         "column 'age' is not used: it is empty",
         "column 'customerId' is not used: it is an id: a different whole number in every row",
-        "column 'note' is not used: it is free text or an id: 3,000 different values in 3,000 rows: 'saw 0 again'",
-        "column 'city' is not used: it is free text or an id: 1,001 different values in 3,000 rows: 'city 0'",
+        "column 'note' is not used: it is free text or an id: 3,000 different values in 3,000 rows: 'saw 0 again'; "
+        "dataset.keep=[note] would use its frequent values",
+        "column 'city' is not used: it is free text or an id: 1,001 different values in 3,000 rows: 'city 0'; "
+        "dataset.keep=[city] would use its frequent values",
     )
     kept = from_frame("csv", frame(rows).assign(customerId=np.arange(rows)), "state", keep="customerId")
     assert "customerId" in kept.columns

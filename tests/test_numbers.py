@@ -194,13 +194,16 @@ def test_the_contest_follows_from_confusion_matrices(file, contest):
 WAYS = {
     "metric cross-entropy, most probable class": "Metric CE",
     "metric cross-entropy, tuned rule": "Metric CE + plug-in",
-    "cross-entropy, rule without labels (`east.decide`)": "CE + expected",
-    "cross-entropy, most probable class": "CE",
+    "cross-entropy stopped by its own loss, rule without labels (`east.decide`)": "CE stopped by its loss + expected",
+    "cross-entropy stopped by its own loss, tuned rule": "CE stopped by its loss + plug-in",
+    "cross-entropy stopped by its own loss, most probable class": "CE stopped by its loss",
+    "cross-entropy stopped by F1, rule without labels (`east.decide`)": "CE + expected",
+    "cross-entropy stopped by F1, most probable class": "CE",
     "class-weighted cross-entropy": "CE weighted",
     "EAST, F1 of the positive class": "EAST positive",
     "EAST, macro F1 as in the paper": "EAST macro",
-    "gradient boosting, tuned rule": "Boosting + plug-in",
-    "random forest, tuned rule": "Random forest + plug-in",
+    "gradient boosting, rule without labels": "Boosting + expected",
+    "random forest, rule without labels": "Random forest + expected",
 }
 
 

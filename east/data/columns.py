@@ -183,7 +183,11 @@ def detect_text(column: Words, keep: bool) -> Column | Dropped:
             return Numbers(column.name, spread)
     if not keep and (levels > LEVELS or (levels > FEW and 2 * levels > rows)):
         example = shown(column.levels[int(column.codes[column.codes >= 0][0])])
-        return Dropped(column.name, f"is free text or an id: {levels:,} different values in {rows:,} rows: {example}")
+        return Dropped(
+            column.name,
+            f"is free text or an id: {levels:,} different values in {rows:,} rows: {example}; "
+            f"dataset.keep=[{column.name}] would use its frequent values",
+        )
     return column
 
 

@@ -382,7 +382,7 @@ def check_soft_targets(labels: Tensor) -> None:
     if not labels.is_floating_point():
         raise ValueError(
             f"integer labels of the logits' shape {tuple(labels.shape)} have no unique reading: for several labels per "
-            "sample write MetricLoss(…, multilabel=True), for single logits logits.unsqueeze(1) and "
+            "sample write multilabel=True, for single logits logits.unsqueeze(1) and "
             "labels.unsqueeze(1), for one-hot labels labels.argmax(1)"
         )
     if transformed():
@@ -393,7 +393,7 @@ def check_soft_targets(labels: Tensor) -> None:
         raise ValueError(
             f"float labels of the logits' shape {tuple(labels.shape)} are soft targets if the classes sum to 1 "
             f"(here {float(sums.min()):.4g} to {float(sums.max()):.4g}) and multilabel targets with "
-            "MetricLoss(…, multilabel=True)"
+            "multilabel=True"
         )
 
 

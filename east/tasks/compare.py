@@ -356,7 +356,7 @@ def candidates(plans: Sequence[Plan], measure: Measure, positive: int | None) ->
 def verdict(result: Comparison) -> str:
     """The table that says how each did on test and how far behind the winner it is, and the winner in a sentence."""
     winner = result.winner
-    lines = [["", "validation", "test", "95 % interval", "winner's lead on test"]]
+    lines = [["", "validation", "test", "95 % interval", "winner minus this, on test"]]
     for k, candidate in enumerate(result.candidates):
         at, lead = result.interval(k), result.lead(k)
         ahead = "winner" if k == result.best else f"{lead.value:+.3f}  {lead.low:+.3f} to {lead.high:+.3f}"

@@ -156,7 +156,7 @@ def candidates(result: Comparison) -> str:
         lines.append(
             [candidate.name, f"{candidate.validation:.3f}", f"{at.value:.3f}", f"{at.low:.3f} to {at.high:.3f}", *ahead]
         )
-    header = ["", "validation", "test", "95 % interval", "winner's lead", "95 % interval"]
+    header = ["", "validation", "test", "95 % interval", "winner minus this", "95 % interval"]
     return table(header, lines, "All candidates", marked=result.best)
 
 
