@@ -8,6 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -60,7 +61,10 @@ class Command:
     wait = communicate
 
     def send_signal(self, number: int) -> None:
-        os.kill(self.pid, number)
+        """To a command that still runs, as Popen does it."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)

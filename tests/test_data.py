@@ -7,6 +7,7 @@ import json
 import os
 import tarfile
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,7 @@ def test_cached_fingerprint_is_that_of_the_arrays(name):
     assert replace(data, fingerprint="").fingerprint == data.fingerprint
 
 
+@cache
 def committed_splits() -> list[tuple[str, str, str, str]]:
     """Every (dataset options, split options, fingerprint, index hash) of the committed records, as JSON."""
     found = set()
@@ -116,7 +118,8 @@ def committed_splits() -> list[tuple[str, str, str, str]]:
 @pytest.mark.parametrize("chosen", sorted({row[0] for row in committed_splits()}))
 def test_committed_records_are_of_these_data_and_splits(chosen):
     rows = [row for row in committed_splits() if row[0] == chosen]
-    data = real(**json.loads(chosen))
+    options = json.loads(chosen)
+    data = real(options.pop("name").partition("-")[0], **options)  # keel-abalone19 is a set of keel
     assert {row[2] for row in rows} == {data.fingerprint}
     for _, wanted, _, index_hash in rows:
         assert index_hash_of(assign(data, **json.loads(wanted))) == index_hash
