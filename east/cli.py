@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from east.settings.settings import Settings
 
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
-QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # what a command does that names no task and no data
+QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # for a command that names neither a task nor data
 IMPORTING = ("loss.metric", "loss._target_", "model.target", "score", "config_dir", "trust")  # name the user's code
-WITH_VALUE = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # flags of Hydra's that take one
+WITH_VALUE = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # Hydra flags that take a value
 FLAGS = (
     *("-h", "--help", "--version", "-m", "--multirun", "-r", "--run", *WITH_VALUE, "--resolve"),
     *("--hydra-help", "-sc", "--shell-completion", "--config-dir", "-cd"),
@@ -81,17 +81,17 @@ def main() -> None:
     except FileNotFoundError:
         print("The working directory has been deleted. Change to a folder that exists.", file=sys.stderr)
         code = FAILED
-    except KeyboardInterrupt:  # a second one, while the first was being answered
+    except KeyboardInterrupt:  # a second Ctrl-C while the first was being handled
         code = INTERRUPTED
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # as in east-run --help | head -3; nothing may be written when Python ends either
+    except BrokenPipeError:  # as in east-run --help | head -3; Python must not flush on exit either
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
 def usable_streams() -> None:
-    """Output that was closed goes nowhere, and a terminal without our characters shows question marks instead."""
+    """Send closed streams to /dev/null; print question marks where the terminal lacks a character."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -119,7 +119,7 @@ def answer(arguments: Sequence[str]) -> int:
 
 
 def show_help(words: Sequence[str]) -> int:
-    """Tasks, examples, and what there is to choose from, in conf/ and in the folder of --config-dir."""
+    """Print tasks, examples and the choices in conf/ and in the --config-dir folder."""
     folder = next((word.partition("=")[2].strip("'") for word in words if word.startswith("config_dir=")), None)
     lines = [
         textwrap.fill(
@@ -136,7 +136,7 @@ def show_help(words: Sequence[str]) -> int:
 
 
 def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags and the rest; --config-dir becomes a value of our own, so that every task knows it."""
+    """Hydra's flags and the rest; --config-dir becomes a setting, so that every task sees it."""
     flags, words, left = [], [], list(arguments)
     while left:
         word = left.pop(0)
@@ -162,9 +162,9 @@ def parse(words: Sequence[str]) -> "Command":
 
 
 def refuse_bare_words(words: Sequence[str]) -> None:
-    """`east-run mammography` means `east-run dataset=mammography`, most likely."""
+    """Reject words without "=": `east-run mammography` most likely means `east-run dataset=mammography`."""
     for word in words:
-        if "=" not in word and not word.startswith("~"):  # "~" is Hydra's sign for deleting
+        if "=" not in word and not word.startswith("~"):  # "~" deletes a key in Hydra
             if names_a_file(word):
                 raise ConfigError(f"{word!r}: expected name=value, did you mean dataset.path={word}?")
             choices = {"task": TASKS, **groups()}
@@ -175,7 +175,7 @@ def refuse_bare_words(words: Sequence[str]) -> None:
 
 
 def dispatch(command: "Command") -> int:
-    """Hand a command to its task. One that names neither a task nor data is the quickstart."""
+    """Hand a command to its task; without a task or data, run the quickstart."""
     from east import display
     from east.experiment.executors import interruptible
 
@@ -194,7 +194,7 @@ def dispatch(command: "Command") -> int:
 
 
 def checked(task: str, command: "Command") -> "list[Settings]":
-    """The settings of a command, before its task is imported: what is mistyped is refused without waiting for torch."""
+    """Check a command's settings before importing its task, so that typos fail without waiting for torch."""
     from east.settings import command as commands
     from east.settings import compose
 
@@ -209,7 +209,7 @@ def checked(task: str, command: "Command") -> "list[Settings]":
 
 
 def announcement(asked: "Sequence[Settings]", command: "Command") -> str:
-    """One line before the work: what was decided where the user left it open."""
+    """One line before the work starts: the defaults chosen for what the user left open."""
     presets = sorted({settings.preset.name for settings in asked})
     chosen = "" if command.get("preset", "auto") != "auto" else " (auto)"
     datasets = ", ".join(dict.fromkeys(settings.dataset.name for settings in asked))
@@ -219,16 +219,16 @@ def announcement(asked: "Sequence[Settings]", command: "Command") -> str:
 
 
 def import_from_here() -> None:
-    """Let loss.metric=my_file.my_metric lead to my_file.py where one works, for whoever asks for such a thing alone.
+    """Let loss.metric=my_file.my_metric import my_file.py from the working directory.
 
-    Otherwise a file there that is called like an optional library would run in its place.
+    Done only for commands that name such code: else a local file could shadow an optional library.
     """
     with suppress(FileNotFoundError):  # the folder was deleted
         sys.path.append(os.getcwd())
 
 
 def through_hydra(flags: list[str], words: list[str]) -> int:
-    """Multirun, --info and completion are Hydra's own; each job of a sweep comes back to `dispatch`."""
+    """Leave multirun, --info and completion to Hydra; each job of a sweep comes back to `dispatch`."""
     from east.settings import command
 
     refuse_bare_words(words)
@@ -237,16 +237,16 @@ def through_hydra(flags: list[str], words: list[str]) -> int:
         return show_config(flags, parse(words))
     typed = (override.input_line for override in command.parsed(words))
     lines = [line for line in typed if line is not None]  # quoted where Hydra needs it
-    own = [line for line in lines if not line.startswith("hydra")]
-    folders = (one.value() for one in command.parsed(own) if one.key_or_group == "config_dir")
+    settings = [line for line in lines if not line.startswith("hydra")]
+    folders = (one.value() for one in command.parsed(settings) if one.key_or_group == "config_dir")
     folder = next((str(value) for value in folders if value is not None), None)
     known = groups(folder)
     further = []
     if sweeping and not any(line.startswith("hydra/sweeper") for line in lines):
-        further = confirmed(command.sweep(own, known))
+        further = confirmed(command.sweep(settings, known))
     if sweeping or {"--cfg", "-c", "--info", "-i"} & set(flags):
-        # "++": Hydra composes each job before we complete it, when sections such as `model` are not there yet.
-        lines = [line if line not in own or line.partition("=")[0] in known else f"++{line}" for line in lines]
+        # "++": Hydra composes each job before we complete it, when sections such as `model` do not exist yet.
+        lines = [line if line not in settings or line.partition("=")[0] in known else f"++{line}" for line in lines]
     folders_flag = [f"--config-dir={folder}"] if folder else []
     return run_hydra([*flags, *folders_flag, *lines, *further])
 
@@ -272,7 +272,7 @@ def show_config(flags: Sequence[str], command: "Command") -> int:
 
 
 def confirmed(jobs: "Sequence[Command]") -> list[str]:
-    """Check every job of a sweep and ask once for all of them; returns what the jobs are told in addition."""
+    """Check every job of a sweep and ask once for all; return the extra overrides for each job."""
     from east.settings import compose
 
     training = [job for job in jobs if job.get("task", "run") in ("run", "train")]
@@ -304,17 +304,17 @@ def run_hydra(arguments: Sequence[str]) -> int:
         if codes[-1] == INTERRUPTED:
             sys.exit(INTERRUPTED)
         if codes[-1] and os.getpid() != parent:
-            raise RuntimeError(f"exit code {codes[-1]}")  # a launcher's process tells Hydra in no other way
+            raise RuntimeError(f"exit code {codes[-1]}")  # Hydra learns of a launcher's failure in no other way
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(carry_out)()
-    except SystemExit as error:  # Hydra exits with 1 whatever the matter is, and has told it
+    except SystemExit as error:  # Hydra exits with 1 for any error, after printing it
         codes.append(DONE if not error.code else FAILED if isinstance(error.__context__, RuntimeError) else BAD_CONFIG)
     return max(codes)
 
 
 def guarded(task: Callable[[], int], debug: bool) -> int:
-    """Run a task; turn what goes wrong into a few lines and an exit code."""
+    """Run a task; turn errors into a few lines and an exit code."""
     if debug:
         os.environ["EAST_DEBUG"] = "1"
     warnings.showwarning = partial(warn, set())  # type: ignore[assignment]
@@ -326,7 +326,7 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
         print(f"\nInterrupted{by}.{noted(interruption)}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (whoever read our output has gone)
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (the reader of our output is gone)
         return DONE
     except Exception as error:
         if debug:
@@ -334,17 +334,17 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
         return explained(error)
 
 
-def warn(told: set[str], message: Warning | str, *_: object, **__: object) -> None:
-    """A warning in one line, above the progress line; each once."""
+def warn(already_shown: set[str], message: Warning | str, *_: object, **__: object) -> None:
+    """Print a warning once, in one line above the progress line."""
     from east import display
 
-    if str(message) not in told:
-        told.add(str(message))
+    if str(message) not in already_shown:
+        already_shown.add(str(message))
         display.say(f"warning: {message}")
 
 
 def explained(error: Exception) -> int:
-    """Say what went wrong in a few lines; return the exit code."""
+    """Print what went wrong in a few lines; return the exit code."""
     if isinstance(error, ConfigError):
         print(f"config: {error}", file=sys.stderr)
         return BAD_CONFIG
@@ -356,12 +356,12 @@ def explained(error: Exception) -> int:
 
 
 def noted(error: BaseException) -> str:
-    """What the scheduler has to add: that finished trials are saved, where there are any."""
+    """The scheduler's note that finished trials are saved, if there are any."""
     return "".join(f" {note}" for note in getattr(error, "__notes__", ()))
 
 
 def deaf_to_further_interrupts() -> None:
-    """Whoever presses Ctrl-C twice gets the same answer, not a traceback from the middle of it."""
+    """Ignore a second Ctrl-C, which would print a traceback while the first is being handled."""
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 

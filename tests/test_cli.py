@@ -233,7 +233,7 @@ def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
              f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run(["task=reproduce", *short]) == 0
     told = capsys.readouterr().out
-    assert "note: with protocol.decisions=[] protocol.max_epochs=1 trials fill no cell of the table" in told
+    assert "note: trials with protocol.decisions=[] protocol.max_epochs=1 do not fill cells of the table" in told
     assert "digits (imbalance 10)" in told
     assert "training custom" in told, "one epoch is of no preset"
 

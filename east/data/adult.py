@@ -42,7 +42,7 @@ def adult_released(root=None, *, split: str = "official") -> Table:
     """Adult as Bridging the Gap's released loader reads it.
 
     The test file's first line, "|1x3 Cross validator", makes its age column text. Age is then coded as a category,
-    train ages 0 … 72 and test ages 73 … 145, so that the test part is far outside the training range in age.
+    train ages 0 … 72 and test ages 73 … 145: every test age lies outside the training range.
     """
     features, labels, official, path = read(root)
     age = features[:, 0]
@@ -54,7 +54,7 @@ def adult_released(root=None, *, split: str = "official") -> Table:
 
 
 def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
-    """Features [48842, 13], labels [48842], which rows are of the official test file, and the folder."""
+    """Features [48842, 13], labels [48842], a mask of the official test rows, and the folder."""
     path = fetch(TRAIN, root=root)
     train = path.read_text(encoding="utf-8").splitlines()
     test = fetch(TEST, root=root).read_text(encoding="utf-8").splitlines()[1:]

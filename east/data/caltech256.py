@@ -19,8 +19,8 @@ FOLDER = "caltech256/256_ObjectCategories"
 def caltech256(root=None, *, size: int = 64, classes: list[str] | None = None) -> Images:
     """Images scaled to `size` on the shorter side and cropped centrally; classes in the order of their numbers.
 
-    Torchvision's layout: 256_ObjectCategories/056.dog/056_0001.jpg. Any part of the 257 folders will do; labels count
-    the folders that are there, so with all of them dog is 55 and frog 79. `classes` takes some of them by name.
+    Torchvision's layout: 256_ObjectCategories/056.dog/056_0001.jpg. Any subset of the 257 folders works; labels number
+    the folders present, so with all of them dog is 55 and frog 79. `classes` selects some by name.
     """
     folder = photographs(root)
     files = {}
@@ -36,7 +36,7 @@ def caltech256(root=None, *, size: int = 64, classes: list[str] | None = None) -
 
 
 def photographs(root) -> Path:
-    """The folder of the class folders; a folder given by hand first, for it need not be the whole set."""
+    """The folder that holds the class folders. One given by the user comes first and may be incomplete."""
     if root is not None:
         root = Path(root).expanduser()
         for place in (root / FOLDER, root / "256_ObjectCategories", root):
@@ -56,7 +56,7 @@ def photographs(root) -> Path:
 
 
 def unpack(box: tarfile.TarFile, folder: Path) -> None:
-    """Files and folders, no links, nothing outside: tarfile's own filter is missing from Python 3.11.0 to 3.11.3."""
+    """Extract files and folders, but no links and nothing outside: Python 3.11.0 to 3.11.3 lack tarfile's filter."""
     box.extraction_filter = getattr(tarfile, "data_filter", None)
     members = [member for member in box if member.isfile() or member.isdir()]
     for member in members:
@@ -66,7 +66,7 @@ def unpack(box: tarfile.TarFile, folder: Path) -> None:
 
 
 def check(folder: Path, found: dict[str, int]) -> str:
-    """How much of the whole set this is; class_counts.csv beside the folder, where it is, knows every class."""
+    """How much of the full set is present, checked against class_counts.csv if that lies beside the folder."""
     images = sum(found.values())
     if len(found) == 257 and images != 30_607:
         raise DataError(f"caltech256: expected 30,607 images in 257 classes, found {images:,} in {folder}.")

@@ -33,7 +33,7 @@ BYTES = {
 
 
 def cifar10(root=None, *, split: str = "official", normalise: str = "train") -> Images:
-    """10 classes. split=official keeps the 10,000 test images; pooled mixes all, as EAST's text says."""
+    """10 classes. split=official keeps the 10,000 test images; pooled mixes all, as EAST describes."""
     return images("cifar10", CLASSES, np.arange(10), split, normalise, root)
 
 
@@ -50,7 +50,7 @@ def cifar10_frog(root=None, *, split: str = "official", normalise: str = "half")
 
 
 def images(name: str, classes: tuple[str, ...], relabel: np.ndarray, split: str, normalise: str, root) -> Images:
-    """CIFAR-10 whose label k becomes relabel[k]; the training images come first."""
+    """CIFAR-10 with label k replaced by relabel[k]; training images come first."""
     choose(f"split of {name}", split, ("official", "pooled"))
     choose(f"normalise of {name}", normalise, ("train", "half"))
     arrays, digests, path = decoded("cifar10-1", lambda: decode(fetch(BINARY, PNG, root=root)))

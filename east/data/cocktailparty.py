@@ -27,10 +27,10 @@ PAIRS = np.array(list(combinations(range(PEOPLE), 2)))  # [15, 2]
 
 
 def cocktailparty(root=None, *, split: str = "pair") -> Table:
-    """4,800 pairs, 22 features; positive = NOT in the same group (30.29 %), as Bridging the Gap's code has it.
+    """4,800 pairs, 22 features; positive = NOT in the same group (30.29 %), as in Bridging the Gap's code.
 
-    The origin is the middle of the pair and the x-axis runs from its first to its second person, who are swapped at
-    random. Each person is x, y, cos, sin; y of the pair is always 0 and dropped; the other four are sorted by name.
+    The origin is the pair's midpoint and the x-axis runs from its first to its second person, who are swapped at
+    random. Each person is x, y, cos, sin; the pair's y is always 0 and dropped; the other four are sorted by name.
     split=pair mixes pairs of one frame over train and test, as the papers do; frame keeps them together.
     """
     choose("split of cocktailparty", split, ("pair", "frame"))
@@ -70,7 +70,7 @@ def cocktailparty(root=None, *, split: str = "pair") -> Table:
 
 
 def cocktailparty_graph(root=None) -> Graphs:
-    """320 complete graphs; node = x, y from the middle of the frame, cos, sin; positive = in the same group (69.71 %).
+    """320 complete graphs; node = x, y from the frame's centre, cos, sin; positive = in the same group (69.71 %).
 
     Labels [320, 15] follow `torch.triu_indices(6, 6, offset=1)`. Note the opposite positive class (Table 3 of BtG).
     """
@@ -105,7 +105,7 @@ def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
 
 
 def group_of(words: list[str], person: str) -> int:
-    """Which of the groups `< a b > < c > …` a person stands in."""
+    """The index of a person's group in `< a b > < c > …`."""
     return words[: words.index(person)].count("<")
 
 

@@ -1,4 +1,4 @@
-"""Digits: 1,797 handwritten digits of 8x8 pixels that come with scikit-learn. The default: nothing to fetch."""
+"""Digits: 1,797 handwritten digits of 8x8 pixels, shipped with scikit-learn. The default: no download."""
 
 import numpy as np
 import torch
@@ -11,8 +11,8 @@ from east.data.sources import Dataset
 def digits(root=None, *, imbalance: float = 1, positive: int | None = None) -> Table:
     """64 features, 10 classes; `positive` makes it that digit against the rest.
 
-    `imbalance` thins the classes to a long tail: the last keeps 1/imbalance as many rows as the largest, the ones
-    between lie on a geometric line.
+    `imbalance` thins the classes to a long tail: class sizes fall geometrically, and the last class has 1/imbalance
+    as many rows as the largest.
     """
     from sklearn.datasets import load_digits
 
@@ -38,7 +38,7 @@ def digits(root=None, *, imbalance: float = 1, positive: int | None = None) -> T
 
 
 def thinned(labels: np.ndarray, classes: int, imbalance: float) -> np.ndarray:
-    """Rows that remain, in order: class k keeps at most largest * imbalance^(-k / (classes - 1))."""
+    """Indices of the rows kept, in order: class k keeps at most largest * imbalance^(-k / (classes - 1))."""
     random, largest = np.random.RandomState(0), np.bincount(labels).max()
     kept = []
     for k in range(classes):

@@ -17,8 +17,8 @@ from east.data.common import DataError, Images, digest, fingerprint, listed, sho
 from east.data.sources import Dataset, decoded
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # whatever a file is called, nothing else is decoded
-MAX_PIXELS = 100_000_000  # of one image, 300 MB when decoded; a few bytes can claim to be far more
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # nothing else is decoded, whatever the file's extension
+MAX_PIXELS = 100_000_000  # per image, 300 MB decoded; a tiny file can claim far more
 
 
 def images(root=None, *, path: str | None = None, size: int = 64, positive: str | None = None) -> Images:
@@ -50,7 +50,7 @@ def images(root=None, *, path: str | None = None, size: int = 64, positive: str 
 
 
 def find(folder: Path) -> list[Path]:
-    """Everything below a folder that is called an image; hidden files, such as those macOS leaves, are not."""
+    """All files below a folder with an image extension, except hidden ones such as those macOS leaves."""
     return sorted(
         entry
         for entry in folder.rglob("*")
@@ -63,14 +63,14 @@ def find(folder: Path) -> list[Path]:
 def from_files(
     name: str, folder: Path, files: dict[str, list[Path]], size: int, positive: str | None = None, source: str = ""
 ) -> Images:
-    """Images of the classes `files`, decoded once for every size and state of the folder."""
+    """Load the images in `files`, by class; decoded once per size and state of the folder."""
     if not isinstance(size, int) or size < 8:
         raise ConfigError(f"{name}: size must be a whole number of at least 8 pixels, got {size!r}")
     classes = tuple(files)
     paths = [path for part in files.values() for path in part]
     state = hashlib.sha256(f"{folder.resolve()} {size}".encode())
     for path in paths:
-        with suppress(OSError):  # a link that leads nowhere: `decode` names it
+        with suppress(OSError):  # a broken link: `decode` reports it
             stat = path.stat()
             state.update(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
     arrays, digests, _ = decoded(f"{name}-{size}-{state.hexdigest()[:16]}", lambda: {"pixels": decode(paths, size)})
@@ -88,7 +88,7 @@ def from_files(
 
 
 def decode(paths: Sequence[Path], size: int) -> np.ndarray:
-    """uint8 [n, 3, size, size]; every file that cannot be read is named."""
+    """uint8 [n, 3, size, size]; the error lists every unreadable file."""
     pixels, broken = np.empty((len(paths), 3, size, size), dtype=np.uint8), []
 
     def fill(k: int) -> None:
@@ -119,7 +119,7 @@ def thumbnail(path: Path, size: int) -> np.ndarray:
     if not path.is_file():
         raise OSError(f"is not a regular file but a {'folder' if path.is_dir() else 'pipe or device'}")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # the limit below is our own
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we apply our own limit below
         try:
             opened = Image.open(path, formats=FORMATS)
         except UnidentifiedImageError:

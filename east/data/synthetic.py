@@ -19,9 +19,9 @@ def synthetic(
     seed: int = 0,
 ) -> Table:
     """Unit Gaussians whose means are pairwise `separability` apart, so two balanced classes allow an accuracy of
-    Phi(separability / 2). Class sizes fall geometrically, the largest has `imbalance` times the rows of the last.
+    Phi(separability / 2). Class sizes fall geometrically; the largest is `imbalance` times the smallest.
 
-    With more classes than features the means are random directions, and their distance holds on average.
+    With more classes than features, means point in random directions and are `separability` apart on average.
     """
     if classes < 2 or features < 1 or imbalance < 1 or separability < 0:
         raise ConfigError(

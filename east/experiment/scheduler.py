@@ -1,7 +1,7 @@
 """What to train next: each run goes through the rounds of its search, then its trials, and all share one queue.
 
-`Scheduler` decides, without training anything; `carry_out` hands its jobs to an executor and reports back. Whatever has
-a record is done, so the same command, issued again, does the rest.
+`Scheduler` decides, without training anything; `carry_out` hands its jobs to an executor and reports back. Trials
+with a record are skipped, so rerunning a command finishes it.
 """
 
 import math
@@ -30,12 +30,12 @@ from east.training.engine import population_size
 from east.training.population import Trial
 from east.training.progress import Epoch
 
-MANY_RUNS = 8  # for each worker: enough to keep it busy without dividing one run among several
+MANY_RUNS = 8  # per worker: enough to keep each one busy without splitting a run
 RESUMABLE = "Finished trials are saved. Rerun the same command to resume."
 
 
 class Progress:
-    """Where one run stands: the round of its search, the points that are still in it, and its current trials."""
+    """Where one run stands: the round of its search, the points still in it, and its current trials."""
 
     def __init__(self, run: Run, ledger: Ledger):
         self.run, self.ledger = run, ledger
@@ -46,7 +46,7 @@ class Progress:
         self._begin()
 
     def _begin(self) -> None:
-        """The trials of the next round, or of the run itself."""
+        """Set up the trials of the next round, or the final trials."""
         if self.rounds:
             seeds = protocols.search_seeds(self.run.settings)
             self.stage = [Trial(config, seed, "search") for config in self._configs() for seed in seeds]
@@ -59,11 +59,11 @@ class Progress:
         return [self.run.science.with_grid_point(point, epochs) for point in self.points[:count]]
 
     def missing(self) -> list[Trial]:
-        """What the current stage still needs."""
+        """Trials that the current stage still needs."""
         return self.ledger.missing(self.stage)
 
     def advance(self) -> bool:
-        """Go on to the next stage; False where the run is over, complete or not."""
+        """Move to the next stage; False when the run is over, complete or not."""
         if not self.rounds or self.missing():
             self.over = True
             return False
@@ -72,7 +72,7 @@ class Progress:
         ranked = self.ledger.ranking(place, self.run.settings.selection)
         self.points = [self.points[place[key]] for key in ranked]
         self.rounds.popleft()
-        if not self.points:  # none of them could be trained
+        if not self.points:  # no point could be trained
             self.over = True
             return False
         self._begin()
@@ -80,22 +80,22 @@ class Progress:
 
 
 class Scheduler:
-    """Turns runs into jobs. Call `start`, then `ended` for every job that comes back, until it gives no more."""
+    """Turns runs into jobs. Call `start`, then `ended` for every finished job, until neither returns more jobs."""
 
     def __init__(self, runs: Sequence[Run], ledger: Ledger, place: Place):
         self.ledger, self.place = ledger, place
         self.progress = [Progress(run, ledger) for run in runs]
-        self.open = [0] * len(runs)  # jobs of the current stage that are still out
+        self.open = [0] * len(runs)  # unfinished jobs of the current stage
         self.total = sum(protocols.planned(run.settings) for run in runs)
         self.done = 0  # trials that are on record or lost
-        # Small stacks cost nearly as much per step as large ones: where many runs wait, each goes to one worker whole.
+        # A small stack costs nearly as much per step as a large one: with many runs waiting, each gets one worker.
         self.workers = 1 if len(runs) >= MANY_RUNS * place.width else place.width
 
     def start(self) -> list[Job]:
         return [job for number in range(len(self.progress)) for job in self._next(number)]
 
     def ended(self, job: Job, lost: bool) -> list[Job]:
-        """Take note that a job has come back; return the jobs that it was holding up."""
+        """Record that a job has finished; return the jobs that were waiting for it."""
         if not lost:
             self.ledger.end(job.trials)
         self.done += len(job.trials)
@@ -105,7 +105,7 @@ class Scheduler:
         return self._next(job.run)
 
     def _next(self, number: int) -> list[Job]:
-        """The jobs of the first stage of a run that is not on record."""
+        """The jobs of a run's first stage that is not fully on record."""
         progress = self.progress[number]
         while True:
             missing = progress.missing()
@@ -118,11 +118,11 @@ class Scheduler:
                 return []
 
     def anything_saved(self) -> bool:
-        """Whether there is a trial to resume after: of a job that has ended, or that was stopped half-way."""
+        """Whether any trial is saved, by a finished job or by one that was interrupted."""
         return self.done > 0 or any(len(one.missing()) < len(one.stage) for one in self.progress)
 
     def sweep(self) -> None:
-        """Delete checkpoints of runs that are complete, left by commands that cut the work differently."""
+        """Delete checkpoints of complete runs, left by commands that divided the work differently."""
         for progress in self.progress:
             if progress.run.chosen and not self.ledger.missing(progress.run.trials):
                 shutil.rmtree(progress.run.checkpoints, ignore_errors=True)
@@ -131,8 +131,10 @@ class Scheduler:
 def cut(
     stage: Sequence[Trial], missing: Sequence[Trial], run: Run, number: int, place: Place, workers: int
 ) -> list[Job]:
-    """The missing trials of a stage as jobs for so many workers. The whole stage is cut first, so that an interrupted
-    command finds its checkpoints, then what is done is left out."""
+    """Divide the missing trials of a stage into jobs.
+
+    The whole stage is divided first and finished trials dropped after, so that a rerun finds its checkpoints.
+    """
     settings = run.settings
     device = torch.device("cuda") if place.executor.gpus else pick_device(settings.device)
     left = {trial.identity for trial in missing}
@@ -163,9 +165,9 @@ def cut(
 def populations(stage: Sequence[Trial], device: torch.device, width: int) -> list[list[Trial]]:
     """Trials that can be stacked, in an order and in sizes that keep `width` workers busy until the stage ends.
 
-    What takes longest comes first: small batches, then small learning rates. On CPUs populations shrink towards the end
-    (guided self-scheduling, Polychronopoulos and Kuck 1987), because nobody knows when a trial will stop: a worker that
-    runs out of work then waits for a single trial at most. A GPU trains large populations best: each gets one.
+    The slowest come first: small batches, then small learning rates. On CPUs populations shrink towards the end
+    (guided self-scheduling, Polychronopoulos and Kuck 1987), because early stopping is unpredictable: an idle worker
+    then waits for at most one trial. A GPU trains large populations best: each gets one.
     """
     groups: dict[str, list[Trial]] = {}
     for trial in sorted(stage, key=lambda t: (t.config.hyper.batch_size or 0, t.config.hyper.lr or 0)):
@@ -189,9 +191,9 @@ def ledger_of(runs: Sequence[Run]) -> Ledger:
 
 
 def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
-    """Search, select and train every run; return a line for each thing that went wrong, shown at once as well.
+    """Search, select and train every run; return a line per failure, each printed as it happens.
 
-    expected: how many seconds it may take, for the display until trials have finished.
+    expected: estimated seconds, displayed until the first trials finish.
     """
     settings = runs[0].settings
     failures: list[str] = []
@@ -222,7 +224,7 @@ def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
 
 @contextmanager
 def saying_what_is_saved(saved: Callable[[], object]) -> Iterator[None]:
-    """Whatever ends the work early is told with a note, if there is anything to resume from."""
+    """Add a note to any exception that ends the work early, if there is anything to resume from."""
     try:
         yield
     except BaseException as error:
@@ -237,7 +239,7 @@ def heartbeat(results_dir: str) -> str:
 
 
 class Watch:
-    """The display's line about a command's trials. Jobs in other processes leave their progress in files."""
+    """The display's line about a command's trials. Jobs in other processes write their progress to files."""
 
     def __init__(self, scheduler: Scheduler, expected: float | None):
         self.scheduler, self.expected = scheduler, expected
@@ -279,7 +281,7 @@ class Watch:
         return ", ".join([*parts, display.duration(took), *([f"about {display.duration(left)} left"] if left else [])])
 
     def left(self, took: float) -> float | None:
-        """Seconds still to go: by the trials that have ended, before that by the plan."""
+        """Estimated seconds left: from finished trials, before that from the plan."""
         ended = self.scheduler.done - self.at_start
         if ended:
             return took / ended * (self.scheduler.total - self.scheduler.done)
@@ -287,7 +289,7 @@ class Watch:
 
 
 def check_writable(results_dir: str) -> None:
-    """An error now rather than after hours of training."""
+    """Fail now rather than after hours of training."""
     try:
         Path(results_dir).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=results_dir) as file:

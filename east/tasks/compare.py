@@ -37,8 +37,8 @@ from east.settings.sections import Loss, Split
 from east.settings.settings import Settings
 from east.training import saved
 
-LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; any other metric's is `metric`
-CANDIDATES = {  # cheapest first; networks as table=contest ranks their losses
+LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; all others use `metric`
+CANDIDATES = {  # cheapest first; networks in the order that table=contest ranks their losses
     "logistic": "logistic regression",
     "boosting": "gradient boosting",
     "rf": "random forest",
@@ -50,15 +50,15 @@ CANDIDATES = {  # cheapest first; networks as table=contest ranks their losses
     "lightgbm": "LightGBM",
     "catboost": "CatBoost",
 }
-# The others are tried only when named: an answer must not depend on what is installed.
+# The others run only when named: the answer must not depend on what is installed.
 USUAL = ("logistic", "boosting", "rf", "ce", "metric_ce", "east")
 CLASSICAL = ("logistic", "boosting", "rf", "xgboost", "lightgbm", "catboost")
 SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
-COLUMNS = 30  # that are described one by one
-HIDDEN = [128, 64]  # a smaller net than the papers': no worse on tables of such sizes, in less time
+COLUMNS = 30  # described one by one
+HIDDEN = [128, 64]  # smaller than the papers' net: as good on tables of this size, and faster
 LEARNING_RATE = 0.003
 RANKINGS = ("auc", "roc_auc", "auroc", "average_precision")
-LONG = 60  # seconds, above which a shorter way is offered
+LONG = 60  # seconds; above this, suggest a time limit
 
 Metric: TypeAlias = dict[str, Any]  # `metric`, and its parameters
 
@@ -74,7 +74,7 @@ class Plan:
 
 
 def main(command: Command) -> int:
-    """Describe, estimate, train, judge, save, and print each as it is known."""
+    """Describe, estimate, train, judge and save, printing each result as soon as it is known."""
     started = time.monotonic()
     if {"loss", "losses", "datasets"} & set(command.values):
         given = ", ".join(sorted({"loss", "losses", "datasets"} & set(command.values)))
@@ -88,7 +88,7 @@ def main(command: Command) -> int:
         raise ConfigError("task=compare judges all candidates on one split; split.seed=trial and protocol=btg use many")
     loaded = load(first.dataset, first.data_dir)
     if loaded.stratifiable and "split.stratify" not in command:
-        usual = usual.but({"split.stratify": True})  # a rare class must not be missing from a part
+        usual = usual.but({"split.stratify": True})  # keeps rare classes in every part
     score, metric = wanted_score(first.score, loaded)
     names = wanted_candidates(first.candidates, loaded.kind)
     split = settings(usual).split
@@ -127,7 +127,7 @@ def main(command: Command) -> int:
 
 
 def needs_trust(plan: Plan) -> bool:
-    """Whether loading the model runs code from outside east: a network or a library that this command names."""
+    """Whether loading the model runs code from outside east: a network or library named in the command."""
     asked = plan.run.settings
     return "target" in asked.model.options or "library" in asked.loss.options
 
@@ -143,7 +143,7 @@ def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
 def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
     """The score's name, and the metric with its parameters.
 
-    score: f1_positive (also f1_pos), f1_macro, f1 (the one that suits the data), a name of METRICS or a dotted path.
+    score: f1_positive (also f1_pos), f1_macro, f1 (whichever suits the data), a name in METRICS or a dotted path.
     """
     if score in (None, "f1"):
         score = "f1_macro" if loaded.positive is None else "f1_positive"
@@ -167,7 +167,7 @@ def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
 
 
 def wanted_candidates(asked: Sequence[str] | None, kind: str) -> list[str]:
-    """Names of CANDIDATES in their order; classical models take no graphs."""
+    """Candidate names in the order of CANDIDATES; classical models cannot take graphs."""
     fitting = [name for name in CANDIDATES if kind != "graph" or name not in CLASSICAL]
     if asked is None:
         return [name for name in fitting if name in USUAL]
@@ -180,7 +180,7 @@ def wanted_candidates(asked: Sequence[str] | None, kind: str) -> list[str]:
 
 
 def planned(name: str, command: Command, metric: Metric, score: str, kind: str, rows: int, rarest: float = 0.5) -> Plan:
-    """A candidate's run: what east-run would be told, with the settings that suit so many training rows.
+    """A candidate's run, with settings suited to the number of training rows.
 
     rarest: share of the rarest class.
     """
@@ -192,7 +192,7 @@ def planned(name: str, command: Command, metric: Metric, score: str, kind: str, 
             extra |= {f"loss.{option}": value for option, value in budget.FOREST.items()}
         if not classical:
             extra["hyper.batch_size"] = budget.batch_size(rows, rarest)
-        if "protocol.max_epochs" in command:  # typed as epochs are
+        if "protocol.max_epochs" in command:  # the user's limit counts epochs
             extra["protocol.count"] = "epochs"
         if kind == "table" and not classical:
             extra |= {"hyper.lr": LEARNING_RATE} | ({} if "model" in command else {"model.hidden": HIDDEN})
@@ -210,7 +210,7 @@ def planned(name: str, command: Command, metric: Metric, score: str, kind: str, 
 
 
 def loss_of(name: str, metric: Metric) -> dict[str, Any]:
-    """The loss of a candidate, as typed."""
+    """A candidate's loss, as command-line overrides."""
     if name == "east":
         of = metric["metric"]
         return {"loss": LOSSES[of]} if of in LOSSES else {"loss": "metric", "loss.metric": of}
@@ -218,7 +218,7 @@ def loss_of(name: str, metric: Metric) -> dict[str, Any]:
 
 
 def aimed(settings: Settings, metric: Metric) -> Settings:
-    """Settings whose loss, if it is a metric's, is that of the score; probabilities are kept."""
+    """Point a metric loss at the requested score, and keep probabilities."""
     loss = settings.loss
     if "metric" in loss.options:
         kept = {n: v for n, v in loss.options.items() if n not in ("metric", "average", "positive")}
@@ -227,7 +227,7 @@ def aimed(settings: Settings, metric: Metric) -> Settings:
 
 
 def description(loaded: data.Data, split: Split) -> str:
-    """What the data are, column by column, and what about them will limit the answer."""
+    """Describe the data column by column, with notes on what will limit the answer."""
     about = data.describe(loaded, **split_options(split))
     if loaded.name in ("csv", "images"):
         about["name"] = Path(loaded.path).name
@@ -250,7 +250,7 @@ def description(loaded: data.Data, split: Split) -> str:
 
 
 def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits) -> None:
-    """F1 of a class that validation or test lacks is 0 for everyone."""
+    """Reject data without positives in validation or test, where every F1 would be 0."""
     if score != "f1_positive" or loaded.positive is None:
         return
     total = int(loaded.labels.eq(loaded.positive).sum())
@@ -263,7 +263,7 @@ def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits)
 
 
 def missing(run: Run) -> bool:
-    """Whether anything of a run has to be trained; where it searches first, that is not known yet."""
+    """Whether a run has anything left to train; assumed so if it starts with a search."""
     if run.settings.searched:
         return True
     return bool(ledger_of([run]).missing(replace(run, chosen=run.science).trials))
@@ -309,7 +309,7 @@ def in_turn(plans: Sequence[Plan]) -> list[Plan]:
 
 
 def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], list[str], list[str]]:
-    """Train plan after plan. The plans as they were carried out, failures, and what was cut."""
+    """Train one plan after another; return the plans as executed, failures, and what was cut short."""
     done: list[Plan] = []
     failures: list[str] = []
     cut: list[str] = []
@@ -354,7 +354,7 @@ def candidates(plans: Sequence[Plan], measure: Measure, positive: int | None) ->
 
 
 def verdict(result: Comparison) -> str:
-    """The table that says how each did on test and how far behind the winner it is, and the winner in a sentence."""
+    """A table of test scores and distances to the winner, then the winner in one sentence."""
     winner = result.winner
     lines = [["", "validation", "test", "95 % interval", "winner minus this, on test"]]
     for k, candidate in enumerate(result.candidates):
@@ -375,12 +375,12 @@ def verdict(result: Comparison) -> str:
 
 
 def own_folder(asked: Settings, loaded: data.Data, score: str, typed: str) -> Path:
-    """my-f1_positive for my.csv: a later comparison of the same file, target and score replaces it, others do not."""
+    """my-f1_positive for my.csv: only a later comparison of the same file, target and score replaces it."""
     path = asked.dataset.options.get("path")
     name = Path(str(path)).expanduser().resolve().name.partition(".")[0] if path else loaded.name
     for k in count(1):
-        own = f"{name or loaded.name}-{score}" if k == 1 else f"{name or loaded.name}-{k}-{score}"
-        folder = Path(asked.results_dir) / "compare" / re.sub(r"[^\w.-]+", "_", own)
+        title = f"{name or loaded.name}-{score}" if k == 1 else f"{name or loaded.name}-{k}-{score}"
+        folder = Path(asked.results_dir) / "compare" / re.sub(r"[^\w.-]+", "_", title)
         file = folder / "command.txt"
         if not file.is_file() or data_words(file.read_text(encoding="utf-8", errors="replace")) == data_words(typed):
             return folder
@@ -388,14 +388,14 @@ def own_folder(asked: Settings, loaded: data.Data, score: str, typed: str) -> Pa
 
 
 def data_words(command: str) -> set[str]:
-    """What a command line says about its file."""
-    with suppress(ValueError):  # no line of ours
+    """The parts of a command line that identify its data."""
+    with suppress(ValueError):  # not one of our command lines
         return {word for word in shlex.split(command) if word.startswith(("dataset.path=", "dataset.target="))}
     return set()
 
 
 def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: str) -> None:
-    """The winner's best seed, with its decision rule, to folder/model; of the models beside it only that one stays."""
+    """The winner's best seed, with its decision rule, to folder/model; delete the others unless keep_models=all."""
     winner, chosen = result.winner, result.winner.chosen
     plan = next(plan for plan in plans if plan.key == winner.key)
     asked = plan.run.settings

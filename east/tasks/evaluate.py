@@ -27,7 +27,7 @@ from east.training.saved import Model
 
 @dataclass(frozen=True)
 class Labelled:
-    """Rows with known classes, as the model sees them. frame: what they are, for the page."""
+    """Rows with known classes, as the model sees them. frame: the original rows, for the report."""
 
     probabilities: np.ndarray  # [n, d]
     labels: np.ndarray  # int64 [n]
@@ -64,12 +64,12 @@ def line(name: str, at: Interval) -> list[str]:
 
 
 def labelled_rows(model: Model, source: Path) -> Labelled:
-    """The rows of a file with the columns of training, the target among them."""
+    """Read a file with the training columns, including the target."""
     if model.about["kind"] != "table":
         raise DataError(f"this model takes {model.about['kind']}s: expected input= a folder, got {source}")
     encoding = data.Encoding.from_json(model.about["encoding"])
     if encoding.target is None:
-        raise DataError("this model was not trained on a file, so that no column holds its classes")
+        raise DataError("this model was not trained on a file, so no column holds its classes")
     frame = files.read(source, encoding.delimiter)
     if encoding.target not in frame:
         raise DataError(f"{source}: expected the labels in a column {encoding.target!r}, as in training; it is missing")
@@ -81,7 +81,7 @@ def labelled_rows(model: Model, source: Path) -> Labelled:
 
 
 def labelled_images(model: Model, source: Path) -> Labelled:
-    """The images of a folder per class."""
+    """Read images from one folder per class."""
     if model.about["kind"] != "image":
         raise DataError(f"this model takes {model.about['kind']}s: expected input= a file, got the folder {source}")
     found = images.find(source)
@@ -120,7 +120,7 @@ def with_intervals(part: Part, positive: int | None) -> dict[str, Interval]:
 
 
 def matrix(scored: page.Scored) -> str:
-    """The confusion matrix as text; of many classes it is on the page only."""
+    """The confusion matrix as text; with many classes it is only in the report."""
     if len(scored.classes) > page.MATRIX:
         return f"{len(scored.classes)} classes: see the report"
     counts = scored.part.confusion.matrix.round().long().tolist()

@@ -30,9 +30,9 @@ from east.training.timing import Size
 
 T = TypeVar("T")
 MINUTE, DAY = 60, 86400
-SMALL = 100_000  # visits of table rows that take less than a minute on any machine: not worth timing
+SMALL = 100_000  # row visits that take under a minute on any machine: not worth timing
 SHORTER = ("budget", "lean", "quick")  # presets, longest first
-# Of the papers' datasets, for plans that are made before they are fetched.
+# Sizes of the papers' datasets, to plan before downloading them.
 SIZES = {
     "adult": Size(26_048, (13,), 2),
     "adult_released": Size(26_048, (13,), 2),
@@ -48,13 +48,13 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Item:
-    """One run of a plan. Without its data (run) nothing is known to be on record; without a size it is not timed."""
+    """One run of a plan. Without data (`run`) its records are unknown; without a size it is not timed."""
 
     settings: Settings
     run: Run | None
     size: Size | None
     done: Counter[str]  # trainings on record, by stage
-    epochs: float | None = None  # that similar trials took, if any are on record
+    epochs: float | None = None  # taken by similar trials, if any are on record
 
     @property
     def science(self) -> Science:
@@ -76,7 +76,7 @@ class Item:
         return self.epochs or timing.usual_epochs(config, size)
 
     def seconds(self, of_trial: Callable[[Science, Size, float], float]) -> float | None:
-        """Time for all of it in sequence; a trial is assumed to take as long as a point of the search."""
+        """Total sequential time, assuming that a trial takes as long as a search point."""
         if self.settings.loss.classical or self.size is None:
             return None if any(self.todo) else 0.0
         points = [self.science.with_grid_point(point) for point in self.settings.grid() if self.settings.searched]
@@ -178,7 +178,7 @@ class Plan:
         return seconds
 
     def amount(self) -> str:
-        """What there is to train."""
+        """How much there is to train."""
         search, trials = (sum(counts) for counts in zip(*(item.todo for item in self.items), strict=True))
         nets = ", ".join(dict.fromkeys(item.science.model.name for item in self.items))
         parts = [f"{count} {what}" for count, what in ((search, "search trainings"), (trials, "trials")) if count]
@@ -193,12 +193,12 @@ class Plan:
         return f"on this machine ({self.device.type}, {slots(self.width)})"
 
     def instead(self, seconds: float) -> str:
-        """What to do instead of a plan that takes far too long."""
+        """Suggest alternatives to a plan that takes far too long."""
         options = []
         for preset in SHORTER:
             try:
                 other = made(self.shorter(preset))
-            except ConfigError:  # this command cannot be carried out under that preset
+            except ConfigError:  # this command does not work under that preset
                 continue
             takes = sum(cost for cost in other.costs() if cost is not None) / other.width
             if takes < min(seconds / 2, DAY):
@@ -265,7 +265,7 @@ def item(settings: Settings) -> Item:
         with offline(fetched):
             run = Run.of(settings)
     except DataError:
-        if not fetched or settings.data_dir:  # a folder named by the user should hold them
+        if not fetched or settings.data_dir:  # a folder named by the user should contain the data
             raise
         return Item(settings, None, size_of(settings), Counter())
     loaded = load(settings.dataset, settings.data_dir)
@@ -275,7 +275,7 @@ def item(settings: Settings) -> Item:
 
 @contextmanager
 def offline(wanted: bool) -> Iterator[None]:
-    """Without the network."""
+    """Disable downloads if `wanted`."""
     before = os.environ.get("EAST_OFFLINE")
     if wanted:
         os.environ["EAST_OFFLINE"] = "1"
@@ -299,7 +299,7 @@ def size_of(settings: Settings) -> Size | None:
 
 
 def on_record(items: Sequence[Item], runs: Sequence[Run]) -> list[Item]:
-    """What the results folder holds: finished trainings, and how many epochs similar trials took."""
+    """Add what the results folder holds: finished trainings, and the epochs that similar trials took."""
     ledger = ledger_of(runs)
     took: dict[tuple, list[int]] = {}
     for record in ledger.found.values():
@@ -321,7 +321,7 @@ def on_record(items: Sequence[Item], runs: Sequence[Run]) -> list[Item]:
 
 
 def alike(config: Science) -> tuple:
-    """What trials that take about as many epochs have in common."""
+    """A key shared by trials that should take about as many epochs."""
     protocol = config.protocol
     return (
         *(config.dataset.name, config.dataset.limit, config.model.name, config.loss.name),

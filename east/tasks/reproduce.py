@@ -11,11 +11,11 @@ from east.settings.command import text as typed
 from east.settings.compose import settings
 from east.tasks import plan, run, table
 
-SCIENCE = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper", "search")  # what makes a result
+SCIENCE = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper", "search")  # affect results
 
 
 def main(command: Command) -> int:
-    """Run what a table lacks, or what dataset=… and loss=… leave of that, and render it."""
+    """Run a table's missing trials, limited to dataset=… and loss=… if given, and render it."""
     name, folder = command.get("table"), command.get("config_dir")
     if name in (None, "grid") or "protocol" in command:
         choices = ", ".join(name for name in tables.names(folder) if name != "grid")
@@ -28,9 +28,9 @@ def main(command: Command) -> int:
         if wanted := command.get(many) or ([command.get(group)] if group in command else []):
             missing = [one for one in missing if one.command.get(group) in wanted]
     rest = command.without("task", "table", "preset", *LISTS, *LISTS.values())
-    if own := rest.among(SCIENCE):
-        words = " ".join(f"{key}={typed(value)}" for key, value in own.items())
-        print(f"note: with {words} trials fill no cell of the table; they are shown by themselves")
+    if changed := rest.among(SCIENCE):
+        words = " ".join(f"{key}={typed(value)}" for key, value in changed.items())
+        print(f"note: trials with {words} do not fill cells of the table; they are shown separately")
     print(f"{name}: {to_do(len(missing))}", flush=True)
     commands = [rest.but(one.command.values) for one in missing]
     failures: list[str] = []
@@ -39,7 +39,7 @@ def main(command: Command) -> int:
         print(work.text())
     if not asked.dry_run:
         runs = started(work, failures) if work and work.items else []
-        print(run.results(runs, failures)[0] if own and runs else table.text(asked, preset))
+        print(run.results(runs, failures)[0] if changed and runs else table.text(asked, preset))
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if failures else 0
@@ -50,7 +50,7 @@ def to_do(runs: int) -> str:
 
 
 def started(work: plan.Plan, failures: list[str]) -> list[Run]:
-    """Carry out a plan as far as its data can be had; what goes wrong is added to `failures`."""
+    """Carry out a plan as far as its data are available; add errors to `failures`."""
     seconds = work.confirmed()
     runs = work.runs(failures)
     failures += carry_out(runs, seconds) if runs else []

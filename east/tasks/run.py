@@ -25,7 +25,7 @@ def main(command: Command) -> int:
 
 
 def perform(command: Command, show: Callable[[Sequence[Run], Sequence[str]], tuple[str, bool]]) -> int:
-    """Plan, ask where it takes days, train, and print what `show` makes of the runs and of what failed."""
+    """Plan, confirm if it takes days, train, and print what `show` returns for the runs and failures."""
     work = plan.made(all_settings(command), lambda preset: all_settings(command.but(preset=preset)))
     if work.settings.dry_run:
         print(work.text())
@@ -46,7 +46,7 @@ def notes(runs: Sequence[Run]) -> list[str]:
 
 
 def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
-    """A table of the runs with the published numbers beside them, its figure, what failed; and whether all is done."""
+    """A table of runs beside published numbers, its figure and the failures; and whether all is done."""
     settings = runs[0].settings
     found = {record.identity: record for record in records.scan(settings.results_dir)}
     keys = {run.chosen.key for run in runs if run.chosen}
@@ -81,7 +81,7 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
 
 
 def figure_name(run: Run) -> str:
-    """Data and loss; with a mark of the data where other data may have the same name."""
+    """Dataset and loss, with a fingerprint where different data may share a name."""
     dataset = run.science.dataset
     shared = dataset.name in ("csv", "images") or dataset.limit is not None
     return run.name.replace(" ", f"-{(dataset.fingerprint or '')[:6]}-" if shared else "-")
@@ -97,14 +97,14 @@ def shown_anyway() -> Iterator[None]:
 
 
 def choice(run: Run) -> str:
-    """The point that the search has chosen."""
+    """The hyperparameters chosen by the search."""
     assert run.chosen is not None
     values = dict(run.chosen.hyper) | {"r": run.chosen.annealing.r}
     return ", ".join(f"{name} {values[name]}" for name in run.settings.grid()[0])
 
 
 def whole(record: Record) -> Record:
-    """Tables leave out records of a part of the data; here they are shown, under a name that says what was done."""
+    """Rename a record of partial data so that its table, which would leave it out, shows it."""
     dataset = record.config.dataset
     imbalance = dataset.options.get("imbalance")
     done = [f"{dataset.limit} rows"] if dataset.limit else []
@@ -116,7 +116,7 @@ def whole(record: Record) -> Record:
 
 
 def shortfall(run: Run, found: Found) -> str | None:
-    """What a run still lacks."""
+    """What is missing from a run, or None."""
     if run.chosen is None:
         return "no trials, because its search is incomplete or no point of it could be trained"
     states = [record.status if (record := record_of(trial, found)) else None for trial in run.trials]
@@ -131,7 +131,7 @@ def record_of(trial: Trial, found: Found) -> Record | None:
 
 
 def lacks_model(run: Run, trial: Trial) -> bool:
-    """Whether a model that was asked for is not there."""
+    """Whether a requested model is missing."""
     return run.settings.save_model and not model_folder(trial, run.settings.results_dir).exists()
 
 
@@ -141,7 +141,7 @@ def training_rows(record: Record) -> int:
 
 
 def unseen(matrices: Sequence[Matrix]) -> str | None:
-    """Whether some class is never tested."""
+    """A note if some classes have no test rows."""
     missing = max((sum(not any(row) for row in matrix) for matrix in matrices), default=0)
     if not missing:
         return None
@@ -149,9 +149,9 @@ def unseen(matrices: Sequence[Matrix]) -> str | None:
 
 
 def collapse(run: Run, matrices: Sequence[Matrix], rows: int) -> str | None:
-    """How many trials have given up on all classes but one, as metric losses do where the others are rare.
+    """A note if trials predict a single class, as metric losses can when the others are rare.
 
-    rows: for training; a batch cannot be larger.
+    rows: training rows, the largest possible batch.
     """
     tested = [matrix for matrix in matrices if sum(map(any, matrix)) > 1]
     one_class = sum(sum(map(any, zip(*matrix, strict=True))) == 1 for matrix in tested)

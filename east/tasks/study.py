@@ -1,9 +1,9 @@
 """task=study: checks of the method that are not a grid of trainings; each computes a small frame and draws it.
 
-    soft_hard   the soft metric that is trained against the hard one that is meant, epoch by epoch
+    soft_hard   the soft metric that is trained against the hard one that counts, epoch by epoch
     balanced    EAST against cross-entropy where no class is rare
-    gap         how far soft and hard metric are apart, by number of classes and temperature
-    bias        what a batch says about the metric of the whole, by its size, with the bounds of Theorems 5.8 and 5.9
+    gap         the distance between soft and hard metric, by number of classes and temperature
+    bias        batch against population metric, by batch size, with the bounds of Theorems 5.8 and 5.9
 
 The first two train, and take overrides such as dataset=mammography. The others simulate a calibrated classifier: unit
 Gaussians around class means, judged by their true posterior.
@@ -84,7 +84,7 @@ def trained(command: Command, seeds: Sequence[int]) -> list[Outcome]:
 
 
 def with_defaults(command: Command, **defaults: Mapping[str, Any]) -> Command:
-    """The user's command; the defaults of a section count only where nothing of the section was said."""
+    """The user's command; a section's defaults apply only if the command sets nothing in it."""
     usual = [values for section, values in defaults.items() if section not in command.sections]
     return Command({name: value for values in usual for name, value in values.items()}).but(command.values)
 
@@ -120,11 +120,11 @@ def draw_soft_hard(frame: pd.DataFrame) -> Figure:
 def balanced(command: Command) -> pd.DataFrame:
     """Macro F1 of the validation decisions for f1 and ce, from five seeds: dataset, loss, seed, epoch, f1_macro.
 
-    Eighty epochs each, for f1 twenty at each temperature: no early stopping cuts a curve short.
+    Eighty epochs each, for f1 twenty per temperature, without early stopping.
     """
     common = with_defaults(command, dataset={"dataset": "digits"}, hyper={"hyper.batch_size": 128})
     common = common.but({"search": "none", "protocol.patience": 1000, "protocol.max_epochs": EPOCHS})
-    own: dict[str, dict[str, float]] = {
+    overrides: dict[str, dict[str, float]] = {
         "f1": {"protocol.stage_epochs": EPOCHS // 4, "annealing.r": 0.5, "annealing.patience": 1000},
         "ce": {"protocol.stage_epochs": EPOCHS},
     }
@@ -132,7 +132,7 @@ def balanced(command: Command) -> pd.DataFrame:
     if len(load(asked.dataset, asked.data_dir).classes) == 2:
         raise ConfigError(f"study=balanced compares macro F1 of more than two classes; {asked.dataset.name} has two")
     frames = []
-    for loss, further in own.items():
+    for loss, further in overrides.items():
         for outcome in trained(common.but(further, loss=loss), range(5)):
             where = {"dataset": outcome.trial.config.dataset.name, "loss": loss, "seed": outcome.trial.seed}
             scores = 1 - np.array(outcome.history["val_metric"])
@@ -173,16 +173,16 @@ def gap(_: Command) -> pd.DataFrame:
 
 
 def calibrated(classes: int, rows: int) -> tuple[Tensor, Tensor]:
-    """Logits [rows, d] of the Bayes classifier of d equally frequent classes, as far apart as gives it ACCURACY.
+    """Logits [rows, d] of the Bayes classifier for d equally frequent classes, spaced to reach ACCURACY.
 
-    A row is classified rightly if mu exceeds the lead of the loudest wrong class: mu is a quantile of those leads.
+    A row is classified correctly if mu exceeds the lead of its strongest wrong class: mu is a quantile of the leads.
     """
     noise = torch.randn(rows, classes, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(rows) % classes
-    own = torch.nn.functional.one_hot(labels, classes)
-    leads = noise.masked_fill(own.bool(), -torch.inf).amax(-1) - noise[own.bool()]
+    true_class = torch.nn.functional.one_hot(labels, classes)
+    leads = noise.masked_fill(true_class.bool(), -torch.inf).amax(-1) - noise[true_class.bool()]
     mu = torch.quantile(leads, ACCURACY)
-    return mu * (noise + mu * own), labels
+    return mu * (noise + mu * true_class), labels
 
 
 @plots.styled
@@ -201,7 +201,7 @@ def draw_gap(frame: pd.DataFrame) -> Figure:
 
 
 def bias(_: Command) -> pd.DataFrame:
-    """Soft F1 of random batches against that of the population, by prevalence of the positive class and batch size.
+    """Soft F1 of random batches against the population's, by prevalence of the positive class and batch size.
 
     bias: mean over batches minus the population's. entries, score: the 95 % quantiles of max |C_n/n - C| and
     |M(C_n) - M(C)|. bound_entries: sqrt(log(2 d²/delta) / (2n)), Theorem 5.8. bound_score: that times the sum of

@@ -23,7 +23,7 @@ def main(command: Command) -> int:
 
 
 def text(asked: Settings, preset: str | None) -> str:
-    """Render a table into results_dir/tables in every format; return it as text, or in the format asked for."""
+    """Render a table into results_dir/tables in every format; return it as text, or in the requested format."""
     found = records.scan(asked.results_dir)
     every = tables.papers_tables() if asked.table == "all" else [asked.table]
 
@@ -60,7 +60,7 @@ def write(
     pairs: Sequence[list[tables.Comparison]],
     released: Mapping[str, tables.Table],
 ) -> None:
-    """Each table in every format, and its figure in the folder beside; `released` are the tables by released code."""
+    """Each table in every format, and its figure in the sibling folder; `released`: tables of the released code."""
     folder.mkdir(parents=True, exist_ok=True)
     for table, compared in zip(built, pairs, strict=True):
         for form, ending in FILES.items():

@@ -1,4 +1,4 @@
-"""task=train: one trial with the given seed, by the hyperparameters given or the protocol's, without a search."""
+"""task=train: one trial with the given seed and the given or the protocol's hyperparameters, without a search."""
 
 from collections.abc import Sequence
 
