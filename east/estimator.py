@@ -1,7 +1,7 @@
 """EASTClassifier: a network trained on the metric it is judged by, as a scikit-learn classifier.
 
-Rows come as an array of numbers or as a frame. The columns of a frame that are not numbers are encoded as those of a
-file are: a feature of 0 and 1 for each category, year, month, weekday and days for dates.
+Rows come as an array of numbers or as a frame. Non-numeric columns of a frame are encoded as in files:
+one 0/1 feature per category; year, month, weekday and days for dates.
 """
 
 import inspect
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from sklearn.utils import Tags
 
-ROWS = 8192  # that pass through the network at once
+ROWS = 8192  # passed through the network at once
 LOSSES = {
     "metric": "east.losses.MetricLoss",
     "metric_ce": "east.losses.MetricCrossEntropy",
@@ -55,7 +55,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     docs/which_loss.md; with loss="metric" on EAST's 1 - metric of the soft confusion matrix, arXiv 2405.20954.
 
     metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. It is trained
-        for, chooses among the initialisations, and is what `score` returns.
+        for, selects among the initialisations, and is what `score` returns.
     average, positive, beta, costs: parameters of the metric. `positive` is a label of y and implies
         average="positive", the score of that class; average="positive" alone means the second of two classes. `costs`
         [d, d] has true classes in rows, in the order of classes_, and predicted ones in columns.
@@ -65,11 +65,11 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         by the probabilities alone.
     class_weight: {label: weight} or "balanced"; multiplies the sample weights. A metric of recalls, such as
         balanced_accuracy, does not depend on it.
-    missing: error refuses missing values; median puts the median of the training rows and adds a feature that marks
-        them. In text columns missing is then a category.
+    missing: error rejects missing values; median fills in the training median and adds a feature that marks
+        them. In text columns, missing becomes a category.
     hidden, dropout: layers of the network. lr, batch_size, weight_decay: of AdamW. loss="metric" needs batches in which
         every class occurs.
-    warmup: first epochs that train on cross-entropy; some metrics never leave "all of one class" without.
+    warmup: first epochs that train on cross-entropy; without them, some metrics never stop predicting one class.
     max_epochs, patience: training ends after `patience` epochs without a better validation score (metric_ce) or a
         lower validation loss (the others); with annealing, that ends a stage. None: the contest's 3,000 and 500
         gradient steps, but at least 20 and 5 epochs; temperatures then get equal shares.
@@ -162,7 +162,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """X [n, f] numbers, or a frame; y [n] classes of any type; sample_weight [n] at least 0, by default 1.
 
-        A row of weight 0 is as good as absent. Weights count in the loss, in early stopping and for the decision rule.
+        A row of weight 0 is ignored. Weights count in the loss, in early stopping and for the decision rule.
         """
         self._check_parameters()
         columns, targets = self._read(X, y, fitting=True)
@@ -216,14 +216,14 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         mean, std = torch.from_numpy(self.mean_).float(), torch.from_numpy(self.scale_).float()
         state = {f"net.{name}": tensor.cpu() for name, tensor in self.net_.state_dict().items()}
-        # A mean of 2024.1 years loses its digits in float32; the first layer makes up for what rounding takes away.
+        # A mean such as 2024.1 loses precision in float32; the first layer compensates for the rounding.
         first = state["net.layers.0.weight"] / torch.from_numpy(self.scale_)
         state["net.layers.0.weight"] = first * std
         state["net.layers.0.bias"] = state["net.layers.0.bias"] + first @ (mean - torch.from_numpy(self.mean_))
         tensors = {"mean": mean, "std": std} | {name: tensor.float() for name, tensor in state.items()}
         config = self.trial_.config
         if self.loss != "ce":
-            config = config.but(loss=config.loss.but(metric=self._metric_name()))  # a function has no place in JSON
+            config = config.but(loss=config.loss.but(metric=self._metric_name()))  # JSON cannot hold a function
         return saved.assembled(
             saved.description(
                 config,
@@ -257,7 +257,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return self.rule_.decide(probabilities)
 
     def _read(self, X: ArrayLike, y: ArrayLike | None = None, fitting: bool = False) -> tuple[Columns, np.ndarray]:
-        """Typed columns and, in fit, targets [n]. New rows must have the columns of training."""
+        """Typed columns and, in fit, targets [n]. New rows must have the training columns."""
         if fitting:
             self.encodes_frames_ = has_words(X)
         if not self.encodes_frames_:
@@ -311,8 +311,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     ) -> Splits:
         """Training rows and validation rows, encoded and scaled; the test part is empty.
 
-        Every class gives its share to validation but keeps a row to learn from. Where that leaves nothing to validate
-        on, the training rows serve.
+        Every class gives its share to validation but keeps at least one training row. If no rows are left for
+        validation, the training rows are used.
         """
         held_out = np.zeros(len(labels), dtype=bool)
         for k in range(len(self.classes_)):
@@ -323,7 +323,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.encoding_ = self.encoding_.fitted(columns, train_rows)
         X = self.encoding_.array(columns, np.float64)
         self.mean_, scale = X[train_rows].mean(0), X[train_rows].std(0)
-        self.scale_ = np.where(np.ptp(X[train_rows], axis=0) > 0, scale, 1.0)  # a constant's deviation is rounding
+        self.scale_ = np.where(np.ptp(X[train_rows], axis=0) > 0, scale, 1.0)  # a constant's std is rounding error
         weighted = np.ptp(weights) > 0
 
         def part(rows: np.ndarray) -> Part:
@@ -345,7 +345,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _config(self, rows: int) -> Science:
-        """The trials' config, with the sections that a run of east-run has."""
+        """The trials' config, with the same sections as an east-run config."""
         loss = self._loss()
         cooled = Annealing(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2)
         batch = int(min(self.batch_size, rows))
@@ -373,17 +373,17 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         )
 
     def _keep_best(self, splits: Splits) -> None:
-        """The initialisation, with its rule, that scores best on the validation rows; of equals the lowest loss."""
+        """Keep the initialisation and rule with the best validation score; ties go to the lowest loss."""
         finished = [outcome for outcome in self.outcomes_ if outcome.status == "done"]
         if not finished:
             raise RuntimeError(f"no initialisation could be trained: {self.outcomes_[0].error}")
         judged = [(*self._judged(outcome, splits.val), outcome) for outcome in finished]
         self.validation_score_, self.rule_, best = max(judged, key=lambda one: (one[0], -(one[2].missed[1])))
         self.trial_, self.n_iter_ = best.trial, best.epochs
-        with torch.random.fork_rng(devices=[]):  # a new network draws initial weights, which are replaced at once
+        with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
             self.net_ = models.build(best.trial.config.model, splits.train.inputs.shape[1:], len(self.classes_))
         self.net_.load_state_dict(best.weights)
-        # In float64 a row's probabilities do not depend on the rows around it, in float32 their last digits do.
+        # In float32 the last digits of a row's probabilities depend on the other rows; in float64 they do not.
         self.net_.double().eval()
         if self.verbose:
             print(
@@ -394,7 +394,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             )
 
     def _judged(self, outcome: Outcome, val: Part) -> tuple[float, decisions.Rule]:
-        """The metric on the validation rows under the best rule of the kind that `decision` names, and that rule."""
+        """The metric on the validation rows under the best rule of kind `decision`, and that rule."""
         p = torch.from_numpy(outcome.probabilities["val"])
         metric, positive = self._score_of(self._names()), self._positive()
         rule: decisions.Rule = decisions.Argmax()
@@ -419,7 +419,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return partial(checked.metric, **checked.metric_parameters)
 
     def _parameters(self) -> dict[str, Any]:
-        """The metric's parameters; the positive class as its place in classes_."""
+        """The metric's parameters; the positive class as its index in classes_."""
         accepted = inspect.signature(metrics.resolve(self.metric)).parameters
         given = dict(self.metric_parameters or {})
         for name in ("average", "beta", "costs"):
@@ -444,11 +444,11 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return given
 
     def _label(self) -> Any:
-        """The positive class, if it was stated."""
+        """The positive class, if given."""
         return (self.metric_parameters or {}).get("positive") if self.positive is None else self.positive
 
     def _average(self) -> str | None:
-        """The average that the metric will take, for __repr__; None for a metric without one."""
+        """The average that the metric will use, for __repr__; None for a metric without one."""
         try:
             accepted = inspect.signature(metrics.resolve(self.metric)).parameters
         except ValueError:
@@ -465,7 +465,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return [str(name) for name in self.classes_]
 
     def _positive(self) -> int | None:
-        """The place in classes_ of the positive class: the stated one, or the second of two."""
+        """Index in classes_ of the positive class: the given one, or the second of two."""
         label, classes = self._label(), [*self.classes_]
         if label is None:
             return 1 if len(classes) == 2 else None
@@ -474,11 +474,11 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return classes.index(label)
 
     def _progress(self) -> bool | Callable[[str], None]:
-        """The engine's bar needs a terminal; in a log or a notebook it gives lines."""
+        """The engine's bar needs a terminal; logs and notebooks get lines."""
         return partial(print, flush=True) if self.verbose and not sys.stderr.isatty() else self.verbose
 
     def _warn_of_class_weights(self) -> None:
-        """Recalls do not change with the weight of their class."""
+        """Warn if the metric depends on recalls alone, which class weights do not change."""
         if self.class_weight is None or self.loss == "ce":
             return
         metric, d = self._score_of(self._names()), len(self.classes_)
@@ -511,7 +511,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
 
 def same(value: Any, default: Any) -> bool:
-    """Whether a parameter has its default value; == of arrays is no single answer."""
+    """Whether a parameter has its default value; arrays cannot be compared with ==."""
     return value is default or (type(value) is type(default) and np.array_equal(value, default))
 
 
@@ -544,7 +544,7 @@ def detected_columns(frame: "pd.DataFrame") -> Columns:
 
 
 def as_value_error(read: Callable[[], Columns]) -> Columns:
-    """What scikit-learn expects for bad input, where files have DataError."""
+    """Turn DataError into the ValueError that scikit-learn expects for bad input."""
     try:
         return read()
     except DataError as error:

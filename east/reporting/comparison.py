@@ -1,10 +1,10 @@
-"""Which candidate is best? Validation chooses, test reports, and a bootstrap says how much of it is luck.
+"""Which candidate is best? Validation chooses, test reports, and a bootstrap estimates the role of luck.
 
 A plug-in rule is tuned on validation, so its validation score would flatter it: it is cross-fitted instead, tuned on
-four fifths and applied to the rest, five times. The expected rule sees no labels and needs no such care. A network is
-judged only on validation rows that did not stop its training: EAST's loss is nearly the score itself, so that the rows
-that choose its epoch would flatter it most. Intervals are 95 % bootstrap percentiles over rows and seeds: what to
-expect of other rows of the same kind.
+four fifths and applied to the rest, five times. The expected rule sees no labels and needs none of this. A network is
+judged only on validation rows that did not stop its training: EAST's loss is nearly the score itself, so the rows
+that choose its epoch would flatter it most. Intervals are 95 % bootstrap percentiles over rows and seeds: the range
+to expect on new rows of the same kind.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Judged:
-    """One trial under a decision rule. Validation's decisions are cross-fitted where the rule is tuned."""
+    """One trial under a decision rule. Validation decisions are cross-fitted if the rule is tuned."""
 
     seed: int
     rule: decisions.Rule
@@ -136,7 +136,7 @@ def judge(
     positive: int | None,
     folds: int | None = None,
 ) -> Judged:
-    """What a trial's probabilities are worth under a decision rule. folds: `split.folds` of the trial."""
+    """Apply a decision rule to a trial's probabilities. folds: `split.folds` of the trial."""
     val, test, val_labels, test_labels = (
         torch.from_numpy(arrays[f"{part}_{kind}"]) for kind in ("probabilities", "labels") for part in ("val", "test")
     )
@@ -158,7 +158,7 @@ def judge(
 
 
 def on_unseen_rows(candidates: Sequence[Candidate], measure: Measure) -> list[Candidate]:
-    """The candidates, judged on the same validation rows, which stopped the training of none of them.
+    """The candidates, judged on the same validation rows, none of which was used for early stopping.
 
     Where a network's trials leave out different folds, each row is decided by the trial that left it out.
     """
@@ -188,7 +188,7 @@ def unseen_parts(trials: Sequence[Judged], rows: Tensor, measure: Measure) -> It
 
 
 def some(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that a rule is tuned on. With many classes the search is dear, and more rows would not move it."""
+    """The rows that a rule is tuned on. With many classes tuning is slow, and more rows would not change it."""
     if probabilities.shape[-1] == 2 or len(labels) <= TUNED_ON:
         return probabilities, labels
     rows = torch.from_numpy(stratified(labels.numpy(), TUNED_ON, np.random.RandomState(0)))
@@ -196,7 +196,7 @@ def some(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Measure, positive: int | None) -> Tensor:
-    """Plug-in decisions [n], each by a rule that was tuned without its row."""
+    """Plug-in decisions [n], each by a rule tuned without that row."""
     fold = torch.from_numpy(folded(labels.numpy(), FOLDS))
     decided = torch.empty_like(labels)
     for k in range(FOLDS):
@@ -228,10 +228,10 @@ class Comparison:
 
     @cached_property
     def best(self) -> int:
-        """The best on validation, of equals the likeliest.
+        """Index of the best on validation; ties go to the highest likelihood.
 
-        Where few rows of a class decide, luck does: among all that are not clearly worse the likeliest is taken, and of
-        its rules the expected one, which needs no labels.
+        With few rows of some class the score is mostly luck: take the highest likelihood among all that are not clearly
+        worse, and of its rules the expected one, which needs no labels.
         """
         score = lambda k: round(self.candidates[k].validation, 9)  # noqa: E731
         likelihood = lambda k: self.candidates[k].likelihood  # noqa: E731
@@ -258,7 +258,7 @@ class Comparison:
 
     @cached_property
     def samples(self) -> np.ndarray:
-        """[candidates, RESAMPLES]: mean test scores, had test rows and seeds been drawn anew."""
+        """[candidates, RESAMPLES]: mean test scores, over resampled test rows and seeds."""
         return resampled([[trial.test for trial in c.trials] for c in self.candidates], self.measure)
 
     @cached_property
@@ -268,16 +268,16 @@ class Comparison:
 
     @property
     def certainty(self) -> float:
-        """How often the winner would have the best validation score, had the rows been drawn anew."""
+        """How often the winner has the best validation score over resampled rows."""
         drawn = np.nan_to_num(self.val_samples, nan=-np.inf)  # a metric may need rows of each class
         ahead = np.isclose(drawn, drawn.max(0))
-        return float((ahead[self.best] / ahead.sum(0)).mean())  # equals share a win
+        return float((ahead[self.best] / ahead.sum(0)).mean())  # ties share a win
 
     def interval(self, k: int) -> Interval:
         return Interval(self.candidates[k].test, *np.nanquantile(self.samples[k], INTERVAL).tolist())
 
     def lead(self, k: int) -> Interval:
-        """The winner's test score minus that of candidate k."""
+        """The winner's test score minus candidate k's."""
         low, high = np.nanquantile(self.samples[self.best] - self.samples[k], INTERVAL).tolist()
         return Interval(self.winner.test - self.candidates[k].test, low, high)
 
@@ -288,7 +288,7 @@ class Comparison:
 
     @property
     def uncertain(self) -> str | None:
-        """Why another winner could as well have been chosen; None where the choice is not in doubt."""
+        """Why the choice of winner is in doubt; None if it is not."""
         name, count = self.rarest
         if count < FEW:
             decide = f"only {count} validation rows of {name!r} decide"
@@ -337,7 +337,7 @@ class Comparison:
         return pd.DataFrame(rows)
 
     def notes(self) -> list[str]:
-        """What a reader must know about single candidates."""
+        """Warnings about individual candidates."""
         return [
             f"{c.name} predicts the same class for every test row"
             + (f" in {c.one_class} of {len(c.trials)} trials" if len(c.trials) > 1 else "")
@@ -347,9 +347,9 @@ class Comparison:
 
 
 def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndarray:
-    """[candidates, RESAMPLES]: mean scores, had rows and seeds been drawn anew; the same rows for all.
+    """[candidates, RESAMPLES]: mean scores over resampled rows and seeds, the same rows for all.
 
-    Rows that all trials decide alike are one pattern, drawn as often as its rows are.
+    Rows on which all trials agree form one pattern, drawn in proportion to its rows.
     """
     parts = [part for candidate in candidates for part in candidate]
     rows, random, classes = len(parts[0].labels), np.random.default_rng(0), parts[0].probabilities.shape[-1]
@@ -372,7 +372,7 @@ def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndar
 
 
 def rank_samples(part: Part, positive: int | None) -> dict[str, np.ndarray]:
-    """auroc and average_precision [RESAMPLES] as of `evaluation.rank_scores`, had the rows been drawn anew."""
+    """auroc and average_precision [RESAMPLES] as in `evaluation.rank_scores`, over resampled rows."""
     rows, random = len(part.labels), np.random.default_rng(0)
     classes = range(part.probabilities.shape[-1]) if positive is None else [positive]
     ranked = [(part.probabilities[:, k].double().numpy(), (part.labels == k).numpy()) for k in classes]
@@ -394,7 +394,7 @@ def ranking(values: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> np.nd
         np.add.reduceat((weights * chosen)[:, order], ties, axis=1).astype(float) for chosen in (truth, ~truth)
     )
     found, false = hits.cumsum(1), alarms.cumsum(1)
-    with np.errstate(invalid="ignore"):  # NaN where a draw lacks a side
+    with np.errstate(invalid="ignore"):  # NaN if a draw lacks positives or negatives
         auroc = 1 - (hits * (false - alarms / 2)).sum(1) / (found[:, -1] * false[:, -1])
         precision = (hits * found / np.maximum(found + false, 1)).sum(1) / found[:, -1]
     return np.stack([auroc, precision])

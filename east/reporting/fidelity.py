@@ -1,6 +1,6 @@
-"""How fully a record follows a protocol: which preset it was trained by, and which part of the grid was searched.
+"""How fully a record follows a protocol: its preset, and how much of the grid was searched.
 
-Both follow from the values in the records (patience, limits, cooling, grid), never from the preset's label.
+Both are derived from the values in the records (patience, limits, cooling, grid), never from the preset's label.
 """
 
 import json
@@ -21,20 +21,20 @@ from east.settings.settings import Grid, Settings
 
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
 VARIED = (*(f"hyper.{name}" for name in identity.SEARCHED), "annealing.r")  # by a search
-IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", *VARIED)  # places and splits do not count either
+IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", *VARIED)  # paths and splits do not count either
 
 Options: TypeAlias = dict[str, JsonValue]
 
 
 @dataclass(kw_only=True)
 class Request:
-    """Which runs are asked for: what their command says, without its preset."""
+    """The runs requested: their command, without its preset."""
 
     dataset: str
     loss: str
     protocol: str | None
-    parameters: Options = field(default_factory=dict)  # of the loss, beyond its config file
-    overrides: Options = field(default_factory=dict)  # of everything else: annealing, dataset.imbalance, …
+    parameters: Options = field(default_factory=dict)  # loss parameters beyond its config file
+    overrides: Options = field(default_factory=dict)  # everything else: annealing, dataset.imbalance, …
     ideal: Options = field(default_factory=dict)  # further overrides; trials without them are second best
     grid: Grid | None = None  # what the table's rows are searched over; None: the protocol's grid
     family: str | None = None  # this family of records and no other
@@ -54,13 +54,13 @@ class Request:
         return choices | {f"loss.{name}": value for name, value in self.parameters.items()} | self.overrides
 
     def composed(self, preset: str) -> Settings | None:
-        """The settings of a run under a preset; None if that has no such key, as a rate for a loss it does not cool."""
+        """The settings of a run under a preset; None if the preset lacks a key, such as a cooling rate."""
         grid = {"protocol.grid": self.grid.to_json()} if self.grid else {}
         return _composed(json.dumps(self.choices | grid), preset, self.config_dir)
 
     @property
     def axes(self) -> Options:
-        """What the command must say of the grid: the axes on which the table's differs from the protocol's."""
+        """The grid axes that the command must set: those on which the table differs from the protocol."""
         if not self.grid or not self.protocol or self.loss in papers.BASELINES:
             return {}
         files = groups(self.config_dir)
@@ -80,14 +80,14 @@ class Request:
 def _composed(command: str, preset: str, config_dir: str | None) -> Settings | None:
     folder = {"config_dir": config_dir} if config_dir else {}
     try:
-        with without_imports():  # its parameters may be a record's
+        with without_imports():  # its parameters may come from a record
             return compose.settings(Command({**json.loads(command), **folder, "preset": preset}))
     except (ConfigError, ValueError):
         return None
 
 
 def trained_as(entry: Entry, request: Request) -> str | None:
-    """The fullest preset whose command composes the very settings of the record."""
+    """The fullest preset whose command composes exactly the record's settings."""
     if not request.family:
         fitting = (preset for preset in PRESETS if _fits(entry, request, preset))
         return next(fitting, None) if entry.has_all_classes(request.dataset) else None
@@ -105,13 +105,13 @@ def _fits(entry: Entry, request: Request, preset: str) -> bool:
         return False
     science = asked.science(request.recorded, None)
     ignored = ({*IGNORED} - {*request.overrides}) | {*request.ideal, *VARIED}  # a family has several
-    if asked.loss.options.get("average", "given") is None:  # the record has the one that the data gave it
+    if asked.loss.options.get("average", "given") is None:  # the record holds the average resolved from the data
         ignored.add("loss.average")
     return all(_alike(entry, getattr(science, name).to_json(), name, ignored) for name in identity.SECTIONS)
 
 
 def _trained_alike(entry: Entry, preset: str, config_dir: str | None) -> bool:
-    """Whether the record's protocol, schedule and network are those of a preset."""
+    """Whether the record's protocol, schedule and network match a preset."""
     config, known = entry.config, groups(config_dir)
     dataset = config.dataset.name.partition(" (")[0].partition("-")[0]  # "digits (120 rows)" and keel-abalone19
     choices = {"dataset": dataset, "loss": config.loss.name, "protocol": config.protocol.name}
@@ -128,7 +128,7 @@ def _trained_alike(entry: Entry, preset: str, config_dir: str | None) -> bool:
 
 
 def _alike(entry: Entry, asked: Mapping[str, Json], section: str, ignored: Iterable[str]) -> bool:
-    """Whether a section of a record equals what was asked for, apart from ignored keys; 5 equals 5.0."""
+    """Whether a section of a record equals what was asked for, except in ignored keys; 5 equals 5.0."""
     recorded, wanted = (
         identity.plain({name: value for name, value in values.items() if f"{section}.{name}" not in ignored}, float)
         for values in (entry.sections[section], asked)
@@ -137,7 +137,7 @@ def _alike(entry: Entry, asked: Mapping[str, Json], section: str, ignored: Itera
 
 
 def cooling_rates(asked: Settings) -> set[Json]:
-    """The rates that a command would try, or is told: each point of a family's grid must cool at one of them."""
+    """Cooling rates that a command tries or sets; each point of a family's grid must use one of them."""
     tried: set[Json] = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
     return {None, *(tried or {asked.annealing.r})}
 
@@ -157,7 +157,7 @@ def searched_as(request: Request, preset: str | None, family: Sequence[Entry], l
 
 
 def grid_points(request: Request, preset: str | None) -> set[Point]:
-    """The points that the command searches under a preset; what it fixes is not searched."""
+    """The points that the command searches under a preset; fixed values are not searched."""
     asked = request.composed(preset) if preset in PRESETS and request.protocol else None
     if asked is None or not asked.searched:
         return set()

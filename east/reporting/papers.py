@@ -50,9 +50,9 @@ RELEASED_LOSSES: dict[str, dict[str, str | int]] = {
     "btg_accuracy": {"loss": "btg_released", "metric": "accuracy"},
     "btg_auroc": {"loss": "btg_released", "metric": "auroc"},
 }
-# and, of each protocol, for these settings; trials without them are shown until there are others, with a mark.
+# It also asks for these settings, by protocol; until such trials exist, others are shown with a mark.
 RELEASED_PROTOCOLS: dict[str, dict[str, str]] = {"btg": {"protocol.val_reduce": "batch_mean"}}
-LOGIT_JUDGED = ("bce", "wmw", "ap_perf")  # losses whose raw outputs the released code holds against the thresholds
+LOGIT_JUDGED = ("bce", "wmw", "ap_perf")  # the released code thresholds the raw outputs of these losses
 
 Betas = tuple[tuple[str, float], ...]  # (class, beta), …
 
@@ -69,7 +69,7 @@ class Published:
     mean: float
     std: float
     row: int | None = None
-    class_: str | None = None  # that a precision or recall refers to
+    class_: str | None = None  # for precision and recall of one class
     beta: float | None = None
     beta_class: str | None = None
     block: str | None = None
@@ -90,7 +90,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Pattern:
-    """Published cells: those that have one of the given values everywhere. Without values for a field, any."""
+    """Matches published cells by field; a field without values matches anything."""
 
     paper: tuple[str, ...] = ()
     table: tuple[int, ...] = ()
@@ -134,12 +134,12 @@ def findings() -> list[Finding]:
 
 
 def _attributes(entry: Mapping) -> dict:
-    """`class` is a word of Python."""
+    """Rename `class`, a Python keyword."""
     return {"class_" if name == "class" else name: value for name, value in entry.items()}
 
 
 def pairs(beta: Mapping[str, float] | None) -> Betas | None:
-    """Betas by class as something that can be looked up."""
+    """Betas by class as a hashable tuple."""
     return tuple(beta.items()) if beta else None
 
 
@@ -182,7 +182,7 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
 
 
 def published_for(dataset: str, loss: str, protocol: str | None, score: str) -> Published | None:
-    """The first published number about a whole dataset that is this score of this loss under this protocol."""
+    """The first published number for this dataset, loss, protocol and score, not for a single class."""
     clean = {released: name for name, released in RELEASED_DATASETS.items()}.get(dataset, dataset)
     same = (c for c in cells() if (c.dataset, c.our_loss, PROTOCOLS[c.paper]) == (clean, loss, protocol))
     whole = (c for c in same if not c.class_ and not c.our_beta)

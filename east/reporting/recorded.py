@@ -37,13 +37,13 @@ def blank_cells(table: Spec, ledger: Ledger, accepted: Sequence[str]) -> Iterato
 def _wanted(table: Spec, family: Family, accepted: Sequence[str]) -> bool:
     dataset, loss = family[0].config.dataset, family[0].config.loss
     asked = ((table.datasets, dataset.name), (table.losses, loss.name), (table.families, family[0].family))
-    # A part of the data is no result of the dataset: a table has it only where it asks for that part.
+    # Results on part of the data are not results on the dataset: show them only where the table asks for them.
     whole = dataset.limit is None
     return whole and _label(family) in accepted and all(among is None or name in among for among, name in asked)
 
 
 def _label(family: Family) -> str | None:
-    """The fullest preset among those that the trials were started with."""
+    """The fullest preset that any of the trials was started with."""
     labels = {entry.label for entry in family if entry.label}
     return next((preset for preset in (*PRESETS, *sorted(labels)) if preset in labels), None)
 
@@ -96,7 +96,7 @@ def labels(name: str, configs: Sequence[Science]) -> list[str]:
 
 
 def told_apart(name: str, settings: Sequence[Values]) -> list[str]:
-    """A name for each of several settings: with as many of their values as it takes to tell them apart.
+    """A distinct name for each setting, with as few values as necessary.
 
     >>> told_apart("f1", [{"loss.step": "linear", "split.seed": 0}, {"loss.step": "none", "split.seed": 0}])
     ['f1, loss.step=linear', 'f1, loss.step=none']

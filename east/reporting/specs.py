@@ -1,7 +1,7 @@
 """What a table asks for: conf/table/<name>.yaml, checked, and the empty cells that its rows and columns make.
 
-A table of a paper has `paper` and `table`, which find its published numbers. Tables of our own may say more, in the
-words of the command line:
+A paper's table has `paper` and `table`, which identify its published numbers. Our own tables may set more, in
+command-line syntax:
 
     overrides: {split.stratify: true}                      of every run of the table
     rows: {name: {loss: f1, annealing: none, loss.step: none, decision: plugin}}
@@ -9,12 +9,12 @@ words of the command line:
     questions: [{row: F1*, against: CE, column: f1, blocks: [adult]}]
 
 `decision: plugin` is the rule tuned on validation for the column's metric, `expected` the one that needs no labels;
-`decisions: [argmax, plugin, expected]` makes a row for each of them of every row. Datasets and metrics may have a label
-of their own; a list of columns has sub-tables, perhaps named by `block`, whose rows may differ. `blocks: metric` makes
+`decisions: [argmax, plugin, expected]` repeats every row once per decision. Datasets and metrics may have their own
+labels; a list of columns has sub-tables, perhaps named by `block`, whose rows may differ. `blocks: metric` makes
 a block per metric and a column per dataset, `flipped` exchanges rows and columns on paper, `ranked` compares the rows
 over all datasets (`details: false` shows nothing else), `figure` is dots, lines, ranks or leads, `reference` the row to
 compare with instead of cross-entropy. `base` is the table that this one repeats with other values.
-`questions` are what the table was made to answer: they, and no other comparisons, are corrected for multiplicity.
+`questions` are what the table was made to answer: only these comparisons are corrected for multiplicity.
 `grid` is the search space of all rows, fixed before any test score is seen. It replaces the protocol's grid; a preset
 with a smaller grid searches that one, again for all rows.
 """
@@ -95,12 +95,12 @@ class Spec(Strict):
     table: int | None = None
     protocol: str | None = None
     trials: int | None = None
-    preset: str | None = None  # the quickest that is shown
+    preset: str | None = None  # the quickest preset shown
     overrides: Options = {}
     class_: str | None = Field(None, alias="class")
     rows: dict[str, Row] = {}
     columns: tuple[Columns, ...] = ()
-    metric: Labels | None = None  # in place of the columns' own
+    metric: Labels | None = None  # replaces the columns' metrics
     decisions: tuple[Decision, ...] = ()
     grid: Grid | None = None
     questions: tuple[Question, ...] = ()
@@ -146,7 +146,7 @@ def papers_tables() -> list[str]:
 
 
 def spec(name: str, config_dir: str | None = None) -> Spec:
-    """conf/table/<name>.yaml, or that of the user's folder."""
+    """Read conf/table/<name>.yaml, or the one in the user's folder."""
     file = groups(config_dir)["table"][choose("table", name, names(config_dir))]
     try:
         table = Spec.model_validate(_values(name, config_dir))
@@ -160,7 +160,7 @@ def spec(name: str, config_dir: str | None = None) -> Spec:
 
 
 def _values(name: str, config_dir: str | None) -> Options:
-    """What a table's file says, on top of its base."""
+    """The values in a table's file, merged into its base."""
     values = read(groups(config_dir)["table"][choose("table", name, names(config_dir))])
     base = values.get("base")
     if not base:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from east.reporting.tables import Cell, Comparison, Ranking, Table
 
 WIDTH = 110  # of running text in a terminal
-MOST_COMMANDS = 40  # that a reader would look through
+MOST_COMMANDS = 40  # more would not be read
 LATEX = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
     **{"^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
@@ -29,7 +29,7 @@ LATEX = {
 
 @dataclass(frozen=True)
 class Style:
-    """How a format writes what all of them say."""
+    """How one output format renders the shared content."""
 
     bold: str
     raised: str
@@ -45,7 +45,7 @@ TEX = Style(
 
 
 def texts(table: "Table", cell: "Cell", style: Style) -> list[str]:
-    """A cell in three words: ours, published, difference."""
+    """A cell as three strings: ours, published, difference."""
     return [_ours(table, cell, style), _published(table, cell, style), style.escape(difference(cell))]
 
 
@@ -107,7 +107,7 @@ def layout(table: "Table", style: Style) -> Iterator[tuple[str, list[str], list[
 
 
 def heading(table: "Table", block: str, column: str) -> str:
-    """A column's name, with the score that it shows and the trainings that it mixes.
+    """A column's name, with its score and, if mixed, its presets.
 
     Such as "f1 (f1_positive; RF, CCS: f1_macro; mixed training: paper, budget)".
     """
@@ -134,7 +134,7 @@ def notes(table: "Table") -> Iterator[tuple[str, str]]:
 
 
 def compared(pair: "Comparison") -> list[str]:
-    """One paired comparison as words."""
+    """One paired comparison as strings."""
     ends = "—" if pair.low is None or pair.high is None else f"{_signed(pair.low)}, {_signed(pair.high)}"
     head = [pair.block, pair.column, f"{pair.row} − {pair.against}", f"{pair.n} {pair.over}s"]
     holm = "—" if pair.p_holm is None else f"{pair.p_holm:.3f}"
@@ -145,7 +145,7 @@ COMPARED = ["data", "score", "pair", "over", "difference [95 % interval]", "wins
 
 
 def how_compared(pairs: Sequence["Comparison"]) -> str:
-    """How the numbers below were made: which tests, which corrections."""
+    """How the comparisons were computed: tests and corrections."""
     units, questions = {pair.over for pair in pairs}, sum(pair.p_holm is not None for pair in pairs)
     sentences = []
     if "seed" in units:
@@ -192,10 +192,10 @@ def ranked(entry: "Ranking") -> tuple[str, list[list[str]]]:
     return sentence, lines
 
 
-def lead(found: "Lead") -> str:
+def lead(ahead: "Lead") -> str:
     """A lead over datasets, such as "+0.010 [−0.002, +0.018] 12:3"."""
-    ends = "" if found.low is None or found.high is None else f" [{_signed(found.low)}, {_signed(found.high)}]"
-    return f"{_signed(found.mean)}{ends} {found.ahead}:{found.behind}"
+    ends = "" if ahead.low is None or ahead.high is None else f" [{_signed(ahead.low)}, {_signed(ahead.high)}]"
+    return f"{_signed(ahead.mean)}{ends} {ahead.ahead}:{ahead.behind}"
 
 
 def markdown(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
@@ -240,7 +240,7 @@ def text(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
 
 
 def to_run(table: "Table") -> list[str]:
-    """Commands that fill the empty cells; of very many only some, and the one that runs them all."""
+    """Commands that fill the empty cells; if there are too many, the first few and one that runs all."""
     if len(table.missing) <= MOST_COMMANDS:
         return table.missing
     shown = table.missing[:3]
@@ -273,7 +273,7 @@ def latex(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str
         columns = max((len(header) - 1 for _, header, _ in blocks), default=0)
         parts += [
             rf"\label{{tab:{table.name}}}",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",  # narrow tables are not blown up
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",  # narrow tables are not enlarged
             rf"\begin{{tabular}}{{l{'r' * columns}}}",
         ]
         for block, header, lines in blocks:
@@ -288,7 +288,7 @@ def latex(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str
 
 
 def _latex_rankings(table: "Table") -> list[str]:
-    """The ranks of a table, on a page of their own."""
+    """A table's ranks, on a separate page."""
     parts = [r"\end{table}", r"\begin{table}[p]", r"\centering"] if table.rankings else []
     for sentence, (header, *lines) in map(ranked, table.rankings):
         body = [" & ".join(map(TEX.escape, line)) + r" \\" for line in [header, *lines]]
