@@ -51,7 +51,7 @@ MISSING = ("error", "median")
 
 
 class EASTClassifier(ClassifierMixin, BaseEstimator):
-    """A multilayer perceptron trained for a metric: by default on metric cross-entropy, which won the contest of
+    """A multilayer perceptron trained for a metric: by default on metric cross-entropy, for the reasons in
     docs/which_loss.md; with loss="metric" on EAST's 1 - metric of the soft confusion matrix, arXiv 2405.20954.
 
     metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. It is trained

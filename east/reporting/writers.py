@@ -192,10 +192,10 @@ def ranked(entry: "Ranking") -> tuple[str, list[list[str]]]:
     return sentence, lines
 
 
-def lead(ahead: "Lead") -> str:
+def lead(entry: "Lead") -> str:
     """A lead over datasets, such as "+0.010 [−0.002, +0.018] 12:3"."""
-    ends = "" if ahead.low is None or ahead.high is None else f" [{_signed(ahead.low)}, {_signed(ahead.high)}]"
-    return f"{_signed(ahead.mean)}{ends} {ahead.ahead}:{ahead.behind}"
+    ends = "" if entry.low is None or entry.high is None else f" [{_signed(entry.low)}, {_signed(entry.high)}]"
+    return f"{_signed(entry.mean)}{ends} {entry.ahead}:{entry.behind}"
 
 
 def markdown(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:

@@ -38,7 +38,7 @@ from east.settings.settings import Settings
 from east.training import saved
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; all others use `metric`
-CANDIDATES = {  # cheapest first; networks in the order that table=contest ranks their losses
+CANDIDATES = {  # cheapest first; of the networks the one that conf/table/contest.yaml decided for
     "logistic": "logistic regression",
     "boosting": "gradient boosting",
     "rf": "random forest",

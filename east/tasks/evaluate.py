@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from east import data, display, metrics
-from east.choices import ConfigError
+from east.choices import ConfigError, printable
 from east.data import files, images
 from east.data.columns import words
 from east.data.common import DataError, shown
@@ -49,13 +49,14 @@ def main(command: Command) -> int:
         intervals = with_intervals(part, positive)
     name = re.sub(r"[^\w.-]+", "_", f"{source.name.partition('.')[0]}-{Path(asked.checkpoint).resolve().parent.name}")
     folder = Path(asked.results_dir) / "evaluate" / name
-    scored = page.Scored(part, rule, tuple(model.classes), positive, given.frame)
+    classes = tuple(map(printable, model.classes))  # a terminal must not act upon a stranger's names
+    scored = page.Scored(part, rule, classes, positive, given.frame)
     table = pd.DataFrame([{"score": n, "value": i.value, "low": i.low, "high": i.high} for n, i in intervals.items()])
     typed = shlex.join(["east-run", *(f"{n}={commands.text(value)}" for n, value in command.values.items())])
     page.write_evaluation(folder, f"{source.name}: {len(given.labels):,} rows", scored, table, intervals, typed)
     print(writers.aligned([["", "value", "95 % interval"], *(line(n, i) for n, i in intervals.items())]))
     print(f"\nconfusion matrix of {len(given.labels):,} rows, true classes in rows\n{matrix(scored)}")
-    print(f"decides by: {decisions.explained(rule, model.classes)}\nreport: {folder / 'report.html'}")
+    print(f"decides by: {decisions.explained(rule, classes)}\nreport: {folder / 'report.html'}")
     return 0
 
 
