@@ -38,7 +38,7 @@ class MLP(nn.Module):
 class Masks(NamedTuple):
     """Dropout of one training step. kept: bytes [P, n, width] of each hidden layer, 0 for a unit that is removed.
 
-    scales: s^k [P, 1, 1] for layer k, where s = 1 / (1 - rate) of each trial.
+    scales: s^k [P, 1, 1] for layer k, with s = 1 / (1 - rate) for each trial.
     """
 
     kept: Sequence[Tensor]
@@ -48,13 +48,13 @@ class Masks(NamedTuple):
 class StackedMLP:
     """P perceptrons at once: inputs [P, n, sizes[0]] -> logits [P, n, sizes[-1]], and the gradient of the weights.
 
-    Each row of the weights [P, N] holds the parameters of an `MLP` in its own order, and so does the gradient. Both
-    passes are written by hand: views, gradient and hidden units live in memory that is allocated once, because with
-    small networks autograd and the allocator cost as much as the products. Inputs are data and get no gradient.
+    Each row of the weights [P, N] holds the parameters of one `MLP`, in that module's order; so does the gradient.
+    Both passes are written by hand and use memory that is allocated once: for small networks, autograd and the
+    allocator cost as much as the matrix products. Inputs are data and get no gradient.
 
-    Dropout scales what it keeps by s. ReLU(s z) = s ReLU(z), so the scales of all hidden layers are moved behind the
-    last one: layer k computes its values divided by s^k, for which its bias is divided by s^k, and only the logits are
-    multiplied. A hidden layer then takes three passes over its units: product, ReLU, bytes.
+    Dropout multiplies the units it keeps by s. Because ReLU(s z) = s ReLU(z), all of these factors can be applied once,
+    to the logits: layer k computes its units divided by s^k, which only requires dividing its bias by s^k. A hidden
+    layer then makes three passes over its units: product, ReLU, mask.
     """
 
     def __init__(self, sizes: Sequence[int]):
@@ -73,7 +73,7 @@ class StackedMLP:
             self.buffers.clear()
 
     def forward(self, inputs: Tensor, masks: Masks | None = None) -> Tensor:
-        """Logits of the inputs; `backward` refers to the latest call."""
+        """Logits of the inputs. `backward` differentiates the latest call."""
         x, self.masks = inputs, masks
         self.units = [inputs, *self.memory("units", inputs)]
         for k, (weight, bias) in enumerate(self.layers[:-1]):
@@ -82,22 +82,20 @@ class StackedMLP:
             torch.baddbmm(scaled, self.units[k], weight.mT, out=x).relu_()
             if masks is not None:
                 x.mul_(masks.kept[k])
-        weight, bias = self.layers[-1]  # logits lie class by class in memory: BLAS and softmax are slow at short rows
+        weight, bias = self.layers[-1]  # logits are stored class by class: BLAS and softmax are slow on short rows
         if masks is None:
             return torch.baddbmm(bias.mT, weight, x.mT).mT
         return torch.bmm(weight, x.mT).mul_(masks.scales[self.last]).add_(bias.mT).mT
 
     def backward(self, to_logits: Tensor) -> Tensor:
-        """The gradient [P, N] of a number, from its gradient with respect to the logits; overwritten by the next."""
+        """The gradient [P, N] of a number, given its gradient for the logits. The next call overwrites the result."""
         gradient, masks, to_hidden = to_logits, self.masks, self.memory("gradients", self.units[0])
         torch.sum(gradient, 1, keepdim=True, out=self.to_layers[-1][1])
         if masks is not None:
             gradient = gradient * masks.scales[self.last]
         for k in range(self.last, -1, -1):
             (weight, _), (to_weight, to_bias), units = self.layers[k], self.to_layers[k], self.units[k]
-            if (
-                self.sizes[k] < self.sizes[k + 1]
-            ):  # BLAS is slow at products with few columns: many columns, then a copy
+            if self.sizes[k] < self.sizes[k + 1]:  # BLAS is slow when the result has few columns
                 to_weight.copy_(torch.bmm(units.mT, gradient).mT)
             else:
                 torch.bmm(gradient.mT, units, out=to_weight)
@@ -106,7 +104,7 @@ class StackedMLP:
                 if masks is not None and k > 0:
                     to_bias.div_(masks.scales[k])
             if k > 0:
-                # A unit that ReLU or dropout set to 0 passes nothing back; the others pass everything.
+                # Units that ReLU or dropout set to 0 pass no gradient back; the others pass all of it.
                 gradient = torch.bmm(gradient, weight, out=to_hidden[k - 1])
                 torch.ops.aten.threshold_backward.grad_input(gradient, units, 0, grad_input=gradient)
         return self.gradient
@@ -130,18 +128,18 @@ def layer_views(weights: Tensor, sizes: Sequence[int]) -> list[tuple[Tensor, Ten
 
 
 class Dropout:
-    """The dropout masks of an epoch, for hidden layers of these widths. keys: int64 [P], rates [P].
+    """The dropout masks of an epoch for hidden layers of these widths. keys: int64 [P], rates [P].
 
-    The next epoch has other `keys`; everything else stays.
+    Set `keys` to start the next epoch.
 
-    A mask is a function of its trial's key and the step alone: there is no generator whose state would depend on other
-    trials, on the device or on a resume. SplitMix64 turns counters into 64-bit words, whose eight bytes serve eight
-    units, at a fraction of the cost of one float each. Rates are therefore multiples of 1/256: exact for 0.25 and 0.5,
-    else rounded, and the scale goes with the rounded rate.
+    A mask depends only on its trial's key and the step. There is no generator state, so other trials, the device and a
+    resume make no difference. SplitMix64 turns counters into 64-bit words, and each of a word's eight bytes decides
+    about one unit, which is much cheaper than a random float per unit. Rates are therefore rounded to multiples of
+    1/256 (0.25 and 0.5 are exact), and the scale follows the rounded rate.
     """
 
     def __init__(self, keys: Tensor, rates: Tensor, widths: Sequence[int], rows: int):
-        """rows: of the largest batch."""
+        """rows: the size of the largest batch."""
         dropped = (rates * 256).round()
         self.scales = [(1 / (1 - dropped / 256))[:, None, None] ** k for k in range(len(widths) + 1)]
         self.dropped, self.keys = dropped.to(torch.uint8)[:, None], keys
@@ -155,7 +153,7 @@ class Dropout:
         offset = self.keys[:, None] + wrapped((step << 32) * GAMMA)
         words = torch.add(self.counters, offset, out=self.words)
         for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
-            # Zeros come in from the left; torch's own shift repeats the sign.
+            # A logical shift: torch's own shift copies the sign bit.
             torch.bitwise_right_shift(words, shift, out=self.shifted).bitwise_and_((1 << (64 - shift)) - 1)
             words.bitwise_xor_(self.shifted)
             if factor != 1:

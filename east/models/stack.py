@@ -1,4 +1,4 @@
-"""Networks of one architecture stacked in a leading dimension, so that a population trains in one product."""
+"""Networks of one architecture stacked in a leading dimension, so that one product trains a population."""
 
 from collections.abc import Sequence
 
@@ -14,14 +14,14 @@ BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Stack:
-    """P networks of one architecture. `weights` [P, N] has one in each row: what is learned, then what is tracked.
+    """P networks of one architecture, one per row of `weights` [P, N].
 
-    Rows are filled up to whole cache lines: the last digits of a product depend on where its factors begin in memory,
-    and a trial should be the same in whichever row it trains.
+    A training step, a snapshot, a restored stage or a trial that leaves is one operation on rows. The first `learned`
+    columns are parameters; the rest are buffers that training changes, such as batch norm's running statistics.
+    MLPs are computed together (`StackedMLP`); any other module is called as it is, in a population of one.
 
-    A training step, a snapshot, a restored stage, a trial that leaves: each is then one operation on rows.
-    MLPs are computed together (`StackedMLP`); any other module is called as is, in a population of one.
-    `learned` are the first columns, `tracked` the rest: batch norm's running statistics and other floating buffers.
+    Rows are padded to whole cache lines, because the last digits of a product depend on the alignment of its factors,
+    and a trial should train the same way in any row.
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu"):
@@ -40,7 +40,7 @@ class Stack:
         self.put(F.pad(weights, (0, -self.size % ALIGNED)).to(device))
 
     def put(self, weights: Tensor) -> None:
-        """Take these rows as the networks' weights, without a copy."""
+        """Use these rows as the networks' weights, without copying them."""
         if self.mlp is not None and self.weights is weights:
             return
         self.weights = weights
@@ -59,7 +59,7 @@ class Stack:
     def __call__(self, inputs: Tensor, training: bool = False, masks: Masks | None = None) -> Tensor:
         """Logits [P, n, ..., d] of inputs [P, n, ...].
 
-        masks: dropout of networks that are computed together; another module draws from torch's global generator.
+        masks: dropout for stacked MLPs. Other modules draw their own from torch's global generator.
         """
         if self.mlp is not None:
             self.leaves = [self.mlp.forward(inputs.flatten(2), masks)]
@@ -69,7 +69,7 @@ class Stack:
         return functional_call(self.module, weights, (inputs.squeeze(0),)).unsqueeze(0)
 
     def gradient(self, values: Tensor) -> Tensor:
-        """The derivative [P, learned] of the sum of values of the latest logits, with respect to everything learned.
+        """The gradient [P, learned] of the sum of `values`, which were computed from the latest logits.
 
         It is 0 for weights that the values do not depend on. The next call may overwrite it.
         """
@@ -81,9 +81,9 @@ class Stack:
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""
         pieces = row[: self.size].split([shape.numel() for shape in self.shapes.values()])
-        own = _learned(self.module) | _tracked(self.module)
+        tensors = _learned(self.module) | _tracked(self.module)
         with torch.no_grad():
-            for tensor, piece in zip(own.values(), pieces, strict=True):
+            for tensor, piece in zip(tensors.values(), pieces, strict=True):
                 tensor.copy_(piece.view(tensor.shape))
         return {name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()}
 
@@ -93,7 +93,7 @@ def _learned(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _tracked(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers that training changes. Batch norm counts its batches in int64; as a float it counts to 2^24."""
+    """Buffers that training changes. Batch norm counts batches in int64; as a float it is exact up to 2^24."""
     return {
         name: b for name, b in module.named_buffers() if b.is_floating_point() or name.endswith("num_batches_tracked")
     }

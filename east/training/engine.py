@@ -1,10 +1,9 @@
 """The training engine: it trains a population of trials at once; a single trial is a population of one.
 
-The trials of a population share data, network, loss and batch size, and are stacked in a leading dimension P. What
-differs between them (seed, learning rate, dropout, weight decay, schedule, patience, split) is one number per trial.
-Everything random in a trial is a function of its own seed: no generator is carried along, so a trial sees the same
-weights, batches and masks whether it trains alone or with others, before or after a resume. `train_population` is the
-whole method.
+The trials of a population share data, network, loss and batch size, and are stacked in a leading dimension P. They may
+differ in seed, learning rate, dropout, weight decay, schedule, patience and split. All randomness of a trial is a
+function of its own seed, without generator state: a trial sees the same weights, batches and masks alone or with
+others, before or after a resume. `train_population` is the whole method.
 """
 
 import math
@@ -48,15 +47,15 @@ from east.training.population import (
 )
 from east.training.progress import Checkpoints, Progress, TensorBoard
 
-CACHE_BYTES = 18 << 20  # of the last-level cache: what a step of a population may touch without waiting for memory
+CACHE_BYTES = 18 << 20  # what a step of a population may touch without falling out of the last-level cache
 CHECKPOINT_SECONDS = 60.0
-EVALUATION_ROWS = {"cpu": 256}  # at once, at least; 1024 on other devices, which do not depend on a cache
+EVALUATION_ROWS = {"cpu": 256}  # evaluated at once, at least; 1024 on other devices, where the cache matters less
 OPTIMIZERS = ("adam", "adamw")
 VAL_REDUCE = ("split", "batch_mean")
 
 
 def train(trials: Sequence[Trial], splits: Splits | Sequence[Splits], **options: Any) -> list[Outcome]:
-    """Train the trials and return their outcomes in the same order; no checkpoint is left. Options: `train_in_turn`."""
+    """Train the trials, return their outcomes in order, and delete the checkpoints. Options: see `train_in_turn`."""
     populations = list(train_in_turn(trials, splits, **options))
     for _, file in populations:
         if file:
@@ -74,10 +73,10 @@ def train_in_turn(
     tensorboard: Path | None = None,
     compile: bool = False,
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
-    """Train one population after the other; yield its outcomes, and the checkpoint to delete once they are saved.
+    """Train one population after the other; yield its outcomes and the checkpoint to delete once they are saved.
 
-    trials: share dataset, model, loss, batch size and optimiser. splits: one for all of them, or one each.
-    checkpoint: a folder. A checkpoint of exactly these trials is resumed.
+    trials: must share dataset, model, loss, batch size and optimiser. splits: one for all trials, or one each.
+    checkpoint: a folder; a checkpoint of exactly these trials is resumed.
     """
     trials = list(trials)
     each = [splits] * len(trials) if isinstance(splits, Splits) else list(splits)
@@ -117,7 +116,7 @@ def train_population(
     checkpoints = Checkpoints(population, file, CHECKPOINT_SECONDS)
 
     with ExitStack() as resources:
-        # Modules with random layers of their own draw from the global generator; it is put back afterwards.
+        # Modules with random layers draw from the global generator; its state is restored afterwards.
         resources.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
         bar = resources.enter_context(Progress(annealing, progress))
         board = resources.enter_context(TensorBoard(setup.trials, tensorboard))
@@ -156,7 +155,7 @@ def train_population(
 
 
 def resumed(members: Sequence[Member], device: torch.device, file: Path | None) -> "Setup":
-    """A population restored from its checkpoint; a new one if there is none, or if it cannot be read."""
+    """A population restored from its checkpoint, or a new one if there is none or it cannot be read."""
     setup = Setup(members, device)
     if file is None or not file.exists():
         return setup
@@ -218,7 +217,7 @@ class Setup:
         rows = torch.as_tensor(alive, device=self.device)
         order = self.train.order([self.trials[p].seed for p in alive], rows, epoch)
         seeds = [stream(self.trials[p].seed, "dropout", epoch) for p in alive]
-        if self.net.mlp is None:  # its modules may draw their own; torch formats a stack for every absent accelerator
+        if self.net.mlp is None:  # only if needed: seeding is slow where torch finds no accelerator
             torch.manual_seed(seeds[0])
         dropout = self.dropout(torch.tensor(seeds, device=self.device), rows)
         for step in range(self.steps):
@@ -228,7 +227,7 @@ class Setup:
             yield prepared(self.splits, inputs, self.device), labels, self.train.weights_at(index), masks
 
     def dropout(self, keys: Tensor, rows: Tensor) -> Dropout | None:
-        """The masks of an epoch; they reuse the last epoch's memory until a trial leaves."""
+        """The masks of an epoch, in the previous epoch's memory unless a trial has left."""
         if not self.drops or self.net.mlp is None:
             return None
         if self._dropout is None or len(self._dropout.keys) != len(keys):
@@ -238,7 +237,7 @@ class Setup:
         return self._dropout
 
     def validate(self, alive: np.ndarray) -> "Validated":
-        """Evaluate the weights, and also their mean if a trial averages them: the better of the two counts."""
+        """Evaluate the weights, and their running mean if a trial averages them; the better of the two counts."""
         raw = self.validated(alive, self.net.weights)
         result = raw if not self.average.on else raw.better(self.validated(alive, self.average.mean), self.by_metric)
         if isinstance(self.loss, losses.MetricCrossEntropy) and self.loss.source == "validation":
@@ -301,7 +300,7 @@ class Validated:
         )
 
     def numbers(self, alive: np.ndarray, trials: int) -> np.ndarray:
-        """Loss, metric and tie [3, P] as early stopping takes them; nan for trials that have left."""
+        """Loss, metric and tie-breaker [3, P] for early stopping; nan for trials that have left."""
         table = np.full((3, trials), np.nan)
         table[:, alive] = torch.stack([self.loss, self.metric, self.tie])
         return table
@@ -318,9 +317,9 @@ class Validated:
 
 
 def batches_of(rows: int, batch: int) -> int:
-    """The batches of an epoch: whole ones, and where fewer than two fit, the rest of the rows as well.
+    """The number of batches per epoch: whole ones only, unless fewer than two fit; then the remainder counts as well.
 
-    A remainder of one row is left out: it has no variance for batch norm to divide by.
+    A remainder of one row is left out: batch norm cannot normalise it.
     """
     if rows >= 2 * batch:
         return rows // batch
@@ -328,7 +327,7 @@ def batches_of(rows: int, batch: int) -> int:
 
 
 def prepared(splits: Splits, inputs: Tensor, device: torch.device) -> Tensor:
-    """Inputs [P, n, ...] as the networks see them; images in the memory layout that convolutions are fastest with."""
+    """Inputs [P, n, ...] as the networks see them; images in the memory layout that is fastest for convolutions."""
     inputs = splits.prepare(inputs)
     if splits.kind == "image" and device.type != "mps" and len(inputs) == 1:
         inputs = inputs.squeeze(0).contiguous(memory_format=torch.channels_last).unsqueeze(0)
@@ -336,7 +335,7 @@ def prepared(splits: Splits, inputs: Tensor, device: torch.device) -> Tensor:
 
 
 def samples(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """logits [P, n, d] and labels [P, n]; where a sample has several labels, as a graph has pairs, each counts."""
+    """Logits [P, n, d] and labels [P, n]; if a sample has several labels, like the pairs of a graph, each counts."""
     return logits.flatten(1, -2), labels.flatten(1)
 
 
@@ -357,19 +356,19 @@ def predict(net: models.Stack, data: Rows, trials: Tensor, splits: Splits, batch
 def validation_loss(
     loss: losses.Loss, logits: Tensor, labels: Tensor, batch: int | None, weights: Tensor | None = None
 ) -> Tensor:
-    """The loss [P] of a whole split, or, as Bridging the Gap's code has it, the mean loss of its batches."""
+    """The loss [P] of a whole split or, as in Bridging the Gap's code, the mean loss over its batches."""
     if batch is None:
         return loss.per_trial(logits, labels, weights)
-    given = [x.split(batch, dim=1) for x in (logits, labels, weights) if x is not None]
-    return torch.stack([loss.per_trial(*part) for part in zip(*given, strict=True)]).mean(0)
+    parts = [x.split(batch, dim=1) for x in (logits, labels, weights) if x is not None]
+    return torch.stack([loss.per_trial(*part) for part in zip(*parts, strict=True)]).mean(0)
 
 
 def population_size(config: Science, device: torch.device, trials: int) -> int:
-    """How many of `trials` alike trials should train together, in populations of nearly equal size.
+    """How many of these trials should train together, so that all populations are of nearly equal size.
 
-    Only MLPs are computed together. On a CPU what a step touches should stay in the cache: the weights, their gradient
-    and two moments, hidden units and their gradients. On a GPU there is no such limit, and `train` halves a population
-    that does not fit the memory.
+    Only MLPs are computed together. On a CPU, everything a step touches should stay in the cache: the weights, their
+    gradient and two moments, the hidden units and their gradients. A GPU has no such limit; a population that does not
+    fit its memory is halved.
     """
     if config.model.name not in models.TOGETHER:
         return 1
@@ -384,8 +383,9 @@ def population_size(config: Science, device: torch.device, trials: int) -> int:
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
     """Groups of members that train together, in the given order.
 
-    Splits of one size can be stacked, unless more than their rows differs: the scaling of images, class weights, the
-    features of a file whose categories were learnt from other training rows.
+    Splits of equal size can be stacked if only their rows differ. They do not share a population if they also differ
+    in the scaling of images, in class weights, or in the number of features (categories of a file are learnt from its
+    training rows).
     """
     config, splits = members[0][0].config, members[0][1]
     apart = splits.kind == "image" or config.loss.options.get("class_weights") == "balanced"
@@ -424,7 +424,7 @@ def check(trials: Sequence[Trial], splits: Sequence[Splits]) -> None:
 
 
 def batch_size(config: Science) -> int:
-    """The rows of a step."""
+    """The number of rows per step."""
     batch = config.hyper.batch_size
     if not (isinstance(batch, int) and batch > 0):
         raise ValueError(f"hyper.batch_size: expected a positive whole number, got {batch!r}")
@@ -432,7 +432,7 @@ def batch_size(config: Science) -> int:
 
 
 def dropout(config: Science) -> float:
-    """The share of hidden units that a step removes."""
+    """The share of hidden units that a step drops."""
     rate = config.hyper.dropout
     if rate is None or not 0 <= rate <= 255 / 256:
         raise ValueError(f"hyper.dropout: expected a rate from 0 to below 1, got {rate!r}")

@@ -13,9 +13,9 @@ FUSED = ("cpu", "cuda")  # devices where torch's fused kernel is used: one pass 
 
 
 class Adam:
-    """Adam, and AdamW if `decoupled`, on the rows of a Stack: torch.optim's formulas with a number per trial.
+    """Adam, or AdamW if `decoupled`, on the rows of a Stack: torch.optim's formulas with one setting per trial.
 
-    hyper: lr, weight_decay and clip (of the gradient's norm; None for none) of each trial.
+    hyper: each trial's lr, weight_decay and clip (largest norm of the gradient; None: no limit).
     """
 
     BETAS, EPS = (0.9, 0.999), 1e-8
@@ -37,7 +37,7 @@ class Adam:
         self.group()
 
     def group(self) -> None:
-        """The rows that share lr and decay: torch's fused kernel takes one of each per call, and a step per row."""
+        """Group the rows by lr and decay: torch's fused kernel takes one of each per call, but a step count per row."""
         self.clips = bool(self.clip.isfinite().any())
         settings = list(zip(self.lr.flatten().cpu().tolist(), self.decay.flatten().cpu().tolist(), strict=True))
         self.groups = [
@@ -57,7 +57,7 @@ class Adam:
             self.plain_step(self.net.weights[:, : self.net.learned], gradient)
 
     def fused_step(self, gradient: Tensor) -> None:
-        """torch.optim's kernel without the Python around it, which takes longer than a small network's update."""
+        """Call torch.optim's kernel directly: the Python around it takes longer than a small network's update."""
         kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
         if self.rows_of[0] is not gradient or self.rows_of[1] is not self.net.weights:
             self.bind(gradient)
@@ -66,7 +66,7 @@ class Adam:
             kernel(weights, gradients, first, second, [], steps, **settings)
 
     def bind(self, gradient: Tensor) -> None:
-        """The kernel's arguments for each group of rows: views that stay valid until weights or gradient move."""
+        """Collect the kernel's arguments per group of rows: views, valid until weights or gradient are reallocated."""
         weights = self.net.weights[:, : self.net.learned]
         tensors = [tensor.unbind() for tensor in (weights, gradient, self.first, self.second, self.steps.squeeze(1))]
         shared = {"beta1": self.BETAS[0], "beta2": self.BETAS[1], "eps": self.EPS, "amsgrad": False, "maximize": False}
@@ -82,7 +82,7 @@ class Adam:
         else:
             gradient.addcmul_(weights, self.decay)
         self.steps += 1
-        # 1 - beta^t by expm1: the plain difference loses four digits of float32 in the first steps.
+        # expm1 for 1 - beta^t: plain subtraction loses four digits of float32 in the first steps.
         first_bias, second_bias = (-torch.expm1(self.steps * math.log(beta)) for beta in self.BETAS)
         self.first.lerp_(gradient, 1 - self.BETAS[0])
         self.second.mul_(self.BETAS[1]).addcmul_(gradient, gradient, value=1 - self.BETAS[1])
