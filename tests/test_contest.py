@@ -167,3 +167,19 @@ def test_hundreds_of_missing_runs_are_not_listed_one_by_one():
     assert shown.count("east-run dataset=") == 3
     assert "east-run task=reproduce table=contest" in shown
     assert len(json.loads(writers.WRITERS["json"]([table], [[]]))[0]["missing"]) == len(table.missing)
+
+
+@pytest.mark.parametrize("metric", ["mcc", "gmean"])
+def test_a_contest_for_another_metric_trains_no_loss_for_f1(metric):
+    """Exceptions that contest.yaml makes for columns of many classes belong to its own rows."""
+    cells = list(specs.blank_cells(specs.spec(f"contest_{metric}"), "clean"))
+    assert {cell.block for cell in cells} == {*sets("contest")}
+    named = {cell.parameters.get("metric", cell.loss.removesuffix("_ce")) for cell in cells}
+    assert named == {metric, "ce", "ce_weighted", "focal", "dice", "rf", "boosting", "logistic"}
+
+
+def test_tables_that_change_nothing_but_a_setting_keep_the_exceptions():
+    averaged = list(specs.blank_cells(specs.spec("contest_averaged"), "clean"))
+    assert {(c.block, c.row) for c in averaged} == {
+        (c.block, c.row) for c in specs.blank_cells(specs.spec("contest"), "clean")
+    }

@@ -77,11 +77,11 @@ class Columns(Strict):
 
 
 class Question(Strict):
-    """Is `row` better than `against` in this column? Asked of each of the blocks."""
+    """Is `row` better than `against` in this column (null: over all columns)? Asked of each of the blocks."""
 
     row: str
     against: str
-    column: str
+    column: str | None = None
     blocks: tuple[str, ...]
 
 
@@ -166,7 +166,11 @@ def _values(name: str, config_dir: str | None) -> Options:
     if not base:
         return values
     values = {key: value for key, value in values.items() if key != "base"}
-    shared = _values(base, config_dir)
+    shared = dict(_values(base, config_dir))
+    if "rows" in values:  # a column's exceptions belong to the rows that they were written for
+        columns = shared.get("columns", [])
+        columns = columns if isinstance(columns, list) else [columns]
+        shared["columns"] = [{key: value for key, value in axes.items() if key != "rows"} for axes in columns]
     return shared | values | {"overrides": {**shared.get("overrides", {}), **values.get("overrides", {})}}  # type: ignore[dict-item]
 
 
