@@ -34,9 +34,7 @@ def from_margins(margins: Tensor) -> Confusion:
 
 
 def refuse_matrix() -> Tensor:
-    raise ValueError(
-        "metric: expected one that always or never reads Confusion.matrix, got one that does for some counts"
-    )
+    raise ValueError("metric: expected to read Confusion.matrix always or never, but it reads it only for some counts")
 
 
 def of_margins(score: Score, diagonal: Tensor, actual: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
