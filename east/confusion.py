@@ -1,7 +1,7 @@
 """Confusion counts, hard or soft. Rows are true classes, columns predicted ones; leading dimensions are a population.
 
-Almost every metric needs only the diagonal and the two margins, which cost O(n d); the d x d matrix is built when asked
-for, so 100,000 classes train without it.
+Almost every metric needs only the diagonal and the two margins, which cost O(n d). The d x d matrix is built only on
+request, so training on 100,000 classes never allocates it.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from torch import Tensor
 class Confusion:
     """Counts over d classes: `diagonal`, `actual`, `predicted`, `missed` [..., d], `total` [...], `matrix` [..., d, d].
 
-    `missed` is actual - diagonal: the mass of a class that went elsewhere. Builders that can add it up directly pass
-    it in, because the difference of two nearly equal float32 counts is rounding noise.
+    `missed` is actual - diagonal: samples of the class that were given to other classes. Constructors that can sum it
+    directly pass it in, because the difference of two nearly equal float32 counts is rounding noise.
 
     >>> c = Confusion.from_predictions(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), classes=2)
     >>> c.matrix.tolist()
@@ -58,8 +58,8 @@ class Confusion:
     def from_memberships(cls, memberships: Tensor, labels: Tensor, weights: Tensor | None = None) -> "Confusion":
         """Soft counts of memberships [..., n, d] (rows sum to 1) and labels [..., n]. Def. 5.5, arXiv 2405.20954.
 
-        Floating-point labels [..., n, d] are soft targets: a sample counts in every class by its share.
-        Labels and `weights` [..., n] may lack leading dimensions, which they then share.
+        Floating-point labels [..., n, d] are soft targets: the share of each class in a sample. Labels and `weights`
+        [..., n] may omit leading dimensions; they are then broadcast.
         """
         weights = memberships.new_ones(()) if weights is None else weights.to(memberships.dtype)
         weights = weights.expand(memberships.shape[:-1])
@@ -67,18 +67,18 @@ class Confusion:
         if labels.is_floating_point():
             return cls.from_targets(weighted, labels.to(memberships.dtype).expand(memberships.shape), weights)
         labels = labels.expand(memberships.shape[:-1])
-        classes, own = memberships.shape[-1], labels.unsqueeze(-1)
+        classes, true_class = memberships.shape[-1], labels.unsqueeze(-1)
         return cls(
-            diagonal=per_class(weighted.gather(-1, own).squeeze(-1), labels, classes),
+            diagonal=per_class(weighted.gather(-1, true_class).squeeze(-1), labels, classes),
             actual=per_class(weights, labels, classes),
             predicted=weighted.sum(-2),
             matrix=lambda: rows_per_class(weighted, labels),
-            missed=per_class(weighted.scatter(-1, own, 0).sum(-1), labels, classes),
+            missed=per_class(weighted.scatter(-1, true_class, 0).sum(-1), labels, classes),
         )
 
     @classmethod
     def from_targets(cls, weighted: Tensor, targets: Tensor, weights: Tensor) -> "Confusion":
-        """Counts of weighted memberships [..., n, d] and targets [..., n, d], the share of every class in a sample."""
+        """Counts of weighted memberships [..., n, d] and soft targets [..., n, d]."""
         return cls(
             diagonal=(weighted * targets).sum(-2),
             actual=(weights.unsqueeze(-1) * targets).sum(-2),
@@ -92,7 +92,7 @@ class Confusion:
     ) -> "Confusion":
         """Hard counts of predicted classes [..., n] and labels [..., n], in float64: exact up to 2^53 samples.
 
-        weights [..., n]: how much each sample counts, by default 1.
+        weights [..., n]: the weight of each sample, 1 by default.
         """
         check_range("predictions", predictions, classes)
         check_range("labels", labels, classes)
@@ -114,23 +114,23 @@ class Confusion:
 
     @classmethod
     def from_matrix(cls, matrix: Tensor) -> "Confusion":
-        """The counts of an existing matrix [..., d, d], such as a record's."""
+        """The counts of an existing confusion matrix [..., d, d], for example from a record."""
         if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
             raise ValueError(f"expected a matrix of shape [..., d, d], got {tuple(matrix.shape)}")
         if not matrix.is_floating_point():
             matrix = matrix.double()
-        elsewhere = matrix.masked_fill(torch.eye(matrix.shape[-1], dtype=torch.bool, device=matrix.device), 0)
+        off_diagonal = matrix.masked_fill(torch.eye(matrix.shape[-1], dtype=torch.bool, device=matrix.device), 0)
         return cls(
             diagonal=matrix.diagonal(dim1=-2, dim2=-1),
             actual=matrix.sum(-1),
             predicted=matrix.sum(-2),
             matrix=lambda: matrix,
-            missed=elsewhere.sum(-1),
+            missed=off_diagonal.sum(-1),
         )
 
 
 def check_range(name: str, indices: Tensor, classes: int) -> None:
-    """Class indices are integers from 0 to classes - 1."""
+    """Raise ValueError unless the indices are integers from 0 to classes - 1."""
     if indices.is_floating_point():
         raise ValueError(f"{name}: expected integers from 0 to {classes - 1}, got {indices.dtype}")
     if indices.numel() and (indices.min() < 0 or indices.max() >= classes):
@@ -143,7 +143,7 @@ def per_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def class_counts(labels: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
-    """Number of samples of each class, or the sum of their weights, beside other counts [..., d]."""
+    """Number of samples of each class, or the sum of their weights; shape, dtype and device as in `like` [..., d]."""
     if weights is None:
         weights = like.new_ones(()).expand(labels.shape)
     return torch.zeros_like(like).scatter_add_(-1, labels, weights)

@@ -1,8 +1,8 @@
-"""Scores of a Confusion, hard or soft: the same functions train and judge. METRICS lists them by name.
+"""Scores of a Confusion, hard or soft, for training and evaluation alike. METRICS lists them by name.
 
-Each is f(confusion, **parameters) -> Tensor[...], one number per leading index, larger is better. Denominators are held
-above EPS: 0/0 scores 0, as in scikit-learn, and gradients stay finite. Counts that are differences are formed without
-cancellation and clamped to their range; a denominator below SHARE of the total scores 0.
+Each is f(confusion, **parameters) -> Tensor[...], one number per leading index, larger is better. Denominators are
+clamped to at least EPS, so 0/0 scores 0, as in scikit-learn, and gradients stay finite. Counts that are differences are
+computed without cancellation and clamped to their range; a denominator below MIN_SHARE of the total scores 0.
 `average`: macro (mean over classes), weighted (by class frequency), positive (one class), micro (counts summed over
 classes), none (one number per class).
 `absent`: whether a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954) or is ignored.
@@ -18,8 +18,8 @@ from east.choices import choose, import_by_path
 from east.confusion import Confusion
 
 EPS = 1e-12
-SHARE = 1e-12  # of the total: a denominator below it is 0
-RECALL_FLOOR = 1e-6  # below it the geometric mean's gradient is cut off
+MIN_SHARE = 1e-12  # a denominator below this share of the total counts as 0
+RECALL_FLOOR = 1e-6  # a recall below this has no gradient in the geometric mean
 
 Metric = Callable[..., Tensor]
 PerClass = float | Sequence[float] | Tensor
@@ -28,19 +28,19 @@ ABSENT = ("zero", "ignore")
 
 
 def ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, and 0 where both vanish, with a finite gradient everywhere."""
+    """part / whole, and 0 where both are 0, with a finite gradient everywhere."""
     return part / whole.clamp_min(EPS)
 
 
 def averaged(part: Tensor, whole: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
-    """One number per leading index from part / whole [..., d] of the classes."""
+    """The average [...] over classes of part / whole [..., d]; "micro" divides the sums instead."""
     if average == "micro":
         return ratio(part.sum(-1), whole.sum(-1))
     return average_over_classes(ratio(part, whole), c, average, positive, absent)
 
 
 def average_over_classes(values: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
-    """The average [...] of values [..., d]; average="none" leaves them as they are."""
+    """The average [...] of values [..., d]; average="none" returns the values unchanged."""
     if average == "none":
         return values
     if average == "positive":
@@ -50,7 +50,7 @@ def average_over_classes(values: Tensor, c: Confusion, average: str, positive: i
 
 
 def class_shares(c: Confusion, average: str, absent: str) -> float | Tensor:
-    """What every class contributes to an average: one share for all, or shares [..., d]."""
+    """The weight of each class in an average: one number for all classes, or weights [..., d]."""
     if average == "macro" and absent == "zero":
         return 1 / c.classes
     if average == "macro" and choose("absent", absent, ABSENT):
@@ -67,19 +67,19 @@ def checked_class(positive: int, classes: int) -> int:
     return positive
 
 
-def others(counts: Tensor) -> Tensor:
-    """Sum of the other classes' counts [..., d]; in float64, where total - count leaves the small ones intact."""
+def sum_of_others(counts: Tensor) -> Tensor:
+    """For each class the sum of all other classes' counts [..., d]; float64 keeps small sums from rounding away."""
     if counts.shape[-1] == 2:
         return counts.flip(-1)
     exact = counts.dtype if counts.device.type == "mps" else torch.float64
     return (counts.sum(-1, keepdim=True, dtype=exact) - counts).to(counts.dtype).clamp_min(0)
 
 
-def beyond_rounding(part: Tensor, whole: Tensor, total: Tensor) -> Tensor:
-    """part / whole in [0, 1], and 0 where whole is within rounding of 0 relative to the total."""
-    least = SHARE * total
-    score = part.clamp_min(0).minimum(whole) / whole.clamp_min(EPS).maximum(least)
-    return torch.where(whole > least, score, 0.0)
+def clamped_ratio(part: Tensor, whole: Tensor, total: Tensor) -> Tensor:
+    """part / whole clamped to [0, 1], and 0 where whole is at most MIN_SHARE of the total."""
+    smallest = MIN_SHARE * total
+    score = part.clamp_min(0).minimum(whole) / whole.clamp_min(EPS).maximum(smallest)
+    return torch.where(whole > smallest, score, 0.0)
 
 
 def mean_of_present(values: Tensor, c: Confusion) -> Tensor:
@@ -89,7 +89,7 @@ def mean_of_present(values: Tensor, c: Confusion) -> Tensor:
 
 
 def per_class_values(name: str, value: PerClass, classes: int, like: Tensor) -> float | Tensor:
-    """A number for all classes, or one per class as a tensor [d] beside the counts."""
+    """A number for all classes, or one per class as a tensor [d] with the dtype and device of `like`."""
     if isinstance(value, int | float):
         return value
     values = torch.as_tensor(value)
@@ -114,7 +114,7 @@ def precision(c: Confusion, average: str = "macro", positive: int = 1, absent: s
 
 
 def recall(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
-    """Share of a class's samples that are found."""
+    """Share of a class's samples that are predicted as that class."""
     return averaged(c.diagonal, c.actual, c, average, positive, absent)
 
 
@@ -123,7 +123,8 @@ def fbeta(
 ) -> Tensor:
     """F_beta per class, then averaged; beta < 1 prefers precision, beta > 1 recall. Eq. 2, arXiv 2405.20954.
 
-    Written on counts, (1+b^2) TP / (b^2 actual + predicted): the form in precision and recall is 0/0 where this is 0.
+    Computed from counts, (1+b^2) TP / (b^2 actual + predicted): in terms of precision and recall it would be 0/0 where
+    this is 0.
     """
     square = per_class_values("beta", beta, c.classes, c.diagonal) ** 2
     return averaged((1 + square) * c.diagonal, square * c.actual + c.predicted, c, average, positive, absent)
@@ -149,50 +150,53 @@ def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, abs
 
 
 def specificity(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
-    """Share of the other classes' samples that are not given to the class."""
-    negatives = others(c.actual)
-    return of_negatives(negatives - (c.predicted - c.diagonal), negatives, c, average, positive, absent)
+    """Share of the other classes' samples that are not predicted as the class."""
+    negatives = sum_of_others(c.actual)
+    return averaged_true_negatives(negatives - (c.predicted - c.diagonal), negatives, c, average, positive, absent)
 
 
 def npv(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
-    """Negative predictive value: share of the predictions against a class that are right."""
-    rejected = others(c.predicted)
-    return of_negatives(rejected - c.missed, rejected, c, average, positive, absent)
+    """Negative predictive value: of the samples not predicted as the class, the share that is not of the class."""
+    rejected = sum_of_others(c.predicted)
+    return averaged_true_negatives(rejected - c.missed, rejected, c, average, positive, absent)
 
 
-def of_negatives(
+def averaged_true_negatives(
     true_negatives: Tensor, whole: Tensor, c: Confusion, average: str, positive: int, absent: str
 ) -> Tensor:
+    """The average [...] over classes of true_negatives / whole [..., d], clamped to [0, 1]."""
     if average == "micro":
-        return beyond_rounding(true_negatives.sum(-1), whole.sum(-1), c.total)
-    scores = beyond_rounding(true_negatives, whole, c.total.unsqueeze(-1))
+        return clamped_ratio(true_negatives.sum(-1), whole.sum(-1), c.total)
+    scores = clamped_ratio(true_negatives, whole, c.total.unsqueeze(-1))
     return average_over_classes(scores, c, average, positive, absent)
 
 
 def mcc(c: Confusion) -> Tensor:
     """Matthews correlation; with more than two classes Gorodkin's R_K; 0 when only one class occurs or is predicted.
 
-    s - t q is taken as t (1 - q) - missed where q is large: each form loses its digits where the other has them.
+    With s, t and q the diagonal, actual and predicted counts as shares of the total, the covariance is sum(s - t q).
+    Where q >= 1/2, s - t q is computed as t (1 - q) - missed: each form loses precision where the other is accurate.
     """
     n = c.total.unsqueeze(-1).clamp_min(EPS)
     shares = torch.stack((c.actual, c.predicted)) / n
-    left = others(shares)
+    complement = sum_of_others(shares)
     t, q = shares.unbind(0)
-    covariance = torch.where(q < 0.5, c.diagonal / n - t * q, t * left[1] - c.missed / n).sum(-1)
-    variances = (shares * left).sum(-1)
-    actual, predicted = variances.clamp_min(EPS).rsqrt().unbind(0)
-    return torch.where(variances.amin(0) > SHARE, (covariance * actual * predicted).clamp(-1, 1), 0.0)
+    covariance = torch.where(q < 0.5, c.diagonal / n - t * q, t * complement[1] - c.missed / n).sum(-1)
+    variances = (shares * complement).sum(-1)
+    actual_scale, predicted_scale = variances.clamp_min(EPS).rsqrt().unbind(0)
+    correlation = (covariance * actual_scale * predicted_scale).clamp(-1, 1)
+    return torch.where(variances.amin(0) > MIN_SHARE, correlation, 0.0)
 
 
 def kappa(c: Confusion) -> Tensor:
     """Cohen's kappa: agreement beyond chance; 0 when all samples are in one cell.
 
-    Written 1 - missed / expected to be missed, both sums of what is not negative.
+    Computed as 1 - missed / (missed by chance): both are sums of non-negative terms, so nothing cancels.
     """
     n = c.total.clamp_min(EPS)
-    expected = (c.actual * others(c.predicted)).sum(-1) / n**2
+    expected = (c.actual * sum_of_others(c.predicted)).sum(-1) / n**2
     missed = c.missed.sum(-1) / n
-    return torch.where(expected > SHARE, (1 - missed / expected.clamp_min(EPS)).clamp_min(-1), 0.0)
+    return torch.where(expected > MIN_SHARE, (1 - missed / expected.clamp_min(EPS)).clamp_min(-1), 0.0)
 
 
 def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | None = None) -> Tensor:
@@ -214,7 +218,7 @@ def cost(c: Confusion, costs: Sequence[Sequence[float]] | Tensor) -> Tensor:
 
 
 def square_matrix(name: str, values: Sequence[Sequence[float]] | Tensor, c: Confusion) -> Tensor:
-    """A user's d x d parameter as a tensor beside the counts."""
+    """A d x d parameter as a tensor with the dtype and device of the counts."""
     matrix = torch.as_tensor(values, dtype=c.diagonal.dtype, device=c.diagonal.device)
     if matrix.shape != (c.classes, c.classes):
         raise ValueError(f"{name}: expected a {c.classes} x {c.classes} matrix, got shape {tuple(matrix.shape)}")
@@ -222,19 +226,19 @@ def square_matrix(name: str, values: Sequence[Sequence[float]] | Tensor, c: Conf
 
 
 def gmean(c: Confusion) -> Tensor:
-    """Geometric mean of the recalls of the classes that have samples; 0 when one of them is never found.
+    """Geometric mean of the recalls of the classes that have samples; 0 if one of these recalls is 0.
 
-    A recall below RECALL_FLOOR counts as 0. The gradient there is that of the mean with recalls held at the floor:
-    the other classes keep learning.
+    A recall of at most RECALL_FLOOR counts as 0. The gradient is then that of the mean with recalls clamped to the
+    floor, so that the other classes keep learning.
     """
     recalls = ratio(c.diagonal, c.actual)
     mean = mean_of_present(recalls.clamp_min(RECALL_FLOOR).log(), c).exp()
-    never_found = ((recalls <= RECALL_FLOOR) & (c.actual > 0)).any(-1)
-    return mean - torch.where(never_found, mean, 0.0).detach()
+    missed_entirely = ((recalls <= RECALL_FLOOR) & (c.actual > 0)).any(-1)
+    return mean - torch.where(missed_entirely, mean, 0.0).detach()
 
 
 def youden(c: Confusion) -> Tensor:
-    """Youden's J, TPR + TNR - 1; with k classes that have samples (k balanced accuracy - 1) / (k - 1), 0 for k = 1."""
+    """Youden's J, TPR + TNR - 1; with k classes that have samples, (k balanced accuracy - 1) / (k - 1); 0 for k = 1."""
     present = (c.actual > 0).sum(-1)
     return torch.where(present > 1, (present * balanced_accuracy(c) - 1) / (present - 1).clamp_min(1), 0.0)
 
@@ -270,7 +274,7 @@ def resolve(metric: str | Metric) -> Metric:
         function = import_by_path(str(metric))
     except ValueError as error:
         raise ValueError(f"metric {metric!r} cannot be imported: {error}") from error
-    if not callable(function) or isinstance(function, type) or inspect.isbuiltin(function):  # os.system is not called
+    if not callable(function) or isinstance(function, type) or inspect.isbuiltin(function):  # never call os.system
         raise ValueError(
             f"metric {metric!r}: expected a function of a Confusion, got {function!r} ({type(function).__name__})"
         )

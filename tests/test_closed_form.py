@@ -152,7 +152,7 @@ def test_a_second_backward_gives_the_same(classes):
 
 
 def share_of_hits(c):
-    """Has no slopes by hand."""
+    """Has no hand-derived slopes."""
     return c.diagonal.sum(-1) / c.total
 
 
@@ -162,7 +162,7 @@ def test_nothing_of_a_batch_outlives_backward(classes, metric, monkeypatch):
     """Whoever collects losses collects no batches, as with any loss of torch; a second backward is refused."""
     kept = []
     monkeypatch.setattr(
-        closed_form, "counted", lambda *a, counted=closed_form.counted, **k: remembered(*counted(*a, **k), kept)
+        closed_form, "count_batch", lambda *a, count=closed_form.count_batch, **k: remembered(*count(*a, **k), kept)
     )
     logits, labels = batch((30, classes), 3.0)
     loss = MetricLoss(metric)(logits.requires_grad_(), labels)
@@ -196,7 +196,7 @@ def test_a_second_derivative_is_refused_and_not_zero(metric):
     value = MetricLoss(metric)(logits.requires_grad_(), labels)
     (gradient,) = torch.autograd.grad(value, logits, create_graph=True)
     penalty = gradient.square().sum()
-    with pytest.raises(RuntimeError, match="has no second derivative; take the metric"):
+    with pytest.raises(RuntimeError, match="has no second derivative; instead, compute the metric"):
         penalty.backward()
 
 

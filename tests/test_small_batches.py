@@ -1,4 +1,4 @@
-"""Small batches by NumPy give what torch's operations give, for every metric with slopes by hand."""
+"""Small batches by NumPy give what torch's operations give, for every metric with hand-derived slopes."""
 
 import pytest
 import torch

@@ -1,11 +1,12 @@
-"""Scores and their slopes by hand, for every metric that needs no more than the diagonal and the margins.
+"""Metrics and their hand-derived slopes, for every metric that needs only the diagonal and the margins.
 
-Autograd's graph over a handful of counts costs as much as cross-entropy over the batch. On a CPU the counts become
-NumPy arrays, four times as quick as tensors of so few numbers; elsewhere they stay tensors. The functions are written
-in what both understand, and in float64, where differences of counts keep their digits.
+An autograd graph over a handful of counts costs as much as cross-entropy over the batch. On a CPU the counts become
+NumPy arrays, which are four times as fast as tensors this small; on other devices they stay tensors. The functions use
+only operations that both libraries have, and work in float64 to keep the precision of differences between counts.
 
-Slopes are with respect to the diagonal (what is hit is not missed) and to the predicted counts [..., d]. As memberships
-of a sample sum to 1, what is added to all predicted slopes alike changes nothing, and may be left out.
+Slopes are the derivatives with respect to the diagonal and the predicted counts [..., d]. The actual counts are fixed:
+when the diagonal grows, `missed` falls by as much. The memberships of a sample sum to 1, so adding the same constant to
+the predicted slopes of all classes changes nothing; such constants are dropped.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,13 +17,13 @@ import torch
 from torch import Tensor
 
 from east import metrics
-from east.metrics import EPS, RECALL_FLOOR, SHARE, Metric
+from east.metrics import EPS, MIN_SHARE, RECALL_FLOOR, Metric
 
-Array = Any  # a Tensor or a NumPy array
+Array = Any  # a tensor or a NumPy array
 
 
 class Margins(NamedTuple):
-    """Counts [..., d]; actual is diagonal + missed, total [..., 1] their sum."""
+    """Counts [..., d] of a confusion matrix: `actual` is diagonal + missed, `total` [..., 1] is the sum of `actual`."""
 
     diagonal: Array
     missed: Array
@@ -41,7 +42,7 @@ class Margins(NamedTuple):
 
 
 class Slopes(NamedTuple):
-    """A score or loss [..., 1] and its derivatives, [..., d] or [..., 1]."""
+    """A score or loss [..., 1] and its derivatives, each [..., d], or [..., 1] or a number if equal for all classes."""
 
     value: Array
     by_diagonal: Array
@@ -49,7 +50,7 @@ class Slopes(NamedTuple):
 
 
 class LossSlopes(NamedTuple):
-    """1 - score [...], and its derivatives with respect to diagonal and predicted counts [..., d]."""
+    """1 - metric [...] and its derivatives [..., d] with respect to the diagonal and the predicted counts."""
 
     loss: Tensor
     by_diagonal: Tensor
@@ -57,51 +58,46 @@ class LossSlopes(NamedTuple):
 
 
 def covers(metric: Metric) -> bool:
-    """Whether the slopes of this metric are known by hand."""
+    """Whether this metric has hand-derived slopes."""
     return metric in SLOPES
 
 
-def slopes_of_loss(
+def loss_and_slopes(
     metric: Metric, parameters: Mapping[str, Any], diagonal: Tensor, missed: Tensor, predicted: Tensor
 ) -> LossSlopes:
-    """Of 1 - metric at counts [..., d]; both 0 where nothing is counted."""
-    counts = map(exact, (diagonal, missed, predicted))
-    packed = joined(*slopes_at(metric, parameters, *counts), diagonal)
-    d = diagonal.shape[-1]
+    """1 - metric and its slopes at counts [..., d], with their dtype and device; all 0 where the counts are empty."""
+    counts = map(to_float64, (diagonal, missed, predicted))
+    loss, by_diagonal, by_predicted = loss_and_slopes_float64(metric, parameters, *counts)
+    *lead, d = diagonal.shape
+    packed = diagonal.new_empty((*lead, 2 * d + 1))  # one tensor: a single conversion from NumPy is faster
+    target = packed if isinstance(loss, Tensor) else packed.numpy()
+    target[..., :d] = by_diagonal
+    target[..., d:-1] = by_predicted
+    target[..., -1:] = loss
     return LossSlopes(packed.select(-1, 2 * d), packed.narrow(-1, 0, d), packed.narrow(-1, d, d))
 
 
-def slopes_at(
+def loss_and_slopes_float64(
     metric: Metric, parameters: Mapping[str, Any], diagonal: Array, missed: Array, predicted: Array
 ) -> Slopes:
-    """Of 1 - metric at counts in float64, tensors or arrays."""
-    total = summed(actual := diagonal + missed)
-    score, B, A = SLOPES[metric](Margins(diagonal, missed, actual, predicted, total), **parameters)
+    """1 - metric and its slopes at counts [..., d] from `to_float64`; all 0 where the counts are empty."""
+    total = class_sum(actual := diagonal + missed)
+    score, D, P = SLOPES[metric](Margins(diagonal, missed, actual, predicted, total), **parameters)
     counted = total != 0
     if isinstance(total, Tensor) or not counted.all():
-        return Slopes((1 - score) * counted, -B * counted, -A * counted)
-    return Slopes(1 - score, -B, -A)
+        return Slopes((1 - score) * counted, -D * counted, -P * counted)
+    return Slopes(1 - score, -D, -P)
 
 
-def exact(counts: Tensor) -> Array:
+def to_float64(counts: Tensor) -> Array:
+    """The counts as a NumPy array on a CPU, else as a tensor; MPS has no float64 and keeps the counts' dtype."""
     if counts.device.type == "cpu" and not torch.compiler.is_compiling():
         return counts.numpy().astype(np.float64)
     return counts if counts.device.type == "mps" else counts.double()
 
 
-def joined(loss: Array, by_diagonal: Array, by_predicted: Array, like: Tensor) -> Tensor:
-    """Slopes, slopes and loss in one tensor [..., 2d + 1] beside the counts: changing libraries once is quicker."""
-    *lead, d = like.shape
-    packed = like.new_empty((*lead, 2 * d + 1))
-    into = packed if isinstance(loss, Tensor) else packed.numpy()
-    into[..., :d] = by_diagonal
-    into[..., d:-1] = by_predicted
-    into[..., -1:] = loss
-    return packed
-
-
-def summed(x: Array) -> Array:
-    """Over the classes, [..., 1]."""
+def class_sum(x: Array) -> Array:
+    """Sum over the classes: [..., 1]."""
     return x.sum(-1, keepdim=True) if isinstance(x, Tensor) else np.add.reduce(x, -1, keepdims=True)
 
 
@@ -109,171 +105,182 @@ def at_least(x: Array, least: float) -> Array:
     return x.clamp_min(least) if isinstance(x, Tensor) else np.maximum(x, least)
 
 
-def numerics(x: Array) -> Any:
-    """The library of an array: torch or NumPy, which agree on log, exp and where."""
+def library_of(x: Array) -> Any:
+    """The module that works on x: torch or NumPy, whose log, exp and where agree."""
     return torch if isinstance(x, Tensor) else np
 
 
-def shares(c: Margins, average: str, positive: int, absent: str) -> Array:
-    """What every class contributes to an average."""
+def class_shares(c: Margins, average: str, positive: int, absent: str) -> Array:
+    """The weight of each class in an average; see metrics.class_shares."""
     if average == "positive":
-        one = np.zeros(c.classes)
-        one[metrics.checked_class(positive, c.classes)] = 1
-        return one if numerics(c.actual) is np else torch.as_tensor(one).to(c.actual)
+        one_hot = np.zeros(c.classes)
+        one_hot[metrics.checked_class(positive, c.classes)] = 1
+        return one_hot if library_of(c.actual) is np else torch.as_tensor(one_hot).to(c.actual)
     if average == "weighted":
         return c.actual / at_least(c.total, EPS)
     if average == "macro" and absent == "ignore":
-        return c.present / at_least(summed(c.present), 1)
+        return c.present / at_least(class_sum(c.present), 1)
     metrics.choose("average", average, ("macro",))
     return 1 / c.classes
 
 
-def others(counts: Array) -> Array:
-    """Sum of the other classes' counts."""
-    return summed(counts) - counts
+def sum_of_others(counts: Array) -> Array:
+    """For each class the sum of all other classes' counts."""
+    return class_sum(counts) - counts
 
 
-def of_fraction(
+def averaged_fraction(
     c: Margins,
     part: Array,
     whole: Array,
-    hit: Array,
-    by_diagonal: float,
-    by_predicted: float,
+    part_by_diagonal: Array,
+    whole_by_diagonal: float,
+    whole_by_predicted: float,
     average: str = "macro",
     positive: int = 1,
     absent: str = "zero",
 ) -> Slopes:
-    """The average of part / whole, both linear in the counts.
+    """The average over classes of part / whole, both linear in the counts, and its slopes.
 
-    `part` is `hit` times the diagonal; `whole` changes by `by_diagonal` and `by_predicted`.
+    part_by_diagonal, whole_by_diagonal, whole_by_predicted: the derivatives of part and whole; `part` depends on the
+    diagonal alone.
     """
     if average == "micro":
-        part, whole, share = summed(part), summed(whole), 1.0
+        part, whole, share = class_sum(part), class_sum(whole), 1.0
     else:
-        share = shares(c, average, positive, absent)
+        share = class_shares(c, average, positive, absent)
     weights = share / (whole := at_least(whole, EPS))
     values = part / whole
-    score = summed(values * share)
-    return Slopes(score, weights * (hit - by_diagonal * values), weights * values * -by_predicted)
+    score = class_sum(values * share)
+    by_diagonal = weights * (part_by_diagonal - whole_by_diagonal * values)
+    return Slopes(score, by_diagonal, weights * values * -whole_by_predicted)
 
 
 def f1(c: Margins, **average: Any) -> Slopes:
-    return of_fraction(c, 2 * c.diagonal, c.actual + c.predicted, 2.0, 0.0, 1.0, **average)
+    return averaged_fraction(c, 2 * c.diagonal, c.actual + c.predicted, 2.0, 0.0, 1.0, **average)
 
 
 def fbeta(c: Margins, beta: metrics.PerClass = 1.0, **average: Any) -> Slopes:
-    arrays = numerics(c.diagonal) is np
-    like = torch.empty(0, dtype=torch.float64) if arrays else c.diagonal
+    in_numpy = library_of(c.diagonal) is np
+    like = torch.empty(0, dtype=torch.float64) if in_numpy else c.diagonal
     beta = metrics.per_class_values("beta", beta, c.classes, like)
-    square = (beta.numpy() if arrays and isinstance(beta, Tensor) else beta) ** 2
-    return of_fraction(c, (1 + square) * c.diagonal, square * c.actual + c.predicted, 1 + square, 0.0, 1.0, **average)
+    square = (beta.numpy() if in_numpy and isinstance(beta, Tensor) else beta) ** 2
+    part, whole = (1 + square) * c.diagonal, square * c.actual + c.predicted
+    return averaged_fraction(c, part, whole, 1 + square, 0.0, 1.0, **average)
 
 
 def jaccard(c: Margins, **average: Any) -> Slopes:
-    return of_fraction(c, c.diagonal, c.missed + c.predicted, 1.0, -1.0, 1.0, **average)
+    return averaged_fraction(c, c.diagonal, c.missed + c.predicted, 1.0, -1.0, 1.0, **average)
 
 
 def precision(c: Margins, **average: Any) -> Slopes:
-    return of_fraction(c, c.diagonal, c.predicted, 1.0, 0.0, 1.0, **average)
+    return averaged_fraction(c, c.diagonal, c.predicted, 1.0, 0.0, 1.0, **average)
 
 
 def recall(c: Margins, **average: Any) -> Slopes:
-    return of_fraction(c, c.diagonal, c.actual, 1.0, 0.0, 0.0, **average)
+    return averaged_fraction(c, c.diagonal, c.actual, 1.0, 0.0, 0.0, **average)
 
 
 def accuracy(c: Margins) -> Slopes:
     share = 1 / at_least(c.total, EPS)
-    return Slopes(summed(c.diagonal) * share, share)
+    return Slopes(class_sum(c.diagonal) * share, share)
 
 
 def balanced_accuracy(c: Margins) -> Slopes:
     present = c.present
-    by_diagonal = present / at_least(summed(present), 1) / at_least(c.actual, EPS)
-    return Slopes(summed(c.diagonal * by_diagonal), by_diagonal)
+    by_diagonal = present / at_least(class_sum(present), 1) / at_least(c.actual, EPS)
+    return Slopes(class_sum(c.diagonal * by_diagonal), by_diagonal)
 
 
 def youden(c: Margins) -> Slopes:
     score, by_diagonal, _ = balanced_accuracy(c)
-    k = summed(c.present)
-    several, rest = k > 1, at_least(k - 1, 1)
-    return Slopes((k * score - 1) / rest * several, by_diagonal * k / rest * several)
+    k = class_sum(c.present)
+    several, denominator = k > 1, at_least(k - 1, 1)
+    return Slopes((k * score - 1) / denominator * several, by_diagonal * k / denominator * several)
 
 
 def gmean(c: Margins) -> Slopes:
-    """exp(mean log recall): dM/drecall_k = M / (K recall_k), with recalls held at the floor; see metrics.gmean."""
-    xp, present = numerics(c.actual), c.present
-    k, actual = at_least(summed(present), 1), at_least(c.actual, EPS)
+    """M = exp(mean log recall) over k present classes: dM/drecall = M / (k recall), recalls clamped to RECALL_FLOOR.
+
+    Recalls at most the floor make the score 0, as in metrics.gmean.
+    """
+    xp, present = library_of(c.actual), c.present
+    k, actual = at_least(class_sum(present), 1), at_least(c.actual, EPS)
     recalls = c.diagonal / actual
-    held = at_least(recalls, RECALL_FLOOR)
-    mean = xp.exp(summed(xp.log(held) * present) / k)
-    missing = summed((recalls <= RECALL_FLOOR) * present)
-    return Slopes(mean * (missing == 0), mean / k / held / actual * present * (recalls >= RECALL_FLOOR))
+    clamped = at_least(recalls, RECALL_FLOOR)
+    mean = xp.exp(class_sum(xp.log(clamped) * present) / k)
+    missed_entirely = class_sum((recalls <= RECALL_FLOOR) * present)
+    by_diagonal = mean / k / clamped / actual * present * (recalls >= RECALL_FLOOR)
+    return Slopes(mean * (missed_entirely == 0), by_diagonal)
 
 
 def fowlkes_mallows(c: Margins, average: str = "macro", positive: int = 1, absent: str = "zero") -> Slopes:
-    """s / sqrt(t q): dM/dq = -M / 2q."""
+    """M = s / sqrt(t q), with s, t, q the diagonal, actual and predicted counts: dM/dq = -M / 2q."""
     diagonal, actual, predicted, share = c.diagonal, c.actual, c.predicted, 1.0
     if average == "micro":
-        diagonal, actual, predicted = (summed(x) for x in (diagonal, actual, predicted))
+        diagonal, actual, predicted = (class_sum(x) for x in (diagonal, actual, predicted))
     else:
-        share = shares(c, average, positive, absent)
+        share = class_shares(c, average, positive, absent)
     weights = share * (at_least(actual, EPS) * at_least(predicted, EPS)) ** -0.5
-    score = summed(diagonal * weights)
+    score = class_sum(diagonal * weights)
     return Slopes(score, weights, diagonal * weights / at_least(predicted, EPS) * (predicted > EPS) * -0.5)
 
 
 def specificity(c: Margins, average: str = "macro", positive: int = 1, absent: str = "zero") -> Slopes:
-    negatives = others(c.actual)
-    score, weights, _ = of_negatives(negatives - (c.predicted - c.diagonal), negatives, c, average, positive, absent)
+    negatives = sum_of_others(c.actual)
+    true_negatives = negatives - (c.predicted - c.diagonal)
+    score, weights, _ = averaged_true_negatives(true_negatives, negatives, c, average, positive, absent)
     return Slopes(score, weights, -weights)
 
 
 def npv(c: Margins, average: str = "macro", positive: int = 1, absent: str = "zero") -> Slopes:
-    rejected = others(c.predicted)
-    score, weights, left = of_negatives(rejected - c.missed, rejected, c, average, positive, absent)
-    return Slopes(score, weights, others(weights * left))
+    rejected = sum_of_others(c.predicted)
+    score, weights, values = averaged_true_negatives(rejected - c.missed, rejected, c, average, positive, absent)
+    return Slopes(score, weights, sum_of_others(weights * (1 - values)))
 
 
-def of_negatives(
-    part: Array, whole: Array, c: Margins, average: str, positive: int, absent: str
+def averaged_true_negatives(
+    true_negatives: Array, whole: Array, c: Margins, average: str, positive: int, absent: str
 ) -> tuple[Array, Array, Array]:
-    """The average of part / whole within [0, 1], its slopes by the parts, and 1 - part / whole."""
+    """The average of true_negatives / whole clamped to [0, 1], its slopes by true_negatives, and the ratios."""
     if average == "micro":
-        part, whole, share = summed(part), summed(whole), 1.0
+        true_negatives, whole, share = class_sum(true_negatives), class_sum(whole), 1.0
     else:
-        share = shares(c, average, positive, absent)
-    usable = whole > SHARE * c.total
-    inside = usable * (part >= 0) * (part <= whole)
-    whole = numerics(whole).where(usable, whole, 1.0)
-    values = (part / whole).clip(min=0, max=1) * usable
-    return summed(values * share), share * inside / whole, 1 - values
+        share = class_shares(c, average, positive, absent)
+    usable = whole > MIN_SHARE * c.total
+    unclamped = usable * (true_negatives >= 0) * (true_negatives <= whole)
+    whole = library_of(whole).where(usable, whole, 1.0)
+    values = (true_negatives / whole).clip(min=0, max=1) * usable
+    return class_sum(values * share), share * unclamped / whole, values
 
 
 def mcc(c: Margins) -> Slopes:
-    """M = cov / sqrt(U V) with V = 1 - sum q^2: dM/dq_k = (q_k cov / V - t_k) / sqrt(U V)."""
+    """M = cov / sqrt(U V): dM/dq_k = (q_k cov / V - t_k) / sqrt(U V).
+
+    t and q are the shares of actual and predicted counts, cov = accuracy - sum t q, U = 1 - sum t^2, V = 1 - sum q^2.
+    """
     n = at_least(c.total, EPS)
-    t, q = c.actual / n, c.predicted / at_least(summed(c.predicted), EPS)
-    U, V = 1 - summed(t * t), 1 - summed(q * q)
-    usable = (U > SHARE) * (V > SHARE)
-    covariance = summed(c.diagonal) / n - summed(t * q)
-    scale = usable * (at_least(U, SHARE) * at_least(V, SHARE)) ** -0.5
+    t, q = c.actual / n, c.predicted / at_least(class_sum(c.predicted), EPS)
+    U, V = 1 - class_sum(t * t), 1 - class_sum(q * q)
+    usable = (U > MIN_SHARE) * (V > MIN_SHARE)
+    covariance = class_sum(c.diagonal) / n - class_sum(t * q)
+    scale = usable * (at_least(U, MIN_SHARE) * at_least(V, MIN_SHARE)) ** -0.5
     by_diagonal = scale / n
-    by_predicted = (q * (covariance / at_least(V, SHARE)) - t) * by_diagonal
+    by_predicted = (q * (covariance / at_least(V, MIN_SHARE)) - t) * by_diagonal
     return Slopes((covariance * scale).clip(min=-1, max=1), by_diagonal, by_predicted)
 
 
 def kappa(c: Margins) -> Slopes:
-    """1 - missed / expected to be missed."""
+    """1 - missed / (missed by chance), clamped to at least -1."""
     n = at_least(c.total, EPS)
-    expected = summed(c.actual * others(c.predicted)) / n**2
-    usable = expected > SHARE
-    expected = at_least(expected, SHARE)
-    missed = summed(c.missed) / n
+    expected = class_sum(c.actual * sum_of_others(c.predicted)) / n**2
+    usable = expected > MIN_SHARE
+    expected = at_least(expected, MIN_SHARE)
+    missed = class_sum(c.missed) / n
     score = 1 - missed / expected
-    inside = usable * (score >= -1)
-    by_predicted = inside * missed / expected**2 * others(c.actual) / n**2
-    return Slopes(at_least(score, -1) * usable, inside / (n * expected), by_predicted)
+    unclamped = usable * (score >= -1)
+    by_predicted = unclamped * missed / expected**2 * sum_of_others(c.actual) / n**2
+    return Slopes(at_least(score, -1) * usable, unclamped / (n * expected), by_predicted)
 
 
 SLOPES: dict[Metric, Callable[..., Slopes]] = {

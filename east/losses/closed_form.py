@@ -1,20 +1,22 @@
 """EAST's soft counts in closed form: softmax, dynamic threshold, linear step, and their hand-derived gradient.
 
-Composed from small operations the loss costs 9 to 55 cross-entropies on a CPU. Three facts bring it near one:
+Built from elementary operations, the loss costs as much as 9 to 55 cross-entropies on a CPU. Three facts bring it close
+to one:
 
-- The threshold is half the sum s of the two largest probabilities, at most 1/2, so the step's corners are lo = a s and
-  hi = b s, a = (1 - 2.5 T) / 2, b = 1 - a, and only the largest entry p1 can lie above hi. As memberships are H divided
-  by its sum, H is taken in units of its first slope: H = p + bend [p - lo]+, at the largest entry + last [p1 - hi]+,
-  with the slopes 1, middle = 1 + bend, and lo / (1 - hi) = middle + last.
-- But for the 1 in 1 - hi, H is homogeneous in (p, s), and e = dL/dH is orthogonal to H. With S = p dH/dp at fixed s,
+- The threshold is s / 2, with s <= 1 the sum of the two largest probabilities. So the step's corners are lo = a s and
+  hi = b s, with a = (1 - 2.5 T) / 2 and b = 1 - a, and only the largest probability p1 can exceed hi. Memberships are
+  H divided by its sum, so H may be scaled to a first slope of 1: H = p + bend_lo [p - lo]+, plus bend_hi [p1 - hi]+ at
+  the largest entry. Its slopes are 1, then middle = 1 + bend_lo, then lo / (1 - hi) = middle + bend_hi.
+- Apart from the 1 in 1 - hi, H is homogeneous in (p, s), and e = dL/dH is orthogonal to H. With S = p dH/dp at fixed s,
   Euler's identity gives dL/ds: sum_j e_j S_j + s dL/ds = shift = e1 lo [p1 - hi]+ / (1 - hi)^2.
-- Below lo, H is p, and softmax sums to 1: sums over such entries are known without touching them. With many classes
-  few entries lie above, and the gradient is p times a rank-one term plus those few (`HugeSoftmax`).
+- Below lo, H = p, and the probabilities sum to 1, so sums over these entries need no pass over them. With many classes
+  few entries exceed lo, and the gradient is p times a matrix of rank two, plus terms at those few (`HugeSoftmax`).
 
-With A, B the gradients of the loss with respect to predicted and diagonal counts, e = (A + B at the own class - their
-mean under H) / sum H. The gradient with respect to the logits is e S - p shift, + p dL/ds at the two largest entries.
+With D and P the derivatives of the loss with respect to the diagonal and the predicted counts, and g_j = P_j, plus D_j
+at the true class, e = (g - mean of g weighted by H) / sum H. The gradient with respect to the logits is e S - p shift,
+plus p dL/ds at the two largest entries.
 
-With two classes s = 1 and H sums to 1: everything is a function of the difference of the two logits (`TwoClasses`).
+With two classes s = 1 and H sums to 1, so everything is a function of the difference of the logits (`TwoClasses`).
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -32,17 +34,17 @@ from east.losses.inputs import masked
 from east.losses.steps import HALF_WIDTH, MIN_CORNER
 from east.metrics import Metric
 
-FEW_CLASSES = 32  # rows of fewer entries are slow to reduce and to search: samples are laid side by side in memory
-MANY_CLASSES = 2048  # from here on entries above lo are looked up on a CPU,
-SPARSE_CORNER = 0.125  # unless a is so small that 1 - (sum of the entries above lo) loses its digits,
-SPARSE_SHARE = 32  # or one block in so many holds such an entry, as before any training
-BLOCK = 8  # classes, about, whose maximum is taken together when looking for large entries,
-LANES = 32  # in a multiple of so many blocks, as the processor likes it
-CHUNK = 1 << 18  # entries: larger batches are counted in parts, whose passing tensors are few and near
+FEW_CLASSES = 32  # rows shorter than this are slow to reduce and to search: ByClass puts samples side by side instead
+MANY_CLASSES = 2048  # from here on, HugeSoftmax looks up the entries above lo on a CPU,
+SPARSE_CORNER = 0.125  # unless a is below this, where 1 - (sum of the entries above lo) loses precision,
+SPARSE_SHARE = 32  # or more than one block in 32 holds such an entry, as before any training
+BLOCK = 8  # classes per block, approximately; block maxima speed up the search for large entries
+LANES = 32  # the number of blocks is a multiple of this, for vectorised code
+CHUNK = 1 << 18  # entries; larger batches are counted in chunks, so that temporaries are few and stay in cache
 
 
 class Counts(NamedTuple):
-    """Soft counts [..., d] of a batch; `missed` is actual - diagonal without its rounding."""
+    """Soft counts [..., d] of a batch; `missed` is actual - diagonal, summed directly to avoid rounding."""
 
     diagonal: Tensor
     missed: Tensor
@@ -54,9 +56,9 @@ def soft_counts(
 ) -> Counts:
     """Soft counts [..., d] of logits [..., n, d] and labels [..., n]; eq. 4-5, arXiv 2405.20954.
 
-    `weights` [..., n] count a sample more or less; `temperature` is a number or a tensor over the leading dimensions.
+    `weights` [..., n] are sample weights; `temperature` is a number or a tensor over the leading dimensions.
     """
-    step = step_of(temperature, logits)
+    step = step_for(temperature, logits)
     return Counts(*_SoftCounts.apply(logits, labels, weights, step, detach_threshold))
 
 
@@ -70,13 +72,13 @@ def soft_metric_loss(
     detach_threshold: bool = False,
     ignore_index: int | None = None,
 ) -> Tensor:
-    """1 - metric of the soft counts in a single node of autograd's graph, for metrics with slopes by hand.
+    """1 - metric of the soft counts as a single autograd node, for metrics with hand-derived slopes.
 
-    With `ignore_index` all samples of logits [n, d], or [k, n, d] with k > 1, are counted together, but those of that
-    label; the loss of a batch that has no others is 0. Without it there is one loss per leading index.
+    With `ignore_index`, all samples of logits [n, d], or [k, n, d] with k > 1, are one batch, except those with that
+    label; if no others are left, the loss is 0. Without it, there is one loss per leading index.
     """
     if logits.requires_grad and not torch.is_grad_enabled():
-        logits = logits.detach()  # else the node would take the gradient all the same
+        logits = logits.detach()  # otherwise forward would compute the gradient anyway
     return _SoftMetricLoss.apply(
         logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index
     )
@@ -85,160 +87,169 @@ def soft_metric_loss(
 class _SoftCounts(Function):
     @staticmethod
     def forward(ctx, logits, labels, weights, step, detach_threshold):
-        counts, state = counted(logits, labels, weights, step)
+        counts, state = count_batch(logits, labels, weights, step)
         ctx.save_for_backward(labels, weights, *state)
         ctx.kind, ctx.step, ctx.detach_threshold = type(state), step, detach_threshold
         return tuple(counts)
 
     @staticmethod
-    def backward(ctx, B, M, A):
+    def backward(ctx, by_diagonal, by_missed, by_predicted):
         labels, weights, *state = ctx.saved_tensors
 
         def gradient() -> Tensor:
-            return ctx.kind(*state).gradient(Slopes(labels, weights, B - M, A, ctx.step, ctx.detach_threshold))
+            D, P = by_diagonal - by_missed, by_predicted  # actual counts are fixed: missed falls as diagonal grows
+            return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
 
-        return without_graph(gradient, B), None, None, None, None
+        return without_graph(gradient, by_diagonal), None, None, None, None
 
 
 class _SoftMetricLoss(Function):
-    """The gradient of few classes is taken in forward, where all that it needs is at hand, and backward only scales it.
+    """With few classes, forward computes the gradient, while its inputs are in memory, and backward only scales it.
 
-    With many classes a pass over the gradient costs more than keeping what it is made of: there it waits for backward.
+    With many classes, a pass over the gradient costs more than keeping the state that it is computed from, so it is
+    left to backward.
     """
 
     @staticmethod
     def forward(ctx, logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index):
-        used, shares = labels, weights
+        used_labels, used_weights = labels, weights
         if ignore_index is not None:
-            used, shares = masked(labels, weights, ignore_index, logits.dtype)
-        gradient, waiting = None, ()
-        together = ignore_index is None or logits.ndim == 2
-        if together and small_batches.covers(logits):
-            batch, wanted = (logits, used, shares, temperature), ctx.needs_input_grad[0]
-            loss, gradient = small_batches.loss_and_gradient(*batch, metric, parameters, detach_threshold, wanted)
+            used_labels, used_weights = masked(labels, weights, ignore_index, logits.dtype)
+        gradient, deferred = None, ()
+        needs_gradient = ctx.needs_input_grad[0]
+        sums_images = ignore_index is not None and logits.ndim > 2
+        if not sums_images and small_batches.covers(logits):
+            batch = logits, used_labels, used_weights, temperature
+            loss, gradient = small_batches.loss_and_gradient(
+                *batch, metric, parameters, detach_threshold, needs_gradient
+            )
             ctx.save_for_backward(labels, weights, gradient)
             return loss
-        step = step_of(temperature, logits)
-        if together and (ignore_index is None or logits.numel() <= CHUNK or not laid_by_class(logits)):
-            counts, state = counted(logits, used, shares, step)
-            loss, B, A = by_hand.slopes_of_loss(metric, parameters, *counts)
+        step = step_for(temperature, logits)
+        in_one_chunk = ignore_index is None or logits.numel() <= CHUNK or not counts_by_class(logits)
+        if not sums_images and in_one_chunk:
+            counts, state = count_batch(logits, used_labels, used_weights, step)
+            loss, D, P = by_hand.loss_and_slopes(metric, parameters, *counts)
             if isinstance(state, BySample | HugeSoftmax):
                 ctx.kind, ctx.step, ctx.detach_threshold = type(state), step, detach_threshold
-                waiting = used, shares, B, A, *state
-            elif ctx.needs_input_grad[0]:
-                gradient = state.gradient(Slopes(used, shares, B, A, step, detach_threshold))
+                deferred = used_labels, used_weights, D, P, *state
+            elif needs_gradient:
+                gradient = state.gradient(Upstream(used_labels, used_weights, D, P, step, detach_threshold))
         else:
-            gradient = torch.empty_like(logits) if ctx.needs_input_grad[0] else None
-            parts, states = list(chunks(logits, used, shares, gradient)), []
-            sums = Counts(*(torch.stack(x).sum(0) for x in zip(*counted_parts(parts, step, states), strict=True)))
-            loss, B, A = by_hand.slopes_of_loss(metric, parameters, *sums)
-            for (_, own, share, out), state in zip(parts, states, strict=False):  # no states without a gradient
-                result = state.gradient(Slopes(own, share, B, A, step, detach_threshold, out))
+            gradient = torch.empty_like(logits) if needs_gradient else None
+            chunks, states = list(split_into_chunks(logits, used_labels, used_weights, gradient)), []
+            counts = zip(*count_chunks(chunks, step, states), strict=True)
+            loss, D, P = by_hand.loss_and_slopes(metric, parameters, *(torch.stack(x).sum(0) for x in counts))
+            for (_, *batch, out), state in zip(chunks, states, strict=False):  # no states without a gradient
+                result = state.gradient(Upstream(*batch, D, P, step, detach_threshold, out))
                 out.copy_(result) if result is not out else None
-        # Labels and weights are kept so that autograd notices if they are overwritten.
-        ctx.save_for_backward(labels, weights, gradient, *waiting)
+        # Saving labels and weights lets autograd notice if they are overwritten.
+        ctx.save_for_backward(labels, weights, gradient, *deferred)
         return loss
 
     @staticmethod
-    def backward(ctx, g):
-        _, _, gradient, *waiting = ctx.saved_tensors
+    def backward(ctx, upstream):
+        _, _, gradient, *deferred = ctx.saved_tensors
 
         def scaled() -> Tensor:
             if gradient is not None:
-                return gradient * (g[..., None, None] if g.ndim else g)
-            labels, weights, B, A, *state = waiting
-            B, A = B * g.unsqueeze(-1), A * g.unsqueeze(-1)
-            return ctx.kind(*state).gradient(Slopes(labels, weights, B, A, ctx.step, ctx.detach_threshold))
+                return gradient * (upstream[..., None, None] if upstream.ndim else upstream)
+            labels, weights, D, P, *state = deferred
+            D, P = D * upstream.unsqueeze(-1), P * upstream.unsqueeze(-1)
+            return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
 
-        return without_graph(scaled, g), None, None, None, None, None, None, None
+        return without_graph(scaled, upstream), None, None, None, None, None, None, None
 
 
-def counted_parts(parts: list[tuple[Any, ...]], step: "Step", states: list["State"]) -> Iterator[Counts]:
-    """The counts of parts (logits, labels, weights, gradient); where a gradient is wanted, states are added."""
-    for logits, labels, weights, gradient in parts:
-        counts, state = counted(logits, labels, weights, step, gradient)
+def count_chunks(chunks: list[tuple[Any, ...]], step: "Step", states: list["State"]) -> Iterator[Counts]:
+    """The counts of chunks (logits, labels, weights, gradient); `states` gets the state of chunks with a gradient."""
+    for logits, labels, weights, gradient in chunks:
+        counts, state = count_batch(logits, labels, weights, step, gradient)
         if gradient is not None:
             states.append(state)
         yield counts
 
 
-def chunks(logits: Tensor, *rest: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Parts [k, d] of logits [n, d] or [..., n, d], with what belongs to their samples; None stays None.
+def split_into_chunks(logits: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Chunks [k, d] of logits [n, d] or [..., n, d], each with its part of the other tensors; None stays None.
 
-    Where samples lie side by side in memory, parts have about CHUNK entries.
+    ByClass gets chunks of about CHUNK entries; the other forms take the n samples of a leading index at once.
     """
     if logits.ndim > 2:
-        for group in zip(logits, *(repeat(None) if x is None else x for x in rest)):  # noqa: B905 (repeat has no end)
-            yield from chunks(*group)
+        for group in zip(logits, *(repeat(None) if x is None else x for x in others)):  # noqa: B905 (repeat has no end)
+            yield from split_into_chunks(*group)
         return
     n, d = logits.shape
-    parts = -(-n * d // CHUNK) if laid_by_class(logits) else 1
-    rows = -(-n // parts)
+    count = -(-n * d // CHUNK) if counts_by_class(logits) else 1
+    rows = -(-n // count)
     for start in range(0, n, rows):
-        yield tuple(None if x is None else x[start : start + rows] for x in (logits, *rest))
+        yield tuple(None if x is None else x[start : start + rows] for x in (logits, *others))
 
 
-def laid_by_class(logits: Tensor) -> bool:
-    """Whether logits [..., n, d] are counted class by class: few classes, or pixels, whose samples are neighbours."""
+def counts_by_class(logits: Tensor) -> bool:
+    """Whether ByClass counts logits [..., n, d]: few classes, or pixels, whose samples are adjacent in memory."""
     n, d = logits.shape[-2:]
     return d > 2 and (d < FEW_CLASSES or (logits.stride(-2) == 1 and n > 1))
 
 
-def without_graph(gradient: Callable[[], Tensor], g: Tensor) -> Tensor:
-    """Computes a gradient without a graph and in full precision; g is what came from above."""
-    if torch.is_autocast_enabled(g.device.type):  # backward may be called inside of the block forward left
-        with torch.autocast(g.device.type, enabled=False):
-            return without_graph(gradient, g)
+def without_graph(gradient: Callable[[], Tensor], upstream: Tensor) -> Tensor:
+    """Compute a gradient without a graph and in full precision; `upstream` is the gradient that backward received."""
+    if torch.is_autocast_enabled(upstream.device.type):  # backward may run inside an autocast block that forward left
+        with torch.autocast(upstream.device.type, enabled=False):
+            return without_graph(gradient, upstream)
     if not torch.is_grad_enabled():
         return gradient()
     with torch.no_grad():
         result = gradient()
-    return _OnceOnly.apply(result.requires_grad_())
+    return _FirstDerivativeOnly.apply(result.requires_grad_())
 
 
-class _OnceOnly(Function):
-    """Itself; with create_graph=True a second derivative is not taken for zero."""
+class _FirstDerivativeOnly(Function):
+    """The identity, but not differentiable: with create_graph=True the second derivative would otherwise be 0."""
 
     @staticmethod
     def forward(ctx, gradient):
         return gradient.view_as(gradient)
 
     @staticmethod
-    def backward(ctx, g):
+    def backward(ctx, upstream):
         raise RuntimeError(
-            "MetricLoss's closed form has no second derivative; take the metric of "
+            "MetricLoss's closed form has no second derivative; instead, compute the metric of "
             "Confusion.from_memberships(loss.memberships(logits), labels), which autograd differentiates throughout"
         )
 
 
-def counted(
+def count_batch(
     logits: Tensor, labels: Tensor, weights: Tensor | None, step: "Step", gradient: Tensor | None = None
 ) -> tuple[Counts, "State"]:
-    """The counts of a batch, and what their gradient needs, in the form that is quickest for it.
+    """The soft counts of a batch and the state that their gradient needs, in the fastest form for the batch's shape.
 
-    Where the `gradient` [n, d] will go, less may be kept meanwhile.
+    gradient [n, d]: where the gradient will be written. ByClass stores x there in the meantime, and keeps less state.
     """
     classes = logits.shape[-1]
     if classes == 2:
-        return TwoClasses.counted(logits, labels, weights, step)
-    if laid_by_class(logits):
-        return ByClass.counted(logits.mT, labels, weights, step, None if gradient is None else gradient.mT)
+        return TwoClasses.count_batch(logits, labels, weights, step)
+    if counts_by_class(logits):
+        return ByClass.count_batch(logits.mT, labels, weights, step, None if gradient is None else gradient.mT)
     p = logits.softmax(-1)
     if classes < MANY_CLASSES or p.device.type != "cpu":
-        return BySample.counted(p, top_two(p), labels, weights, step)
+        return BySample.count_batch(p, top_two(p), labels, weights, step)
     maxima = block_maxima(p)
     top = top_two_of_blocks(p, maxima)
-    entries = Entries.above(p, step.a * top.p.sum(-1, keepdim=True), maxima) if step.a.min() >= SPARSE_CORNER else None
+    entries = None
+    if step.a.min() >= SPARSE_CORNER:
+        entries = Entries.above(p, step.a * top.p.sum(-1, keepdim=True), maxima)
     if entries is None:
-        return BySample.counted(p, top, labels, weights, step)
-    return HugeSoftmax.counted(p, top, entries, labels, weights, step)
+        return BySample.count_batch(p, top, labels, weights, step)
+    return HugeSoftmax.count_batch(p, top, entries, labels, weights, step)
 
 
 class Step(NamedTuple):
-    """The step at one temperature [], or at one per leading index [..., 1, 1]; in tensors, quicker than numbers.
+    """The step at one temperature [], or at one per leading index [..., 1, 1]; tensors, which are faster than numbers.
 
-    `first` and `second` are the slopes for two classes, `second_bend` their difference; the others are in units of it.
-    `hi_per_lo` is b / a. `corner` and `bending` are `hi_per_lo` and `bend` as numbers, if they are.
+    `first` and `second` are the slopes of H with two classes, `second_bend` is their difference; `bend_lo` and `middle`
+    are in units of `first`. `hi_per_lo` is b / a. `hi_per_lo_scalar` and `bend_lo_scalar` are plain numbers if there is
+    one temperature.
     """
 
     a: Tensor
@@ -246,207 +257,211 @@ class Step(NamedTuple):
     first: Tensor
     second: Tensor
     second_bend: Tensor
-    bend: Tensor
+    bend_lo: Tensor
     middle: Tensor
     one: Tensor
     hi_per_lo: Tensor
-    corner: float | Tensor
-    bending: float | Tensor
+    hi_per_lo_scalar: float | Tensor
+    bend_lo_scalar: float | Tensor
 
     @classmethod
     def at(cls, T: Tensor) -> "Step":
         a = ((1 - HALF_WIDTH * T) / 2).clamp_min(MIN_CORNER)
         middle = (1 - 2 * T) / (1 - 2 * a) * a / T
-        first, upper = T / a, (1 - a) / a
+        first, hi_per_lo = T / a, (1 - a) / a
         slopes = first, first * middle, first * (middle - 1)
-        return cls(a, 1 - a, *slopes, middle - 1, middle, torch.ones_like(T), upper, upper, middle - 1)
+        return cls(a, 1 - a, *slopes, middle - 1, middle, torch.ones_like(T), hi_per_lo, hi_per_lo, middle - 1)
 
 
 @lru_cache
 def step_at(temperature: float, dtype: torch.dtype, device: torch.device) -> Step:
     step = Step.at(torch.tensor(temperature, dtype=torch.float64, device="cpu"))
     tensors = [x.to(device, dtype) for x in step if isinstance(x, Tensor)]
-    return Step._make((*tensors[:-2], float(step.corner), float(step.bending)))
+    return Step._make((*tensors[:-2], float(step.hi_per_lo_scalar), float(step.bend_lo_scalar)))
 
 
-def step_of(temperature: float | Tensor, logits: Tensor) -> Step:
-    """The step beside logits [..., n, d], for a number or one temperature per leading index."""
+def step_for(temperature: float | Tensor, logits: Tensor) -> Step:
+    """The step for logits [..., n, d], at a number or at one temperature per leading index."""
     if isinstance(temperature, Tensor):
         return Step.at(temperature[..., None, None].to(logits))
     return step_at(temperature, logits.dtype, logits.device)
 
 
 def corners(s: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """lo, hi, 1 - hi and last of samples whose two largest entries sum to s [..., n, 1]."""
+    """lo, hi, 1 - hi and bend_hi of samples whose two largest entries sum to s [..., n, 1]."""
     lo, hi = s * step.a, s * step.b
-    gap = step.one - hi
-    return lo, hi, gap, (lo / gap).sub_(step.middle)
+    gap_hi = step.one - hi
+    return lo, hi, gap_hi, (lo / gap_hi).sub_(step.middle)
 
 
-class Slopes(NamedTuple):
-    """What the gradient of a batch needs besides the state that counting left behind.
+class Upstream(NamedTuple):
+    """What the gradient of a batch needs besides the state from counting.
 
-    `B` and `A` [..., d] are the slopes of the loss with respect to the diagonal and the predicted counts. `detach`
-    treats the threshold as a constant; `out` is where ByClass puts the gradient.
+    `D` and `P` [..., d] are the derivatives of the loss with respect to the diagonal and the predicted counts.
+    `detach_threshold` treats the threshold as a constant. ByClass writes the gradient to `out`.
     """
 
     labels: Tensor
     weights: Tensor | None
-    B: Tensor
-    A: Tensor
+    D: Tensor
+    P: Tensor
     step: Step
-    detach: bool
+    detach_threshold: bool
     out: Tensor | None = None
 
 
 class TwoClasses(NamedTuple):
-    """s is 1, H of both classes sums to 1, and `slope` [..., n] is the weighted dH_1/dz_1."""
+    """The state for two classes: s = 1, and H sums to 1. `slope` [..., n] is dH_1/dz_1 times the sample's weight."""
 
     slope: Tensor
 
     @classmethod
-    def counted(cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step) -> tuple[Counts, "TwoClasses"]:
+    def count_batch(
+        cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step
+    ) -> tuple[Counts, "TwoClasses"]:
         if step.a.ndim:
             step = Step(*(x.squeeze(-1) for x in step if isinstance(x, Tensor)))
-        other, z = logits.unbind(-1)
-        gap = z - other
-        less = gap.abs().neg_().sigmoid_()  # the less probable class, whose H keeps its digits however small
-        above = (less - step.a).relu_()
-        H = torch.addcmul(less * step.first, above, step.second_bend)
-        steep = torch.where(above > 0, step.second, step.first)
-        slope = torch.ops.aten.sigmoid_backward(steep, less)
+        z0, z1 = logits.unbind(-1)
+        difference = z1 - z0
+        p_smaller = difference.abs().neg_().sigmoid_()  # its H is precise however small
+        above = (p_smaller - step.a).relu_()
+        H = torch.addcmul(p_smaller * step.first, above, step.second_bend)
+        dH_dp = torch.where(above > 0, step.second, step.first)
+        slope = torch.ops.aten.sigmoid_backward(dH_dp, p_smaller)
         if weights is None:
-            rest = step.one - H
+            H_larger = step.one - H
         else:
             slope, H = slope * weights, H * weights
-            rest = weights - H
-        right = (gap > 0) == labels
-        diagonal = per_class(torch.where(right, rest, H), labels, 2)
-        missed = per_class(torch.where(right, H, rest), labels, 2)
+            H_larger = weights - H
+        correct = (difference > 0) == labels
+        diagonal = per_class(torch.where(correct, H_larger, H), labels, 2)
+        missed = per_class(torch.where(correct, H, H_larger), labels, 2)
         return Counts(diagonal, missed, diagonal + missed.flip(-1)), cls(slope)
 
-    def gradient(self, slopes: Slopes) -> Tensor:
-        A, signs = slopes.A, signs_of_two(slopes.A.dtype, slopes.A.device)
-        by_class = torch.addcmul((A * signs).sum(-1, keepdim=True), slopes.B, signs)
-        along = by_class.gather(-1, slopes.labels).mul_(self.slope)
-        return along.unsqueeze(-1) * signs
+    def gradient(self, upstream: Upstream) -> Tensor:
+        P, signs = upstream.P, signs_of_difference(upstream.P.dtype, upstream.P.device)
+        by_class = torch.addcmul((P * signs).sum(-1, keepdim=True), upstream.D, signs)
+        by_difference = by_class.gather(-1, upstream.labels).mul_(self.slope)
+        return by_difference.unsqueeze(-1) * signs
 
 
 @lru_cache
-def signs_of_two(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """How the logits of two classes act on their difference."""
+def signs_of_difference(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The derivatives of z1 - z0 with respect to the two logits."""
     return torch.tensor([-1.0, 1.0], dtype=dtype).to(device)
 
 
 class ByClass(NamedTuple):
-    """Samples side by side in memory, [..., d, n]: for few classes, and for pixels, which come so.
+    """The state for few classes, and for pixels: layout [..., d, n], with the samples side by side in memory.
 
-    In units of lo, x = p / lo = e / (a (e1 + e2)) with e = exp(z - max z), the step's corners are the same for all
-    samples, 1 and hi / lo, and above hi lies at most the largest entry, alone. `others` is H but at the own class,
-    where it is 0; a part of a batch keeps x alone, where its gradient will go, as H follows from it in few passes. All
-    else are rows [..., 1, n].
+    In units of lo, x = p / lo = E / (a (E1 + E2)) with E = exp(z - max z). The step's corners are then 1 and hi / lo
+    for all samples, and at most the largest entry exceeds hi. `others` is H with 0 at the true class; a chunk of a
+    batch does without it, as H follows from x in few passes, and keeps x where its gradient will be written. All other
+    fields are rows [..., 1, n]; `shift_factor` times e x at the largest entry is the module's `shift`.
     """
 
     x: Tensor
     others: Tensor | None
-    H_own: Tensor
+    H_true: Tensor
     total: Tensor
     lo: Tensor
-    last: Tensor
-    share: Tensor
+    bend_hi: Tensor
+    shift_factor: Tensor
     x2: Tensor
 
     @classmethod
-    def counted(
-        cls, z: Tensor, labels: Tensor, weights: Tensor | None, step: Step, into: Tensor | None = None
+    def count_batch(
+        cls, z: Tensor, labels: Tensor, weights: Tensor | None, step: Step, storage: Tensor | None = None
     ) -> tuple[Counts, "ByClass"]:
-        if into is not None and into.stride(-1) == 1:
-            e = into.copy_(z)
+        if storage is not None and storage.stride(-1) == 1:
+            E = storage.copy_(z)
         else:
-            e = z.clone(memory_format=torch.contiguous_format)
-        e.sub_(e.amax(-2, keepdim=True)).exp_()
-        lower = torch.ops.aten.hardtanh_backward(e, e, 0.0, 1.0)  # all but the largest, which is 1
-        e2, Z = lower.amax(-2, keepdim=True), e.sum(-2, keepdim=True)
-        e2.masked_fill_(Z - lower.sum(-2, keepdim=True) > 1.5, 1)  # several are the largest
-        lo_e = torch.addcmul(step.a, e2, step.a)
-        lo, x = lo_e / Z, e.div_(lo_e)
-        gap = torch.addcmul(step.one, lo, step.hi_per_lo, value=-1)
-        per_gap = lo / gap
-        share = torch.addcmul(step.one, lo_e, step.hi_per_lo, value=-1).mul_(per_gap).div_(gap)
-        last = per_gap.sub_(step.middle)
-        H, own = stepped(x, last, step), labels.unsqueeze(-2)
-        H_own = H.gather(-2, own)
-        # Adding the others up keeps the digits that a difference to the total would lose.
-        parts = torch.cat((H_own, H.scatter_(-2, own, 0).sum(-2, keepdim=True)), -2)
+            E = z.clone(memory_format=torch.contiguous_format)
+        E.sub_(E.amax(-2, keepdim=True)).exp_()
+        below_max = torch.ops.aten.hardtanh_backward(E, E, 0.0, 1.0)  # E, with 0 in place of the maximum, which is 1
+        E2, Z = below_max.amax(-2, keepdim=True), E.sum(-2, keepdim=True)
+        E2.masked_fill_(Z - below_max.sum(-2, keepdim=True) > 1.5, 1)  # several entries tie for the maximum
+        lo_Z = torch.addcmul(step.a, E2, step.a)
+        lo, x = lo_Z / Z, E.div_(lo_Z)
+        gap_hi = torch.addcmul(step.one, lo, step.hi_per_lo, value=-1)
+        last_slope = lo / gap_hi
+        shift_factor = torch.addcmul(step.one, lo_Z, step.hi_per_lo, value=-1).mul_(last_slope).div_(gap_hi)
+        bend_hi = last_slope.sub_(step.middle)
+        H, true_class = step_values(x, bend_hi, step), labels.unsqueeze(-2)
+        H_true = H.gather(-2, true_class)
+        # Summing the other entries keeps the precision that a difference from the total would lose.
+        parts = torch.cat((H_true, H.scatter_(-2, true_class, 0).sum(-2, keepdim=True)), -2)
         total = parts.sum(-2, keepdim=True)
         r = total.reciprocal() if weights is None else weights.unsqueeze(-2) / total
-        empty = z.new_zeros((*z.shape[:-2], 2, z.shape[-2]))
-        diagonal, missed = empty.scatter_add_(-1, own.expand(parts.shape), parts.mul_(r)).unbind(-2)
+        zeros = z.new_zeros((*z.shape[:-2], 2, z.shape[-2]))
+        diagonal, missed = zeros.scatter_add_(-1, true_class.expand(parts.shape), parts.mul_(r)).unbind(-2)
         predicted = (H @ r.mT).squeeze(-1).add_(diagonal)
-        others = H if into is None else None
-        return Counts(diagonal, missed, predicted), cls(x, others, H_own, total, lo, last, share, e2.div_(lo_e))
+        others = H if storage is None else None
+        state = cls(x, others, H_true, total, lo, bend_hi, shift_factor, E2.div_(lo_Z))
+        return Counts(diagonal, missed, predicted), state
 
-    def gradient(self, slopes: Slopes) -> Tensor:
-        labels, weights, B, A, step, detach, out = slopes
-        x, last, total = self.x, self.last, self.total
+    def gradient(self, upstream: Upstream) -> Tensor:
+        labels, weights, D, P, step, detach_threshold, out = upstream
+        x, bend_hi, total = self.x, self.bend_hi, self.total
         r = total.reciprocal() if weights is None else weights.unsqueeze(-2) / total
-        own = labels.unsqueeze(-2)
-        B_own = B.unsqueeze(-2).gather(-1, own)
+        true_class = labels.unsqueeze(-2)
+        D_true = D.unsqueeze(-2).gather(-1, true_class)
         if self.others is None:
-            mean = (A.unsqueeze(-2) @ stepped(x, last, step)).addcmul_(B_own, self.H_own).div_(total)
+            weighted = (P.unsqueeze(-2) @ step_values(x, bend_hi, step)).addcmul_(D_true, self.H_true)
         else:
-            mean = (
-                (A.unsqueeze(-2) @ self.others).addcmul_((A + B).unsqueeze(-2).gather(-1, own), self.H_own).div_(total)
-            )
-        e = (A.unsqueeze(-1) - mean).scatter_add_(-2, own, B_own).mul_(x).mul_(r)
-        top = where_beyond(e, x, step.corner)
-        eS = e.addcmul_(where_beyond(e, x, 1.0), step.bend).addcmul_(top, last)
+            g_true = (P + D).unsqueeze(-2).gather(-1, true_class)
+            weighted = (P.unsqueeze(-2) @ self.others).addcmul_(g_true, self.H_true)
+        mean = weighted.div_(total)
+        ex = (P.unsqueeze(-1) - mean).scatter_add_(-2, true_class, D_true).mul_(x).mul_(r)
+        ex_above_hi = where_above(ex, x, step.hi_per_lo_scalar)
+        eS = ex.addcmul_(where_above(ex, x, 1.0), step.bend_lo).addcmul_(ex_above_hi, bend_hi)
         Q = eS.sum(-2, keepdim=True)
         out = x.new_empty(x.mT.shape) if out is None else out
-        if detach:
+        if detach_threshold:
             torch.addcmul(eS, x, Q.mul_(self.lo), value=-1, out=out.mT)
             return out
-        shift = top.sum(-2, keepdim=True).mul_(self.share)
-        two = torch.ge(x, self.x2, out=top).mul_(x)  # their sum is s, unless several are as large as p2
+        shift = ex_above_hi.sum(-2, keepdim=True).mul_(self.shift_factor)
+        # Two entries, which sum to s, unless several are as large as p2.
+        top = torch.ge(x, self.x2, out=ex_above_hi).mul_(x)
         eS.addcmul_(x, shift * self.lo, value=-1)
-        torch.addcmul(eS, two, shift.sub_(Q).div_(two.sum(-2, keepdim=True)), out=out.mT)
+        torch.addcmul(eS, top, shift.sub_(Q).div_(top.sum(-2, keepdim=True)), out=out.mT)
         return out
 
 
-def stepped(x: Tensor, last: Tensor, step: Step) -> Tensor:
+def step_values(x: Tensor, bend_hi: Tensor, step: Step) -> Tensor:
     """H / lo of x = p / lo."""
-    return torch.addcmul(x, beyond(x, 1.0), step.bend).addcmul_(beyond(x, step.corner), last)
+    return torch.addcmul(x, excess(x, 1.0), step.bend_lo).addcmul_(excess(x, step.hi_per_lo_scalar), bend_hi)
 
 
-def beyond(x: Tensor, corner: float | Tensor) -> Tensor:
+def excess(x: Tensor, corner: float | Tensor) -> Tensor:
     """[x - corner]+ of positive x."""
     return (x - corner).relu_() if isinstance(corner, Tensor) else torch.nn.functional.softshrink(x, corner)
 
 
-def where_beyond(values: Tensor, x: Tensor, corner: float | Tensor) -> Tensor:
-    """Values where x > corner, else 0."""
+def where_above(values: Tensor, x: Tensor, corner: float | Tensor) -> Tensor:
+    """The values where x > corner, else 0."""
     if isinstance(corner, Tensor):
         return torch.gt(x, corner, out=torch.empty_like(x)).mul_(values)
     return torch.ops.aten.threshold_backward(values, x, corner)
 
 
-def without_own(H: Tensor, own: Tensor) -> tuple[Tensor, Tensor]:
-    """H [..., n, d] at the own class, and its sum over all others, which a difference would lose to rounding."""
-    H_own = H.gather(-1, own)
-    rest = H.scatter_(-1, own, 0).sum(-1, keepdim=True)
-    H.scatter_(-1, own, H_own)
-    return H_own, rest
+def split_true_class(H: Tensor, true_class: Tensor) -> tuple[Tensor, Tensor]:
+    """H [..., n, d] at the true class, and the sum of the other entries, which total - H_true would round away."""
+    H_true = H.gather(-1, true_class)
+    rest = H.scatter_(-1, true_class, 0).sum(-1, keepdim=True)
+    H.scatter_(-1, true_class, H_true)
+    return H_true, rest
 
 
-class Top(NamedTuple):
-    """The two largest entries [..., n, 2] of every sample, the largest first, and their classes."""
+class TopTwo(NamedTuple):
+    """The two largest entries [..., n, 2] of each sample, largest first, and their classes."""
 
     p: Tensor
     classes: Tensor
 
 
 class BySample(NamedTuple):
-    """Every entry of H: few passes over p, in place where possible, as fresh memory is what costs most."""
+    """The state with every entry of H. Few passes over p, in place where possible: allocating memory costs the most."""
 
     p: Tensor
     H: Tensor
@@ -456,109 +471,114 @@ class BySample(NamedTuple):
     s: Tensor
     top_p: Tensor
     top_classes: Tensor
-    share: Tensor
-    H_own: Tensor
+    shift_factor: Tensor
+    H_true: Tensor
 
     @classmethod
-    def counted(
-        cls, p: Tensor, top: Top, labels: Tensor, weights: Tensor | None, step: Step
+    def count_batch(
+        cls, p: Tensor, top: TopTwo, labels: Tensor, weights: Tensor | None, step: Step
     ) -> tuple[Counts, "BySample"]:
         s = top.p.sum(-1, keepdim=True)
-        lo, hi, gap, last = corners(s, step)
+        lo, hi, gap_hi, bend_hi = corners(s, step)
         p1, first = top.p.narrow(-1, 0, 1), top.classes.narrow(-1, 0, 1)
-        beyond = (p1 - hi).relu_()
-        above, bend = torch.gt(p, lo, out=torch.empty_like(p)), step.bending
-        if isinstance(bend, Tensor):
-            above, bend = above.mul_(bend), 1.0
-        S = torch.addcmul(p, p, above, value=bend)
-        H = torch.addcmul(S, above, lo, value=-bend, out=above)
-        H.scatter_add_(-1, first, last * beyond)
-        S.scatter_add_(-1, first, beyond.sign().mul_(last).mul_(p1))
-        H_own, rest = without_own(H, labels.unsqueeze(-1))
-        total = H_own + rest
+        excess_hi = (p1 - hi).relu_()
+        above_lo, bend_lo = torch.gt(p, lo, out=torch.empty_like(p)), step.bend_lo_scalar
+        if isinstance(bend_lo, Tensor):
+            above_lo, bend_lo = above_lo.mul_(bend_lo), 1.0
+        S = torch.addcmul(p, p, above_lo, value=bend_lo)
+        H = torch.addcmul(S, above_lo, lo, value=-bend_lo, out=above_lo)
+        H.scatter_add_(-1, first, bend_hi * excess_hi)
+        S.scatter_add_(-1, first, excess_hi.sign().mul_(bend_hi).mul_(p1))
+        H_true, rest = split_true_class(H, labels.unsqueeze(-1))
+        total = H_true + rest
         r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
-        hits, missed = ((r * x).squeeze(-1) for x in (H_own, rest))
+        hits, missed = ((r * x).squeeze(-1) for x in (H_true, rest))
         d = p.shape[-1]
         counts = Counts(per_class(hits, labels, d), per_class(missed, labels, d), (r.mT @ H).squeeze(-2))
-        return counts, cls(p, H, S, total, r, s, top.p, top.classes, beyond.div_(gap).div_(p1), H_own)
+        shift_factor = excess_hi.div_(gap_hi).div_(p1)
+        return counts, cls(p, H, S, total, r, s, top.p, top.classes, shift_factor, H_true)
 
-    def gradient(self, slopes: Slopes) -> Tensor:
-        labels, A = slopes.labels, slopes.A
-        B_own = slopes.B.gather(-1, labels).unsqueeze(-1)
-        mean = (self.H @ A.unsqueeze(-1)).addcmul_(B_own, self.H_own).div_(self.total)
-        eS = (A.unsqueeze(-2) - mean).scatter_add_(-1, labels.unsqueeze(-1), B_own).mul_(self.S).mul_(self.r)
+    def gradient(self, upstream: Upstream) -> Tensor:
+        labels, P = upstream.labels, upstream.P
+        D_true = upstream.D.gather(-1, labels).unsqueeze(-1)
+        mean = (self.H @ P.unsqueeze(-1)).addcmul_(D_true, self.H_true).div_(self.total)
+        eS = (P.unsqueeze(-2) - mean).scatter_add_(-1, labels.unsqueeze(-1), D_true).mul_(self.S).mul_(self.r)
         Q = eS.sum(-1, keepdim=True)
-        if slopes.detach:
+        if upstream.detach_threshold:
             return eS.addcmul_(self.p, Q, value=-1)
-        shift = eS.gather(-1, self.top_classes.narrow(-1, 0, 1)).mul_(self.share)
+        shift = eS.gather(-1, self.top_classes.narrow(-1, 0, 1)).mul_(self.shift_factor)
         gradient = eS.addcmul_(self.p, shift, value=-1)
         return gradient.scatter_add_(-1, self.top_classes, shift.sub_(Q).div_(self.s) * self.top_p)
 
 
 class HugeSoftmax(NamedTuple):
-    """H = p but at the m entries above lo, for which alone `value` = H - p and `slope` = S - p [m] are kept."""
+    """The state for many classes: H = p except at the m entries above lo, where H - p and S - p [m] are kept.
+
+    `rows`, `p_positions` and `count_positions` [m] locate these entries, as in `Entries`.
+    """
 
     p: Tensor
-    value: Tensor
-    slope: Tensor
+    H_extra: Tensor
+    S_extra: Tensor
     rows: Tensor
-    of_p: Tensor
-    of_counts: Tensor
-    H_own: Tensor
-    S_own: Tensor
+    p_positions: Tensor
+    count_positions: Tensor
+    H_true: Tensor
+    S_true: Tensor
     total: Tensor
     r: Tensor
     s: Tensor
     top_p: Tensor
     top_classes: Tensor
-    share: Tensor
+    shift_factor: Tensor
 
     @classmethod
-    def counted(
-        cls, p: Tensor, top: Top, entries: "Entries", labels: Tensor, weights: Tensor | None, step: Step
+    def count_batch(
+        cls, p: Tensor, top: TopTwo, entries: "Entries", labels: Tensor, weights: Tensor | None, step: Step
     ) -> tuple[Counts, "HugeSoftmax"]:
         s = top.p.sum(-1, keepdim=True)
-        lo, hi, gap, last = corners(s, step)
+        lo, hi, gap_hi, bend_hi = corners(s, step)
         p1 = top.p.narrow(-1, 0, 1)
-        rows = lo, hi, last, step.bend.expand_as(lo)
-        value, slope = bends(entries.p, *(entries.of_rows(x) for x in rows))
-        p_own = p.gather(-1, labels.unsqueeze(-1))
-        value_own, slope_own = bends(p_own, *rows)
-        H_own, S_own = p_own + value_own, p_own + slope_own
-        total = 1 + entries.by_row(value)
+        row_corners = lo, hi, bend_hi, step.bend_lo.expand_as(lo)
+        H_extra, S_extra = corner_terms(entries.p, *(entries.take_rows(x) for x in row_corners))
+        p_true = p.gather(-1, labels.unsqueeze(-1))
+        H_extra_true, S_extra_true = corner_terms(p_true, *row_corners)
+        H_true, S_true = p_true + H_extra_true, p_true + S_extra_true
+        total = 1 + entries.sum_by_row(H_extra)
         r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
-        share = (p1 - hi).relu_() * lo / gap**2
+        shift_factor = (p1 - hi).relu_() * lo / gap_hi**2
         predicted = (r.mT @ p).squeeze(-2)
-        predicted.view(-1).index_add_(0, entries.of_counts, entries.of_rows(r) * value)
-        hits, missed = ((r * x).squeeze(-1) for x in (H_own, (total - H_own).relu_()))
+        predicted.view(-1).index_add_(0, entries.count_positions, entries.take_rows(r) * H_extra)
+        hits, missed = ((r * x).squeeze(-1) for x in (H_true, (total - H_true).relu_()))
         counts = Counts(per_class(hits, labels, p.shape[-1]), per_class(missed, labels, p.shape[-1]), predicted)
-        found = entries.rows, entries.of_p, entries.of_counts
-        return counts, cls(p, value, slope, *found, H_own, S_own, total, r, s, top.p, top.classes, share)
+        positions = entries.rows, entries.p_positions, entries.count_positions
+        per_row = H_true, S_true, total, r, s, top.p, top.classes, shift_factor
+        return counts, cls(p, H_extra, S_extra, *positions, *per_row)
 
-    def of_rows(self, x: Tensor) -> Tensor:
+    def take_rows(self, x: Tensor) -> Tensor:
         return x.flatten()[self.rows]
 
-    def by_row(self, values: Tensor) -> Tensor:
+    def sum_by_row(self, values: Tensor) -> Tensor:
         return torch.zeros_like(self.total).view(-1).index_add_(0, self.rows, values).view(self.total.shape)
 
-    def gradient(self, slopes: Slopes) -> Tensor:
-        labels, B, A = slopes.labels, slopes.B, slopes.A
-        p, r, own = self.p, self.r, labels.unsqueeze(-1)
-        B_own = B.gather(-1, labels).unsqueeze(-1)
-        A_entries = A.flatten()[self.of_counts]
-        along = p @ A.unsqueeze(-1)
-        mean = (along + self.by_row(self.value * A_entries) + B_own * self.H_own) / self.total
-        at_entries = self.of_rows(r) * (A_entries - self.of_rows(mean)) * self.slope
-        at_own = r * B_own * self.S_own
-        Q = shift = r * (along - mean) + self.by_row(at_entries) + at_own
-        if not slopes.detach:
+    def gradient(self, upstream: Upstream) -> Tensor:
+        labels, D, P = upstream.labels, upstream.D, upstream.P
+        p, r, true_class = self.p, self.r, labels.unsqueeze(-1)
+        D_true = D.gather(-1, labels).unsqueeze(-1)
+        P_entries = P.flatten()[self.count_positions]
+        p_dot_P = p @ P.unsqueeze(-1)
+        mean = (p_dot_P + self.sum_by_row(self.H_extra * P_entries) + D_true * self.H_true) / self.total
+        at_entries = self.take_rows(r) * (P_entries - self.take_rows(mean)) * self.S_extra
+        at_true = r * D_true * self.S_true
+        Q = shift = r * (p_dot_P - mean) + self.sum_by_row(at_entries) + at_true
+        if not upstream.detach_threshold:
             first = self.top_classes.narrow(-1, 0, 1)
-            A_first = A.gather(-1, first.squeeze(-1)).unsqueeze(-1)
-            shift = r * (A_first + (first == own) * B_own - mean) * self.share
-        gradient = torch.cat((r, -r * mean - shift), -1) @ torch.stack((A, torch.ones_like(A)), -2)
-        gradient.mul_(p).scatter_add_(-1, own, at_own)
-        gradient.view(-1).index_add_(0, self.of_p, at_entries)
-        if slopes.detach:
+            P_first = P.gather(-1, first.squeeze(-1)).unsqueeze(-1)
+            shift = r * (P_first + (first == true_class) * D_true - mean) * self.shift_factor
+        gradient = torch.cat((r, -r * mean - shift), -1) @ torch.stack((P, torch.ones_like(P)), -2)
+        gradient.mul_(p).scatter_add_(-1, true_class, at_true)
+        gradient.view(-1).index_add_(0, self.p_positions, at_entries)
+        if upstream.detach_threshold:
             return gradient
         return gradient.scatter_add_(-1, self.top_classes, (shift - Q) / self.s * self.top_p)
 
@@ -566,45 +586,50 @@ class HugeSoftmax(NamedTuple):
 State = TwoClasses | ByClass | BySample | HugeSoftmax
 
 
-def bends(p: Tensor, lo: Tensor, hi: Tensor, last: Tensor, bend: Tensor) -> tuple[Tensor, Tensor]:
-    """What the corners add to p: in H, and in S."""
-    above, beyond = (p - lo).relu_(), (p - hi).relu_()
-    return bend * above + last * beyond, (bend * above.sign_() + last * beyond.sign_()) * p
+def corner_terms(p: Tensor, lo: Tensor, hi: Tensor, bend_hi: Tensor, bend_lo: Tensor) -> tuple[Tensor, Tensor]:
+    """What the corners add to p: H - p and S - p."""
+    excess_lo, excess_hi = (p - lo).relu_(), (p - hi).relu_()
+    H_extra = bend_lo * excess_lo + bend_hi * excess_hi
+    return H_extra, (bend_lo * excess_lo.sign_() + bend_hi * excess_hi.sign_()) * p
 
 
 class Entries:
-    """The m entries of p [..., n, d] above lo, by their position in the flattened p."""
+    """The m entries of p [..., n, d] above lo, and where they are: all [m].
+
+    `rows` are their samples, `p_positions` their positions in the flattened p, and `count_positions` the positions of
+    their classes in the flattened counts [..., d].
+    """
 
     def __init__(self, p: Tensor, rows: Tensor, classes: Tensor):
         n, d = p.shape[-2:]
         self.shape = (*p.shape[:-1], 1)
         self.rows = rows
-        self.of_p = rows * d + classes
-        self.of_counts = rows // n * d + classes
-        self.p = p.view(-1)[self.of_p]
+        self.p_positions = rows * d + classes
+        self.count_positions = rows // n * d + classes
+        self.p = p.view(-1)[self.p_positions]
 
-    def of_rows(self, x: Tensor) -> Tensor:
-        """x [..., n, 1] of the entries' samples: [m]."""
+    def take_rows(self, x: Tensor) -> Tensor:
+        """x [..., n, 1] at the samples of the entries: [m]."""
         return x.flatten()[self.rows]
 
-    def by_row(self, values: Tensor) -> Tensor:
-        """Sums [..., n, 1] of values [m]."""
+    def sum_by_row(self, values: Tensor) -> Tensor:
+        """Sum of values [m] over the entries of each sample: [..., n, 1]."""
         return values.new_zeros(self.shape).view(-1).index_add_(0, self.rows, values).view(self.shape)
 
     @classmethod
-    def above(cls, p: Tensor, least: Tensor, maxima: Tensor) -> "Entries | None":
-        """Looks into the blocks whose maximum lies above least [..., n, 1]; None where they are too many."""
+    def above(cls, p: Tensor, lo: Tensor, maxima: Tensor) -> "Entries | None":
+        """The entries above lo [..., n, 1], looked up in blocks with a maximum above it; None if there are too many."""
         d, blocks = p.shape[-1], maxima.shape[-1]
-        found = (maxima > least).view(-1).nonzero().squeeze(-1)
-        if len(found) * SPARSE_SHARE > maxima.numel():
+        candidates = (maxima > lo).view(-1).nonzero().squeeze(-1)
+        if len(candidates) * SPARSE_SHARE > maxima.numel():
             return None
-        rows = found // blocks
-        members = members_of(found - rows * blocks, blocks, d)
-        places = (members + (rows * d).unsqueeze(-1)).clamp_max_(p.numel() - 1)
-        inside = (p.view(-1).take(places) > least.view(-1)[rows].unsqueeze(-1)) & (members < d)
-        places = places[inside]
-        rows = places // d
-        return cls(p, rows, places - rows * d)
+        rows = candidates // blocks
+        members = block_members(candidates - rows * blocks, blocks, d)
+        positions = (members + (rows * d).unsqueeze(-1)).clamp_max_(p.numel() - 1)
+        is_above = (p.view(-1).take(positions) > lo.view(-1)[rows].unsqueeze(-1)) & (members < d)
+        positions = positions[is_above]
+        rows = positions // d
+        return cls(p, rows, positions - rows * d)
 
 
 def block_maxima(p: Tensor) -> Tensor:
@@ -612,40 +637,40 @@ def block_maxima(p: Tensor) -> Tensor:
     blocks = max(LANES, p.shape[-1] // BLOCK // LANES * LANES)
     whole = p.shape[-1] // blocks * blocks
     maxima = p[..., :whole].unflatten(-1, (-1, blocks)).amax(-2)
-    left = p.shape[-1] - whole
-    maxima[..., :left] = torch.maximum(maxima[..., :left], p[..., whole:])
+    remainder = p.shape[-1] - whole
+    maxima[..., :remainder] = torch.maximum(maxima[..., :remainder], p[..., whole:])
     return maxima
 
 
-def members_of(block: Tensor, blocks: int, classes: int) -> Tensor:
-    """Classes [..., size] of blocks [...]; a number beyond the last class is no member."""
+def block_members(block: Tensor, blocks: int, classes: int) -> Tensor:
+    """The classes [..., size] in each block [...]; indices beyond the last class are padding."""
     size = -(-classes // blocks)
     return block.unsqueeze(-1) + torch.arange(0, size * blocks, blocks, device=block.device)
 
 
-def top_two(p: Tensor) -> Top:
-    """In turn on a CPU, where NumPy's search is twenty times as fast as topk."""
-    return top_two_in_turn(p) if p.device.type == "cpu" else Top(*p.topk(2))
+def top_two(p: Tensor) -> TopTwo:
+    """The two largest entries of each sample; on a CPU one after the other with NumPy, twenty times as fast as topk."""
+    return top_two_in_turn(p) if p.device.type == "cpu" else TopTwo(*p.topk(2))
 
 
-def top_two_in_turn(p: Tensor) -> Top:
-    """The largest of p >= 0 is covered up while the second is looked for."""
-    first = largest(p)
+def top_two_in_turn(p: Tensor) -> TopTwo:
+    """Find the largest entry of p >= 0, overwrite it to find the second largest, and put it back."""
+    first = argmax(p)
     p1 = p.gather(-1, first)
-    second = largest(p.scatter_(-1, first, -1.0))
+    second = argmax(p.scatter_(-1, first, -1.0))
     classes = torch.cat((first, second), -1)
-    return Top(p.scatter_(-1, first, p1).gather(-1, classes), classes)
+    return TopTwo(p.scatter_(-1, first, p1).gather(-1, classes), classes)
 
 
-def largest(p: Tensor) -> Tensor:
+def argmax(p: Tensor) -> Tensor:
     """argmax [..., 1] of p [..., d] on the CPU, by NumPy."""
     return torch.from_numpy(p.numpy().argmax(-1, keepdims=True))
 
 
-def top_two_of_blocks(p: Tensor, maxima: Tensor) -> Top:
-    """Both lie in the two blocks that have the largest maxima."""
+def top_two_of_blocks(p: Tensor, maxima: Tensor) -> TopTwo:
+    """The two largest entries, which are in the two blocks with the largest maxima."""
     d = p.shape[-1]
-    members = members_of(top_two_in_turn(maxima).classes, maxima.shape[-1], d).flatten(-2)
+    members = block_members(top_two_in_turn(maxima).classes, maxima.shape[-1], d).flatten(-2)
     candidates = p.gather(-1, members.clamp_max(d - 1)).masked_fill_(members >= d, -1)
-    top, places = top_two_in_turn(candidates)
-    return Top(top, members.gather(-1, places))
+    top, positions = top_two_in_turn(candidates)
+    return TopTwo(top, members.gather(-1, positions))

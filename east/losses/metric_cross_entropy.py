@@ -25,7 +25,7 @@ from east import metrics
 from east.choices import choose
 from east.confusion import Confusion, per_class
 from east.losses import by_hand, slopes
-from east.losses.by_hand import Array, at_least, summed
+from east.losses.by_hand import Array, at_least, class_sum
 from east.losses.inputs import (
     IGNORE_INDEX,
     Loss,
@@ -256,11 +256,11 @@ class MetricCrossEntropy(Loss):
             worth = worth_by_cells(by_cell)
         else:
             actual = counts[..., 1, :]
-            own, across = self.slopes_at(*smoothed_margins(by_hand.exact(counts), self.smoothing))
+            own, across = self.slopes_at(*smoothed_margins(by_hand.to_float64(counts), self.smoothing))
             if soft:
                 own, across = (torch.as_tensor(x).to(counts).expand(actual.shape) for x in (own, across))
                 return soft_margins(own, across, actual, self.floor)
-            worth, actual = worth_by_margins(own, across), by_hand.exact(actual)
+            worth, actual = worth_by_margins(own, across), by_hand.to_float64(actual)
         weights = torch.as_tensor(class_weights(worth, actual, self.floor)).to(counts)
         return Targets(weights, weights)
 
@@ -268,10 +268,10 @@ class MetricCrossEntropy(Loss):
         """D and P [..., d] at margins [..., d], up to what is the same for all classes."""
         if by_hand.covers(self.metric):
             slopes_of = by_hand.SLOPES[self.metric]
-            margins = by_hand.Margins(diagonal, actual - diagonal, actual, predicted, by_hand.summed(actual))
+            margins = by_hand.Margins(diagonal, actual - diagonal, actual, predicted, by_hand.class_sum(actual))
             return slopes_of(margins, **self.metric_parameters)[1:]
         own, across = slopes.of_margins(self.score, *map(torch.as_tensor, (diagonal, actual, predicted)))
-        return by_hand.exact(own), by_hand.exact(across)
+        return by_hand.to_float64(own), by_hand.to_float64(across)
 
     def reads_cells(self, classes: int) -> bool:
         """Whether the metric looks at Confusion.matrix, found out once."""
@@ -289,7 +289,7 @@ def smoothed_margins(counts: Array, smoothing: float) -> tuple[Array, Array, Arr
     """Diagonal, actual and predicted of C + smoothing n t t^T, with t the class shares of C's rows."""
     diagonal, actual, predicted = (counts[..., k, :] for k in range(3))
     mass = smoothing * actual
-    return diagonal + mass * (actual / at_least(summed(actual), EPS)), actual + mass, predicted + mass
+    return diagonal + mass * (actual / at_least(class_sum(actual), EPS)), actual + mass, predicted + mass
 
 
 def smoothed_cells(counts: Tensor, actual: Tensor, smoothing: float) -> Tensor:
@@ -303,7 +303,7 @@ def worth_by_margins(own: Array, across: Array) -> Array:
     if isinstance(across, float):  # the same for all classes
         return own
     d = across.shape[-1]
-    return own + across * (d / (d - 1)) - summed(across) / (d - 1)
+    return own + across * (d / (d - 1)) - class_sum(across) / (d - 1)
 
 
 def worth_by_cells(slopes: Tensor) -> Tensor:
@@ -319,9 +319,9 @@ def class_weights(worth: Array, actual: Array, floor: float) -> Array:
     """
     present = (actual > 0) * 1.0
     worth = at_least(worth, 0.0) * present
-    mean = summed(worth) / at_least(summed(present), 1)
+    mean = class_sum(worth) / at_least(class_sum(present), 1)
     usable = (mean > 0) & (mean < float("inf"))
-    where = by_hand.numerics(mean).where
+    where = by_hand.library_of(mean).where
     return at_least(where(usable, worth / where(usable, mean, 1.0), 1.0), floor)
 
 

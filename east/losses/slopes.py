@@ -1,8 +1,8 @@
-"""Slopes dM/dC of a metric at confusion counts, by autograd or by hand (`by_hand.py`).
+"""Slopes dM/dC of a metric at confusion counts, by autograd; `by_hand.py` has hand-derived ones.
 
-Counts take one of two layouts. Margins [..., 3, d] hold diagonal, actual and predicted; there dM/dC_kj = A_k + P_j +
-[j=k] D_k, and A, constant within a row, changes no weight and no decision: D and P are what is asked for. Cells
-[..., d, d] serve the metrics that read `Confusion.matrix`.
+Counts have one of two layouts. Margins [..., 3, d] hold diagonal, actual and predicted counts. Their slopes are
+dM/dC_kj = A_k + P_j + [j=k] D_k; A is constant within a row and changes no weight and no decision, so only D and P are
+returned. Cells [..., d, d] are for metrics that read `Confusion.matrix`.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Score = Callable[[Confusion], Tensor]
 
 
 def reads_matrix(score: Score, classes: int) -> bool:
-    """Whether a metric looks at Confusion.matrix: tried on counts without structure."""
+    """Whether a metric reads Confusion.matrix, found by calling it on uniform counts."""
     touched, ones = [], torch.ones(classes)
 
     def matrix() -> Tensor:
@@ -28,27 +28,28 @@ def reads_matrix(score: Score, classes: int) -> bool:
 
 
 def from_margins(margins: Tensor) -> Confusion:
-    """The Confusion of margins [..., 3, d], without a matrix."""
+    """The Confusion of margins [..., 3, d]; its matrix raises an error."""
     diagonal, actual, predicted = margins.unbind(-2)
     return Confusion(diagonal, actual, predicted, refuse_matrix)
 
 
 def refuse_matrix() -> Tensor:
-    raise ValueError("metric: it reads Confusion.matrix for some counts but not for all; expected always or never")
+    raise ValueError("metric: expected to read Confusion.matrix always or never, but it reads it only for some counts")
 
 
 def of_margins(score: Score, diagonal: Tensor, actual: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """D and P [..., d] at margins [..., d]."""
+    """The slopes D and P [..., d] at margins [..., d]."""
     by_count = by_autograd(score, torch.stack((diagonal, actual, predicted), -2), from_margins)
     return by_count[..., 0, :], by_count[..., 2, :]
 
 
 def of_cells(score: Score, cells: Tensor) -> Tensor:
-    """G [..., d, d] at cells [..., d, d]."""
+    """The slopes G = dM/dC [..., d, d] at cells [..., d, d]."""
     return by_autograd(score, cells, Confusion.from_matrix)
 
 
 def by_autograd(score: Score, counts: Tensor, confusion: Callable[[Tensor], Confusion]) -> Tensor:
+    """The derivatives of the score with respect to counts [..., k, d], from which `confusion` makes a Confusion."""
     with torch.enable_grad():
         leaf = counts.detach().requires_grad_()
         value = score(confusion(leaf))
@@ -58,5 +59,5 @@ def by_autograd(score: Score, counts: Tensor, confusion: Callable[[Tensor], Conf
                 f"got shape {tuple(value.shape)}"
             )
         if not value.requires_grad:
-            raise ValueError("metric: expected a differentiable function of the counts, got one without gradient")
+            raise ValueError("metric: expected a differentiable function of the counts, got one without a gradient")
         return torch.autograd.grad(value.sum(), leaf)[0]

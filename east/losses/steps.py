@@ -1,7 +1,7 @@
-"""Heaviside approximations H(p) of a probability against a threshold, and how they turn into soft memberships.
+"""Heaviside approximations H(p) of a probability at a threshold, and how they become soft memberships.
 
-Four words, never mixed: logits, probabilities, memberships (after the step), labels. These functions are plain
-autograd, work under torch.compile and torch.func, and are the reference for the closed form in closed_form.py.
+Four words are never mixed: logits, probabilities, memberships (after the step), labels. These functions use plain
+autograd, work under torch.compile and torch.func, and are the reference for closed_form.py.
 """
 
 import math
@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 EPS = 1e-12
-HALF_WIDTH = 2.5  # the step rises over tau (1 ± 2.5 T), and T = 0.2 is Bridging the Gap's delta = 0.2
-MIN_CORNER = 5e-4  # a = (1 - 2.5 T) / 2, and with it 1 - hi, vanishes at T = 0.4
+HALF_WIDTH = 2.5  # the step's middle spans tau (1 ± 2.5 T); T = 0.2 is Bridging the Gap's delta = 0.2
+MIN_CORNER = 5e-4  # lower limit of a = (1 - 2.5 T) / 2, which is 0 at T = 0.4, where 1 - hi can be 0 too
 DEFAULT_SLOPE = 10.0
 
 
@@ -34,17 +34,18 @@ def sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
 
 
 def cosine(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
-    """Distribution function of a raised cosine of half width 1/slope around tau: SOL's random threshold."""
+    """CDF of a raised cosine of half-width 1/slope around tau: SOL's random threshold."""
     w = (slope * (probabilities - threshold) + 1).clamp(0, 2)
-    # From the lower end, where the difference would otherwise be rounding alone, which normalising would magnify.
+    # w starts at the lower end: computed from p - tau, values near it would be rounding errors, which normalising
+    # magnifies.
     return (0.5 * (w - torch.sin(math.pi * w) / math.pi)).clamp_min(0)
 
 
-STEPS = {"linear": linear, "sigmoid": sigmoid, "cosine": cosine}  # linear has a temperature, all others a slope
+STEPS = {"linear": linear, "sigmoid": sigmoid, "cosine": cosine}  # linear takes a temperature, the others a slope
 
 
 def clamped(width: Tensor) -> Tensor:
-    """A segment's width, kept above zero: segments vanish at T = 0.4."""
+    """A segment's width, clamped above zero: at T = 0.4 segments have no width."""
     return width.clamp_min(EPS)
 
 
@@ -54,10 +55,10 @@ def dynamic_threshold(probabilities: Tensor) -> Tensor:
 
 
 def normalised(steps: Tensor) -> Tensor:
-    """Step values [..., d] of one sample divided by their sum. Eq. 5, arXiv 2405.20954."""
+    """Memberships: step values [..., d] divided by their sum over the classes. Eq. 5, arXiv 2405.20954."""
     return steps / steps.sum(-1, keepdim=True).clamp_min(EPS)
 
 
 def normalised_sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
-    """Sigmoid steps [..., d] divided by their sum, in logarithms: with many classes all steps may be below any EPS."""
+    """Sigmoid steps [..., d] divided by their sum; uses logarithms, as with many classes all steps can be below EPS."""
     return torch.nn.functional.logsigmoid(slope * (probabilities - threshold)).softmax(-1)

@@ -1,12 +1,12 @@
-"""Soft counts at given thresholds, in one pass over the probabilities for all of them, with a hand-derived gradient.
+"""Soft counts at fixed thresholds, all in one pass over the probabilities, with a hand-derived gradient.
 
-At a threshold t the step is H = c0 p + c1 [p - lo]+ + c2 [p - hi]+, with corners that are the same for all samples.
-Below the lowest corner of all thresholds every H is a multiple of p, and p sums to 1: only the m entries above it, at
-most 1 / lo of a sample, are looked at for every threshold. What is left for all entries are matrix products with p.
+At a threshold t the step is H = c0 p + c1 [p - lo]+ + c2 [p - hi]+, with the same corners for all samples. Below the
+lowest corner of all thresholds, every H is a multiple of p, and p sums to 1. So only the m entries above that corner,
+at most 1 / lo per sample, are visited for each threshold; the rest is matrix products with p.
 
-With A, B the gradients of the loss with respect to predicted and diagonal counts, e = (A + B at the own class - their
-mean under H) w / sum H, and dL/dp = sum_t e (c0 + c1 [p > lo] + c2 [p > hi]); what a sample's classes have in common in
-it is lost in softmax.
+With D and P the derivatives of the loss with respect to the diagonal and the predicted counts, and g_j = P_j, plus D_j
+at the true class, e = (g - mean of g weighted by H) w / sum H and dL/dp = sum_t e (c0 + c1 [p > lo] + c2 [p > hi]).
+Terms that are equal for all classes of a sample cancel in the softmax and are left out.
 """
 
 from collections.abc import Sequence
@@ -21,11 +21,14 @@ from torch.autograd import Function
 from east.losses.closed_form import Counts, without_graph
 from east.losses.steps import HALF_WIDTH
 
-LOWEST_CORNER = 1e-3  # below, almost every entry would have to be looked at
+LOWEST_CORNER = 1e-3  # with a lower corner, almost every entry would have to be visited
 
 
 class Steps(NamedTuple):
-    """The steps at k thresholds, all [k]: corners lo and hi, first slope c0, and its rise at the corners."""
+    """The steps at k thresholds, all [k]: corners lo and hi, first slope c0, slope changes c1 and c2 at the corners.
+
+    `lowest` is the smallest lo.
+    """
 
     lo: Tensor
     hi: Tensor
@@ -44,16 +47,16 @@ class Steps(NamedTuple):
         values = lo, hi, first, middle - first, last - middle
         return cls._make((*(x.to(device, dtype) for x in values), float(lo.min())))
 
-    def bends(self, p: Tensor) -> tuple[Tensor, Tensor]:
-        """What the corners add to c0 p, and to c0 [..., k], for p [...]."""
+    def corner_terms(self, p: Tensor) -> tuple[Tensor, Tensor]:
+        """What the corners add to H = c0 p and to its slope c0, at p [...]: each [..., k]."""
         p = p.unsqueeze(-1)
-        above, beyond = (p - self.lo).relu_(), (p - self.hi).relu_()
-        value = (above * self.c1).addcmul_(beyond, self.c2)
-        return value, (above.sign_() * self.c1).addcmul_(beyond.sign_(), self.c2)
+        excess_lo, excess_hi = (p - self.lo).relu_(), (p - self.hi).relu_()
+        H_extra = (excess_lo * self.c1).addcmul_(excess_hi, self.c2)
+        return H_extra, (excess_lo.sign_() * self.c1).addcmul_(excess_hi.sign_(), self.c2)
 
 
 def covers(thresholds: Sequence[float], temperature: float | Tensor, classes: int) -> bool:
-    """Whether entries above the lowest corner are few; two classes have one H, and another form."""
+    """Whether few entries exceed the lowest corner. Two classes have a form of their own: 1 - H and H of one class."""
     if classes == 2 or isinstance(temperature, Tensor):
         return False
     return min(t - HALF_WIDTH * temperature * min(t, 1 - t) for t in thresholds) >= LOWEST_CORNER
@@ -70,26 +73,29 @@ def counts_at(
 
 
 class Entries(NamedTuple):
-    """The m entries of p [P, n, d] above the lowest corner: of which sample, of which trial's class, where in p."""
+    """The m entries of p [trials, n, d] above the lowest corner, as positions [m] in flattened tensors.
+
+    samples: in [trials, n]; classes: in the counts [trials, d]; positions: in p.
+    """
 
     samples: Tensor
     classes: Tensor
-    places: Tensor
+    positions: Tensor
 
 
-def entries_above(p: Tensor, least: float) -> Entries:
+def entries_above(p: Tensor, lowest: float) -> Entries:
     _, n, d = p.shape
     flat = p.view(-1)
     if p.device.type == "cpu":  # NumPy's search is seven times as fast
-        places = torch.from_numpy(np.flatnonzero(flat.numpy() > least))
+        positions = torch.from_numpy(np.flatnonzero(flat.numpy() > lowest))
     else:
-        places = (flat > least).nonzero().squeeze(-1)
-    samples = places // d
-    return Entries(samples, samples // n * d + places - samples * d, places)
+        positions = (flat > lowest).nonzero().squeeze(-1)
+    samples = positions // d
+    return Entries(samples, samples // n * d + positions - samples * d, positions)
 
 
 class _CountsAt(Function):
-    """Counts [P * d, k] of logits [P, n, d] and labels [P, n]."""
+    """Diagonal, missed and predicted counts [trials * d, k] of logits [trials, n, d] and labels [trials, n]."""
 
     @staticmethod
     def forward(ctx, logits, labels, weights, steps):
@@ -97,40 +103,41 @@ class _CountsAt(Function):
         k = len(steps.lo)
         p = logits.softmax(-1)
         entries = entries_above(p, steps.lowest)
-        own = (labels + d * torch.arange(trials, device=labels.device).unsqueeze(-1)).view(-1)  # classes of all trials
-        p_own = p.gather(-1, labels.unsqueeze(-1)).view(-1)
-        value_own, slope_own = steps.bends(p_own)
-        value, slope = steps.bends(p.view(-1)[entries.places])
-        H_own = torch.addcmul(value_own, p_own.unsqueeze(-1), steps.c0)
-        # The others are added up: a difference to the total would lose their digits.
-        elsewhere = value * (entries.classes != own[entries.samples]).unsqueeze(-1)
-        rest = ((1 - p_own).unsqueeze(-1) * steps.c0).index_add_(0, entries.samples, elsewhere)
-        total = H_own + rest
+        # The true class of each sample, as a position in the counts of all trials.
+        true = (labels + d * torch.arange(trials, device=labels.device).unsqueeze(-1)).view(-1)
+        p_true = p.gather(-1, labels.unsqueeze(-1)).view(-1)
+        H_extra_true, slope_extra_true = steps.corner_terms(p_true)
+        H_extra, slope_extra = steps.corner_terms(p.view(-1)[entries.positions])
+        H_true = torch.addcmul(H_extra_true, p_true.unsqueeze(-1), steps.c0)
+        # Summing the other classes is more precise than total - H_true.
+        of_others = H_extra * (entries.classes != true[entries.samples]).unsqueeze(-1)
+        rest = ((1 - p_true).unsqueeze(-1) * steps.c0).index_add_(0, entries.samples, of_others)
+        total = H_true + rest
         r = total.reciprocal() if weights is None else weights.reshape(-1, 1) / total
-        empty = p.new_zeros(trials * d, k)
-        diagonal, missed = (empty.index_add(0, own, r * x) for x in (H_own, rest))
+        zeros = p.new_zeros(trials * d, k)
+        diagonal, missed = (zeros.index_add(0, true, r * x) for x in (H_true, rest))
         predicted = (p.mT @ (r * steps.c0).view(trials, n, k)).view(trials * d, k)
-        predicted.index_add_(0, entries.classes, r[entries.samples] * value)
-        ctx.save_for_backward(p, labels, own, H_own, slope_own, total, r, value, slope, *entries)
+        predicted.index_add_(0, entries.classes, r[entries.samples] * H_extra)
+        ctx.save_for_backward(p, labels, true, H_true, slope_extra_true, total, r, H_extra, slope_extra, *entries)
         ctx.steps = steps
         return diagonal, missed, predicted
 
     @staticmethod
-    def backward(ctx, B, M, A):
-        p, labels, own, H_own, slope_own, total, r, value, slope, *found = ctx.saved_tensors
-        samples, classes, places = found
+    def backward(ctx, by_diagonal, by_missed, by_predicted):
+        p, labels, true, H_true, slope_extra_true, total, r, H_extra, slope_extra, *entries = ctx.saved_tensors
+        samples, classes, positions = entries
         steps, (trials, n, d), k = ctx.steps, p.shape, r.shape[-1]
 
         def gradient() -> Tensor:
-            B_own, A_entries = (B - M)[own], A[classes]
-            by_trial = A.reshape(trials, d, k)
-            mean = (p @ by_trial).view(-1, k) * steps.c0
-            mean = mean.index_add_(0, samples, A_entries * value).addcmul_(B_own, H_own).div_(total)
-            by_p = (r * steps.c0).view(trials, n, k) @ by_trial.mT
-            at_own = (r * B_own * (steps.c0 + slope_own)).sum(-1)
-            by_p.scatter_add_(-1, labels.unsqueeze(-1), at_own.view(trials, n, 1))
-            at_entries = (r[samples] * (A_entries - mean[samples]) * slope).sum(-1)
-            by_p.view(-1).index_add_(0, places, at_entries)
+            D_true, P_entries = (by_diagonal - by_missed)[true], by_predicted[classes]
+            P = by_predicted.reshape(trials, d, k)
+            mean = (p @ P).view(-1, k) * steps.c0
+            mean = mean.index_add_(0, samples, P_entries * H_extra).addcmul_(D_true, H_true).div_(total)
+            by_p = (r * steps.c0).view(trials, n, k) @ P.mT
+            at_true = (r * D_true * (steps.c0 + slope_extra_true)).sum(-1)
+            by_p.scatter_add_(-1, labels.unsqueeze(-1), at_true.view(trials, n, 1))
+            at_entries = (r[samples] * (P_entries - mean[samples]) * slope_extra).sum(-1)
+            by_p.view(-1).index_add_(0, positions, at_entries)
             return by_p.sub_((by_p * p).sum(-1, keepdim=True)).mul_(p)  # through the softmax
 
-        return without_graph(gradient, B), None, None, None
+        return without_graph(gradient, by_diagonal), None, None, None
