@@ -318,7 +318,7 @@ def test_the_code_of_a_strangers_network_runs_only_where_it_is_trusted(models, t
     monkeypatch.setattr(sys, "path", [*sys.path])
     answer = east_run(*command, "trust=true")
     assert (tmp_path / "ran").exists(), "as it was asked for"
-    assert "expected a class of torch.nn.Module" in answer.err, "and still it must be a network"
+    assert "expected a subclass of torch.nn.Module" in answer.err, "and still it must be a network"
 
 
 def test_a_class_of_easts_own_imports_nothing_for_a_stranger(models, tmp_path, monkeypatch):
@@ -355,7 +355,7 @@ def test_a_target_of_another_kind_is_refused_before_it_is_called(target, dry, tm
     small = [word for word in TINY if not word.startswith("model")]
     answer = east_run(*small, "model=custom", f"model.target={target}", f"dry_run={dry}")
     assert answer.code == cli.BAD_CONFIG
-    assert f"model.target={target}: expected a class of torch.nn.Module" in answer.err
+    assert f"model.target={target}: expected a subclass of torch.nn.Module" in answer.err
     assert not ran.exists()
 
 

@@ -276,13 +276,14 @@ def assembled(about: About, tensors: Mapping[str, Tensor], device: str) -> Model
 
 
 def check_custom(target: str) -> None:
-    """A saved model may name a network class, but not just any callable."""
+    """DataError unless `target` is a network class: a saved model may not name just any callable."""
+    expected = "expected a subclass of torch.nn.Module to save or load"
     try:
-        found = import_by_path(target)
+        network = import_by_path(target)
     except ValueError as error:
-        raise DataError(f"model.target: expected a class of torch.nn.Module to save or load; {error}") from error
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise DataError(f"model.target {target!r}: expected a class of torch.nn.Module to save or load, got {found!r}")
+        raise DataError(f"model.target: {expected}; {error}") from error
+    if not (isinstance(network, type) and issubclass(network, nn.Module)):
+        raise DataError(f"model.target {target!r}: {expected}, got {network!r}")
 
 
 @torch.no_grad()
