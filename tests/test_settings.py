@@ -215,7 +215,7 @@ def test_configs_of_the_users_own(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'mine'"):
         settings(["loss=mien", f"config_dir={tmp_path}"])
     (tmp_path / "loss" / "f1.yaml").write_text("name: f1\n")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         settings(["loss=f1", f"config_dir={tmp_path}"])
 
 
