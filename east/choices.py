@@ -12,8 +12,6 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
-
-
 DISTRIBUTION = "evaluation-aligned-training"  # this project's name on the package index
 
 
@@ -22,7 +20,7 @@ class ConfigError(ValueError):
 
 
 def choose(kind: str, name: str, choices: Iterable[str], meant: str | None = None) -> str:
-    """Return `name` if it is one of `choices`; otherwise raise a ConfigError that suggests `meant`, or the nearest.
+    """Return `name` if it is one of `choices`; otherwise raise a ConfigError that suggests `meant`, or the closest one.
 
     >>> choose("metric", "f1", ["f1", "mcc"])
     'f1'
@@ -36,12 +34,12 @@ def choose(kind: str, name: str, choices: Iterable[str], meant: str | None = Non
 
 
 def names_a_file(word: str) -> bool:
-    """Whether a word leads to a file, or is called like a table."""
+    """Whether a word is an existing file, or has the extension of a table."""
     return Path(word).is_file() or Path(word).suffix in (".csv", ".tsv", ".gz", ".parquet", ".feather", ".xlsx")
 
 
 def printable(text: str) -> str:
-    """Text from a file, or its name, for use in a message.
+    """Text with unprintable characters escaped, for messages that quote a file or its name.
 
     >>> printable("two\\nlines")
     'two\\\\nlines'
@@ -60,26 +58,26 @@ def install_hint(extra: str) -> str:
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 
-def groups(own: str | Path | None = None) -> dict[str, dict[str, Path]]:
-    """Config group -> choice -> file, from conf/ and from the user's own folder with the same layout."""
-    if own and not Path(own).is_dir():
-        raise ConfigError(f"--config-dir: expected a folder such as one with loss/mine.yaml, got {str(own)!r}")
-    found = {group: dict(files) for group, files in _ours().items()}
-    for file in sorted(Path(own).glob("*/*.yaml")) if own else ():
-        files = found.setdefault(file.parent.name, {})
+def groups(user_folder: str | Path | None = None) -> dict[str, dict[str, Path]]:
+    """Config group -> choice -> file, from conf/ and from a user's folder with the same layout."""
+    if user_folder and not Path(user_folder).is_dir():
+        raise ConfigError(f"--config-dir: expected a folder such as one with loss/mine.yaml, got {str(user_folder)!r}")
+    by_group = {group: dict(files) for group, files in _bundled().items()}
+    for file in sorted(Path(user_folder).glob("*/*.yaml")) if user_folder else ():
+        files = by_group.setdefault(file.parent.name, {})
         if file.stem in files:
-            raise ConfigError(f"{file}: {file.parent.name}={file.stem} exists already; give yours another name")
+            raise ConfigError(f"{file}: {file.parent.name}={file.stem} already exists; rename your file")
         files[file.stem] = file
-    return found
+    return by_group
 
 
 @cache
-def _ours() -> dict[str, dict[str, Path]]:
+def _bundled() -> dict[str, dict[str, Path]]:
     """The files of conf/, which do not change while a command runs."""
-    found: dict[str, dict[str, Path]] = {}
+    by_group: dict[str, dict[str, Path]] = {}
     for file in sorted(CONF.glob("*/*.yaml")):
-        found.setdefault(file.parent.name, {})[file.stem] = file
-    return found
+        by_group.setdefault(file.parent.name, {})[file.stem] = file
+    return by_group
 
 
 _importing: ContextVar[bool] = ContextVar("_importing", default=True)
@@ -89,7 +87,7 @@ _importing: ContextVar[bool] = ContextVar("_importing", default=True)
 def without_imports() -> Iterator[None]:
     """Inside this block, dotted paths outside east are not imported, unless their module is already loaded.
 
-    For values from records: records may come from anyone, and importing a module runs its code.
+    For reading records: they may come from anyone, and importing a module runs its code.
     """
     token = _importing.set(False)
     try:
@@ -103,7 +101,7 @@ def import_by_path(path: str) -> Any:
     module, _, name = str(path).rpartition(".")
     try:
         if not (_importing.get() or module.partition(".")[0] == "east" or module in sys.modules):
-            raise ImportError("a record names it, and what records name is not imported")
+            raise ImportError("modules that a record names are not imported")
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"cannot import {str(path)!r}: expected package.module.name; {error}") from error

@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from typing import Protocol, TextIO
 
 REDRAW = 0.5  # seconds between two redraws on a terminal
-FIRST, LOG = 5.0, 25.0  # seconds until the first line in a log, and between two; readers are promised one every 30
+FIRST, LOG = 5.0, 25.0  # seconds until the first line in a log, and between lines; the promise is one every 30
 CLEAR = "\r\x1b[K"
-BAR = re.compile(r"\[[#-]+\] ")  # a log has no use for it
+BAR = re.compile(r"\[[#-]+\] ")  # left out of logs
 
 
 class Line(Protocol):
@@ -29,10 +29,10 @@ class Line(Protocol):
 
 
 class Activity:
-    """A named piece of work; with a `total`, a bar. `update`, `reset` and `close` are what pooch expects of a bar."""
+    """A named piece of work, with a bar if it has a `total`. pooch calls `update`, `reset` and `close`."""
 
-    def __init__(self, what: str, total: float | None = None, unit: str = ""):
-        self.what, self.total, self.unit = what, total, unit
+    def __init__(self, name: str, total: float | None = None, unit: str = ""):
+        self.name, self.total, self.unit = name, total, unit
         self.done: float = 0
         self.started = time.monotonic()
 
@@ -46,11 +46,13 @@ class Activity:
         """The display closes activities itself."""
 
     def line(self) -> str:
-        took = duration(time.monotonic() - self.started)
+        elapsed = duration(time.monotonic() - self.started)
         if not self.done:
-            return f"{self.what} ({took})"
-        count = f"{amount(self.done, self.unit)} of {amount(self.total, self.unit)}" if self.total else ""
-        return f"{self.what} {bar(self.done, self.total)}{count or amount(self.done, self.unit)} ({took})"
+            return f"{self.name} ({elapsed})"
+        count = amount(self.done, self.unit)
+        if self.total:
+            count += f" of {amount(self.total, self.unit)}"
+        return f"{self.name} {bar(self.done, self.total)}{count} ({elapsed})"
 
 
 class Display:
@@ -118,7 +120,7 @@ class Display:
             else:
                 stream.write(f"{BAR.sub('', text)}\n")
             stream.flush()
-        except (OSError, ValueError):  # the reader has gone; the work continues
+        except (OSError, ValueError):  # nobody reads the stream any more; the work continues
             self.drawn = False
 
 
@@ -137,15 +139,16 @@ def shown(line: Line) -> Iterator[Line]:
 
 
 @contextmanager
-def activity(what: str, total: float | None = None, unit: str = "") -> Iterator[Activity]:
-    """Show what is being done; with a `total`, `update` moves a bar."""
-    work = Activity(what, total, unit)
+def activity(name: str, total: float | None = None, unit: str = "") -> Iterator[Activity]:
+    """Show a named activity while the block runs; with a `total`, `update` moves a bar."""
+    work = Activity(name, total, unit)
     with shown(work):
         yield work
 
 
 def bar(done: float, total: float | None, width: int = 20) -> str:
-    """
+    """The share that is done, as a bar; nothing without a total.
+
     >>> bar(1, 4, width=8)
     '[##------] '
     """
@@ -156,7 +159,7 @@ def bar(done: float, total: float | None, width: int = 20) -> str:
 
 
 def amount(value: float | None, unit: str) -> str:
-    """A count, or bytes in megabytes.
+    """A count with its unit; bytes in megabytes.
 
     >>> amount(5e6, "B"), amount(5000, "images")
     ('5.0 MB', '5,000 images')

@@ -19,7 +19,7 @@ LEFTOVER = re.compile(r"\..+\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<pid>\d+)\.\d+\.t
 
 
 def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:
-    """`fill(file)` under a temporary name in the same folder, flushed to the disk, then renamed to `target`.
+    """Call `fill(file)` on a temporary file in the same folder, flush it to disk, then rename it to `target`.
 
     replace: whether to overwrite an existing file; if not, FileExistsError, even if it appeared a moment ago.
     """
@@ -29,25 +29,28 @@ def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: 
             fill(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, target) if replace else _link(temporary, target)
+        if replace:
+            os.replace(temporary, target)
+        else:
+            _link(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
 
 
 def _link(temporary: Path, target: Path) -> None:
-    """Give a file its name unless that is taken: of several processes exactly one succeeds, even on network disks."""
+    """Give a file its final name, if it is free: of several processes exactly one succeeds, even on network disks."""
     try:
         os.link(temporary, target)
     except FileExistsError:
         raise
     except OSError as error:  # a file system without links
         if target.exists():
-            raise FileExistsError(f"{target} exists already") from error
+            raise FileExistsError(f"{target} already exists") from error
         os.replace(temporary, target)
 
 
 def _created(file: Path) -> BinaryIO:
-    """A new file, in a new folder if need be: another command may sweep that folder while it is empty."""
+    """Create a file, and its folder if needed. Retry: another command may delete the folder while it is empty."""
     for _ in range(10):
         file.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileNotFoundError):
@@ -62,13 +65,13 @@ def temporary_name(target: Path) -> Path:
 
 @cache
 def machine() -> str:
-    """The scope in which process ids are valid: one boot of one machine or container."""
+    """The name of the scope in which process ids are valid: one boot of one machine or container."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
-        where = f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
+        scope = f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        where = f"{platform.node()} {uuid.getnode()}"
-    return hashlib.blake2b(where.encode(), digest_size=4).hexdigest()
+        scope = f"{platform.node()} {uuid.getnode()}"
+    return hashlib.blake2b(scope.encode(), digest_size=4).hexdigest()
 
 
 def open_regular(file: str | Path) -> BinaryIO:
@@ -81,23 +84,23 @@ def open_regular(file: str | Path) -> BinaryIO:
     return open(descriptor, "rb")
 
 
-def read_regular(file: str | Path, most: int) -> bytes:
-    """The content of a regular file of at most `most` bytes; OSError for anything else."""
+def read_regular(file: str | Path, max_bytes: int) -> bytes:
+    """The content of a regular file of at most `max_bytes`; OSError for anything else."""
     with open_regular(file) as stream:
         size = os.fstat(stream.fileno()).st_size
-        if size > most:
-            raise OSError(f"it has {size:,} bytes, more than the {most:,} that are read")
+        if size > max_bytes:
+            raise OSError(f"it has {size:,} bytes, more than the limit of {max_bytes:,}")
         return stream.read()
 
 
 def set_aside(file: Path) -> Path:
     """Rename a damaged file, so that it is out of the way but can be inspected; return its new name."""
-    kept = file.with_name(f"{file.name}.damaged")
+    renamed = file.with_name(f"{file.name}.damaged")
     with suppress(OSError):  # for example in a read-only folder
-        if kept.is_dir() and not kept.is_symlink():
-            shutil.rmtree(kept)
-        os.replace(file, kept)
-    return kept
+        if renamed.is_dir() and not renamed.is_symlink():
+            shutil.rmtree(renamed)
+        os.replace(file, renamed)
+    return renamed
 
 
 def sweep(root: Path) -> None:
@@ -112,14 +115,14 @@ def sweep(root: Path) -> None:
                 os.rmdir(folder)
 
 
-def _abandoned(path: Path, where: str | None, pid: int) -> bool:
+def _abandoned(path: Path, owner: str | None, pid: int) -> bool:
     """Whether nobody is writing this any more: its process has ended, or it is old and from another machine."""
-    if where == machine() and os.name == "posix":
+    if owner == machine() and os.name == "posix":
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
             return True
-        except OSError:  # it is someone else's process
+        except OSError:  # the process belongs to another user
             return False
     with suppress(OSError):
         return time.time() - path.lstat().st_mtime > STALE_SECONDS

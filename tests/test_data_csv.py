@@ -283,7 +283,7 @@ def test_ids_free_text_and_empty_columns_are_dropped_with_a_note():
     )
     kept = from_frame("csv", frame(rows).assign(customerId=np.arange(rows)), "state", keep="customerId")
     assert "customerId" in kept.columns
-    with pytest.raises(DataError, match="no feature column is left beside the target; 'age' is empty"):
+    with pytest.raises(DataError, match="no feature column is left besides the target; 'age' is empty"):
         from_frame("csv", frame().assign(age=None)[["age", "state"]], "state")
 
 

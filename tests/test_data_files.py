@@ -135,7 +135,7 @@ def test_duplicate_columns_are_refused(tmp_path, format):
     "content, message",
     [
         (b"", "No columns to parse"),
-        (b"\x89PNG\r\n\xff\xfe\x00\x01", "holds zero bytes, so it is not text"),
+        (b"\x89PNG\r\n\xff\xfe\x00\x01", "has zero bytes, so it is not text"),
         (b"a,b\n1,2\n1,2,3,4\n", "Expected 2 fields in line 3, saw 4"),
         (b"PK\x03\x04 some archive", "It is a ZIP archive: unpack it first"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1 old workbook", r"Excel's old format \(.xls\). Save it as .xlsx or CSV"),

@@ -170,7 +170,7 @@ def test_damaged_cache_is_fetched_again(cache, server):
 def test_damaged_cache_is_told_when_nothing_else_helps(cache):
     (cache / "set").mkdir(parents=True)
     (cache / "set/file.txt").write_bytes(CONTENT[:100])
-    with pytest.raises(DataError, match=r"file.txt \(100 bytes\) is damaged or another file"):
+    with pytest.raises(DataError, match=r"file.txt \(100 bytes\) is damaged or a different file"):
         fetch(File("set/file.txt", f"sha256:{SHA256}"))
 
 

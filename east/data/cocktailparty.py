@@ -1,4 +1,4 @@
-"""CocktailParty: 320 frames of six people at a party; which pairs of them stand in the same group?"""
+"""CocktailParty: 320 frames of six people at a party; which pairs stand in the same group?"""
 
 from dataclasses import replace
 from itertools import combinations
@@ -31,7 +31,7 @@ def cocktailparty(root=None, *, split: str = "pair") -> Table:
 
     The origin is the pair's midpoint and the x-axis runs from its first to its second person, who are swapped at
     random. Each person is x, y, cos, sin; the pair's y is always 0 and dropped; the other four are sorted by name.
-    split=pair mixes pairs of one frame over train and test, as the papers do; frame keeps them together.
+    split=pair spreads the pairs of a frame over train and test, as the papers do; frame keeps them together.
     """
     choose("split of cocktailparty", split, ("pair", "frame"))
     positions, angles, together, path = read(root)
@@ -72,7 +72,8 @@ def cocktailparty(root=None, *, split: str = "pair") -> Table:
 def cocktailparty_graph(root=None) -> Graphs:
     """320 complete graphs; node = x, y from the frame's centre, cos, sin; positive = in the same group (69.71 %).
 
-    Labels [320, 15] follow `torch.triu_indices(6, 6, offset=1)`. Note the opposite positive class (Table 3 of BtG).
+    Labels [320, 15] follow `torch.triu_indices(6, 6, offset=1)`. Note that the positive class is the opposite of
+    cocktailparty's (Table 3 of BtG).
     """
     positions, angles, together, path = read(root)
     centred = positions - positions.mean(1, keepdims=True)

@@ -2,8 +2,7 @@
 
     columns = read_columns(frame, categorical=["postcode"], keep=[], path="my.csv")
 
-All rows decide the kind of a column. Learning from values (medians, categories, the first date) is left to the
-encoding.
+The kind of a column depends on all of its rows. The encoding learns from values (medians, categories, the first date).
 """
 
 import re
@@ -18,9 +17,9 @@ from east.data.common import DataError, digest, listed, shown
 if TYPE_CHECKING:
     import pandas as pd
 
-FEW = 10  # a column of mixed numbers and text, such as 0 1 2 3+, with at most so many values is categorical
-LEVELS = 1000  # a text column with at most so many different words is categorical
-OWN = 50  # categories with a feature of their own, the most frequent ones; if two or more are left, they share one
+FEW = 10  # a column of mixed numbers and text, such as 0 1 2 3+, with at most this many values is categorical
+LEVELS = 1000  # a text column with at most this many different words is categorical
+OWN = 50  # the most frequent categories that get their own feature; if two or more are left, they share one
 LARGEST = float(np.finfo(np.float32).max)
 ID = re.compile(r"(?i:^|.*[^a-z])(?i:id|uuid|guid|index|rowid)$|.*[a-z](?:ID|Id)$|^Unnamed: \d+$")
 # Tried in this order: 03/04/2024 is read as March 4 unless another row has a day above 12 in front.
@@ -32,7 +31,7 @@ DATE_FORMATS = (
     "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y",
 )  # fmt: skip
 ISO_START = re.compile(r"\d{4}-\d{2}-\d{2}([T ]|$)")
-THOUSANDS = {  # their mark -> numbers that may have it
+THOUSANDS = {  # thousands separator -> numbers written with it
     ",": re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?"),
     ".": re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?"),
 }
@@ -50,7 +49,7 @@ class Words:
     name: str
     codes: np.ndarray  # int64 [n], into `levels`; -1 where missing
     levels: tuple[str, ...]  # in alphabetical order
-    text: bool  # False: numbers that are names, such as postcodes
+    text: bool  # False: numbers used as names, such as postcodes
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,11 @@ class Columns:
 
     def hidden_digests(self) -> list[str]:
         """Digests of the columns that the features do not fully reflect: those with rare words."""
-        found = []
+        digests = []
         for column in self.used:
             if isinstance(column, Words) and len(column.levels) > OWN + 1:
-                found += [digest(column.codes), digest(np.array(column.levels))]
-        return found
+                digests += [digest(column.codes), digest(np.array(column.levels))]
+        return digests
 
 
 def take(column: Column, rows: np.ndarray) -> Column:
@@ -108,12 +107,12 @@ def read_columns(frame: "pd.DataFrame", categorical: Sequence[str], keep: Sequen
     used, dropped, faults = detect_all(frame, categorical, keep)
     if faults:
         raise DataError(
-            f"{path}: some columns cannot be used as they are. Repair them, leave them out (dataset.drop=[…]) or "
+            f"{path}: some columns cannot be used. Repair them, leave them out (dataset.drop=[…]) or "
             f"make them categories (dataset.categorical=[…]):{listed(faults)}"
         )
     if not used:
         reasons = "".join(f"; {shown(column.name)} {column.reason}" for column in dropped[:5])
-        raise DataError(f"{path}: no feature column is left beside the target{reasons}.")
+        raise DataError(f"{path}: no feature column is left besides the target{reasons}.")
     return Columns(tuple(used), tuple(dropped))
 
 
@@ -163,7 +162,7 @@ def detect(name: str, values: "pd.Series", categorical: bool = False, keep: bool
 
 
 def detect_text(column: Words, keep: bool) -> Column | Dropped:
-    """Numbers or dates stored as text, categories, or text that is not a feature."""
+    """Detect whether text holds numbers, dates or categories, or is not a feature."""
     counts = np.bincount(column.codes[column.codes >= 0], minlength=len(column.levels))
     levels, rows = len(column.levels), int(counts.sum())
     numbers = level_numbers(column.levels)
@@ -176,11 +175,11 @@ def detect_text(column: Words, keep: bool) -> Column | Dropped:
             count = int(counts[stray].sum())
             raise DataError(f"has {kind}, but also {count:,} {'text' if count == 1 else 'texts'} such as {example}")
         if not stray.any() and not few:
-            spread = np.append(values, np.nan)[column.codes]
+            by_row = np.append(values, np.nan)[column.codes]
             if kind == "dates":
-                return Dates(column.name, spread, format)
-            check_range(spread)
-            return Numbers(column.name, spread)
+                return Dates(column.name, by_row, format)
+            check_range(by_row)
+            return Numbers(column.name, by_row)
     if not keep and (levels > LEVELS or (levels > FEW and 2 * levels > rows)):
         example = shown(column.levels[int(column.codes[column.codes >= 0][0])])
         return Dropped(
@@ -192,7 +191,7 @@ def detect_text(column: Words, keep: bool) -> Column | Dropped:
 
 
 def words_column(name: str, values: "pd.Series") -> Words:
-    """The values as words, coded by their place in the alphabet."""
+    """The values as words, coded by their alphabetical order."""
     present = values.notna().to_numpy()
     codes = np.full(len(values), -1, dtype=np.int64)
     levels, codes[present] = np.unique(words(values[present]).astype(str), return_inverse=True)
@@ -209,7 +208,7 @@ def words(column: "pd.Series") -> np.ndarray:
 
 
 def level_numbers(levels: Sequence[str]) -> np.ndarray:
-    """float64 [levels], NaN for words that are not numbers; all NaN if some have leading zeros, as those are codes."""
+    """float64 [levels], NaN for words that are not numbers; all NaN if one has a leading zero, as codes do."""
     import pandas as pd
 
     if any(re.match(r"-?0\d", level) for level in levels):
@@ -218,20 +217,22 @@ def level_numbers(levels: Sequence[str]) -> np.ndarray:
 
 
 def without_thousands(levels: Sequence[str]) -> Sequence[str]:
-    """25,981.63 and 1.234,56 as Python reads them, where some word shows which mark is which; 1,500 alone does not.
+    """Numbers such as 25,981.63 and 1.234,56 in Python's notation, if one of them shows which mark separates thousands.
+
+    1,500 alone does not show it.
 
     >>> without_thousands(["25,981.63", "1,500"]), without_thousands(["1,500"])
     (['25981.63', '1500'], ['1,500'])
     """
     for mark, number in THOUSANDS.items():
-        telling = any(level.count(mark) > 1 or ("," in level and "." in level) for level in levels)
-        if telling and all(number.fullmatch(level) for level in levels):
+        unambiguous = any(level.count(mark) > 1 or ("," in level and "." in level) for level in levels)
+        if unambiguous and all(number.fullmatch(level) for level in levels):
             return [level.replace(mark, "").replace(",", ".") for level in levels]
     return levels
 
 
 def level_dates(levels: Sequence[str]) -> tuple[str, np.ndarray]:
-    """The date format that most words have, and their days since 1970 as float64 [levels], NaN for the others."""
+    """The date format of most words, and their days since 1970 as float64 [levels], NaN for the others."""
     best, most = ("ISO8601", np.full(len(levels), np.nan)), 0
     sample = levels[:: max(1, len(levels) // 100)]
     for format in DATE_FORMATS:
@@ -247,7 +248,7 @@ def level_dates(levels: Sequence[str]) -> tuple[str, np.ndarray]:
 
 
 def parse_dates(levels: Sequence[str], format: str) -> np.ndarray:
-    """Days since 1970 as float64 [levels], NaN for words of another format; times with a zone are UTC."""
+    """Days since 1970 as float64 [levels], NaN for words in another format; times with a zone are converted to UTC."""
     import pandas as pd
 
     texts = pd.Series(levels, dtype=object)
@@ -265,7 +266,7 @@ def as_days(values: "pd.Series") -> np.ndarray:
 
 
 def check_range(values: np.ndarray, index: "pd.Index | None" = None) -> None:
-    """Refuse numbers that float32, in which networks compute, cannot hold; the message names the first."""
+    """DataError if a number does not fit in float32, in which networks compute; it names the first."""
     bad = np.flatnonzero(np.abs(values) > LARGEST)
     if not len(bad):
         return
@@ -276,7 +277,7 @@ def check_range(values: np.ndarray, index: "pd.Index | None" = None) -> None:
 
 
 def row_number(position: int, index: "pd.Index | None" = None) -> int:
-    """Rows are counted from 1 below the header; a portion of a file knows its first row."""
+    """The number of a row, counted from 1 below the header; the index of a portion knows where it begins."""
     import pandas as pd
 
     return int(index[position] if isinstance(index, pd.RangeIndex) else position) + 1
@@ -298,7 +299,7 @@ def is_text(column: "pd.Series") -> bool:
 
 
 def is_boolean(column: "pd.Series") -> bool:
-    """Whether it is True and False; with a blank among them pandas reads them as objects."""
+    """Whether a column is True and False, including those with blanks, which pandas reads as objects."""
     import pandas as pd
 
     return pd.api.types.infer_dtype(column, skipna=True) == "boolean"

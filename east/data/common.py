@@ -1,8 +1,8 @@
 """What data look like once loaded, and how they are split.
 
-A dataset is a `Table`, `Images` or `Graphs`: raw inputs, integer labels, class names and where it all came from.
-`split` turns it into `Splits`: three `Part`s whose scaling was fitted on the training rows alone. Random choices use
-NumPy's RandomState, whose streams are frozen: a split seed gives the same rows on every machine, forever.
+A dataset is a `Table`, `Images` or `Graphs`: raw inputs, integer labels, class names and their origin. `split` turns it
+into `Splits`: three `Part`s whose scaling was fitted on the training rows alone. Random choices use NumPy's
+RandomState, whose streams are frozen: a split seed gives the same rows on every machine, forever.
 """
 
 import hashlib
@@ -31,7 +31,7 @@ class DataError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What tables, images and graphs have in common; n rows in the first dimension of everything."""
+    """What tables, images and graphs have in common. The first dimension of every tensor is the n rows."""
 
     kind: ClassVar[Kind]
     field: ClassVar[str]  # attribute that holds the inputs
@@ -39,13 +39,13 @@ class Data:
     classes: tuple[str, ...]
     name: str
     positive: int | None = None  # index of the positive class, 1 for every binary problem
-    fingerprint: str = ""  # 16 hex digits, computed from inputs and labels unless given
-    official_test: Tensor | None = None  # bool [n]: rows of the authors' own test part
+    fingerprint: str = ""  # 16 hex digits, computed from inputs and labels if empty
+    official_test: Tensor | None = None  # bool [n]: rows of the authors' test part
     groups: Tensor | None = None  # int64 [n]: rows of one group are never separated by a split
     time: Tensor | None = None  # float64 [n]: the split is by time, train oldest and test newest
-    source: str = ""  # where the data came from originally
+    source: str = ""  # where the data originally came from
     path: str = ""  # where the files are on this machine
-    limit: int | None = None  # number of rows asked for, if not all
+    limit: int | None = None  # number of rows requested, if not all
 
     def __post_init__(self):
         if not self.fingerprint:
@@ -66,22 +66,22 @@ class Data:
 
     @property
     def stratifiable(self) -> bool:
-        """Whether a split may keep the mix of classes: not if groups or time decide where a row goes."""
+        """Whether a split can keep the class proportions: not if groups or time decide where a row goes."""
         return self.groups is None and self.time is None and self.labels.ndim == 1
 
     def fitted(self, train: np.ndarray) -> Self:
-        """The data with everything that precedes scaling learnt from the rows `train`."""
+        """The data with all preprocessing before scaling learnt from the rows `train`."""
         return self
 
     def take(self, rows: np.ndarray, **changes: Any) -> Self:
-        """The given rows only, in the given order."""
+        """Only these rows, in this order."""
         index = torch.as_tensor(rows)
         fields = {key: getattr(self, key) for key in ("labels", "official_test", "groups", "time", self.field)}
         parts = {key: value[index] for key, value in fields.items() if value is not None}
         return replace(self, **parts, fingerprint="", **changes)
 
     def limited(self, limit: int | None) -> Self:
-        """`limit` rows with the same mix of classes (and of official test rows).
+        """A sample of `limit` rows with the same class proportions (and share of official test rows).
 
         A class keeps three rows if possible, so that it can occur in train, val and test.
         """
@@ -108,21 +108,21 @@ class Data:
         wrong = {key: value for key, value in expected.items() if actual[key] != value}
         if wrong:
             lines = "; ".join(f"expected {key} {value}, got {actual[key]}" for key, value in wrong.items())
-            raise DataError(f"{self.name} was read from {self.path}, but not as it should be: {lines}.")
+            raise DataError(f"{self.name} was read from {self.path}, but its content is wrong: {lines}.")
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table(Data):
-    """Rows of numbers. A table from a file also keeps its raw columns, for `split` to encode by training rows."""
+    """Rows of numbers. A table from a file also keeps its raw columns, which `split` encodes by the training rows."""
 
     kind: ClassVar[Kind] = "table"
     field: ClassVar[str] = "features"
-    features: Tensor  # float32 [n, f], not yet scaled; those of a file are encoded by all of its rows
+    features: Tensor  # float32 [n, f], not yet scaled; for a file, encoded by all of its rows
     columns: tuple[str, ...] = ()
-    raw: "Columns | None" = None  # of a file: its columns before they are encoded
-    encoding: "Encoding | None" = None  # of a file: how `features` are made from `raw`
-    file_note: str | None = None  # of a file: what had to be guessed to read it
+    raw: "Columns | None" = None  # for a file: its columns before encoding
+    encoding: "Encoding | None" = None  # for a file: how `features` are made from `raw`
+    file_note: str | None = None  # for a file: what had to be guessed to read it
 
     @property
     def inputs(self) -> Tensor:
@@ -136,8 +136,8 @@ class Table(Data):
     def digests(self) -> list[str]:
         if self.raw is None:
             return super().digests()
-        decisive = [digest(values) for values in (self.groups, self.time) if values is not None]
-        return [*super().digests(), *decisive, *self.raw.hidden_digests()]
+        split_by = [digest(values) for values in (self.groups, self.time) if values is not None]
+        return [*super().digests(), *split_by, *self.raw.hidden_digests()]
 
     def take(self, rows: np.ndarray, **changes: Any) -> Self:
         if self.raw is not None:
@@ -145,7 +145,7 @@ class Table(Data):
         return super().take(rows, **changes)
 
     def fitted(self, train: np.ndarray) -> Self:
-        """Features whose medians, categories and first date are those of the training rows."""
+        """The table with medians, categories and first date learnt from the training rows."""
         if self.raw is None or self.encoding is None:
             return self
         encoding = self.encoding.fitted(self.raw, train)
@@ -208,14 +208,14 @@ class Splits:
     mean: Tensor  # tables [f]; images [3], on the 0..1 scale; graphs [f] of zeros
     std: Tensor
     kind: Kind = "table"
-    encoding: "Encoding | None" = None  # of a file: learnt from the training rows
+    encoding: "Encoding | None" = None  # for a file: learnt from the training rows
 
     @property
     def sizes(self) -> dict[str, int]:
         return {"train": len(self.train), "val": len(self.val), "test": len(self.test)}
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """What the network sees, float32 on the inputs' device; tables were scaled when they were split."""
+        """What the network sees, float32 on the inputs' device; tables were scaled by `split`."""
         if self.kind != "image":
             return inputs
         mean, std = (value.to(inputs.device)[:, None, None] for value in (self.mean, self.std))
@@ -259,8 +259,8 @@ def assign(
     if min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
         raise ConfigError(f"split fractions must be three positive numbers that add up to 1, got {list(fractions)}")
     if stratify and not data.stratifiable:
-        units = "time" if data.time is not None else "groups of rows"
-        raise ConfigError(f"{data.name} is split by {units}; that cannot be stratified as well")
+        criterion = "time" if data.time is not None else "groups of rows"
+        raise ConfigError(f"{data.name} is split by {criterion}; that cannot be stratified as well")
     if data.time is not None:
         return by_time(data.time.numpy(), val, test, data.name)
     random = np.random.RandomState(seed)
@@ -281,7 +281,7 @@ def assign(
 
 
 def by_time(time: np.ndarray, val: float, test: float, name: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rows in order of `time` [n], cut twice where it changes, as close to the wanted sizes as possible.
+    """Rows in order of `time` [n], cut twice where it changes, as close to the requested sizes as possible.
 
     Rows of the same time stay together, so every row of test is newer than all of val, and val than train.
     """
@@ -298,7 +298,7 @@ def by_time(time: np.ndarray, val: float, test: float, name: str) -> tuple[np.nd
 def cut(
     rows: np.ndarray, fraction: float, random: np.random.RandomState, groups: Tensor | None, strata: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """`rows` without a random `fraction` of them, and that fraction; groups are kept whole."""
+    """`rows` cut at random: all but a `fraction` of them, and that fraction; groups are kept whole."""
     if strata is not None:
         chosen = np.zeros(len(rows), dtype=bool)
         chosen[stratified(strata[rows], share(fraction, len(rows)), random)] = True
@@ -307,33 +307,33 @@ def cut(
     units = rows if groups is None else groups.numpy()[rows]
     names = np.unique(units)
     order = random.permutation(names)
-    taken = order[: share(fraction, len(names))]
+    chosen_units = order[: share(fraction, len(names))]
     if groups is None:
-        return order[len(taken) :], taken
-    inside = np.isin(units, taken)
+        return order[len(chosen_units) :], chosen_units
+    inside = np.isin(units, chosen_units)
     return random.permutation(rows[~inside]), random.permutation(rows[inside])
 
 
 def share(fraction: float, count: int) -> int:
-    """`fraction` of `count`, rounded up; the inner rounding keeps 0.16/0.80 from being a little over 0.2."""
+    """`fraction` of `count`, rounded up; the inner rounding is for fractions such as 0.16/0.80, a little over 0.2."""
     return math.ceil(round(fraction * count, 6))
 
 
 def stratified(strata: np.ndarray, size: int, random: np.random.RandomState, least: int = 0) -> np.ndarray:
-    """`size` positions drawn in proportion to their stratum (largest remainders), `least` of each if there is room."""
+    """`size` random positions, in proportion to the strata (largest remainders), `least` of each if there is room."""
     names, members, counts = np.unique(strata, return_inverse=True, return_counts=True)
-    quota = counts * size / len(strata)
-    take = np.floor(quota).astype(int)
-    order = np.argsort(take - quota, kind="stable")
-    take[order[: size - take.sum()]] += 1
-    take = np.maximum(take, np.minimum(counts, min(least, size // len(names))))
-    while take.sum() > size:
-        take[take.argmax()] -= 1
-    return np.concatenate([random.permutation(np.flatnonzero(members == k))[: take[k]] for k in range(len(names))])
+    quotas = counts * size / len(strata)
+    sizes = np.floor(quotas).astype(int)
+    order = np.argsort(sizes - quotas, kind="stable")
+    sizes[order[: size - sizes.sum()]] += 1
+    sizes = np.maximum(sizes, np.minimum(counts, min(least, size // len(names))))
+    while sizes.sum() > size:
+        sizes[sizes.argmax()] -= 1
+    return np.concatenate([random.permutation(np.flatnonzero(members == k))[: sizes[k]] for k in range(len(names))])
 
 
 def folded(labels: np.ndarray, folds: int) -> np.ndarray:
-    """A fold [n] from 0 to folds - 1 for each row; the rows of a class are spread evenly."""
+    """The fold [n] of each row, 0 to folds - 1; the rows of a class are spread evenly."""
     order = stratified(labels, len(labels), np.random.RandomState(0))  # class by class, shuffled within
     fold = np.empty(len(labels), dtype=np.int64)
     fold[order] = np.arange(len(labels)) % folds
@@ -360,8 +360,8 @@ def moments(data: Data, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     if data.normalise == "half":
         return torch.full((3,), 0.5), torch.full((3,), 0.5)
     total, squares = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    for chunk in torch.from_numpy(rows).split(2048):  # in pieces: all images as floats would fill the memory
-        values = data.pixels[chunk].float() / 255
+    for batch in torch.from_numpy(rows).split(2048):  # all images as floats would fill the memory
+        values = data.pixels[batch].float() / 255
         total += values.sum((2, 3)).double().sum(0)
         squares += values.square().sum((2, 3)).double().sum(0)
     count = len(rows) * data.pixels.shape[2] * data.pixels.shape[3]
@@ -379,7 +379,7 @@ def digest(array: Tensor | np.ndarray) -> str:
 
 
 def listed(lines: Sequence[str]) -> str:
-    """The first five lines of an error message, one below the other, and how many more there are."""
+    """The first five of some lines for an error message, each on its own line, and how many more there are."""
     more = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
     return "".join(f"\n  {line}" for line in [*lines[:5], *more])
 
@@ -387,8 +387,8 @@ def listed(lines: Sequence[str]) -> str:
 def shown(value: object, most: int = 60, quoted: bool = True) -> str:
     """A value for an error message, truncated: a cell of a file may hold a whole book."""
     text = str(value)
-    cut = f"… ({len(text):,} characters)" if len(text) > most else ""
-    return f"{text[:most]!r}{cut}" if quoted else f"{printable(text[:most])}{cut}"
+    rest = f"… ({len(text):,} characters)" if len(text) > most else ""
+    return f"{text[:most]!r}{rest}" if quoted else f"{printable(text[:most])}{rest}"
 
 
 def fingerprint(digests: Iterable[str]) -> str:

@@ -34,12 +34,12 @@ def csv(
     time: str | int | None = None,
     keep: Names = None,
 ) -> Table:
-    """The column `target` of the file `path` is the class; all others but `drop`, `group` and `time` are features.
+    """The column `target` of the file `path` is the class; all others except `drop`, `group` and `time` are features.
 
-    `categorical` are columns of numbers that are names, such as postcodes. Of two classes the positive one comes
-    second: the larger of two numbers, the rarer of two words, unless `positive` says which. Rows with the same `group`
-    stay together in a split; by `time` the oldest rows are for training and the newest for the test. Columns in `keep`
-    are features although they are the group or the time, or look like ids or free text.
+    categorical: columns of numbers that are names, such as postcodes. positive: the positive class, which comes second
+    of two; by default the larger of two numbers or the rarer of two words. Rows with the same `group` stay together in
+    a split. With `time`, the oldest rows are for training and the newest for the test. Columns in `keep` are features
+    even if they are the group or the time, or look like ids or free text.
     """
     if path is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
@@ -66,25 +66,25 @@ def from_frame(
     time: str | int | None = None,
     keep: Names = None,
 ) -> Table:
-    """A table of features and classes out of a frame of columns."""
+    """A table of features and classes from a frame; the options are those of `csv`."""
     frame = frame.rename(columns=str).reset_index(drop=True)
     files.refuse_duplicates(frame.columns, path)
     target, drop, categorical, keep = str(target), names(drop), names(categorical), names(keep)
     if group is not None and time is not None:
         raise ConfigError("dataset.group and dataset.time cannot be combined: rows are split by one or the other")
-    apart = {what: str(column) for what, column in (("group", group), ("time", time)) if column is not None}
+    split_by = {role: str(column) for role, column in (("group", group), ("time", time)) if column is not None}
     try:
-        for column in (target, *drop, *categorical, *keep, *apart.values()):
+        for column in (target, *drop, *categorical, *keep, *split_by.values()):
             choose("column", column, frame.columns)
     except ValueError as error:
         raise DataError(f"{path}: {shown(error, 500, quoted=False)}") from None
-    if target in apart.values():
+    if target in split_by.values():
         raise ConfigError(f"dataset.target, dataset.group and dataset.time must differ, got {target!r} twice")
     labels, classes, positive_index = encode_labels(frame[target], target, positive, path)
-    unused = [column for column in apart.values() if column not in keep]
-    raw = read_columns(frame.drop(columns=list({target, *drop, *unused})), categorical, keep, path)
-    set_apart = tuple(Dropped(column, f"is the {what}") for what, column in apart.items() if column in unused)
-    raw = Columns(raw.used, (*set_apart, *raw.dropped), frame)
+    unused = [Dropped(column, f"is the {role}") for role, column in split_by.items() if column not in keep]
+    used = frame.drop(columns=list({target, *drop, *(column.name for column in unused)}))
+    raw = read_columns(used, categorical, keep, path)
+    raw = Columns(raw.used, (*unused, *raw.dropped), frame)
     encoding = Encoding((), (), target, classes, positive_index).fitted(raw)
     return Table(
         features=encoding.features(raw),
@@ -95,8 +95,8 @@ def from_frame(
         columns=encoding.feature_names,
         raw=raw,
         encoding=encoding,
-        groups=group_numbers(frame[apart["group"]], path) if "group" in apart else None,
-        time=time_numbers(frame[apart["time"]], path) if "time" in apart else None,
+        groups=group_numbers(frame[split_by["group"]], path) if "group" in split_by else None,
+        time=time_numbers(frame[split_by["time"]], path) if "time" in split_by else None,
         source=str(path),
         path=str(path),
     )
@@ -109,13 +109,13 @@ def group_numbers(column: "pd.Series", path: str) -> Tensor:
 
 
 def time_numbers(column: "pd.Series", path: str) -> Tensor:
-    """float64 [n], larger is later: dates as days, or numbers as they are."""
+    """float64 [n], larger is later: dates as days, numbers unchanged."""
     refuse_gaps(column, f"dataset.time={column.name}", path)
     try:
-        found = detect(str(column.name), column, keep=True)
+        detected = detect(str(column.name), column, keep=True)
     except DataError as error:
         raise DataError(f"{path}: dataset.time={column.name} {error}; expected dates or numbers") from None
-    match found:
+    match detected:
         case Dates(days=values) | Numbers(values=values):
             return torch.from_numpy(values.copy())
         case Words(levels=levels):
@@ -125,24 +125,24 @@ def time_numbers(column: "pd.Series", path: str) -> Tensor:
     raise DataError(f"{path}: dataset.time={column.name} expects dates or numbers, got {got}.")
 
 
-def refuse_gaps(column: "pd.Series", what: str, path: str) -> None:
-    """A row without group or time has no place in the split."""
+def refuse_gaps(column: "pd.Series", name: str, path: str) -> None:
+    """DataError if values are missing: a row without group or time belongs to no part of the split."""
     empty = np.flatnonzero(column.isna())
     if len(empty):
-        raise DataError(f"{path}: {what} is missing in {row_list(empty, len(column))}. Fill or delete these rows.")
+        raise DataError(f"{path}: {name} is missing in {row_list(empty, len(column))}. Fill or delete these rows.")
 
 
 def row_list(rows: np.ndarray, total: int) -> str:
-    """The first of some rows, counted from 1 below the header."""
-    some = ", ".join(str(row + 1) for row in rows[:5])
-    return f"{len(rows):,} of {total:,} rows (rows {some}{', …' if len(rows) > 5 else ''})"
+    """How many rows, and the numbers of the first five, counted from 1 below the header."""
+    first = ", ".join(str(row + 1) for row in rows[:5])
+    return f"{len(rows):,} of {total:,} rows (rows {first}{', …' if len(rows) > 5 else ''})"
 
 
-def names(given: Names) -> list[str]:
-    """Columns as they are typed, one or several: ab, [a, b], or [0], since a name may look like a number."""
-    if given is None:
+def names(typed: Names) -> list[str]:
+    """Columns as they were typed, one or several: ab, [a, b], or [0], since a name may look like a number."""
+    if typed is None:
         return []
-    return [str(name) for name in ([given] if isinstance(given, str | int | float) else given)]
+    return [str(name) for name in ([typed] if isinstance(typed, str | int | float) else typed)]
 
 
 def encode_labels(
@@ -155,7 +155,7 @@ def encode_labels(
     if len(empty):
         raise DataError(
             f"{path}: the label {target!r} is missing in {row_list(empty, len(column))}. Fill or delete these rows. "
-            "Empty cells, ?, NA, N/A, NaN, None and null count as missing; rename a class that is called so."
+            "Empty cells, ?, NA, N/A, NaN, None and null count as missing; rename a class with such a name."
         )
     numeric = pd.api.types.is_numeric_dtype(column)
     if numeric and np.isinf(column.to_numpy(dtype=float)).any():
@@ -170,7 +170,7 @@ def encode_labels(
     if len(classes) > 2 and 2 * len(classes) > len(column):
         raise DataError(
             f"{path}: the target {target!r} has {len(classes):,} different values in {len(column):,} rows; "
-            "classes repeat. Is it a number to predict, or a name?"
+            "classes should repeat. Is it a number to predict, or a name?"
         )
     if positive is not None:
         try:
@@ -179,8 +179,8 @@ def encode_labels(
             raise DataError(f"{path}: {shown(error, 500, quoted=False)}") from None
     if len(classes) > 2:
         return labels, tuple(classes), None if positive is None else classes.index(positive)
-    first = classes.index(positive) if positive is not None else 1 if numeric else int(counts.argmin())
-    if first == 0:
+    positive_index = classes.index(positive) if positive is not None else 1 if numeric else int(counts.argmin())
+    if positive_index == 0:
         labels, classes = 1 - labels, classes[::-1]
     return labels, tuple(classes), 1
 

@@ -1,4 +1,4 @@
-"""Digits: 1,797 handwritten digits of 8x8 pixels, shipped with scikit-learn. The default: no download."""
+"""Digits: 1,797 handwritten digits of 8x8 pixels, shipped with scikit-learn. The default: it needs no download."""
 
 import numpy as np
 import torch
@@ -9,7 +9,7 @@ from east.data.sources import Dataset
 
 
 def digits(root=None, *, imbalance: float = 1, positive: int | None = None) -> Table:
-    """64 features, 10 classes; `positive` makes it that digit against the rest.
+    """64 features, 10 classes; with `positive`, that digit against the rest.
 
     `imbalance` thins the classes to a long tail: class sizes fall geometrically, and the last class has 1/imbalance
     as many rows as the largest.
@@ -38,7 +38,7 @@ def digits(root=None, *, imbalance: float = 1, positive: int | None = None) -> T
 
 
 def thinned(labels: np.ndarray, classes: int, imbalance: float) -> np.ndarray:
-    """Indices of the rows kept, in order: class k keeps at most largest * imbalance^(-k / (classes - 1))."""
+    """Indices of the rows to keep, in order: class k keeps at most largest * imbalance^(-k / (classes - 1))."""
     random, largest = np.random.RandomState(0), np.bincount(labels).max()
     kept = []
     for k in range(classes):

@@ -1,6 +1,6 @@
-"""How the columns of a file become features, so that new rows can later be encoded the same way, or refused.
+"""How the columns of a file become features, so that new rows can be encoded the same way later, or refused.
 
-Everything here is learnt from training rows and travels with a saved model as plain JSON:
+Everything here is learnt from training rows and saved with a model as plain JSON:
 
     {"columns": [{"name": "age", "kind": "numeric", "median": 38.0, "indicator": true},
                  {"name": "job", "kind": "categorical", "text": true, "categories": ["clerk", "nurse"], "other": false},
@@ -54,7 +54,7 @@ Json = None | bool | int | float | str | Sequence["Json"] | Mapping[str, "Json"]
 
 @dataclass(frozen=True)
 class Numeric:
-    """One feature; a missing number becomes the median, and a second feature marks it if training rows had gaps."""
+    """One feature. Missing numbers become the median; if training rows had any, a second feature marks them."""
 
     name: str
     median: float
@@ -75,20 +75,20 @@ class Numeric:
         return np.stack([values, absent][: 1 + self.indicator], axis=1)
 
     def typed(self, values: "pd.Series") -> Numbers:
-        """Read new rows of this column; DataError says what was expected and what came."""
+        """Read new rows of this column; DataError says what was expected and what it got."""
         import pandas as pd
 
         if pd.api.types.is_numeric_dtype(values) or values.isna().all() or is_boolean(values):
             column = Numbers(self.name, values.to_numpy(dtype=float, na_value=np.nan))
         else:
-            given = words_column(self.name, values)
-            numbers = level_numbers(given.levels)
+            text = words_column(self.name, values)
+            numbers = level_numbers(text.levels)
             if not is_text(values):
                 raise DataError(f"expected numbers, got {values.dtype}")
             if np.isnan(numbers).any():
-                stray = given.levels[int(np.flatnonzero(np.isnan(numbers))[0])]
+                stray = text.levels[int(np.flatnonzero(np.isnan(numbers))[0])]
                 raise DataError(f"expected numbers, got {shown(stray)}")
-            column = Numbers(self.name, np.append(numbers, np.nan)[given.codes])
+            column = Numbers(self.name, np.append(numbers, np.nan)[text.codes])
         check_range(column.values, values.index)
         return column
 
@@ -99,12 +99,12 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A 0/1 feature for each category; unknown words count as `other` if there is one, else as 0 everywhere."""
+    """A 0/1 feature for each category. Unknown words count as `other` if there is such a feature, else all are 0."""
 
     name: str
     categories: tuple[str, ...]  # in alphabetical order, then "(missing)" if training had missing values
-    text: bool  # False: numbers that are names
-    other: bool = False  # whether rare words share one more feature
+    text: bool  # False: numbers used as names
+    other: bool = False  # whether rare words share an extra feature
 
     @classmethod
     def fit(cls, column: Words) -> Self:
@@ -126,17 +126,17 @@ class Categorical:
         return len(self.categories) + self.other
 
     def features(self, column: Words) -> np.ndarray:
-        place = {category: k for k, category in enumerate(self.categories)}
+        position = {category: k for k, category in enumerate(self.categories)}
         unknown = len(self.categories) if self.other else -1
-        slots = [place.get(level, unknown) for level in column.levels] + [place.get(MISSING, -1)]
-        slot = np.array(slots)[column.codes]  # code -1, missing, is the last
-        features = np.zeros((len(slot), self.width), dtype=np.float32)
-        rows = np.flatnonzero(slot >= 0)
-        features[rows, slot[rows]] = 1
+        by_level = [position.get(level, unknown) for level in column.levels] + [position.get(MISSING, -1)]
+        by_row = np.array(by_level)[column.codes]  # code -1, missing, is the last
+        features = np.zeros((len(by_row), self.width), dtype=np.float32)
+        rows = np.flatnonzero(by_row >= 0)
+        features[rows, by_row[rows]] = 1
         return features
 
     def typed(self, values: "pd.Series") -> Words:
-        """New rows of this column. A few rows of 0 1 2 3+ may look like numbers, and one of them may be new."""
+        """Read new rows of this column. A few rows of 0 1 2 3+ may look like numbers, and one of them may be new."""
         import pandas as pd
 
         if not self.text:
@@ -149,15 +149,15 @@ class Categorical:
         return words_column(self.name, values)
 
     def describe(self) -> str:
-        some = ", ".join(shown(c, 20, quoted=False) for c in self.categories[:6])
+        first = ", ".join(shown(c, 20, quoted=False) for c in self.categories[:6])
         more = ", …" if len(self.categories) > 6 else ""
         count = "1 category" if len(self.categories) == 1 else f"{len(self.categories)} categories"
-        return f"{count}{', rarer ones together' if self.other else ''}: {some}{more}"
+        return f"{count}{', rarer ones together' if self.other else ''}: {first}{more}"
 
 
 @dataclass(frozen=True)
 class Date:
-    """Year, month, weekday (Monday is 0) and days since the first date of training; missing ones as for numbers."""
+    """Year, month, weekday (Monday is 0) and days since the first date of training; missing dates as for `Numeric`."""
 
     name: str
     format: str
@@ -185,17 +185,17 @@ class Date:
         return np.stack(parts[: len(PARTS) + self.indicator], axis=1).astype(np.float64)
 
     def typed(self, values: "pd.Series") -> Dates:
-        """New rows of this column: dates, or text in the format of training."""
+        """Read new rows of this column: dates, or text in the format of training."""
         import pandas as pd
 
         if pd.api.types.is_datetime64_any_dtype(values):
             return Dates(self.name, as_days(values), self.format)
-        given = words_column(self.name, values)
-        days = parse_dates(given.levels, self.format)
+        text = words_column(self.name, values)
+        days = parse_dates(text.levels, self.format)
         if np.isnan(days).any():
-            stray = shown(given.levels[int(np.flatnonzero(np.isnan(days))[0])])
+            stray = shown(text.levels[int(np.flatnonzero(np.isnan(days))[0])])
             raise DataError(f"expected dates such as {self.example}, got {stray}")
-        return Dates(self.name, np.append(days, np.nan)[given.codes], self.format)
+        return Dates(self.name, np.append(days, np.nan)[text.codes], self.format)
 
     @property
     def example(self) -> str:
@@ -211,7 +211,7 @@ Encoder = Numeric | Categorical | Date
 
 
 def encoder(column: Column) -> Encoder:
-    """The encoder that the training rows of a column call for."""
+    """An encoder fitted on the training rows of a column."""
     match column:
         case Numbers():
             return Numeric.fit(column)
@@ -223,7 +223,7 @@ def encoder(column: Column) -> Encoder:
 
 @dataclass(frozen=True)
 class Encoding:
-    """All columns of a file, in the order of their features, and its classes."""
+    """How all columns of a file are encoded, in the order of their features, and its classes."""
 
     columns: tuple[Encoder, ...]
     dropped: tuple[Dropped, ...] = ()
@@ -234,11 +234,11 @@ class Encoding:
 
     def fitted(self, columns: Columns, rows: np.ndarray | None = None) -> "Encoding":
         """The encoding learnt from these rows (None: all) of the columns."""
-        learnt = columns.used if rows is None else [take(column, rows) for column in columns.used]
-        return replace(self, columns=tuple(map(encoder, learnt)), dropped=columns.dropped)
+        used = columns.used if rows is None else [take(column, rows) for column in columns.used]
+        return replace(self, columns=tuple(map(encoder, used)), dropped=columns.dropped)
 
     def features(self, columns: Columns) -> Tensor:
-        """float32 [n, f] of typed columns, which are those of `self.columns` in their order."""
+        """Features float32 [n, f] of typed columns, which must be in the order of `self.columns`."""
         return torch.from_numpy(self.array(columns, np.float32))
 
     def array(self, columns: Columns, dtype: type[np.floating]) -> np.ndarray:
@@ -278,19 +278,21 @@ class Encoding:
     @classmethod
     def from_json(cls, value: object) -> "Encoding":
         """The inverse of `to_json`; it also reads models saved before there were dates and dropped columns."""
-        given = Given(value, "the encoding")
-        read = [column_from_json(column) for column in given.items("columns")]
-        positive = given.optional("positive", int)
-        classes = tuple(given.words("classes")) if given.has("classes") else ()
+        json = UntrustedJson(value, "the encoding")
+        columns = [column_from_json(column) for column in json.items("columns")]
+        positive = json.optional("positive", int)
+        classes = tuple(json.words("classes")) if json.has("classes") else ()
         if positive is not None and not 0 <= positive < max(1, len(classes)):
             raise DataError(f"the encoding: expected 'positive' to number one of {len(classes)} classes")
-        delimiter = given.optional("delimiter", str)
-        if delimiter not in (None, r"\s+") and len(str(delimiter)) != 1:  # else pandas sees a regular expression
+        delimiter = json.optional("delimiter", str)
+        if (
+            delimiter not in (None, r"\s+") and len(str(delimiter)) != 1
+        ):  # pandas would take it for a regular expression
             raise DataError(f"the encoding: expected 'delimiter' to be one character, got {shown(delimiter)}")
         return cls(
-            columns=tuple(column for column in read if not isinstance(column, Dropped)),
-            dropped=tuple(column for column in read if isinstance(column, Dropped)),
-            target=given.optional("target", str),
+            columns=tuple(column for column in columns if not isinstance(column, Dropped)),
+            dropped=tuple(column for column in columns if isinstance(column, Dropped)),
+            target=json.optional("target", str),
             classes=classes,
             positive=positive,
             delimiter=delimiter,
@@ -298,7 +300,7 @@ class Encoding:
 
 
 def encode(frame: "pd.DataFrame", encoding: Encoding) -> Tensor:
-    """Features float32 [n, f] of a frame with the columns of `encoding`; further columns are ignored."""
+    """Features float32 [n, f] of a frame with the columns of `encoding`; other columns are ignored."""
     return encoding.features(typed_columns(frame, encoding))
 
 
@@ -321,15 +323,15 @@ def typed_columns(frame: "pd.DataFrame", encoding: Encoding) -> Columns:
     return Columns(tuple(typed))
 
 
-def enumerated(given: Iterable[str], most: int = 60) -> str:
-    """Names for a message, each truncated, and how many more there are."""
-    names = list(given)
+def enumerated(names: Iterable[str], most: int = 60) -> str:
+    """Names for a message, each cut after `most` characters, and how many more there are."""
+    names = list(names)
     more = [f"and {len(names) - 20} more"] if len(names) > 20 else []
     return ", ".join([*(shown(name, most, quoted=False) for name in names[:20]), *more])
 
 
 def has_numbers(categories: set[str]) -> bool:
-    """Whether some categories are numbers, all written as `words` writes them: otherwise a new 1 might mean 01."""
+    """Whether some categories are numbers, all in the notation of `words`: otherwise a new 1 might mean 01."""
     import pandas as pd
 
     numbers = pd.to_numeric(pd.Series(sorted(categories)), errors="coerce").dropna()
@@ -356,31 +358,31 @@ def column_to_json(column: Encoder | Dropped) -> dict[str, Json]:
 
 
 def column_from_json(value: object) -> Encoder | Dropped:
-    given = Given(value, "a column of the encoding")
-    name, kind = given.required("name", str), given.required("kind", str)
+    json = UntrustedJson(value, "a column of the encoding")
+    name, kind = json.required("name", str), json.required("kind", str)
     match kind:
         case "numeric":
-            return Numeric(name, given.number("median"), given.required("indicator", bool))
+            return Numeric(name, json.number("median"), json.required("indicator", bool))
         case "categorical":
-            other = given.optional("other", bool) or False
-            return Categorical(name, tuple(given.words("categories")), given.required("text", bool), other)
+            other = json.optional("other", bool) or False
+            return Categorical(name, tuple(json.words("categories")), json.required("text", bool), other)
         case "date":
-            format = given.required("format", str)
+            format = json.required("format", str)
             if format not in DATE_FORMATS:
                 raise DataError(f"column {shown(name)}: expected a date format such as %d.%m.%Y, got {shown(format)}")
-            return Date(name, format, given.days("origin"), given.days("median"), given.required("indicator", bool))
+            return Date(name, format, json.days("origin"), json.days("median"), json.required("indicator", bool))
         case "dropped":
-            return Dropped(name, given.required("reason", str))
+            return Dropped(name, json.required("reason", str))
     raise DataError(f"column {shown(name)}: expected kind numeric, categorical, date or dropped, got {shown(kind)}")
 
 
-class Given:
-    """A JSON object from an untrusted file: every value is checked when it is read."""
+class UntrustedJson:
+    """A JSON object from an untrusted file: every value is checked when it is read. name: for error messages."""
 
-    def __init__(self, value: object, what: str):
+    def __init__(self, value: object, name: str):
         if not isinstance(value, Mapping):
-            raise DataError(f"{what}: expected an object, got {shown(value)}")
-        self.values, self.what = value, what
+            raise DataError(f"{name}: expected an object, got {shown(value)}")
+        self.values, self.name = value, name
 
     def has(self, key: str) -> bool:
         return key in self.values
@@ -388,7 +390,7 @@ class Given:
     def required(self, key: str, kind: type[T]) -> T:
         value = self.values.get(key)
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise DataError(f"{self.what}: expected {key!r} to be of type {kind.__name__}, got {shown(value)}")
+            raise DataError(f"{self.name}: expected {key!r} to be of type {kind.__name__}, got {shown(value)}")
         return value
 
     def optional(self, key: str, kind: type[T]) -> T | None:
@@ -397,20 +399,20 @@ class Given:
     def number(self, key: str) -> float:
         value = self.values.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-            raise DataError(f"{self.what}: expected {key!r} to be a finite number, got {shown(value)}")
+            raise DataError(f"{self.name}: expected {key!r} to be a finite number, got {shown(value)}")
         return float(value)
 
     def items(self, key: str) -> Sequence[object]:
         value = self.values.get(key)
         if not isinstance(value, list | tuple):
-            raise DataError(f"{self.what}: expected {key!r} to be a list, got {shown(value)}")
+            raise DataError(f"{self.name}: expected {key!r} to be a list, got {shown(value)}")
         return value
 
     def words(self, key: str) -> list[str]:
-        found = [value for value in self.items(key) if isinstance(value, str)]
-        if len(found) < len(self.items(key)):
-            raise DataError(f"{self.what}: expected {key!r} to be a list of words")
-        return found
+        words = [value for value in self.items(key) if isinstance(value, str)]
+        if len(words) < len(self.items(key)):
+            raise DataError(f"{self.name}: expected {key!r} to be a list of words")
+        return words
 
     def days(self, key: str) -> float:
         value = self.required(key, str)
@@ -418,5 +420,5 @@ class Given:
             return datetime.fromisoformat(value).replace(tzinfo=UTC).timestamp() / DAY
         except ValueError:
             raise DataError(
-                f"{self.what}: expected {key!r} to be a date such as 2024-01-31, got {shown(value)}"
+                f"{self.name}: expected {key!r} to be a date such as 2024-01-31, got {shown(value)}"
             ) from None

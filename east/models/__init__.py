@@ -23,9 +23,9 @@ __all__ = ["GNN", "MLP", "MODELS", "TOGETHER", "Darknet", "Stack", "build"]
 def build(model: Model, inputs_shape: Sequence[int], outputs: int, dropout: float = 0.0) -> nn.Module:
     """The network of a config's `model` section, freshly initialised from torch's global generator.
 
-    inputs_shape: of one sample. outputs: the number of classes; `model.outputs` overrides it, 1 meaning a
-    single logit. Dropout has no parameters, so a trained state fits whatever the rate. A config with a `target` names
-    its class itself; the others are in MODELS.
+    inputs_shape: of one sample. outputs: the number of classes; `model.outputs` overrides it, and 1 means a single
+    logit. Dropout has no parameters, so a trained state fits a network of any dropout rate. A config with a `target`
+    names its class; the others are in MODELS.
     """
     name = "custom" if "target" in model.options else choose("model", model.name, MODELS)
     return MODELS[name](tuple(inputs_shape), model.outputs or outputs, dropout, **model.options)
@@ -38,42 +38,43 @@ def _mlp(shape: tuple[int, ...], outputs: int, dropout: float, hidden: Sequence[
 
 
 def _darknet19(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -> nn.Module:
-    _expect("darknet19", "images [3, height, width]", shape, len(shape) == 3 and shape[0] == 3)
+    _check_images("darknet19", shape)
     return Darknet(DARKNET19, outputs, dropout, **options)
 
 
 def _tiny_darknet(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -> nn.Module:
-    _expect("tiny_darknet", "images [3, height, width]", shape, len(shape) == 3 and shape[0] == 3)
+    _check_images("tiny_darknet", shape)
     return Darknet(TINY, outputs, dropout, **options)
 
 
+def _check_images(model: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != 3 or shape[0] != 3:
+        raise ValueError(f"model {model!r} expects images [3, height, width], got samples of shape {list(shape)}")
+
+
 def _gnn(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -> nn.Module:
-    _expect("gnn", "graphs [nodes, features]", shape, len(shape) == 2)
+    if len(shape) != 2:
+        raise ValueError(f"model 'gnn' expects graphs [nodes, features], got samples of shape {list(shape)}")
     return GNN(shape[-1], outputs, dropout=dropout, **options)
 
 
 def _custom(
     shape: tuple[int, ...], outputs: int, dropout: float, target: str, parameters: Mapping[str, Any] | None = None
 ) -> nn.Module:
-    """`target` is the dotted path of a class or function, called as Net(inputs_shape=…, outputs=…, **parameters); it
-    is given `dropout` as well if it has a parameter of that name."""
+    """A user's network: `target` is the dotted path of a class or function, called as
+    Net(inputs_shape=…, outputs=…, **parameters), and with `dropout` if it has a parameter of that name."""
     net = import_by_path(target)
-    given = dict(parameters or {})
+    arguments = dict(parameters or {})
     is_class = isinstance(net, type) and issubclass(net, nn.Module)
     is_function = inspect.isfunction(net) and {"inputs_shape", "outputs"} <= inspect.signature(net).parameters.keys()
     if not (is_class or is_function):
         raise ValueError(
-            f"model.target={target}: expected a class of torch.nn.Module, or a function of inputs_shape and outputs, "
-            f"got {net!r}"
+            f"model.target={target}: expected a subclass of torch.nn.Module, or a function of inputs_shape and "
+            f"outputs, got {net!r}"
         )
     if "dropout" in inspect.signature(net).parameters:
-        given.setdefault("dropout", dropout)
-    return net(inputs_shape=shape, outputs=outputs, **given)
-
-
-def _expect(model: str, expected: str, shape: tuple[int, ...], met: bool) -> None:
-    if not met:
-        raise ValueError(f"model {model!r} expects {expected}, got samples of shape {list(shape)}")
+        arguments.setdefault("dropout", dropout)
+    return net(inputs_shape=shape, outputs=outputs, **arguments)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
@@ -84,4 +85,4 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "mlp_btg": _mlp,
     "tiny_darknet": _tiny_darknet,
 }
-TOGETHER = ("mlp", "mlp_btg")  # models of which a Stack computes many at once
+TOGETHER = ("mlp", "mlp_btg")  # models that a Stack computes many at a time

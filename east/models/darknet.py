@@ -15,12 +15,12 @@ class Convolution3x3(nn.Conv2d):
 
     On maps of 1x1 and 2x2 most of the kernel meets padding. There the same sum is a dense product of all inputs with
     all outputs: a ninth and 4/9 of the work, with the same weights and, to rounding, the same result and gradient.
-    On the CPU only: a GPU is bound by kernel launches and by reading the weights at this size, not by arithmetic (a
-    9x smaller product of 128 images saves 10 us, picking its weights from the kernel costs that much).
+    On the CPU only: at this size a GPU is bound by kernel launches and by reading the weights, not by arithmetic (a
+    9x smaller product of 128 images saves 10 us, and selecting its weights from the kernel costs as much).
     """
 
-    def __init__(self, channels: int, wanted: int):
-        super().__init__(channels, wanted, 3, padding=1, bias=False)
+    def __init__(self, channels: int, outputs: int):
+        super().__init__(channels, outputs, 3, padding=1, bias=False)
 
     def forward(self, images: Tensor) -> Tensor:
         side = images.shape[-1]
@@ -48,8 +48,9 @@ class Darknet(nn.Module):
     """Convolutions with batch norm and LeakyReLU(0.1), a last 1x1 convolution to the classes, then their global mean.
 
     layers: DARKNET19 (table 6, YOLO9000, arXiv 1612.08242) or TINY (darknet's tiny.cfg). Images [n, 3, h, w].
-    width: multiplies every number of channels. pools: keeps only the first so many poolings, for small images.
-    dropout: of whole channels before the last convolution, the one place where it does not disturb batch norm.
+    width: a factor on all channel counts. pools: how many poolings to keep, from the first on, for small images; None
+    keeps all. dropout: of whole channels before the last convolution, the only place where it does not disturb batch
+    norm.
     """
 
     def __init__(self, layers: list, outputs: int, dropout: float = 0.0, width: float = 1.0, pools: int | None = None):
@@ -59,23 +60,24 @@ class Darknet(nn.Module):
             raise ValueError(f"model.pools: expected 0 to {available}, or null for all, got {pools}")
         if not width > 0:
             raise ValueError(f"model.width: expected a positive factor, got {width}")
-        left = available if pools is None else pools
+        pools_left = available if pools is None else pools
         body: list[nn.Module] = []
         channels = 3
         for layer in layers:
             if layer == "M":
-                if left > 0:
+                if pools_left > 0:
                     body.append(nn.MaxPool2d(2))
-                left -= 1
+                pools_left -= 1
                 continue
-            kernel = 3 if layer > 0 else 1
-            wanted = max(1, round(abs(layer) * width))
+            next_channels = max(1, round(abs(layer) * width))
             body += [
-                Convolution3x3(channels, wanted) if kernel == 3 else nn.Conv2d(channels, wanted, 1, bias=False),
-                nn.BatchNorm2d(wanted),
+                Convolution3x3(channels, next_channels)
+                if layer > 0
+                else nn.Conv2d(channels, next_channels, 1, bias=False),
+                nn.BatchNorm2d(next_channels),
                 nn.LeakyReLU(0.1, inplace=True),
             ]
-            channels = wanted
+            channels = next_channels
         self.body = nn.Sequential(*body)
         self.dropout = nn.Dropout2d(dropout)
         self.classifier = nn.Conv2d(channels, outputs, 1)

@@ -1,4 +1,4 @@
-"""A message-passing network on complete graphs: who stands in one group with whom (Bridging the Gap, table 3)."""
+"""A message-passing network on complete graphs: which people stand in the same group (Bridging the Gap, table 3)."""
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +12,8 @@ class GNN(nn.Module):
     """Affinity of every pair in a frame: people [n, m, 4] (x, y, cos, sin) -> logits [n, m (m-1) / 2, outputs].
 
     Pairs come in the order (0,1), (0,2), ..., (m-2,m-1). Each of `rounds` rounds computes m_ij = MLP(h_i, h_j, e_ij),
-    h_i <- MLP(h_i, sum_j m_ij), e_ij <- m_ij; e_ij starts as the distance. A pair is read from both its directions.
-    The authors' own layer sizes are not public: these are ours.
+    h_i <- MLP(h_i, sum_j m_ij), e_ij <- m_ij; e_ij starts as the distance. The logits of a pair come from the mean of
+    e_ij and e_ji. The authors' layer sizes are not public: these are ours.
     """
 
     def __init__(self, features: int, outputs: int, hidden: int = 64, rounds: int = 2, dropout: float = 0.0):
@@ -34,12 +34,12 @@ class GNN(nn.Module):
         m = people.shape[1]
         position = people[..., :2] - people[..., :2].mean(1, keepdim=True)
         nodes = torch.cat((position, people[..., 2:]), -1)
-        # A square root has no gradient at 0, where a person meets itself; positions are inputs, so none is asked for.
+        # The square root has no gradient at 0, the distance to oneself; positions are inputs and need none.
         edges = (position[:, :, None] - position[:, None]).square().sum(-1, keepdim=True).sqrt()
         others = 1 - torch.eye(m, device=people.device)[..., None]
         for message, update in zip(self.messages, self.nodes, strict=True):
-            own = nodes[:, :, None].expand(-1, -1, m, -1)
-            edges = message(torch.cat((own, own.transpose(1, 2), edges), -1))
+            h_i = nodes[:, :, None].expand(-1, -1, m, -1)
+            edges = message(torch.cat((h_i, h_i.transpose(1, 2), edges), -1))
             nodes = update(torch.cat((nodes, (edges * others).sum(2)), -1))
         first, second = torch.triu_indices(m, m, offset=1, device=people.device)
         pairs = (edges[:, first, second] + edges[:, second, first]) / 2

@@ -1,6 +1,6 @@
-"""The command line, parsed once: names and values, in the order in which they were typed.
+"""The command line, parsed once: names and values in the order they were typed.
 
-Values follow Hydra's grammar. Paths and names that it cannot parse, such as ~/a.csv or été, are quoted for it.
+Values follow Hydra's grammar. Paths and names that Hydra cannot parse, such as ~/a.csv or été, are quoted first.
 """
 
 import os
@@ -17,13 +17,13 @@ from hydra.errors import HydraException
 from east.choices import ConfigError, printable
 
 PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoint", "config_dir")
-TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if need be
-LISTS = {"losses": "loss", "datasets": "dataset"}  # several at once, and what each entry is
+TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if necessary
+LISTS = {"losses": "loss", "datasets": "dataset"}  # name of a list -> what each entry is
 
 
 @dataclass(frozen=True)
 class Command:
-    """What the user asked for. If a name is given twice, the last value counts."""
+    """What the user asked for. If a name occurs twice, the last value counts."""
 
     values: Mapping[str, Any] = field(default_factory=dict)
 
@@ -33,7 +33,7 @@ class Command:
         overrides = list(parsed(words))
         for override in overrides:
             refuse_syntax(override)
-        return cls(with_data_named({override.key_or_group: override.value() for override in overrides}))
+        return cls(with_dataset({override.key_or_group: override.value() for override in overrides}))
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -43,7 +43,7 @@ class Command:
 
     @property
     def sections(self) -> set[str]:
-        """First parts of the names: `hyper` of hyper.lr=0.01."""
+        """First parts of the names, such as `hyper` of hyper.lr=0.01."""
         return {name.partition(".")[0] for name in self.values}
 
     def but(self, values: Mapping[str, Any] | None = None, **plain: Any) -> "Command":
@@ -54,15 +54,15 @@ class Command:
         return Command({name: value for name, value in self.values.items() if name not in names})
 
     def among(self, sections: Sequence[str]) -> dict[str, Any]:
-        """The values given for these sections."""
+        """The values that belong to these sections."""
         return {name: value for name, value in self.values.items() if name.partition(".")[0] in sections}
 
     def each(self) -> Iterator["Command"]:
-        """One command for every dataset and loss: one, or those of losses=[f1,ce] datasets=[adult]."""
+        """One command for every pair of losses=[f1,ce] datasets=[adult]; without such lists, just one."""
         lists = {name: self._list(name) for name in ("datasets", "losses") if name in self.values}
         rest = self.without(*LISTS)
-        for chosen in product(*lists.values()):
-            yield rest.but(dict(zip((LISTS[name] for name in lists), chosen, strict=True)))
+        for entries in product(*lists.values()):
+            yield rest.but(dict(zip((LISTS[name] for name in lists), entries, strict=True)))
 
     def _list(self, name: str) -> list[str]:
         """The entries of losses=[…] or datasets=[…], each once."""
@@ -70,11 +70,9 @@ class Command:
         example = {"losses": "losses=[f1,ce]", "datasets": "datasets=[adult,mammography]"}[name]
         if not (isinstance(entries, list) and entries):
             raise ConfigError(f"{name}: expected a list such as {example}, got {entries!r}")
-        for other, value in self.values.items():
-            if other.partition(".")[0] == group and other != "dataset.limit":
-                raise ConfigError(
-                    f"{other}={text(value)}: `{group}` and `{group}.*` cannot be combined with {name}=[…]"
-                )
+        for key, value in self.values.items():
+            if key.partition(".")[0] == group and key != "dataset.limit":
+                raise ConfigError(f"{key}={text(value)}: `{group}` and `{group}.*` cannot be combined with {name}=[…]")
         return list(dict.fromkeys(map(str, entries)))
 
 
@@ -82,10 +80,10 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
     """The words as Hydra reads them."""
     parser = OverridesParser.create()
     for word in words:
-        if any("\ud800" <= c <= "\udfff" for c in word):  # how Python writes bytes that are no text; JSON cannot
+        if any("\ud800" <= c <= "\udfff" for c in word):  # surrogates stand for bytes that are not UTF-8
             raise ConfigError(f"cannot read {printable(word)}: expected UTF-8; rename the file or folder")
         name, _, value = word.removeprefix("++").partition("=")  # "++" sets a key, whether or not it exists
-        blank = name in TEXTS and value.isspace()  # a delimiter, which Hydra would strip
+        blank = name in TEXTS and value.isspace()  # a delimiter that Hydra would strip
         if name in LISTS and not value.startswith(("[", "'", '"')) and "," in value:
             raise ConfigError(f"{name}: expected a list such as {name}=[{value}], got {value!r}")
         try:
@@ -94,12 +92,12 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
             if name not in TEXTS or value.startswith(("'", '"', "[", "{")) or "${" in value:
                 raise ConfigError(unreadable(name, value)) from error
             values = value.split(",") if all(value.split(",")) else [value]  # a sweep, unless it is the delimiter ","
-            values = [os.path.expanduser(one) if name in PATHS else one for one in values]
+            values = [os.path.expanduser(item) if name in PATHS else item for item in values]
             yield parser.parse_override(f"{name}={','.join(map(quoted, values))}")
 
 
-def with_data_named(values: dict[str, Any]) -> dict[str, Any]:
-    """dataset.path=my.csv is enough to mean dataset=csv; a path that is a folder means images."""
+def with_dataset(values: dict[str, Any]) -> dict[str, Any]:
+    """Add the dataset if only its path is given: dataset.path=my.csv means dataset=csv, and a folder means images."""
     path = values.get("dataset.path")
     if path is None or {"dataset", "datasets"} & values.keys():
         return values
@@ -143,13 +141,13 @@ def unreadable(name: str, value: str) -> str:
     """What to write instead of an override that Hydra cannot parse."""
     if not re.fullmatch(r"[\w./@+~-]+", name, re.ASCII):
         return f"cannot read {name}={value}: expected name=value, such as loss=f1"
-    parts = [quoted(one.strip("' \"")) for one in value.strip("[]").split(",")]
-    better = f"[{','.join(parts)}]" if value.startswith("[") else quoted(value.strip("' \""))
-    return f'cannot read {name}={value}: special characters need quotes inside the shell\'s quotes: "{name}={better}"'
+    items = [quoted(item.strip("' \"")) for item in value.strip("[]").split(",")]
+    fixed = f"[{','.join(items)}]" if value.startswith("[") else quoted(value.strip("' \""))
+    return f'cannot read {name}={value}: special characters need quotes inside the shell\'s quotes: "{name}={fixed}"'
 
 
 def refuse_syntax(override: Override) -> None:
-    """Hydra's syntax for adding, deleting and sweeping has no meaning in a single command."""
+    """Refuse Hydra's syntax for adding, deleting and sweeping, which means nothing in a single command."""
     line, name = override.input_line, override.key_or_group
     if override.is_delete() or override.is_add():
         raise ConfigError(f"{line}: keys cannot be added to or deleted from the config; write name=value")

@@ -29,10 +29,10 @@ PAPER_DATASETS = (
     *("adult_released", "cifar10_transportation", "cifar10_frog"),
 )
 DEFAULTS = {"dataset": "digits", "loss": "f1", "protocol": "east", "executor": "auto", "preset": "auto"}
-COMMON = ("name", "kind", "limit", "outputs")  # keys of every dataset or network, which the models check
+COMMON = ("name", "kind", "limit", "outputs")  # keys of every dataset or network; `Settings` checks them
 COMMAND_ONLY = ("losses", "datasets")  # read by Command.each
 Files = Mapping[str, Mapping[str, Path]]
-Composed = dict[str, Any]  # what Hydra hands over
+Composed = dict[str, Any]  # a config before it is validated
 
 
 def settings(command: Command) -> Settings:
@@ -40,22 +40,23 @@ def settings(command: Command) -> Settings:
     folder = command.get("config_dir")
     files = groups(folder)
     files["table"]["all"] = CONF  # not a file; a table's file is not composed into the config anyway
-    if names_a_file(str(command.get("dataset", ""))) and command.get("dataset") not in files["dataset"]:
-        raise ConfigError(f"dataset={command.get('dataset')}: did you mean dataset.path={command.get('dataset')}?")
+    dataset = command.get("dataset", "")
+    if names_a_file(str(dataset)) and dataset not in files["dataset"]:
+        raise ConfigError(f"dataset={dataset}: did you mean dataset.path={dataset}?")
     chosen = {
         name: choose(name, str(value), files[name])
         for name, value in command.values.items()
         if name in files and not isinstance(value, Mapping)
     }
     table = chosen.pop("table", "grid")
-    typed = dict(flat({name: value for name, value in command.values.items() if name not in (*chosen, "table")}, files))
-    full = completed(files, chosen, typed)
+    others = {name: value for name, value in command.values.items() if name not in (*chosen, "table")}
+    typed = dict(flattened(others, files))
 
-    config = composed(files, full)
+    config = composed(files, completed(files, chosen, typed))
     refuse_unknown_keys(typed, config)
-    refuse_other_kinds(typed, config)
+    refuse_wrong_types(typed, config)
     for name, value in typed.items():
-        put(config, name, value)
+        set_value(config, name, value)
     fill_from_preset(config, typed)
     config |= {"table": table, "fixed": frozenset(n.partition(".")[2] for n in typed if n in fixable(config))}
     for name in COMMAND_ONLY:
@@ -72,29 +73,32 @@ def settings(command: Command) -> Settings:
 
 def all_settings(command: Command) -> list[Settings]:
     """The settings of every dataset and loss of a command."""
-    return [settings(one) for one in command.each()]
+    return [settings(single) for single in command.each()]
 
 
 def completed(files: Files, chosen: Mapping[str, str], typed: Mapping[str, Any]) -> dict[str, str]:
-    """Choices for the groups that the user left open; typed values may decide them."""
-    full = {**DEFAULTS, **chosen}
-    of = lambda group: section(files, group, full[group])[group]  # noqa: E731
-    kind, protocol = of("dataset")["kind"], of("protocol")
+    """The user's choices, and a choice for every other group; it may depend on the values that the user typed."""
+    choices = {**DEFAULTS, **chosen}
+
+    def content(group: str) -> Composed:
+        return section(files, group, choices[group])[group]
+
+    kind, protocol = content("dataset")["kind"], content("protocol")
     options = {name.removeprefix("loss."): value for name, value in typed.items() if name.startswith("loss.")}
-    loss = Loss.model_validate(of("loss") | options)
-    if full["preset"] == "auto":
-        full["preset"] = "paper" if full["dataset"] in PAPER_DATASETS else "quick"
-    preset = of("preset")
-    full.setdefault("model", preset["model"].get(kind, protocol["model"][kind]))
-    full.setdefault("search", "none" if loss.classical else preset["search"] or protocol["search"])
-    full.setdefault("annealing", protocol["annealing"] if loss.anneals else "none")
-    return full
+    loss = Loss.model_validate(content("loss") | options)
+    if choices["preset"] == "auto":
+        choices["preset"] = "paper" if choices["dataset"] in PAPER_DATASETS else "quick"
+    preset = content("preset")
+    choices.setdefault("model", preset["model"].get(kind, protocol["model"][kind]))
+    choices.setdefault("search", "none" if loss.classical else preset["search"] or protocol["search"])
+    choices.setdefault("annealing", protocol["annealing"] if loss.anneals else "none")
+    return choices
 
 
 def composed(files: Files, chosen: Mapping[str, str]) -> Composed:
-    """conf/config.yaml with these group choices; a preset comes last and wins.
+    """conf/config.yaml with these group choices; the preset comes last and wins.
 
-    Gives what Hydra's composition would give, but that takes 0.2 s and a table needs hundreds. Our files are plain, so
+    The result is what Hydra would compose, but Hydra takes 0.2 s and a table needs hundreds. Our files are plain, so
     each is read once and merged here. A file with a defaults list is composed by Hydra.
     """
     base = read(CONF / "config.yaml")
@@ -142,17 +146,17 @@ def by_hydra(file: Path) -> Composed:
         raise ConfigError(f"{file}: {str(error).strip().splitlines()[0]}") from error
 
 
-def merge(config: Composed, further: Mapping[str, Any]) -> None:
+def merge(config: Composed, values: Mapping[str, Any]) -> None:
     """Add values to a config, section by section."""
-    for name, value in further.items():
+    for name, value in values.items():
         if isinstance(value, Mapping) and isinstance(config.get(name), dict):
             merge(config[name], value)
         else:
             config[name] = deepcopy(value)
 
 
-def put(config: Composed, name: str, value: Any) -> None:
-    """Set a dotted name; create missing mappings, such as model.parameters, on the way."""
+def set_value(config: Composed, name: str, value: Any) -> None:
+    """Set a dotted name, creating missing mappings such as model.parameters."""
     *sections, last = name.split(".")
     for section in sections:
         config = config.setdefault(section, {}) if config.get(section) is None else config[section]
@@ -168,18 +172,18 @@ def fill_from_preset(config: Composed, typed: Mapping[str, Any]) -> None:
 
 
 def fixable(config: Composed) -> set[str]:
-    """Names that are not searched once the user has set them."""
+    """Names that a search leaves alone if the user has set them."""
     return {f"hyper.{name}" for name in config["hyper"]} | {"annealing.r"}
 
 
 def open_hyperparameters(checked: Settings) -> dict[str, float]:
-    """The protocol's values for hyperparameters that are still open."""
+    """The protocol's values for hyperparameters that are not set yet."""
     prescribed = checked.protocol.hyperparameters(checked.dataset, checked.loss)
-    still_open = {name: value for name, value in prescribed.items() if getattr(checked.hyper, name) is None}
-    return still_open | ({"batch_size": int(still_open["batch_size"])} if "batch_size" in still_open else {})
+    values = {name: value for name, value in prescribed.items() if getattr(checked.hyper, name) is None}
+    return values | ({"batch_size": int(values["batch_size"])} if "batch_size" in values else {})
 
 
-def flat(values: Mapping[str, Any], files: Files) -> Iterator[tuple[str, Any]]:
+def flattened(values: Mapping[str, Any], files: Files) -> Iterator[tuple[str, Any]]:
     """Flatten sections that were typed as a whole, such as hyper={lr: 0.1}, into dotted names."""
     for name, value in values.items():
         if isinstance(value, Mapping) and (name in files or name in ("hyper", "split")):
@@ -198,7 +202,7 @@ def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def refuse_unknown_keys(typed: Mapping[str, Any], config: Composed) -> None:
-    """A key must be in a yaml file, below a mapping that the user fills, or a parameter of the loss's target."""
+    """A key must be in a yaml file, below a mapping for the user to fill, or a parameter of the loss's target."""
     known = dict(leaves(config))
     for name in typed:
         parents = [name.rsplit(".", k)[0] for k in range(1, name.count(".") + 1)]
@@ -211,8 +215,8 @@ def refuse_unknown_keys(typed: Mapping[str, Any], config: Composed) -> None:
             raise ConfigError(unknown_key(name, known))
 
 
-def refuse_other_kinds(typed: Mapping[str, Any], config: Composed) -> None:
-    """Options of datasets and networks have the type of their default in conf/; a default of null accepts anything."""
+def refuse_wrong_types(typed: Mapping[str, Any], config: Composed) -> None:
+    """Options of datasets and networks must have the type of their default in conf/; null accepts anything."""
     for name, value in typed.items():
         section, _, option = name.partition(".")
         default = config.get(section, {}).get(option) if section in ("dataset", "model") else None
@@ -221,12 +225,12 @@ def refuse_other_kinds(typed: Mapping[str, Any], config: Composed) -> None:
         number = isinstance(default, int | float) and not isinstance(default, bool)
         accepted = (int, float) if number else (str, int, float) if isinstance(default, str) else (type(default),)
         if not isinstance(value, accepted) or (isinstance(value, bool) and not isinstance(default, bool)):
-            kind = WORDS[float if number else type(default)]
+            kind = TYPE_NAMES[float if number else type(default)]
             raise ConfigError(f"{name}: expected {kind} such as {default!r}, got {value!r}")
 
 
 def target_parameters(loss: Mapping[str, Any]) -> set[str]:
-    """The parameters that a loss's target takes, and those of its metric. Imports the target, and torch with it."""
+    """The parameters of a loss's target and of its metric. This imports the target, and with it torch."""
     target = import_by_path(loss["_target_"])
     accepted = set(inspect.signature(target).parameters)
     if hasattr(target, "metric_parameter_names"):
@@ -235,9 +239,10 @@ def target_parameters(loss: Mapping[str, Any]) -> set[str]:
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
+    """The message for a key that does not exist, with a suggestion and the choices."""
     known = list(known)
     deeper = [key for key in known if key.endswith(f".{name}")] or elsewhere(name)  # lr is hyper.lr
-    top = sorted({key.split(".")[0] for key in known})  # with groups: los is loss, not losses
+    top = sorted({key.split(".")[0] for key in known})  # includes groups: los is loss, not losses
     near = (
         deeper
         or ("." not in name and get_close_matches(name, top, n=1))
@@ -249,25 +254,25 @@ def unknown_key(name: str, known: Iterable[str]) -> str:
 
 
 def elsewhere(name: str) -> list[str]:
-    """Where a key stands in a file that was not chosen: `path` is dataset.path of dataset=csv."""
+    """Dotted names of a key in files that were not chosen: `path` is dataset.path of dataset=csv."""
     return sorted(
         f"{group}.{name}" for group, choices in groups().items() if any(name in read(file) for file in choices.values())
     )
 
 
 def explained(error: ValidationError) -> str:
-    """The first error in one line: what was expected, what came, the choices."""
+    """The first error in one line: what was expected, what it got, and the choices."""
     first = error.errors()[0]
-    place, value = [part for part in first["loc"] if isinstance(part, str)], first["input"]
+    location, value = [part for part in first["loc"] if isinstance(part, str)], first["input"]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, ConfigError):
         return str(cause)
     if isinstance(cause, RefusedError):
-        place, value = [*place, cause.field], cause.value
-    field, depth = field_at(place)
-    name = ".".join(place[:depth])
+        location, value = [*location, cause.field], cause.value
+    field, depth = field_at(location)
+    name = ".".join(location[:depth])
     if first["type"] == "extra_forbidden":
-        return unknown_key(".".join(place), known_fields(place[:-1]))
+        return unknown_key(".".join(location), known_fields(location[:-1]))
     if field is None:
         return f"{name}: {first['msg']}"
     if choices := literals(field.annotation):
@@ -278,11 +283,11 @@ def explained(error: ValidationError) -> str:
     return f"{name}: expected {field.description or expected(field)}, got {value!r}"
 
 
-def field_at(place: Iterable[str]) -> tuple[FieldInfo | None, int]:
-    """The field that a location leads to, and how many of its parts name it; what follows is inside the value."""
+def field_at(location: Iterable[str]) -> tuple[FieldInfo | None, int]:
+    """The field at a location, and how many parts of the location name it; the rest is inside the field's value."""
     model: type[BaseModel] | None = Settings
     field, depth = None, 0
-    for part in place:
+    for part in location:
         if model is None or part not in model.model_fields:
             break
         field, depth = model.model_fields[part], depth + 1
@@ -290,12 +295,11 @@ def field_at(place: Iterable[str]) -> tuple[FieldInfo | None, int]:
     return field, depth
 
 
-def known_fields(place: Iterable[str]) -> list[str]:
-    """Dotted names of the fields of the section at a place."""
-    place = list(place)
-    field, _ = field_at(place)
+def known_fields(location: list[str]) -> list[str]:
+    """Dotted names of the fields of the section at a location."""
+    field, _ = field_at(location)
     section = next(sections_of(field.annotation)) if field else Settings
-    return [".".join([*place, name]) for name in section.model_fields]
+    return [".".join([*location, name]) for name in section.model_fields]
 
 
 def sections_of(annotation: Any) -> Iterator[type[BaseModel]]:
@@ -311,12 +315,12 @@ def alternatives(annotation: Any) -> tuple[Any, ...]:
 
 
 def literals(annotation: Any) -> list[str]:
-    """The words that a field may be, if it allows nothing else."""
+    """The words that a field allows, if it allows nothing else."""
     options = alternatives(annotation)
     return [word for t in options for word in get_args(t)] if all(get_origin(t) is Literal for t in options) else []
 
 
-WORDS = {
+TYPE_NAMES = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
@@ -333,7 +337,7 @@ def expected(field: FieldInfo) -> str:
     for kind in alternatives(field.annotation):
         bounds += list(getattr(kind, "__metadata__", ()))
         kind = getattr(kind, "__origin__", kind) if hasattr(kind, "__metadata__") else kind
-        kinds.append(WORDS.get(get_origin(kind) or kind, "a value"))
+        kinds.append(TYPE_NAMES.get(get_origin(kind) or kind, "a value"))
     limits = [limit for bound in bounds for limit in getattr(bound, "metadata", [bound])]
     text = " or ".join(dict.fromkeys(kinds))
     low, above, high, below = (

@@ -1,7 +1,7 @@
 """The identity of a trial: a hash of everything that determines its result.
 
-`key` is the hash of the scientific config, `family` the same without what a search varies: the points of one grid are
-one family. Labels, device, paths, executor and stage do not count.
+`key` is the hash of the scientific config; `family` leaves out what a search varies, so all points of a grid have the
+same family. Labels, device, paths, executor and stage are not part of either.
 """
 
 import hashlib
@@ -14,19 +14,19 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 
 SCHEMA = 1
 SECTIONS = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper")
-SEARCHED = ("lr", "dropout", "batch_size")  # of hyper; a search varies annealing.r as well
+SEARCHED = ("lr", "dropout", "batch_size")  # keys of hyper; a search also varies annealing.r
 
 
 def key(config: Mapping) -> str:
     """A hash of the scientific sections of a config.
 
-    A data path counts only if there is no `dataset.fingerprint`, which says what the path leads to.
+    A data path counts only if there is no `dataset.fingerprint`, which identifies the data themselves.
     """
     return _digest(_scientific(config))
 
 
 def family(config: Mapping) -> str:
-    """`key` without learning rate, dropout, batch size and `annealing.r`: what the points of one search share."""
+    """`key` without learning rate, dropout, batch size and `annealing.r`: the same for all points of one search."""
     scientific = _scientific(config)
     for section, names in (("hyper", SEARCHED), ("annealing", ("r",))):
         for name in names:
@@ -35,7 +35,7 @@ def family(config: Mapping) -> str:
 
 
 def _scientific(config: Mapping) -> dict[str, Any]:
-    """The hashed part of a config, with equal numbers written equally (5 and 5.0, tuples and lists)."""
+    """The hashed part of a config, with equal values written the same way (5 and 5.0, tuples and lists)."""
     for section in ("dataset", "loss"):
         if "name" not in config.get(section, {}):
             raise ValueError(f"expected a config with {section}.name, got the sections {sorted(config)}")
@@ -54,7 +54,7 @@ def _digest(scientific: Mapping) -> str:
 
 
 def plain(value: Any, number: Callable[[float], Any] = lambda x: x) -> Any:
-    """JSON types only, and None for numbers that are not finite; `number` is applied to the other floats."""
+    """The value in JSON types, with None for numbers that are not finite; `number` is applied to the other floats."""
     if value is None or isinstance(value, (str, int)):  # bool is an int
         return value
     if isinstance(value, (dict, Mapping)):  # dict first: the check for the abstract class is slow

@@ -1,15 +1,16 @@
 """The sections of a config as frozen, typed objects: what each key may hold, and what is part of a trial's identity.
 
-Hydra composes plain mappings; these models check them once, and typed objects travel from there on. Unknown keys are
-refused. `dataset`, `model` and `loss` keep the options of their targets beside the common keys (`options`).
+Hydra composes plain mappings; these models check them once, and the rest of the code uses the typed objects. Unknown
+keys are refused. `dataset`, `model` and `loss` also hold the options of their targets (`options`).
 
-A record stores the given values of a section as JSON. A field declared with `later` was added after the first records
-were written: it is stored, and enters the key, only if it differs from its default. A `label` never enters the key.
+A record stores as JSON the values of a section that were set. A field declared with `later` was added after the first
+records were written: it is stored, and enters the key, only if it differs from its default. A `label` is never stored
+and never enters the key.
 """
 
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -32,7 +33,7 @@ def later(default: Any, **constraints: Any) -> Any:
 
 
 def label(default: Any, **constraints: Any) -> Any:
-    """A field that describes a section without being part of a record's key."""
+    """A field that describes a section but is not part of a record or its key."""
     return Field(default, json_schema_extra={"identity": "label"}, **constraints)
 
 
@@ -42,17 +43,16 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True, protected_namespaces=())
 
     def to_json(self) -> dict[str, Json]:
-        """What was given, as a record stores and hashes it."""
+        """The values that were set, as a record stores and hashes them."""
         fields, stored = _stored_fields(type(self)), {}
         for key, value in self:
             if key not in fields:  # an option of a target
                 stored[key] = _json(value)
                 continue
-            name, role, default = fields[key]
-            content = _json(value)
-            if role == "label" or key not in self.model_fields_set or (role == "later" and content == default):
-                continue
-            stored[name] = content
+            field, content = fields[key], _json(value)
+            unchanged = field.role == "later" and content == field.default
+            if field.role != "label" and key in self.model_fields_set and not unchanged:
+                stored[field.name] = content
         return stored
 
     def but(self, **changed: Any) -> Self:
@@ -61,7 +61,7 @@ class Section(BaseModel):
 
 
 class Open(Section):
-    """A section that carries the options of its target beside the common keys."""
+    """A section that holds the options of its target besides the common keys."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -71,7 +71,7 @@ class Open(Section):
 
 
 class Dataset(Open):
-    """Which data, and how they are read. `fingerprint` is that of the rows that were loaded."""
+    """Which data to use and how to read them. `fingerprint` identifies the rows that were loaded."""
 
     name: str
     kind: Kind = "table"
@@ -80,7 +80,7 @@ class Dataset(Open):
 
 
 class Split(Section):
-    """How rows become training, validation and test parts; seed=trial draws a new split for each trial."""
+    """How rows are split into training, validation and test; seed=trial draws a new split for each trial."""
 
     seed: int | Literal["trial"] = Field(0, description="a whole number of at least 0, or trial")
     fractions: Numbers = Field(
@@ -88,10 +88,10 @@ class Split(Section):
         description="three positive numbers that add up to 1, for train, validation and test, such as [0.64,0.16,0.2]",
     )
     stratify: bool = False
-    folds: int | None = later(None, ge=2)  # trial s is not stopped on fold s mod folds of the validation rows
+    folds: int | None = later(None, ge=2)  # early stopping of trial s ignores fold s mod folds of the validation rows
 
     @model_validator(mode="after")
-    def _splittable(self) -> Self:
+    def _check_split(self) -> Self:
         if self.seed != "trial" and not 0 <= self.seed < 2**32:
             raise RefusedError("seed", self.seed)
         if len(self.fractions) != 3 or min(self.fractions) <= 0 or abs(sum(self.fractions) - 1) > 1e-6:
@@ -111,7 +111,7 @@ class Model(Open):
 
 
 class Loss(Open):
-    """The loss, or the classical model that is fitted in its place."""
+    """The loss, or the classical model that is fitted instead."""
 
     name: str
     target: str = Field(alias="_target_")
@@ -120,7 +120,7 @@ class Loss(Open):
 
     @property
     def anneals(self) -> bool:
-        """Whether training cools a temperature."""
+        """Whether the loss has a temperature for training to cool."""
         return self.options.get("step") == "linear" if self.has_temperature is None else self.has_temperature
 
     @property
@@ -130,8 +130,8 @@ class Loss(Open):
     @property
     def arguments(self) -> dict[str, Any]:
         """What the target is called with; `parameters` holds those of a user's metric, which no yaml file can list."""
-        given = {name: value for name, value in self.options.items() if name != "parameters"}
-        return given | (self.options.get("parameters") or {})
+        options = {name: value for name, value in self.options.items() if name != "parameters"}
+        return options | (self.options.get("parameters") or {})
 
 
 class Annealing(Section):
@@ -149,7 +149,7 @@ class Annealing(Section):
 
 
 class Training(Section):
-    """The part of a protocol that decides the result of a trial."""
+    """The part of a protocol that affects the result of a trial."""
 
     name: str
     optimizer: Literal["adam", "adamw"] = "adamw"
@@ -158,9 +158,9 @@ class Training(Section):
     max_epochs: Count = 5000
     val_reduce: Literal["split", "batch_mean"] = "split"
     warmup: int = later(0, ge=0)
-    count: Literal["epochs", "steps"] = later("epochs")  # the unit of the four lengths; steps make whole epochs
-    precision: Literal["float32", "bfloat16"] = later("float32")  # bfloat16: mixed, for images and graphs
-    stop_by: str | None = later(None)  # null: as the loss has it | loss | a metric, such as f1
+    count: Literal["epochs", "steps"] = later("epochs")  # unit of the four lengths; steps are rounded up to epochs
+    precision: Literal["float32", "bfloat16"] = later("float32")  # bfloat16: mixed precision, for images and graphs
+    stop_by: str | None = later(None)  # null: the loss decides | loss | a metric, such as f1
 
 
 class Hyper(Section):
@@ -171,7 +171,7 @@ class Hyper(Section):
     dropout: float | None = Field(None, ge=0, le=0.99)
     weight_decay: float | None = Field(None, ge=0, le=1e3)
     clip: float | None = Field(None, ge=1e-12)
-    average: float | None = later(None, gt=0, lt=1)  # decay of a mean of the weights over steps; null: none
+    average: float | None = later(None, gt=0, lt=1)  # decay of a running mean of the weights; null: no mean
 
 
 class Science(Section):
@@ -188,7 +188,7 @@ class Science(Section):
     decisions: Names = ()
 
     def to_json(self) -> dict[str, Json]:
-        """As a record stores it: the hashed sections, and the preset's name."""
+        """What a record stores: the hashed sections, and the preset's name."""
         sections = {name: getattr(self, name).to_json() for name in identity.SECTIONS}
         return sections | ({"preset": self.preset} if self.preset else {})
 
@@ -211,22 +211,29 @@ class Science(Section):
 
 
 class RefusedError(ValueError):
-    """A value of the right type that makes no sense; the field's description says what would."""
+    """A value of the right type that makes no sense; the field's description says what is expected."""
 
     def __init__(self, field: str, value: Any):
         super().__init__(f"{field}: {value!r}")
         self.field, self.value = field, value
 
 
+class StoredField(NamedTuple):
+    """How a record treats a field of a section."""
+
+    name: str  # in records
+    role: str | None  # "later" or "label"
+    default: Any  # as JSON
+
+
 @cache
-def _stored_fields(section: type[Section]) -> dict[str, tuple[str, str | None, Any]]:
-    """For each field of a section its name in records, its role there (`later`, `label`) and its default in JSON."""
-    found = {}
+def _stored_fields(section: type[Section]) -> dict[str, StoredField]:
+    fields = {}
     for key, field in section.model_fields.items():
         extra = field.json_schema_extra
         role = extra.get("identity") if isinstance(extra, dict) else None
-        found[key] = (field.alias or key, str(role) if role else None, _json(field.default))
-    return found
+        fields[key] = StoredField(field.alias or key, str(role) if role else None, _json(field.default))
+    return fields
 
 
 def _json(value: Any) -> Any:

@@ -23,7 +23,7 @@ from east.settings.sections import (
     Training,
 )
 
-SEARCH_SEED = 1000  # of the first training of a point; records of a search are kept apart by their stage
+SEARCH_SEED = 1000  # of the first training at a grid point; records of a search are told apart by their stage
 SEEDS = 2**32
 DEVICES = ("auto", "cpu", "cuda", "mps")
 NETWORKS: dict[Kind, tuple[str, ...]] = {
@@ -31,7 +31,7 @@ NETWORKS: dict[Kind, tuple[str, ...]] = {
     "image": ("darknet19", "tiny_darknet", "mlp", "custom"),
     "graph": ("gnn", "custom"),
 }
-EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # library -> extra of the distribution
+EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # library -> extra that installs it
 
 Sizes: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
 Point: TypeAlias = dict[str, float]  # of the grid: lr, dropout, batch_size, and r for a loss that anneals
@@ -43,10 +43,10 @@ class Grid(Section):
     lr: Numbers
     dropout: Numbers
     r: Numbers
-    batch_size: dict[str, Sizes | dict[str, Sizes]]  # by dataset or kind of data, there perhaps by loss
+    batch_size: dict[str, Sizes | dict[str, Sizes]]  # by dataset or kind of data, and optionally by loss
 
     def batch_sizes(self, dataset: str, kind: Kind, loss: str) -> tuple[int, ...]:
-        """The sizes for this dataset, else for its kind of data."""
+        """The sizes for this dataset, or else for its kind of data."""
         for name in (dataset, kind):
             by_loss = self.batch_size.get(name)
             sizes = by_loss.get(loss) if isinstance(by_loss, dict) else by_loss
@@ -68,26 +68,26 @@ class Protocol(Training):
     grid: Grid
 
     def training(self) -> Training:
-        """The part that decides the result of a trial."""
+        """The part that affects the result of a trial."""
         names = Training.model_fields.keys() & self.model_fields_set
         return Training(**{name: getattr(self, name) for name in names})
 
     def hyperparameters(self, dataset: Dataset, loss: Loss) -> dict[str, float]:
-        """Values for this loss, else for this kind of data."""
-        by = {
+        """The prescribed values for this loss, or else for this kind of data."""
+        values = {
             name: v.get(loss.name, v.get(dataset.kind)) if isinstance(v, dict) else v for name, v in self.hyper.items()
         }
-        return {name: value for name, value in by.items() if value is not None}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 class Preset(Section):
-    """How much of a protocol to do."""
+    """How much of a protocol to run."""
 
     name: str
     search: str | None = None  # null: the protocol's
     trials: Count | None = None
     model: dict[Kind, str] = Field(default_factory=dict)
-    dataset: dict[str, dict[str, Any]] = Field(default_factory=dict)  # options by name of the dataset
+    dataset: dict[str, dict[str, Any]] = Field(default_factory=dict)  # dataset -> options
     grid: Grid | None = None
 
 
@@ -102,7 +102,7 @@ class Search(Section):
 
 
 class Executor(Section):
-    """Where the work runs; each kind has its own keys in conf/executor."""
+    """Where the work runs; each kind uses the keys of its file in conf/executor."""
 
     name: Literal["auto", "inline", "processes", "ray", "submitit"]
     slots: int | None = Field(None, ge=1, le=1024)
@@ -161,16 +161,16 @@ class Settings(Section):
     safe_csv: bool = False
     trust: bool = False
 
-    fixed: frozenset[str] = frozenset()  # hyperparameters that the user set: they are not searched
-    keep_probabilities: bool = False  # a trial counts as done only if its probabilities are there too
+    fixed: frozenset[str] = frozenset()  # hyperparameters that the user set, which are not searched
+    keep_probabilities: bool = False  # a trial counts as done only if its probabilities were saved too
 
     @field_validator("candidates", "keep", mode="before")
     @classmethod
-    def _one_needs_no_brackets(cls, value: Any) -> Any:
+    def _wrap_single_name(cls, value: Any) -> Any:
         return [value] if isinstance(value, str) and value not in ("", "all") else value
 
     @model_validator(mode="after")
-    def _makes_sense(self) -> Self:
+    def _check_compatibility(self) -> Self:
         device = self.device.partition(":")[0]
         choose("device", device, DEVICES, "cuda" if device == "gpu" else None)
         for library in (self.executor.name, "tensorboard" if self.tensorboard else ""):
@@ -178,11 +178,11 @@ class Settings(Section):
                 raise ConfigError(f"{library} is not installed: {install_hint(EXTRAS[library])}")
         if self.seed + self.trial_count > SEEDS:
             raise ConfigError(f"seed={self.seed} trials={self.trial_count}: expected seeds below 2^32")
-        fitting = NETWORKS[self.dataset.kind]
-        if self.model.name not in fitting and "target" not in self.model.options:
+        networks = NETWORKS[self.dataset.kind]
+        if self.model.name not in networks and "target" not in self.model.options:
             raise ConfigError(
                 f"model={self.model.name} does not take {self.dataset.kind} data; "
-                f"for {self.dataset.name}: {', '.join(fitting)}"
+                f"choices for {self.dataset.name}: {', '.join(networks)}"
             )
         if self.annealing.schedule != "none" and not self.loss.anneals:
             raise ConfigError(
@@ -192,7 +192,7 @@ class Settings(Section):
 
     @property
     def trial_count(self) -> int:
-        """How many seeds to average over: the user's number, else the preset's, else the paper's."""
+        """How many seeds to average over: the user's number, else the preset's, else the protocol's."""
         return self.trials or self.preset.trials or self.protocol.trials
 
     @property
@@ -217,7 +217,7 @@ class Settings(Section):
         return [dict(zip(axes, point, strict=True)) for point in product(*axes.values())]
 
     def science(self, name: str, fingerprint: str | None) -> Science:
-        """What determines a trial's result; the loaded data are identified by fingerprint, not by path or options."""
+        """What determines a trial's result. The loaded data are identified by their fingerprint."""
         dataset = self.dataset.but(name=name, fingerprint=fingerprint)
         split = self.split.but(seed="trial") if self.protocol.new_split else self.split
         model, annealing, protocol, hyper = self.model, self.annealing, self.protocol.training(), self.hyper

@@ -1,9 +1,9 @@
 """Temperature schedules, and the two-level early stopping of EAST, as plain arrays over a population of P trials.
 
 Inner level: a trial trains at one temperature until its validation loss has no new minimum for P_in epochs. Outer
-level: it returns to that stage's best weights and cools; it ends when P_out coolings in a row brought no lower
+level: it returns to that stage's best weights and cools; it ends after P_out coolings in a row without a lower
 validation loss. The papers give T0, r and P_in; the other numbers are options. Section 4, arXiv 2405.20954.
-Warm-up epochs come first, on cross-entropy; nothing of them counts except the weights that they end with.
+Warm-up epochs come first, on cross-entropy; only the weights at their end count.
 """
 
 import math
@@ -17,7 +17,8 @@ from east.settings import sections as settings
 from east.settings.sections import Science
 
 SCHEDULES = ("geometric", "linear", "cosine", "per_epoch", "none")
-NOTHING = (math.inf, math.inf, 0, 0, math.inf)
+LOSS, METRIC, TIE = 0, 1, 4  # columns of `best` and `stage_best`
+NO_BEST = (math.inf, math.inf, 0, 0, math.inf)
 STATE = ("stage", "epochs", "stage_epochs", "bad", "stage_best", "best", "bad_stages", "active")
 
 
@@ -25,7 +26,7 @@ def temperatures(schedule: str, T0: float = 0.2, r: float = 0.9, T_min: float = 
     """The temperatures that a trial may visit, in order.
 
     geometric: T0 r^k as long as it is at least T_min. linear, cosine: the same number of stages from T0 down to T_min,
-    so that schedules compare at equal cost. per_epoch: as geometric, but one step each epoch. none: T0 alone.
+    so that schedules compare at equal cost. per_epoch: like geometric, but one step each epoch. none: only T0.
 
     >>> temperatures("geometric", T0=0.2, r=0.5, T_min=0.05)
     [0.2, 0.1, 0.05]
@@ -48,7 +49,7 @@ def temperatures(schedule: str, T0: float = 0.2, r: float = 0.9, T_min: float = 
 
 @dataclass
 class Verdict:
-    """What follows from an epoch, as bool arrays [P]. A trial whose stage is over either cools or is finished."""
+    """What to do after an epoch, as bool arrays [P]. A trial whose stage is over either cools or is finished."""
 
     improved: np.ndarray  # new best of its stage: remember these weights
     kept: np.ndarray  # its stage beat all earlier ones: those weights are now the trial's result
@@ -57,12 +58,12 @@ class Verdict:
 
 
 class Annealing:
-    """The state of early stopping of every trial. `update` takes an epoch's validation numbers and says what follows.
+    """The early-stopping state of every trial. `update` takes an epoch's validation numbers and returns what to do.
 
     configs: resolved configs of the trials; each may have its own schedule and patience.
     anneals: whether the loss has a temperature; if not, there is a single stage without one.
-    temperature: the loss's own, where a config leaves T0 open. by_metric: whether 1 - M decides in place of the loss.
-    steps: gradient steps of an epoch, for protocols that count in steps.
+    temperature: the loss's own, for configs without T0. by_metric: whether to stop by 1 - M instead of the loss.
+    steps: gradient steps per epoch, for protocols that count in steps.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class Annealing:
         self.stages = np.array([len(schedule) for schedule in self.schedules])
         self.per_epoch = np.array([anneals and a.schedule == "per_epoch" for a in annealing])
         self.by_metric = by_metric
-        # Across temperatures the surrogate is not one function; "hard" compares 1 - M of the decisions instead.
+        # The surrogate is another function at every temperature; "hard" compares 1 - M of the decisions instead.
         self.hard = np.array([by_metric or a.outer == "hard" for a in annealing])
         self.outer_patience = np.array([a.patience for a in annealing])
         self.delta = np.array([a.delta for a in annealing])
@@ -86,7 +87,7 @@ class Annealing:
         self.patience = np.ceil([p.patience for p in protocol] / unit).astype(int)
         self.max_stage_epochs = np.ceil([p.stage_epochs or math.inf for p in protocol] / unit)
         self.max_epochs = np.ceil([p.max_epochs for p in protocol] / unit).astype(int)
-        # At least the last of max_epochs is trained on the loss itself, or there would be nothing to keep.
+        # At least the last of max_epochs is trained on the loss itself, or there would be no weights to keep.
         self.warmup = np.minimum(np.ceil([p.warmup for p in protocol] / unit).astype(int), self.max_epochs - 1)
 
         trials = len(configs)
@@ -95,7 +96,7 @@ class Annealing:
         self.stage_epochs = np.zeros(trials, dtype=int)
         self.bad = np.zeros(trials, dtype=int)  # epochs since the stage's best
         self.bad_stages = np.zeros(trials, dtype=int)  # coolings since the trial's best
-        self.stage_best = np.tile(NOTHING, (trials, 1))  # val_loss, val_metric, temperature, epoch, tie
+        self.stage_best = np.tile(NO_BEST, (trials, 1))  # val_loss, val_metric, temperature, epoch, tie
         self.best = self.stage_best.copy()
         self.active = np.ones(trials, dtype=bool)
         self.stopped: list[str | None] = [None] * trials
@@ -113,36 +114,36 @@ class Annealing:
 
     @property
     def epoch(self) -> int:
-        """The number of the coming epoch, the same for all trials that are still training."""
+        """Number of the coming epoch, the same for all trials that are still training."""
         return int(self.epochs[self.active].max()) + 1
 
     @property
     def warming(self) -> np.ndarray:
-        """Whether the coming epoch [P] is one of warm-up."""
+        """Whether the coming epoch [P] is a warm-up epoch."""
         return self.active & (self.epochs < self.warmup)
 
     def update(self, val_loss: np.ndarray, val_metric: np.ndarray, tie: np.ndarray | None = None) -> Verdict:
         """Account for one epoch: `val_loss` at the epoch's temperature, `val_metric` = 1 - M, both [P].
 
-        tie: [P], the lower the better where epochs of a stage are equal. Numbers of trials that are no longer active
-        are ignored.
+        tie [P]: decides between epochs of a stage that are otherwise equal; lower is better. Numbers of trials that
+        are no longer active are ignored.
         """
         warming, active = self.warming, self.active & ~self.warming
         tie = np.zeros(len(val_loss)) if tie is None else tie
         now = np.stack([val_loss, val_metric, self.temperature, self.epochs + 1.0, tie], axis=1)
-        # One long stage through changing temperatures is judged by the outer rule; a constant one by its own loss.
-        judged = np.where(self.by_metric | (self.per_epoch & self.hard), 1, 0)
+        # per_epoch is one stage through many temperatures, so the outer rule judges it; other stages go by the loss.
+        criterion = np.where(self.by_metric | (self.per_epoch & self.hard), METRIC, LOSS)
         self.epochs += self.active
         self.stage_epochs += active
-        new, old = _column(now, judged), _column(self.stage_best, judged)
-        improved = active & ((new < old) | ((new == old) & (tie < self.stage_best[:, 4])))
+        new, old = _column(now, criterion), _column(self.stage_best, criterion)
+        improved = active & ((new < old) | ((new == old) & (tie < self.stage_best[:, TIE])))
         self.stage_best[improved] = now[improved]
         self.bad = np.where(improved, 0, self.bad + active)
 
         exhausted = self.epochs >= self.max_epochs
         over = active & (exhausted | (self.bad >= self.patience) | (self.stage_epochs >= self.max_stage_epochs))
-        judged = np.where(self.hard, 1, 0)
-        kept = over & (_column(self.stage_best, judged) < _column(self.best, judged) - self.delta)
+        criterion = np.where(self.hard, METRIC, LOSS)
+        kept = over & (_column(self.stage_best, criterion) < _column(self.best, criterion) - self.delta)
         self.best[kept] = self.stage_best[kept]
         self.bad_stages = np.where(kept, 0, self.bad_stages + over)
 
@@ -160,10 +161,10 @@ class Annealing:
         cooled = over & ~finished
         self.stage[cooled] += 1
         self.stage_epochs[cooled] = self.bad[cooled] = 0
-        self.stage_best[cooled] = NOTHING
+        self.stage_best[cooled] = NO_BEST
         self.active &= ~finished
-        warm = warming & ~self.warming  # continues from these weights, as after a cooling
-        return Verdict(improved | warm, kept, cooled | warm, finished)
+        warmed_up = warming & ~self.warming  # continues from these weights, as after a cooling
+        return Verdict(improved | warmed_up, kept, cooled | warmed_up, finished)
 
     def fail(self, p: int) -> None:
         """End trial p, which diverged."""
@@ -172,24 +173,28 @@ class Annealing:
         self.stopped[p] = "diverged"
 
     def best_of(self, p: int) -> dict[str, float | None]:
-        """Validation numbers, temperature and epoch of the weights that trial p has kept; None where there is none.
+        """Validation numbers, temperature and epoch of the weights that trial p has kept; None where there are none.
 
-        Where the metric decides, 1 - M is what trials are chosen by as well, and `tie` is what breaks its ties.
+        If the metric decides, trials are chosen by it too: `val_loss` is 1 - M as well, and `tie` breaks its ties.
         """
-        if not np.isfinite(self.best[p, 0]):
+        if not np.isfinite(self.best[p, LOSS]):
             return dict.fromkeys(("val_loss", "val_metric", "temperature", "epoch"))
         val_loss, val_metric, temperature, epoch, tie = self.best[p].tolist()
-        known = None if math.isnan(temperature) else temperature
-        numbers = {"val_loss": val_loss, "val_metric": val_metric, "temperature": known, "epoch": int(epoch)}
+        numbers = {
+            "val_loss": val_loss,
+            "val_metric": val_metric,
+            "temperature": None if math.isnan(temperature) else temperature,
+            "epoch": int(epoch),
+        }
         return numbers | {"val_loss": val_metric, "tie": tie} if self.by_metric else numbers
 
     @property
     def lowest_metric(self) -> float:
         """The lowest 1 - M that any trial has seen."""
-        return float(min(self.best[:, 1].min(), self.stage_best[:, 1].min()))
+        return float(min(self.best[:, METRIC].min(), self.stage_best[:, METRIC].min()))
 
     def state(self) -> dict[str, list]:
-        """Everything that changes, as plain lists for a checkpoint."""
+        """Everything that changes during training, as plain lists for a checkpoint."""
         return {"stopped": self.stopped, **{name: getattr(self, name).tolist() for name in STATE}}
 
     def restore(self, state: Mapping[str, list]) -> None:

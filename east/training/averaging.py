@@ -1,4 +1,4 @@
-"""An exponential mean of the weights over training steps, for each trial of a population that asks for one."""
+"""An exponential moving average of the weights over training steps, for each trial of a population that sets one."""
 
 from collections.abc import Mapping, Sequence
 
@@ -9,11 +9,11 @@ from east import models
 
 
 class Average:
-    """The mean [P, N] of the weights, batch norm's statistics among them, over the steps of the current stage.
+    """The mean [P, N] of the weights, including batch norm's statistics, over the steps of the current stage.
 
-    After t steps the mean m moves by m <- b m + (1 - b) w with b = min(decay, t / (t + 1)): a plain mean over the first
-    1 / (1 - decay) steps, so that the initial weights are forgotten at once.
-    decays: one per trial; None for none: then b = 0, and the mean is the weights themselves.
+    After t steps the mean m is updated as m <- b m + (1 - b) w with b = min(decay, t / (t + 1)): a plain mean over the
+    first 1 / (1 - decay) steps, so that the initial weights are forgotten at once.
+    decays: one per trial; None means b = 0, so that the mean is the weights themselves.
     """
 
     STATE = ("mean", "mean_steps", "mean_decay")
@@ -30,8 +30,8 @@ class Average:
     def update(self) -> None:
         """Account for one step."""
         if self.on:
-            kept = torch.minimum(self.mean_decay, self.mean_steps / (self.mean_steps + 1))
-            self.mean.lerp_(self.net.weights, 1 - kept)
+            b = torch.minimum(self.mean_decay, self.mean_steps / (self.mean_steps + 1))
+            self.mean.lerp_(self.net.weights, 1 - b)
             self.mean_steps += 1
 
     def restart(self, rows: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""XGBoost, LightGBM and CatBoost, used only when named: `candidates=[logistic,xgboost]`. None is required.
+"""XGBoost, LightGBM and CatBoost, used only if named: `candidates=[logistic,xgboost]`. None of them is a dependency.
 
 A fitted model is kept as text in the library's own format (JSON, or LightGBM's text), and predicts through the library.
 """
@@ -22,7 +22,7 @@ LIBRARIES = tuple(CLASSES)  # a saved model stores the position of its library i
 
 
 class Booster:
-    """Gradient boosting by a library: xgboost, lightgbm or catboost, with a fixed number of trees."""
+    """Gradient boosting with a fixed number of trees by xgboost, lightgbm or catboost."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class Booster:
     ) -> Self:
         """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur."""
         self.classes = classes
-        self.present, numbered = np.unique(labels, return_inverse=True)
+        self.present, renumbered = np.unique(labels, return_inverse=True)
         self.text = b""
         if len(self.present) > 1:
-            self.text = written(self.library, self.classifier(seed).fit(inputs, numbered))
+            self.text = to_text(self.library, self.classifier(seed).fit(inputs, renumbered))
         return self
 
     def classifier(self, seed: int) -> Any:
-        """The library's scikit-learn classifier; all three take these four names."""
+        """The library's scikit-learn classifier; the four arguments have the same names in all three."""
         threads = get_num_threads()
         options: dict[str, object] = {
             "xgboost": {"n_jobs": threads},
@@ -66,11 +66,11 @@ class Booster:
 
     def probabilities(self, inputs: np.ndarray) -> np.ndarray:
         """[n, d]; zero for a class that was not in training."""
-        return predicted(self.library, self.text, self.present, self.classes, inputs)
+        return predict(self.library, self.text, self.present, self.classes, inputs)
 
 
-def predicted(library: str, text: bytes, present: np.ndarray, classes: int, inputs: np.ndarray) -> np.ndarray:
-    """Probabilities [n, d] of inputs [n, f] by a model that the library has written."""
+def predict(library: str, text: bytes, present: np.ndarray, classes: int, inputs: np.ndarray) -> np.ndarray:
+    """Probabilities [n, d] of inputs [n, f], by a model in the text format of its library."""
     result = np.zeros((len(inputs), classes))
     if not text:
         result[:, present] = 1.0
@@ -82,8 +82,8 @@ def predicted(library: str, text: bytes, present: np.ndarray, classes: int, inpu
     return result
 
 
-def written(library: str, model: Any) -> bytes:
-    """A fitted classifier as text. The libraries write files."""
+def to_text(library: str, model: Any) -> bytes:
+    """A fitted classifier as text, through a file, which is all that the libraries write."""
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.json"
         match library:
@@ -97,7 +97,7 @@ def written(library: str, model: Any) -> bytes:
 
 
 def predictor(library: str, text: bytes) -> Callable[[np.ndarray], np.ndarray]:
-    """What `written` wrote, as a function from inputs [n, f] to [n] for the second of two classes, or to [n, k]."""
+    """A model from `to_text`, as a function from inputs [n, f] to [n] for the second of two classes, or to [n, k]."""
     module = import_module(library)
     with TemporaryDirectory() as folder:
         file = Path(folder) / "model.json"

@@ -1,8 +1,8 @@
 """Classical models: logistic regression, gradient boosting, random forest, CCS. Same splits and outcomes as networks.
 
-Tables are used as scaled; images are flattened, standardised pixel by pixel and projected on the principal
-axes that hold a share of the training part's variance. A model with settings to choose takes those with the lowest
-cross-entropy on validation. For all models `best["val_loss"]` and `best["val_metric"]` are 1 - F1 of the decisions.
+Tables are scaled already; images are flattened, standardised pixel by pixel and projected on the principal axes that
+hold a given share of the training part's variance. Settings with several values are chosen by cross-entropy on
+validation. For all models `best["val_loss"]` and `best["val_metric"]` are 1 - F1 of the decisions.
 """
 
 import inspect
@@ -27,18 +27,18 @@ from east.training.population import Outcome, Trial
 
 DECODINGS = ("argmax", "set")
 CLASS_WEIGHTS = ("balanced",)
-SMALLEST = 1e-15  # probability inside a logarithm
+SMALLEST = 1e-15  # lower limit of probabilities inside a logarithm
 PARTS = ("train", "val", "test")
 PIXELS_AT_ONCE = 1 << 24
 POWER_ITERATIONS = 4
 
-_projected: dict[tuple, dict[str, np.ndarray]] = {}  # of the last images; the seeds of a population share them
+_projected: dict[tuple, dict[str, np.ndarray]] = {}  # the last images after projection, shared by the seeds
 
 
 def fit(trial: Trial, splits: Splits, keep: bool = False) -> Outcome:
     """Fit the classifier of the trial's `loss` section; the trial's seed is its random state.
 
-    keep: whether the outcome holds the fitted model, as tensors.
+    keep: whether to add the fitted model, as tensors, to the outcome.
     """
     started = time.perf_counter()
     classifier = build(trial.config.loss)
@@ -52,9 +52,9 @@ def fit(trial: Trial, splits: Splits, keep: bool = False) -> Outcome:
     )
     probabilities = {part: classifier.probabilities(inputs[part]).astype(np.float32) for part in ("val", "test")}
     labels = {"val": splits.val.labels.numpy(), "test": splits.test.labels.numpy()}
-    decided = torch.from_numpy(probabilities["val"].argmax(-1))
-    confusion = Confusion.from_predictions(decided, splits.val.labels, len(splits.classes))
-    missed = 1 - float(f1(splits.positive)(confusion))
+    predicted = torch.from_numpy(probabilities["val"].argmax(-1))
+    confusion = Confusion.from_predictions(predicted, splits.val.labels, len(splits.classes))
+    one_minus_f1 = 1 - float(f1(splits.positive)(confusion))
     return Outcome(
         trial=trial,
         status="done",
@@ -62,19 +62,19 @@ def fit(trial: Trial, splits: Splits, keep: bool = False) -> Outcome:
         stopped="fitted",
         epochs=0,
         seconds=time.perf_counter() - started,
-        best={"val_loss": missed, "val_metric": missed, "temperature": None, "epoch": None},
+        best={"val_loss": one_minus_f1, "val_metric": one_minus_f1, "temperature": None, "epoch": None},
         history={},
         probabilities=probabilities,
         labels=labels,
-        weights=kept(classifier, splits, inputs["train"]) if keep else {},
+        weights=as_tensors(classifier, splits, inputs["train"]) if keep else {},
     )
 
 
-def kept(classifier: "Classifier", splits: Splits, inputs: np.ndarray) -> dict[str, Tensor]:
+def as_tensors(classifier: "Classifier", splits: Splits, inputs: np.ndarray) -> dict[str, Tensor]:
+    """The fitted model as tensors, with the projection of images. inputs [n, f]: rows to check it on."""
     from east.training import portable
 
-    projected = splits.kind == "image" and classifier.pca is not None
-    axes = PrincipalAxes(splits.train.inputs, classifier.pca) if projected and classifier.pca else None
+    axes = PrincipalAxes(splits.train.inputs, classifier.pca) if splits.kind == "image" and classifier.pca else None
     return portable.state_of(classifier, inputs, axes)
 
 
@@ -83,14 +83,14 @@ Rows = tuple[Array, Array]  # inputs [n, f] and labels [n]
 
 
 class Classifier(Protocol):
-    """The interface of a classical model. pca: the share of the images' variance that it sees, or None for all."""
+    """The interface of a classical model. pca: the share of the images' variance that it sees; None for all pixels."""
 
     pca: float | None
 
     def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
         """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur.
 
-        validation: the rows on which settings are chosen, for models that have any to choose.
+        validation: rows on which to choose between settings, for models with several.
         """
         ...
 
@@ -119,7 +119,7 @@ class RandomForest:
         pca: float | None = 0.8,
         max_samples: int | None = None,
     ):
-        """max_samples: rows drawn for each tree, at most; None: as many as there are."""
+        """max_samples: the largest number of rows to draw for a tree; None: as many as there are."""
         self.n_estimators, self.min_samples_leaf, self.pca = n_estimators, min_samples_leaf, pca
         self.max_samples = max_samples
 
@@ -145,8 +145,8 @@ class RandomForest:
 class LogisticRegression:
     """scikit-learn's multinomial logistic regression on standardised inputs.
 
-    C: inverse strength of the L2 penalty; of several, the one with the lowest cross-entropy on validation.
-    class_weights: None, or balanced, which weighs each row by n / (d n_k).
+    C: inverse strength of the L2 penalty; if several, the one with the lowest cross-entropy on validation is used.
+    class_weights: None, or balanced, which weights each row by n / (d n_k).
     """
 
     def __init__(
@@ -177,12 +177,12 @@ class LogisticRegression:
         for C in self.grid:
             model.set_params(C=C).fit(scaled, labels, weights[labels])
             coefficients, intercepts = self.per_class(model, classes)
-            missed = 0.0
+            val_loss = 0.0
             if validation:
                 p = softmax((validation[0] - self.mean) / self.std @ coefficients.T + intercepts)
-                missed = cross_entropy(p, validation[1], weights)
-            if missed < best:
-                best, self.C, self.coefficients, self.intercepts = missed, C, coefficients, intercepts
+                val_loss = cross_entropy(p, validation[1], weights)
+            if val_loss < best:
+                best, self.C, self.coefficients, self.intercepts = val_loss, C, coefficients, intercepts
         return self
 
     @staticmethod
@@ -202,9 +202,9 @@ class LogisticRegression:
 class GradientBoosting:
     """scikit-learn's histogram gradient boosting, without its early stopping: that would hold back training rows.
 
-    leaves, iterations: largest number of leaves of a tree, and number of trees per class. Of several, those with the
-    lowest cross-entropy on validation; a fit with many trees contains those with fewer.
-    class_weights: None, or balanced, which weighs each row by n / (d n_k).
+    leaves, iterations: largest number of leaves per tree, and number of trees per class. If several, those with the
+    lowest cross-entropy on validation are used; a fit with many trees contains those with fewer.
+    class_weights: None, or balanced, which weights each row by n / (d n_k).
     """
 
     def __init__(
@@ -222,7 +222,7 @@ class GradientBoosting:
         self.class_weights = None if class_weights is None else choose("class_weights", class_weights, CLASS_WEIGHTS)
 
     def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
-        """inputs [n, f], labels [n]. The seed matters above 200,000 rows only, of which the bins see a sample."""
+        """inputs [n, f], labels [n]. The seed matters only above 200,000 rows: bins are then made from a sample."""
         self.classes, self.present = classes, np.unique(labels)
         self.model: HistGradientBoostingClassifier | None = None
         if len(self.present) == 1:
@@ -238,17 +238,17 @@ class GradientBoosting:
                 early_stopping=False,
                 random_state=seed,
             ).fit(inputs, labels, weights[labels] if self.class_weights else None)  # weighted bins take seconds
-            held = validation or (inputs[:1], labels[:1])
-            for count, p in enumerate(model.staged_predict_proba(held[0]), start=1):
+            val_inputs, val_labels = validation or (inputs[:1], labels[:1])
+            for count, p in enumerate(model.staged_predict_proba(val_inputs), start=1):
                 if count not in self.counts:
                     continue
-                missed = cross_entropy(self.spread(p), held[1], weights)
-                if missed < best:
-                    best, self.model, self.iterations = missed, model, count
+                val_loss = cross_entropy(self.for_all_classes(p), val_labels, weights)
+                if val_loss < best:
+                    best, self.model, self.iterations = val_loss, model, count
         return self
 
-    def spread(self, p: np.ndarray) -> np.ndarray:
-        """[n, d] of the probabilities [n, k] of the classes that were in training."""
+    def for_all_classes(self, p: np.ndarray) -> np.ndarray:
+        """Probabilities [n, d], from those [n, k] of the classes that were in training; the others are 0."""
         result = np.zeros((len(p), self.classes))
         result[:, self.present] = p
         return result
@@ -256,12 +256,13 @@ class GradientBoosting:
     def probabilities(self, inputs: np.ndarray) -> np.ndarray:
         """[n, d] after the chosen number of iterations; zero for a class that was not in training."""
         if self.model is None:
-            return self.spread(np.ones((len(inputs), 1)))
-        return self.spread(next(islice(self.model.staged_predict_proba(inputs), self.iterations - 1, None)))
+            return self.for_all_classes(np.ones((len(inputs), 1)))
+        stages = self.model.staged_predict_proba(inputs)
+        return self.for_all_classes(next(islice(stages, self.iterations - 1, None)))
 
 
 def row_weights(labels: np.ndarray, classes: int, kind: str | None) -> np.ndarray:
-    """How much a row of each class counts, [d]: 1, or n / (d n_k) if kind is balanced."""
+    """The weight [d] of a row of each class: 1, or n / (d n_k) if kind is balanced."""
     counts = np.bincount(labels, minlength=classes)
     return np.ones(classes) if kind is None else len(labels) / (classes * counts.clip(min=1))
 
@@ -272,29 +273,29 @@ def check_grid(name: str, values: Sequence[float], validation: Rows | None) -> N
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """[n, d] of logits [n, d], at least one of them finite in each row."""
+    """Probabilities [n, d] of logits [n, d], at least one of them finite in each row."""
     shifted = np.exp(logits - logits.max(1, keepdims=True))
     return shifted / shifted.sum(1, keepdims=True)
 
 
 def cross_entropy(probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
     """Weighted mean over rows of -log p of the true class. probabilities [n, d], labels [n], weights [d]."""
-    each = -np.log(probabilities[np.arange(len(labels)), labels].clip(min=SMALLEST))
-    return float(np.average(each, weights=weights[labels]))
+    losses = -np.log(probabilities[np.arange(len(labels)), labels].clip(min=SMALLEST))
+    return float(np.average(losses, weights=weights[labels]))
 
 
 class CCS:
     """Convex calibrated surrogates for the F_beta of label sets. Zhang, Ramaswamy and Agarwal, ICML 2020.
 
     s^2 + 1 logistic models estimate q_0 = P(no label) and q_jk = P(label j active, k labels in all), j, k = 1 ... s.
-    For a set of l labels, V_jl = sum_k (1 + b^2) / (b^2 k + l) q_jk is what label j adds to the expected F_beta: the
-    prediction are the l labels of largest V_jl, with l such that their sum A_l is largest, or no label if q_0 is at
-    least that. C: scikit-learn's inverse strength of the L2 penalty.
+    For a set of l labels, V_jl = sum_k (1 + b^2) / (b^2 k + l) q_jk is what label j adds to the expected F_beta. The
+    prediction is the l labels with the largest V_jl, for the l whose sum A_l is largest, or no label if q_0 is at
+    least that sum. C: scikit-learn's inverse strength of the L2 penalty.
 
-    Two classes are one label, s = 1: logistic regression at 0.5. More classes are s = d labels of which exactly one is
+    Two classes are one label, s = 1: logistic regression at 0.5. More classes are s = d labels, exactly one of them
     active: q_j1 is one-vs-rest logistic regression, every other q is zero and not fitted. Probabilities are the q_j1
     divided by their sum, so that argmax is the decision; AUROC of many classes ranks these quotients, not the q_j1.
-    decode="set" gives labels outside the predicted set zero: the same argmax, other ranking scores.
+    decode="set" sets labels outside the predicted set to zero: the same argmax, but different ranking scores.
     """
 
     def __init__(self, beta: float = 1.0, C: float = 1.0, decode: str = "argmax", pca: float | None = 0.8):
@@ -306,7 +307,7 @@ class CCS:
         return self.fit_sets(inputs, labels[:, None] == (np.arange(classes) if classes > 2 else [1]))
 
     def fit_sets(self, inputs: np.ndarray, active: np.ndarray) -> Self:
-        """active: bool [n, s], the labels of each sample. Only sizes k that occur need models."""
+        """Fit label sets. active: bool [n, s], the labels of each sample. Only sizes k that occur need models."""
         count, self.labels = active.sum(1), active.shape[1]
         self.sizes = np.unique(count[count > 0])
         targets = (active[:, j] & (count == k) for j in range(self.labels) for k in self.sizes)
@@ -320,11 +321,11 @@ class CCS:
         return q[:, 0], q[:, 1:].reshape(len(q), self.labels, len(self.sizes))
 
     def predict_sets(self, inputs: np.ndarray) -> np.ndarray:
-        """bool [n, s]."""
+        """The predicted label sets, bool [n, s]."""
         return best_sets(*self.estimates(inputs), self.sizes, self.beta)
 
     def probabilities(self, inputs: np.ndarray) -> np.ndarray:
-        """[n, d]; uniform where all scores vanish."""
+        """[n, d]; uniform where all scores are zero."""
         nothing, q = self.estimates(inputs)
         scores = q.sum(-1)
         if scores.shape[1] == 1:
@@ -336,7 +337,7 @@ class CCS:
 
 
 def logistic(inputs: np.ndarray, target: np.ndarray, C: float) -> tuple[np.ndarray, float]:
-    """Coefficients [f] and intercept; a target without variation has an infinite one, so that q is exactly 0 or 1."""
+    """Coefficients [f] and intercept; infinite for a constant target, so that q is exactly 0 or 1."""
     if target.all() or not target.any():
         return np.zeros(inputs.shape[1]), np.inf if target.all() else -np.inf
     model = sklearn.linear_model.LogisticRegression(C=C, max_iter=1000).fit(inputs, target)
@@ -344,7 +345,7 @@ def logistic(inputs: np.ndarray, target: np.ndarray, C: float) -> tuple[np.ndarr
 
 
 def best_sets(nothing: np.ndarray, q: np.ndarray, sizes: np.ndarray, beta: float = 1.0) -> np.ndarray:
-    """The sets, bool [n, s], of largest expected F_beta, from q_0 [n] and q_jk [n, s, K] with k in sizes [K]."""
+    """The sets, bool [n, s], with the largest expected F_beta, from q_0 [n] and q_jk [n, s, K] with k in sizes [K]."""
     square = beta**2
     best, chosen = nothing, np.zeros(q.shape[:2], dtype=bool)
     for l in range(1, q.shape[1] + 1):
@@ -359,7 +360,7 @@ def best_sets(nothing: np.ndarray, q: np.ndarray, sizes: np.ndarray, beta: float
 
 
 def features(splits: Splits, share: float | None) -> dict[str, np.ndarray]:
-    """Train, val and test as the classifiers see them: float32 [n, f]."""
+    """Train, val and test as the classifiers see them: float32 [n, f]. share: of variance that a projection keeps."""
     if splits.kind == "graph":
         raise ValueError(f"classical models: expected a table or images, got the graphs of {splits.name}")
     inputs = {part: getattr(splits, part).inputs for part in PARTS}
@@ -378,12 +379,12 @@ def features(splits: Splits, share: float | None) -> dict[str, np.ndarray]:
 class PrincipalAxes:
     """PCA of standardised pixels by block power iteration (Halko et al. 2011), on a few images at a time.
 
-    As scikit-learn's PCA(n_components=share) after a StandardScaler, but neither the images as floats nor the square
-    matrix of pixels ever exist, so that Caltech256 fits as well.
+    Like scikit-learn's PCA(n_components=share) after a StandardScaler, but without all images as floats or the square
+    matrix of pixels in memory, so that Caltech256 fits too.
     """
 
     def __init__(self, images: Tensor, share: float):
-        """images: uint8 [n, ...]; share: of the variance, in (0, 1]."""
+        """images: uint8 [n, ...]; share: how much of the variance to keep, in (0, 1]."""
         if not 0 < share <= 1:
             raise ValueError(f"pca: expected a share of the variance in (0, 1], or null for all pixels, got {share!r}")
         pixels, count = images[0].numel(), len(images)
@@ -396,17 +397,18 @@ class PrincipalAxes:
         self.axes = self.leading(images, share * count * int(varying.sum()))
 
     def standardised(self, images: Tensor) -> Iterator[Tensor]:
-        for some in images.split(max(1, PIXELS_AT_ONCE // len(self.mean))):
-            yield (some.flatten(1).float() - self.mean) / self.std
+        """The images as float32 [m, pixels], a few at a time."""
+        for batch in images.split(max(1, PIXELS_AT_ONCE // len(self.mean))):
+            yield (batch.flatten(1).float() - self.mean) / self.std
 
     def project(self, images: Tensor) -> Tensor:
-        """[n, components]."""
+        """The images' coordinates [n, components] on the axes."""
         return torch.cat([x @ self.axes for x in self.standardised(images)])
 
     def leading(self, images: Tensor, variance: float) -> Tensor:
-        """As few axes [pixels, k] as hold the variance, a sum over images and pixels.
+        """The fewest axes [pixels, k] that hold `variance`, a sum over images and pixels.
 
-        The iteration settles last at the end of the block, so its second half is there to be thrown away.
+        The last axes of a block converge last, so its second half is computed only to be discarded.
         """
 
         def scatter(axes: Tensor) -> Tensor:
@@ -415,13 +417,13 @@ class PrincipalAxes:
                 total += x.T @ (x @ axes)
             return total
 
-        most, width = min(len(images), len(self.mean)), 64
+        max_width, width = min(len(images), len(self.mean)), 64
         while True:
-            width = min(2 * width, most)
+            width = min(2 * width, max_width)
             axes = torch.randn(len(self.mean), width, generator=torch.Generator().manual_seed(0))
             for _ in range(POWER_ITERATIONS):
                 axes = torch.linalg.qr(scatter(axes)).Q
-            values, turn = torch.linalg.eigh((axes.T @ scatter(axes)).double())
-            held = values.flip(0).cumsum(0)
-            if held[width // 2] >= variance or width == most:
-                return (axes @ turn.flip(1).float())[:, : int((held < variance).sum()) + 1]
+            values, rotation = torch.linalg.eigh((axes.T @ scatter(axes)).double())
+            explained = values.flip(0).cumsum(0)
+            if explained[width // 2] >= variance or width == max_width:
+                return (axes @ rotation.flip(1).float())[:, : int((explained < variance).sum()) + 1]

@@ -1,10 +1,10 @@
-"""From probabilities to classes: rules, and the choice of the best rule for a metric, with labels or without.
+"""From probabilities to classes: decision rules, and the search for the best rule for a metric, with or without labels.
 
 Plug-in (`tuned`): the rule that maximises the metric on labelled rows (Narasimhan et al. 2014; Koyejo et al. 2014).
 Expected (`expected`): the same search with the probabilities themselves in place of the labels.
-Both look at truth [n, d], the share of each class in each row: one-hot labels, or the probabilities; the shares of
-a weighted row sum to its weight. With two classes all cuts are compared; with more, a rule's counts give the metric's
-slopes G, and those the next rule, argmax_j sum_k p_k G_kj, until nothing changes.
+Both use truth [n, d], the share of each class in each row: one-hot labels, or the probabilities; the shares of a
+weighted row sum to its weight. With two classes all thresholds are compared. With more, the counts of a rule give the
+metric's slopes G, and these give the next rule, argmax_j sum_k p_k G_kj, until nothing changes.
 """
 
 import inspect
@@ -32,10 +32,10 @@ Metric = Callable[[Confusion], Tensor]
 
 @dataclass(frozen=True)
 class Argmax:
-    """The most probable class, of equals the first."""
+    """The most probable class; ties go to the first."""
 
     def decide(self, probabilities: Tensor) -> Tensor:
-        """Classes [...] of probabilities [..., d], as every rule gives them."""
+        """Classes [...] of probabilities [..., d], as for every rule."""
         return probabilities.argmax(-1)
 
     def to_json(self) -> None:
@@ -44,7 +44,7 @@ class Argmax:
 
 @dataclass(frozen=True)
 class Threshold:
-    """Of two classes the positive one where its probability is at least `value`."""
+    """For two classes: the positive one where its probability is at least `value`."""
 
     value: float
     positive: int = 1
@@ -63,7 +63,7 @@ class ClassWeights:
     weights: tuple[float, ...]
 
     def decide(self, probabilities: Tensor) -> Tensor:
-        return (probabilities.double() * like(self.weights, probabilities)).argmax(-1)
+        return (probabilities.double() * tensor_beside(probabilities, self.weights)).argmax(-1)
 
     def to_json(self) -> StoredRule:
         return {"weights": list(self.weights)}
@@ -71,14 +71,14 @@ class ClassWeights:
 
 @dataclass(frozen=True)
 class Affine:
-    """argmax_k scale_k p_k + shift_k, the best rule's form for every metric of the margins."""
+    """argmax_k scale_k p_k + shift_k: the form of the best rule for every metric of the margins."""
 
     scale: tuple[float, ...]
     shift: tuple[float, ...]
 
     def decide(self, probabilities: Tensor) -> Tensor:
         p = probabilities.double()
-        return (p * like(self.scale, p) + like(self.shift, p)).argmax(-1)
+        return (p * tensor_beside(p, self.scale) + tensor_beside(p, self.shift)).argmax(-1)
 
     def to_json(self) -> StoredRule:
         return {"scale": list(self.scale), "shift": list(self.shift)}
@@ -86,13 +86,13 @@ class Affine:
 
 @dataclass(frozen=True)
 class Gains:
-    """argmax_j sum_k p_k gains_kj, for metrics that tell one wrong class from another, as costs do."""
+    """argmax_j sum_k p_k gains_kj, for metrics to which it matters which wrong class is predicted, such as costs."""
 
     gains: tuple[tuple[float, ...], ...]
 
     def decide(self, probabilities: Tensor) -> Tensor:
         p = probabilities.double()
-        return (p @ like(self.gains, p)).argmax(-1)
+        return (p @ tensor_beside(p, self.gains)).argmax(-1)
 
     def to_json(self) -> StoredRule:
         return {"gains": [list(row) for row in self.gains]}
@@ -102,7 +102,7 @@ Rule = Argmax | Threshold | ClassWeights | Affine | Gains
 
 
 def from_json(rule: StoredRule | None, positive: int | None = None) -> Rule:
-    """A rule as a record or a saved model holds it; `positive` is the class that a threshold is for, by default 1."""
+    """The rule that a record or a saved model holds. positive: the class that a threshold is for, by default 1."""
     if rule is None:
         return Argmax()
     if "threshold" in rule:
@@ -119,7 +119,7 @@ def from_json(rule: StoredRule | None, positive: int | None = None) -> Rule:
 
 
 def explained(rule: Rule, classes: Sequence[str]) -> str:
-    """A rule in words, in terms of the columns p_<class>.
+    """A rule in words, with p_<class> for the probabilities.
 
     >>> explained(Threshold(0.25, positive=1), ("ok", "fraud"))
     'fraud if p_fraud >= 0.25, else ok'
@@ -140,7 +140,8 @@ def explained(rule: Rule, classes: Sequence[str]) -> str:
     return f"largest of {', '.join(terms)}"
 
 
-def like(values: Sequence[Any], probabilities: Tensor) -> Tensor:
+def tensor_beside(probabilities: Tensor, values: Sequence[Any]) -> Tensor:
+    """The values in float64, on the device of the probabilities."""
     return torch.tensor(values, dtype=torch.float64, device=probabilities.device)
 
 
@@ -153,18 +154,18 @@ def tuned(
 ) -> Rule:
     """The rule that maximises the metric on probabilities [n, d] with labels [n] and weights [n], by default 1.
 
-    With more than two classes the best on these rows of argmax, the expected rule, the fixed points on the labels, and
-    coordinate ascent on class weights; of equals the first.
+    With more than two classes, it is the best on these rows of argmax, the expected rule, the fixed points on the
+    labels, and coordinate ascent on class weights; ties go to the first.
     """
     p, classes = probabilities.double(), probabilities.shape[-1]
     if classes == 2:
         positive = 1 if positive is None else positive
         return Threshold(best_threshold(p[:, positive], labels == positive, metric, positive, weights), positive)
     truth = weighted(one_hot(labels, classes).double(), weights)
-    found = [Argmax(), expected(p, metric, weights=weights), fixed_point(p, truth, metric)]
+    rules = [Argmax(), expected(p, metric, weights=weights), fixed_point(p, truth, metric)]
     starts = (torch.zeros(classes), -p.mean(0).clamp_min(1e-6).log())
-    found += [best_weights(p, labels, metric, start, weights) for start in starts]
-    return best_of(found, p, truth, metric)
+    rules += [best_weights(p, labels, metric, start, weights) for start in starts]
+    return best_of(rules, p, truth, metric)
 
 
 def expected(probabilities: Tensor, metric: Metric, positive: int | None = None, weights: Tensor | None = None) -> Rule:
@@ -183,22 +184,22 @@ def weighted(truth: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def best_of(rules: Sequence[Rule], probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
-    """The first of the rules that none beats by more than rounding."""
+    """The best rule, or the first of those that are equal up to rounding."""
     values = torch.stack([value_of(rule, probabilities, truth, metric) for rule in rules])
     return rules[int((values >= values.max() - 1e-12).int().argmax())]
 
 
 def value_of(rule: Rule, probabilities: Tensor, truth: Tensor, metric: Metric) -> Tensor:
-    """The metric of a rule's decisions, of the counts expected under truth [n, d]."""
+    """The metric of a rule's decisions, on the counts expected under truth [n, d]."""
     return metric(confusion_of(rule.decide(probabilities), truth))
 
 
 def confusion_of(predicted: Tensor, truth: Tensor) -> Confusion:
     """Counts of predicted classes [..., n] when truth[i, k] of row i is of class k."""
     classes, leading = truth.shape[-1], predicted.shape[:-1]
-    own = truth.expand(*leading, *truth.shape).gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
+    correct = truth.expand(*leading, *truth.shape).gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
     return Confusion(
-        per_class(own, predicted, classes),
+        per_class(correct, predicted, classes),
         truth.sum(0).expand(*leading, classes),
         per_class(truth.sum(-1).expand(predicted.shape), predicted, classes),
         lambda: truth.T @ one_hot(predicted, classes).to(truth.dtype),
@@ -206,52 +207,52 @@ def confusion_of(predicted: Tensor, truth: Tensor) -> Confusion:
 
 
 def cumulative(values: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """True and false positives of the decision `values >= t` at each distinct value t, falling; and those values."""
+    """True and false positives of `values >= t` at each distinct value t, from high to low; and those values."""
     order = np.argsort(-values, kind="stable")
     values, truth, weights = values[order], truth[order], weights[order]
     last = np.flatnonzero(np.append(np.diff(values) != 0, True))
-    found = np.cumsum(truth * weights)[last]
-    return found, np.cumsum(weights)[last] - found, values[last]
+    true_positives = np.cumsum(truth * weights)[last]
+    return true_positives, np.cumsum(weights)[last] - true_positives, values[last]
 
 
 def best_threshold(
     values: Tensor, truth: Tensor, metric: Metric, positive: int = 1, weights: Tensor | None = None
 ) -> float:
-    """The cut at which `p >= t` maximises the metric, of equals the nearest to 0.5.
+    """The threshold t at which `p >= t` maximises the metric; of several, the nearest to 0.5.
 
-    values [n], truth [n]: the positive class's probability, and its share in each row (0 or 1 for labels). Cuts are the
-    midpoints between neighbouring values, and those of the extreme ones with 1 and 0: "never" and "always".
+    values [n], truth [n]: the positive class's probability, and its share in each row (0 or 1 for labels). Thresholds
+    are the midpoints between neighbouring values, and between the extreme ones and 1 or 0: "never" and "always".
     """
     shares = truth.double().cpu().numpy()
     counts = np.ones_like(shares) if weights is None else weights.double().cpu().numpy()
-    found, false, at = cumulative(values.double().cpu().numpy(), shares, counts)
-    found, false = np.append(0, found), np.append(0, false)
-    above, below = np.append(max(1.0, at[0]), at), np.append(at, min(0.0, at[-1]))
-    cuts = (above + below) / 2
-    # Between neighbours without a number in between the midpoint is the lower one, which must stay below the cut.
-    cuts[:-1] = np.where(cuts[:-1] <= below[:-1], above[:-1], cuts[:-1])
-    cuts[0] = max(cuts[0], np.nextafter(at[0], 2))  # not even a probability of 1 reaches it
+    tp, fp, distinct = cumulative(values.double().cpu().numpy(), shares, counts)
+    tp, fp = np.append(0, tp), np.append(0, fp)
+    above, below = np.append(max(1.0, distinct[0]), distinct), np.append(distinct, min(0.0, distinct[-1]))
+    thresholds = (above + below) / 2
+    # The midpoint of two adjacent floats rounds to the lower one, which must stay below the threshold.
+    thresholds[:-1] = np.where(thresholds[:-1] <= below[:-1], above[:-1], thresholds[:-1])
+    thresholds[0] = max(thresholds[0], np.nextafter(distinct[0], 2))  # not even a probability of 1 reaches it
     positives = (shares * counts).sum()
     negatives = counts.sum() - positives
-    matrix = np.stack([found, positives - found, false, negatives - false], axis=-1).reshape(-1, 2, 2)
+    matrix = np.stack([tp, positives - tp, fp, negatives - fp], axis=-1).reshape(-1, 2, 2)
     if positive == 1:
         matrix = matrix[:, ::-1, ::-1]
     value = metric(Confusion.from_matrix(torch.tensor(matrix.clip(0)))).numpy()
     best = np.flatnonzero(value >= value.max() - 1e-12)
-    return float(cuts[best[np.abs(cuts[best] - 0.5).argmin()]])
+    return float(thresholds[best[np.abs(thresholds[best] - 0.5).argmin()]])
 
 
 def fixed_point(probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
-    """The best rule seen on the way from counts to slopes, to the rule that follows them, to its counts, and so on.
+    """The best rule met while iterating: counts give slopes, slopes give the next rule, and that gives new counts.
 
-    Starts: soft counts; argmax, a trap where it leaves a class out; and predictions as frequent as the classes. Cycles
-    happen, and G-mean jumps from one class to the next: the damped walks are Frank-Wolfe's (Narasimhan et al. 2015).
-    All walks advance together, in a leading dimension W.
+    Starts: soft counts; argmax, a trap where it never predicts some class; and predictions as frequent as the classes.
+    The iteration can cycle, and G-mean jumps from one class to the next, so two of the walks are damped, as
+    Frank-Wolfe's (Narasimhan et al. 2015). All W walks advance together, in a leading dimension.
     """
     p, in_cells = probabilities, slopes.reads_matrix(metric, probabilities.shape[-1])
     shares = (truth.sum(0) / truth.sum()).clamp(0, 1)
-    rare_cut = torch.stack([p[:, k].quantile(1 - share) for k, share in enumerate(shares)])
-    matched = ClassWeights(tuple((1 / rare_cut.clamp_min(1e-12)).tolist()))
+    quantiles = torch.stack([p[:, k].quantile(1 - share) for k, share in enumerate(shares)])
+    matched = ClassWeights(tuple((1 / quantiles.clamp_min(1e-12)).tolist()))
     best = best_of([Argmax(), matched], p, truth, metric)
     highest = float(value_of(best, p, truth, metric))
 
@@ -261,16 +262,15 @@ def fixed_point(probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
     damped = torch.tensor([False, False, False, True, True])
     counts = torch.stack([counts_of(start, in_cells) for start in starts])
     for step in range(ROUNDS):
-        rules = following(counts, metric, in_cells)
+        rules = next_rules(counts, metric, in_cells)
         confusion = confusion_of(decide_by(rules, p), truth)
         values = metric(confusion)
         if float(values.max()) > highest + 1e-12:
-            highest, winner = float(values.max()), int(values.argmax())
-            best = rule_of(rules[winner])
-        before = counts
-        pace = torch.where(damped, 1 / (step + 2), 1.0)[:, None, None]
-        counts = counts.lerp(counts_of(confusion, in_cells), pace.to(counts))
-        if torch.equal(counts, before):
+            highest, best = float(values.max()), rule_of(rules[int(values.argmax())])
+        previous = counts
+        step_size = torch.where(damped, 1 / (step + 2), 1.0)[:, None, None]
+        counts = counts.lerp(counts_of(confusion, in_cells), step_size.to(counts))
+        if torch.equal(counts, previous):
             break
     return best
 
@@ -280,20 +280,20 @@ def counts_of(c: Confusion, in_cells: bool) -> Tensor:
     return c.matrix if in_cells else torch.stack((c.diagonal, c.actual.expand(c.diagonal.shape), c.predicted), -2)
 
 
-def following(counts: Tensor, metric: Metric, in_cells: bool) -> Tensor:
-    """The rules of the metric's slopes at W counts: gains [W, d, d], or scale and shift [W, 2, d]; at most 1.
+def next_rules(counts: Tensor, metric: Metric, in_cells: bool) -> Tensor:
+    """Rules from the metric's slopes at W counts: gains [W, d, d], or scale and shift [W, 2, d]; scaled to at most 1.
 
-    Where slopes are not finite they count as 0: such a walk ends in the first class, and is no better than argmax.
+    Slopes that are not finite become 0: such a walk ends in the first class, and is no better than argmax.
     """
-    found = (
+    rules = (
         slopes.of_cells(metric, counts) if in_cells else torch.stack(slopes.of_margins(metric, *counts.unbind(-2)), -2)
     )
-    size = found.abs().amax((-2, -1), keepdim=True)
-    return torch.where(size.isfinite(), found / size.clamp_min(1e-30), 0.0)
+    largest = rules.abs().amax((-2, -1), keepdim=True)
+    return torch.where(largest.isfinite(), rules / largest.clamp_min(1e-30), 0.0)
 
 
 def decide_by(rules: Tensor, probabilities: Tensor) -> Tensor:
-    """Classes [W, n] of probabilities [n, d] by each of W rules of `following`."""
+    """Classes [W, n] of probabilities [n, d] by each of W rules of `next_rules`."""
     if rules.shape[-2] == 2:
         scale, shift = rules.unsqueeze(-3).unbind(-2)
         return torch.addcmul(shift, probabilities, scale).argmax(-1)
@@ -301,7 +301,7 @@ def decide_by(rules: Tensor, probabilities: Tensor) -> Tensor:
 
 
 def rule_of(values: Tensor) -> Rule:
-    """One rule of `following` as an object."""
+    """One rule of `next_rules` as an object."""
     if values.shape[-2] == 2:
         scale, shift = values.tolist()
         return Affine(tuple(scale), tuple(shift))
@@ -321,32 +321,33 @@ def best_weights(
 
     best = float(values_of((logs + weights).argmax(-1)))
     for _ in range(SWEEPS):
-        before = best
+        previous = best
         for k in range(classes):
             scores = logs + weights
             scores[:, k] = -torch.inf
-            rival, other = scores.max(-1)
-            mine = logs[:, k] + grid[:, None]
+            rival_score, rival = scores.max(-1)
+            score = logs[:, k] + grid[:, None]
             # Ties go to the lower index, as in argmax.
-            values = values_of(torch.where((mine > rival) | ((mine == rival) & (k < other)), k, other))
+            wins = (score > rival_score) | ((score == rival_score) & (k < rival))
+            values = values_of(torch.where(wins, k, rival))
             if float(values.max()) > best + 1e-12:
                 best = float(values.max())
                 weights[k] = grid[values.argmax()]
-        if best == before:
+        if best == previous:
             break
     return ClassWeights(tuple(weights.exp().tolist()))
 
 
 @dataclass(frozen=True)
 class Decision:
-    """A rule, and what the metric is under it: on the labels it was tuned on, or as expected without them."""
+    """A rule and the value of the metric under it: on the labels it was tuned on, or as expected without labels."""
 
     rule: Rule
     value: float
     classes: int
 
     def predict(self, probabilities: Any) -> Any:
-        """Classes [n] of probabilities [n], [n, 2] or [n, d]: a tensor of a tensor, else a NumPy array."""
+        """Classes [n] of probabilities [n], [n, 2] or [n, d]: a tensor if they are one, else a NumPy array."""
         p = checked_probabilities(probabilities)
         if p.shape[-1] != self.classes:
             raise ValueError(f"probabilities: expected {self.classes} classes, got {p.shape[-1]}")
@@ -359,13 +360,13 @@ class Decision:
 def decide(
     probabilities: Any, metric: str | metrics.Metric = "f1", labels: Any = None, **metric_parameters: Any
 ) -> Decision:
-    """The decision rule that is best for a metric, for the probabilities of any model.
+    """The best decision rule for a metric, given the probabilities of any model.
 
     probabilities: [n, d] with rows that sum to 1, or [n] of the positive class of two; array or tensor.
-    labels: class indices [n], to tune the rule on; without them it maximises the metric that the probabilities
-        themselves predict, which needs them calibrated but no held-out labels.
-    metric: a name of east.METRICS, a dotted path, or a function of a Confusion, with its parameters. With two classes
-        average is "positive" (class 1) unless said otherwise, with more it is "macro".
+    labels: class indices [n], to tune the rule on. Without them, it maximises the metric that the probabilities
+        themselves predict, which needs no held-out labels but calibrated probabilities.
+    metric: a name of east.METRICS, a dotted path, or a function of a Confusion, with its parameters. The default
+        average is "positive" (class 1) for two classes and "macro" for more.
 
     >>> rule = decide(np.array([0.9, 0.7, 0.4, 0.35, 0.1, 0.05]), "f1")
     >>> rule.predict(np.array([0.38, 0.2]))
@@ -386,9 +387,9 @@ def decide(
     return Decision(rule, float(value_of(rule, p, truth, score)), p.shape[-1])
 
 
-def checked_probabilities(given: Any) -> Tensor:
-    """Probabilities [n, d] in float64, on the CPU; [n] and [n, 1] are those of class 1 of two."""
-    p = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given.detach().cpu())
+def checked_probabilities(values: Any) -> Tensor:
+    """Probabilities [n, d] in float64, on the CPU; [n] and [n, 1] are taken as those of class 1 of two."""
+    p = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values.detach().cpu())
     if not p.is_floating_point() or p.ndim not in (1, 2) or p.numel() == 0:
         raise ValueError(
             f"probabilities: expected numbers of shape [n] or [n, d], got {p.dtype} of shape {list(p.shape)}"
@@ -407,8 +408,8 @@ def checked_probabilities(given: Any) -> Tensor:
     return p
 
 
-def checked_labels(given: Any, probabilities: Tensor) -> Tensor:
-    labels = torch.as_tensor(np.asarray(given) if not isinstance(given, Tensor) else given.cpu())
+def checked_labels(values: Any, probabilities: Tensor) -> Tensor:
+    labels = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values.cpu())
     if labels.shape != probabilities.shape[:1]:
         raise ValueError(f"labels: expected one per row, [{len(probabilities)}], got shape {list(labels.shape)}")
     check_range("labels", labels.int() if labels.dtype == torch.bool else labels, probabilities.shape[-1])

@@ -21,10 +21,9 @@ def pick_device(name: str) -> torch.device:
 
 
 def describe_device(device: str = "auto") -> str:
-    """The device as a record names it: CUDA with its model, and whether its products are rounded to TF32."""
+    """The device as records name it: for CUDA with its model, and whether matrix products are rounded to TF32."""
     chosen = pick_device(device)
     if chosen.type != "cuda":
         return chosen.type
-    return (
-        f"cuda ({torch.cuda.get_device_name(chosen)}, tf32 {'on' if torch.backends.cuda.matmul.allow_tf32 else 'off'})"
-    )
+    tf32 = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
+    return f"cuda ({torch.cuda.get_device_name(chosen)}, tf32 {tf32})"

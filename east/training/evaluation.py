@@ -1,8 +1,8 @@
 """From probabilities to confusion matrices, scores and decisions. NumPy arrays in, plain JSON types out.
 
-Decisions: argmax always; on request `thresholds` (Bridging the Gap's mean over 0.1 ... 0.9), `logit_thresholds` (the
-same numbers, held against logits as its released code does), `plugin_<metric>`, the rule tuned on validation for that
-metric, and `expected_<metric>`, the rule that validation's probabilities call for without its labels.
+Decisions: always argmax; on request `thresholds` (Bridging the Gap's mean over 0.1 ... 0.9), `logit_thresholds` (the
+same numbers applied to logits, as in its released code), `plugin_<metric>`, the rule tuned for that metric on
+validation, and `expected_<metric>`, the best rule according to the probabilities on validation, without its labels.
 """
 
 import inspect
@@ -36,25 +36,26 @@ def evaluate(
     """Everything a record says about predictions.
 
     probabilities, labels: {"val": [n, d], "test": ...} and {"val": [n], ...}; a search has no test part. positive:
-    index of the positive class, or None. Rules are tuned on val alone. trained_for: a metric that becomes a score of
-    that name.
+    index of the positive class, or None. Rules are tuned on val alone. trained_for: a metric to add to the scores
+    under the name `trained_for`.
     """
     truth = {part: torch.as_tensor(values) for part, values in labels.items()}
     tensors = {part: torch.as_tensor(values) for part, values in probabilities.items()}
     ranking = {part: rank_scores(tensors[part], truth[part], positive) for part in tensors}
 
-    def own(c: Confusion) -> Scores:
-        return {"trained_for": float(trained_for(c))} if trained_for else {}
+    def all_scores(c: Confusion, part: str) -> Scores:
+        extra: Scores = {"trained_for": float(trained_for(c))} if trained_for else {}
+        return scores(c, positive) | ranking[part] | extra
 
-    def judged(predicted: Mapping[str, Tensor]) -> Judged:
+    def judge(predicted: Mapping[str, Tensor]) -> Judged:
         classes = tensors["val"].shape[-1]
         confusions = {part: Confusion.from_predictions(predicted[part], truth[part], classes) for part in predicted}
         return {
             "confusion": {part: counts(c) for part, c in confusions.items()},
-            "scores": {part: scores(c, positive) | ranking[part] | own(c) for part, c in confusions.items()},
+            "scores": {part: all_scores(c, part) for part, c in confusions.items()},
         }
 
-    result: Evaluation = {**judged({part: p.argmax(-1) for part, p in tensors.items()}), "decisions": {}}
+    result: Evaluation = {**judge({part: p.argmax(-1) for part, p in tensors.items()}), "decisions": {}}
     for name in decisions:
         if name in AVERAGED:
             result["decisions"][name] = over_thresholds(tensors, truth, positive, AVERAGED[name])
@@ -64,12 +65,12 @@ def evaluate(
             val = tensors["val"]
             rule = tuned(val, truth["val"], metric, positive) if with_labels else expected(val, metric, positive)
             predicted = {part: rule.decide(p) for part, p in tensors.items()}
-            result["decisions"][name] = {"rule": rule.to_json(), **judged(predicted)}
+            result["decisions"][name] = {"rule": rule.to_json(), **judge(predicted)}
     return result
 
 
 def scores(c: Confusion, positive: int | None) -> Scores:
-    """The scores of one hard confusion. `auroc_thresholded` is the ROC area of the 0/1 decisions themselves."""
+    """The scores of one hard confusion. `auroc_thresholded` is the area under the ROC curve of the 0/1 decisions."""
     return {
         "f1_pos": None if positive is None else float(metrics.f1(c, average="positive", positive=positive)),
         "f1_macro": float(metrics.f1(c)),
@@ -84,9 +85,9 @@ def scores(c: Confusion, positive: int | None) -> Scores:
 
 
 def rank_scores(probabilities: Tensor, labels: Tensor, positive: int | None) -> Scores:
-    """Scores of the ranking, which no decision changes: of the positive class, else the mean of each against the rest.
+    """Scores that depend only on the ranking: of the positive class, or the mean over classes of one against the rest.
 
-    Classes without samples are left out; None where that leaves nothing to rank.
+    Classes without samples are left out; None if that leaves nothing to rank.
     """
     targets = [positive] if positive is not None else range(probabilities.shape[-1])
     pairs = [(probabilities[:, k].double().numpy(), (labels == k).numpy()) for k in targets]
@@ -137,25 +138,28 @@ def over_thresholds(
 
 def decision_metric(decision: str, positive: int | None) -> Callable[[Confusion], Tensor]:
     """The metric that plugin_<metric> or expected_<metric> maximises; of the positive class where there is one."""
-    tunable = [name for name in metrics.METRICS if name != "cost"]
-    choose("decision", decision, [*AVERAGED, *(kind + name for kind in (PLUGIN, EXPECTED) for name in tunable)])
+    choose("decision", decision, [*AVERAGED, *(kind + name for kind in (PLUGIN, EXPECTED) for name in tunable())])
     return metric_of(decision.removeprefix(PLUGIN).removeprefix(EXPECTED), positive)
+
+
+def tunable() -> list[str]:
+    """Metrics that a rule can be tuned for: all but `cost`, which needs a matrix of costs."""
+    return [name for name in metrics.METRICS if name != "cost"]
 
 
 def metric_of(name: str, positive: int | None) -> Callable[[Confusion], Tensor]:
     """A metric by name; of the positive class where the data have one and the metric has an average."""
-    tunable = [metric for metric in metrics.METRICS if metric != "cost"]
-    metric = metrics.METRICS[choose("metric", name, tunable)]
+    metric = metrics.METRICS[choose("metric", name, tunable())]
     if positive is not None and "average" in inspect.signature(metric).parameters:
         return partial(metric, average="positive", positive=positive)
     return metric
 
 
 def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confusion], Tensor]:
-    """M of `val_metric` = 1 - M(hard validation confusion), by which runs of different temperature compare.
+    """M in `val_metric` = 1 - M(hard validation confusion), which is comparable across temperatures.
 
-    A metric loss is judged by its own metric, AUROC's by that of its decisions (balanced accuracy), every other loss by
-    F1: of the positive class where there is one, else macro.
+    A metric loss is judged by its own metric, the AUROC loss by the AUROC of its decisions (balanced accuracy), every
+    other loss by F1: of the positive class where there is one, else macro.
     """
     if isinstance(loss, AUROCLoss):
         return metrics.balanced_accuracy

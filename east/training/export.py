@@ -1,9 +1,9 @@
-"""Trained networks as ONNX, for runtimes without PyTorch; what surrounds the network stands beside it as JSON.
+"""Export of trained networks as ONNX, for runtimes without PyTorch; a JSON file beside it has the steps around them.
 
     east.export("results/models/csv-f1-0a1b2c3d4e5f-seed0", "people.onnx")     # and people.onnx.json
 
-The graph takes encoded, scaled inputs [n, ...] (float32) and returns `logits` and `probabilities` [n, d]. The JSON file
-has the steps around it: `encoding` turns the columns of a row into features, `scaling` turns those into inputs,
+The graph takes encoded, scaled inputs [n, ...] (float32) and returns `logits` and `probabilities` [n, d]. In the JSON
+file, `encoding` turns the columns of a row into features, `scaling` turns those into inputs,
 (features / divisor - mean) / std, and `rule` turns probabilities into one of `classes`; null means argmax.
 """
 
@@ -30,13 +30,13 @@ INPUT, LOGITS, PROBABILITIES = "inputs", "logits", "probabilities"
 
 
 class Convertible(Protocol):
-    """What gives a saved model, as EASTClassifier does."""
+    """Anything that can be converted to a saved model, such as EASTClassifier."""
 
     def to_model(self) -> saved.Model: ...
 
 
 def export(model: saved.Model | Convertible | str | Path, path: str | Path) -> Path:
-    """Write a network as ONNX to `path`, which ends in .onnx, and its description to `path` with .json added.
+    """Write a network as ONNX to `path`, which must end in .onnx, and its description to the same path plus .json.
 
     model: a saved model, its folder, or a fitted EASTClassifier. Returns the path of the ONNX file.
     """
@@ -46,13 +46,13 @@ def export(model: saved.Model | Convertible | str | Path, path: str | Path) -> P
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{' and '.join(missing)} not installed: {install_hint('onnx')}")
-    found = as_model(model)
-    if isinstance(found.net, portable.Portable) or found.about["kind"] == "graph":
+    source = as_model(model)
+    if isinstance(source.net, portable.Portable) or source.about["kind"] == "graph":
         raise ConfigError(
-            f"expected a network for tables or images (MLP, Darknet or your own), got {type(found.net).__name__}"
+            f"expected a network for tables or images (MLP, Darknet or your own), got {type(source.net).__name__}"
         )
-    content = onnx_bytes(found.net, found.about["inputs_shape"])
-    about = json.dumps(description(found, target.name), indent=1) + "\n"
+    content = onnx_bytes(source.net, source.about["inputs_shape"])
+    about = json.dumps(description(source, target.name), indent=1) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, lambda file: file.write(content))
     write_atomically(beside(target), lambda file: file.write(about.encode()))
@@ -60,7 +60,7 @@ def export(model: saved.Model | Convertible | str | Path, path: str | Path) -> P
 
 
 def beside(target: Path) -> Path:
-    """The JSON file of an ONNX file; not model.json, which a saved model has in its folder."""
+    """The JSON file of an ONNX file; not model.json, the name of another file in the folder of a saved model."""
     return target.with_name(f"{target.name}.json")
 
 
@@ -77,7 +77,7 @@ def as_model(model: saved.Model | Convertible | str | Path) -> saved.Model:
 
 
 class Network(nn.Module):
-    """Logits and probabilities [n, d], d >= 2, of scaled inputs."""
+    """The network to export: scaled inputs to logits and probabilities [n, d], d >= 2."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
@@ -89,7 +89,7 @@ class Network(nn.Module):
 
 
 def onnx_bytes(net: nn.Module, inputs_shape: list[int]) -> bytes:
-    """The graph for any number of rows, weights included."""
+    """The network as an ONNX graph for any number of rows, weights included."""
     network = Network(copy.deepcopy(net).cpu()).eval()
     with quietly():
         program = torch.onnx.export(
@@ -101,13 +101,13 @@ def onnx_bytes(net: nn.Module, inputs_shape: list[int]) -> bytes:
             dynamo=True,
             verbose=False,
         )
-    assert program is not None  # which it is for dynamo=False alone
+    assert program is not None  # only dynamo=False returns None
     return program.model_proto.SerializeToString()
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """Without the exporter's remarks about its own internals."""
+    """Silence the exporter's remarks about its own internals."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -119,7 +119,7 @@ def quietly() -> Iterator[None]:
 
 
 def description(model: saved.Model, network: str) -> dict[str, object]:
-    """What a program needs to go from raw rows to a class, beside the ONNX file `network`."""
+    """What a program needs besides the ONNX file `network` to get from raw rows to a class."""
     about, classes = model.about, len(model.classes)
     return {
         "format": FORMAT,

@@ -1,7 +1,7 @@
-"""What a saved model must be before anything is computed with it: the files may be anyone's.
+"""Checks on a saved model before anything is computed with it: the files may come from anyone.
 
-Every function raises ValueError with one sentence. Nothing is imported here, and nothing is allocated that the weights
-themselves do not take.
+Every function raises ValueError with one sentence. Nothing is imported here, and no more memory is allocated than the
+weights themselves take.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,16 @@ MOST_CLASSES = 200_000
 MOST_INPUTS = 10**8
 MOST_LAYERS, WIDEST = 1_000, 10**7
 DEEPEST = 1_000  # levels of a tree
-MAY_BE_INFINITE = ("net.intercepts", "net.baseline", "net.threshold")  # rules a class out; a split on missing values
+# -inf rules a class out in the first two; an infinite threshold is a split on missing values.
+MAY_BE_INFINITE = ("net.intercepts", "net.baseline", "net.threshold")
 
 
 class WrongDescriptionError(ValueError):
-    """model.json describes a network that there cannot be."""
+    """model.json describes a network that cannot exist."""
 
 
 class About(TypedDict):
-    """The content of model.json. Predictions follow from what is required; the rest says where the model comes from."""
+    """The content of model.json. Predictions need the required keys and, for tables, `encoding`; the rest is origin."""
 
     kind: Kind
     classes: Annotated[list[str], Field(min_length=2, max_length=MOST_CLASSES)]
@@ -55,7 +56,7 @@ ADAPTER = TypeAdapter(About)
 
 
 def checked_about(values: object) -> About:
-    """The JSON of a model, if its types and ranges are right and its decision rule fits its classes."""
+    """The content of model.json, if its types and ranges are right and its decision rule fits its classes."""
     try:
         about = ADAPTER.validate_python(values)
     except ValidationError as error:
@@ -78,7 +79,7 @@ def explained(error: ValidationError) -> str:
 
 
 def check_encoding(encoding: Encoding, inputs: int) -> None:
-    """Columns that differ, and give as many features as the model takes."""
+    """Columns must differ, and must have as many features as the model takes."""
     names = [column.name for column in encoding.columns]
     if len(set(names)) < len(names):
         raise ValueError("the encoding: expected each column once")
@@ -87,7 +88,7 @@ def check_encoding(encoding: Encoding, inputs: int) -> None:
 
 
 def _check_rule(rule: StoredRule | None, positive: int | None, count: int) -> None:
-    """It must decide, for a row that could be anything, on one of the `count` classes."""
+    """The rule must be finite and pick one of the `count` classes, tried on a row of equal probabilities."""
     values = list((rule or {}).values())
     try:
         numbers = [float(x) for value in values for x in _flat(value)]
@@ -114,7 +115,7 @@ def _check_sizes(section: Mapping[str, JsonValue]) -> None:
 
 
 def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], kind: str) -> None:
-    """Finite numbers, and a scaling that divides by no 0."""
+    """Numbers must be finite, and scaling must not divide by 0."""
     for name in ("mean", "std"):
         if name not in tensors:
             raise ValueError(f"expected a tensor {name!r}")
@@ -126,14 +127,13 @@ def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], ki
         infinite = name in MAY_BE_INFINITE
         if tensor.is_floating_point() and bool((tensor.isnan() if infinite else ~tensor.isfinite()).any()):
             raise ValueError(f"{name}: expected finite numbers")
-    if bool((tensors["std"] == 0).any()):
-        raise ValueError("std: expected numbers other than 0, which inputs are divided by")
-    if "net.pixel_std" in tensors and bool((tensors["net.pixel_std"] == 0).any()):
-        raise ValueError("pixel_std: expected numbers other than 0, which inputs are divided by")
+    for name in ("std", "net.pixel_std"):
+        if name in tensors and bool((tensors[name] == 0).any()):
+            raise ValueError(f"{name.removeprefix('net.')}: expected no zeros, because inputs are divided by it")
 
 
 def check_network(section: Mapping[str, JsonValue], state: Mapping[str, Tensor], shape: Sequence[int], d: int) -> None:
-    """Weights of the names and shapes that the described network has; the network itself is not made for this."""
+    """Weights must have the names and shapes of the described network, which is built without memory for this."""
     try:
         with torch.device("meta"):
             net = models.build(Network.model_validate(section), shape, d)
@@ -144,14 +144,14 @@ def check_network(section: Mapping[str, JsonValue], state: Mapping[str, Tensor],
     expected = net.state_dict()
     if expected.keys() != state.keys():
         different = sorted(expected.keys() ^ state.keys())
-        raise ValueError(f"weights: they do not belong to {type(net).__name__}, which differs in {different[0]!r}")
+        raise ValueError(f"weights: they do not fit {type(net).__name__}; they differ in {different[0]!r}")
     for name, tensor in state.items():
         if tensor.shape != expected[name].shape or tensor.is_floating_point() != expected[name].is_floating_point():
             raise ValueError(f"{name}: expected shape {list(expected[name].shape)}, got {list(tensor.shape)}")
 
 
 def check_portable(net: nn.Module, inputs: int, d: int) -> None:
-    """Tensors of a classical model that fit each other, its inputs and its classes; trees that end."""
+    """The tensors of a classical model must fit each other, its inputs and its classes, and its trees must end."""
     width = inputs
     axes = getattr(net, "axes", None)
     if isinstance(axes, Tensor):
@@ -161,7 +161,7 @@ def check_portable(net: nn.Module, inputs: int, d: int) -> None:
         _expect_shapes(net, {"coefficients": (d, width), "intercepts": (d,)})
         return
     if not isinstance(net, portable.Trees):
-        return  # the text of another library, which checks it itself
+        return  # text in the format of another library, which checks it
     nodes = len(net.left)
     _expect_shapes(net, {"left": (nodes,), "right": (nodes,), "feature": (nodes,), "threshold": (nodes,)})
     for name, limit in {"left": nodes, "right": nodes, "feature": width, "roots": nodes}.items():
@@ -173,10 +173,10 @@ def check_portable(net: nn.Module, inputs: int, d: int) -> None:
         if len(net.present.unique()) < len(net.present):
             raise ValueError("present: expected each class once")
         if int(net.classes) != d or len(net.roots) % max(1, k) or not k:
-            raise ValueError(f"baseline: expected trees of {d} classes that take turns")
+            raise ValueError(f"baseline: expected {d} classes, and as many trees for each logit")
     else:
         _expect_shapes(net, {"value": (nodes, d)})
-        shares = net.value[net.left == torch.arange(nodes)]  # of the leaves
+        shares = net.value[net.left == torch.arange(nodes)]  # in the leaves
         if bool((shares < 0).any()) or bool(((shares.sum(-1) - 1).abs() > 1e-3).any()):
             raise ValueError("value: expected shares of at least 0 that sum to 1")
     _check_depth(net)
@@ -192,7 +192,7 @@ def _expect_shapes(net: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> Non
 
 
 def _expect_numbers(net: nn.Module, name: str, limit: int) -> None:
-    """Whole numbers from 0 to below a limit."""
+    """The tensor must hold whole numbers from 0 to limit - 1."""
     tensor = getattr(net, name)
     whole = tensor.dtype == torch.int64 and tensor.ndim == 1 and tensor.numel() > 0
     if not whole or int(tensor.min()) < 0 or int(tensor.max()) >= limit:
@@ -200,7 +200,7 @@ def _expect_numbers(net: nn.Module, name: str, limit: int) -> None:
 
 
 def _check_depth(trees: portable.Trees) -> None:
-    """Every path from a root ends in a leaf: a tree with a circle in it would never answer."""
+    """Every path from a root must end in a leaf: a tree with a cycle would never return."""
     level = trees.roots.unique()
     for _ in range(DEEPEST):
         below = torch.cat((trees.left[level], trees.right[level])).unique()
@@ -208,4 +208,4 @@ def _check_depth(trees: portable.Trees) -> None:
         level = below[inner]
         if not len(level):
             return
-    raise ValueError(f"left and right: expected trees of at most {DEEPEST:,} levels, without circles")
+    raise ValueError(f"left and right: expected trees of at most {DEEPEST:,} levels, without cycles")

@@ -1,4 +1,4 @@
-"""Trials that train together: their identity, data, random streams, and the state that a checkpoint holds."""
+"""Trials that train together: their identity, data, random streams, and the state saved in a checkpoint."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ from east.training.optimizer import Adam
 
 CHECKPOINT = 2  # version of the layout; a checkpoint of another version is not resumed
 HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
-PER_TRIAL = ("history", "errors", "seconds")  # lists in a checkpoint
+PER_TRIAL = ("history", "errors", "seconds")  # lists in a checkpoint with one entry per trial
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Trial:
 
     @property
     def identity(self) -> tuple[str, int, str]:
-        """What identifies its record."""
+        """What identifies the trial's record."""
         return self.config.key, self.seed, self.stage
 
     @property
@@ -53,7 +53,7 @@ Member = tuple[Trial, Splits]
 
 @dataclass
 class Outcome:
-    """The result of a trial. A failed one has its error and its history, but no predictions."""
+    """The result of a trial. A failed trial has an error and a history, but no predictions."""
 
     trial: Trial
     status: str  # done | failed
@@ -62,22 +62,22 @@ class Outcome:
     epochs: int
     seconds: float  # its share of the population's time
     best: dict[str, float | None]  # val_loss, val_metric, temperature and epoch of the weights that were kept
-    history: dict[str, list]  # HISTORY, one entry per epoch; no temperature where the loss has none
+    history: dict[str, list]  # HISTORY, one entry per epoch; temperatures are None where the loss has none
     probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: float32 [n, d]
     labels: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: int64 [n]
     weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
 
     @property
     def missed(self) -> tuple[float, float]:
-        """1 - M and the loss on validation, by which outcomes are compared; infinite if no weights were kept."""
+        """1 - M and the loss on validation, to compare outcomes by; infinite if no weights were kept."""
         metric, loss = self.best["val_metric"], self.best["val_loss"]
         return math.inf if metric is None else metric, math.inf if loss is None else loss
 
 
 class Population:
-    """Everything that changes while trials train, and that a checkpoint holds.
+    """Everything that changes while trials train; a checkpoint saves it.
 
-    alive: the trials behind the rows of `net`, `optimizer` and `stage_best`, which shrink as trials end.
+    alive: numbers of the trials in the rows of `net`, `optimizer` and `stage_best`, which shrink as trials end.
     stage_best: [alive, N], weights at the lowest validation loss of the current temperature. result: [P, N], weights of
     the best stage so far.
     """
@@ -102,7 +102,7 @@ class Population:
         self.seconds = np.zeros(len(trials))
 
     def log(self, p: int, entry: Mapping[str, Any]) -> None:
-        """Add an epoch to trial p's history; a loss that is no longer a number ends the trial."""
+        """Add an epoch to trial p's history; a loss that is not finite ends the trial."""
         for name, number in entry.items():
             self.history[p][name].append(number)
         if not (math.isfinite(entry["train_loss"]) and math.isfinite(entry["val_loss"])):
@@ -113,7 +113,7 @@ class Population:
             )
 
     def follow(self, verdict: Verdict, validated: Tensor) -> None:
-        """Keep, restore and drop weights as early stopping decides. validated [alive, N]: the weights it evaluated."""
+        """Keep, restore and drop weights as early stopping decided. validated [alive, N]: the weights it judged."""
 
         def rows(mask: np.ndarray) -> Tensor:
             return torch.as_tensor(np.flatnonzero(mask[self.alive]), device=self.net.weights.device)
@@ -158,12 +158,12 @@ class Population:
         return outcome
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those of a checkpoint: `result` has a row for every trial, the others for those that are alive."""
-        own = {"weights": self.net.weights, "stage_best": self.stage_best, "result": self.result}
-        return own | self.optimizer.state() | self.average.state() | self.loss.state()
+        """The tensors of a checkpoint: `result` has a row for every trial, the others for every trial alive."""
+        weights = {"weights": self.net.weights, "stage_best": self.stage_best, "result": self.result}
+        return weights | self.optimizer.state() | self.average.state() | self.loss.state()
 
     def save(self, file: Path) -> None:
-        """Write a checkpoint; if killed midway, the last one stays intact."""
+        """Write a checkpoint. If this is interrupted, the previous one stays intact."""
         tensors = self.tensors()
         state = {
             "annealing": self.annealing.state(),
@@ -185,7 +185,7 @@ class Population:
             about = stored.metadata() or {}
             if about.get("format") != str(CHECKPOINT):
                 raise ValueError("it was written by another version")
-            # Copied, because the last digits of a product depend on where in memory its factors begin.
+            # Copied, because the last digits of a product depend on the memory alignment of its factors.
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 (not a dict)
         if about.get("digest") != digest(about.get("state", ""), tensors):
             raise ValueError("its content has changed since it was written")
@@ -202,12 +202,12 @@ class Population:
 
     def check_layout(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """ValueError unless this is what a population of these trials would write."""
-        own, count, alive = self.tensors(), len(self.trials), state["alive"]
-        if alive != sorted({*alive} & {*range(count)}) or any(len(state[k]) != count for k in PER_TRIAL):
+        expected, count, alive = self.tensors(), len(self.trials), state["alive"]
+        if alive != sorted({*alive} & {*range(count)}) or any(len(state[name]) != count for name in PER_TRIAL):
             raise ValueError(f"expected the state of {count} trials")
-        if own.keys() != tensors.keys():
-            raise ValueError(f"expected the tensors {', '.join(own)}, got {', '.join(tensors)}")
-        for name, tensor in own.items():
+        if expected.keys() != tensors.keys():
+            raise ValueError(f"expected the tensors {', '.join(expected)}, got {', '.join(tensors)}")
+        for name, tensor in expected.items():
             shape = [count if name == "result" else len(alive), *tensor.shape[1:]]
             if name != "loss" and ([*tensors[name].shape], tensors[name].dtype) != (shape, tensor.dtype):
                 raise ValueError(f"{name}: expected shape {shape}, got {[*tensors[name].shape]}")
@@ -234,7 +234,7 @@ class LossState:
 
 @dataclass
 class Rows:
-    """A part of the data on the device: inputs and labels of all distinct splits, one after the other.
+    """One part of the data on the device: inputs and labels of all distinct splits, one after the other.
 
     start [P]: where the `count` rows of each trial's split begin. weights: how much each row counts; None: all count 1.
     """
@@ -250,11 +250,11 @@ class Rows:
         distinct = {splits.index_hash: getattr(splits, part) for _, splits in members}
         parts, position = list(distinct.values()), list(distinct)
         count = len(parts[0].labels)
-        one = len(parts) == 1
+        single = len(parts) == 1  # spares a copy
         weights = [p.weights for p in parts if p.weights is not None]
         return cls(
-            (parts[0].inputs if one else torch.cat([p.inputs for p in parts])).to(device),
-            (parts[0].labels if one else torch.cat([p.labels for p in parts])).to(device),
+            (parts[0].inputs if single else torch.cat([p.inputs for p in parts])).to(device),
+            (parts[0].labels if single else torch.cat([p.labels for p in parts])).to(device),
             torch.tensor([position.index(splits.index_hash) * count for _, splits in members], device=device),
             count,
             torch.cat(weights).to(device) if weights else None,
@@ -278,7 +278,7 @@ class Rows:
         return torch.arange(self.count, device=trials.device) + self.start[trials, None]
 
     def order(self, seeds: Sequence[int], trials: Tensor, epoch: int) -> Tensor:
-        """Row numbers [alive, n] in the order of an epoch, which depends on seed and epoch alone."""
+        """Row numbers [alive, n] in the order of an epoch, which depends only on seed and epoch."""
         generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
         shuffled = torch.stack([torch.randperm(self.count, generator=g) for g in generators])
         return shuffled.to(self.start.device) + self.start[trials, None]
@@ -309,7 +309,7 @@ def initial(trial: Trial, splits: Splits) -> nn.Module:
 
 
 def identity(members: Sequence[Member]) -> str:
-    """The name of a population's checkpoint, which only exactly the same trials on the same rows share."""
+    """The name of a population's checkpoint; only the same trials on the same rows have the same name."""
     text = json.dumps(
         [(t.config.to_json(), t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str
     )

@@ -1,8 +1,8 @@
-"""Classical models as tensors, so that they are saved and run without scikit-learn's objects: nothing is pickled.
+"""Classical models as tensors, saved and run without scikit-learn's objects: nothing is pickled.
 
-`state_of` reads a fitted model of training/classical.py, `build` makes the module that predicts as it did. The arrays
-inside scikit-learn's trees are private: `forest_nodes` and `boosted_nodes` are the only places that know them, and
-`state_of` compares the result with scikit-learn's own predictions before anything is written.
+`state_of` reads a fitted model of training/classical.py; `build` makes a module with the same predictions. The arrays
+inside scikit-learn's trees are private: only `forest_nodes` and `boosted_nodes` use them, and `state_of` compares the
+result with scikit-learn's own predictions before anything is written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,7 @@ from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassif
 from torch import Tensor, nn
 
 from east.data.common import DataError
-from east.training.boosters import LIBRARIES, Booster, predicted
+from east.training.boosters import LIBRARIES, Booster, predict
 from east.training.classical import Classifier, GradientBoosting, LogisticRegression, PrincipalAxes, RandomForest
 
 TOLERANCE = 1e-6
@@ -23,7 +23,7 @@ CHECKED = 200  # rows on which a portable model is compared with the original
 
 
 class Portable(nn.Module):
-    """A classifier whose forward gives probabilities [n, d] of inputs [n, f], or of images, which it projects first.
+    """A classifier whose forward returns probabilities [n, d] of inputs [n, f] or of images.
 
     pixel_mean, pixel_std, axes: for images only; the model sees (x - pixel_mean) / pixel_std @ axes.
     """
@@ -59,10 +59,10 @@ class Linear(Portable):
 
 
 class Trees(Portable):
-    """Decision trees, all their nodes in one row.
+    """Decision trees, their nodes concatenated.
 
-    left, right: child nodes, itself for a leaf. feature, threshold: a row goes left where x[feature] <= threshold.
-    value: [nodes, d] what a leaf adds. roots: [trees], the first node of each tree.
+    left, right: [nodes] numbers of the children; a leaf's are its own. feature, threshold: [nodes]; a row goes left
+    where x[feature] <= threshold. value: [nodes, d] what a leaf adds. roots: [trees], the first node of each tree.
     """
 
     left: Tensor
@@ -73,7 +73,7 @@ class Trees(Portable):
     roots: Tensor
 
     def leaves(self, x: Tensor) -> Tensor:
-        """The node [n, trees] at which each row ends in each tree."""
+        """The leaf [n, trees] that each row reaches in each tree."""
         node = self.roots.expand(len(x), -1)
         while True:
             goes_left = x.gather(1, self.feature[node]) <= self.threshold[node]
@@ -84,7 +84,7 @@ class Trees(Portable):
 
 
 class Forest(Trees):
-    """Mean over trees of the class shares value [nodes, d] in a leaf."""
+    """Random forest: the mean over trees of value [nodes, d], the class shares in a leaf."""
 
     def probabilities(self, x: Tensor) -> Tensor:
         total = torch.zeros(len(x), self.value.shape[1], dtype=torch.float64, device=x.device)
@@ -94,10 +94,10 @@ class Forest(Trees):
 
 
 class Boosted(Trees):
-    """Gradient boosting: value [nodes] adds to the logit of its tree's class, after `baseline` [k].
+    """Gradient boosting: logits start at `baseline` [k], and value [nodes] of each tree adds to one of them.
 
-    Trees take turns: tree t is of logit t mod k. k = 1 is the logit of the second of two classes. present: the classes,
-    out of `classes` [1], that the logits are of.
+    Tree t adds to logit t mod k. k = 1 is the logit of the second of two classes. present: the classes that the logits
+    belong to, among `classes` [1] in all.
     """
 
     baseline: Tensor
@@ -114,7 +114,7 @@ class Boosted(Trees):
 
 
 class Text(Portable):
-    """A model of XGBoost, LightGBM or CatBoost as these wrote it: bytes of text; library: its place in LIBRARIES."""
+    """A model of XGBoost, LightGBM or CatBoost in its own text format. library: its position in LIBRARIES."""
 
     text: Tensor
     library: Tensor
@@ -124,12 +124,11 @@ class Text(Portable):
     def probabilities(self, x: Tensor) -> Tensor:
         library = LIBRARIES[int(self.library)]
         text, present = self.text.cpu().numpy().tobytes(), self.present.cpu().numpy()
-        found = predicted(library, text, present, int(self.classes), x.cpu().numpy())
-        return torch.from_numpy(found).to(x.device)
+        return torch.from_numpy(predict(library, text, present, int(self.classes), x.cpu().numpy())).to(x.device)
 
 
 def build(state: Mapping[str, Tensor]) -> Portable | None:
-    """The classical model that these tensors describe; None if they are a network's."""
+    """The classical model that these tensors describe; None if they belong to a network."""
     names = set(state)
     if {"text", "library"} <= names:
         return Text(state)
@@ -143,27 +142,28 @@ def build(state: Mapping[str, Tensor]) -> Portable | None:
 
 
 def check_trees(state: Mapping[str, Tensor]) -> None:
-    """Check that children come after their parents, so that no file can make a row walk in circles; else DataError."""
+    """DataError unless children come after their parents: otherwise a file could make a row walk in circles."""
     missing = {"left", "right", "feature", "threshold", "value", "roots"} - set(state)
     if missing:
         raise DataError(f"a saved model of trees lacks {', '.join(sorted(missing))}")
     nodes = len(state["left"])
-    number = torch.arange(nodes)
-    sound = all(len(state[name]) == nodes for name in ("right", "feature", "threshold", "value"))
-    sound = sound and all(
+    own_number = torch.arange(nodes)
+    valid = all(len(state[name]) == nodes for name in ("right", "feature", "threshold", "value"))
+    valid = valid and all(
         not state[name].is_floating_point() and bool((state[name] >= least).all()) and bool((state[name] < nodes).all())
-        for name, least in (("left", number), ("right", number), ("roots", torch.tensor(0)))
+        for name, least in (("left", own_number), ("right", own_number), ("roots", torch.tensor(0)))
     )
-    if not sound:
+    if not valid:
         raise DataError("a saved model of trees is damaged: expected every node's children to come after it")
 
 
 def can_export(model: type) -> bool:
+    """Whether `state_of` covers this class of models."""
     return issubclass(model, LogisticRegression | GradientBoosting | RandomForest | Booster)
 
 
 def state_of(model: Classifier, inputs: np.ndarray, axes: PrincipalAxes | None = None) -> dict[str, Tensor]:
-    """The tensors of a fitted model. inputs [n, f]: rows on which they must predict the same as the model.
+    """The tensors of a fitted model. inputs [n, f]: rows to check that they predict the same as the model.
 
     axes: the projection of the images that the model was fitted on.
     """
@@ -184,26 +184,29 @@ def state_of(model: Classifier, inputs: np.ndarray, axes: PrincipalAxes | None =
     state = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
     module = build(state)
     assert module is not None
-    some = inputs[:CHECKED]
-    difference = np.abs(module(torch.from_numpy(some)).numpy() - model.probabilities(some)).max(initial=0.0)
+    sample = inputs[:CHECKED]
+    difference = np.abs(module(torch.from_numpy(sample)).numpy() - model.probabilities(sample)).max(initial=0.0)
     if not difference <= TOLERANCE:
-        raise ValueError(changed(f"predictions differ by {difference:.1e}"))
+        raise ValueError(cannot_read_trees(f"predictions differ by {difference:.1e}"))
     return state | ({"pixel_mean": axes.mean, "pixel_std": axes.std, "axes": axes.axes} if axes else {})
 
 
-def changed(what: str) -> str:
-    return f"cannot read the trees of scikit-learn {sklearn.__version__}: {what}. Please report it; an older one works."
+def cannot_read_trees(reason: str) -> str:
+    return (
+        f"cannot read the trees of scikit-learn {sklearn.__version__}: {reason}. "
+        "Please report it; an older version works."
+    )
 
 
 def linear(model: LogisticRegression) -> dict[str, np.ndarray]:
-    """The scaling goes into the coefficients."""
+    """Logistic regression as arrays, with the scaling of the inputs folded into the coefficients."""
     coefficients = model.coefficients / model.std
     return {"coefficients": coefficients, "intercepts": model.intercepts - coefficients @ model.mean}
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """One tree: children count from its root, -1 below a leaf; value [nodes, ...]."""
+    """One tree. left, right: children, numbered from its root, -1 for a leaf; value [nodes, ...]."""
 
     left: np.ndarray
     right: np.ndarray
@@ -213,30 +216,25 @@ class Nodes:
 
 
 def forest(model: RandomForest) -> dict[str, np.ndarray]:
-    trees = forest_nodes(model.forest)
-    joined = in_one_row(trees)
-    shares = np.zeros((len(joined["left"]), model.classes))
-    shares[:, model.forest.classes_] = joined["value"]
-    return joined | {"value": shares / shares.sum(1, keepdims=True)}
+    arrays = concatenated(forest_nodes(model.forest))
+    shares = np.zeros((len(arrays["left"]), model.classes))
+    shares[:, model.forest.classes_] = arrays["value"]
+    return arrays | {"value": shares / shares.sum(1, keepdims=True)}
 
 
 def boosted(model: GradientBoosting) -> dict[str, np.ndarray]:
-    present = {"present": model.present, "classes": np.array([model.classes])}
-    if model.model is None:  # one class only: a tree that is a leaf, and softmax of a single logit
+    present = model.present
+    if model.model is None:  # training had a single class: logit 0 for it, and -inf for any other; trees that add 0
         leaf = Nodes(*(np.array([v]) for v in (-1, -1, 0, 0.0, 0.0)))
-        return in_one_row([leaf, leaf]) | {"baseline": np.array([0.0, -np.inf])} | certain(model)
-    baseline, trees = boosted_nodes(model.model, model.iterations)
-    return in_one_row(trees) | {"baseline": baseline} | present
+        baseline, trees = np.array([0.0, -np.inf]), [leaf, leaf]
+        present = np.array([present[0], 0 if present[0] else 1])
+    else:
+        baseline, trees = boosted_nodes(model.model, model.iterations)
+    return concatenated(trees) | {"baseline": baseline, "present": present, "classes": np.array([model.classes])}
 
 
-def certain(model: GradientBoosting) -> dict[str, np.ndarray]:
-    """The classes of two logits if training had a single class: that one and, at -inf, any other."""
-    other = 0 if model.present[0] else 1
-    return {"present": np.array([model.present[0], other]), "classes": np.array([model.classes])}
-
-
-def in_one_row(trees: Sequence[Nodes]) -> dict[str, np.ndarray]:
-    """All trees' nodes one after the other."""
+def concatenated(trees: Sequence[Nodes]) -> dict[str, np.ndarray]:
+    """The arrays of `Trees`, all nodes one after the other."""
     sizes = [len(tree.left) for tree in trees]
     roots = np.cumsum([0, *sizes[:-1]])
     numbers = [np.arange(size) + root for size, root in zip(sizes, roots, strict=True)]
@@ -258,7 +256,7 @@ def forest_nodes(forest: RandomForestClassifier) -> list[Nodes]:
 
 
 def boosted_nodes(model: HistGradientBoostingClassifier, iterations: int) -> tuple[np.ndarray, list[Nodes]]:
-    """baseline [k], and the trees of the first iterations, k of each; `value` [nodes] includes the learning rate."""
+    """baseline [k], and the trees of the first iterations, k in each; `value` [nodes] includes the learning rate."""
     try:
         stages = [[predictor.nodes for predictor in stage] for stage in model._predictors[:iterations]]
         baseline = np.asarray(model._baseline_prediction, dtype=np.float64).reshape(-1)
@@ -266,10 +264,10 @@ def boosted_nodes(model: HistGradientBoostingClassifier, iterations: int) -> tup
         for nodes in (nodes for stage in stages for nodes in stage):
             leaf = nodes["is_leaf"].astype(bool)
             if nodes["is_categorical"].any():
-                raise ValueError(changed("a split on categories"))
+                raise ValueError(cannot_read_trees("a split on categories"))
             left, right = (np.where(leaf, -1, nodes[side].astype(np.int64)) for side in ("left", "right"))
             threshold = np.where(leaf, 0.0, nodes["num_threshold"])
             trees.append(Nodes(left, right, nodes["feature_idx"], threshold, np.where(leaf, nodes["value"], 0.0)))
     except (AttributeError, KeyError, IndexError) as error:
-        raise ValueError(changed(f"{type(error).__name__}: {error}")) from error
+        raise ValueError(cannot_read_trees(f"{type(error).__name__}: {error}")) from error
     return baseline, trees

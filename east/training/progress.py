@@ -1,4 +1,4 @@
-"""What surrounds training without being part of it: progress, TensorBoard, and when to write a checkpoint."""
+"""What accompanies training without affecting it: progress, TensorBoard, and when to write a checkpoint."""
 
 import json
 import math
@@ -17,13 +17,13 @@ from east.files import temporary_name
 from east.training.annealing import Annealing
 from east.training.population import Population, Trial
 
-HEARTBEAT = 2.0  # seconds between two notes from a worker to its parent
-LINE_SECONDS = 5.0  # seconds between two lines, if lines were asked for
+HEARTBEAT = 2.0  # seconds between progress reports from a worker to its parent
+LINE_SECONDS = 5.0  # seconds between lines, if a function is to receive them
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """How far a population is; a worker writes it down for the command that started it."""
+    """How far a population has trained; a worker writes it to a file for the command that started it."""
 
     epoch: float
     max_epochs: int
@@ -36,12 +36,12 @@ class Epoch:
         best = "" if self.best is None else f", best validation score {self.best:.3f}"
         temperature = "" if self.temperature is None else f", T {self.temperature:.3g}"
         training = f", {self.training} of {self.trials} trials still training" if self.trials > 1 else ""
-        places = 1 if self.epoch < 10 else 0  # epochs of images are long
+        places = 1 if self.epoch < 10 else 0  # tenths, because epochs on images are long
         epoch = f"{self.epoch:.{places}f}".removesuffix(".0")
         return f"epoch {epoch} of at most {self.max_epochs}{temperature}{best}{training}"
 
     def write(self, file: Path) -> None:
-        """Leave it where `read` finds it; without a place to write, training goes on unseen."""
+        """Write it for `read`; if that fails, training goes on without being seen."""
         with suppress(OSError):
             file.parent.mkdir(parents=True, exist_ok=True)
             temporary = temporary_name(file)
@@ -52,42 +52,42 @@ class Epoch:
     def read(cls, file: Path) -> "Epoch | None":
         try:
             return cls(**json.loads(file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):  # not there yet, or gone already
+        except (OSError, ValueError, TypeError):  # not written yet, or already deleted
             return None
 
 
 class Progress:
-    """Follows a population epoch by epoch.
+    """Reports the progress of a population, epoch by epoch.
 
-    to: True shows it here, False nowhere; a file is rewritten every few seconds, for the command that waits for it; a
-    function gets a line after the first epoch and then every LINE_SECONDS.
+    output: True shows it on the display, False nowhere; a file is rewritten every few seconds, for the command that
+    waits for the worker; a function receives a line after the first epoch and then every LINE_SECONDS.
     """
 
-    def __init__(self, annealing: Annealing, to: bool | Path | Callable[[str], None]):
-        self.annealing, self.to = annealing, to
+    def __init__(self, annealing: Annealing, output: bool | Path | Callable[[str], None]):
+        self.annealing, self.output = annealing, output
         self.epoch = 0.0
         self.temperature: float | None = None
         self.best: float | None = None
-        self.written = self.last_line = -math.inf
+        self.last_write = self.last_line = -math.inf
 
     def __enter__(self) -> Self:
-        if self.to is True:
+        if self.output is True:
             display.DISPLAY.push(self)
         self._write_if_due()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.to is True:
+        if self.output is True:
             display.DISPLAY.pop(self)
-        elif isinstance(self.to, Path):
+        elif isinstance(self.output, Path):
             with suppress(OSError):
-                self.to.unlink(missing_ok=True)
+                self.output.unlink(missing_ok=True)
 
     @property
     def now(self) -> Epoch:
         active = self.annealing.active
-        most = int(self.annealing.max_epochs.max())
-        return Epoch(self.epoch, most, int(active.sum()), len(active), self.best, self.temperature)
+        max_epochs = int(self.annealing.max_epochs.max())
+        return Epoch(self.epoch, max_epochs, int(active.sum()), len(active), self.best, self.temperature)
 
     def line(self) -> str:
         return self.now.line()
@@ -97,22 +97,22 @@ class Progress:
         self._write_if_due()
 
     def end_of_epoch(self, epoch: int, temperature: float | None, warming: bool) -> None:
-        missed = self.annealing.lowest_metric
+        lowest = self.annealing.lowest_metric
         self.epoch, self.temperature = epoch, None if temperature is None else float(temperature)
-        self.best = None if warming or math.isinf(missed) else 1 - missed
+        self.best = None if warming or math.isinf(lowest) else 1 - lowest
         self._write_if_due()
-        if callable(self.to) and time.monotonic() - self.last_line >= LINE_SECONDS:
-            self.to(self.line())
+        if callable(self.output) and time.monotonic() - self.last_line >= LINE_SECONDS:
+            self.output(self.line())
             self.last_line = time.monotonic()
 
     def _write_if_due(self) -> None:
-        if isinstance(self.to, Path) and time.monotonic() - self.written > HEARTBEAT:
-            self.now.write(self.to)
-            self.written = time.monotonic()
+        if isinstance(self.output, Path) and time.monotonic() - self.last_write > HEARTBEAT:
+            self.now.write(self.output)
+            self.last_write = time.monotonic()
 
 
 class TensorBoard:
-    """A TensorBoard writer for each trial; without a folder, nothing."""
+    """A TensorBoard writer for each trial; does nothing without a folder."""
 
     def __init__(self, trials: Sequence[Trial], folder: Path | None):
         self.writers = []
@@ -136,14 +136,14 @@ class TensorBoard:
             writer.close()
 
     def add(self, p: int, entry: Mapping[str, float | None]) -> None:
-        """An epoch of trial p, as in its history."""
+        """Log an epoch of trial p; `entry` is that of its history."""
         for name, value in entry.items() if self.writers else ():
             if name != "epoch" and value is not None:
                 self.writers[p].add_scalar(name, value, entry["epoch"])
 
 
 class Checkpoints:
-    """Writes the population to a file every `seconds`; without a file, never."""
+    """Saves the population to a file every `seconds`; never without a file."""
 
     def __init__(self, population: Population, file: Path | None, seconds: float):
         self.population, self.file, self.seconds = population, file, seconds
@@ -154,6 +154,6 @@ class Checkpoints:
             return
         try:
             self.population.save(self.file)
-        except OSError as error:  # a full disk, or another command has cleared the folder: training continues
+        except OSError as error:  # the disk is full, or another command deleted the folder: training continues
             warnings.warn(f"no checkpoint written: {error}", stacklevel=2)
         self.last = time.monotonic()

@@ -20,9 +20,9 @@ class Provenance(TypedDict):
 
 @cache
 def provenance() -> Provenance:
-    """`versions` of what computes and the `git` commit of this checkout, None when installed.
+    """`versions` of Python, east and the libraries that compute, and the `git` commit of this checkout, if it is one.
 
-    "+changes" marks code that differs from the commit; results that were rendered or exported meanwhile do not count.
+    "+changes" marks code that differs from the commit; changes in results/ do not count.
     """
     versions = {"python": platform.python_version(), "east": __version__}
     versions |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}

@@ -1,9 +1,9 @@
-"""Trained classifiers on disk: a folder of weights.safetensors and model.json, with everything that new rows need.
+"""Trained classifiers on disk: a folder of weights.safetensors and model.json, with all that is needed for new rows.
 
     model = east.load("results/models/csv-f1-0a1b2c3d4e5f-seed0")
     model.predict_proba(frame)
 
-Nothing is pickled: loading a model runs no foreign code unless you say that you trust it. A network of your own
+Nothing is pickled: loading a model runs no foreign code unless you say that you trust it. With trust, a custom network
 (model=custom) is imported by name, and a model of a boosting library is read by that library. Weights, scaling and
 trees are tensors; classes, columns, encoding and decision rule are plain JSON.
 """
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 FORMAT = 1
 ABOUT, WEIGHTS = "model.json", "weights.safetensors"
 MOST_BYTES = 1 << 28  # of model.json
-ROWS = 4096  # that pass through a network at once
+ROWS = 4096  # of a table that pass through a network at once
 FILE_ROWS = 50_000  # of a file in memory at once
-IMAGES = 512
+IMAGES = 512  # of a folder in memory at once
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Model:
     """A classifier of raw rows: it encodes and scales them as in training, and decides by its rule."""
 
     about: About  # the content of model.json
-    tensors: dict[str, Tensor]  # `mean` and `std` of the inputs, and the state of `net`, its names after "net."
+    tensors: dict[str, Tensor]  # `mean` and `std` of the inputs, and the state of `net` with names after "net."
     net: nn.Module
     device: torch.device
 
@@ -70,7 +70,7 @@ class Model:
 
     @property
     def rule(self) -> decisions.Rule:
-        """How probabilities become classes: by argmax, or by the rule that was chosen in training."""
+        """How probabilities become classes: argmax, or the rule chosen in training."""
         return decisions.from_json(self.about["rule"], self.about["positive"])
 
     def predict_proba(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> np.ndarray:
@@ -80,20 +80,20 @@ class Model:
         """
         inputs = self.inputs(rows)
         mean, std = self.tensors["mean"], self.tensors["std"]
-        chunks = []
-        for some in inputs.split(ROWS if self.about["kind"] == "table" else 64):
-            some = (some - mean) / std if some.ndim == 2 else some
+        results = []
+        for batch in inputs.split(ROWS if self.about["kind"] == "table" else 64):
+            batch = (batch - mean) / std if batch.ndim == 2 else batch
             if self.about["kind"] == "image":
-                some = (some.float() / 255 - mean[:, None, None]) / std[:, None, None]
-            chunks.append(probabilities(self.net, some.to(self.device)).cpu())
-        result = torch.cat(chunks) if chunks else torch.zeros(0, len(self.classes))
+                batch = (batch.float() / 255 - mean[:, None, None]) / std[:, None, None]
+            results.append(probabilities(self.net, batch.to(self.device)).cpu())
+        result = torch.cat(results) if results else torch.zeros(0, len(self.classes))
         if not result.isfinite().all():
             row = int((~result.isfinite()).flatten(1).any(1).nonzero()[0])
             raise DataError(f"row {row + 1}: the probabilities of this model are not finite; its weights are unusable")
         return result.numpy()
 
     def predict(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> np.ndarray:
-        """Names [n] of the classes that the decision rule gives."""
+        """Names [n] of the classes that the decision rule picks."""
         return self.decide(self.predict_proba(rows))
 
     def decide(self, probabilities: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ class Model:
         return np.array(self.classes, dtype=object)[self.rule.decide(torch.from_numpy(probabilities)).numpy()]
 
     def inputs(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> Tensor:
-        """Features as they were loaded for training, before scaling; DataError names what does not fit."""
+        """The rows as features before scaling, encoded as in training; DataError if something does not fit."""
         import pandas as pd
 
         if isinstance(rows, pd.DataFrame):
@@ -115,28 +115,28 @@ class Model:
         if self.about["kind"] == "image" and inputs.dtype != torch.uint8:
             raise DataError(f"expected images of bytes (uint8), got {inputs.dtype}")
         if not inputs.isfinite().all():
-            raise DataError("expected finite numbers; only a frame of named columns may have missing values")
+            raise DataError("expected finite numbers; only a frame with named columns may have missing values")
         return inputs if self.about["kind"] == "image" else inputs.float()
 
     def deciding(self, name: str, rule: decisions.Rule) -> "Model":
-        """The same classifier with another decision rule, and its name."""
+        """The same classifier with another decision rule, called `name`."""
         return replace(self, about={**self.about, "decision": name, "rule": rule.to_json()})
 
     def save(self, folder: str | Path) -> Path:
         """Write the model; an existing folder is replaced as a whole."""
         folder = Path(folder)
-        part = temporary_name(folder)
-        part.mkdir(parents=True)
+        temporary = temporary_name(folder)
+        temporary.mkdir(parents=True)
         try:
-            (part / WEIGHTS).write_bytes(save(self.tensors))  # save_file would make it unreadable to others
-            about = {**self.about, "digest": digest(self.about, part / WEIGHTS)}
-            (part / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+            (temporary / WEIGHTS).write_bytes(save(self.tensors))  # save_file would make it unreadable to other users
+            about = {**self.about, "digest": digest(self.about, temporary / WEIGHTS)}
+            (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         except BaseException:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(temporary, ignore_errors=True)
             raise
         if folder.exists():
             shutil.rmtree(folder)
-        part.rename(folder)
+        temporary.rename(folder)
         return folder
 
 
@@ -149,8 +149,8 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
     folder = Path(path).expanduser()
     missing = [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]
     if missing:
-        below = f"; did you mean {folder / 'model'}?" if (folder / "model" / ABOUT).is_file() else ""
-        raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}{below}")
+        hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / ABOUT).is_file() else ""
+        raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}{hint}")
     file = folder / ABOUT
     try:
         values = json.loads(read_regular(file, MOST_BYTES))
@@ -159,21 +159,21 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
             raise ValueError(f"expected a model of format {FORMAT}, got {got!r}")
         stored = values.pop("digest", None)
         if stored not in (None, digest(values, folder / WEIGHTS)):
-            raise ValueError(f"it or {WEIGHTS} has changed since it was written; if you changed it, delete its "
+            raise ValueError(f"it or {WEIGHTS} has changed since it was written; if you changed it, delete the "
                              "line \"digest\"")  # fmt: skip
         about = inspection.checked_about(values)
-        if "target" in about["model"] and not trust:  # one of east's too: its parameters could name anything
+        if "target" in about["model"] and not trust:  # even a class of east: its parameters could name anything
             raise ValueError(
-                f"its network is the class {about['model']['target']!r} of someone's own code, which loading would "
-                "run; if you trust it, say trust=true, or east.load(…, trust=True)"
+                f"its network is the custom class {about['model']['target']!r}, and loading it would run its code; "
+                "if you trust it, use trust=true, or east.load(…, trust=True)"
             )
         if about["kind"] == "table":
             inspection.check_encoding(data.Encoding.from_json(about.get("encoding")), prod(about["inputs_shape"]))
         file = folder / WEIGHTS
         tensors = load_file(file)
         if "net.text" in tensors and not trust:
-            raise ValueError("it is a model of XGBoost, LightGBM or CatBoost, whose own code would read it unchecked; "
-                             "if you trust its author, say trust=true, or east.load(…, trust=True)")  # fmt: skip
+            raise ValueError("it is a model of XGBoost, LightGBM or CatBoost, which would read it unchecked; "
+                             "if you trust its author, use trust=true, or east.load(…, trust=True)")  # fmt: skip
         inspection.check_tensors(tensors, about["inputs_shape"], about["kind"])
         check_state(about, tensors)
         model = assembled(about, tensors, device)
@@ -189,19 +189,18 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
 
 
 def digest(about: Mapping[str, object], weights: Path) -> str:
-    """Of both files of a model: it finds damage, such as a flipped bit, not forgery. Early models have none."""
+    """A hash of both files of a model, to detect damage such as a flipped bit, not forgery. Early models have none."""
     with open(weights, "rb") as file:
-        found = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16))
-    found.update(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode())
-    return found.hexdigest()
+        state = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16))
+    state.update(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode())
+    return state.hexdigest()
 
 
 def check_state(about: About, tensors: Mapping[str, Tensor]) -> None:
-    """ValueError unless the weights fit the model that `about` describes. A custom network checks itself."""
-    state = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
-    shape, count = about["inputs_shape"], len(about["classes"])
+    """ValueError unless the weights fit the model that `about` describes. A custom network is not checked here."""
     if "target" in about["model"]:
         return
+    state, shape, count = network_state(tensors), about["inputs_shape"], len(about["classes"])
     classical = portable.build(state)
     if classical is not None:
         inspection.check_portable(classical, prod(shape), count)
@@ -209,8 +208,13 @@ def check_state(about: About, tensors: Mapping[str, Tensor]) -> None:
         inspection.check_network(about["model"], state, shape, count)
 
 
+def network_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The state of the network among the tensors of a model."""
+    return {name.removeprefix("net."): tensor for name, tensor in tensors.items() if name.startswith("net.")}
+
+
 def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
-    """The model that a trial trained on `loaded`, deciding by argmax."""
+    """The model of a trial on the data `loaded`; its rule is argmax."""
     config = outcome.trial.config
     about = description(
         config,
@@ -225,7 +229,7 @@ def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
     if not state:
         raise ValueError(f"save_model: the fitted model of loss={config.loss.name} was not kept")
     mean, std = splits.mean, splits.std
-    if "axes" in state:  # a classical model of images standardises each pixel by itself, from bytes
+    if "axes" in state:  # a classical model of images standardises pixels itself, from bytes
         mean, std = torch.zeros(3), torch.full((3,), 1 / 255)
     tensors = {"mean": mean, "std": std} | {f"net.{name}": t.cpu() for name, t in state.items()}
     return assembled(about, {name: t.clone().contiguous() for name, t in tensors.items()}, "cpu")
@@ -262,8 +266,8 @@ def description(
 
 
 def assembled(about: About, tensors: Mapping[str, Tensor], device: str) -> Model:
-    """Network and tensors put together."""
-    state = {name.removeprefix("net."): t for name, t in tensors.items() if name.startswith("net.")}
+    """The model of a description and its tensors."""
+    state = network_state(tensors)
     custom = "target" in about["model"]
     net: nn.Module | None = None if custom else portable.build(state)
     if net is None:
@@ -271,23 +275,24 @@ def assembled(about: About, tensors: Mapping[str, Tensor], device: str) -> Model
             check_custom(str(about["model"]["target"]))
         net = models.build(Network.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
         net.load_state_dict(state)
-    place = pick_device(device)
-    return Model(about, dict(tensors), net.eval().to(place), place)
+    chosen = pick_device(device)
+    return Model(about, dict(tensors), net.eval().to(chosen), chosen)
 
 
 def check_custom(target: str) -> None:
-    """A saved model may name a network class, but not just any callable."""
+    """DataError unless `target` is a network class: a saved model may not name just any callable."""
+    expected = "expected a subclass of torch.nn.Module to save or load"
     try:
-        found = import_by_path(target)
+        network = import_by_path(target)
     except ValueError as error:
-        raise DataError(f"model.target: expected a class of torch.nn.Module to save or load; {error}") from error
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise DataError(f"model.target {target!r}: expected a class of torch.nn.Module to save or load, got {found!r}")
+        raise DataError(f"model.target: {expected}; {error}") from error
+    if not (isinstance(network, type) and issubclass(network, nn.Module)):
+        raise DataError(f"model.target {target!r}: {expected}, got {network!r}")
 
 
 @torch.no_grad()
 def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
-    """[n, ..., d], d >= 2, in float32."""
+    """Probabilities [n, ..., d], d >= 2, in float32."""
     if isinstance(net, portable.Portable):
         return net(inputs)
     logits = net(inputs).float()
@@ -295,7 +300,7 @@ def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
 
 
 def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
-    """The encoding of a table of plain numbers, so that frames with its columns can be predicted as well."""
+    """An encoding of a table of plain numbers, so that the model also takes frames with its columns."""
     medians = table.features[splits.train.index].median(0).values.tolist()
     columns = [Numeric(name, median, False) for name, median in zip(table.columns, medians, strict=True)]
     return data.Encoding(tuple(columns), classes=table.classes, positive=table.positive)
@@ -308,50 +313,51 @@ def predict_file(
     keep: Sequence[str] | Literal["all"] | None = None,
     safe: bool = False,
 ) -> int:
-    """Label and one probability per class for each row of a table, or each image of a folder; the number of rows.
+    """Write a label and one probability per class for each row of a table or image of a folder; return the row count.
 
-    A CSV file is read in parts, so it may be larger than memory. `target` appears once everything is done.
-    keep: columns of the input that come first in the output, or "all".
+    A CSV file is read in parts, so it may be larger than memory. `target` appears when everything is done.
+    keep: columns of the input to copy to the front of the output, or "all".
     safe: put an apostrophe before text that a spreadsheet would read as a formula.
     """
     source, target = Path(source).expanduser(), Path(target).expanduser()
     if model.about["kind"] == "graph":
         raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = temporary_name(target)
+    temporary = temporary_name(target)
     done = 0
     try:
         with display.activity(f"predicting {source.name}", count_rows(source), "rows") as bar:
             image = model.about["kind"] == "image"
-            parts = image_predictions(model, source) if image else table_predictions(model, source, keep)
-            for result in parts:
-                result = harmless(result) if safe else result
-                result.to_csv(part, mode="a" if done else "w", header=not done, index=False)
-                done += len(result)
-                bar.update(len(result))
+            frames = image_predictions(model, source) if image else table_predictions(model, source, keep)
+            for frame in frames:
+                frame = escape_formulas(frame) if safe else frame
+                frame.to_csv(temporary, mode="a" if done else "w", header=not done, index=False)
+                done += len(frame)
+                bar.update(len(frame))
         if not done:
             raise DataError(f"{source} has no rows")
-        os.replace(part, target)
+        os.replace(temporary, target)
     finally:
-        part.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     return done
 
 
-def harmless(frame: "pd.DataFrame") -> "pd.DataFrame":
+def escape_formulas(frame: "pd.DataFrame") -> "pd.DataFrame":
     """The same table with an apostrophe before every text that begins like a formula: = + - @, tab or return."""
 
-    def quoted(value: object) -> object:
+    def escaped(value: object) -> object:
         return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
 
-    texts = frame.apply(lambda column: column if column.dtype.kind in "biuf" else column.map(quoted))
-    return texts.rename(columns=quoted)
+    cells = frame.apply(lambda column: column if column.dtype.kind in "biuf" else column.map(escaped))
+    return cells.rename(columns=escaped)
 
 
 def table_predictions(
     model: Model, source: Path, keep: Sequence[str] | Literal["all"] | None = None
 ) -> Iterator["pd.DataFrame"]:
+    """Predictions for a table, a portion of the file at a time."""
     done = 0
-    delimiter = model.about["encoding"].get("delimiter")  # models saved before it was kept have none
+    delimiter = model.about["encoding"].get("delimiter")  # older models did not save it
     for frame in files.portions(source, delimiter, FILE_ROWS):
         try:
             yield with_columns(as_frame(model, model.predict_proba(frame)), frame, keep)
@@ -362,19 +368,20 @@ def table_predictions(
 
 
 def image_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
+    """Predictions for the images below a folder, IMAGES at a time."""
     if not source.is_dir():
-        raise DataError(f"this model takes images: expected input= a folder of them, got {source}")
-    files = images.find(source)
+        raise DataError(f"this model takes images: expected input= a folder of images, got {source}")
+    paths = images.find(source)
     size = model.about["inputs_shape"][-1]
-    for k in range(0, len(files), IMAGES):
-        some = files[k : k + IMAGES]
-        result = as_frame(model, model.predict_proba(images.decode(some, size)))
-        result.insert(0, "file", [str(file.relative_to(source)) for file in some])
+    for k in range(0, len(paths), IMAGES):
+        batch = paths[k : k + IMAGES]
+        result = as_frame(model, model.predict_proba(images.decode(batch, size)))
+        result.insert(0, "file", [str(path.relative_to(source)) for path in batch])
         yield result
 
 
 def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
-    """Columns label, p_<class>, p_<class>, …; and `rule` where a label need not be the most probable class."""
+    """Columns label, p_<class>, p_<class>, …; and `rule` if the label may differ from the most probable class."""
     import pandas as pd
 
     frame = pd.DataFrame(probabilities, columns=[f"p_{name}" for name in model.classes])
@@ -387,7 +394,7 @@ def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
 def with_columns(
     predicted: "pd.DataFrame", frame: "pd.DataFrame", keep: Sequence[str] | Literal["all"] | None
 ) -> "pd.DataFrame":
-    """Predictions after columns of the input; one with the name of an output column becomes input_<name>."""
+    """Predictions after the kept columns of the input; a column with the name of an output becomes input_<name>."""
     import pandas as pd
 
     if not keep:
@@ -397,14 +404,14 @@ def with_columns(
     names = columns if keep == "all" else list(keep)
     missing = [name for name in names if name not in columns]
     if missing:
-        known = ", ".join(columns[:20])
-        raise DataError(f"keep: expected columns of the input, got {', '.join(missing)}; it has {known}")
+        available = ", ".join(columns[:20])
+        raise DataError(f"keep: expected columns of the input, got {', '.join(missing)}; it has {available}")
     kept = frame[names].rename(columns={name: f"input_{name}" for name in names if name in predicted})
     return pd.concat([kept.reset_index(drop=True), predicted.reset_index(drop=True)], axis=1)
 
 
 def count_rows(source: Path) -> int | None:
-    """Lines below the header, or images; for the progress bar."""
+    """The number of lines below the header, or of images, for the progress bar; None if unknown."""
     if source.is_dir():
         return len(images.find(source))
     if not source.is_file() or not files.is_text(source):

@@ -1,4 +1,4 @@
-"""What a trial is judged by, as evaluation returns it and records keep it: matrices, scores and decision rules.
+"""Types of a trial's evaluation, as in records: confusion matrices, scores and decision rules.
 
 `val` and `test` are the parts of a split. Nothing here needs torch.
 """
@@ -8,7 +8,7 @@ from typing import NotRequired, TypeAlias
 from typing_extensions import TypedDict
 
 Matrix: TypeAlias = list[list[int]]  # rows true, columns predicted
-Scores: TypeAlias = dict[str, float | list[float] | None]  # by name; a list has one number per class
+Scores: TypeAlias = dict[str, float | list[float] | None]  # name -> value; a list has one number per class
 
 
 class StoredRule(TypedDict, total=False):
@@ -22,22 +22,22 @@ class StoredRule(TypedDict, total=False):
 
 
 class Judged(TypedDict):
-    """One decision rule: the counts it leads to, and their scores, by part."""
+    """The confusion matrices and scores of one decision rule, by part."""
 
     confusion: dict[str, Matrix]
     scores: dict[str, Scores]
 
 
 class Decision(TypedDict):
-    """A rule other than argmax. Rules that average over thresholds have one matrix for each."""
+    """A rule other than argmax. A mean over thresholds has one matrix for each of them."""
 
     rule: NotRequired[StoredRule | None]
-    at: NotRequired[list[float]]  # the thresholds of a mean over several
+    at: NotRequired[list[float]]  # the thresholds of a mean
     confusion: dict[str, Matrix] | dict[str, list[Matrix]]
     scores: dict[str, Scores]
 
 
 class Evaluation(Judged):
-    """Argmax, and the further rules that were asked for."""
+    """Argmax, and the other rules that were requested."""
 
     decisions: dict[str, Decision]

@@ -1,4 +1,4 @@
-"""How long training takes on this machine: a few steps of the real network and the real loss, on made-up rows."""
+"""How long training takes on this machine: a few timed steps of the real network and loss, on made-up rows."""
 
 import math
 import time
@@ -15,20 +15,20 @@ from east.training.engine import Setup, batches_of, population_size, samples
 from east.training.population import Trial
 
 STEPS = 3
-ENOUGH = 0.6  # seconds of steps after which no further one is timed
-COMPUTE_BOUND = 0.05  # seconds: the time of a step this long is proportional to its batch
-VALIDATION = 1 / 12  # of an epoch: forward passes over a quarter as many rows
+ENOUGH = 0.6  # seconds of timed steps after which timing stops
+COMPUTE_BOUND = 0.05  # seconds: a step this long takes time in proportion to its batch
+VALIDATION = 1 / 12  # cost relative to an epoch's training: forward passes over a quarter as many rows
 USUAL = {True: 12, False: 4}  # epochs per patience, with and without cooling: about what the committed trials took
 GPU_FLOPS = 1e13  # operations per second that a GPU is assumed to sustain
-GPU_STEP = 2e-3  # seconds that a step takes on a GPU however small it is
-STACKED = 4  # trials that are timed together where the engine would stack them
+GPU_STEP = 2e-3  # seconds that even the smallest step takes on a GPU
+STACKED = 4  # trials timed together where the engine would stack them
 
-_KNOWN: dict[tuple, float] = {}  # what this process has timed and counted
+_KNOWN: dict[tuple, float] = {}  # what this process has already timed or counted
 
 
 @dataclass(frozen=True)
 class Size:
-    """What matters about a dataset for time: its training rows, the shape of one row, and how many classes."""
+    """What matters for time in a dataset: training rows, the shape of a row, and the number of classes."""
 
     rows: int
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ def trial_seconds(config: Science, size: Size, epochs: float, device: torch.devi
 
 
 def steps_of(config: Science, size: Size, epochs: float) -> float:
-    """Steps of a trial; an epoch's validation is counted as the training steps that would take as long."""
+    """Steps of a trial; validation counts as the number of training steps that take as long."""
     batch = min(config.hyper.batch_size or 1, size.rows)
     return (batches_of(size.rows, batch) * (1 + VALIDATION) + 1) * epochs
 
@@ -70,22 +70,22 @@ def steps_of(config: Science, size: Size, epochs: float) -> float:
 def usual_epochs(config: Science, size: Size) -> float:
     """How many epochs such a trial usually takes; early stopping decides."""
     protocol, cools = config.protocol, config.loss.anneals and config.annealing.schedule != "none"
-    usual = USUAL[cools] * protocol.patience
+    length = USUAL[cools] * protocol.patience
     if not cools and protocol.stage_epochs:
-        usual = min(usual, protocol.stage_epochs)
-    usual = min(usual + protocol.warmup, protocol.max_epochs)
+        length = min(length, protocol.stage_epochs)
+    length = min(length + protocol.warmup, protocol.max_epochs)
     if protocol.count == "epochs":
-        return usual
-    return math.ceil(usual / batches_of(size.rows, min(config.hyper.batch_size or 1, size.rows)))
+        return length
+    return math.ceil(length / batches_of(size.rows, min(config.hyper.batch_size or 1, size.rows)))
 
 
 def step_seconds(config: Science, size: Size, device: torch.device) -> float:
     """Seconds of a step per trial. If steps are long, a smaller batch is timed and scaled up."""
     batch = min(config.hyper.batch_size or 1, size.rows)
     small = min(batch, 32)
-    taken = timed_step(config, small, size, device)
-    if small == batch or taken > COMPUTE_BOUND:
-        return taken * batch / small
+    seconds = timed_step(config, small, size, device)
+    if small == batch or seconds > COMPUTE_BOUND:
+        return seconds * batch / small
     full = min(batch, 2048)
     return timed_step(config, full, size, device) * batch / full
 
@@ -93,18 +93,18 @@ def step_seconds(config: Science, size: Size, device: torch.device) -> float:
 def timed_step(config: Science, batch: int, size: Size, device: torch.device) -> float:
     """Seconds per trial of a step of `batch` rows, timed once per process."""
     hyper = config.hyper.but(batch_size=batch, lr=1e-3, dropout=0.25 if config.hyper.dropout else 0.0)
-    config = config.but(hyper=hyper, loss=nameless(config.loss))
+    config = config.but(hyper=hyper, loss=without_class_names(config.loss))
     together = population_size(config, device, STACKED)
     # Not the config's key: points of a grid that differ in cooling, patience or rates take the same time.
-    parts = tuple(str(part.to_json()) for part in (config.model, config.loss, config.hyper))
-    known = (*parts, size, device, together, torch.get_num_threads())
-    if known not in _KNOWN:
-        _KNOWN[known] = _time(config, batch, size, device, together)
-    return _KNOWN[known]
+    sections = tuple(str(section.to_json()) for section in (config.model, config.loss, config.hyper))
+    key = (*sections, size, device, together, torch.get_num_threads())
+    if key not in _KNOWN:
+        _KNOWN[key] = _time(config, batch, size, device, together)
+    return _KNOWN[key]
 
 
-def nameless(loss: Loss) -> Loss:
-    """The loss with one beta for all classes: made-up rows have no class names, and it takes just as long."""
+def without_class_names(loss: Loss) -> Loss:
+    """The loss with one beta for all classes: made-up rows have no class names, and it takes as long."""
     return loss.but(beta=1.0) if isinstance(loss.options.get("beta"), Mapping) else loss
 
 
@@ -113,7 +113,7 @@ def _time(config: Science, batch: int, size: Size, device: torch.device, togethe
     setup = Setup([(Trial(config, seed), splits) for seed in range(together)], device)
     if setup.loss.anneals:
         setup.loss.temperature = torch.full((together,), 0.1, device=device)
-    taken: list[float] = []
+    seconds: list[float] = []
     warm = False  # the first step also allocates and compiles, which can take a thousand times as long
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         for epoch in range(1, STEPS + 2):
@@ -125,11 +125,11 @@ def _time(config: Science, batch: int, size: Size, device: torch.device, togethe
                 if device.type == "cuda":
                     torch.cuda.synchronize(device)
                 if warm:
-                    taken.append(time.perf_counter() - started)
+                    seconds.append(time.perf_counter() - started)
                 warm = True
-            if sum(taken) > ENOUGH:
+            if sum(seconds) > ENOUGH:
                 break
-    return min(taken) / together
+    return min(seconds) / together
 
 
 def gpu_seconds(config: Science, size: Size, epochs: float) -> float:
@@ -141,17 +141,17 @@ def gpu_seconds(config: Science, size: Size, epochs: float) -> float:
 
 
 def operations(config: Science, size: Size) -> float:
-    """Floating-point operations of training on one row: a forward pass and, twice as much, its gradient."""
-    known = (str(config.model.to_json()), size)
-    if known not in _KNOWN:
-        _KNOWN[known] = 3 * forward_operations(models.build(config.model, size.shape, size.classes), size.shape)
-    return _KNOWN[known]
+    """Floating-point operations of training on one row: a forward pass, and twice as many for its gradient."""
+    key = (str(config.model.to_json()), size)
+    if key not in _KNOWN:
+        _KNOWN[key] = 3 * forward_operations(models.build(config.model, size.shape, size.classes), size.shape)
+    return _KNOWN[key]
 
 
 def forward_operations(net: nn.Module, shape: tuple[int, ...]) -> float:
-    """Operations of linear and convolutional layers on one row: two per weight and place where it is used.
+    """Operations of linear and convolutional layers on one row: two for every use of a weight.
 
-    torch's FlopCounterMode counts the rest as well, but its import of the compiler takes longer than the timing.
+    torch's FlopCounterMode counts the rest as well, but it imports the compiler, which takes longer than the timing.
     """
     counts: list[float] = []
 
