@@ -54,6 +54,6 @@ def arm(kind: str, step: str) -> None:
 
 if __name__ == "__main__":
     _, kind, step, *words = sys.argv
-    engine.CHECKPOINT_SECONDS, index.FROM, index.SETTLED_SECONDS = 0.0, 1, 0
+    engine.CHECKPOINT_SECONDS, index.FEWEST_RECORDS, index.SETTLED_SECONDS = 0.0, 1, 0
     arm(kind, step)
     sys.exit(cli.run(words))

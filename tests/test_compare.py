@@ -179,9 +179,10 @@ def test_few_positives_make_the_choice_uncertain():
     blind = Part(torch.full((100, 2), 0.5).double(), torch.as_tensor(labels), torch.as_tensor(labels), 1.0)
     trials.append(Judged(0, decisions.Argmax(), blind, blind))
     result = comparing(*(Candidate(str(k), str(k), "argmax", (trial,)) for k, trial in enumerate(trials)))
-    assert result.open == [0, 1, 2]
+    assert result.contenders == [0, 1, 2]
     assert result.winner.key == "0"
-    assert "the choice is uncertain: only 3 validation rows of 'fraud' decide; of the 3" in compare.verdict(result)
+    reason = "only 3 validation rows of 'fraud'; the winner has the highest likelihood among the 3 candidates"
+    assert f"the choice is uncertain: {reason}" in compare.verdict(result)
     many = np.tile(labels, 20)
     sure = Judged(0, decisions.Argmax(), part(many, many), part(many, many))
     off = Judged(0, decisions.Argmax(), part(1 - many, many), part(1 - many, many))

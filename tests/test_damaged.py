@@ -120,7 +120,7 @@ REFUSED = {
     ),
     "stage": (lambda t: changed(t, stage="rehearsal"), "stage: expected 'search' or 'trial', got 'rehearsal'"),
     "status": (lambda t: changed(t, status="<script>"), "status: expected 'done' or 'failed', got '<script>'"),
-    "seed": (lambda t: changed(t, seed=3), "it holds seed 3, whose place is runs/mammography/f1/"),
+    "seed": (lambda t: changed(t, seed=3), "it holds seed 3, which belongs in runs/mammography/f1/"),
     "epochs": (lambda t: changed(t, epochs="many"), "epochs: expected a valid integer, got 'many'"),
     "classes": (
         lambda t: changed(t, confusion={"test": {"classes": 200_001, "cells": []}}),
@@ -374,7 +374,7 @@ def mutated(content, dice):
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_no_random_damage_to_a_results_folder_crashes_or_changes_a_number(count, tmp_path, settled, monkeypatch):
     """Of records, arrays, exports and the index."""
-    monkeypatch.setattr(index, "FROM", 1)
+    monkeypatch.setattr(index, "FEWEST_RECORDS", 1)
     dice = random.Random(0)
     arrays = {"test_probabilities": np.full((4, 2), 0.5, dtype=np.float32), "test_labels": np.arange(4) % 2}
     written = [records.write(tmp_path, record(seed=seed, score=0.3 + seed / 10), arrays) for seed in range(3)]

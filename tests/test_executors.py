@@ -75,7 +75,7 @@ def test_processes_survive_the_loss_of_their_workers(tmp_path):
 
 def test_a_worker_has_one_thread_and_the_gpu_of_its_slot(monkeypatch, capsys):
     """And the command tells how long workers were idle: with a job for one of two, half of the time."""
-    monkeypatch.setattr(executors, "WORTH_TELLING", 0.0)
+    monkeypatch.setattr(executors, "WORTH_REPORTING", 0.0)
     executor = Place(Executor(name="processes"), slots=("3", "3"))
     assert [result for _, result in execute(threads, deque([{}]), executor)] == [(1, "3")]
     assert os.environ.get("CUDA_VISIBLE_DEVICES") is None

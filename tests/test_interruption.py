@@ -283,7 +283,7 @@ def test_killed_while_a_file_is_written(kind, step, undisturbed, tmp_path, monke
     assert kept.items() >= before.items()
     assert len(kept) == 2 + ((kind, step) == ("record", "renamed"))
     assert bool(list(folder.rglob("*.tmp"))) == (step != "renamed" or kind == "record"), "a linked file has two names"
-    monkeypatch.setattr(index, "FROM", 1)
+    monkeypatch.setattr(index, "FEWEST_RECORDS", 1)
     monkeypatch.setattr(index, "SETTLED_SECONDS", 0)
     assert cli.run([*EIGHT, f"results_dir={folder}"]) == cli.DONE
     assert states(folder).items() >= kept.items()

@@ -521,7 +521,7 @@ def test_validation_by_batches_is_asked_of_released_code_and_its_absence_marked(
         records.write(tmp_path, records.Record(plain, 0, decisions=rules))
         shown = cell(tables.build("btg_1", tmp_path, variant="released"), **where)
         assert list(shown.values.values()) == [value]
-        assert ("‖" in shown.marks) == (reduce == "split") == (not shown.as_asked)
+        assert ("‖" in shown.marks) == (reduce == "split") == (not shown.is_ideal)
         todo = {
             frozenset(run.command.values.items()): run for run in tables.plan("btg_1", tmp_path, variant="released")
         }

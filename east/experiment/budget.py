@@ -1,7 +1,7 @@
-"""How much to train when time is short: batch size, seeds, trees; how long it takes on this machine; when to stop.
+"""How much to train when time is short, how long that takes on this machine, and when to stop.
 
-All networks of a comparison get the same number of gradient steps, whatever their loss: the best weights on validation
-are kept, and no loss is stopped early for having fewer stages than another.
+All networks of a comparison get the same number of gradient steps, whatever their loss: each keeps its best weights on
+validation, and no loss is stopped early for having fewer stages than another.
 """
 
 import math
@@ -21,12 +21,12 @@ from east.training.annealing import temperatures
 from east.training.population import Trial
 
 BATCHES = (32, 512)
-IN_BATCH = 10  # rows of the rarest class
+IN_BATCH = 10  # rows of the rarest class that a batch should hold
 MANY = 20_000  # training rows above which one seed and no dropout are enough, and each tree of a forest sees a sample
-FOREST = {"n_estimators": 50, "max_samples": 5_000}  # then
-PROBE_STEPS = (2, 20)  # of a network, to estimate its training time
-PROBE_TREES = (1, 4)
-PROBE_ROWS = 256  # of validation and test, which are not what is timed
+FOREST = {"n_estimators": 50, "max_samples": 5_000}  # the forest's options above MANY rows
+PROBE_STEPS = (2, 20)  # gradient steps that are timed to estimate how long a network trains
+PROBE_TREES = (1, 4)  # trees that are timed
+PROBE_ROWS = 256  # validation and test rows while timing; only training is timed
 SHORTER = (1.0, 0.5, 0.25)  # shares of the steps to fall back to when time is short
 MOST_FOLDS = 5  # of the validation rows
 OVERHEAD = 0.5  # seconds to evaluate and record a trial
@@ -35,23 +35,24 @@ OVERHEAD = 0.5  # seconds to evaluate and record a trial
 def batch_size(rows: int, rarest: float = 0.5) -> int:
     """A power of two near rows / 64: small data get many steps per epoch, large data steady gradients.
 
-    rarest: share of the rarest class; a batch should hold some of its rows.
+    rarest: share of the rarest class, of which a batch should hold IN_BATCH rows.
 
     >>> [batch_size(rows) for rows in (500, 6_400, 64_000)]
     [32, 128, 512]
     """
     least, most = BATCHES
-    wanted = max(rows / 64, least, min(IN_BATCH / max(rarest, 1e-9), most))
-    return int(min(most, 2 ** round(math.log2(wanted))))
+    size = max(rows / 64, least, min(IN_BATCH / max(rarest, 1e-9), most))
+    return int(min(most, 2 ** round(math.log2(size))))
 
 
 def seeds(rows: int, classical: bool) -> int:
-    """Trials of a candidate; logistic regression and boosting have nothing random, a forest averages over trees."""
+    """Trials of a candidate. Classical models need one: logistic regression and boosting are deterministic, and a
+    forest averages over its trees."""
     return 1 if classical or rows > MANY else 3
 
 
 def equally_long(settings: Settings) -> Settings:
-    """A network's settings such that all steps are used: an annealed loss divides them among its temperatures."""
+    """Settings under which a network uses all of its steps: an annealed loss divides them among its temperatures."""
     most, annealing = settings.protocol.max_epochs, settings.annealing
     stages = 1
     if settings.loss.anneals and annealing.schedule not in ("none", "per_epoch"):
@@ -61,7 +62,7 @@ def equally_long(settings: Settings) -> Settings:
 
 
 def judged_apart(settings: Settings) -> Settings:
-    """A network's settings such that each trial leaves out one fold of the validation rows, on which it is judged."""
+    """Settings under which each trial of a network leaves out one fold of the validation rows and is judged on it."""
     return settings.but(split=settings.split.but(folds=max(2, min(settings.trial_count, MOST_FOLDS))))
 
 
@@ -73,27 +74,27 @@ def shorter(run: Run, share: float) -> Run:
 
 
 def seconds(run: Run, splits: Splits) -> float:
-    """How long a run will take on this machine, measured on its first steps or trees."""
+    """Estimated seconds of a run on this machine, extrapolated from a few steps or trees."""
     trial = Trial(run.science, run.settings.seed)
     if run.settings.loss.classical:
         return seconds_to_fit(trial, splits) + OVERHEAD
     rows, batch = len(splits.train), run.science.hyper.batch_size or 1
-    protocol, in_epoch = run.science.protocol, math.ceil(rows / batch)
-    steps = protocol.max_epochs if protocol.count == "steps" else protocol.max_epochs * in_epoch
-    short = run.science.but(protocol=protocol.but(max_epochs=1, stage_epochs=1, patience=1, warmup=0))
-    trials = [Trial(short, seed) for seed in run.settings.seeds]
+    protocol, steps_per_epoch = run.science.protocol, math.ceil(rows / batch)
+    total = protocol.max_epochs if protocol.count == "steps" else protocol.max_epochs * steps_per_epoch
+    one_epoch = run.science.but(protocol=protocol.but(max_epochs=1, stage_epochs=1, patience=1, warmup=0))
+    trials = [Trial(one_epoch, seed) for seed in run.settings.seeds]
 
-    def probe(some: int) -> None:
-        val, test = first(splits.val, PROBE_ROWS), first(splits.test, PROBE_ROWS)
-        part = replace(splits, train=first(splits.train, some * batch), val=val, test=test)
+    def probe(steps: int) -> None:
+        val, test = first_rows(splits.val, PROBE_ROWS), first_rows(splits.test, PROBE_ROWS)
+        part = replace(splits, train=first_rows(splits.train, steps * batch), val=val, test=test)
         engine.train(trials, part, device=run.settings.device, progress=False)
 
-    few, more = (min(number, in_epoch) for number in PROBE_STEPS)
-    return extrapolated(probe, few, more, steps) + OVERHEAD
+    few, many = (min(number, steps_per_epoch) for number in PROBE_STEPS)
+    return extrapolated(probe, few, many, total) + OVERHEAD
 
 
 def seconds_to_fit(trial: Trial, splits: Splits) -> float:
-    """Seconds to fit a classical model, judged by its first trees; a model without trees is quick."""
+    """Estimated seconds to fit a classical model, extrapolated from a few trees; 0 for a model without trees."""
     model = classical.build(trial.config.loss)
     inputs, labels = classical.features(splits, model.pca)["train"], splits.train.labels.numpy()
     if isinstance(model, classical.GradientBoosting):
@@ -104,40 +105,40 @@ def seconds_to_fit(trial: Trial, splits: Splits) -> float:
         return 0.0
 
     def probe(count: int) -> None:
-        some: classical.Classifier
+        small: classical.Classifier
         if isinstance(model, classical.GradientBoosting):
-            some = classical.GradientBoosting(leaves=max(model.leaves), iterations=count)
+            small = classical.GradientBoosting(leaves=max(model.leaves), iterations=count)
         else:
-            some = classical.RandomForest(count, model.min_samples_leaf, max_samples=model.max_samples)
-        some.fit(inputs, labels, len(splits.classes))
+            small = classical.RandomForest(count, model.min_samples_leaf, max_samples=model.max_samples)
+        small.fit(inputs, labels, len(splits.classes))
 
     return extrapolated(probe, *PROBE_TREES, trees)
 
 
-def extrapolated(probe: Callable[[int], object], few: int, more: int, total: float) -> float:
-    """Seconds for `total` units, extrapolated from two smaller counts."""
+def extrapolated(probe: Callable[[int], object], few: int, many: int, total: float) -> float:
+    """Seconds for `total` units, extrapolated from the time that `probe` takes for `few` and for `many`."""
     times = []
-    for number in (few, more):
+    for count in (few, many):
         started = time.perf_counter()
-        probe(number)
+        probe(count)
         times.append(time.perf_counter() - started)
-    each = (times[1] - times[0]) / (more - few) if more > few else times[1] / more
-    return times[0] + max(each, times[1] / more / 4) * total  # the first is slow for other reasons
+    each = (times[1] - times[0]) / (many - few) if many > few else times[1] / many
+    return times[0] + max(each, times[1] / many / 4) * total  # a slow first probe makes the difference too small
 
 
-def first(part: Part, rows: int) -> Part:
+def first_rows(part: Part, rows: int) -> Part:
     return Part(part.inputs[:rows], part.labels[:rows], part.index[:rows])
 
 
 class OutOfTime(BaseException):
-    """Time is up. Like KeyboardInterrupt it is not a job's error, so no job may catch it."""
+    """Time is up. Like KeyboardInterrupt it is no Exception, so that no job catches it."""
 
 
 @contextmanager
-def stop_after(left: float | None) -> Iterator[None]:
-    """Raise OutOfTime inside this block after `seconds`; without timers (Windows, threads) it never comes."""
-    usable = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
-    if left is None or not usable:
+def stop_after(seconds: float | None) -> Iterator[None]:
+    """Raise OutOfTime inside this block after `seconds`; never without timers (on Windows, or in other threads)."""
+    has_timer = hasattr(signal, "setitimer") and threading.current_thread() is threading.main_thread()
+    if seconds is None or not has_timer:
         yield
         return
 
@@ -145,7 +146,7 @@ def stop_after(left: float | None) -> Iterator[None]:
         raise OutOfTime
 
     before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, max(left, 0.001))
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
     try:
         yield
     finally:

@@ -1,7 +1,7 @@
-"""What a stored record must look like: every record passes this check, once, when it is read.
+"""What a stored record must look like: every record is checked once, when it is read.
 
-Records come from other people's disks and repositories. Whatever is in them has the type, the range and the place that
-the rest of the program expects, or it is refused with a reason.
+Records come from other people's disks and repositories. Each value has the type and range that the rest of the program
+expects, or the record is refused with a reason.
 """
 
 import hashlib
@@ -19,7 +19,7 @@ from east.settings.identity import SCHEMA
 from east.settings.sections import Science
 
 MOST_CLASSES = 200_000
-MOST_BYTES = 1 << 28  # of a file that is read
+MOST_BYTES = 1 << 28  # a larger file is not read
 DENSE_CLASSES = 2_000  # larger matrices stay sparse in memory as well
 NAME = re.compile(r"\w[\w.-]{0,99}")
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError)  # what a bad file can raise
@@ -29,7 +29,7 @@ class NewerError(ValueError):
     """A record of a later schema, which must be neither read nor overwritten."""
 
 
-Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)] | int  # a whole number stays one
+Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)] | int  # an int stays an int
 Whole = Annotated[int, Field(ge=0, le=2**53)]
 Matrix: TypeAlias = Sequence[Sequence[int]]  # rows true, columns predicted
 
@@ -39,7 +39,7 @@ STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class SparseMatrix(TypedDict):
-    """A matrix of many classes as exports store it: [row, column, count] of the cells that are not 0."""
+    """A matrix of many classes as exports store it: [row, column, count] of each nonzero cell."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
     classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
@@ -110,11 +110,11 @@ class Cells(Sequence[list[int]]):
 
 
 def parse(content: bytes, whole: bool = False, known: bool = False) -> Stored:
-    """The JSON of one record; ValueError where it is none, or has changed since it was written, NewerError if it
-    comes from a later version.
+    """The JSON of one record. ValueError if it is not a record or has changed since it was written; NewerError if a
+    later version wrote it.
 
-    A digest covers everything before it. Where it fits, or the content is `known` to have passed this check before,
-    only the first line is read, without the history, unless the `whole` record is asked for.
+    A digest covers everything before it. If it matches, or the content is `known` to have passed this check before,
+    only the first line is read, without the history, unless the `whole` record is requested.
     """
     body, mark, end = content.rpartition(DIGEST)
     text = content
@@ -165,7 +165,7 @@ def science(config: str) -> Science:
 
 
 def identity(values: Stored) -> tuple[str, Science, str, str]:
-    """Config in JSON and typed, key and family of a record; it must have the key that it claims, and plain names."""
+    """A record's config as JSON and typed, its key and its family; ValueError for a wrong key or an odd name."""
     text = json.dumps(values["config"])
     config, key, family = _identity(text)
     if values["key"] != key:
@@ -193,14 +193,14 @@ def confusion(values: Stored) -> dict[str, Matrix]:
     """The matrices of a record, each square."""
     for rule, decision in values["decisions"].items():
         for matrix in decision.get("confusion", {}).values():
-            for one in _several(matrix):
-                _check_square(rule, one)
+            for of_threshold in _matrices(matrix):
+                _check_square(rule, of_threshold)
     return {split: _matrix(split, matrix) for split, matrix in values["confusion"].items()}
 
 
-def _several(one: Any) -> Sequence[Matrix]:
-    """One matrix for each threshold, or a single one."""
-    return one if one and one[0] and type(one[0][0]) is list else [one]
+def _matrices(stored: Any) -> Sequence[Matrix]:
+    """The matrices of a decision: one per threshold, or a single one."""
+    return stored if stored and stored[0] and type(stored[0][0]) is list else [stored]
 
 
 def _matrix(split: str, matrix: Any) -> Matrix:
@@ -227,7 +227,7 @@ def _check_square(split: str, matrix: Matrix) -> None:
 
 
 def actual(matrix: Matrix) -> list[int]:
-    """The rows of each true class."""
+    """How many rows each true class has."""
     if not isinstance(matrix, Cells):
         return [sum(row) for row in matrix]
     counts = [0] * len(matrix)
@@ -237,14 +237,14 @@ def actual(matrix: Matrix) -> list[int]:
 
 
 def explained(error: ValidationError) -> str:
-    """What is wrong, in one line; of several alternatives, the one that matched furthest."""
-    first = max(error.errors(include_url=False), key=lambda one: len(one["loc"]))
+    """What is wrong, in one line. Where a value has alternative types, the one that matched furthest counts."""
+    first = max(error.errors(include_url=False), key=lambda details: len(details["loc"]))
     if first["type"] == "json_invalid":
         return f"it is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
     parts = [str(part) for part in first["loc"]]
     place = ".".join(part for part in parts if "[" not in part and part not in ("float", "none", "SparseMatrix"))
     if first["type"] == "missing":
-        missing = ", ".join(str(one["loc"][-1]) for one in error.errors() if one["type"] == "missing")
+        missing = ", ".join(str(details["loc"][-1]) for details in error.errors() if details["type"] == "missing")
         return f"expected all fields of a record, missing: {missing}"
     if first["type"] == "extra_forbidden":
         return f"unknown field {shown(place)}"

@@ -3,7 +3,7 @@
 `execute(function, queue, place)` takes jobs from the queue and yields (job, result) as they finish. The consumer may
 append to the queue between results. Functions write their results to disk and skip what is already there, so running a
 job twice is harmless: if a worker dies, its job is run again. A function never raises and returns plain data. A job
-that could not be run at all yields Lost.
+that could not be finished yields Lost.
 """
 
 import logging
@@ -33,12 +33,12 @@ Function: TypeAlias = Callable[[Job], Any]
 Results: TypeAlias = Iterator[tuple[Job, Any]]
 Slot: TypeAlias = str | None  # a GPU's number, or None for a core
 
-WORTH_TELLING = 60.0  # seconds; a longer command reports how long its workers were idle
+WORTH_REPORTING = 60.0  # seconds; a longer command reports how long its workers were idle
 
 
 @dataclass(frozen=True)
 class Lost:
-    """A job whose worker died again and again."""
+    """A job that could not be finished, and why."""
 
     reason: str
 
@@ -53,14 +53,14 @@ class Place:
 
     @property
     def width(self) -> int:
-        """How many jobs keep every slot busy; on GPUs a population is better left whole."""
+        """How many jobs keep every slot busy; 1 on a cluster's GPUs, where a population is better left whole."""
         if self.executor.name == "processes":
             return len(self.slots)
         return self.executor.parallel if self.executor.name in ("ray", "submitit") and not self.executor.gpus else 1
 
 
-def choose_place(settings: Settings, much: bool) -> Place:
-    """The executor with its slots. `auto` takes processes where they have enough work: to start one costs seconds."""
+def choose_place(settings: Settings, much_work: bool) -> Place:
+    """The executor with its slots. `auto` uses processes only for `much_work`, because starting one takes seconds."""
     executor = settings.executor
     folder = Path(settings.results_dir).resolve() / "sweeps" / "submitit"
     if executor.name == "ray" and executor.address:
@@ -69,7 +69,7 @@ def choose_place(settings: Settings, much: bool) -> Place:
         return Place(executor, folder=folder)
     available = slots(settings.device)
     places = tuple(available[k % len(available)] for k in range(executor.slots or len(available)))
-    if executor.name == "auto" and not (much and len(places) > 1):
+    if executor.name == "auto" and not (much_work and len(places) > 1):
         return Place(executor.but(name="inline"))
     return Place(executor.but(name="processes"), places)
 
@@ -84,7 +84,7 @@ def refuse_dead_cluster(address: str) -> None:
             raise ConfigError("executor.address=auto: no Ray cluster runs here; start one with `ray start --head`")
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():
-        return  # local, or a form that Ray knows better
+        return  # "local", or another form that Ray interprets itself
     try:
         socket.create_connection((host, int(port)), timeout=5).close()
     except OSError as error:
@@ -105,7 +105,7 @@ def inline(function: Function, queue: deque[Job], place: Place) -> Results:
 
 
 def slots(device: str) -> Sequence[Slot]:
-    """One entry per process that this machine feeds at once: a GPU's number, or None for a core."""
+    """One entry per process that this machine can run at once: a GPU's number, or None for a core."""
     if device in ("auto", "cuda"):
         import torch
 
@@ -118,7 +118,7 @@ def slots(device: str) -> Sequence[Slot]:
 
 
 class Worker:
-    """A process that takes jobs one by one, with one thread and, where `gpu` is given, that GPU alone."""
+    """A process that runs one job at a time, on one thread; it sees only its `gpu`, if it has one."""
 
     def __init__(self, function: Function, gpu: str | None):
         context = start_method()
@@ -134,7 +134,7 @@ class Worker:
 
     def give(self, job: Job) -> None:
         self.job, self.since = job, time.monotonic()
-        with suppress(BrokenPipeError):  # it died while idle, which shows when its result is read
+        with suppress(BrokenPipeError):  # it died while idle; reading its result will show that
             self.pipe.send(job)
 
     def stop(self) -> None:
@@ -146,8 +146,8 @@ class Worker:
 
 
 def start_method() -> SpawnContext | ForkServerContext:
-    """How workers start: on Linux as forks of a server that has imported torch and never used it, which takes no time
-    and shares its memory; elsewhere, where that is not safe, each as a new interpreter."""
+    """How workers start: on Linux as forks of a server that has imported torch but never used it, which is fast and
+    shares memory; elsewhere, where that is not safe, as new interpreters."""
     if sys.platform != "linux":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
@@ -169,10 +169,10 @@ def deaf_to_interrupts() -> Iterator[None]:
 
 
 def work(function: Function, pipe: Connection, variables: Mapping[str, str]) -> None:
-    """The main loop of a worker, with its parent's environment; it ends when its parent does, for whatever reason."""
+    """The main loop of a worker, in its parent's environment; it ends whenever its parent does."""
     os.environ.update(variables)
     threading.Thread(target=end_with_parent, daemon=True).start()
-    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # as the command itself
+    warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # as in the parent
     while True:
         try:
             job = pipe.recv()
@@ -199,7 +199,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
     """One worker per slot. A killed worker is replaced, and its job retried `retries` times."""
     retries = place.executor.retries
     free, victims = list(place.slots), []
-    started, busy_seconds = 0.0, 0.0  # from the first job on: to start the first worker takes seconds
+    started, busy_seconds = 0.0, 0.0  # counted from the first job: starting the first worker takes seconds
     idle: list[Worker] = []
     busy: list[Worker] = []
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
@@ -228,7 +228,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
                     result = Lost(f"its process ended {retries + 1} times, last with {ended}")
                 yield worker.job, result
         seconds = time.monotonic() - started
-        if started and seconds >= WORTH_TELLING:
+        if started and seconds >= WORTH_REPORTING:
             idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
             display.say(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min")
     finally:
@@ -246,7 +246,7 @@ def ending(code: int | None) -> str:
 
 
 def ray(function: Function, queue: deque[Job], place: Place) -> Results:
-    """Tasks of Ray core, which retries what a dead worker or node has lost."""
+    """Tasks of Ray core, which reruns those lost with a worker or node."""
     executor = place.executor
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     import ray
@@ -276,7 +276,7 @@ def ray(function: Function, queue: deque[Job], place: Place) -> Results:
 
 
 def submitit(function: Function, queue: deque[Job], place: Place) -> Results:
-    """Arrays of SLURM jobs; `cluster=local` runs them as processes here. A job that is pre-empted is queued again."""
+    """Arrays of SLURM jobs; `cluster=local` runs them as processes here. A pre-empted job is queued again."""
     import submitit
 
     executor, parallel = place.executor, place.executor.parallel
@@ -286,16 +286,16 @@ def submitit(function: Function, queue: deque[Job], place: Place) -> Results:
     )
     if runner.cluster == "slurm":
         partition = {"partition": executor.partition} if executor.partition else {}
-        further = {"array_parallelism": parallel, **partition, **executor.slurm}
-        runner.update_parameters(**{f"slurm_{key}": value for key, value in further.items()})
+        options = {"array_parallelism": parallel, **partition, **executor.slurm}
+        runner.update_parameters(**{f"slurm_{key}": value for key, value in options.items()})
     else:
         parallel = min(parallel, len(slots("cpu")))  # SLURM limits an array itself; local jobs all start at once
     running: dict[Any, Job] = {}
     try:
         while queue or running:
             room = len(queue) if runner.cluster == "slurm" else min(len(queue), parallel - len(running))
-            part = [queue.popleft() for _ in range(room)]
-            running |= zip(runner.map_array(Restartable(function), part), part, strict=True) if part else ()
+            jobs = [queue.popleft() for _ in range(room)]
+            running |= zip(runner.map_array(Restartable(function), jobs), jobs, strict=True) if jobs else ()
             handle = next(submitit.helpers.as_completed(list(running), poll_frequency=1))
             try:
                 result = handle.result()
@@ -326,7 +326,7 @@ RUNNERS = {"inline": inline, "processes": processes, "ray": ray, "submitit": sub
 
 
 def interruptible() -> None:
-    """SIGTERM ends a run as Ctrl-C does: finished trials are kept, the exit code is 130."""
+    """Make SIGTERM end a run as Ctrl-C does: finished trials are kept, and the exit code is 130."""
 
     def interrupt(number: int, _frame: Any) -> None:
         raise KeyboardInterrupt(signal.Signals(number).name)

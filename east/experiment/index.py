@@ -1,10 +1,10 @@
 """An index of a results folder in one compact file, so that a command need not open every record.
 
-    results/runs/.index     per file: name, stamp, and of each record in it what planning needs
+    results/runs/.index     per file: its name, its stamp, and what planning needs of each record in it
 
-A file counts as unchanged while its size, times and inode are. The index is only ever a copy: a command that finds it
-missing, damaged or out of date reads the files themselves and replaces the index atomically. Writers need no lock: the
-last one wins, and what it did not know is read again.
+A file counts as unchanged while its size, times and inode are the same. The index is only a copy: a command that finds
+it missing, damaged or out of date reads the files themselves and replaces the index atomically. Writers need no lock:
+the last one wins, and the next scan reads what it missed.
 """
 
 import hashlib
@@ -22,22 +22,22 @@ from pydantic import TypeAdapter
 from east.files import read_regular, write_atomically
 
 VERSION = 2
-FROM = 64  # records; a smaller folder is read just as quickly without an index
-SETTLED_SECONDS = 2  # a younger file may change again without its times showing it
+FEWEST_RECORDS = 64  # a smaller folder is read just as quickly without an index
+SETTLED_SECONDS = 2  # a younger file may change again without a change of its times
 MOST_BYTES = 1 << 30
 
 
 class Stamp(NamedTuple):
-    """What changes when a file does. A copied folder has other stamps, so someone else's index is not believed."""
+    """What changes when a file does. A copied folder has other stamps, so an index copied with it is not used."""
 
     size: int
     modified: int
     changed: int
-    number: int
+    inode: int
 
     @classmethod
-    def of(cls, about: os.stat_result) -> "Stamp":
-        return cls(about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+    def of(cls, stat: os.stat_result) -> "Stamp":
+        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino)
 
     @property
     def settled(self) -> bool:
@@ -45,7 +45,7 @@ class Stamp(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What planning and selection need of one record, and where in its file it is."""
+    """What planning and selection need of one record, and its position in its file."""
 
     key: str
     family: str
@@ -58,7 +58,7 @@ class Row(NamedTuple):
     seconds: float | None
     git: str | None
     error: str | None
-    config: str  # its JSON; in the file, a number in the list of configs
+    config: str  # as JSON; the index file holds its position in a list of configs instead
     offset: int = 0
     length: int | None = None  # None: the whole file
 
@@ -70,7 +70,7 @@ ADAPTER = TypeAdapter(tuple[int, list[str], dict[str, tuple[tuple[int, int, int,
 
 @dataclass
 class Index:
-    """The rows of every file, as of the last scan, and those of this one."""
+    """The rows of every file: `known` from the last scan, `now` from this one."""
 
     file: Path
     known: Mapping[str, tuple[Stamp, list[Row]]]
@@ -82,8 +82,8 @@ class Index:
         file = folder / ".index"
         try:
             content = read_regular(file, MOST_BYTES)
-            body, _, mark = content.rpartition(b"\n")
-            if mark != _digest(body):
+            body, _, digest = content.rpartition(b"\n")
+            if digest != _digest(body):
                 return cls(file, {})
             version, configs, files = ADAPTER.validate_json(body)
             if version != VERSION:
@@ -98,8 +98,8 @@ class Index:
 
     def rows(self, name: str, stamp: Stamp) -> list[Row] | None:
         """The records of a file, if it has not changed since they were read."""
-        before, rows = self.known.get(name, (None, []))
-        if before != stamp:
+        known_stamp, rows = self.known.get(name, (None, []))
+        if known_stamp != stamp:
             return None
         self.now[name] = stamp, rows
         return rows
@@ -112,7 +112,7 @@ class Index:
     def write(self) -> None:
         """Store what this scan found, if anything changed and the folder is large enough."""
         before, after = ({name: stamp for name, (stamp, _) in files.items()} for files in (self.known, self.now))
-        if before == after or sum(len(rows) for _, rows in self.now.values()) < FROM:
+        if before == after or sum(len(rows) for _, rows in self.now.values()) < FEWEST_RECORDS:
             return
         configs: dict[str, int] = {}
         files = {
@@ -120,7 +120,7 @@ class Index:
             for name, (stamp, rows) in self.now.items()
         }
         body = json.dumps([VERSION, list(configs), files], separators=(",", ":")).encode()
-        with suppress(OSError):  # for example in a read-only folder: then there is no index
+        with suppress(OSError):  # a read-only folder, for example, goes without an index
             write_atomically(self.file, lambda stream: stream.write(body + b"\n" + _digest(body)))
 
 

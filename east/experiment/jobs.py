@@ -22,10 +22,10 @@ from east.training.scores import Evaluation
 
 @dataclass(frozen=True)
 class Job:
-    """Trials to train together, and what their process needs to know."""
+    """Trials to train together, and everything that their process needs to know."""
 
     trials: tuple[Trial, ...]
-    run: int  # which run of the command they belong to
+    run: int  # index of the command's run that they belong to
     results_dir: str
     checkpoints: str
     data_dir: str | None = None
@@ -35,8 +35,8 @@ class Job:
     keep_probabilities: bool = False
     compile: bool = False
     tensorboard: bool = False
-    progress: bool = False  # whether to show it in this process
-    heartbeat: str | None = field(default=None, compare=False)  # or a file to write it to, for the command that waits
+    progress: bool = False  # whether to show progress in this process
+    heartbeat: str | None = field(default=None, compare=False)  # file to write it to, for a command in another process
 
 
 def run_job(job: Job) -> list[str] | Lost:
@@ -52,17 +52,17 @@ def run_job(job: Job) -> list[str] | Lost:
 
 
 def train_and_record(trials: Sequence[Trial], job: Job) -> list[str]:
-    """Train trials and record them; delete a population's checkpoint once all of it is recorded."""
+    """Train trials and record them; delete a population's checkpoint once all of its trials are recorded."""
     dataset = trials[0].config.dataset
     loaded = load(dataset, job.data_dir)
     if dataset.fingerprint not in (None, loaded.fingerprint):
         raise data.DataError(f"{loaded.name} has changed since this command started. Rerun the command.")
     splits = [split(loaded, trial) for trial in trials]
-    lines, left = [], iter(splits)
+    lines, next_splits = [], iter(splits)
     for outcomes, checkpoint in trained(trials, splits, job):
         for outcome in outcomes:
             try:
-                line = evaluate_and_record(outcome, loaded, next(left), job)
+                line = evaluate_and_record(outcome, loaded, next(next_splits), job)
             except Exception as error:  # such as a full disk; the others are still recorded
                 line = f"{loaded.name} {outcome.trial.config.loss.name}: {type(error).__name__}: {error}"
                 checkpoint = None
@@ -75,7 +75,7 @@ def train_and_record(trials: Sequence[Trial], job: Job) -> list[str]:
 def trained(
     trials: Sequence[Trial], splits: Sequence[data.Splits], job: Job
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
-    """Outcomes population by population, and the checkpoint to delete once they are recorded."""
+    """The outcomes of one population after another, each with the checkpoint to delete once they are recorded."""
     if trials[0].config.loss.classical:
         return (([classical.fit(t, s, keep=job.save_model)], None) for t, s in zip(trials, splits, strict=True))
     return engine.train_in_turn(
@@ -90,7 +90,7 @@ def trained(
 
 
 def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits, job: Job) -> str | None:
-    """Record an outcome, and save its model if asked to; if the trial failed, the line that says so.
+    """Record an outcome, and save its model if the job says so; return a line if the trial failed.
 
     A search is judged by argmax on validation rows alone, so that nothing can be chosen by a test score.
     """
@@ -99,13 +99,13 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
     config = trial.config
     if outcome.status == "done":
         trained_for = None
-        if config.loss.name == "metric":  # it can be any function: no other score says how well it did
+        if config.loss.name == "metric":  # any function of the user's, so no other score says how well it did
             loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive)
             trained_for = evaluation.validation_metric(loss, splits.positive)
         parts = [part for part in outcome.probabilities if part != "test" or trial.stage == "trial"]
         probabilities = {part: outcome.probabilities[part] for part in parts}
         labels = {part: outcome.labels[part] for part in parts}
-        decisions = config.decisions if trial.stage == "trial" else ()  # tuning them takes time and selects nothing
+        decisions = config.decisions if trial.stage == "trial" else ()  # a search would tune them for nothing
         judged = evaluation.evaluate(probabilities, labels, splits.positive, decisions, trained_for)
         arrays = {f"{part}_probabilities": values for part, values in probabilities.items()}
         arrays |= {f"{part}_labels": values for part, values in labels.items()}
@@ -125,9 +125,9 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
         **provenance(),
         **judged,
     )
-    with suppress(FileExistsError):  # another process was faster; its result is the same
+    with suppress(FileExistsError):  # another process was faster, with the same result
         records.write(job.results_dir, record, arrays, force=job.force)
-    if outcome.status == "done" and trial.stage == "trial" and job.save_model:  # the record stays if this fails
+    if outcome.status == "done" and trial.stage == "trial" and job.save_model:  # last: the record stays if this fails
         saved.from_outcome(outcome, loaded, splits).save(model_folder(trial, job.results_dir))
     if outcome.status == "failed":
         return f"{splits.name} {config.loss.name} seed {trial.seed}: {outcome.error}"

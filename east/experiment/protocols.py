@@ -4,7 +4,7 @@ from east.settings.settings import SEARCH_SEED, Settings
 
 
 def search_seeds(settings: Settings) -> list[int]:
-    """One seed per point; two for a loss without a cooling rate if all losses are to train equally often."""
+    """One seed per point; two for a loss without a cooling rate, if all losses should train equally often."""
     twice = settings.search.equal_budget and not settings.loss.anneals
     return [SEARCH_SEED, SEARCH_SEED + 1] if twice else [SEARCH_SEED]
 

@@ -5,9 +5,9 @@
     results/runs/<dataset>/<loss>/<key>/search-<n>.json   the same for a training of the search; formerly seed-1000
     results/records/<dataset>.jsonl                       exported records, committed; they count as done too
 
-`key` is the hash of the scientific config, `family` the same without what a search varies: the points of one grid are
-one family. Files are written under a temporary name and renamed: any number of processes may share a results folder.
-Every record is checked when it is read (checked.py); a bad one is named in a warning and skipped.
+`key` is the hash of the scientific config, `family` the hash without what a search varies: the points of one grid are
+one family. Files are written under a temporary name and renamed, so any number of processes may share a results folder.
+Every record is checked when it is read (checked.py); a bad one is skipped with a warning that names it.
 """
 
 import gc
@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 from east.choices import ConfigError, choose, printable
 from east.experiment import checked
 from east.experiment.checked import MOST_BYTES, UNREADABLE, NewerError
-from east.experiment.folder import Found, Refused, export_files, first_line, run_files
+from east.experiment.folder import RecordFile, Refused, export_files, first_line, run_files
 from east.experiment.index import Index, Row
 from east.files import open_regular, read_regular, write_atomically
 from east.settings.identity import SCHEMA, Json, plain
@@ -42,8 +42,8 @@ STAGES = ("search", "trial")
 STATUSES = ("done", "failed")
 RULES = ("val_loss", "val_metric")
 HISTORY_POINTS = 40
-KEPT_BYTES = 1 << 14  # of a file whose record stays in memory once read; a larger one is read again
-MOST_ARRAY_BYTES = 1 << 33  # of arrays when unpacked
+KEPT_BYTES = 1 << 14  # the record of a larger file does not stay in memory, and is read again when needed
+MOST_ARRAY_BYTES = 1 << 33  # unpacked; a larger archive is not read
 
 
 @dataclass
@@ -56,7 +56,7 @@ class Record:
     data: dict[str, Json] = field(default_factory=dict)  # name, fingerprint, sizes, index_hash
     confusion: dict[str, Matrix] = field(default_factory=dict)  # val, test: by argmax
     scores: dict[str, Scores] = field(default_factory=dict)  # val, test
-    decisions: dict[str, Decision] = field(default_factory=dict)  # further rules: thresholds, plugin_<metric>
+    decisions: dict[str, Decision] = field(default_factory=dict)  # other rules: thresholds, plugin_<metric>
     best: dict[str, float | None] = field(default_factory=dict)  # val_loss, val_metric (1 - M), temperature, epoch
     epochs: int = 0
     stopped: str | None = None
@@ -68,13 +68,13 @@ class Record:
     git: str | None = None
     schema: int = SCHEMA
     history: dict[str, list] = field(default_factory=dict)  # one list per quantity, one entry per epoch
-    key: str = field(default="", compare=False)  # those of `config`
+    key: str = field(default="", compare=False)  # key and family of `config`
     family: str = field(default="", compare=False)
-    source: str = field(default="", compare=False)  # the file below results_dir that it was read from
+    source: str = field(default="", compare=False)  # the file it was read from, relative to results_dir
 
     @property
     def identity(self) -> tuple[str, int, str]:
-        """What identifies a trial's record."""
+        """Key, seed and stage, which identify a trial."""
         return self.key, self.seed, self.stage
 
     if not TYPE_CHECKING:  # otherwise a type checker would accept any attribute
@@ -98,14 +98,14 @@ class Record:
         stored = {name: getattr(self, name) for name in STORED} | {"config": self.config.to_json()}
         return plain(stored)
 
-    def but(self, **changed: Any) -> "Record":
-        """The same record with other values; its key and family follow its config."""
-        if "config" in changed:
-            changed = {"key": "", "family": ""} | changed
-        return replace(self, **changed)
+    def but(self, **changes: Any) -> "Record":
+        """A copy with other values; key and family follow a new config."""
+        if "config" in changes:
+            changes = {"key": "", "family": ""} | changes
+        return replace(self, **changes)
 
 
-NAMES = {"trial": "seed", "search": "search"}  # of files, by stage
+PREFIXES = {"trial": "seed", "search": "search"}  # of file names, by stage
 STORED = [f.name for f in fields(Record) if f.name not in ("family", "source")]
 INDEXED = Row._fields[: Row._fields.index("config")]
 UNINDEXED = {f.name for f in fields(Record)} - {*INDEXED, "schema", "source"}
@@ -127,8 +127,8 @@ class Origin:
         return record
 
     def read(self) -> dict[str, Any]:
-        """All other fields, from the file."""
-        file = f"{self.root}/{self.source}"  # building a Path would take longer than the rest
+        """The fields that the index does not hold, read from the file."""
+        file = f"{self.root}/{self.source}"  # building a Path would take longer than everything else here
         try:
             with open_regular(file) as stream:
                 stream.seek(self.row.offset)
@@ -138,10 +138,10 @@ class Origin:
         except UNREADABLE as error:
             raise OSError(f"{file} has become unreadable: {first_line(error)}") from error
         if (values["key"], values["seed"]) != (self.row.key, self.row.seed):
-            raise OSError(f"{file} has changed while it was being read: rerun the command")
+            raise OSError(f"{file} changed while it was being read: rerun the command")
         history = {} if self.source.startswith("runs/") else values.get("history", {})
-        given = {**values, "confusion": matrices, "history": history, "config": checked.science(self.row.config)}
-        return {name: given[name] for name in UNINDEXED}
+        stored = {**values, "confusion": matrices, "history": history, "config": checked.science(self.row.config)}
+        return {name: stored[name] for name in UNINDEXED}
 
 
 def path(results_dir: str | Path, config: Science, seed: int, stage: str = "trial") -> Path:
@@ -154,21 +154,21 @@ def _below_runs(config: Science, key: str, seed: int, stage: str) -> str:
         dataset, loss = (checked.check_name(name) for name in (config.dataset.name, config.loss.name))
     except ValueError as error:
         raise ConfigError(f"name: {error}") from None
-    return f"{dataset}/{loss}/{key}/{NAMES[stage]}-{int(seed)}.json"
+    return f"{dataset}/{loss}/{key}/{PREFIXES[stage]}-{int(seed)}.json"
 
 
 def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None, force: bool = False) -> Path:
     """Store a record, and `arrays` (name -> ndarray) beside it; return its path.
 
-    A finished record is not overwritten (FileExistsError) unless `force`. A failed or unreadable one is, and so is one
-    whose arrays are missing or damaged if new ones are given. A record of a newer version of east is never overwritten.
+    A finished record is not overwritten (FileExistsError) unless `force` is set, or its arrays are missing or damaged
+    and new ones are given. A failed or unreadable record is always overwritten, one of a newer version of east never.
     """
     target = path(results_dir, record.config, record.seed, record.stage)
     status = _status(target) if os.path.lexists(target) else None  # a dangling link is overwritten too
     if status == "newer":
         raise FileExistsError(f"{target} comes from a newer version of east and is not overwritten")
     if not force and status == "done" and (arrays is None or has_arrays(target)):
-        raise FileExistsError(f"{target} is done already; force=true replaces it")
+        raise FileExistsError(f"{target} exists and is done; force=true replaces it")
     if arrays is not None:
         import numpy as np
 
@@ -183,7 +183,7 @@ def read(file: str | Path) -> Record:
 
 
 def arrays(file: str | Path) -> "dict[str, np.ndarray]":
-    """The arrays stored beside the record in `file`; ValueError that names the file if they are damaged."""
+    """The arrays stored beside the record in `file`; a ValueError that names the file if they are damaged."""
     import numpy as np
 
     stored = Path(file).with_suffix(".npz")
@@ -206,8 +206,8 @@ def arrays(file: str | Path) -> "dict[str, np.ndarray]":
 def _check_arrays(loaded: "Mapping[str, np.ndarray]") -> None:
     """Check that probabilities [n, d] are finite and from 0 to 1, and that labels [n] are among their classes."""
     for name, labels in loaded.items():
-        part, _, what = name.partition("_")
-        if what != "labels" or f"{part}_probabilities" not in loaded:
+        part, _, kind = name.partition("_")
+        if kind != "labels" or f"{part}_probabilities" not in loaded:
             continue
         probabilities = loaded[f"{part}_probabilities"]
         if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or labels.dtype.kind not in "iu":
@@ -219,7 +219,7 @@ def _check_arrays(loaded: "Mapping[str, np.ndarray]") -> None:
 
 
 def has_arrays(file: str | Path) -> bool:
-    """Whether a record's arrays exist and are intact; damaged ones are named in a warning."""
+    """Whether a record's arrays exist and are intact; warns of damaged ones."""
     try:
         return bool(arrays(file))
     except FileNotFoundError:
@@ -230,76 +230,76 @@ def has_arrays(file: str | Path) -> bool:
 
 
 def done(results_dir: str | Path) -> dict[tuple[str, int], str]:
-    """(key, seed) -> "done" or "failed", of all trials under runs/ and records/. A done record beats a failed one."""
+    """(key, seed) -> "done" or "failed", for all trials in runs/ and records/. A done record beats a failed one."""
     return {(record.key, record.seed): record.status for record in scan(results_dir) if record.stage == "trial"}
 
 
 def scan(results_dir: str | Path) -> list[Record]:
-    """All records; those of runs without their history.
+    """All records; those of runs/ without their history.
 
-    Files that are not records are named in a warning and skipped. Runs take precedence over exports, done over failed.
+    Files that are not records are skipped with a warning. Runs take precedence over exports, done over failed.
     """
     root, refused = Path(results_dir), Refused()
     by_identity: dict[tuple[str, int, str], Record] = {}
-    with _uncollected():
+    with _without_garbage_collection():
         index = Index.read(root / "runs")
         for record in (*_runs(root, index, refused), *_exports(root, index, refused)):
             known = by_identity.get(record.identity)
             if known is None or (known.status, record.status) == ("failed", "done"):
                 by_identity[record.identity] = record
         index.write()
-    refused.tell(root)
+    refused.warn(root)
     return list(by_identity.values())
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _without_garbage_collection() -> Iterator[None]:
     """Pause garbage collection, which would traverse all records again and again while they accumulate."""
-    before = gc.isenabled()
+    enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if before:
+        if enabled:
             gc.enable()
 
 
 def load(results_dir: str | Path) -> "pd.DataFrame":
     """`scan` as a frame, one row per trial.
 
-    Columns: key family stage seed status …, a section's name under the section (`dataset`, `loss`, `model`), its other
-    values with a dot (`hyper.lr`), scores by split (`test.f1_pos`), those of further decision rules below the rule
-    (`thresholds.test.f1_pos`), `best.val_loss`, `confusion` ({val, test}), and `source`, the file below `results_dir`.
+    Columns: key family stage seed status …; a section's name under the section (`dataset`, `loss`, `model`), its other
+    values with a dot (`hyper.lr`); scores by split (`test.f1_pos`), under other decision rules with the rule first
+    (`thresholds.test.f1_pos`); `best.val_loss`; `confusion` ({val, test}); `source`, the path below `results_dir`.
     Records of a search show no test scores: settings are chosen on validation rows.
     """
     import pandas as pd
 
     scanned = scan(results_dir)
-    alike = {(record.key, record.config.preset): record.config for record in scanned}  # the preset is not in the key
-    configs = {which: _flat_config(config) for which, config in alike.items()}
-    return pd.DataFrame([_flatten(record, configs[record.key, record.config.preset]) for record in scanned])
+    configs = {(record.key, record.config.preset): record.config for record in scanned}  # the key has no preset
+    flat = {setting: _flat_config(config) for setting, config in configs.items()}
+    return pd.DataFrame([_flatten(record, flat[record.key, record.config.preset]) for record in scanned])
 
 
 def export(results_dir: str | Path) -> dict[str, int]:
     """Write all finished records to records/<dataset>.jsonl; return the number of records per dataset.
 
     One line per record in a fixed order, so that a commit shows only what is new. Earlier exports stay. Probabilities
-    are not exported; of the history, a trial keeps at most 40 epochs and a search record none.
+    are not exported; a trial keeps at most 40 epochs of its history, a search record none.
     """
     root = Path(results_dir)
-    lines: dict[str, dict[tuple, bytes]] = {}
-    before = {line for file in export_files(root, Refused()) for line in _lines(file)}
+    datasets: dict[str, dict[tuple, bytes]] = {}
+    earlier = {line for file in export_files(root, Refused()) for line in _lines(file)}
     for record in scan(root):
-        if record.status == "done" and (line := _exported(root, record, before)):
+        if record.status == "done" and (line := _exported(root, record, earlier)):
             order = (record.config.loss.name, record.key, record.seed)
-            lines.setdefault(record.config.dataset.name, {})[order] = line
-    for dataset, by_order in lines.items():
+            datasets.setdefault(record.config.dataset.name, {})[order] = line
+    for dataset, lines in datasets.items():
         target = root / "records" / f"{checked.check_name(dataset)}.jsonl"
-        write_atomically(target, methodcaller("write", b"".join(by_order[order] for order in sorted(by_order))))
-    return {dataset: len(lines[dataset]) for dataset in sorted(lines)}
+        write_atomically(target, methodcaller("write", b"".join(lines[order] for order in sorted(lines))))
+    return {dataset: len(datasets[dataset]) for dataset in sorted(datasets)}
 
 
-def _exported(root: Path, record: Record, before: set[bytes]) -> bytes | None:
+def _exported(root: Path, record: Record, earlier: set[bytes]) -> bytes | None:
     """The line of a record in an export; None, and a warning, if its file has just become unreadable."""
     history = record.history
     if record.source.startswith("runs/"):
@@ -313,16 +313,16 @@ def _exported(root: Path, record: Record, before: set[bytes]) -> bytes | None:
     values["confusion"] = {split: _sparse(matrix) for split, matrix in record.confusion.items()}
     text = json.dumps(values, separators=(",", ":")).encode()
     unsigned = text + b"\n"  # as exported before digests were introduced
-    return unsigned if unsigned in before else _signed(text)
+    return unsigned if unsigned in earlier else _signed(text)
 
 
 def select(records: Iterable[Record], rule: str = "val_loss") -> str | None:
     """The key that a named rule chooses among the records of one family.
 
     `val_loss` (the papers' words): lowest validation loss. `val_metric`: lowest 1 - M on validation, hard predictions.
-    Only search records take part; several seeds of one point are averaged. Ties go to the lower `tie` where trials were
-    stopped by a metric, then to the lower key. A family that was never searched has a choice if all its trials share
-    one key. None if there is nothing to choose by.
+    Only search records count; several seeds of one point are averaged. Ties go to the lower `tie`, if a metric stopped
+    the trials, then to the lower key. If a family was never searched, the one key that all its trials share is chosen.
+    None if nothing can be chosen.
     """
     choose("selection rule", rule, RULES)
     points: dict[str, list[tuple[float, float]]] = {}
@@ -334,17 +334,17 @@ def select(records: Iterable[Record], rule: str = "val_loss") -> str | None:
         elif record.status == "done":
             trials.add(record.key)
     means = {
-        name: tuple(math.fsum(column) / len(column) for column in zip(*rows, strict=True))
-        for name, rows in points.items()
+        key: tuple(math.fsum(column) / len(column) for column in zip(*rows, strict=True))
+        for key, rows in points.items()
     }
-    finite = {name: mean for name, mean in means.items() if math.isfinite(mean[0])}
+    finite = {key: mean for key, mean in means.items() if math.isfinite(mean[0])}
     if finite:
-        return min(finite, key=lambda name: (*finite[name], name))
+        return min(finite, key=lambda key: (*finite[key], key))
     return trials.pop() if len(trials) == 1 and not points else None
 
 
 def _flat_config(config: Science) -> dict[str, object]:
-    """The settings as columns of a frame; the trials of one setting share them."""
+    """A config as columns of a frame, shared by all trials of the setting."""
     row: dict[str, object] = {}
     for section, values in config.to_json().items():
         if isinstance(values, dict):
@@ -356,7 +356,7 @@ def _flat_config(config: Science) -> dict[str, object]:
 
 
 def _flatten(record: Record, config: Mapping[str, object]) -> dict[str, object]:
-    """One record as the row of a frame; see `load` for the names."""
+    """A record as a row of a frame; see `load` for the names."""
     names = ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds", "device", "git")
     row: dict[str, object] = {name: getattr(record, name) for name in names} | {**config}
     parts = ("val", "test") if record.stage == "trial" else ("val",)  # early searches stored test scores as well
@@ -386,12 +386,12 @@ def _signed(text: bytes, between: bytes = b"") -> bytes:
 
 
 def _record(content: bytes, whole: bool = False) -> tuple[Record, str]:
-    """The record in a JSON text, and its config as text; ValueError if it is not one, or has a wrong key."""
+    """The record in a JSON text, and its config as text; ValueError if it is not a record, or its key is wrong."""
     values = checked.parse(content, whole)
     text, config, key, family = checked.identity(values)
-    given: dict[str, Any] = {name: values[name] for name in STORED if name in values}  # type: ignore[literal-required]
-    given |= {"config": config, "family": family, "key": key, "confusion": checked.confusion(values)}
-    return Record(**given), text
+    stored: dict[str, Any] = {name: values[name] for name in STORED if name in values}  # type: ignore[literal-required]
+    stored |= {"config": config, "family": family, "key": key, "confusion": checked.confusion(values)}
+    return Record(**stored), text
 
 
 def _status(file: Path) -> str:
@@ -410,7 +410,7 @@ def is_newer(file: Path) -> bool:
 
 
 def _runs(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
-    """The records of runs/; those that changed since the last scan are read from their files."""
+    """The records of runs/; files that changed since the last scan are read again."""
     for file in run_files(root, refused):
         if rows := index.rows(file.source, file.stamp):
             yield Origin(root, file.source, rows[0]).record()
@@ -433,11 +433,11 @@ def _check_place(record: Record, source: str) -> None:
     place = f"runs/{_below_runs(record.config, record.key, record.seed, record.stage)}"
     if source == place or source == f"runs/{_below_runs(record.config, record.key, record.seed, 'trial')}":
         return  # the second is the former name of a search record
-    raise ValueError(f"it holds seed {record.seed}, whose place is {place}")
+    raise ValueError(f"it holds seed {record.seed}, which belongs in {place}")
 
 
 def _exports(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
-    """The records of records/; files that changed since the last scan are read line by line."""
+    """The records of records/; files that changed since the last scan are read again, line by line."""
     for file in export_files(root, refused):
         rows = index.rows(file.source, file.stamp)
         if rows is None:
@@ -448,12 +448,12 @@ def _exports(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
                     rows.append(_row(record, text, offset, len(line)))
                 except UNREADABLE as reason:
                     refused.add(f"{file.path}, line {number},", reason)
-            if len(refused.lines) == before:  # otherwise the next scan names them again
+            if len(refused.lines) == before:  # otherwise the next scan must refuse them again
                 index.put(file.source, file.stamp, rows)
         yield from (Origin(root, file.source, row).record() for row in rows)
 
 
-def _numbered(file: Found, refused: Refused) -> Iterator[tuple[int, int, bytes]]:
+def _numbered(file: RecordFile, refused: Refused) -> Iterator[tuple[int, int, bytes]]:
     """Offset, number and content of every non-blank line of a file."""
     offset = 0
     for number, line in enumerate(_lines(file, refused), 1):
@@ -462,7 +462,7 @@ def _numbered(file: Found, refused: Refused) -> Iterator[tuple[int, int, bytes]]
         offset += len(line)
 
 
-def _lines(file: Found, refused: Refused | None = None) -> Iterator[bytes]:
+def _lines(file: RecordFile, refused: Refused | None = None) -> Iterator[bytes]:
     try:
         with open_regular(file.path) as stream:
             yield from iter(partial(stream.readline, MOST_BYTES), b"")
@@ -477,7 +477,7 @@ def _row(record: Record, config: str, offset: int = 0, length: int | None = None
 
 
 def _sparse(matrix: Matrix) -> Any:
-    """With many classes most cells are 0, and only the others are exported."""
+    """A matrix as exported: with many classes, only the nonzero cells."""
     if isinstance(matrix, checked.Cells):
         return {"classes": len(matrix), "cells": matrix.cells}
     if len(matrix) <= 16:

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +21,7 @@ from east.training.portable import can_export
 
 @dataclass
 class Run:
-    """The settings, and the trial they describe before any search; `chosen` is set once the search is recorded."""
+    """The settings, the config of a trial before any search, and the `chosen` one once the search is on record."""
 
     settings: Settings
     science: Science
@@ -31,7 +32,7 @@ class Run:
         """Load the data and check that all parts fit together; ConfigError or DataError otherwise."""
         with display.activity(f"loading {settings.dataset.name}"):
             loaded = load(settings.dataset, settings.data_dir)
-        assign(loaded, **split_options(settings.split.at(0)))  # refuses splits that are impossible for these data
+        assign(loaded, **split_options(settings.split.at(0)))  # raises if these data cannot be split this way
         check_parts(settings, loaded)
         science = settings.science(loaded.name, loaded.fingerprint)
         return cls(settings, science.but(loss=with_average(science.loss, loaded.positive)))
@@ -42,7 +43,7 @@ class Run:
 
     @property
     def trials(self) -> list[Trial]:
-        """The trials of the final stage; none before the search has chosen."""
+        """The trials of the final stage; none before the search has chosen a setting."""
         return [Trial(self.chosen, seed) for seed in self.settings.seeds] if self.chosen else []
 
     @property
@@ -51,8 +52,8 @@ class Run:
 
 
 def load(dataset: Dataset, data_dir: str | None) -> data.Data:
-    """The data of a dataset section. The last data are cached, since the next job usually needs the same."""
-    name = dataset.name.partition("-")[0]  # keel-abalone19 is set abalone19 of keel
+    """The data of a dataset section. The last dataset is cached, since the next job usually needs it again."""
+    name = dataset.name.partition("-")[0]  # keel-abalone19 is the set abalone19 of keel
     options = {key: value for key, value in dataset.options.items() if key in data.options(name)}
     return _load(name, data_dir, json.dumps(options | {"limit": dataset.limit}))
 
@@ -63,26 +64,26 @@ def _load(name: str, data_dir: str | None, options: str) -> data.Data:
 
 
 def split(loaded: data.Data, trial: Trial) -> data.Splits:
-    """The split of a trial: the same for all, or one for each seed."""
-    asked = trial.config.split.at(trial.seed)
-    splits = data.split(loaded, **split_options(asked))
-    return splits if asked.folds is None else leave_out(splits, asked.folds, trial.seed % asked.folds)
+    """The split of a trial: the same for all seeds, or a new one for each."""
+    section = trial.config.split.at(trial.seed)
+    splits = data.split(loaded, **split_options(section))
+    return splits if section.folds is None else leave_out(splits, section.folds, trial.seed % section.folds)
 
 
-def split_options(split: Split) -> dict:
-    """A split section as data.split takes it."""
+def split_options(split: Split) -> dict[str, Any]:
+    """A split section as keyword arguments of data.split."""
     return {"seed": split.seed, "fractions": split.fractions, "stratify": split.stratify}
 
 
 def with_average(loss: Loss, positive: int | None) -> Loss:
-    """A loss that leaves its average to the data (`average: null`) with the one that these data give it."""
+    """The loss with its average resolved, if its config leaves that to the data (`average: null`)."""
     if loss.options.get("average", "given") is not None:
         return loss
     return loss.but(average="macro" if positive is None else "positive")
 
 
 def check_parts(settings: Settings, loaded: data.Data) -> None:
-    """Build network and loss once, to refuse before any work what does not exist or does not fit these classes."""
+    """Build network and loss once, so that a wrong name or a misfit with these data fails before any work."""
     if settings.loss.classical:
         if settings.save_model and not can_export(import_by_path(settings.loss.target)):
             raise ConfigError(f"save_model=true: loss={settings.loss.name} cannot be saved; logistic, boosting, rf can")

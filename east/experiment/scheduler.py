@@ -35,7 +35,7 @@ RESUMABLE = "Finished trials are saved. Rerun the same command to resume."
 
 
 class Progress:
-    """Where one run stands: the round of its search, the points still in it, and its current trials."""
+    """How far one run has come: the rounds left of its search, the points still in it, and its current trials."""
 
     def __init__(self, run: Run, ledger: Ledger):
         self.run, self.ledger = run, ledger
@@ -80,7 +80,7 @@ class Progress:
 
 
 class Scheduler:
-    """Turns runs into jobs. Call `start`, then `ended` for every finished job, until neither returns more jobs."""
+    """Turns runs into jobs. Call `start`, then `finish` for every finished job, until no jobs are left."""
 
     def __init__(self, runs: Sequence[Run], ledger: Ledger, place: Place):
         self.ledger, self.place = ledger, place
@@ -88,16 +88,16 @@ class Scheduler:
         self.open = [0] * len(runs)  # unfinished jobs of the current stage
         self.total = sum(protocols.planned(run.settings) for run in runs)
         self.done = 0  # trials that are on record or lost
-        # A small stack costs nearly as much per step as a large one: with many runs waiting, each gets one worker.
+        # A step of a small stack costs nearly as much as one of a large stack, so no run is divided if there are many.
         self.workers = 1 if len(runs) >= MANY_RUNS * place.width else place.width
 
     def start(self) -> list[Job]:
         return [job for number in range(len(self.progress)) for job in self._next(number)]
 
-    def ended(self, job: Job, lost: bool) -> list[Job]:
-        """Record that a job has finished; return the jobs that were waiting for it."""
+    def finish(self, job: Job, lost: bool) -> list[Job]:
+        """Note that a job has finished; return the jobs that were waiting for it."""
         if not lost:
-            self.ledger.end(job.trials)
+            self.ledger.note_trained(job.trials)
         self.done += len(job.trials)
         self.open[job.run] -= 1
         if self.open[job.run] or not self.progress[job.run].advance():
@@ -105,7 +105,7 @@ class Scheduler:
         return self._next(job.run)
 
     def _next(self, number: int) -> list[Job]:
-        """The jobs of a run's first stage that is not fully on record."""
+        """The jobs of a run's next stage that is not fully on record."""
         progress = self.progress[number]
         while True:
             missing = progress.missing()
@@ -119,7 +119,7 @@ class Scheduler:
 
     def anything_saved(self) -> bool:
         """Whether any trial is saved, by a finished job or by one that was interrupted."""
-        return self.done > 0 or any(len(one.missing()) < len(one.stage) for one in self.progress)
+        return self.done > 0 or any(len(progress.missing()) < len(progress.stage) for progress in self.progress)
 
     def sweep(self) -> None:
         """Delete checkpoints of complete runs, left by commands that divided the work differently."""
@@ -133,14 +133,14 @@ def cut(
 ) -> list[Job]:
     """Divide the missing trials of a stage into jobs.
 
-    The whole stage is divided first and finished trials dropped after, so that a rerun finds its checkpoints.
+    The whole stage is divided first, then finished trials are dropped, so that a rerun finds its checkpoints.
     """
     settings = run.settings
     device = torch.device("cuda") if place.executor.gpus else pick_device(settings.device)
-    left = {trial.identity for trial in missing}
+    unfinished = {trial.identity for trial in missing}
     jobs = []
     for population in populations(stage, device, workers):
-        trials = tuple(trial for trial in population if trial.identity in left)
+        trials = tuple(trial for trial in population if trial.identity in unfinished)
         if trials:
             jobs.append(
                 Job(
@@ -163,7 +163,7 @@ def cut(
 
 
 def populations(stage: Sequence[Trial], device: torch.device, width: int) -> list[list[Trial]]:
-    """Trials that can be stacked, in an order and in sizes that keep `width` workers busy until the stage ends.
+    """Divide a stage into populations that can be stacked, ordered and sized to keep `width` workers busy to the end.
 
     The slowest come first: small batches, then small learning rates. On CPUs populations shrink towards the end
     (guided self-scheduling, Polychronopoulos and Kuck 1987), because early stopping is unpredictable: an idle worker
@@ -184,10 +184,10 @@ def populations(stage: Sequence[Trial], device: torch.device, width: int) -> lis
 
 
 def ledger_of(runs: Sequence[Run]) -> Ledger:
-    """What is on record for a command."""
+    """The ledger of a command, with the records of its results folder."""
     settings = runs[0].settings
-    found = records.scan(settings.results_dir)
-    return Ledger(settings.results_dir, found, settings.force, settings.save_model, settings.keep_probabilities)
+    scanned = records.scan(settings.results_dir)
+    return Ledger(settings.results_dir, scanned, settings.force, settings.save_model, settings.keep_probabilities)
 
 
 def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
@@ -205,7 +205,7 @@ def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
         for folder in ("runs", "models", "records"):
             sweep(Path(settings.results_dir, folder))
     watch = Watch(scheduler, expected)
-    with display.shown(watch) if queue else nullcontext(), saying_what_is_saved(scheduler.anything_saved):
+    with display.shown(watch) if queue else nullcontext(), noting_saved_trials(scheduler.anything_saved):
         watch.add(queue)
         for job, result in executors.execute(run_job, queue, place):
             lost = isinstance(result, Lost)
@@ -214,16 +214,16 @@ def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
             for line in lines:
                 display.say(f"failed: {line}")
                 check_writable(settings.results_dir)
-            further = scheduler.ended(job, lost)
-            watch.end(job)
-            watch.add(further)
-            queue.extend(further)
+            next_jobs = scheduler.finish(job, lost)
+            watch.remove(job)
+            watch.add(next_jobs)
+            queue.extend(next_jobs)
     scheduler.sweep()
     return failures
 
 
 @contextmanager
-def saying_what_is_saved(saved: Callable[[], object]) -> Iterator[None]:
+def noting_saved_trials(saved: Callable[[], object]) -> Iterator[None]:
     """Add a note to any exception that ends the work early, if there is anything to resume from."""
     try:
         yield
@@ -234,7 +234,7 @@ def saying_what_is_saved(saved: Callable[[], object]) -> Iterator[None]:
 
 
 def heartbeat(results_dir: str) -> str:
-    """A file for a worker's progress."""
+    """A new file name for a worker's progress."""
     return str(Path(results_dir).resolve() / "runs" / "progress" / f"{uuid.uuid4().hex}.json")
 
 
@@ -248,27 +248,28 @@ class Watch:
         self.best: float | None = None  # highest validation metric of any trial
 
     def add(self, jobs: Iterable[Job]) -> None:
-        self.open = {**self.open, **{id(job): job for job in jobs}}  # replaced, not changed: the display reads it
+        # Replaced, not changed: the display reads it from another thread.
+        self.open = {**self.open, **{id(job): job for job in jobs}}
 
-    def end(self, job: Job) -> None:
-        self.open = {number: other for number, other in self.open.items() if number != id(job)}
+    def remove(self, job: Job) -> None:
+        self.open = {number: running for number, running in self.open.items() if number != id(job)}
         if job.heartbeat:
             Path(job.heartbeat).unlink(missing_ok=True)  # left by a worker that was killed
         for trial in job.trials:
             record = self.scheduler.ledger.find(trial)
-            missed = record.best.get("val_metric") if record else None
-            self._note(None if missed is None else 1 - missed)
+            shortfall = record.best.get("val_metric") if record else None  # 1 - metric
+            self._note_score(None if shortfall is None else 1 - shortfall)
 
-    def _note(self, score: float | None) -> None:
+    def _note_score(self, score: float | None) -> None:
         if score is not None and (self.best is None or score > self.best):
             self.best = score
 
     def line(self) -> str:
-        """Done, running, best score so far, time left."""
+        """Trials done and running, the best score so far, time used and left."""
         files = [Path(job.heartbeat) for job in self.open.values() if job.heartbeat]
         running = [epoch for file in files if (epoch := Epoch.read(file))]
         for epoch in running:
-            self._note(epoch.best)
+            self._note_score(epoch.best)
         done, total = self.scheduler.done, self.scheduler.total
         parts = [f"{display.bar(done, total)}{done} of {total} trials done"]
         if running:
@@ -281,15 +282,15 @@ class Watch:
         return ", ".join([*parts, display.duration(took), *([f"about {display.duration(left)} left"] if left else [])])
 
     def left(self, took: float) -> float | None:
-        """Estimated seconds left: from finished trials, before that from the plan."""
-        ended = self.scheduler.done - self.at_start
-        if ended:
-            return took / ended * (self.scheduler.total - self.scheduler.done)
+        """Estimated seconds left: from finished trials, or from the plan as long as there are none."""
+        finished = self.scheduler.done - self.at_start
+        if finished:
+            return took / finished * (self.scheduler.total - self.scheduler.done)
         return max(self.expected - took, 0) if self.expected else None
 
 
 def check_writable(results_dir: str) -> None:
-    """Fail now rather than after hours of training."""
+    """ConfigError if the results folder cannot be written to: better now than after hours of training."""
     try:
         Path(results_dir).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=results_dir) as file:

@@ -1,7 +1,7 @@
-"""Which records fill a cell of a table, and what they say beside the published number. Nothing here needs torch.
+"""Which records fill a cell of a table, and how they compare with the published number. Nothing here needs torch.
 
 A cell finds the families of records that fit it, lets the selection rule choose one setting, and shows that setting's
-trials: those of the fullest protocol on record (fidelity.py).
+trials: those of the fullest preset on record (fidelity.py).
 """
 
 import shlex
@@ -44,7 +44,7 @@ TUNED_FOR = {
 
 @dataclass(kw_only=True)
 class Cell(Request):
-    """One number of a table: the runs it needs, what was published, and what our trials say."""
+    """One number of a table: the runs it needs, the published number, and our trials."""
 
     block: str
     row: str
@@ -60,13 +60,13 @@ class Cell(Request):
     failed: int = 0
     capped: bool = False  # more than half of the trials ended at an epoch limit
     settings: int = 0  # how many families of records fit
-    split: int | str | None = None  # its seed; "trial": every trial has its own
+    split: int | str | None = None  # seed of the split; "trial": every trial has its own
     rule: str = "val_loss"  # that selected the setting
-    tried: bool = False  # its records hold finished trials, whether or not those have this score
-    asked: str = "paper"  # the preset of the command that fills it
-    preset: str | None = None  # whose training the records had, by their values
+    has_trials: bool = False  # whether its records hold finished trials, even if those lack this score
+    command_preset: str = "paper"  # of the command that fills it
+    preset: str | None = None  # that the records were trained by, judged by their values
     search: str | None = None  # over the preset's grid: "grid", "halving", "part", "wider"; None: nothing to search
-    as_asked: bool = True  # with the settings of `ideal`
+    is_ideal: bool = True  # trained with the settings of `ideal`
     rarest: int | None = None  # validation rows of the positive class, or of the rarest that has any
     key: str | None = None
     sources: list[str] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Cell(Request):
     @property
     def measure(self) -> str:
         """The score without its decision rule: a different rule does not make it a different measure."""
-        row = f" of {self.row}" if self.score.endswith(".trained_for") else ""  # each row has another metric
+        row = f" of {self.row}" if self.score.endswith(".trained_for") else ""  # each row has its own metric
         return (self.score.partition(".")[2] if self.score.startswith(DECISIONS) else self.score) + row
 
     @property
@@ -88,8 +88,8 @@ class Cell(Request):
 
     @property
     def papers_protocol(self) -> bool:
-        """Trained and searched as the paper says, by the values in the records."""
-        return self.preset == "paper" and self.search in (None, "grid") and self.as_asked
+        """Whether it was trained and searched as the paper says, judged by the values in the records."""
+        return self.preset == "paper" and self.search in (None, "grid") and self.is_ideal
 
     @property
     def difference(self) -> float | None:
@@ -98,7 +98,7 @@ class Cell(Request):
 
     @property
     def interval(self) -> statistics.Interval | None:
-        """Of ours minus published; None with fewer than two trials: there is no spread to judge by."""
+        """Interval of ours minus published; None with fewer than two trials, which have no spread."""
         return self._against_published(list(self.values.values()))
 
     @property
@@ -107,13 +107,13 @@ class Cell(Request):
 
     @property
     def constant_word(self) -> str | None:
-        """The word that the best constant prediction earns."""
+        """The verdict on always predicting one class; see `best_constant`."""
         interval = self._against_published(self.constant)
         return statistics.verdict(interval) if interval else None
 
     @property
     def ticked(self) -> bool:
-        """Reproduced or close, and no constant prediction earns that word or a better one."""
+        """Reproduced or close, and no constant prediction earns as good a verdict."""
         good = ("reproduced", "close")
         if self.word not in good:
             return False
@@ -122,7 +122,7 @@ class Cell(Request):
     @property
     def marks(self) -> str:
         search = SEARCH_MARKS.get(self.search or "", "") if self.published else ""
-        others = ("" if self.as_asked else "‖") + ("§" if self.settings > 1 else "")
+        others = ("" if self.is_ideal else "‖") + ("§" if self.settings > 1 else "")
         return PRESET_MARKS.get(self.preset or "", "") + search + others
 
     def _against_published(self, values: Sequence[float]) -> statistics.Interval | None:
@@ -133,16 +133,16 @@ class Cell(Request):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A family's chosen setting, with those of its trials that have the cell's score."""
+    """A family's chosen setting, and the scores of its trials that have the cell's score."""
 
-    as_asked: bool
+    is_ideal: bool
     key: str
     values: dict[int, float]
     family: Family
 
     @property
     def order(self) -> tuple[bool, int, str]:
-        return self.as_asked, len(self.values), self.key
+        return self.is_ideal, len(self.values), self.key
 
     @property
     def trials(self) -> list[Entry]:
@@ -159,8 +159,8 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
         preset = trained_as(family[0], cell)
         if cell.family:  # listed however it was trained
             by_preset.setdefault(preset or CUSTOM, []).append(family)
-        elif preset and preset in accepted and (asked := cell.composed(preset)):
-            rates = cooling_rates(asked)
+        elif preset and preset in accepted and (settings := cell.composed(preset)):
+            rates = cooling_rates(settings)
             kept = [entry for entry in family if entry.sections["annealing"].get("r") in rates]
             by_preset.setdefault(preset, []).extend([kept] if kept else [])
     for preset in by_preset if cell.family else accepted:
@@ -168,51 +168,51 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
         for family in by_preset.get(preset, ()):
             if candidate := _candidate(family, cell, rule):
                 by_split.setdefault(family[0].split, []).append(candidate)
-        homes = list(by_split) if cell.family else [split for split in usual_splits(cell) if split in by_split]
-        if homes:
+        splits = list(by_split) if cell.family else [split for split in usual_splits(cell) if split in by_split]
+        if splits:
             cell.preset = preset
-            _show(cell, homes[0], by_split, ledger)
+            _show(cell, splits[0], by_split, ledger)
             return
 
 
 def _candidate(family: Family, cell: Cell, rule: str) -> Candidate | None:
     key = records.select((entry.record for entry in family), rule)
     trials = [entry for entry in family if entry.key == key and entry.is_trial]
-    cell.failed += sum(not entry.done for entry in trials)  # counts where nothing succeeded
+    cell.failed += sum(not entry.done for entry in trials)  # shown if no trial succeeded; else `_show` replaces it
     values = {e.seed: value for e in trials if (value := e.value(cell.score, cell.position)) is not None}
-    asked = {tuple(name.split(".")): value for name, value in cell.ideal.items()}
+    ideal = {tuple(name.split(".")): value for name, value in cell.ideal.items()}
     sections = family[0].sections
-    as_asked = all(sections[section].get(name) == value for (section, name), value in asked.items())
-    return Candidate(as_asked, key, dict(sorted(values.items())), family) if key and values else None
+    is_ideal = all(sections[section].get(name) == value for (section, name), value in ideal.items())
+    return Candidate(is_ideal, key, dict(sorted(values.items())), family) if key and values else None
 
 
-def _show(cell: Cell, home: int | str, by_split: Mapping[int | str, list[Candidate]], ledger: Ledger) -> None:
-    """Fill the cell from its home split; keep the scores on other splits beside."""
-    best = {split: max(candidates, key=lambda one: one.order) for split, candidates in by_split.items()}
-    shown = best[home]
-    cell.split = home
+def _show(cell: Cell, split: int | str, by_split: Mapping[int | str, list[Candidate]], ledger: Ledger) -> None:
+    """Fill the cell from one split; `cell.splits` gets the scores on all splits."""
+    best = {split: max(candidates, key=lambda candidate: candidate.order) for split, candidates in by_split.items()}
+    shown = best[split]
+    cell.split = split
     trials = shown.trials
     scored = [entry for entry in trials if entry.seed in shown.values]
-    cell.key, cell.values, cell.as_asked = shown.key, shown.values, shown.as_asked
+    cell.key, cell.values, cell.is_ideal = shown.key, shown.values, shown.is_ideal
     cell.failed = sum(not entry.done for entry in trials)
-    cell.settings = len(by_split[home])
+    cell.settings = len(by_split[split])
     cell.rarest = min((entry.rarest for entry in scored if entry.rarest is not None), default=None)
     cell.capped = 2 * sum(entry.at_limit for entry in scored) > len(scored)
     cell.sources = sorted({entry.record.source for entry in trials})
     cell.commits = {entry.record.git for entry in trials if entry.record.git}
     cell.search = searched_as(cell, cell.preset, shown.family, ledger) if cell.published else None
     cell.constant = best_constant(scored, cell) if cell.published else []
-    # A comparison over splits is one over splits alone: trials that share a split would weigh that one differently.
+    # With a split per trial only those trials count: several trials of one split would give it more weight.
     if "trial" in best:
         cell.splits = {(seed, seed): value for seed, value in best["trial"].values.items()}
     elif len(best) > 1:
-        cell.splits = {(split, seed): v for split, one in best.items() for seed, v in one.values.items()}
+        cell.splits = {(split, seed): v for split, chosen in best.items() for seed, v in chosen.values.items()}
 
 
 def best_constant(trials: Sequence[Entry], cell: Cell) -> list[float]:
-    """The cell's score of always predicting one class, in each trial: for the class that comes closest to the paper.
+    """The score of always predicting one class, trial by trial, for the class that comes closest to the paper.
 
-    Not for the class that scores highest: where a paper publishes F1 0.00, the rival is "never positive".
+    Not for the class that scores highest: if a paper publishes F1 0.00, the rival is "never positive".
     """
     name = cell.score.rpartition(".")[2]
     counts = [entry.actual for entry in trials if entry.actual]
@@ -225,7 +225,7 @@ def best_constant(trials: Sequence[Entry], cell: Cell) -> list[float]:
 
 
 def constant_score(name: str, actual: Sequence[int], k: int, position: int | None = None) -> float | None:
-    """A score of always predicting class k, where `actual` rows of each class are tested; None if it has none.
+    """A score of always predicting class k, given the test rows `actual` of each class; None for other scores.
 
     >>> constant_score("accuracy", [90, 10], 0), constant_score("f1_pos", [90, 10], 0)
     (0.9, 0.0)
@@ -258,10 +258,10 @@ def typed_command(cell: Cell) -> Command:
 
 
 def command(cell: Cell) -> str:
-    """The command that fills a cell, as typed in a shell."""
+    """The command that fills a cell, as one types it in a shell."""
     automatic = "paper" if cell.dataset in PAPER_DATASETS else "quick"
-    further: Options = {"preset": cell.asked} if cell.asked != automatic else {}
-    further |= {"selection": cell.rule} if cell.rule != "val_loss" else {}
-    given = typed_command(cell).but(further).values
+    options: Options = {"preset": cell.command_preset} if cell.command_preset != automatic else {}
+    options |= {"selection": cell.rule} if cell.rule != "val_loss" else {}
+    values = typed_command(cell).but(options).values
     folder = ["--config-dir", cell.config_dir] if cell.config_dir else []
-    return shlex.join(["east-run", *folder, *(f"{name}={typed(value)}" for name, value in given.items())])
+    return shlex.join(["east-run", *folder, *(f"{name}={typed(value)}" for name, value in values.items())])

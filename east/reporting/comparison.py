@@ -1,10 +1,10 @@
-"""Which candidate is best? Validation chooses, test reports, and a bootstrap estimates the role of luck.
+"""Which candidate is best? It is chosen on validation, reported on test, and a bootstrap estimates the role of luck.
 
 A plug-in rule is tuned on validation, so its validation score would flatter it: it is cross-fitted instead, tuned on
-four fifths and applied to the rest, five times. The expected rule sees no labels and needs none of this. A network is
-judged only on validation rows that did not stop its training: EAST's loss is nearly the score itself, so the rows
-that choose its epoch would flatter it most. Intervals are 95 % bootstrap percentiles over rows and seeds: the range
-to expect on new rows of the same kind.
+four fifths of the rows and applied to the rest, five times. The expected rule sees no labels and needs none of this. A
+network is judged only on validation rows that were not used to stop its training: EAST's loss is nearly the score
+itself, so those rows would flatter it most. Intervals are 95 % bootstrap percentiles over rows and seeds: the range to
+expect on new rows of the same kind.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -32,9 +32,9 @@ SCORES = (
 STORED = {"f1_positive": "f1_pos"}
 FOLDS = 5
 RESAMPLES = 1000
-AT_ONCE = 1 << 24  # counts of a bootstrap in memory
-TUNED_ON = 5000  # validation rows that a rule of many classes is tuned on; two classes take all
-FEW = 30  # rows of the rarest class, below which a choice is uncertain
+AT_ONCE = 1 << 24  # counts of a bootstrap that are in memory at once
+TUNED_ON = 5000  # validation rows that a rule for many classes is tuned on; with two classes all are used
+FEW = 30  # validation rows of the rarest class; with fewer, a choice is uncertain
 INTERVAL = (0.025, 0.975)
 
 Measure: TypeAlias = Callable[[Confusion], Tensor]
@@ -55,8 +55,8 @@ class Part:
 
     @property
     def cross_entropy(self) -> float:
-        own = self.probabilities.double().gather(1, self.labels[:, None])
-        return float(-own.clamp_min(1e-15).log().mean())
+        of_label = self.probabilities.double().gather(1, self.labels[:, None])
+        return float(-of_label.clamp_min(1e-15).log().mean())
 
 
 @dataclass(frozen=True)
@@ -67,14 +67,14 @@ class Judged:
     rule: decisions.Rule
     val: Part
     test: Part
-    unseen: Tensor | None = None  # bool [n]: validation rows that did not stop its training; None: none did
+    unseen: Tensor | None = None  # bool [n]: validation rows not used to stop its training; None: no row was
 
 
 @dataclass(frozen=True)
 class Candidate:
     """A model with a decision rule, and its finished trials. key: its name in `candidates=[…]`.
 
-    judged: what it decided on validation rows that no part of its training saw; by default on all, trial by trial.
+    judged: its decisions on validation rows that its training did not see; by default on all rows, trial by trial.
     """
 
     key: str
@@ -97,7 +97,7 @@ class Candidate:
 
     @property
     def likelihood(self) -> float:
-        """Of the validation labels: minus the mean cross-entropy, which no decision rule changes."""
+        """Log likelihood of the validation labels, per row: minus the cross-entropy, which no decision rule changes."""
         return -float(np.mean([part.cross_entropy for part in self.val]))
 
     @property
@@ -121,7 +121,7 @@ class Candidate:
 
 
 def scores_of(part: Part, positive: int | None) -> dict[str, float | None]:
-    """The usual scores by the names that users see; None where these rows do not define them."""
+    """The usual scores by the names that users see; None where they are undefined on these rows."""
     stored = evaluation.scores(part.confusion, positive)
     stored |= evaluation.rank_scores(part.probabilities, part.labels, positive)
     values = {name: stored[STORED.get(name, name)] for name in SCORES}
@@ -142,9 +142,9 @@ def judge(
     )
     rule: decisions.Rule = decisions.Argmax()
     if decision == "expected":
-        rule = decisions.expected(some(val, val_labels)[0], measure, positive)
+        rule = decisions.expected(tuning_rows(val, val_labels)[0], measure, positive)
     if decision == "plugin":
-        rule = decisions.tuned(*some(val, val_labels), measure, positive)
+        rule = decisions.tuned(*tuning_rows(val, val_labels), measure, positive)
         on_val = cross_fitted(val, val_labels, measure, positive)
     else:
         on_val = rule.decide(val)
@@ -158,9 +158,9 @@ def judge(
 
 
 def on_unseen_rows(candidates: Sequence[Candidate], measure: Measure) -> list[Candidate]:
-    """The candidates, judged on the same validation rows, none of which was used for early stopping.
+    """The candidates, all judged on the same validation rows, none of which was used for early stopping.
 
-    Where a network's trials leave out different folds, each row is decided by the trial that left it out.
+    If a network's trials leave out different folds, each row is decided by the trial that left it out.
     """
     covered = [
         torch.stack([trial.unseen for trial in c.trials if trial.unseen is not None]).any(0)
@@ -174,7 +174,7 @@ def on_unseen_rows(candidates: Sequence[Candidate], measure: Measure) -> list[Ca
 
 
 def unseen_parts(trials: Sequence[Judged], rows: Tensor, measure: Measure) -> Iterator[Part]:
-    """What the trials decided on these validation rows [m]: together where each left out a fold, else one by one."""
+    """Decisions of the trials on these validation rows [m]: one Part if each left out a fold, else one per trial."""
     left_out = [(trial, trial.unseen) for trial in trials if trial.unseen is not None]
     owner = (
         torch.stack([unseen.int() for _, unseen in left_out]).argmax(0)[rows] if left_out else torch.zeros_like(rows)
@@ -187,8 +187,8 @@ def unseen_parts(trials: Sequence[Judged], rows: Tensor, measure: Measure) -> It
         yield Part(probabilities, labels, predicted, float(score))
 
 
-def some(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows that a rule is tuned on. With many classes tuning is slow, and more rows would not change it."""
+def tuning_rows(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows that a rule is tuned on: with many classes, a sample: tuning is slow, and more rows change nothing."""
     if probabilities.shape[-1] == 2 or len(labels) <= TUNED_ON:
         return probabilities, labels
     rows = torch.from_numpy(stratified(labels.numpy(), TUNED_ON, np.random.RandomState(0)))
@@ -198,12 +198,12 @@ def some(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
 def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Measure, positive: int | None) -> Tensor:
     """Plug-in decisions [n], each by a rule tuned without that row."""
     fold = torch.from_numpy(folded(labels.numpy(), FOLDS))
-    decided = torch.empty_like(labels)
+    predicted = torch.empty_like(labels)
     for k in range(FOLDS):
         inside = fold == k
-        rule = decisions.tuned(*some(probabilities[~inside], labels[~inside]), measure, positive)
-        decided[inside] = rule.decide(probabilities[inside])
-    return decided
+        rule = decisions.tuned(*tuning_rows(probabilities[~inside], labels[~inside]), measure, positive)
+        predicted[inside] = rule.decide(probabilities[inside])
+    return predicted
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All candidates, cheapest first; the winner is the best on validation."""
+    """All candidates, cheapest first; the winner is chosen on validation."""
 
     score: str
     measure: Measure
@@ -228,15 +228,17 @@ class Comparison:
 
     @cached_property
     def best(self) -> int:
-        """Index of the best on validation; ties go to the highest likelihood.
+        """Index of the winner: the best validation score; ties go to the highest likelihood.
 
-        With few rows of some class the score is mostly luck: take the highest likelihood among all that are not clearly
-        worse, and of its rules the expected one, which needs no labels.
+        With few rows of some class the score is mostly luck. Then the highest likelihood wins among those not clearly
+        worse; of a model's rules, the expected one, which needs no labels.
         """
         score = lambda k: round(self.candidates[k].validation, 9)  # noqa: E731
         likelihood = lambda k: self.candidates[k].likelihood  # noqa: E731
         if self.rarest[1] < FEW:
-            return max(self.open, key=lambda k: (likelihood(k), self.candidates[k].decision == "expected", score(k)))
+            return max(
+                self.contenders, key=lambda k: (likelihood(k), self.candidates[k].decision == "expected", score(k))
+            )
         return max(range(len(self.candidates)), key=lambda k: (score(k), likelihood(k)))
 
     @cached_property
@@ -246,8 +248,8 @@ class Comparison:
         return self.classes[int(counts.argmin())], int(counts.min())
 
     @cached_property
-    def open(self) -> list[int]:
-        """Candidates that are not clearly worse on validation than the best one there."""
+    def contenders(self) -> list[int]:
+        """Indices of the candidates not clearly worse on validation than the best one there."""
         top = max(range(len(self.candidates)), key=lambda k: self.candidates[k].validation)
         leads = self.val_samples[top] - self.val_samples
         return [k for k in range(len(self.candidates)) if k == top or not np.nanquantile(leads[k], INTERVAL[0]) > 0]
@@ -263,12 +265,12 @@ class Comparison:
 
     @cached_property
     def val_samples(self) -> np.ndarray:
-        """As `samples`, of validation rows."""
+        """As `samples`, but of validation rows."""
         return resampled([c.val for c in self.candidates], self.measure)
 
     @property
     def certainty(self) -> float:
-        """How often the winner has the best validation score over resampled rows."""
+        """How often the winner has the best validation score in resamples of the rows."""
         drawn = np.nan_to_num(self.val_samples, nan=-np.inf)  # a metric may need rows of each class
         ahead = np.isclose(drawn, drawn.max(0))
         return float((ahead[self.best] / ahead.sum(0)).mean())  # ties share a win
@@ -283,7 +285,7 @@ class Comparison:
 
     @property
     def behind(self) -> list[str]:
-        """Candidates that the winner is clearly ahead of."""
+        """Names of the candidates that are clearly behind the winner."""
         return [c.name for k, c in enumerate(self.candidates) if k != self.best and self.lead(k).low > 0]
 
     @property
@@ -291,13 +293,10 @@ class Comparison:
         """Why the choice of winner is in doubt; None if it is not."""
         name, count = self.rarest
         if count < FEW:
-            decide = f"only {count} validation rows of {name!r} decide"
-            decide = {0: f"no validation row is of {name!r}", 1: f"only 1 validation row of {name!r} decides"}.get(
-                count, decide
-            )
+            rows = {0: "no validation rows", 1: "only 1 validation row"}.get(count, f"only {count} validation rows")
             return (
-                f"{decide}; of the {len(self.open)} candidates not clearly "
-                "worse there than the best, the one with the likeliest probabilities was taken"
+                f"{rows} of {name!r}; the winner has the highest likelihood among the {len(self.contenders)} "
+                "candidates not clearly worse on validation than the best"
             )
         if self.behind or self.certainty >= 0.5:
             return None
@@ -305,7 +304,7 @@ class Comparison:
 
     @property
     def standing(self) -> str:
-        """Whom the winner is clearly ahead of."""
+        """How many candidates the winner is clearly ahead of, in words."""
         behind, others = len(self.behind), len(self.candidates) - 1
         if not behind:
             return "not clearly ahead of any other"
@@ -317,7 +316,7 @@ class Comparison:
 
         rows = []
         for k, candidate in enumerate(self.candidates):
-            at, lead = self.interval(k), self.lead(k)
+            test, lead = self.interval(k), self.lead(k)
             rows.append(
                 {
                     "candidate": candidate.key,
@@ -325,9 +324,9 @@ class Comparison:
                     "winner": k == self.best,
                     "seeds": len(candidate.trials),
                     "validation": candidate.validation,
-                    "test": at.value,
-                    "test_low": at.low,
-                    "test_high": at.high,
+                    "test": test.value,
+                    "test_low": test.low,
+                    "test_high": test.high,
                     "lead": lead.value,
                     "lead_low": lead.low,
                     "lead_high": lead.high,
@@ -349,30 +348,32 @@ class Comparison:
 def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndarray:
     """[candidates, RESAMPLES]: mean scores over resampled rows and seeds, the same rows for all.
 
-    Rows on which all trials agree form one pattern, drawn in proportion to its rows.
+    Rows with the same label and the same decisions of all trials form one pattern, so that patterns are counted instead
+    of rows.
     """
     parts = [part for candidate in candidates for part in candidate]
     rows, random, classes = len(parts[0].labels), np.random.default_rng(0), parts[0].probabilities.shape[-1]
-    decided = torch.stack([parts[0].labels, *(part.predicted for part in parts)], dim=1).numpy()
-    patterns, which = np.unique(decided, axis=0, return_inverse=True)
+    decisions_by_row = torch.stack([parts[0].labels, *(part.predicted for part in parts)], dim=1).numpy()
+    patterns, pattern_of_row = np.unique(decisions_by_row, axis=0, return_inverse=True)
     labels, *predicted = torch.from_numpy(patterns).unbind(1)
     at_once, scores = max(1, AT_ONCE // rows), []
     for start in range(0, RESAMPLES, at_once):
         count = min(at_once, RESAMPLES - start)
-        drawn = which.ravel()[random.integers(rows, size=(count, rows))] + len(patterns) * np.arange(count)[:, None]
+        drawn = pattern_of_row.ravel()[random.integers(rows, size=(count, rows))]
+        drawn = drawn + len(patterns) * np.arange(count)[:, None]
         counts = np.bincount(drawn.ravel(), minlength=count * len(patterns)).reshape(count, len(patterns))
         weights = torch.from_numpy(counts).double()
-        scores.append(torch.stack([measure(weighted(one, labels, weights, classes)) for one in predicted]))
-    values, result, first = torch.cat(scores, dim=1).numpy(), [], 0
+        scores.append(torch.stack([measure(weighted(of_trial, labels, weights, classes)) for of_trial in predicted]))
+    values, means, first = torch.cat(scores, dim=1).numpy(), [], 0
     for candidate in candidates:
         trials = values[first : first + len(candidate)]
-        result.append(np.take_along_axis(trials, random.integers(len(trials), size=trials.shape), axis=0).mean(0))
+        means.append(np.take_along_axis(trials, random.integers(len(trials), size=trials.shape), axis=0).mean(0))
         first += len(candidate)
-    return np.array(result)
+    return np.array(means)
 
 
 def rank_samples(part: Part, positive: int | None) -> dict[str, np.ndarray]:
-    """auroc and average_precision [RESAMPLES] as in `evaluation.rank_scores`, over resampled rows."""
+    """auroc and average_precision [RESAMPLES] over resampled rows, computed as in `evaluation.rank_scores`."""
     rows, random = len(part.labels), np.random.default_rng(0)
     classes = range(part.probabilities.shape[-1]) if positive is None else [positive]
     ranked = [(part.probabilities[:, k].double().numpy(), (part.labels == k).numpy()) for k in classes]
@@ -390,23 +391,23 @@ def ranking(values: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> np.nd
     """auroc and average precision [2, b] of values [n] and truth [n], row i counted weights [b, n] times."""
     order = np.argsort(-values, kind="stable")
     ties = np.flatnonzero(np.diff(values[order], prepend=np.inf))  # where each value begins
-    hits, alarms = (
+    positives, negatives = (
         np.add.reduceat((weights * chosen)[:, order], ties, axis=1).astype(float) for chosen in (truth, ~truth)
     )
-    found, false = hits.cumsum(1), alarms.cumsum(1)
+    tp, fp = positives.cumsum(1), negatives.cumsum(1)
     with np.errstate(invalid="ignore"):  # NaN if a draw lacks positives or negatives
-        auroc = 1 - (hits * (false - alarms / 2)).sum(1) / (found[:, -1] * false[:, -1])
-        precision = (hits * found / np.maximum(found + false, 1)).sum(1) / found[:, -1]
+        auroc = 1 - (positives * (fp - negatives / 2)).sum(1) / (tp[:, -1] * fp[:, -1])
+        precision = (positives * tp / np.maximum(tp + fp, 1)).sum(1) / tp[:, -1]
     return np.stack([auroc, precision])
 
 
 def weighted(predicted: Tensor, labels: Tensor, weights: Tensor, classes: int) -> Confusion:
     """The confusion [b] of predicted [n] and labels [n], row i counted weights [b, n] times."""
-    guessed, actual = (one_hot(index, classes).double() for index in (predicted, labels))
+    decided, actual = (one_hot(index, classes).double() for index in (predicted, labels))
     cells = labels * classes + predicted
 
     def matrix() -> Tensor:
         counts = weights.new_zeros(len(weights), classes**2).index_add_(1, cells, weights)
         return counts.unflatten(-1, (classes, classes))
 
-    return Confusion(weights @ (guessed * actual), weights @ actual, weights @ guessed, matrix)
+    return Confusion(weights @ (decided * actual), weights @ actual, weights @ decided, matrix)

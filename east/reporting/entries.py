@@ -14,7 +14,7 @@ from east.settings.sections import Science
 from east.training.scores import Matrix
 
 AXES = (*identity.SEARCHED, "r")  # of a grid
-LIMITS = ("max_epochs", "stage_epochs")  # how a trial that was still improving ends
+LIMITS = ("max_epochs", "stage_epochs")  # why a trial that was still improving stopped
 
 Point: TypeAlias = tuple[float | None, ...]  # values of AXES
 
@@ -47,12 +47,12 @@ class Entry:
 
     @property
     def is_trial(self) -> bool:
-        """Search records are for choosing a setting; their test scores are never shown."""
+        """Whether it is a trial, not part of a search, whose test scores are never shown."""
         return self.record.stage == "trial"
 
     @property
     def label(self) -> str | None:
-        """The preset that the run was started with, whatever else its command changed."""
+        """The preset that the run was started with, even if its command changed other settings."""
         return self.config.preset
 
     @property
@@ -66,7 +66,7 @@ class Entry:
 
     @property
     def point(self) -> Point:
-        """Where in the grid it is."""
+        """Its values on the axes of the grid."""
         hyper, annealing = self.sections["hyper"], self.sections["annealing"]
         return tuple((annealing if name == "r" else hyper).get(name) for name in AXES)  # type: ignore[misc]
 
@@ -81,7 +81,7 @@ class Entry:
         return actual(self.record.confusion.get("test", ()))
 
     def has_all_classes(self, dataset: str) -> bool:
-        """Whether it has all classes of the papers' dataset. A folder with some of Caltech256's is not Caltech256."""
+        """Whether it has all classes of the papers' dataset: part of Caltech256 is not Caltech256."""
         classes = len(next(iter(self.record.confusion.values()), ()))
         return not classes or classes == papers.MULTICLASS.get(dataset, classes)
 
@@ -98,60 +98,60 @@ class Entry:
         scores = decision.get("scores", {}) if decision else {} if rule else self.record.scores
         value = scores.get(split, {}).get(name) if self.done else None
         if value is None and decision and position is not None:
-            found = cast("list[Matrix]", decision.get("confusion", {}).get(split, []))
-            return mean_over(found, name, position)
+            matrices = cast("list[Matrix]", decision.get("confusion", {}).get(split, []))
+            return mean_over(matrices, name, position)
         if isinstance(value, list):
             return value[position] if position is not None and position < len(value) else None
         return value
 
     @cached_property
     def family_of_any_length(self) -> str:
-        """What the rounds of a search by successive halving have in common: all but the number of epochs."""
+        """The family regardless of the number of epochs: the rounds of successive halving share it."""
         protocol = {name: value for name, value in self.sections["protocol"].items() if name != "max_epochs"}
         return identity.family({**self.sections, "protocol": protocol})
 
 
-_SECTIONS: dict[int, tuple[Science, dict[str, dict[str, Json]]]] = {}  # by the number of an object that stays
+_SECTIONS: dict[int, tuple[Science, dict[str, dict[str, Json]]]] = {}  # by id of the config, which stays referenced
 
 
 def _sections(config: Science) -> dict[str, dict[str, Json]]:
-    """A config as JSON. The trials of one setting share their config, and so the work."""
+    """A config as JSON, cached: the trials of one setting share their config."""
     if id(config) not in _SECTIONS:
         _SECTIONS[id(config)] = config, {name: getattr(config, name).to_json() for name in identity.SECTIONS}
     return _SECTIONS[id(config)][1]
 
 
-Family: TypeAlias = list[Entry]  # the points of one search, and the trials at the chosen one
+Family: TypeAlias = list[Entry]  # the points of one search, and the trials of the chosen point
 
 
 class Ledger:
     """The records by dataset, loss and protocol."""
 
-    def __init__(self, found: Iterable[Record]):
-        self.entries = [Entry(record) for record in found]
+    def __init__(self, records: Iterable[Record]):
+        self.entries = [Entry(record) for record in records]
         families: dict[str, Family] = {}
         for entry in self.entries:
             families.setdefault(entry.family, []).append(entry)
         self.families: dict[tuple[str, str, str | None], list[Family]] = {}
         for family in families.values():
             config = family[0].config
-            where = (config.dataset.name, config.loss.name, config.protocol.name)
-            self.families.setdefault(where, []).append(family)
+            names = (config.dataset.name, config.loss.name, config.protocol.name)
+            self.families.setdefault(names, []).append(family)
 
     @cached_property
     def searched(self) -> dict[str, set[Point]]:
-        """Points that were searched, with the rounds of successive halving in one place."""
-        found: dict[str, set[Point]] = {}
+        """Searched points by `family_of_any_length`, so that all rounds of successive halving are together."""
+        points: dict[str, set[Point]] = {}
         for entry in self.entries:
             if entry.done and not entry.is_trial:
-                found.setdefault(entry.family_of_any_length, set()).add(entry.point)
-        return found
+                points.setdefault(entry.family_of_any_length, set()).add(entry.point)
+        return points
 
 
 def mean_over(matrices: Sequence[Sequence[Sequence[int]]], name: str, k: int) -> float | None:
     """Precision or recall of class k, mean over the confusion matrices of several thresholds; 0 where undefined."""
     if not matrices:
         return None
-    wholes = [sum(row[k] for row in matrix) if name == "precision" else sum(matrix[k]) for matrix in matrices]
-    ratios = [matrix[k][k] / whole if whole else 0.0 for matrix, whole in zip(matrices, wholes, strict=True)]
+    totals = [sum(row[k] for row in matrix) if name == "precision" else sum(matrix[k]) for matrix in matrices]
+    ratios = [matrix[k][k] / total if total else 0.0 for matrix, total in zip(matrices, totals, strict=True)]
     return sum(ratios) / len(ratios)

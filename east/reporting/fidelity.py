@@ -21,23 +21,23 @@ from east.settings.settings import Grid, Settings
 
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
 VARIED = (*(f"hyper.{name}" for name in identity.SEARCHED), "annealing.r")  # by a search
-IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", *VARIED)  # paths and splits do not count either
+IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", *VARIED)  # when a record is compared with a command
 
 Options: TypeAlias = dict[str, JsonValue]
 
 
 @dataclass(kw_only=True)
 class Request:
-    """The runs requested: their command, without its preset."""
+    """The runs that a cell needs: their command without its preset."""
 
     dataset: str
     loss: str
     protocol: str | None
     parameters: Options = field(default_factory=dict)  # loss parameters beyond its config file
     overrides: Options = field(default_factory=dict)  # everything else: annealing, dataset.imbalance, …
-    ideal: Options = field(default_factory=dict)  # further overrides; trials without them are second best
+    ideal: Options = field(default_factory=dict)  # preferred overrides; trials without them are second best
     grid: Grid | None = None  # what the table's rows are searched over; None: the protocol's grid
-    family: str | None = None  # this family of records and no other
+    family: str | None = None  # only this family of records
     config_dir: str | None = None  # the user's own configs
 
     @property
@@ -48,7 +48,7 @@ class Request:
 
     @property
     def choices(self) -> Options:
-        """What the command says, apart from `ideal` and `grid`."""
+        """The command's values, apart from `ideal` and `grid`."""
         choices: Options = {"dataset": self.dataset, "loss": self.loss}
         choices |= {"protocol": self.protocol} if self.protocol else {}
         return choices | {f"loss.{name}": value for name, value in self.parameters.items()} | self.overrides
@@ -60,27 +60,27 @@ class Request:
 
     @property
     def axes(self) -> Options:
-        """The grid axes that the command must set: those on which the table differs from the protocol."""
+        """The grid axes that the command must set, because the table differs there from the protocol."""
         if not self.grid or not self.protocol or self.loss in papers.BASELINES:
             return {}
         files = groups(self.config_dir)
         protocol = Grid.model_validate(compose.read(files["protocol"][self.protocol])["grid"])
         kind = compose.read(files["dataset"][self.dataset])["kind"]
-        differ: Options = {}
+        axes: Options = {}
         for name in ("lr", "dropout", "r"):
             if getattr(self.grid, name) != getattr(protocol, name):
-                differ[f"protocol.grid.{name}"] = list(getattr(self.grid, name))
+                axes[f"protocol.grid.{name}"] = list(getattr(self.grid, name))
         sizes = self.grid.batch_sizes(self.dataset, kind, self.loss)
         if sizes != protocol.batch_sizes(self.dataset, kind, self.loss):
-            differ["protocol.grid.batch_size"] = {self.dataset: list(sizes)}
-        return differ
+            axes["protocol.grid.batch_size"] = {self.dataset: list(sizes)}
+        return axes
 
 
 @cache
 def _composed(command: str, preset: str, config_dir: str | None) -> Settings | None:
     folder = {"config_dir": config_dir} if config_dir else {}
     try:
-        with without_imports():  # its parameters may come from a record
+        with without_imports():  # the parameters may come from someone else's record
             return compose.settings(Command({**json.loads(command), **folder, "preset": preset}))
     except (ConfigError, ValueError):
         return None
@@ -99,13 +99,13 @@ def trained_as(entry: Entry, request: Request) -> str | None:
 
 
 def _fits(entry: Entry, request: Request, preset: str) -> bool:
-    """Whether the record is what the command makes under this preset, at whatever point of its grid."""
-    asked = request.composed(preset)
-    if asked is None:
+    """Whether the command makes this record under this preset, at any point of its grid."""
+    settings = request.composed(preset)
+    if settings is None:
         return False
-    science = asked.science(request.recorded, None)
-    ignored = ({*IGNORED} - {*request.overrides}) | {*request.ideal, *VARIED}  # a family has several
-    if asked.loss.options.get("average", "given") is None:  # the record holds the average resolved from the data
+    science = settings.science(request.recorded, None)
+    ignored = ({*IGNORED} - {*request.overrides}) | {*request.ideal, *VARIED}  # a family has many values of VARIED
+    if settings.loss.options.get("average", "given") is None:  # the record holds the average resolved from the data
         ignored.add("loss.average")
     return all(_alike(entry, getattr(science, name).to_json(), name, ignored) for name in identity.SECTIONS)
 
@@ -117,55 +117,55 @@ def _trained_alike(entry: Entry, preset: str, config_dir: str | None) -> bool:
     choices = {"dataset": dataset, "loss": config.loss.name, "protocol": config.protocol.name}
     if not all(name in known[group] for group, name in choices.items()):
         return False
-    given = entry.sections["loss"].items()
-    parameters = {f"loss.{name}": value for name, value in given if name not in ("name", "_target_")}
-    asked = _composed(json.dumps({**choices, **parameters}), preset, config_dir)
-    if asked is None:
+    loss = entry.sections["loss"].items()
+    parameters = {f"loss.{name}": value for name, value in loss if name not in ("name", "_target_")}
+    settings = _composed(json.dumps({**choices, **parameters}), preset, config_dir)
+    if settings is None:
         return False
-    science = asked.science(config.dataset.name, None)
+    science = settings.science(config.dataset.name, None)
     sections = ("protocol", "annealing", "model")
     return all(_alike(entry, getattr(science, name).to_json(), name, IGNORED) for name in sections)
 
 
-def _alike(entry: Entry, asked: Mapping[str, Json], section: str, ignored: Iterable[str]) -> bool:
-    """Whether a section of a record equals what was asked for, except in ignored keys; 5 equals 5.0."""
-    recorded, wanted = (
+def _alike(entry: Entry, composed: Mapping[str, Json], section: str, ignored: Iterable[str]) -> bool:
+    """Whether a section of a record equals the composed one, except in ignored keys; 5 equals 5.0."""
+    recorded, expected = (
         identity.plain({name: value for name, value in values.items() if f"{section}.{name}" not in ignored}, float)
-        for values in (entry.sections[section], asked)
+        for values in (entry.sections[section], composed)
     )
-    return recorded == wanted
+    return recorded == expected
 
 
-def cooling_rates(asked: Settings) -> set[Json]:
-    """Cooling rates that a command tries or sets; each point of a family's grid must use one of them."""
-    tried: set[Json] = {point["r"] for point in asked.grid() if "r" in point} if asked.searched else set()
-    return {None, *(tried or {asked.annealing.r})}
+def cooling_rates(settings: Settings) -> set[Json]:
+    """The cooling rates that records of a command can have: those it searches, else the one it sets; and None."""
+    searched: set[Json] = {p["r"] for p in settings.grid() if "r" in p} if settings.searched else set()
+    return {None, *(searched or {settings.annealing.r})}
 
 
 def searched_as(request: Request, preset: str | None, family: Sequence[Entry], ledger: Ledger) -> str | None:
-    """Which part of the grid was searched: "grid", "halving", "part", "wider"; None if there is nothing to search."""
-    wanted = grid_points(request, preset)
-    if not wanted:
+    """How the grid was searched: "grid", "halving", "part", "wider"; None if there is nothing to search."""
+    grid = grid_points(request, preset)
+    if not grid:
         return None
-    full = {entry.point for entry in family if entry.done and not entry.is_trial}
-    if full - wanted:
+    searched = {entry.point for entry in family if entry.done and not entry.is_trial}
+    if searched - grid:
         return "wider"
-    if wanted <= full:
+    if grid <= searched:
         return "grid"
-    shorter = ledger.searched.get(family[0].family_of_any_length, set())
-    return "halving" if full and wanted <= shorter else "part"
+    of_any_length = ledger.searched.get(family[0].family_of_any_length, set())
+    return "halving" if searched and grid <= of_any_length else "part"
 
 
 def grid_points(request: Request, preset: str | None) -> set[Point]:
-    """The points that the command searches under a preset; fixed values are not searched."""
-    asked = request.composed(preset) if preset in PRESETS and request.protocol else None
-    if asked is None or not asked.searched:
+    """The points that the command searches under a preset; axes that are not searched have their fixed value."""
+    settings = request.composed(preset) if preset in PRESETS and request.protocol else None
+    if settings is None or not settings.searched:
         return set()
-    fixed = {name: getattr(asked.hyper, name) for name in AXES[:-1]} | {"r": None}
-    return {tuple((fixed | point)[name] for name in AXES) for point in asked.grid()}
+    fixed = {name: getattr(settings.hyper, name) for name in AXES[:-1]} | {"r": None}
+    return {tuple((fixed | point)[name] for name in AXES) for point in settings.grid()}
 
 
 def usual_splits(request: Request) -> tuple[int | str, int | str]:
-    """Split seeds, those of the protocol's own trials first; "trial" is a new split for each."""
+    """Split seeds to look for, the protocol's own first; "trial" means a new split for each trial."""
     new_split = request.protocol and compose.read(groups(request.config_dir)["protocol"][request.protocol])["new_split"]
     return ("trial", 0) if new_split else (0, "trial")

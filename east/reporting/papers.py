@@ -1,4 +1,4 @@
-"""The papers' numbers in our words, and what is known or suspected about where they come from.
+"""The papers' numbers by our names, and what is known or suspected about where they come from.
 
 The numbers are in published.yaml, the findings in findings.yaml.
 """
@@ -13,11 +13,11 @@ from east.settings import compose
 
 HERE = Path(__file__).resolve().parent
 PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
-BASELINES = ("rf", "ccs", "logistic", "boosting", "xgboost", "lightgbm", "catboost")  # no networks
-MULTICLASS = {"cifar10": 10, "caltech256": 257}  # and their classes
+BASELINES = ("rf", "ccs", "logistic", "boosting", "xgboost", "lightgbm", "catboost")  # not networks
+MULTICLASS = {"cifar10": 10, "caltech256": 257}  # dataset -> number of classes
 STATUSES = ("confirmed", "suspected", "open")
 
-# One map from the papers' words to ours. Which of our scores a metric is depends on who printed it: see `score_of`.
+# The papers' names -> ours. Which of our scores a metric is depends on the paper: see `score_of`.
 LOSSES = {
     "east_f1": "f1",
     "east_acc": "accuracy",
@@ -39,7 +39,7 @@ SCORES = (
     *("auroc", "auroc_thresholded", "average_precision", "precision", "recall", "trained_for"),
 )
 
-# The released-code variant of a table asks for these instead (see findings.yaml).
+# The released-code variant of a table uses these instead (see findings.yaml).
 RELEASED_DATASETS = {"adult": "adult_released"}
 RELEASED_LOSSES: dict[str, dict[str, str | int]] = {
     "dice": {"loss": "dice_released"},
@@ -50,16 +50,16 @@ RELEASED_LOSSES: dict[str, dict[str, str | int]] = {
     "btg_accuracy": {"loss": "btg_released", "metric": "accuracy"},
     "btg_auroc": {"loss": "btg_released", "metric": "auroc"},
 }
-# It also asks for these settings, by protocol; until such trials exist, others are shown with a mark.
+# It also prefers these settings, by protocol; until such trials exist, others are shown with a mark.
 RELEASED_PROTOCOLS: dict[str, dict[str, str]] = {"btg": {"protocol.val_reduce": "batch_mean"}}
-LOGIT_JUDGED = ("bce", "wmw", "ap_perf")  # the released code thresholds the raw outputs of these losses
+LOGIT_JUDGED = ("bce", "wmw", "ap_perf")  # losses whose raw outputs the released code thresholds
 
 Betas = tuple[tuple[str, float], ...]  # (class, beta), …
 
 
 @dataclass(frozen=True)
 class Published:
-    """A number of a paper: mean and standard deviation over ten trials. published.yaml says what the words mean."""
+    """A number of a paper: mean and standard deviation over ten trials. published.yaml explains the fields."""
 
     paper: str
     table: int
@@ -100,12 +100,12 @@ class Pattern:
     class_: tuple[str, ...] = ()
 
     def matches(self, cell: Published) -> bool:
-        return all(not wanted or getattr(cell, name) in wanted for name, wanted in vars(self).items())
+        return all(not values or getattr(cell, name) in values for name, values in vars(self).items())
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What is known or suspected about some published numbers, or about the text of a paper (then without cells)."""
+    """What is known or suspected about some published numbers; without cells, about the text of a paper."""
 
     id: str
     status: str
@@ -117,20 +117,19 @@ class Finding:
 @cache
 def cells() -> list[Published]:
     """The 341 published cells."""
-    found = compose.read(HERE / "published.yaml")["cells"]
-    return [Published(**_attributes(cell)) for cell in found]
+    return [Published(**_attributes(cell)) for cell in compose.read(HERE / "published.yaml")["cells"]]
 
 
 @cache
 def findings() -> list[Finding]:
     """Everything in findings.yaml."""
     as_tuple = lambda value: tuple(value) if isinstance(value, list) else (value,)  # noqa: E731
-    found = []
+    result = []
     for entry in compose.read(HERE / "findings.yaml")["findings"]:
         choose("status", entry["status"], STATUSES)
         patterns = ({name: as_tuple(value) for name, value in _attributes(p).items()} for p in entry["cells"])
-        found.append(Finding(**entry | {"cells": tuple(Pattern(**pattern) for pattern in patterns)}))
-    return found
+        result.append(Finding(**entry | {"cells": tuple(Pattern(**pattern) for pattern in patterns)}))
+    return result
 
 
 def _attributes(entry: Mapping) -> dict:
@@ -149,7 +148,7 @@ def findings_of(cell: Published) -> list[str]:
 
 
 def shown(score: str) -> str:
-    """A score as tables print it; the last word of "test.f1_pos" is the stored name.
+    """A stored score's name as tables print it.
 
     >>> shown("thresholds.test.f1_pos")
     'thresholds.test.f1_positive'
@@ -159,10 +158,10 @@ def shown(score: str) -> str:
 
 
 def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
-    """Which stored score a paper's metric is; without a paper, `metric` is our own word, such as plugin_f1.f1_positive.
+    """The stored score that a paper's metric stands for; without a paper, `metric` is ours, as plugin_f1.f1_positive.
 
-    Two classes: F1 of the positive class, but macro F1 in the rows of random forest and CCS. Caltech256: the networks'
-    accuracy is balanced accuracy. Bridging the Gap: means over the thresholds 0.1 to 0.9.
+    With two classes F1 is that of the positive class, but macro F1 in the rows of random forest and CCS. On Caltech256
+    the networks' accuracy is balanced accuracy. Bridging the Gap prints means over the thresholds 0.1 to 0.9.
 
     >>> score_of("east_v2", "adult", "rf", "f1"), score_of("btg", "adult", "bce", "f1")
     ('test.f1_macro', 'thresholds.test.f1_pos')
@@ -182,8 +181,8 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
 
 
 def published_for(dataset: str, loss: str, protocol: str | None, score: str) -> Published | None:
-    """The first published number for this dataset, loss, protocol and score, not for a single class."""
+    """The first published number for this dataset, loss, protocol and score; not one of a single class."""
     clean = {released: name for name, released in RELEASED_DATASETS.items()}.get(dataset, dataset)
-    same = (c for c in cells() if (c.dataset, c.our_loss, PROTOCOLS[c.paper]) == (clean, loss, protocol))
-    whole = (c for c in same if not c.class_ and not c.our_beta)
-    return next((c for c in whole if score_of(c.paper, clean, loss, c.metric) == score), None)
+    same_run = (c for c in cells() if (c.dataset, c.our_loss, PROTOCOLS[c.paper]) == (clean, loss, protocol))
+    of_all_classes = (c for c in same_run if not c.class_ and not c.our_beta)
+    return next((c for c in of_all_classes if score_of(c.paper, clean, loss, c.metric) == score), None)

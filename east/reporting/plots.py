@@ -1,7 +1,7 @@
 """Figures. Each function takes data and returns a matplotlib Figure; `save` writes it as SVG, PDF and PNG.
 
-Colours are Okabe and Ito's, which colour-blind readers can tell apart, and no message rests on colour alone: ours is
-filled with a solid line, published is hollow.
+Colours are Okabe and Ito's, which colour-blind readers can tell apart, and nothing is shown by colour alone: our
+markers are filled, published ones hollow.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +32,7 @@ BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#e69f00", "#56b4e9", GREY, INK)
 MARKERS = "osD^vPX*"
 DECISION_COLOURS = {"": BLUE, "plug-in": ORANGE, "expected": GREEN}  # "": argmax
-CUT = 0.1  # what is further from the other means may leave a panel instead of flattening it
+CUT = 0.1  # a mean further than this from the others may lie outside a panel, which it would flatten
 WORDS_OF_MARKS = {mark: text.partition(":")[0].rstrip(".") for mark, text in MARKS.items()}
 STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
     "font.size": 9,
@@ -52,7 +52,7 @@ STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
 
 
 def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw in the project's style and leave everyone else's alone."""
+    """Draw in the project's style without changing matplotlib's settings for anyone else."""
 
     @wraps(draw)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> Figure:
@@ -78,19 +78,19 @@ def save(
 ) -> list[Path]:
     """Write `target`.svg, .pdf and .png; the same figure gives the same bytes.
 
-    background: by default white for a png and none for the others, which take that of their page.
+    background: by default white in a png, transparent in the others.
     """
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
     files = [target.with_name(f"{target.name}.{suffix}") for suffix in formats]
     with style():
         figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the places are found; every format would look for them again
+        figure.set_layout_engine("none")  # the layout is computed; each format would compute it again
     for file, suffix in zip(files, formats, strict=True):
         stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
         with style():
-            paper = background or ("white" if suffix == "png" else "none")
-            figure.savefig(file, dpi=150, metadata=stamp, facecolor=paper)
+            facecolor = background or ("white" if suffix == "png" else "none")
+            figure.savefig(file, dpi=150, metadata=stamp, facecolor=facecolor)
     return files
 
 
@@ -113,7 +113,7 @@ def steps(probabilities: np.ndarray, heights: Mapping[float, np.ndarray], thresh
 def soft_against_hard(
     temperatures: Sequence[float], soft: Mapping[str, Sequence[float]], hard: Mapping[str, float]
 ) -> Figure:
-    """Soft metrics of the same predictions as the temperature falls, and the hard ones they tend to."""
+    """Soft metrics of fixed predictions as the temperature falls, and the hard metrics that they approach."""
     figure = Figure(figsize=(4.6, 3.2))
     axes = figure.add_subplot()
     for colour, (name, values) in zip((BLUE, ORANGE, GREEN, RED), soft.items(), strict=False):
@@ -127,7 +127,7 @@ def soft_against_hard(
 
 @styled
 def curves(history: Mapping[str, Sequence[float]], title: str = "") -> Figure:
-    """One trial: losses, 1 - metric and, on the same axis, the temperature. Dotted lines are coolings."""
+    """One trial: losses, 1 - metric and, on the same axis, the temperature. A dotted line marks each cooling."""
     figure = Figure(figsize=(5.6, 3.2))
     axes = figure.add_subplot()
     epoch, temperature = history["epoch"], history.get("temperature", [])
@@ -147,18 +147,18 @@ def curves(history: Mapping[str, Sequence[float]], title: str = "") -> Figure:
 
 @styled
 def tradeoff(table: "Table") -> Figure:
-    """Precision against recall of dogs, a point per beta, ours and published: EAST v2 Table 6."""
+    """Precision against recall of class dog, a point per beta, ours and published: EAST v2 Table 6."""
     precision, recall = "precision dog", "recall dog"
     figure = Figure(figsize=(4.6, 3.6))
     axes = figure.add_subplot()
     cells = {(cell.row, cell.column): cell for cell in table.cells}
     rows = list(dict.fromkeys(cell.row for cell in table.cells))
-    ran = [row for row in rows if cells[row, recall].values and cells[row, precision].values]
-    known = [[_published(cells[row, name]) for row in rows] for name in (recall, precision)]
-    _path(axes, rows, known[0], known[1], GREY, "published", hollow=True)
-    if ran:
-        ours = [[_ours(cells[row, name]) for row in ran] for name in (recall, precision)]
-        _path(axes, ran, ours[0], ours[1], BLUE, "ours", hollow=False)
+    with_trials = [row for row in rows if cells[row, recall].values and cells[row, precision].values]
+    published = [[_published(cells[row, name]) for row in rows] for name in (recall, precision)]
+    _path(axes, rows, published[0], published[1], GREY, "published", hollow=True)
+    if with_trials:
+        ours = [[_ours(cells[row, name]) for row in with_trials] for name in (recall, precision)]
+        _path(axes, with_trials, ours[0], ours[1], BLUE, "ours", hollow=False)
     axes.set(xlabel=f"{recall}, 95 % interval of the mean", ylabel=f"{precision}, 95 % interval of the mean")
     axes.legend()
     return figure
@@ -167,8 +167,8 @@ def tradeoff(table: "Table") -> Figure:
 def _path(
     axes: Axes, names: Sequence[str], x: Sequence["Mean"], y: Sequence["Mean"], colour: str, label: str, hollow: bool
 ) -> None:
-    xs, ys = [one.at for one in x], [one.at for one in y]
-    dx, dy = [one.reach for one in x], [one.reach for one in y]
+    xs, ys = [mean.at for mean in x], [mean.at for mean in y]
+    dx, dy = [mean.reach for mean in x], [mean.reach for mean in y]
     face = "none" if hollow else colour
     axes.errorbar(xs, ys, dy, dx, color=colour, mfc=face, marker="o", ms=5, lw=0.8, elinewidth=0.5, label=label)
     for name, a, b in zip(names, xs, ys, strict=True):
@@ -177,7 +177,7 @@ def _path(
 
 @dataclass(frozen=True)
 class Mean:
-    """A mean, and half of its 95 % interval: the same for ours and for the published numbers."""
+    """A mean, ours or published, and half the width of its 95 % interval."""
 
     at: float
     reach: float
@@ -191,24 +191,24 @@ def _ours(cell: "Cell") -> Mean:
 
 
 def _published(cell: "Cell") -> Mean:
-    assert cell.published is not None, "only published cells are drawn"
-    known = cell.published
-    return Mean(known.mean, statistics.published_interval(known.mean, known.std).high - known.mean)
+    published = cell.published
+    assert published is not None, "only published cells are drawn"
+    return Mean(published.mean, statistics.published_interval(published.mean, published.std).high - published.mean)
 
 
 @styled
 def dots(table: "Table", released: "Table | None" = None) -> Figure:
     """A table as dots, ours and published with 95 % intervals of the means; blocks without results are left out.
 
-    Beside each of our dots stand the number of trials and the marks of its training. `released` is the same table by
-    the papers' released code: where it uses other data, such as the corrupted Adult, its dots are drawn as well.
+    Each of our dots has the number of trials and the marks of its training beside it. `released` is the same table by
+    the papers' released code: where that uses other data, such as the corrupted Adult, its dots are drawn as well.
     """
     blocks = {block: cells for block, cells in table.blocks.items() if any(cell.values for cell in cells.values())}
-    others = _of_other_data(table, released)
+    on_other_data = _on_other_data(table, released)
     rows, columns = (
         {block: list(dict.fromkeys(key[i] for key in cells)) for block, cells in blocks.items()} for i in (0, 1)
     )
-    two_loaders = {block for block, _, _ in others}
+    two_loaders = {block for block, _, _ in on_other_data}
     heights = [len(rows[block]) * (1.5 if block in two_loaders else 1) + 1.2 for block in blocks]
     width = max(map(len, columns.values()), default=1)
     figure = Figure(figsize=(1.2 + 2.5 * width, 0.7 + 0.24 * sum(heights)))
@@ -219,16 +219,15 @@ def dots(table: "Table", released: "Table | None" = None) -> Figure:
         for axes in line[len(columns[block]) :]:
             axes.set_visible(False)
         for axes, column in zip(line, columns[block], strict=False):
-            shown = [(cells[row, column], others.get((block, row, column))) for row in rows[block]]
-            _panel(axes, shown)
+            _panel(axes, [(cells[row, column], on_other_data.get((block, row, column))) for row in rows[block]])
             axes.set_yticklabels(rows[block] if axes is line[0] else [])
             axes.set_title(f"{block}: {column}" if len(blocks) > 1 else column, loc="left")
-    figure.legend(handles=_legend(blocks, others), loc="outside lower center", ncols=2, fontsize=8)
+    figure.legend(handles=_legend(blocks, on_other_data), loc="outside lower center", ncols=2, fontsize=8)
     return figure
 
 
-def _of_other_data(table: "Table", released: "Table | None") -> dict[tuple[str, str, str], "Cell"]:
-    """The cells of the released variant that have results on data of their own."""
+def _on_other_data(table: "Table", released: "Table | None") -> dict[tuple[str, str, str], "Cell"]:
+    """The filled cells of the released variant that use other data than the table."""
     data = {(cell.block, cell.row, cell.column): cell.dataset for cell in table.cells}
     filled = {(c.block, c.row, c.column): c for c in (released.cells if released else ()) if c.values}
     return {place: cell for place, cell in filled.items() if data.get(place, cell.dataset) != cell.dataset}
@@ -242,12 +241,15 @@ class Dot:
     line: float
     colour: str
     marker: str
-    words: str  # number of trials and marks; of ours
+    note: str  # number of trials and marks, if it is ours
 
 
-def _panel(axes: Axes, shown: Sequence[tuple["Cell", "Cell | None"]]) -> None:
-    """One column of a block, a line per row. The axis covers what is compared: a mean far away is an arrow."""
-    drawn = [dot for y, (cell, other) in enumerate(shown) for dot in _dots_of(y, cell, other)]
+def _panel(axes: Axes, rows: Sequence[tuple["Cell", "Cell | None"]]) -> None:
+    """One column of a block, a line per row: a cell, and the same on the released loader's data.
+
+    The axis covers the bulk of the means; an outlier is an arrow at its end.
+    """
+    drawn = [dot for y, (cell, released) in enumerate(rows) for dot in _dots_of(y, cell, released)]
     low, high = near([dot.mean.at for dot in drawn])
     inside = [dot.mean for dot in drawn if low <= dot.mean.at <= high]
     low, high = (
@@ -263,30 +265,30 @@ def _panel(axes: Axes, shown: Sequence[tuple["Cell", "Cell | None"]]) -> None:
             axes.errorbar(dot.mean.at, dot.line, xerr=dot.mean.reach, color=dot.colour, mfc=face, marker=dot.marker,
                           ms=4, lw=1.2)  # fmt: skip
         else:
-            away = dot.mean.at < left
-            text = f"◂ {dot.mean.at:.3f}" if away else f"{dot.mean.at:.3f} ▸"
-            axes.annotate(text, (0 if away else 1, dot.line), (2 if away else -2, 0),
+            below = dot.mean.at < left
+            text = f"◂ {dot.mean.at:.3f}" if below else f"{dot.mean.at:.3f} ▸"
+            axes.annotate(text, (0 if below else 1, dot.line), (2 if below else -2, 0),
                           xycoords=("axes fraction", "data"), textcoords="offset points",
-                          ha="left" if away else "right", **look)  # fmt: skip
-        axes.annotate(dot.words, (1, dot.line), (3, 0), xycoords=("axes fraction", "data"),
+                          ha="left" if below else "right", **look)  # fmt: skip
+        axes.annotate(dot.note, (1, dot.line), (3, 0), xycoords=("axes fraction", "data"),
                       textcoords="offset points", **look)  # fmt: skip
-    axes.set(xlim=(left, right), ylim=(len(shown) - 0.4, -0.6), yticks=range(len(shown)))
+    axes.set(xlim=(left, right), ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.tick_params(length=2, labelsize=8)
     axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
 
 
-def _dots_of(y: int, cell: "Cell", other: "Cell | None") -> list[Dot]:
-    """Published, ours, and ours on the released loader's data, side by side around line y."""
+def _dots_of(y: int, cell: "Cell", released: "Cell | None") -> list[Dot]:
+    """Published, ours, and ours on the released loader's data, one below the other around line y."""
     looks = [(_published(cell), GREY, "D", "")] if cell.published else []
     looks += [(_ours(cell), BLUE, "o", f"{len(cell.values)}{cell.marks}")] if cell.values else []
-    looks += [(_ours(other), ORANGE, "s", f"{len(other.values)}{other.marks}")] if other else []
+    looks += [(_ours(released), ORANGE, "s", f"{len(released.values)}{released.marks}")] if released else []
     middle = (len(looks) - 1) / 2
     return [Dot(look[0], y + 0.3 * (k - middle), *look[1:]) for k, look in enumerate(looks)]
 
 
 def near(values: Sequence[float]) -> tuple[float, float]:
-    """The range of the values that are not far from the bulk: within three interquartile ranges of the median, or CUT.
+    """The range of the values without outliers: those over CUT and over three interquartile ranges off the median.
 
     >>> near([0.98, 0.99, 0.985, 0.988, 0.51])
     (0.98, 0.99)
@@ -298,21 +300,21 @@ def near(values: Sequence[float]) -> tuple[float, float]:
     return min(kept), max(kept)
 
 
-def _legend(blocks: Mapping[str, Mapping], others: Mapping) -> list[Line2D]:
+def _legend(blocks: Mapping[str, Mapping], on_other_data: Mapping) -> list[Line2D]:
     cells = [cell for block in blocks.values() for cell in block.values()]
     handles = [Line2D([], [], color=BLUE, marker="o", ms=4, lw=1.2, label="ours (n, marks of its training)")]
-    if others:
+    if on_other_data:
         handles += [Line2D([], [], color=ORANGE, marker="s", ms=4, lw=1.2, label="ours, data of the released loader")]
     if any(cell.published for cell in cells):
         handles += [Line2D([], [], color=GREY, marker="D", ms=4, mfc="none", lw=1.2, label="published (n = 10)")]
-    used = {mark for cell in (*cells, *others.values()) if cell.values for mark in cell.marks}
+    used = {mark for cell in (*cells, *on_other_data.values()) if cell.values for mark in cell.marks}
     handles += [Line2D([], [], lw=0, label="bars: 95 % interval of the mean")]
     names = [f"{mark} {WORDS_OF_MARKS[mark]}" for mark in MARKS if mark in used]
     return [*handles, *(Line2D([], [], lw=0, label=name) for name in names)]
 
 
 def lowest(cells: Iterable["Cell"]) -> float:
-    """Where an axis of scores may begin: intervals of few trials reach below what scores can be."""
+    """The lower end of an axis of scores: the lowest mean or 0, since intervals of few trials reach below any score."""
     return min([0.0, *(cell.summary.mean for cell in cells if cell.summary.mean is not None)])
 
 
@@ -328,10 +330,10 @@ def lines(table: "Table") -> Figure:
         rows = list(dict.fromkeys(cell.row for cell in cells.values()))
         for k, row in enumerate(rows):
             drawn = [cell for cell in cells.values() if cell.row == row and cell.values]
-            at = [columns.index(cell.column) + 0.05 * (k - len(rows) / 2) for cell in drawn]  # intervals side by side
+            x = [columns.index(cell.column) + 0.05 * (k - len(rows) / 2) for cell in drawn]  # intervals side by side
             means = [_ours(cell) for cell in drawn]
             look = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)], "ms": 4, "lw": 1.2}
-            axes.errorbar(at, [m.at for m in means], [m.reach for m in means], elinewidth=0.7, label=row, **look)
+            axes.errorbar(x, [m.at for m in means], [m.reach for m in means], elinewidth=0.7, label=row, **look)
         axes.set(title=block, xlim=(-0.4, len(columns) - 0.6))
         axes.set_xticks(range(len(columns)), columns)
         axes.set_ylim(lowest(cells.values()) - 0.05, min(axes.get_ylim()[1], 1.05))
@@ -360,23 +362,24 @@ def ranks(table: "Table") -> Figure:
 def leads(table: "Table") -> Figure:
     """How far each row is ahead of the reference row, with its interval over datasets: a panel for each block.
 
-    The decisions of one loss share a line. Losses stand in the order of their best decision's rank.
+    The decisions of one loss share a line. Losses are sorted by the rank of their best decision.
     """
     entries = [entry for entry in table.rankings if entry.leads]
-    lines = [
+    losses_by_rank = [
         list(dict.fromkeys(loss_and_decision(n)[0] for n in sorted(e.ranks, key=e.ranks.__getitem__))) for e in entries
     ]
-    figure = Figure(figsize=(6.8, 0.9 + sum(0.7 + 0.3 * len(losses) for losses in lines)))
+    figure = Figure(figsize=(6.8, 0.9 + sum(0.7 + 0.3 * len(losses) for losses in losses_by_rank)))
     if not entries:
         return without_data(figure, "fewer than two datasets with trials of every row")
-    panels = figure.subplots(len(entries), 1, squeeze=False, height_ratios=[len(losses) + 2 for losses in lines])[:, 0]
-    for axes, entry, losses in zip(panels, entries, lines, strict=True):
+    heights = [len(losses) + 2 for losses in losses_by_rank]
+    panels = figure.subplots(len(entries), 1, squeeze=False, height_ratios=heights)[:, 0]
+    for axes, entry, losses in zip(panels, entries, losses_by_rank, strict=True):
         for name, lead in entry.leads[statistics.ALL].items():
             loss, decision = loss_and_decision(name)
             k = list(DECISION_COLOURS).index(decision)
             y, color = losses.index(loss) + 0.22 * (k - 1), DECISION_COLOURS[decision]
-            sure = lead.low is not None and lead.high is not None and lead.low * lead.high > 0
-            axes.plot(lead.mean, y, MARKERS[k], color=color, mfc=color if sure else "white", ms=4, zorder=3)
+            excludes_0 = lead.low is not None and lead.high is not None and lead.low * lead.high > 0
+            axes.plot(lead.mean, y, MARKERS[k], color=color, mfc=color if excludes_0 else "white", ms=4, zorder=3)
             if lead.low is not None:
                 axes.plot([lead.low, lead.high], [y, y], color=color, lw=1.2)
         axes.axvline(0, color=INK, lw=0.8)
@@ -394,7 +397,7 @@ def leads(table: "Table") -> Figure:
 
 
 def loss_and_decision(row: str) -> tuple[str, str]:
-    """The parts of a row's label, such as "CE + plug-in"; without a decision it is argmax's, an empty word."""
+    """The parts of a row's label, such as "CE + plug-in"; the decision is empty for argmax."""
     loss, _, decision = row.partition(" + ")
     return (loss, decision) if decision in DECISION_COLOURS else (row, "")
 
@@ -402,17 +405,18 @@ def loss_and_decision(row: str) -> tuple[str, str]:
 def _critical_difference(axes: Axes, entry: "Ranking", height: float) -> None:
     """Demšar's diagram: the axis of ranks on top, names at the nearer side, bars below the axis."""
     names = sorted(entry.ranks, key=lambda name: entry.ranks[name])
-    at, reach = [entry.ranks[name] for name in names], entry.critical_difference
+    sorted_ranks, reach = [entry.ranks[name] for name in names], entry.critical_difference
     count, half = len(names), (len(names) + 1) // 2
-    for k, (name, rank) in enumerate(zip(names, at, strict=True)):
+    for k, (name, rank) in enumerate(zip(names, sorted_ranks, strict=True)):
         left = k < half
         y = 1.2 + (k if left else count - 1 - k)
         side = 0.8 if left else count + 0.2
         axes.plot([rank, rank, side], [0, y, y], color=INK, lw=0.8)
         axes.text(side, y, f" {name} ", ha="right" if left else "left", va="center")
         axes.text(side, y - 0.08, f"{rank:.2f}", ha="left" if left else "right", va="bottom", fontsize=7, color=GREY)
-    for k, (first, last) in enumerate(cliques(at, reach)):
-        axes.plot([at[first] - 0.04, at[last] + 0.04], [0.3 + 0.18 * k] * 2, color=BLUE, lw=3, solid_capstyle="butt")
+    for k, (first, last) in enumerate(cliques(sorted_ranks, reach)):
+        ends = [sorted_ranks[first] - 0.04, sorted_ranks[last] + 0.04]
+        axes.plot(ends, [0.3 + 0.18 * k] * 2, color=BLUE, lw=3, solid_capstyle="butt")
     axes.plot([1, 1 + reach], [-1.0, -1.0], color=INK, lw=1.5, marker="|", ms=6)
     axes.text(1 + reach / 2, -1.15, f"critical difference {reach:.2f}", ha="center", va="bottom", fontsize=8)
     axes.set(xlim=(1, count), ylim=(height - 1.6, 0), xticks=range(1, count + 1))
@@ -426,7 +430,7 @@ def _critical_difference(axes: Axes, entry: "Ranking", height: float) -> None:
 
 
 def cliques(sorted_ranks: Sequence[float], reach: float) -> list[tuple[int, int]]:
-    """(first, last) of the longest runs whose ranks differ by less than `reach`; single ones are left out.
+    """(first, last) of the longest runs whose ranks differ by less than `reach`; runs of one are left out.
 
     >>> cliques([1.0, 1.5, 2.2, 4.0], reach=1.0)
     [(0, 1), (1, 2)]
@@ -441,7 +445,7 @@ def cliques(sorted_ranks: Sequence[float], reach: float) -> list[tuple[int, int]
 
 @styled
 def confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str] | None = None, title: str = "") -> Figure:
-    """A confusion matrix, shaded by the share of each true class; counts are written while they fit."""
+    """A confusion matrix, shaded by the share of each true class; counts are written for up to 12 classes."""
     counts = np.asarray(matrix)
     d = len(counts)
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -463,7 +467,7 @@ def confusion(matrix: Sequence[Sequence[int]], classes: Sequence[str] | None = N
 
 
 def step_heights(temperatures: Sequence[float], threshold: float = 0.5) -> tuple[np.ndarray, dict[float, np.ndarray]]:
-    """The linear step on a fine grid of probabilities: what `steps` draws."""
+    """The linear step on a fine grid of probabilities, for `steps` to draw."""
     import torch
 
     from east.losses.steps import linear
@@ -476,7 +480,7 @@ def step_heights(temperatures: Sequence[float], threshold: float = 0.5) -> tuple
 def softened(
     probabilities: np.ndarray, labels: np.ndarray, temperatures: Sequence[float], metrics: Sequence[str]
 ) -> tuple[dict[str, list[float]], dict[str, float]]:
-    """Soft metrics of stored predictions [n, d] by temperature, and the hard ones: what `soft_against_hard` draws."""
+    """Soft metrics of stored predictions [n, d] by temperature, and the hard ones, for `soft_against_hard` to draw."""
     import torch
 
     from east.confusion import Confusion

@@ -1,4 +1,4 @@
-"""The cells of a table without rows: whatever the records hold, a block per dataset and a row per setting."""
+"""The cells of a table without rows: everything in the records, a block per dataset and a row per setting."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeAlias
@@ -16,30 +16,30 @@ Values: TypeAlias = Mapping[str, Json]  # dotted name -> value
 
 
 def blank_cells(table: Spec, ledger: Ledger, accepted: Sequence[str]) -> Iterator[Cell]:
-    """One row per family of records, among `datasets`, `losses`, `families`.
+    """One row per family of records, limited to the table's `datasets`, `losses` and `families`.
 
     Different data get different blocks even if they share a name, such as two files of dataset=csv.
     """
     blocks: dict[str, dict[str | None, dict[str, list[Family]]]] = {}  # dataset -> its fingerprint -> loss -> families
-    for where in sorted(ledger.families, key=str):
-        dataset, loss, _ = where
-        for family in ledger.families[where]:
-            if _wanted(table, family, accepted):
+    for names in sorted(ledger.families, key=str):
+        dataset, loss, _ = names
+        for family in ledger.families[names]:
+            if _included(table, family, accepted):
                 by_data = blocks.setdefault(dataset, {})
-                same = by_data.setdefault(family[0].config.dataset.fingerprint, {})
-                same.setdefault(loss, []).append(family)
+                by_loss = by_data.setdefault(family[0].config.dataset.fingerprint, {})
+                by_loss.setdefault(loss, []).append(family)
     for dataset, by_data in blocks.items():
         for block, by_loss in zip(_data_labels(dataset, by_data), by_data.values(), strict=True):
             for loss, families in by_loss.items():
                 yield from _rows(block, dataset, loss, families, table.scores)
 
 
-def _wanted(table: Spec, family: Family, accepted: Sequence[str]) -> bool:
-    dataset, loss = family[0].config.dataset, family[0].config.loss
-    asked = ((table.datasets, dataset.name), (table.losses, loss.name), (table.families, family[0].family))
-    # Results on part of the data are not results on the dataset: show them only where the table asks for them.
-    whole = dataset.limit is None
-    return whole and _label(family) in accepted and all(among is None or name in among for among, name in asked)
+def _included(table: Spec, family: Family, accepted: Sequence[str]) -> bool:
+    if family[0].config.dataset.limit is not None:  # results on part of the data are not results on the dataset
+        return False
+    dataset, loss = family[0].config.dataset.name, family[0].config.loss.name
+    filters = ((table.datasets, dataset), (table.losses, loss), (table.families, family[0].family))
+    return _label(family) in accepted and all(names is None or name in names for names, name in filters)
 
 
 def _label(family: Family) -> str | None:
@@ -49,26 +49,26 @@ def _label(family: Family) -> str | None:
 
 
 def _data_labels(dataset: str, by_data: Mapping[str | None, Mapping[str, list[Family]]]) -> list[str]:
-    """Names for the data behind one dataset's name: with the options that differ, else with their fingerprints."""
+    """Distinct names for data that share a dataset's name: by the options that differ, else by fingerprint."""
     if len(by_data) == 1:
         return [dataset]
     sections = [next(iter(by_loss.values()))[0][0].sections["dataset"] for by_loss in by_data.values()]
     options = [{f"dataset.{n}": v for n, v in s.items() if n not in ("name", "fingerprint")} for s in sections]
-    named = told_apart(dataset, options)
-    return named if len(set(named)) == len(named) else [f"{dataset}, data {str(mark)[:8]}" for mark in by_data]
+    names = distinct_names(dataset, options)
+    return names if len(set(names)) == len(names) else [f"{dataset}, data {str(mark)[:8]}" for mark in by_data]
 
 
 def _rows(block: str, dataset: str, loss: str, families: Sequence[Family], scores: Sequence[str]) -> Iterator[Cell]:
     configs = [family[0].config for family in families]
     metrics = [str(config.loss.options.get("metric")) if loss == "metric" else loss for config in configs]
-    named = labels(loss, configs) if len(set(metrics)) < len(metrics) else metrics
-    for label, family in zip(named, families, strict=True):
+    names = labels(loss, configs) if len(set(metrics)) < len(metrics) else metrics
+    for label, family in zip(names, families, strict=True):
         protocol = family[0].config.protocol.name
-        tried = any(entry.is_trial and entry.done for entry in family)
+        has_trials = any(entry.is_trial and entry.done for entry in family)
         for name in scores:
             score = papers.score_of(None, dataset, loss, name)
-            whole = family[0].has_all_classes(dataset)
-            known = papers.published_for(dataset, loss, protocol, score) if whole else None
+            comparable = family[0].has_all_classes(dataset)
+            published = papers.published_for(dataset, loss, protocol, score) if comparable else None
             yield Cell(
                 block=block,
                 row=label,
@@ -77,11 +77,11 @@ def _rows(block: str, dataset: str, loss: str, families: Sequence[Family], score
                 loss=loss,
                 protocol=protocol,
                 family=family[0].family,
-                tried=tried,
+                has_trials=has_trials,
                 score=score,
                 position=POSITIVE if name in ("precision", "recall") else None,
-                published=known,
-                findings=papers.findings_of(known) if known else [],
+                published=published,
+                findings=papers.findings_of(published) if published else [],
             )
 
 
@@ -92,19 +92,19 @@ def labels(name: str, configs: Sequence[Science]) -> list[str]:
         sections = [(section, getattr(config, section).to_json()) for section in SECTIONS if section != "hyper"]
         values = {f"{s}.{n}".removesuffix(".name"): value for s, section in sections for n, value in section.items()}
         flat.append({"preset": config.preset} | values | {"annealing.r": None})
-    return told_apart(name, flat)
+    return distinct_names(name, flat)
 
 
-def told_apart(name: str, settings: Sequence[Values]) -> list[str]:
-    """A distinct name for each setting, with as few values as necessary.
+def distinct_names(name: str, settings: Sequence[Values]) -> list[str]:
+    """The name, followed by as few of the values as it takes to tell the settings apart.
 
-    >>> told_apart("f1", [{"loss.step": "linear", "split.seed": 0}, {"loss.step": "none", "split.seed": 0}])
+    >>> distinct_names("f1", [{"loss.step": "linear", "split.seed": 0}, {"loss.step": "none", "split.seed": 0}])
     ['f1, loss.step=linear', 'f1, loss.step=none']
     """
-    named = [name] * len(settings)
+    names = [name] * len(settings)
     for key in dict.fromkeys(key for values in settings for key in values):
-        more = [f", {key}={typed(values[key])}" if values.get(key) is not None else "" for values in settings]
-        longer = [label + word for label, word in zip(named, more, strict=True)]
-        if len(set(longer)) > len(set(named)):
-            named = longer
-    return named
+        suffixes = [f", {key}={typed(values[key])}" if values.get(key) is not None else "" for values in settings]
+        longer = [label + suffix for label, suffix in zip(names, suffixes, strict=True)]
+        if len(set(longer)) > len(set(names)):
+            names = longer
+    return names

@@ -1,19 +1,20 @@
-"""What a table asks for: conf/table/<name>.yaml, checked, and the empty cells that its rows and columns make.
+"""What a table consists of: conf/table/<name>.yaml, checked, and the empty cells that its rows and columns make.
 
 A paper's table has `paper` and `table`, which identify its published numbers. Our own tables may set more, in
 command-line syntax:
 
-    overrides: {split.stratify: true}                      of every run of the table
+    overrides: {split.stratify: true}                      for every run of the table
     rows: {name: {loss: f1, annealing: none, loss.step: none, decision: plugin}}
     columns: [{dataset: [keel set=abalone19], metric: {f1: f1_positive}, rows: {name: …}}]
     questions: [{row: F1*, against: CE, column: f1, blocks: [adult]}]
 
-`decision: plugin` is the rule tuned on validation for the column's metric, `expected` the one that needs no labels;
-`decisions: [argmax, plugin, expected]` repeats every row once per decision. Datasets and metrics may have their own
-labels; a list of columns has sub-tables, perhaps named by `block`, whose rows may differ. `blocks: metric` makes
-a block per metric and a column per dataset, `flipped` exchanges rows and columns on paper, `ranked` compares the rows
-over all datasets (`details: false` shows nothing else), `figure` is dots, lines, ranks or leads, `reference` the row to
-compare with instead of cross-entropy. `base` is the table that this one repeats with other values.
+`decision: plugin` is the rule tuned on validation for the column's metric, `expected` the one that needs no labels.
+`decisions: [argmax, plugin, expected]` repeats every row once per decision.
+Datasets and metrics may have their own labels. Each entry of a list of columns is a sub-table, which may be named by
+`block` and may have other rows. `blocks: metric` makes a block per metric and a column per dataset.
+`flipped` exchanges rows and columns on paper. `ranked` compares the rows over all datasets; `details: false` shows
+nothing else. `figure` is dots, lines, ranks or leads. `reference` is the row to compare with instead of cross-entropy.
+`base` is the table that this one repeats with other values.
 `questions` are what the table was made to answer: only these comparisons are corrected for multiplicity.
 `grid` is the search space of all rows, fixed before any test score is seen. It replaces the protocol's grid; a preset
 with a smaller grid searches that one, again for all rows.
@@ -61,13 +62,13 @@ class Row(Strict):
     @model_validator(mode="before")
     @classmethod
     def _collect(cls, values: Options) -> Options:
-        further = {name: value for name, value in values.items() if "." in name or name == "annealing"}
-        rest = {name: value for name, value in values.items() if name not in further}
-        return rest | ({"overrides": further} if further else {})
+        overrides = {name: value for name, value in values.items() if "." in name or name == "annealing"}
+        fields = {name: value for name, value in values.items() if name not in overrides}
+        return fields | ({"overrides": overrides} if overrides else {})
 
 
 class Columns(Strict):
-    """Datasets times classes times metrics; `rows` replaces rows of the table, or leaves one out with null."""
+    """Datasets times classes times metrics; `rows` replaces rows of the table; null leaves one out."""
 
     dataset: Labels
     metric: Labels
@@ -86,7 +87,7 @@ class Question(Strict):
 
 
 class Spec(Strict):
-    """A table. Without rows it has one row per setting on record, among `datasets`, `losses`, `families`."""
+    """A table. Without `rows` it has one per setting on record, limited to `datasets`, `losses`, `families`."""
 
     name: str
     title: str
@@ -110,7 +111,7 @@ class Spec(Strict):
     details: bool = True
     figure: Literal["dots", "lines", "ranks", "leads"] = "dots"
     reference: str | None = None
-    next: str | None = None  # what to do next, printed below an answer in one sentence
+    next: str | None = None  # what to do next, printed below the table's answer
     datasets: tuple[str, ...] | None = None
     losses: tuple[str, ...] | None = None
     families: tuple[str, ...] | None = None
@@ -135,7 +136,7 @@ class Spec(Strict):
 
 
 def names(config_dir: str | None = None) -> list[str]:
-    """All tables: the papers' in their order, then ours and those of the user's folder."""
+    """All tables: the papers' in order, then ours and those in the user's folder."""
     ranks = {paper: rank for rank, paper in enumerate(papers.PROTOCOLS)}
     return sorted(sorted(groups(config_dir)["table"]), key=lambda name: ranks.get(name.rpartition("_")[0], len(ranks)))
 
@@ -175,7 +176,7 @@ def _values(name: str, config_dir: str | None) -> Options:
 
 
 def usual_preset(table: Spec) -> str:
-    """The preset that fills a table: the paper's protocol for a paper's, the quickest accepted one for ours."""
+    """The preset that fills a table: `paper` for a paper's table, the quickest one shown for ours."""
     return "paper" if table.paper else table.preset or "lean"
 
 
@@ -183,31 +184,32 @@ def blank_cells(table: Spec, variant: str) -> Iterator[Cell]:
     """The empty cells of a table: rows times columns, each with its published number."""
     for axes in table.columns:
         rows = dict(_decided(table, {label: axes.rows.get(label, row) for label, row in table.rows.items()}))
-        for (place, words), (label, row) in product(_labelled(axes.dataset), rows.items()):
+        for (dataset_label, words), (label, row) in product(_labelled(axes.dataset), rows.items()):
             dataset, *options = words.split()
-            needed = _needed(table, row, dataset, options, variant)
+            request = _request(table, row, dataset, options, variant)
             classes = axes.class_ or (row.class_ or table.class_,)
             for class_name, (name, metric) in product(classes, _labelled(table.metric or axes.metric)):
                 per_class = metric in ("precision", "recall")
                 of_class = class_name if per_class else None
-                column = f"{name} {of_class}" if of_class else name
-                block, column = (column, place) if table.blocks == "metric" else (place, column)
+                score_label = f"{name} {of_class}" if of_class else name
+                by_metric = table.blocks == "metric"
+                block, column = (score_label, dataset_label) if by_metric else (dataset_label, score_label)
                 block = axes.block or block
-                known = _published(table, row, dataset, metric, of_class)
+                published = _published(table, row, dataset, metric, of_class)
                 yield Cell(
                     block=f"{block}, {row.block}" if row.block else block,
                     row=label,
                     column=column,
                     score=_score(table, row, dataset, metric, variant),
                     position=CLASS_INDEX[dataset][of_class] if of_class else POSITIVE if per_class else None,
-                    published=known,
-                    findings=papers.findings_of(known) if known else [],
+                    published=published,
+                    findings=papers.findings_of(published) if published else [],
                     trials=table.trials,
-                    **vars(needed),
+                    **vars(request),
                 )
 
 
-def _needed(table: Spec, row: Row, dataset: str, options: Sequence[str], variant: str) -> Request:
+def _request(table: Spec, row: Row, dataset: str, options: Sequence[str], variant: str) -> Request:
     """The runs that fill a row's cells."""
     overrides: Options = {f"dataset.{name}": value for name, value in map(_option, options)}
     overrides |= table.overrides | row.overrides
@@ -238,8 +240,8 @@ def _published(table: Spec, row: Row, dataset: str, metric: str, of_class: str |
 
 @cache
 def _index(paper: str | None, table: int | None) -> dict[tuple, papers.Published]:
-    here = (cell for cell in papers.cells() if (cell.paper, cell.table) == (paper, table))
-    return {(c.dataset, c.our_loss, c.our_beta, c.metric, c.class_, c.block): c for c in here}
+    of_table = (cell for cell in papers.cells() if (cell.paper, cell.table) == (paper, table))
+    return {(c.dataset, c.our_loss, c.our_beta, c.metric, c.class_, c.block): c for c in of_table}
 
 
 def _score(table: Spec, row: Row, dataset: str, metric: str, variant: str) -> str:
@@ -250,7 +252,7 @@ def _score(table: Spec, row: Row, dataset: str, metric: str, variant: str) -> st
 
 
 def _decided(table: Spec, rows: Mapping[str, Row | None]) -> Iterator[tuple[str, Row]]:
-    """The rows that have a loss, each once for every decision of the table."""
+    """The rows that are not null, each repeated for every decision of the table."""
     for label, row in rows.items():
         if row and not table.decisions:
             yield label, row
@@ -259,10 +261,10 @@ def _decided(table: Spec, rows: Mapping[str, Row | None]) -> Iterator[tuple[str,
 
 
 def _labelled(axis: Labels) -> list[tuple[str, str]]:
-    """(label, what it stands for); entries of a list are their own label, options of a dataset left out."""
+    """(label, entry). In a list an entry is its own label; of "keel set=abalone19", the label is abalone19."""
     return list(axis.items()) if isinstance(axis, dict) else [(entry.rpartition("=")[2], entry) for entry in axis]
 
 
-def _option(words: str) -> tuple[str, JsonValue]:
-    name, _, value = words.partition("=")
+def _option(text: str) -> tuple[str, JsonValue]:
+    name, _, value = text.partition("=")
     return name, yaml.safe_load(value)

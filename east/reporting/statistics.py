@@ -1,7 +1,7 @@
-"""95 % intervals, paired comparisons and ranks, as pure functions of lists of numbers. SciPy does the distributions.
+"""95 % intervals, paired comparisons and ranks, as pure functions of lists of numbers. Distributions are SciPy's.
 
-± is the sample standard deviation over trials (ddof 1) everywhere; an interval is always about a mean. The papers'
-trials differ in weight initialisation on one split, so their ± says nothing about other splits: see `spread`.
+± is the sample standard deviation over trials (ddof 1) everywhere; an interval is always that of a mean. The papers'
+trials differ only in their initial weights, on one split, so their ± says nothing about other splits: see `spread`.
 """
 
 import itertools
@@ -15,19 +15,19 @@ from scipy import stats
 
 Split = TypeVar("Split", bound=Hashable)
 LEVEL = 0.95
-EXACT_FLIPS = 14  # up to 2^14 sign patterns are enumerated; beyond that,
-DRAWN_FLIPS = 20_000  # so many are drawn
+EXACT_FLIPS = 14  # differences up to which all 2^n sign patterns are enumerated
+DRAWN_FLIPS = 20_000  # sign patterns drawn for more differences
 POSTERIOR_DRAWS = 50_000
-PUBLISHED_STD_FLOOR = 0.005  # a printed 0.00 is anything below it
-PUBLISHED_TRIALS = 10  # of every published mean
-MARGIN = 0.02  # differences up to here do not matter
+PUBLISHED_STD_FLOOR = 0.005  # a printed 0.00 can be anything below this
+PUBLISHED_TRIALS = 10  # behind every published mean
+MARGIN = 0.02  # differences up to this do not matter
 WORDS = ("reproduced", "close", "differs", "imprecise")
-ALL = "all"  # datasets, beside groups of them, that a lead is over
+ALL = "all"  # name of the group of all datasets in a table's leads
 
 
 @dataclass(frozen=True)
 class Lead:
-    """By how much a method is ahead of another, over datasets; `low` and `high` need at least two."""
+    """By how much a method is ahead of another, over datasets; `low` and `high` need at least two datasets."""
 
     mean: float
     low: float | None
@@ -68,7 +68,7 @@ class Paired:
 
 @dataclass(frozen=True)
 class SignTest:
-    """How probable it is that a loss is behind, practically equal, or ahead on the largest share of datasets."""
+    """Probabilities that a loss is behind, practically equal, or ahead on the largest share of datasets."""
 
     behind: float
     equal: float
@@ -76,8 +76,9 @@ class SignTest:
 
 
 def summarize(values: Sequence[float]) -> Summary:
-    """
-    >>> summarize([0.7, 0.8, 0.9]).std.__round__(3)
+    """Mean, spread and interval of trials.
+
+    >>> round(summarize([0.7, 0.8, 0.9]).std, 3)
     0.1
     """
     n = len(values)
@@ -90,7 +91,7 @@ def summarize(values: Sequence[float]) -> Summary:
 def t_interval(values: Sequence[float], overlap: float = 0.0) -> tuple[float, float]:
     """Student's interval for the mean of at least two values.
 
-    `overlap` = test size / training size, where the trials are random re-splits of the same data: their values are
+    `overlap` is test size / training size if the trials are random re-splits of the same data. Their values are then
     correlated, and the variance of the mean is s² (1/n + overlap) instead of s²/n (Nadeau and Bengio, 2003).
     """
     n = _at_least(2, values)
@@ -117,7 +118,7 @@ def verdict(difference: Interval) -> str:
     """One word for an interval of ours minus published.
 
     reproduced: inside ±0.02 and contains 0. close: inside ±0.02. differs: excludes 0 and reaches beyond ±0.02.
-    imprecise: contains 0, but reaches beyond ±0.02, so that the trials cannot tell.
+    imprecise: contains 0 but reaches beyond ±0.02, so the trials cannot decide.
 
     >>> [verdict(Interval(*ends)) for ends in [(-0.01, 0.01), (0.005, 0.015), (0.01, 0.03), (-0.03, 0.01)]]
     ['reproduced', 'close', 'differs', 'imprecise']
@@ -133,13 +134,13 @@ def paired(a: Mapping[Split, float], b: Mapping[Split, float], overlap: float = 
 
     The p-value is that of the sign-flip test: if neither is better, every difference could as well have the other sign.
     It is exact and needs no normality; its smallest value is 2^(1-n), so few trials can never look convincing. With
-    `overlap` (see `t_interval`) the trials are not exchangeable, and it is that of the corrected t-test instead.
-    Where all differences are the same number there is no interval.
+    `overlap` (see `t_interval`) the trials are not exchangeable, and the corrected t-test is used instead.
+    There is no interval if all differences are equal.
     """
     differences = [a[label] - b[label] for label in a if label in b]
     n = len(differences)
     mean = math.fsum(differences) / n if n else None
-    vary = n > 1 and max(differences) - min(differences) > 1e-12  # else nothing says how sure the mean is
+    vary = n > 1 and max(differences) - min(differences) > 1e-12  # otherwise the error of the mean is unknown
     low, high = t_interval(differences, overlap) if vary else (None, None)
     p = None if n < 2 else corrected_t(differences, overlap) if overlap and vary else sign_flip(differences)
     return Paired(n, mean, low, high, sum(d > 0 for d in differences), p)
@@ -159,13 +160,13 @@ def sign_flip(differences: Sequence[float]) -> float:
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=n)))
     else:
         signs = np.random.default_rng(0).choice((1.0, -1.0), (DRAWN_FLIPS, n))
-        signs[0] = 1.0  # the observed pattern is one of them, which keeps p above 0
+        signs[0] = 1.0  # include the observed pattern, which keeps p above 0
     sums = np.abs(signs @ np.asarray(differences, dtype=float))
     return float(np.mean(sums >= sums[0] - 1e-12))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """Holm's step-down correction: p-values that may all be read at once at the same level.
+    """Holm's step-down correction: p-values that can all be judged at the same level.
 
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
@@ -188,7 +189,7 @@ def by_split(values: Mapping[tuple[Split, int], float]) -> dict[Split, float]:
 def spread(values: Mapping[tuple[Split, int], float]) -> tuple[float | None, float | None]:
     """(split, seed) -> score: standard deviation over seeds within a split, and between the splits' means.
 
-    The first pools the splits' variances; either is None where there is nothing to take it from.
+    The first pools the splits' variances. Either is None without enough trials or splits.
     """
     means = by_split(values)
     freedom = len(values) - len(means)
@@ -229,7 +230,7 @@ def friedman(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
 
 
 def critical_difference(methods: int, columns: int) -> float:
-    """Mean ranks closer than this cannot be told apart (Nemenyi, 1963; Demšar, 2006): q sqrt(k (k + 1) / (6 N)).
+    """Mean ranks closer than this do not differ significantly (Nemenyi, 1963; Demšar, 2006): q sqrt(k (k + 1) / (6 N)).
 
     >>> round(critical_difference(5, 30), 3)
     1.114
@@ -241,12 +242,13 @@ def critical_difference(methods: int, columns: int) -> float:
 def sign_test(differences: Sequence[float], rope: float = 0.01, prior: float = 1.0) -> SignTest:
     """Bayesian sign test of differences over datasets (Benavoli et al., 2017).
 
-    `rope`: differences up to here are practically none. The shares of the three outcomes have a Dirichlet posterior
-    whose prior weighs as much as `prior` equal datasets; each number is the probability that its share is the largest.
+    `rope`: differences up to this count as equal. The shares of the three outcomes have a Dirichlet posterior, whose
+    prior weighs as much as `prior` datasets with equal scores. Each number is the probability that its share is the
+    largest.
     """
     values = np.asarray(differences, dtype=float)
     counts = [(values < -rope).sum(), (np.abs(values) <= rope).sum() + prior, (values > rope).sum()]
-    # Dirichlet shares are gamma draws up to their sum, which does not change which is the largest.
+    # Dirichlet shares are gamma draws divided by their sum, which does not change which one is largest.
     shares = np.random.default_rng(0).standard_gamma(np.array(counts, dtype=float), (POSTERIOR_DRAWS, 3))
     return SignTest(*(np.bincount(shares.argmax(1), minlength=3) / POSTERIOR_DRAWS).tolist())
 

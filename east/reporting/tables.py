@@ -1,7 +1,7 @@
 """Tables: records beside the published numbers, in Markdown, LaTeX, CSV, JSON and plain text. Nothing here needs torch.
 
-specs.py says what a table asks for, cells.py which records fill a cell and how it is judged, fidelity.py how fully they
-follow the protocol, writers.py how a table looks.
+specs.py says what a table consists of, cells.py which records fill a cell and how it is judged, fidelity.py how fully
+they follow the protocol, writers.py how a table looks.
 """
 
 import math
@@ -29,22 +29,22 @@ from east.settings.command import Command
 __all__ = ["Cell", "Spec", "Table", "build", "build_all", "command", "comparisons", "labels", "names", "plan"]
 __all__ += ["papers_tables", "render", "spec", "usual_preset"]
 
-REFERENCES = ("ce", "bce")  # what a loss is compared with
-RAREST = {"fewer than 10": (0, 10), "10 to 29": (10, 30), "30 or more": (30, math.inf)}  # rows of it on validation
-ROPE = 0.01  # scores that differ by less are practically equal
+REFERENCES = ("ce", "bce")  # losses that the others are compared with
+RAREST = {"fewer than 10": (0, 10), "10 to 29": (10, 30), "30 or more": (30, math.inf)}  # validation rows of that class
+ROPE = 0.01  # scores that differ by at most this are practically equal
 OVERLAP = 0.20 / 0.64  # test rows / training rows of the papers' splits, see statistics.t_interval
-PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-in decision, where the records have it
+PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-in decision, if it is on record
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two rows of a column, trial by trial. `p_holm` is corrected over the table's declared questions; else None."""
+    """Two rows of a column, trial by trial. `p_holm` is corrected over the table's questions; None if it is not one."""
 
     block: str
     column: str
     row: str
     against: str
-    over: str  # "seed": initialisations on one split; "split": a new split each, Nadeau and Bengio's correction
+    over: str  # "seed": initialisations on one split; "split": a new split each, with Nadeau and Bengio's correction
     n: int
     difference: float
     low: float | None
@@ -58,9 +58,9 @@ class Comparison:
 class Ranking:
     """The rows of a block by their mean rank over the columns that every row has trials for.
 
-    `friedman` is the p-value of "all rank alike"; ranks less than `critical_difference` apart cannot be told apart
-    (Nemenyi). `signs`: cross-entropy, plain and with plug-in -> each row against it by the Bayesian sign test; `leads`:
-    all datasets, and groups of them by the rarest class on validation -> each row's lead over the reference row.
+    friedman: p-value of "all rank alike". critical_difference: closer ranks do not differ significantly (Nemenyi).
+    signs: a row of cross-entropy, or the reference row -> each other row against it, by the Bayesian sign test.
+    leads: a group of datasets (all, or by validation rows of the rarest class) -> each row's lead over the reference.
     """
 
     block: str
@@ -76,7 +76,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Missing:
-    """A run that a table needs: the command that makes it, and how many of its trials are done."""
+    """A run that a table still needs: its command, and how many of its trials are done."""
 
     command: Command
     done: int
@@ -85,41 +85,41 @@ class Missing:
 
 @dataclass
 class Table:
-    """Cells with their caption. Blocks are sub-tables, one per dataset, with the same kind of rows and columns."""
+    """Cells with their caption. Blocks are sub-tables, usually one per dataset."""
 
     name: str
     title: str
     caption: str
     cells: list[Cell]
-    findings: dict[str, papers.Finding]  # those about its cells, in order of appearance
+    findings: dict[str, papers.Finding]  # id -> a finding about its cells, in the order of findings.yaml
     flipped: bool = False  # on paper a line per column
     ranked: bool = False  # rows are compared over all columns, instead of within each
-    details: bool = True  # whether its cells are shown, besides the ranks
+    details: bool = True  # whether cells are shown besides the ranks
     figure: str = "dots"
-    reference: str | None = None  # the row that all others are compared with; None: those of cross-entropy
+    reference: str | None = None  # the row that all others are compared with; None: the rows of cross-entropy
     next: str | None = None  # what to do next
     questions: tuple[Question, ...] = ()
 
     @cached_property
     def blocks(self) -> dict[str, dict[tuple[str, str], Cell]]:
         """Block -> (line, column on paper) -> cell."""
-        found: dict[str, dict[tuple[str, str], Cell]] = {}
+        blocks: dict[str, dict[tuple[str, str], Cell]] = {}
         for cell in self.cells:
             place = (cell.column, cell.row) if self.flipped else (cell.row, cell.column)
-            found.setdefault(cell.block, {})[place] = cell
-        return found
+            blocks.setdefault(cell.block, {})[place] = cell
+        return blocks
 
     def column(self, cell: Cell) -> list[Cell]:
-        """The cells of a cell's column, itself included."""
+        """All cells in the column of a cell."""
         return [c for c in self.blocks[cell.block].values() if c.column == cell.column]
 
     def letter(self, finding: str) -> str:
         return "abcdefghijklmnopqrstuvwxyz"[list(self.findings).index(finding)]
 
     def best(self, cell: Cell, which: str) -> bool:
-        """Is this the highest of its column, to three decimals? `which`: "ours" or "published".
+        """Whether this is the highest number of its column, to three decimals. `which`: "ours" or "published".
 
-        A column of one number has no best, nor has one whose rows show different scores; a single trial is none.
+        There is no best in a column with one number or with different scores in its rows; single trials do not count.
         """
         column = self.column(cell)
         means: dict[str, float] = {}
@@ -142,10 +142,10 @@ class Table:
         columns = [column for column in next(iter(means.values())) if all(column in row for row in means.values())]
         if len(columns) < 2:
             return None
-        scores = {row: [own[column] for column in columns] for row, own in means.items()}
-        references = {cell.row: None for cell in self.blocks[block].values() if cell.loss in REFERENCES}
-        references = {self.reference: None} if self.reference else references
-        against = lambda rival, own: statistics.sign_test(np.subtract(own, scores[rival]).tolist(), ROPE)  # noqa: E731
+        scores = {row: [by_column[column] for column in columns] for row, by_column in means.items()}
+        references = dict.fromkeys(cell.row for cell in self.blocks[block].values() if cell.loss in REFERENCES)
+        rivals = [self.reference] if self.reference else list(references)
+        against = lambda row, rival: statistics.sign_test(np.subtract(scores[row], scores[rival]).tolist(), ROPE)  # noqa: E731
         return Ranking(
             block,
             columns,
@@ -153,7 +153,7 @@ class Table:
             statistics.friedman(scores)[1],
             statistics.critical_difference(len(scores), len(columns)),
             ROPE,
-            {rival: {row: against(rival, own) for row, own in scores.items() if row != rival} for rival in references},
+            {rival: {row: against(row, rival) for row in scores if row != rival} for rival in rivals},
             self.reference,
             self._leads(block, columns, scores) if self.reference else {},
         )
@@ -166,18 +166,18 @@ class Table:
         groups = {statistics.ALL: columns} | {
             name: [column for column in columns if low <= rarest[column] < high] for name, (low, high) in RAREST.items()
         }
-        found: dict[str, dict[str, statistics.Lead]] = {}
+        leads: dict[str, dict[str, statistics.Lead]] = {}
         for name, members in groups.items():
             places = [columns.index(column) for column in members]
-            for row, own in scores.items():
+            for row, values in scores.items():
                 if row != self.reference and places:
-                    differences = [own[place] - scores[self.reference or ""][place] for place in places]
-                    found.setdefault(name, {})[row] = statistics.lead(differences)
-        return found
+                    differences = [values[place] - scores[self.reference or ""][place] for place in places]
+                    leads.setdefault(name, {})[row] = statistics.lead(differences)
+        return leads
 
     @property
     def missing(self) -> list[str]:
-        """Commands that fill the cells without records, each once."""
+        """Commands that fill the empty cells, each once."""
         return list(dict.fromkeys(command(cell) for cell in self.cells if not cell.values and not cell.family))
 
 
@@ -192,11 +192,11 @@ def build(
     found: Sequence[Record] | None = None,
     config_dir: str | None = None,
 ) -> Table:
-    """A table, or the one of that name in conf/table, with what the records hold.
+    """A table, or the one of that name in conf/table, filled from the records.
 
-    `rule` selects the setting, `variant="released"` asks for the papers' quirks, `preset` is the quickest one to accept
-    (default: lean, or what the table says). `found` are the records, if they were read before by `records.scan`.
-    `config_dir` is a folder with the user's configs: perhaps this table, and what it names.
+    `rule` selects the setting, `variant="released"` includes the released code's quirks, `preset` is the quickest one
+    to accept (default: lean, or what the table says). `found` are the records, if `records.scan` has read them already.
+    `config_dir` is a folder with the user's configs, where this table may be.
     """
     table = spec(table, config_dir) if isinstance(table, str) else table
     choose("variant", variant, VARIANTS)
@@ -212,19 +212,21 @@ def build(
         cells = list(recorded.blank_cells(table, ledger, accepted))
     cells = _with_plugin(cells) if table.paper else cells
     for cell in cells:
-        cell.asked, cell.config_dir = preset or usual_preset(table), config_dir
+        cell.command_preset, cell.config_dir = preset or usual_preset(table), config_dir
         fill(cell, ledger, rule, accepted)
     cells = _worth_showing(table, cells)
-    about = {name for cell in cells for name in cell.findings}
-    notes = {finding.id: finding for finding in papers.findings() if finding.id in about}
+    ids = {name for cell in cells for name in cell.findings}
+    findings = {finding.id: finding for finding in papers.findings() if finding.id in ids}
     caption = _caption(table, cells, rule, variant, today or date.today())
     shared = ("flipped", "ranked", "details", "figure", "reference", "next", "questions")
-    style = {name: getattr(table, name) for name in shared}
-    return Table(table.name, table.title, caption, cells, notes, **style)
+    return Table(table.name, table.title, caption, cells, findings, **{name: getattr(table, name) for name in shared})
 
 
 def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
-    """Without scores that no record of a dataset has, such as positive-class F1 of ten classes; results come first."""
+    """The cells without columns that a dataset's records lack, such as positive-class F1 of ten classes.
+
+    A table with rows shows blocks with results first.
+    """
     if not table.rows:
         scored = {(cell.block, cell.column) for cell in cells if cell.values}
         return [cell for cell in cells if (cell.block, cell.column) in scored]
@@ -236,29 +238,26 @@ def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
 
 def build_all(results_dir: str | Path = "results", **options: Any) -> list[Table]:
     """Every table of the papers."""
-    found = records.scan(results_dir)
-    return [build(name, results_dir, found=found, **options) for name in papers_tables()]
+    scanned = records.scan(results_dir)
+    return [build(name, results_dir, found=scanned, **options) for name in papers_tables()]
 
 
 def render(table: str | Spec, results_dir: str | Path = "results", format: str = "markdown", **options: Any) -> str:
     """A table, or "all" tables of the papers, as text. `options` are those of `build`."""
     choose("format", format, writers.WRITERS)
     tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
-    return writers.WRITERS[format](tables, [comparisons(one) for one in tables])
+    return writers.WRITERS[format](tables, [comparisons(built) for built in tables])
 
 
 def plan(
     table: str | Spec, results_dir: str | Path = "results", preset: str = "paper", **options: Any
 ) -> list[Missing]:
-    """The runs a table (or "all") still needs, each once.
-
-    A trial counts if it was trained as the preset asks, or more fully.
-    """
+    """The runs that a table (or "all") still needs, each once. Trials of this preset or a fuller one count as done."""
     options |= {"preset": preset}
     tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
     runs: dict[str, Missing] = {}
-    for cell in (cell for one in tables for cell in one.cells):
-        done = len(cell.values) if cell.as_asked else 0
+    for cell in (cell for built in tables for cell in built.cells):
+        done = len(cell.values) if cell.is_ideal else 0
         if cell.trials and done < cell.trials:
             runs.setdefault(command(cell), Missing(typed_command(cell), done, cell.trials))
     return list(runs.values())
@@ -272,22 +271,19 @@ def comparisons(table: Table) -> list[Comparison]:
     """
     if table.ranked:
         return []
-    asked = {(block, q.column, q.row, q.against) for q in table.questions for block in q.blocks}
-    found = []
-    for cell in table.cells:
-        for rival in _rivals(table, cell, asked):
-            found += _paired(cell, rival)
-    # One p-value for each question: over seeds where the protocol has one split, which come first.
+    questions = {(block, q.column, q.row, q.against) for q in table.questions for block in q.blocks}
+    pairs = [pair for cell in table.cells for rival in _rivals(table, cell, questions) for pair in _paired(cell, rival)]
+    # One p-value for each question: its first pair, over seeds if the protocol has one split.
     first: dict[tuple[str, str, str, str], int] = {}
-    for index, one in enumerate(found):
-        if (question := (one.block, one.column, one.row, one.against)) in asked:
+    for index, pair in enumerate(pairs):
+        if (question := (pair.block, pair.column, pair.row, pair.against)) in questions:
             first.setdefault(question, index)
-    corrected = dict(zip(first.values(), statistics.holm([found[i].p for i in first.values()]), strict=True))
-    return [replace(one, p_holm=corrected.get(index)) for index, one in enumerate(found)]
+    corrected = dict(zip(first.values(), statistics.holm([pairs[i].p for i in first.values()]), strict=True))
+    return [replace(pair, p_holm=corrected.get(index)) for index, pair in enumerate(pairs)]
 
 
 def answer(table: Table) -> str | None:
-    """One sentence on a table with a reference row: which row has the highest first score, and how sure that is."""
+    """One sentence about a table with a reference row: which row is best by the first score, and how sure that is."""
     first = [cell for cell in table.cells if cell.column == table.cells[0].column and cell.values]
     if not first or not table.reference:
         return None
@@ -301,19 +297,19 @@ def answer(table: Table) -> str | None:
     return f"{sentence}; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s."
 
 
-def _rivals(table: Table, cell: Cell, asked: set[tuple[str, str, str, str]]) -> Iterator[Cell]:
-    """What a cell is compared with: the same measure of trials made the same way."""
+def _rivals(table: Table, cell: Cell, questions: set[tuple[str, str, str, str]]) -> Iterator[Cell]:
+    """The cells that a cell is compared with: same measure, protocol, split and preset."""
     for rival in table.column(cell):
-        declared = (cell.block, cell.column, cell.row, rival.row) in asked
+        declared = (cell.block, cell.column, cell.row, rival.row) in questions
         is_reference = rival.row == table.reference if table.reference else rival.loss in REFERENCES
         if rival is cell or not (declared or (is_reference and cell.row != table.reference)):
             continue
         plain = cell.loss in REFERENCES and cell.score == cell.measure
         if plain and rival.score != rival.measure:
-            continue  # the plug-in row has this comparison
+            continue  # the comparison is in the plug-in row
         networks = cell.trains_networks and rival.trains_networks
-        alike = ("measure", "protocol", "split", *(("preset",) if networks else ()))
-        if all(getattr(cell, name) == getattr(rival, name) for name in alike):
+        shared = ("measure", "protocol", "split", *(("preset",) if networks else ()))
+        if all(getattr(cell, name) == getattr(rival, name) for name in shared):
             yield rival
 
 
@@ -323,20 +319,20 @@ def _paired(cell: Cell, rival: Cell) -> list[Comparison]:
         pairs["seed"] = statistics.paired(cell.values, rival.values)
     ours, theirs = statistics.by_split(cell.splits), statistics.by_split(rival.splits)
     pairs["split"] = statistics.paired(ours, theirs, overlap=OVERLAP)
-    where = (cell.block, cell.column, cell.row, rival.row)
-    return [Comparison(*where, unit, **vars(pair)) for unit, pair in pairs.items() if pair.n > 1]
+    names = (cell.block, cell.column, cell.row, rival.row)
+    return [Comparison(*names, unit, **vars(pair)) for unit, pair in pairs.items() if pair.n > 1]
 
 
 def _with_plugin(cells: Sequence[Cell]) -> list[Cell]:
-    """A paper's cells, and below those of each block the rows that plug-in decisions make of the same trials."""
-    rows = {where: list(row) for where, row in groupby(cells, key=lambda cell: (cell.block, cell.row))}
-    further: dict[str, list[Cell]] = {block: [] for block, _ in rows}
+    """A paper's cells, followed in each block by rows of the same trials with plug-in decisions."""
+    rows = {names: list(row) for names, row in groupby(cells, key=lambda cell: (cell.block, cell.row))}
+    plugged: dict[str, list[Cell]] = {block: [] for block, _ in rows}
     for (block, label), row in rows.items():
         if row[0].loss in PLUGGED and all(cell.score.removeprefix("test.") in TUNED_FOR for cell in row):
             for cell in row:
-                also, score = f"{label} + plug-in", decided(cell.score, "plugin")
-                further[block].append(replace(cell, row=also, score=score, published=None, findings=[]))
-    return [c for block, group in groupby(cells, key=lambda cell: cell.block) for c in (*group, *further[block])]
+                new_label, score = f"{label} + plug-in", decided(cell.score, "plugin")
+                plugged[block].append(replace(cell, row=new_label, score=score, published=None, findings=[]))
+    return [c for block, group in groupby(cells, key=lambda cell: cell.block) for c in (*group, *plugged[block])]
 
 
 def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today: date) -> str:
@@ -351,9 +347,9 @@ def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today:
         *([f"records of commit {', '.join(commits)}"] if commits else []),
         f"rendered {today.isoformat()}",
     ]
-    wanted = "/asked for" if any(cell.trials for cell in cells) else ""
+    of_how_many = "/asked for" if any(cell.trials for cell in cells) else ""
     narrow = ", bare means where the page is narrow" if table.ranked else ""
-    legend = f"Ours: mean ± sample standard deviation (trials done{wanted}){narrow}."
+    legend = f"Ours: mean ± sample standard deviation (trials done{of_how_many}){narrow}."
     if any(cell.capped for cell in cells):
         legend += " Capped: more than half of the trials ended at the epoch limit."
     if any(cell.published for cell in cells):

@@ -52,8 +52,8 @@ def texts(table: "Table", cell: "Cell", style: Style) -> list[str]:
 def _ours(table: "Table", cell: "Cell", style: Style) -> str:
     ours = cell.summary
     if not ours.n:
-        without = "—" if cell.tried else "not run"
-        return style.escape(f"failed ({cell.failed})" if cell.failed else without)
+        empty = "—" if cell.has_trials else "not run"
+        return style.escape(f"failed ({cell.failed})" if cell.failed else empty)
     if table.ranked and style.narrow:
         return _emphasis(table, cell, "ours", f"{ours.mean:.3f}", style)
     number = f"{ours.mean:.3f}" + (f" ± {ours.std:.3f}" if ours.std is not None else "")
@@ -64,11 +64,12 @@ def _ours(table: "Table", cell: "Cell", style: Style) -> str:
 
 
 def _published(table: "Table", cell: "Cell", style: Style) -> str:
-    known = cell.published
-    if not known:
+    published = cell.published
+    if not published:
         return ""
     letters = ",".join(map(table.letter, cell.findings))
-    number = _emphasis(table, cell, "published", f"{known.mean:.{known.places}f} ± {known.std:.2f}", style)
+    text = f"{published.mean:.{published.places}f} ± {published.std:.2f}"
+    number = _emphasis(table, cell, "published", text, style)
     return number + (style.raised.format(letters) if letters else "")
 
 
@@ -91,11 +92,11 @@ def _signed(number: float) -> str:
 
 
 def layout(table: "Table", style: Style) -> Iterator[tuple[str, list[str], list[list[str]]]]:
-    """Each block as (name, header, lines); published and difference appear where anything was published."""
+    """Each block as (name, header, lines); only columns with published numbers show them and the difference."""
     for block, cells in table.blocks.items() if table.details else ():
         rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-        known = {column for (_, column), cell in cells.items() if cell.published}
-        width = {column: 3 if column in known else 1 for column in columns}
+        published = {column for (_, column), cell in cells.items() if cell.published}
+        width = {column: 3 if column in published else 1 for column in columns}
         header = [""]
         for column in columns:
             header += [style.escape(heading(table, block, column)), "published", style.escape("Δ")][: width[column]]
@@ -107,26 +108,26 @@ def layout(table: "Table", style: Style) -> Iterator[tuple[str, list[str], list[
 
 
 def heading(table: "Table", block: str, column: str) -> str:
-    """A column's name, with its score and, if mixed, its presets.
+    """A column's name with its score and, if mixed, its presets.
 
-    Such as "f1 (f1_positive; RF, CCS: f1_macro; mixed training: paper, budget)".
+    For example "f1 (f1_positive; RF, CCS: f1_macro; mixed training: paper, budget)".
     """
     rows: dict[str, list[str]] = {}
     cells = [cell for (_, name), cell in table.blocks[block].items() if name == column]
     for cell in cells:
         rows.setdefault(papers.shown(cell.measure).replace("test.", ""), []).append(cell.row)
     first, *others = rows
-    plain = table.flipped or (not others and (first == block or column.partition(" ")[0].endswith(first)))
-    facts = [] if plain else [first, *(f"{', '.join(rows[score])}: {score}" for score in others)]
-    trained = {cell.preset or "" for cell in cells if cell.values and cell.trains_networks and not cell.family}
-    if len(trained) > 1 and not table.flipped:
-        ordered = sorted(trained, key=lambda preset: (*PRESETS, preset).index(preset))
+    obvious = table.flipped or (not others and (first == block or column.partition(" ")[0].endswith(first)))
+    facts = [] if obvious else [first, *(f"{', '.join(rows[score])}: {score}" for score in others)]
+    presets = {cell.preset or "" for cell in cells if cell.values and cell.trains_networks and not cell.family}
+    if len(presets) > 1 and not table.flipped:
+        ordered = sorted(presets, key=lambda preset: (*PRESETS, preset).index(preset))
         facts.append(f"mixed training: {', '.join(ordered)}")
     return f"{column} ({'; '.join(facts)})" if facts else column
 
 
 def notes(table: "Table") -> Iterator[tuple[str, str]]:
-    """Footnotes as (mark, text): what the marks mean, then the findings."""
+    """Footnotes as (mark, text): the meaning of the marks, then the findings."""
     used = {mark for cell in table.cells for mark in cell.marks}
     yield from ((mark, text) for mark, text in MARKS.items() if mark in used)
     for name, finding in table.findings.items():
@@ -145,7 +146,7 @@ COMPARED = ["data", "score", "pair", "over", "difference [95 % interval]", "wins
 
 
 def how_compared(pairs: Sequence["Comparison"]) -> str:
-    """How the comparisons were computed: tests and corrections."""
+    """Which intervals, tests and corrections the comparisons use."""
     units, questions = {pair.over for pair in pairs}, sum(pair.p_holm is not None for pair in pairs)
     sentences = []
     if "seed" in units:
@@ -240,16 +241,16 @@ def text(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
 
 
 def to_run(table: "Table") -> list[str]:
-    """Commands that fill the empty cells; if there are too many, the first few and one that runs all."""
+    """Commands that fill the empty cells; if there are many, the first few and one that runs all of them."""
     if len(table.missing) <= MOST_COMMANDS:
         return table.missing
-    shown = table.missing[:3]
-    rest = f"# and {len(table.missing) - len(shown)} more; all of them: east-run task=reproduce table={table.name}"
-    return [*shown, rest]
+    first = table.missing[:3]
+    note = f"# and {len(table.missing) - len(first)} more; all of them: east-run task=reproduce table={table.name}"
+    return [*first, note]
 
 
 def stacked(table: "Table", block: str) -> list[list[str]]:
-    """A block with its scores below each other, to fit a terminal."""
+    """A block with its columns below each other, to fit a terminal."""
     cells = table.blocks[block]
     lines = [[block, "ours", "published", "Δ"]]
     for column in dict.fromkeys(column for _, column in cells):
@@ -259,7 +260,7 @@ def stacked(table: "Table", block: str) -> list[list[str]]:
 
 
 def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of words in columns: the first to the left, the others to the right."""
+    """Lines of words as text, the first column aligned left and the others right."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
     return "\n".join("  ".join(line).rstrip() for line in padded)
@@ -298,15 +299,16 @@ def _latex_rankings(table: "Table") -> list[str]:
 
 
 def flat(table: "Table", cell: "Cell") -> dict[str, object]:
-    """A cell as one line of numbers."""
-    ours, known, interval = cell.summary, cell.published, cell.interval
+    """A cell as one row of a CSV file."""
+    ours, published, interval = cell.summary, cell.published, cell.interval
     constant = sum(cell.constant) / len(cell.constant) if cell.constant else None
     return {
         **{"table": table.name, "block": cell.block, "row": cell.row, "column": cell.column, "dataset": cell.dataset},
         **{"loss": cell.loss, "parameters": cell.parameters | cell.overrides, "protocol": cell.protocol},
         **{"score": papers.shown(cell.score), "mean": ours.mean, "std": ours.std, "low": ours.low, "high": ours.high},
         **{"n": ours.n, "trials": cell.trials, "failed": cell.failed, "capped": cell.capped},
-        **{"published_mean": known.mean if known else None, "published_std": known.std if known else None},
+        **{"published_mean": published.mean if published else None},
+        **{"published_std": published.std if published else None},
         **{"difference": cell.difference, "difference_low": interval.low if interval else None},
         **{"difference_high": interval.high if interval else None, "word": cell.word, "ticked": cell.ticked},
         **{"constant": constant, "constant_word": cell.constant_word, "findings": cell.findings},
@@ -332,16 +334,16 @@ def csv_(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
 
 def json_(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
     """A list of tables: name, title, caption, cells (with the value of every seed), comparisons, findings, missing, and
-    the rankings of a table that has them."""
-    found = [
+    rankings if the table has them."""
+    entries = [
         {"name": table.name, "title": table.title, "caption": table.caption}
         | {"cells": [flat(table, cell) | {"values": cell.values} for cell in table.cells]}
-        | {"comparisons": [asdict(pair) for pair in compared_rows]}
+        | {"comparisons": [asdict(pair) for pair in comparisons]}
         | {"findings": [_finding(finding) for finding in table.findings.values()], "missing": table.missing}
         | ({"rankings": [asdict(ranking) for ranking in table.rankings]} if table.ranked else {})
-        for table, compared_rows in zip(tables, pairs, strict=True)
+        for table, comparisons in zip(tables, pairs, strict=True)
     ]
-    return json.dumps(found, indent=1, ensure_ascii=False) + "\n"
+    return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
 
 
 WRITERS = {"markdown": markdown, "latex": latex, "csv": csv_, "json": json_, "text": text}

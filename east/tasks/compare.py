@@ -26,7 +26,7 @@ from east.experiment import budget, records
 from east.experiment.budget import OutOfTime
 from east.experiment.ledger import model_folder
 from east.experiment.runs import Run, load, split_options
-from east.experiment.scheduler import carry_out, ledger_of, saying_what_is_saved
+from east.experiment.scheduler import carry_out, ledger_of, noting_saved_trials
 from east.reporting import writers
 from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, Measure, judge, on_unseen_rows
 from east.reporting.pages import compare as page
@@ -314,7 +314,7 @@ def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], 
     failures: list[str] = []
     cut: list[str] = []
     turns = Turns(in_turn(plans))
-    with display.shown(turns), saying_what_is_saved(lambda: done):
+    with display.shown(turns), noting_saved_trials(lambda: done):
         for plan in turns.taken():
             left = math.inf if deadline is None else deadline - time.monotonic()
             run, share = plan.run, 1.0

@@ -302,7 +302,7 @@ def on_record(items: Sequence[Item], runs: Sequence[Run]) -> list[Item]:
     """Add what the results folder holds: finished trainings, and the epochs that similar trials took."""
     ledger = ledger_of(runs)
     took: dict[tuple, list[int]] = {}
-    for record in ledger.found.values():
+    for record in ledger.records.values():
         if record.status == "done" and record.epochs:
             took.setdefault(alike(record.config), []).append(record.epochs)
     result = []

@@ -1,7 +1,7 @@
-"""The answer of task=compare and task=evaluate as files: a self-contained HTML page, scores and predictions as CSV.
+"""The results of task=compare and task=evaluate as files: a self-contained HTML page, scores and predictions as CSV.
 
-No external requests and no scripts; light and dark, readable on a phone. Every number on the page is in scores.csv,
-and follows from predictions.csv.
+No external requests and no scripts; light and dark, readable on a phone. Every score on the page is in scores.csv and
+can be computed from predictions.csv.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from east.training import decisions
 if TYPE_CHECKING:
     import pandas as pd
 
-WRONG = 12  # rows that are shown
+WRONG = 12  # mistakes that are shown
 VALUES = 6  # of their columns
 CELL = 30  # characters of a cell
-MATRIX = 20  # classes of a confusion matrix that fits a page; of more, the most frequent mistakes are listed
+MATRIX = 20  # classes of a confusion matrix that fits a page; with more, the most frequent mistakes are listed
 CURVES = 6  # precision-recall curves in one figure
 POINTS = 200  # of a curve
-BINS = 10
-COLUMNS = 1000  # described one by one
+BINS = 10  # of the calibration curve
+COLUMNS = 1000  # columns of the data that are described one by one
 WIDTH, HEIGHT, MARGIN = 340, 260, 44
 STYLE = """
 .lead { font-size: 1.15rem; max-width: 60rem; } .warning { color: var(--maybe); }
@@ -44,8 +44,7 @@ COLOURS = ("var(--link)", "var(--bad)", "var(--good)", "var(--maybe)", "var(--so
 class Scored:
     """A model's decisions on labelled rows.
 
-    frame: the rows as the user knows them, numbered from 0 by the index; None where they are no rows but pairs of a
-    graph.
+    frame: the rows as the user knows them, numbered from 0 by the index; None for the pairs of a graph.
     """
 
     part: Part
@@ -64,7 +63,10 @@ def write(
     command: str,
     predict: str,
 ) -> None:
-    """report.html, scores.csv, predictions.csv and command.txt of a comparison. predict: how to use its model."""
+    """Write report.html, scores.csv, predictions.csv and command.txt of a comparison.
+
+    predict: the command that applies the saved model.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     chosen = result.winner.chosen
     rows = rows_of(loaded, splits.test.index.numpy())
@@ -85,7 +87,7 @@ def write(
 
 
 def rows_of(loaded: Data, index: np.ndarray) -> "pd.DataFrame | None":
-    """Some rows of the data without their target: as they were read, else their features, else no columns at all."""
+    """Some rows of the data without their target: as read from a file, else their features, else without columns."""
     import pandas as pd
 
     if loaded.kind == "graph":
@@ -101,7 +103,7 @@ def rows_of(loaded: Data, index: np.ndarray) -> "pd.DataFrame | None":
 def write_evaluation(
     folder: Path, title: str, scored: Scored, scores: "pd.DataFrame", intervals: dict[str, Interval], command: str
 ) -> None:
-    """report.html and scores.csv of a saved model on labelled rows."""
+    """Write report.html and scores.csv of a saved model on labelled rows."""
     folder.mkdir(parents=True, exist_ok=True)
     scores.to_csv(folder / "scores.csv", index=False)
     lines = [
@@ -118,7 +120,7 @@ def write_evaluation(
 
 
 def write_page(folder: Path, title: str, sections: dict[str, str]) -> None:
-    """report.html; sections without text are left out."""
+    """Write report.html; sections without text are left out."""
     body = "".join(f"<section><h2>{escape(name)}</h2>{text}</section>" for name, text in sections.items() if text)
     page = html.document(title, f"<h1>{escape(title)}</h1>", body, STYLE)
     (folder / "report.html").write_text(page, encoding="utf-8")
@@ -136,10 +138,10 @@ def table(header: Sequence[str], lines: Sequence[Sequence[str]], label: str, mar
 
 
 def winner(result: Comparison, notes: Sequence[str]) -> str:
-    at = result.interval(result.best)
+    test = result.interval(result.best)
     parts = [
-        f'<p class="lead"><strong>{escape(result.winner.name)}</strong>: {escape(result.score)} {at.value:.3f} on test '
-        f"rows (95 % interval {at.low:.3f} to {at.high:.3f}), {result.standing}.</p>"
+        f'<p class="lead"><strong>{escape(result.winner.name)}</strong>: {escape(result.score)} {test.value:.3f} on '
+        f"test rows (95 % interval {test.low:.3f} to {test.high:.3f}), {result.standing}.</p>"
     ]
     if result.uncertain:
         parts.append(f'<p class="warning">The choice is uncertain: {escape(result.uncertain)}.</p>')
@@ -151,11 +153,10 @@ def winner(result: Comparison, notes: Sequence[str]) -> str:
 def candidates(result: Comparison) -> str:
     lines = []
     for k, candidate in enumerate(result.candidates):
-        at, lead = result.interval(k), result.lead(k)
+        test, lead = result.interval(k), result.lead(k)
+        scores = [f"{candidate.validation:.3f}", f"{test.value:.3f}", f"{test.low:.3f} to {test.high:.3f}"]
         ahead = ["", ""] if k == result.best else [f"{lead.value:+.3f}", f"{lead.low:+.3f} to {lead.high:+.3f}"]
-        lines.append(
-            [candidate.name, f"{candidate.validation:.3f}", f"{at.value:.3f}", f"{at.low:.3f} to {at.high:.3f}", *ahead]
-        )
+        lines.append([candidate.name, *scores, *ahead])
     header = ["", "validation", "test", "95 % interval", "winner minus this", "95 % interval"]
     return table(header, lines, "All candidates", marked=result.best)
 
@@ -164,17 +165,16 @@ def method(result: Comparison) -> str:
     seeds = max(len(candidate.trials) for candidate in result.candidates)
     of_seeds = "are those of one seed" if seeds == 1 else f"are means over up to {seeds} seeds"
     return (
-        '<p class="caption">The winner is the best on validation rows or, where few rows of a class decide, the '
-        "candidate with the likeliest probabilities among those not clearly worse there. Plug-in rules are "
-        "cross-fitted, and networks are judged on rows that did not stop their training. Test rows "
-        f"were seen by no candidate. Scores {of_seeds}; intervals come from a bootstrap over "
-        "test rows and seeds, with the same rows for all candidates. The same numbers are in scores.csv, "
-        "the winner's test predictions in predictions.csv.</p>"
+        '<p class="caption">The winner has the best score on validation rows or, if a class has few of them, the '
+        "highest likelihood among the candidates that are not clearly worse there. Plug-in rules are cross-fitted, "
+        "and networks are judged on rows that were not used to stop their training. No candidate has seen the test "
+        f"rows. Scores {of_seeds}; intervals come from a bootstrap over test rows and seeds, with the same rows for "
+        "all candidates. The same numbers are in scores.csv, the winner's test predictions in predictions.csv.</p>"
     )
 
 
 def predictions(result: Comparison, rows: "pd.DataFrame | None") -> "pd.DataFrame":
-    """The winner's test rows: seed, row, label, predicted and a probability per class."""
+    """The winner's predictions on test rows: seed, row, label, predicted, and a probability per class."""
     import pandas as pd
 
     names, frames = np.array(result.classes, dtype=object), []
@@ -189,9 +189,9 @@ def predictions(result: Comparison, rows: "pd.DataFrame | None") -> "pd.DataFram
 
 
 def of_model(scored: Scored, title: str) -> dict[str, str]:
-    """Sections about one model's decisions; the title is that of the first."""
-    shown = {name: value for name, value in scores_of(scored.part, scored.positive).items() if value is not None}
-    boxes = "".join(f"<li><strong>{value:.3f}</strong> {escape(name)}</li>" for name, value in shown.items())
+    """Sections about one model's decisions; `title` is that of the first."""
+    scores = {name: value for name, value in scores_of(scored.part, scored.positive).items() if value is not None}
+    boxes = "".join(f"<li><strong>{value:.3f}</strong> {escape(name)}</li>" for name, value in scores.items())
     decides_by = decisions.explained(scored.rule, scored.classes)
     return {
         title: f'<ul class="facts">{boxes}</ul>'
@@ -207,8 +207,8 @@ def confusion(scored: Scored) -> str:
     if len(names) > MATRIX:
         wrong = counts - np.diag(np.diag(counts))
         order = np.argsort(-wrong, axis=None)[:MATRIX]
-        where = [np.unravel_index(k, wrong.shape) for k in order]
-        lines = [[names[i], names[j], str(wrong[i, j])] for i, j in where if wrong[i, j]]
+        pairs = [np.unravel_index(k, wrong.shape) for k in order]
+        lines = [[names[i], names[j], str(wrong[i, j])] for i, j in pairs if wrong[i, j]]
         return table(["true class", "predicted", "rows"], lines, "Most frequent mistakes")
     head = '<th scope="col">true \\ predicted</th>' + "".join(f'<th scope="col">{escape(n)}</th>' for n in names)
     head += '<th scope="col">recall</th>'
@@ -222,7 +222,7 @@ def confusion(scored: Scored) -> str:
 
 
 def recall_curves(scored: Scored) -> str:
-    """Precision against recall of the positive class, else of the rarest classes; a dot where the model decides."""
+    """Precision against recall of the positive class, else of the rarest classes; a dot marks the model's decisions."""
     labels, p = scored.part.labels.numpy(), scored.part.probabilities.numpy()
     predicted = scored.part.predicted.numpy()
     counts = np.bincount(labels, minlength=len(scored.classes))
@@ -252,19 +252,19 @@ def calibration(scored: Scored) -> str:
     labels, p = scored.part.labels.numpy(), scored.part.probabilities.numpy()
     if scored.positive is None:
         values, truth = p.max(1), p.argmax(1) == labels
-        what = "the most probable class is right"
+        event = "the most probable class is right"
     else:
         values, truth = p[:, scored.positive], labels == scored.positive
-        what = f"the class is {scored.classes[scored.positive]}"
+        event = f"the class is {scored.classes[scored.positive]}"
     bins = [part for part in np.array_split(np.argsort(values, kind="stable"), BINS) if len(part)]
     x, y = (np.array([column[part].mean() for part in bins]) for column in (values, truth))
     drawn = line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), "var(--soft)", "dash") + line(x, y, COLOURS[0])
     drawn += "".join(dot(a, b, COLOURS[0]) for a, b in zip(x, y, strict=True))
-    return figure(drawn, "probability", "observed share", f"Calibration: how often {what}, by its probability")
+    return figure(drawn, "probability", "observed share", f"Calibration: how often {event}, by its probability")
 
 
 def figure(drawn: str, x: str, y: str, caption: str, legend: str = "") -> str:
-    """A square from 0 to 1 with its axes; `legend` is HTML that says whose colour is whose."""
+    """A plot of `drawn` with both axes from 0 to 1; `legend` is HTML."""
     ticks = ""
     for value in (0.0, 0.25, 0.5, 0.75, 1.0):
         a, b = place(value, value)
@@ -296,14 +296,14 @@ def dot(x: float, y: float, colour: str) -> str:
 
 
 def mistakes(scored: Scored) -> str:
-    """Wrong rows whose true class has the lowest probability, with the values of their first columns."""
+    """The wrong rows whose true class has the lowest probability, with the values of their first columns."""
     if scored.frame is None:
         return ""
     labels, predicted = scored.part.labels.numpy(), scored.part.predicted.numpy()
     p = scored.part.probabilities.numpy()
     wrong = np.flatnonzero(labels != predicted)
     if not len(wrong):
-        return "<p>No row is wrong.</p>"
+        return "<p>All rows are right.</p>"
     worst = wrong[np.argsort(p[wrong, labels[wrong]], kind="stable")[:WRONG]]
     values = scored.frame.iloc[worst, :VALUES]
     lines = [
@@ -317,15 +317,15 @@ def mistakes(scored: Scored) -> str:
     header = ["row", "true class (probability)", "predicted (probability)"]
     header += [shown(name, CELL, quoted=False) for name in values.columns]
     total = scored.frame.shape[1]
-    some = f" The first {VALUES} of {total:,} columns are shown." if total > VALUES else ""
+    cut = f" The first {VALUES} of {total:,} columns are shown." if total > VALUES else ""
     return (
         f"{table(header, lines, 'Most confident mistakes')}<p class='caption'>{len(wrong):,} of {len(labels):,} rows "
-        f"are wrong. Row 1 is the first below the header.{some}</p>"
+        f"are wrong. Row 1 is the first below the header.{cut}</p>"
     )
 
 
 def cell(value: object) -> str:
-    """A value for a table: short, and blank where it is missing."""
+    """A value for a table: shortened, and blank if it is missing."""
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else f"{value:.6g}"
     return "" if value is None or str(value) in ("nan", "NaT", "<NA>") else shown(value, CELL, quoted=False)

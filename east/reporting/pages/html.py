@@ -1,4 +1,4 @@
-"""What all pages share: a self-contained document, and tables that scroll."""
+"""Parts that all pages share: a self-contained document, and tables that scroll."""
 
 from html import escape
 from pathlib import Path
@@ -7,7 +7,7 @@ HERE = Path(__file__).resolve().parent
 
 
 def document(title: str, header: str, main: str, style: str = "", script: str = "") -> str:
-    """A page without external requests; `header` and `main` are HTML, `style` comes after report.css."""
+    """A page without external requests; `header` and `main` are HTML, `style` is added to report.css."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'

@@ -1,6 +1,6 @@
-"""One self-contained HTML page: what a results folder holds, its tables, figures, findings and records.
+"""One self-contained HTML page about a results folder: its trials, tables, figures, findings and records.
 
-No external requests, light and dark, readable on a phone; without JavaScript only the sorting is missing.
+No external requests, light and dark, readable on a phone; only sorting needs JavaScript.
 """
 
 import io
@@ -34,7 +34,7 @@ SHOWN_SCORES = ("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc")
 
 
 def write(results_dir: str | Path = "results", target: str | Path | None = None, **options: Any) -> Path:
-    """Write the page, by default to <results_dir>/report.html; `options` are those of `page` and `tables.build`."""
+    """Write the page, by default to <results_dir>/report.html; `options` go to `page` and `tables.build`."""
     target = Path(target or Path(results_dir) / "report.html")
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(page(results_dir, **options), encoding="utf-8")
@@ -45,29 +45,26 @@ def page(
     results_dir: str | Path = "results", today: date | None = None, config_dir: str | None = None, **options: Any
 ) -> str:
     """The whole page as text."""
-    options |= {"config_dir": config_dir}
-    found = records.scan(results_dir)
+    scanned = records.scan(results_dir)
     today = today or date.today()
-    build = lambda name, **more: tables.build(name, results_dir, found=found, today=today, **{**options, **more})  # noqa: E731
+    options |= {"found": scanned, "today": today, "config_dir": config_dir}
+    build = lambda name, **changes: tables.build(name, results_dir, **{**options, **changes})  # noqa: E731
     papers = [build(name) for name in tables.papers_tables()]
-    released = {table.name: table for table in (build(table.name, variant="released") for table in papers)}
-    ours = (build(name) for name in tables.names(config_dir) if name not in released)
-    own = [table for table in ours if table.name == "quickstart" or any(cell.values for cell in table.cells)]
-    every = [*papers, *(t for t in released.values() if _differs(t, papers)), *own]
-    tried = [table for table in papers if any(cell.values for cell in (*table.cells, *released[table.name].cells))]
+    released = {table.name: build(table.name, variant="released") for table in papers}
+    ours = [build(name) for name in tables.names(config_dir) if name not in released]
+    ours = [table for table in ours if table.name == "quickstart" or _has_trials(table)]
+    with_trials = [table for table in papers if _has_trials(table) or _has_trials(released[table.name])]
+    every = [*papers, *(table for table in released.values() if _differs(table, papers)), *ours]
     sections = {
-        "held": ("What this folder holds", _held(found, Path(results_dir))),
-        "own": (
-            "Runs and tables of this folder",
-            "".join(_table(table) for table in own if any(cell.values for cell in table.cells)),
-        ),
-        "tables": ("The papers' tables", _papers(papers, tried, released)),
-        "figures": ("Figures", _figures(tried, own, found, Path(results_dir)) if found else ""),
+        "held": ("What this folder holds", _held(scanned, Path(results_dir))),
+        "own": ("Runs and tables of this folder", "".join(_table(table) for table in ours if _has_trials(table))),
+        "tables": ("The papers' tables", _papers(papers, with_trials, released)),
+        "figures": ("Figures", _figures(with_trials, ours, scanned, Path(results_dir)) if scanned else ""),
         "findings": (
             "Findings about the published numbers",
-            _findings({table.name for table in tried}) if tried else "",
+            _findings({table.name for table in with_trials}) if with_trials else "",
         ),
-        "records": ("Records", _records(every, found) if found else ""),
+        "records": ("Records", _records(every, scanned) if scanned else ""),
     }
     sections = {name: section for name, section in sections.items() if section[1]}
     links = "".join(f'<li><a href="#{name}">{title}</a></li>' for name, (title, _) in sections.items())
@@ -80,21 +77,25 @@ def page(
     return html.document("east: results", header, body, script=html.read("report.js"))
 
 
-def _differs(table: tables.Table, papers: Sequence[tables.Table]) -> bool:
-    """Does the released variant of a table have records of its own?"""
-    clean = next(other for other in papers if other.name == table.name)
+def _has_trials(table: tables.Table) -> bool:
+    return any(cell.values for cell in table.cells)
+
+
+def _differs(released: tables.Table, papers: Sequence[tables.Table]) -> bool:
+    """Whether the released variant of a table shows records that the clean one does not."""
+    clean = next(table for table in papers if table.name == released.name)
     keys = {(cell.block, cell.row, cell.column): cell.key for cell in clean.cells}
-    return any(cell.values and cell.key != keys.get((cell.block, cell.row, cell.column)) for cell in table.cells)
+    return any(cell.values and cell.key != keys.get((cell.block, cell.row, cell.column)) for cell in released.cells)
 
 
-def _held(found: Sequence[Record], results_dir: Path) -> str:
-    """The pages of comparisons and evaluations; then every setting with finished trials, and how it did."""
-    listed = _pages(results_dir, "compare", "Comparisons") + _pages(results_dir, "evaluate", "Evaluations")
+def _held(scanned: Sequence[Record], results_dir: Path) -> str:
+    """The pages of comparisons and evaluations; then every setting with finished trials, and its scores."""
+    pages = _pages(results_dir, "compare", "Comparisons") + _pages(results_dir, "evaluate", "Evaluations")
     trials: dict[str, list[Record]] = {}
-    for record in found:
+    for record in scanned:
         if (record.stage, record.status) == ("trial", "done"):
             trials.setdefault(record.key, []).append(record)
-    if not trials and not listed:
+    if not trials and not pages:
         return (
             "<p>No records yet. These commands make some:</p><pre>east-run\neast-run task=compare dataset.path=my.csv "
             "dataset.target=label\neast-run task=reproduce table=east_v2_1 dry_run=true</pre>"
@@ -107,7 +108,7 @@ def _held(found: Sequence[Record], results_dir: Path) -> str:
         name = f"{_data_name(group[0])}{part}, {config.loss.name}"
         lines.append([escape(name), escape(f"{config.protocol.name} {config.preset or ''}"), str(len(group)), *means])
     header = ["data, loss", "protocol, preset", "trials", *map(papers.shown, SHOWN_SCORES)]
-    return f"{listed}{_simple(header, lines, 'Finished trials: means on test rows', words=2)}"
+    return f"{pages}{_simple(header, lines, 'Finished trials: means on test rows', words=2)}"
 
 
 def _pages(results_dir: Path, folder: str, title: str) -> str:
@@ -120,13 +121,13 @@ def _pages(results_dir: Path, folder: str, title: str) -> str:
 
 
 def _data_name(record: Record) -> str:
-    """The user's own file or folder by its name; every such dataset is called csv or images."""
+    """The name of the data; of a user's file or folder its own name, since the dataset is just csv or images."""
     path = record.config.dataset.options.get("path")
     return Path(str(path)).name if path else record.config.dataset.name
 
 
 def _page_name(file: Path) -> str:
-    """A comparison by its folder: every page in there is called report.html."""
+    """The name of a page; of a report.html its folder's name."""
     return file.parent.name if file.stem == "report" else file.stem
 
 
@@ -135,15 +136,17 @@ def _mean(values: Sequence[float | list[float] | None]) -> str:
     return _number(sum(numbers) / len(numbers)) if numbers else ""
 
 
-def _papers(papers: Sequence[tables.Table], tried: Sequence[tables.Table], released: Mapping[str, tables.Table]) -> str:
+def _papers(
+    papers: Sequence[tables.Table], with_trials: Sequence[tables.Table], released: Mapping[str, tables.Table]
+) -> str:
     """The tables that have trials, and the names of the others."""
-    rest = [table.name for table in papers if table not in tried]
-    others = (
-        f"<p>No trials yet for {', '.join(rest)}. <code>east-run task=reproduce table=NAME dry_run=true</code> says "
+    without = [table.name for table in papers if table not in with_trials]
+    note = (
+        f"<p>No trials yet for {', '.join(without)}. <code>east-run task=reproduce table=NAME dry_run=true</code> says "
         "what a table takes.</p>"
     )
-    shown = "".join(_table(table, released[table.name]) for table in tried)
-    return (_overview(tried) + shown if tried else "") + (others if rest else "")
+    shown = "".join(_table(table, released[table.name]) for table in with_trials)
+    return (_overview(with_trials) + shown if with_trials else "") + (note if without else "")
 
 
 def _overview(papers: Sequence[tables.Table]) -> str:
@@ -157,12 +160,12 @@ def _overview(papers: Sequence[tables.Table]) -> str:
     boxes = "".join(f"<li><strong>{number}</strong> {name}</li>" for name, number in facts.items())
     lines = []
     for table in papers:
-        known = [cell for cell in table.cells if cell.published]
+        published = [cell for cell in table.cells if cell.published]
         counts = [
-            len(known),
-            sum(bool(cell.values) for cell in known),
-            sum(cell.papers_protocol for cell in known),
-            *(sum(cell.word == word for cell in known) for word in statistics.WORDS),
+            len(published),
+            sum(bool(cell.values) for cell in published),
+            sum(cell.papers_protocol for cell in published),
+            *(sum(cell.word == word for cell in published) for word in statistics.WORDS),
         ]
         lines.append([f'<a href="#{table.name}">{table.name}</a> {escape(table.title)}', *map(str, counts)])
     header = ["table", "cells", "with trials", "at the paper's protocol", *statistics.WORDS]
@@ -174,7 +177,7 @@ def _overview(papers: Sequence[tables.Table]) -> str:
 
 
 def _table(table: tables.Table, released: tables.Table | None = None, level: int = 3) -> str:
-    """One table of the project as HTML, with its notes, comparisons and the commands that are missing."""
+    """One table as HTML, with its notes, its comparisons and the commands that fill its empty cells."""
     anchor = table.name if level == 3 else f"{table.name}-released"
     parts = [f'<section id="{anchor}"><h{level}>{escape(table.title)}</h{level}>']
     parts += [f'<p class="caption">{escape(table.caption[:1].upper() + table.caption[1:])}</p>']
@@ -191,22 +194,22 @@ def _table(table: tables.Table, released: tables.Table | None = None, level: int
     if table.missing:
         commands = escape("\n".join(table.missing))
         parts += [
-            f"<details><summary>Commands for what is missing ({len(table.missing)})</summary>"
+            f"<details><summary>Commands for missing cells ({len(table.missing)})</summary>"
             f"<pre>{commands}</pre></details>"
         ]
     if released is not None and _differs(released, [table]):
         inner = _table(released, level=level + 1)
-        parts += [f"<details><summary>On the released-code variant</summary>{inner}</details>"]
+        parts += [f"<details><summary>Released-code variant</summary>{inner}</details>"]
     return "".join(parts) + "</section>"
 
 
 def _block(table: tables.Table, block: str) -> str:
     cells = table.blocks[block]
     rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
-    known = {column for (_, column), cell in cells.items() if cell.published}
+    published = {column for (_, column), cell in cells.items() if cell.published}
     top, below, index = "", "", 1
     for column in columns:
-        words = ["ours", "published", "Δ"] if column in known else ["ours"]
+        words = ["ours", "published", "Δ"] if column in published else ["ours"]
         title = escape(writers.heading(table, block, column))
         top += f'<th scope="colgroup" colspan="{len(words)}">{title}</th>'
         for word in words:
@@ -215,27 +218,27 @@ def _block(table: tables.Table, block: str) -> str:
     head = f'<thead><tr><th scope="col" rowspan="2">{escape(block)}</th>{top}</tr><tr>{below}</tr></thead>'
     body = ""
     for row in rows:
-        line = "".join(_cell(table, cells[row, column], column in known) for column in columns)
+        line = "".join(_cell(table, cells[row, column], column in published) for column in columns)
         body += f'<tr><th scope="row">{escape(row)}</th>{line}</tr>'
     return html.scrolling(f"{table.title}, {block}", f"{head}<tbody>{body}</tbody>")
 
 
-def _cell(table: tables.Table, cell: tables.Cell, known: bool) -> str:
+def _cell(table: tables.Table, cell: tables.Cell, with_published: bool) -> str:
     ours, published, difference = writers.texts(table, cell, STYLE)
     if cell.values:
-        mine = f'<td data-value="{cell.summary.mean:.6f}"><a href="#k-{cell.key}">{ours}</a></td>'
+        first = f'<td data-value="{cell.summary.mean:.6f}"><a href="#k-{cell.key}">{ours}</a></td>'
     else:
-        mine = f'<td class="missing" title="{escape(tables.command(cell))}">{ours}</td>'
-    if not known:
-        return mine
+        first = f'<td class="missing" title="{escape(tables.command(cell))}">{ours}</td>'
+    if not with_published:
+        return first
     value = f' data-value="{cell.published.mean}"' if cell.published else ""
     gap = f' data-value="{cell.difference:.6f}"' if cell.difference is not None else ""
     verdict = ' class="good"' if cell.ticked else ' class="bad"' if cell.word == "differs" else ""
-    return f"{mine}<td{value}>{published}</td><td{gap}{verdict}>{difference}</td>"
+    return f"{first}<td{value}>{published}</td><td{gap}{verdict}>{difference}</td>"
 
 
 def _simple(header: Sequence[str], lines: Iterable[Sequence[str]], label: str, words: int = 1) -> str:
-    """A table of ready HTML; the first `words` columns are text, the first is the row's header."""
+    """A table whose cells are HTML; the first `words` columns are text, the first is the row's header."""
     kind = lambda i: ' class="word"' if i < words else ""  # noqa: E731
     head = "".join(
         f'<th scope="col" data-column="{i}"{kind(i)}><button type="button">{escape(name)}</button></th>'
@@ -271,13 +274,13 @@ def _links(finding: str, shown: Set[str]) -> str:
     )
 
 
-def _records(every: Sequence[tables.Table], found: Sequence[Record]) -> str:
-    """For each setting behind a cell: what it is, and each of its trials with a link to the file."""
+def _records(every: Sequence[tables.Table], scanned: Sequence[Record]) -> str:
+    """Each setting behind a cell: its values, and its trials with links to their files."""
     by_key: dict[str, list[Record]] = {}
-    for record in found:
+    for record in scanned:
         by_key.setdefault(record.key, []).append(record)
-    shown = dict.fromkeys(cell.key for table in every for cell in table.cells if cell.values and cell.key)
-    parts = [_setting(key, sorted(by_key[key], key=lambda record: record.seed)) for key in shown]
+    keys = dict.fromkeys(cell.key for table in every for cell in table.cells if cell.values and cell.key)
+    parts = [_setting(key, sorted(by_key[key], key=lambda record: record.seed)) for key in keys]
     return "".join(parts) or "<p>No records yet. The tables above say which commands make them.</p>"
 
 
@@ -290,7 +293,7 @@ def _setting(key: str, trials: Sequence[Record]) -> str:
     header = ["seed", "stage", "status", *map(papers.shown, SHOWN_SCORES), "epochs", "seconds", "file"]
     lines = []
     for r in trials:
-        # A setting is chosen by validation alone: test scores of search records are not for anyone's eyes.
+        # A setting is chosen by validation alone, so test scores of search records are never shown.
         scores = r.scores.get("test", {}) if r.stage == "trial" else {}
         status = r.status if r.status == "done" else r.error or r.status
         link = f'<a href="{escape(r.source)}">{escape(Path(r.source).name)}</a>'
@@ -309,26 +312,26 @@ def _number(value: float | list[float] | None, places: int = 3) -> str:
 
 
 def _figures(
-    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[Record], results_dir: Path
+    papers: Sequence[tables.Table], ours: Sequence[tables.Table], scanned: Sequence[Record], results_dir: Path
 ) -> str:
-    drawn = [(caption, _svg(figure)) for caption, figure in _drawn(papers, own, found, results_dir)]
+    figures = [(caption, _svg(figure)) for caption, figure in _drawn(papers, ours, scanned, results_dir)]
     studies = sorted((results_dir / "studies").glob("*.svg"))
-    shown = [*drawn, *((f"Study: {file.stem}", svg) for file in studies if (svg := _checked_svg(file)))]
-    return f'<div class="gallery">{"".join(_inline(i, *entry) for i, entry in enumerate(shown))}</div>'
+    figures += [(f"Study: {file.stem}", svg) for file in studies if (svg := _checked_svg(file))]
+    return f'<div class="gallery">{"".join(_inline(i, *entry) for i, entry in enumerate(figures))}</div>'
 
 
 def _drawn(
-    papers: Sequence[tables.Table], own: Sequence[tables.Table], found: Sequence[Record], results_dir: Path
+    papers: Sequence[tables.Table], ours: Sequence[tables.Table], scanned: Sequence[Record], results_dir: Path
 ) -> Iterator[tuple[str, "Figure"]]:
-    """(caption, figure): the step, then what the records have to show."""
+    """(caption, figure): the step, then the tables, then an example trial per dataset."""
     yield "The step at several temperatures, threshold 0.5", plots.steps(*plots.step_heights(TEMPERATURES), 0.5)
     for betas in (table for table in papers if table.name == "east_v2_6"):
         yield f"{betas.title}: a point per beta", plots.tradeoff(betas)
-    for table in [*papers, *(table for table in own if table.name != "grid")]:
-        if any(cell.values for cell in table.cells):
+    for table in [*papers, *(table for table in ours if table.name != "grid")]:
+        if _has_trials(table):
             yield table.title, plots.figure_of(table)
-    shown = {cell.key for table in papers for cell in table.cells}
-    for record in _examples(found, shown):
+    in_cells = {cell.key for table in papers for cell in table.cells}
+    for record in _examples(scanned, in_cells):
         name = f"{_data_name(record)}, {record.config.loss.name}, seed {record.seed}"
         file = results_dir / record.source
         history, stored = _history(record, file), _arrays(file)
@@ -356,7 +359,7 @@ def _history(record: Record, file: Path) -> dict[str, list]:
 
 
 def _arrays(file: Path) -> dict[str, "np.ndarray"]:
-    """The probabilities beside a record; none if they are not there or damaged."""
+    """The probabilities beside a record; none if they are missing or damaged."""
     try:
         return records.arrays(file)
     except (OSError, ValueError) as error:
@@ -365,12 +368,12 @@ def _arrays(file: Path) -> dict[str, "np.ndarray"]:
         return {}
 
 
-def _examples(found: Sequence[Record], shown: set[str | None]) -> list[Record]:
-    """A trial with seed 0 per dataset: one behind a cell if there is one, of EAST's F1 loss if there is one."""
-    trials = [r for r in found if (r.stage, r.status, r.seed) == ("trial", "done", 0)]
-    whole = [r for r in trials if not r.config.dataset.limit]
-    ranked = sorted(whole, key=lambda r: (r.key in shown, r.config.loss.name == "f1"))  # the last one stays
-    return list({r.config.dataset.name: r for r in ranked}.values())
+def _examples(scanned: Sequence[Record], in_cells: set[str | None]) -> list[Record]:
+    """A trial with seed 0 per dataset, preferably one behind a cell, then one of EAST's F1 loss."""
+    trials = [r for r in scanned if (r.stage, r.status, r.seed) == ("trial", "done", 0)]
+    on_all_rows = [r for r in trials if not r.config.dataset.limit]
+    by_preference = sorted(on_all_rows, key=lambda r: (r.key in in_cells, r.config.loss.name == "f1"))
+    return list({r.config.dataset.name: r for r in by_preference}.values())  # the last of each dataset stays
 
 
 def _svg(figure: "Figure") -> str:
@@ -381,32 +384,32 @@ def _svg(figure: "Figure") -> str:
 
 
 def _checked_svg(file: Path) -> str | None:
-    """The drawing in a file, if it is one that only draws; otherwise None, and a warning that names it.
+    """The drawing in a file if it only draws; otherwise None, with a warning.
 
-    The page holds drawings as markup, so a script or a link in one would work there.
+    The page includes drawings as markup, so a script or a link in one would work there.
     """
     try:
         root = ElementTree.fromstring(read_regular(file, MOST_SVG_BYTES))
-        for about in root.findall(f"{{{SVG}}}metadata"):
-            root.remove(about)
+        for metadata in root.findall(f"{{{SVG}}}metadata"):
+            root.remove(metadata)
         for element in root.iter():
             tag = str(element.tag).removeprefix(f"{{{SVG}}}")
             if tag not in DRAWING:
                 raise ValueError(f"<{tag.rpartition('}')[2]}> does not draw")
             for name, value in element.attrib.items():
-                leads = name.endswith("href") and not value.startswith(("#", "data:image/png;base64,"))
-                if leads or name.lower().startswith("on"):
+                is_link = name.endswith("href") and not value.startswith(("#", "data:image/png;base64,"))
+                if is_link or name.lower().startswith("on"):
                     raise ValueError(f"{name.rpartition('}')[2]}={value!r} does not draw")
             if tag == "style" and re.search(r"[<@\\]|url\(", element.text or ""):
                 raise ValueError("its style refers to something else")
-        return ElementTree.tostring(root, encoding="unicode")  # as it was understood here, not as it was written
+        return ElementTree.tostring(root, encoding="unicode")  # as parsed and checked here, not as it was written
     except (OSError, ValueError, ElementTree.ParseError) as error:
         warnings.warn(f"{file} is left out: expected a drawing without scripts and links ({error})", stacklevel=2)
         return None
 
 
 def _inline(number: int, caption: str, svg: str) -> str:
-    """An SVG of ours that follows the page's text colour; its ids become unique on the page."""
+    """An SVG as a figure of the page, with the page's text colour and ids that are unique on the page."""
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r'(\bid="|url\(#|href="#)', rf"\1g{number}-", svg.replace(plots.INK, "currentColor"))
     svg = svg.replace("<svg ", f'<svg role="img" aria-label="{escape(caption)}" ', 1)
