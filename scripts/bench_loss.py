@@ -1,15 +1,16 @@
-"""Cost of the losses next to F.cross_entropy, forward and backward, in one run: ratios are what counts, not seconds.
+"""Cost of the losses relative to F.cross_entropy, forward and backward, measured in one run: ratios, not seconds.
 
     python scripts/bench_loss.py [--json results/bench/loss.json] [--figure results/bench/loss.svg] [--cold] [--quick]
 
-All are timed in turn, round after round, and a ratio is that of the medians, so that a busy moment meets all alike.
-Before each of them a layer of a network is computed, as in training, and every round has an order of its own: none
-always inherits the caches and the memory that the same other one has left. Peak
-memory is that of a fresh process. First of all a large tensor comes and goes, as activations do in training: until
-then glibc gives freed memory back to the system after every step, and all losses are timed at asking for it again,
-page by page. --cold leaves it so.
+The losses take turns, round after round, and a ratio is that of the medians, so that a busy moment affects all alike.
+A network layer is computed before each timed step, as in training, and every round has a new order, so that no loss
+always inherits the caches and the memory of the same other one.
 
-Every ratio is printed with its limit, where there is one; the figure shows ratios over the number of classes.
+Before all timing, a large tensor is allocated and freed, as activations are in training. Until that happens, glibc
+returns freed memory to the system after every step, and every loss pays to get it back, page by page. --cold skips it.
+
+Peak memory is measured in a fresh process. Every ratio is printed with its limit, if it has one. The figure shows the
+ratios by number of classes.
 """
 
 import argparse
@@ -41,11 +42,11 @@ LOSSES = {
 }
 SHAPES = ((1024, 2), (1024, 10), (1024, 257), (1024, 1000), (64, 100_000))
 DENSE = (4, 21, 128, 128)  # segmentation
-MOST_CLASSES_OF_NINE = 1000  # above, nine thresholds are not timed
-MEMORY_LIMITS = {SHAPES[-1]: 8, DENSE: 3}  # times the logits
+MAX_CLASSES_OF_NINE = 1000  # nine thresholds are not timed with more classes
+MEMORY_LIMITS = {SHAPES[-1]: 8, DENSE: 3}  # multiples of the logits
 MEMORY_RUNS = 3
 ROOT = Path(__file__).resolve().parents[1]
-ACTIVATIONS = 7_000_000  # floats: 28 MB, below the 32 MB up to which glibc learns from what is freed
+ACTIVATIONS = 7_000_000  # floats: 28 MB; glibc adapts its threshold to freed blocks of up to 32 MB
 
 
 def seconds(step: Callable[[], object]) -> float:
@@ -55,7 +56,7 @@ def seconds(step: Callable[[], object]) -> float:
 
 
 def limit(loss: str, shape: tuple[int, ...]) -> float | None:
-    """The most cross-entropies that a loss may cost on a batch; None where nothing is promised."""
+    """How many times cross-entropy a loss may cost on a batch; None if nothing is promised."""
     classes = shape[1]
     if loss == "nine thresholds":
         return 12 if classes == 2 else 40 if classes >= 257 else None
@@ -72,9 +73,8 @@ def batch(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
 
 
 def compare(shape: tuple[int, ...], rounds: int | None = None) -> list[dict]:
-    """Ratios of all losses to cross-entropy on one batch; rounds for about ten seconds."""
+    """Ratios of all losses to cross-entropy on one batch; by default as many rounds as fit into ten seconds."""
     logits, labels = batch(shape)
-
     hidden, weight = torch.randn(1024, 256), torch.randn(256, 256)
 
     def step(loss: Callable[[Tensor, Tensor], Tensor]) -> float:
@@ -82,48 +82,48 @@ def compare(shape: tuple[int, ...], rounds: int | None = None) -> list[dict]:
         torch.mm(hidden, weight).relu_()
         return seconds(lambda: loss(logits, labels).backward())
 
-    few = shape[1] <= MOST_CLASSES_OF_NINE and len(shape) == 2
-    losses = {name: make() for name, make in LOSSES.items() if few or name != "nine thresholds"}
-    everyone = {"cross-entropy": F.cross_entropy, **losses}
-    warm_up = sum(step(loss) + step(loss) for loss in everyone.values()) / 2
-    times: dict[str, list[float]] = {name: [] for name in everyone}
-    order = Random(0)
-    for _ in range(rounds or max(5, min(2000, int(10 / warm_up)))):
-        for name in order.sample(list(everyone), len(everyone)):
-            times[name].append(step(everyone[name]))
-    plain = median(times.pop("cross-entropy"))
+    time_nine = shape[1] <= MAX_CLASSES_OF_NINE and len(shape) == 2
+    losses = {name: make() for name, make in LOSSES.items() if time_nine or name != "nine thresholds"}
+    contestants = {"cross-entropy": F.cross_entropy, **losses}
+    round_seconds = sum(step(loss) + step(loss) for loss in contestants.values()) / 2
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    random = Random(0)
+    for _ in range(rounds or max(5, min(2000, int(10 / round_seconds)))):
+        for name in random.sample(list(contestants), len(contestants)):
+            times[name].append(step(contestants[name]))
+    cross_entropy = median(times.pop("cross-entropy"))
     return [
         {
             "loss": name,
             "shape": list(shape),
-            "ratio": median(spent) / plain,
+            "ratio": median(loss_times) / cross_entropy,
             "limit": limit(name, shape),
-            "cross_entropy_ms": 1e3 * plain,
+            "cross_entropy_ms": 1e3 * cross_entropy,
         }
-        for name, spent in times.items()
+        for name, loss_times in times.items()
     ]
 
 
 def peak_memory(shape: tuple[int, ...], name: str) -> float:
-    """Growth of the peak resident memory by one forward and backward, in multiples of the logits (Linux)."""
+    """How much one forward and backward raises the peak resident memory, in multiples of the logits (Linux)."""
     logits, labels = batch(shape)
     loss = LOSSES[name]()
-    loss(logits[:1], labels[:1]).backward()  # libraries are loaded before the count starts
+    loss(logits[:1], labels[:1]).backward()  # load libraries before measuring
     logits.grad = None
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    before = resident("VmRSS")
+    before = status_bytes("VmRSS")
     loss(logits, labels).backward()
-    return (resident("VmHWM") - before) / (logits.numel() * logits.element_size())
+    return (status_bytes("VmHWM") - before) / (logits.numel() * logits.element_size())
 
 
-def resident(field: str) -> int:
-    """Bytes that the kernel counts for this process under a field of its status."""
+def status_bytes(field: str) -> int:
+    """A field of this process's /proc status, in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(field))
     return int(line.split()[1]) * 1024
 
 
 def draw(rows: list[dict], path: Path) -> None:
-    """Ratios over the number of classes, a line per loss; dashed: the limit of the metric losses."""
+    """Plot ratios against the number of classes, one line per loss; dashed: the limit of the metric losses."""
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
@@ -141,33 +141,33 @@ def draw(rows: list[dict], path: Path) -> None:
     plt.close(figure)
 
 
-def within(value: float, most: float | None) -> str:
-    return "" if most is None else f"  (limit {most:g}{'' if value <= most else ', exceeded'})"
+def limit_note(value: float, allowed: float | None) -> str:
+    return "" if allowed is None else f"  (limit {allowed:g}{'' if value <= allowed else ', exceeded'})"
 
 
-def measured(rounds: int | None) -> tuple[list[dict], list[dict]]:
-    """Rows of ratios and of peak memory, printed as they come."""
+def measure(rounds: int | None) -> tuple[list[dict], list[dict]]:
+    """Measure and print ratios and peak memory; return the rows of both."""
     rows, memory = [], []
     for shape in (*SHAPES, DENSE):
         for row in compare(shape, rounds):
             rows.append(row)
-            words = f"{row['ratio']:6.2f} x cross-entropy  {row['loss']}{within(row['ratio'], row['limit'])}"
-            print(f"{row['shape']!s:20}  {words}", flush=True)
+            note = limit_note(row["ratio"], row["limit"])
+            print(f"{row['shape']!s:20}  {row['ratio']:6.2f} x cross-entropy  {row['loss']}{note}", flush=True)
     for shape in (SHAPES[-1], DENSE):
         command = [sys.executable, __file__, "--memory", "f1", *map(str, shape)]
         runs = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(MEMORY_RUNS)]
-        growth = min(float(run.stdout) for run in runs)  # fragmented memory only adds
-        most = MEMORY_LIMITS.get(shape)
-        memory.append({"loss": "f1", "shape": list(shape), "logits": growth, "limit": most})
-        print(f"{list(shape)!s:20}  peak memory {growth:.1f} times the logits  f1{within(growth, most)}")
+        growth = min(float(run.stdout) for run in runs)  # the smallest: fragmentation only adds
+        max_growth = MEMORY_LIMITS.get(shape)
+        memory.append({"loss": "f1", "shape": list(shape), "logits": growth, "limit": max_growth})
+        print(f"{list(shape)!s:20}  peak memory {growth:.1f} times the logits  f1{limit_note(growth, max_growth)}")
     return rows, memory
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, default=ROOT / "results/bench/loss.json", help="where the result goes")
-    parser.add_argument("--figure", type=Path, default=None, help="by default beside the result, as .svg")
-    parser.add_argument("--cold", action="store_true", help="in a process that has never freed anything large")
+    parser.add_argument("--json", type=Path, default=ROOT / "results/bench/loss.json", help="where to write the result")
+    parser.add_argument("--figure", type=Path, default=None, help="default: beside the result, as .svg")
+    parser.add_argument("--cold", action="store_true", help="time a process that has never freed a large tensor")
     parser.add_argument("--quick", action="store_true", help="five rounds of each")
     parser.add_argument("--memory", nargs="+", metavar=("LOSS", "SHAPE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -177,7 +177,7 @@ def main() -> None:
         return
     if not arguments.cold:
         torch.zeros(ACTIVATIONS)
-    rows, memory = measured(rounds=5 if arguments.quick else None)
+    rows, memory = measure(rounds=5 if arguments.quick else None)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     result = {"torch": torch.__version__, "threads": 1, "cold": arguments.cold, "rows": rows, "memory": memory}
     arguments.json.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,16 +1,16 @@
-"""How fast the engine trains: against a plain PyTorch loop, and against the bare matrix products of the same trials.
+"""How fast the engine trains, compared with a plain PyTorch loop and with the bare matrix products of the same trials.
 
     python scripts/bench_train.py [--quick]                   three to four minutes; --quick: one
-    python scripts/bench_train.py --mammography [CHECKOUT …]  trials per core-hour at the paper's protocol
+    python scripts/bench_train.py --mammography [CHECKOUT …]  trials per core-hour with the paper's protocol
 
 The plain loop is a fair one: tensors in memory without a DataLoader, fused AdamW, validation after every epoch, the
-best weights kept, one trial after another on one thread (more are slower on nets of this size). `per core` sets one
-thread of the engine against it; `machine` has a process of one thread per core, as `east-run` deals out trials, and
-counts the slowest. Darknet-19 is timed with and without the dense products on small maps. All contestants take turns
-and the median of each counts; times are CPU seconds, so that waiting on a busy machine is not measured.
+best weights kept, one trial after another on one thread (more threads are slower for networks of this size). `per core`
+compares it with one thread of the engine. `machine` runs one single-threaded process per core, as `east-run` does, and
+counts the slowest. Darknet-19 is timed with and without the dense products on small maps. All contestants take turns,
+and the median of each counts. Times are CPU seconds, so that waiting on a busy machine is not measured.
 
---mammography trains the paper's 60 grid points and ten trials for a few epochs, through the command line, so that
-checkouts of any age can be compared: the current one, and those whose folders are given, in turns.
+--mammography trains the paper's 60 grid points and ten trials for a few epochs. It does so through the command line, so
+that checkouts of any age can be compared: the current one and the given folders, in turns.
 """
 
 import argparse
@@ -42,14 +42,14 @@ MLP = Model(name="mlp", hidden=[512, 256, 128])
 BTG = Model(name="mlp_btg", hidden=[32, 16])
 DROPOUT = {"mlp": 0.25, "mlp_btg": 0.5}
 ROOT = Path(__file__).parent.parent
-SIZES = (1, 2, 3, 5, 10, 20)  # of populations, in the figure
-SEARCHED, REPEATED = 60, 10  # trainings of the paper's protocol on Mammography: grid points, trials
-TRIAL_EPOCHS = 500  # about what a trial of F1 or MCC takes there
+SIZES = (1, 2, 3, 5, 10, 20)  # populations in the figure
+GRID_POINTS, TRIALS = 60, 10  # of the paper's protocol on Mammography
+TRIAL_EPOCHS = 500  # about what a trial of F1 or MCC takes on Mammography
 
 
 @cache
 def made_up(rows: int, classes: int = 2) -> Splits:
-    """`rows` training rows and a quarter of that for validation; a tenth of it for the final test."""
+    """Random data: `rows` training rows, rows / 4 validation rows and rows / 40 test rows."""
     generator = torch.Generator().manual_seed(0)
     parts = []
     for n in (rows, rows // 4, rows // 40):
@@ -73,7 +73,7 @@ def trial(model: Model, batch: int, epochs: int, seed: int) -> population.Trial:
 
 
 def by_the_engine(model: Model, batch: int, rows: int, epochs: int, seeds: list[int], classes: int = 2) -> float:
-    """Seconds to train the trials in this process, with one thread."""
+    """Seconds to train the trials with the engine, in this process, with one thread."""
     torch.set_num_threads(1)
     splits, trials = made_up(rows, classes), [trial(model, batch, epochs, seed) for seed in seeds]
     started = time.process_time()
@@ -81,14 +81,14 @@ def by_the_engine(model: Model, batch: int, rows: int, epochs: int, seeds: list[
     return time.process_time() - started
 
 
-def spread(pool: ProcessPoolExecutor, workers: int, seeds: list[int], *arguments) -> float:
-    """Seconds of the slowest worker, when the trials are dealt out."""
+def by_all_cores(pool: ProcessPoolExecutor, workers: int, seeds: list[int], *arguments) -> float:
+    """Seconds of the slowest worker when the trials are distributed over the workers."""
     jobs = [pool.submit(by_the_engine, *arguments, seeds[k::workers]) for k in range(workers)]
     return max(job.result() for job in jobs)
 
 
-def plain(model: Model, batch: int, rows: int, epochs: int, seeds: list[int]) -> float:
-    """Seconds for the same trials, one after another, in an ordinary loop."""
+def by_plain_loop(model: Model, batch: int, rows: int, epochs: int, seeds: list[int]) -> float:
+    """Seconds to train the same trials one after another in an ordinary PyTorch loop."""
     torch.set_num_threads(1)
     splits = made_up(rows)
     started = time.process_time()
@@ -112,7 +112,7 @@ def plain(model: Model, batch: int, rows: int, epochs: int, seeds: list[int]) ->
 
 
 def products(model: Model, batch: int, rows: int, epochs: int, trials: int) -> float:
-    """Seconds for the matrix products alone: forward, both gradients, and the forward pass of validation."""
+    """Seconds for the matrix products alone: forward, both gradients, and the forward pass on validation rows."""
     torch.set_num_threads(1)
     layers = [m for m in models.build(model, (FEATURES,), 2).modules() if isinstance(m, nn.Linear)]
     sizes = [layers[0].in_features, *(layer.out_features for layer in layers)]
@@ -138,7 +138,7 @@ def products(model: Model, batch: int, rows: int, epochs: int, trials: int) -> f
 
 
 def darknet(width: float, dense: bool, images: int = 128) -> float:
-    """Seconds for one step's forward and backward pass of Darknet-19 on 32x32 images."""
+    """Seconds for one forward and backward pass of Darknet-19 on 32x32 images."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
     net = models.build(Model(name="darknet19", width=width), (3, 32, 32), 10)
@@ -154,7 +154,7 @@ def darknet(width: float, dense: bool, images: int = 128) -> float:
 
 
 def medians_in_turns(rounds: int, **contestants) -> dict[str, float]:
-    """The median time of each, over several rounds in which each has its turn."""
+    """The median time of each contestant over several rounds; each runs once per round."""
     times = {name: [] for name in contestants}
     for _ in range(rounds):
         for name, run in contestants.items():
@@ -163,12 +163,13 @@ def medians_in_turns(rounds: int, **contestants) -> dict[str, float]:
 
 
 def compare(pool, workers, rounds, model, batch, rows, epochs, trials=10) -> dict[str, float]:
+    """Time and print one setting: engine, plain loop and matrix products."""
     seeds, setting = list(range(trials)), (model, batch, rows, epochs)
     seconds = medians_in_turns(
         rounds,
-        machine=lambda: spread(pool, workers, seeds, *setting),
+        machine=lambda: by_all_cores(pool, workers, seeds, *setting),
         engine=lambda: by_the_engine(*setting, seeds),
-        plain=lambda: plain(*setting, seeds),
+        plain=lambda: by_plain_loop(*setting, seeds),
         products=lambda: products(*setting, trials),
     )
     result = {
@@ -202,7 +203,7 @@ def small_maps(rounds: int, width: float, images: int = 128) -> dict[str, float]
 
 
 def one_population(model: Model, batch: int, rows: int, size: int) -> float:
-    """Seconds per trial and epoch, when `size` trials train as one population."""
+    """Seconds per trial and epoch when `size` trials train as one population."""
     torch.set_num_threads(1)
     members = [(trial(model, batch, 1, seed), made_up(rows)) for seed in range(size)]
     started = time.process_time()
@@ -211,7 +212,7 @@ def one_population(model: Model, batch: int, rows: int, size: int) -> float:
 
 
 def population_sizes(rounds: int, rows: int, figure: Path) -> dict[str, dict[str, float]]:
-    """Trials per second over the size of a population, as multiples of training them one by one; drawn as a figure."""
+    """Speed per trial for each population size, relative to training alone; draws the figure."""
     result = {}
     fig, axes = plt.subplots(figsize=(5, 3.2), layout="constrained")
     for model, batch in ((MLP, 128), (MLP, 1024), (BTG, 1024)):
@@ -234,7 +235,7 @@ def population_sizes(rounds: int, rows: int, figure: Path) -> dict[str, dict[str
 
 
 def mammography(checkout: Path, epochs: int) -> float:
-    """CPU seconds of `east-run` in a checkout for the paper's search and trials, each cut off after some epochs."""
+    """CPU seconds of `east-run` in a checkout for the paper's search and trials, each stopped after `epochs`."""
     with tempfile.TemporaryDirectory() as folder:
         words = ["dataset=mammography", "loss=f1", "preset=paper", f"protocol.max_epochs={epochs}"]
         words += ["executor=inline", "device=cpu", f"results_dir={folder}"]
@@ -244,19 +245,19 @@ def mammography(checkout: Path, epochs: int) -> float:
         subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True)
         after = os.times()
         records = len(list(Path(folder, "runs").rglob("se*-*.json")))
-    if records != SEARCHED + REPEATED:
-        raise RuntimeError(f"{checkout}: expected {SEARCHED + REPEATED} records, got {records}")
+    if records != GRID_POINTS + TRIALS:
+        raise RuntimeError(f"{checkout}: expected {GRID_POINTS + TRIALS} records, got {records}")
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def per_core_hour(checkouts: list[Path]) -> dict[str, dict[str, float]]:
-    """Trials of TRIAL_EPOCHS epochs per core-hour. What an epoch costs is the difference of two lengths."""
+    """Trials of TRIAL_EPOCHS epochs per core-hour; the cost of an epoch is the difference between two run lengths."""
     short, long = 1, 5
     runs = {f"{c} {e}": (lambda c=c, e=e: mammography(c, e)) for e in (short, long) for c in checkouts}
     seconds = medians_in_turns(1, **runs)
     result = {}
     for checkout in checkouts:
-        first, second = (seconds[f"{checkout} {epochs}"] / (SEARCHED + REPEATED) for epochs in (short, long))
+        first, second = (seconds[f"{checkout} {epochs}"] / (GRID_POINTS + TRIALS) for epochs in (short, long))
         epoch = (second - first) / (long - short)
         trials = 3600 / (first + epoch * (TRIAL_EPOCHS - short))
         commit = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
@@ -271,7 +272,7 @@ def per_core_hour(checkouts: list[Path]) -> dict[str, dict[str, float]]:
 
 
 def growth(rounds: int, name: str, values: list[int], run) -> dict[str, float]:
-    """Seconds at each value; how much dearer one more unit is at the end than at the start."""
+    """Seconds at each value; prints how the cost per unit changes from the first value to the last."""
     seconds = medians_in_turns(rounds, **{str(value): (lambda v=value: run(v)) for value in values})
     per_unit = [seconds[str(value)] / value for value in values]
     print(f"growth with {name:7}", ", ".join(f"{value}: {seconds[str(value)]:.2f} s" for value in values), end="; ")
@@ -280,11 +281,11 @@ def growth(rounds: int, name: str, values: list[int], run) -> dict[str, float]:
 
 
 def speed(rounds: int, rows: int, epochs: int, figure: Path) -> dict:
-    """Everything about the engine and Darknet."""
+    """Every measurement of the engine and of Darknet."""
     workers = os.cpu_count() or 1
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
-        spread(pool, workers, list(range(workers)), BTG, 128, 1024, 1)  # starts the workers
+        by_all_cores(pool, workers, list(range(workers)), BTG, 128, 1024, 1)  # starts the workers
         by_the_engine(BTG, 128, 1024, 1, [0])
         result = {
             "cores": workers,
@@ -306,7 +307,7 @@ def speed(rounds: int, rows: int, epochs: int, figure: Path) -> dict:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one round, few rows: a minute")
-    parser.add_argument("--json", type=Path, help="where the numbers go; results/bench/train.json or mammography.json")
+    parser.add_argument("--json", type=Path, help="default: results/bench/train.json or mammography.json")
     parser.add_argument("--figure", type=Path, default=ROOT / "results/figures/bench_population.svg")
     parser.add_argument("--mammography", nargs="*", type=Path, metavar="CHECKOUT", help="trials per core-hour instead")
     arguments = parser.parse_args()

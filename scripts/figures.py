@@ -1,4 +1,4 @@
-"""Draws the figures of README and docs/ from the committed records and from data that come with scikit-learn.
+"""Draw the figures of README and docs/ from the committed records and from data that come with scikit-learn.
 
 python scripts/figures.py        writes docs/figures/*.svg
 """
@@ -23,11 +23,11 @@ ROWS = {
     "F1*": "trained on F1 (EAST)",
     "CE": "cross-entropy",
     "CE + plug-in": "cross-entropy, tuned threshold",
-}  # rows of the table `plugin`, in words
+}  # row of the table `plugin` -> label
 TITLES = {"cocktailparty": "CocktailParty", "adult": "Adult", "mammography": "Mammography", "kaggle": "Kaggle fraud"}
 
 
-WAYS = {
+METHODS = {
     "Metric CE": "metric cross-entropy",
     "Metric CE + plug-in": "metric cross-entropy, tuned rule",
     "CE stopped by its loss + expected": "cross-entropy by its loss, rule without labels",
@@ -38,26 +38,26 @@ WAYS = {
     "EAST macro": "EAST, macro F1",
     "Boosting + expected": "gradient boosting, rule without labels",
     "Random forest + expected": "random forest, rule without labels",
-}  # rows of the table `contest`, in words
+}  # row of the table `contest` -> label
 
 
 @plots.styled
 def contest(table: Table) -> Figure:
-    """How far some ways to a high F1 are ahead of cross-entropy with a tuned rule, over the held-out datasets."""
+    """F1 lead of each method over cross-entropy with a tuned rule, on the held-out datasets."""
     figure = Figure(figsize=(9.2, 3.1))
     blocks = [entry for entry in table.rankings if entry.block.startswith("held out")]
     panels = figure.subplots(1, len(blocks), sharey=True)
     for axes, entry in zip(panels, blocks, strict=True):
-        for y, row in enumerate(WAYS):
+        for y, row in enumerate(METHODS):
             if lead := entry.leads[statistics.ALL].get(row):
                 colour = plots.ORANGE if "EAST" in row else plots.GREEN if "Metric" in row else plots.BLUE
                 axes.plot([lead.low, lead.high], [y, y], color=colour)
                 axes.plot(lead.mean, y, "o", ms=5, color=colour)
         axes.axvline(0, color=plots.INK, lw=0.8)
         classes = entry.block.removeprefix("held out, ")
-        axes.set(title=f"{classes}, {len(entry.columns)} datasets", yticks=range(len(WAYS)))
-        axes.set(ylim=(len(WAYS) - 0.5, -0.5), xlim=(-0.1, 0.06), xticks=(-0.1, -0.05, 0, 0.05))
-        axes.set_yticklabels(WAYS.values())
+        axes.set(title=f"{classes}, {len(entry.columns)} datasets", yticks=range(len(METHODS)))
+        axes.set(ylim=(len(METHODS) - 0.5, -0.5), xlim=(-0.1, 0.06), xticks=(-0.1, -0.05, 0, 0.05))
+        axes.set_yticklabels(METHODS.values())
     label = "F1 lead over cross-entropy stopped by F1 with a tuned rule; mean and 95 % interval over datasets"
     figure.supxlabel(label, fontsize=9)
     return figure
@@ -84,7 +84,7 @@ def headline(table: Table) -> Figure:
 
 
 def soft_hard() -> Figure:
-    """Out-of-fold predictions of a logistic regression on scikit-learn's digits."""
+    """Soft and hard metrics of a logistic regression's out-of-fold predictions on scikit-learn's digits."""
     inputs, labels = load_digits(return_X_y=True)
     model = LogisticRegression(C=0.001, max_iter=500)
     probabilities = cross_val_predict(model, inputs, labels, method="predict_proba")
@@ -94,7 +94,7 @@ def soft_hard() -> Figure:
 
 @plots.styled
 def worth(matrix: list[list[int]]) -> Figure:
-    """What one more correct row of either class adds to a metric, relative to the common class."""
+    """What one more correct positive row adds to a metric, relative to one more correct negative row."""
     figure = Figure(figsize=(4.6, 2.6))
     axes = figure.add_subplot()
     names = {"accuracy": {}, "balanced_accuracy": {}, "f1": {"average": "positive"}, "mcc": {}}
@@ -120,15 +120,15 @@ def main() -> None:
     found = records.scan(ROOT / "results")
     ce = [r for r in found if (r.config.dataset.name, r.config.loss.name, r.stage) == ("mammography", "ce", "trial")]
     chosen = min((r for r in ce if r.status == "done" and r.seed == 0), key=lambda r: r.key)
-    drawn = {
+    figures = {
         "contest": contest(tables.build("contest", ROOT / "results", found=found)),
         "headline": headline(tables.build(tables.spec("plugin"), ROOT / "results", found=found)),
         "steps": plots.steps(*plots.step_heights(TEMPERATURES), 0.5),
         "soft_hard": soft_hard(),
         "worth": worth(chosen.confusion["test"]),
     }
-    for name, figure in drawn.items():
-        # On white: a picture in a page cannot follow its dark mode.
+    for name, figure in figures.items():
+        # White background: an embedded picture cannot follow the page's dark mode.
         print(*plots.save(figure, ROOT / "docs" / "figures" / name, ["svg"], background="white"))
 
 

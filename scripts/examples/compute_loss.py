@@ -1,7 +1,7 @@
-"""A trainer in the style of Hugging Face: subclass it, override compute_loss, keep everything else.
+"""A trainer in the style of Hugging Face: subclass it and override compute_loss; nothing else changes.
 
-`Trainer` here is a few lines that call compute_loss(model, inputs) the way theirs does, so transformers is not needed.
-Token logits come as [B, T, C]; the loss wants the classes on axis 1. Padding is labelled -100 and ignored.
+`Trainer` here calls compute_loss(model, inputs) as theirs does, so the example does not need transformers. Token logits
+are [B, T, C]; the loss expects classes on axis 1. Padding is labelled -100 and ignored.
 """
 
 import torch
@@ -51,7 +51,7 @@ class Tagger(nn.Module):
 
 
 def sentences(count: int, generator: torch.Generator) -> dict[str, Tensor]:
-    """Words [B, T] whose tag is mostly 0 and depends on the word before; padding is labelled -100."""
+    """Words [B, T] with tags that are mostly 0 and depend on the word before; padding is labelled -100."""
     words = torch.randint(WORDS, (count, LENGTH), generator=generator)
     mixed = words + words.roll(1, 1)
     tags = torch.where(mixed % 10 < 7, 0, 1 + mixed % 3)

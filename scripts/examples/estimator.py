@@ -13,7 +13,7 @@ from east import EASTClassifier
 
 
 def customers(rows: int = 2000, seed: int = 0) -> tuple[pd.DataFrame, pd.Series]:
-    """Customers and whether they cancel, which about one in eight does. Some ages are missing."""
+    """Customers and whether they cancel; about one in eight does. Some ages are missing."""
     random = np.random.default_rng(seed)
     frame = pd.DataFrame(
         {

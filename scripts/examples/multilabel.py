@@ -1,4 +1,4 @@
-"""Several labels per sample: replace BCEWithLogitsLoss() with MetricLoss(..., multilabel=True), one line."""
+"""Several labels per sample: replace one line, BCEWithLogitsLoss(), with MetricLoss(..., multilabel=True)."""
 
 import torch
 from sklearn.datasets import make_multilabel_classification

@@ -1,4 +1,4 @@
-"""Your own metric as the loss: a missed positive costs fifty false alarms.
+"""Train on your own metric: a missed positive costs as much as fifty false alarms.
 
 Any differentiable function of an east.Confusion will do; larger must be better. The one here, saved(), is the share of
 the avoidable cost that is avoided: 1 for no errors, 0 for the better of "always" and "never".
@@ -28,11 +28,11 @@ def main() -> None:
         confusion = Confusion.from_predictions(
             torch.from_numpy(model.predict(test_X)), torch.from_numpy(test_y), classes=2
         )
-        (right, alarms), (missed, found) = confusion.matrix.int().tolist()
+        (rejected, alarms), (missed, detected) = confusion.matrix.int().tolist()
         name = metric if isinstance(metric, str) else metric.__name__
         cost = MISSED * missed + FALSE_ALARM * alarms
-        print(f"trained for {name:<8}  missed {missed:>3} of {missed + found}, false alarms {alarms:>4} of "
-              f"{alarms + right}, cost {cost:.0f}")  # fmt: skip
+        print(f"trained for {name:<8}  missed {missed:>3} of {missed + detected}, false alarms {alarms:>4} of "
+              f"{alarms + rejected}, cost {cost:.0f}")  # fmt: skip
 
 
 if __name__ == "__main__":

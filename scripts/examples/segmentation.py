@@ -1,12 +1,12 @@
-"""Segmentation with a rare class: a small encoder-decoder on generated shapes, trained by four losses.
+"""Segmentation with a rare class: a small encoder-decoder on generated shapes, trained with four losses.
 
 Squares cover about a tenth of the image, discs one pixel in a hundred. Mean intersection over union weighs both classes
 equally; losses that average over pixels do not. The last row of pixels is labelled -100, which all losses ignore.
 
-The noise is so strong that a disc is rarely the likeliest class of a pixel: cross-entropy, trained as briefly as here,
-finds next to none of them, whatever the seed. Dice finds most, f1 some, jaccard fewer, and none with one of three seeds
-that were tried. This is no general ranking: with less noise and more steps cross-entropy was ahead of f1 with two of
-three seeds, and Dice, again, ahead of both.
+The noise is so strong that disc is rarely the most likely class of a pixel: after the short training here,
+cross-entropy finds next to none of the discs with any seed. Dice finds the most, f1 some, jaccard fewer, and none with
+one of the three seeds we tried. This is not a general ranking: with less noise and more steps, cross-entropy was ahead
+of f1 with two of three seeds, and Dice was again ahead of both.
 """
 
 import torch
@@ -55,7 +55,7 @@ def trained(loss: nn.Module, seed: int, inputs: Tensor, labels: Tensor) -> nn.Mo
     for step in range(STEPS):
         rows = torch.arange(step * BATCH, (step + 1) * BATCH) % len(inputs)
         logits = net(inputs[rows])
-        # The first steps by cross-entropy: a metric of nothing found yet gives little direction.
+        # Start with cross-entropy: while no disc is found, the metric's gradient gives little direction.
         value = F.cross_entropy(logits, labels[rows]) if step < STEPS // 4 else loss(logits, labels[rows])
         optimizer.zero_grad()
         value.backward()
@@ -76,8 +76,8 @@ def main() -> None:
     data = {seed: (shapes(256, generator), shapes(256, generator)) for seed, generator in generators.items()}
     print(f"{'trained by':20} {'mean IoU':>9} {'macro F1':>9} {'IoU of discs':>13}")
     for name, loss in LOSSES.items():
-        found = [scores(trained(loss, seed, *train), *test) for seed, (train, test) in data.items()]
-        mean, macro, discs = torch.stack(found).mean(0).tolist()
+        by_seed = [scores(trained(loss, seed, *train), *test) for seed, (train, test) in data.items()]
+        mean, macro, discs = torch.stack(by_seed).mean(0).tolist()
         print(f"{name:20} {mean:9.3f} {macro:9.3f} {discs:13.3f}")
 
 

@@ -1,7 +1,7 @@
 """MetricLoss in a plain PyTorch loop: train at one temperature until validation stops improving, lower it, repeat.
 
-One row in twenty is positive, and F1 of the positive class is the goal. The classes overlap so much that few rows are
-more likely positive than not; cross-entropy in the same loop therefore finds few positives.
+One row in twenty is positive, and the goal is F1 of the positive class. The classes overlap so much that few rows are
+more likely positive than negative, so cross-entropy in the same loop finds few positives.
 """
 
 import copy
@@ -14,7 +14,7 @@ from east.metrics import f1
 from east.training.annealing import temperatures
 
 PATIENCE = 3  # epochs without a lower validation loss before a stage ends
-BATCH = 512  # holds about 25 positives: the metric of a batch must mean something
+BATCH = 512  # about 25 positives, enough for the metric of a batch to be meaningful
 
 
 def moons(rows: int, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -37,7 +37,7 @@ def train(loss: nn.Module, stages: list[float], train_set, val_set) -> nn.Module
     net = nn.Sequential(nn.Linear(2, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 2))
     x, y = train_set
     for temperature in stages:
-        loss.temperature = temperature  # without effect on cross-entropy
+        loss.temperature = temperature  # has no effect on cross-entropy
         optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3)
         lowest, best, waited = float("inf"), net.state_dict(), 0
         while waited < PATIENCE:
