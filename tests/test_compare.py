@@ -23,6 +23,7 @@ from east.experiment.runs import load, split, split_options
 from east.reporting import comparison
 from east.reporting.comparison import Candidate, Comparison, Judged, Part
 from east.reporting.pages import compare as page
+from east.settings import compose
 from east.settings.command import Command
 from east.tasks import compare
 from east.training import decisions
@@ -161,7 +162,7 @@ def test_a_network_is_stopped_on_other_rows_than_it_is_judged_on(workplace, monk
     """What the engine sees of a fold weighs nothing, and is what `judge` takes."""
     monkeypatch.chdir(workplace)
     words = Command({"preset": "compare", "dataset": "csv", "dataset.path": "my.csv", "dataset.target": "label"})
-    run = compare.planned("ce", words, {"metric": "f1", "average": "positive"}, "f1", "table", 400).run
+    run = compare.planned("ce", words, compare.Score("f1_positive", "f1", "positive"), "table", 400).run
     loaded = load(run.settings.dataset, None)
     weights = [split(loaded, Trial(run.science, seed)).val.weights.numpy() for seed in range(3)]
     assert np.array_equal(sum(weights), np.full(96, 2.0))
@@ -209,10 +210,11 @@ def test_losses_are_those_of_the_score(score, positive, metric, matched):
     loaded = data.Table(
         features=torch.zeros(3, 1), labels=torch.arange(3) % 2, classes=classes, name="t", positive=positive
     )
-    assert compare.wanted_score(score, loaded)[1] == metric
+    parsed = compare.parse_score(score, loaded)
+    assert {"metric": parsed.metric, **parsed.parameters} == metric
     dataset = "synthetic" if len(classes) == 2 else "digits"
     plans = [
-        compare.planned(name, Command({"preset": "compare", "dataset": dataset}), metric, "x", "table", 500)
+        compare.planned(name, Command({"preset": "compare", "dataset": dataset}), parsed, "table", 500)
         for name in ("east", "metric_ce", "anyloss")
     ]
     assert [plan.run.settings.loss.name for plan in plans] == [matched, "metric_ce", "anyloss"]
@@ -223,13 +225,13 @@ def test_losses_are_those_of_the_score(score, positive, metric, matched):
 
 
 def test_candidates_are_tried_in_one_order():
-    assert compare.wanted_candidates(None, "table") == ["logistic", "boosting", "rf", "metric_ce", "ce", "east"]
-    assert compare.wanted_candidates(["east", "rf"], "table") == ["rf", "east"]
-    assert compare.wanted_candidates(None, "graph") == ["metric_ce", "ce", "east"]
+    assert compare.parse_candidates(None, "table") == ["logistic", "boosting", "rf", "metric_ce", "ce", "east"]
+    assert compare.parse_candidates(["east", "rf"], "table") == ["rf", "east"]
+    assert compare.parse_candidates(None, "graph") == ["metric_ce", "ce", "east"]
     with pytest.raises(ValueError, match="did you mean 'boosting'"):
-        compare.wanted_candidates(["bosting"], "table")
+        compare.parse_candidates(["bosting"], "table")
     with pytest.raises(ValueError, match="expected at least one of logistic"):
-        compare.wanted_candidates([], "table")
+        compare.parse_candidates([], "table")
 
 
 def test_batches_grow_with_the_rows_and_hold_some_of_a_rare_class():
@@ -240,15 +242,15 @@ def test_batches_grow_with_the_rows_and_hold_some_of_a_rare_class():
 @pytest.mark.parametrize("rows, batch, trials", [(300, 32, 3), (10_000, 128, 3), (100_000, 512, 1)])
 def test_all_networks_get_the_same_number_of_steps(rows, batch, trials):
     """One stage or six: the steps are the same, and patience ends neither."""
-    command, metric = Command({"preset": "compare"}), {"metric": "f1", "average": "macro"}
+    command, score = Command({"preset": "compare"}), compare.Score("f1_macro", "f1", "macro")
     for name in ("ce", "metric_ce", "east"):
-        asked = compare.planned(name, command, metric, "f1_macro", "table", rows).run.settings
+        asked = compare.planned(name, command, score, "table", rows).run.settings
         protocol, annealing = asked.protocol, asked.annealing
         assert (protocol.count, protocol.max_epochs, protocol.patience) == ("steps", 2000, 2000)
         assert protocol.stage_epochs == (334 if name == "east" else 2000)
         assert annealing.patience >= (6 if name == "east" else 1)
         assert (asked.hyper.batch_size, asked.trial_count, asked.executor.name) == (batch, trials, "inline")
-    forest = compare.planned("rf", command, metric, "f1_macro", "table", rows).run.settings
+    forest = compare.planned("rf", command, score, "table", rows).run.settings
     assert forest.trial_count == 1
     assert forest.loss.options.get("max_samples") == (5000 if rows > 20_000 else None)
 
@@ -256,9 +258,9 @@ def test_all_networks_get_the_same_number_of_steps(rows, batch, trials):
 def test_scores_that_make_no_sense_are_refused():
     loaded = data.Table(features=torch.zeros(3, 1), labels=torch.arange(3), classes=("a", "b", "c"), name="t")
     with pytest.raises(ValueError, match="f1_positive needs a positive class"):
-        compare.wanted_score("f1_pos", loaded)
+        compare.parse_score("f1_pos", loaded)
     with pytest.raises(ValueError, match="did you mean 'mcc'"):
-        compare.wanted_score("mc", loaded)
+        compare.parse_score("mc", loaded)
 
 
 @pytest.fixture(scope="module")
@@ -484,7 +486,7 @@ def test_minutes_stop_training_in_time(workplace, monkeypatch, capsys):
     epochs = {r.config.loss.name: r.epochs for r in records.scan("short") if not r.config.loss.classical}
     assert epochs["ce"] == 4
     assert "f1" not in epochs
-    assert "note: EAST f1_positive was not trained: it takes about 167 minutes, and time is up" in text
+    assert "note: EAST f1_positive was not trained: it takes about 167 minutes, more than is left" in text
 
 
 def test_what_takes_longer_than_thought_is_stopped():
@@ -555,13 +557,14 @@ def test_a_candidate_that_predicts_one_class_is_told():
 
 def test_a_comparison_of_other_data_keeps_its_folder(tmp_path, monkeypatch):
     """Same name, same score: another file or another target is another question."""
-    settings = compare.settings(Command({"dataset": "csv", "dataset.path": "my.csv", "results_dir": str(tmp_path)}))
+    command = Command({"dataset": "csv", "dataset.path": "my.csv", "results_dir": str(tmp_path)})
+    settings = compose.settings(command)
     loaded = data.Table(features=torch.zeros(2, 1), labels=torch.arange(2), classes=("a", "b"), name="csv")
     folders = []
     for words in ("my.csv,y", "old/my.csv,y", "my.csv,z", "my.csv,y"):
         path, target = words.split(",")
         typed = f"east-run dataset.path={path} dataset.target={target} candidates=[rf]"
-        folder = compare.own_folder(settings, loaded, "mcc", typed)
+        folder = compare.result_folder(settings, loaded, "mcc", typed)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "command.txt").write_text(typed)
         folders.append(folder.name)
@@ -572,7 +575,7 @@ def test_a_log_says_which_candidate_is_running(monkeypatch):
     monkeypatch.setattr(compare.time, "monotonic", lambda: 100.0)
     plans = [compare.Plan(name, name, None, seconds) for name, seconds in (("forest", 5), ("EAST", 20), ("other", 40))]
     turns = compare.Turns(plans)
-    each = turns.taken()
+    each = iter(turns)
     assert [next(each).title, next(each).title] == ["forest", "EAST"]
     monkeypatch.setattr(compare.time, "monotonic", lambda: 108.0)
     assert turns.line() == "[######--------------] 1 of 3 candidates done, EAST running, about 52 s left"
@@ -589,9 +592,9 @@ def test_whoever_interrupts_is_told_that_finished_candidates_are_saved(monkeypat
         return end
 
     monkeypatch.setattr(compare, "carry_out", carry_out)
-    monkeypatch.setattr(compare, "missing", lambda _run: True)
-    metric, words = {"metric": "f1", "average": "macro"}, Command({"preset": "compare"})
-    plans = [compare.planned(name, words, metric, "f1_macro", "table", 500) for name in ("logistic", "rf")]
+    monkeypatch.setattr(compare, "needs_training", lambda _run: True)
+    score, words = compare.Score("f1_macro", "f1", "macro"), Command({"preset": "compare"})
+    plans = [compare.planned(name, words, score, "table", 500) for name in ("logistic", "rf")]
     with pytest.raises(KeyboardInterrupt) as caught:
         compare.trained(plans, None)
     assert caught.value.__notes__ == ["Finished trials are saved. Rerun the same command to resume."]
@@ -664,4 +667,4 @@ def test_candidates_take_turns_cheapest_first_and_networks_as_the_contest_ranks_
     plans = [compare.Plan(key, key, None, seconds) for key, seconds in
              (("ce", 5.0), ("rf", 9.0), ("east", 6.0), ("logistic", 0.1), ("metric_ce", 5.5))]  # fmt: skip
     plans = sorted(plans, key=lambda plan: list(compare.CANDIDATES).index(plan.key))
-    assert [plan.key for plan in compare.in_turn(plans)] == ["logistic", "metric_ce", "ce", "east", "rf"]
+    assert [plan.key for plan in compare.cheapest_first(plans)] == ["logistic", "metric_ce", "ce", "east", "rf"]

@@ -224,7 +224,7 @@ def test_a_record_of_a_newer_version_is_never_overwritten(tmp_path, east_run):
         answer = east_run(*TINY, f"force={force}")
         assert answer.code == cli.FAILED
         assert f"{file} is not a record (expected schema 1, got 2; it comes from a newer version of east)" in answer.err
-        assert "of 2 trials 0 failed, 1 missing" in answer.out
+        assert "of 2 trials, 0 failed, 1 missing" in answer.out
         assert file.read_text() == newer
     with pytest.raises(FileExistsError, match="comes from a newer version of east and is not overwritten"):
         records.write(tmp_path, records._record(changed(newer, schema=1).encode())[0], force=True)

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
@@ -31,14 +31,14 @@ from east.reporting import writers
 from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, Measure, judge, on_unseen_rows
 from east.reporting.pages import compare as page
 from east.settings import command as commands
+from east.settings import compose
 from east.settings.command import Command
-from east.settings.compose import settings
 from east.settings.sections import Loss, Split
 from east.settings.settings import Settings
 from east.training import saved
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; all others use `metric`
-CANDIDATES = {  # cheapest first; of the networks the one that conf/table/contest.yaml decided for
+CANDIDATES = {  # cheapest first; among the networks, the one that conf/table/contest.yaml decided for
     "logistic": "logistic regression",
     "boosting": "gradient boosting",
     "rf": "random forest",
@@ -50,17 +50,34 @@ CANDIDATES = {  # cheapest first; of the networks the one that conf/table/contes
     "lightgbm": "LightGBM",
     "catboost": "CatBoost",
 }
-# The others run only when named: the answer must not depend on what is installed.
+# The others run only when named, so that the answer does not depend on what is installed.
 USUAL = ("logistic", "boosting", "rf", "ce", "metric_ce", "east")
 CLASSICAL = ("logistic", "boosting", "rf", "xgboost", "lightgbm", "catboost")
 SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
-COLUMNS = 30  # described one by one
-HIDDEN = [128, 64]  # smaller than the papers' net: as good on tables of this size, and faster
+COLUMNS = 30  # columns of the data that are described one by one
+HIDDEN = [128, 64]  # smaller than the papers' network: as good on tables of this size, and faster
 LEARNING_RATE = 0.003
 RANKINGS = ("auc", "roc_auc", "auroc", "average_precision")
 LONG = 60  # seconds; above this, suggest a time limit
 
-Metric: TypeAlias = dict[str, Any]  # `metric`, and its parameters
+
+@dataclass(frozen=True)
+class Score:
+    """The score that candidates are judged by: its name, a metric (a name or a dotted path) and its parameters."""
+
+    name: str
+    metric: str
+    average: str | None = None
+    positive: int | None = None
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        options = {"average": self.average, "positive": self.positive}
+        return {name: value for name, value in options.items() if value is not None}
+
+    @property
+    def measure(self) -> Measure:
+        return partial(metrics.resolve(self.metric), **self.parameters)
 
 
 @dataclass(frozen=True)
@@ -76,47 +93,38 @@ class Plan:
 def main(command: Command) -> int:
     """Describe, estimate, train, judge and save, printing each result as soon as it is known."""
     started = time.monotonic()
-    if {"loss", "losses", "datasets"} & set(command.values):
-        given = ", ".join(sorted({"loss", "losses", "datasets"} & set(command.values)))
-        raise ConfigError(
-            f"task=compare does not take {given}: it compares models on one dataset=… by one score=…; "
-            "candidates=[…] says which"
-        )
-    usual = command if "preset" in command else command.but(preset="compare")
-    first = settings(usual)
-    if first.split.seed == "trial" or first.protocol.new_split:
-        raise ConfigError("task=compare judges all candidates on one split; split.seed=trial and protocol=btg use many")
-    loaded = load(first.dataset, first.data_dir)
+    typed = shlex.join(["east-run", *(f"{name}={commands.text(value)}" for name, value in command.values.items())])
+    command = checked(command)
+    settings = compose.settings(command)
+    loaded = load(settings.dataset, settings.data_dir)
     if loaded.stratifiable and "split.stratify" not in command:
-        usual = usual.but({"split.stratify": True})  # keeps rare classes in every part
-    score, metric = wanted_score(first.score, loaded)
-    names = wanted_candidates(first.candidates, loaded.kind)
-    split = settings(usual).split
+        command = command.but({"split.stratify": True})  # keeps rare classes in every part
+    score = parse_score(settings.score, loaded)
+    names = parse_candidates(settings.candidates, loaded.kind)
+    split = compose.settings(command).split
     print(description(loaded, split), flush=True)
     splits = data.split(loaded, **split_options(split))
     rarest = float(torch.bincount(loaded.labels.flatten(), minlength=len(loaded.classes)).min()) / loaded.labels.numel()
-    refuse_without_positives(score, loaded, splits)
-    plans = [planned(name, usual, metric, score, loaded.kind, len(splits.train), rarest) for name in names]
-    several = f"{len(plans)} candidates" if len(plans) > 1 else "1 candidate"
-    print(f"\n{score}: {several}: {', '.join(plan.title for plan in plans)}", flush=True)
-    if first.dry_run:
+    refuse_without_positives(score.name, loaded, splits)
+    plans = [planned(name, command, score, loaded.kind, len(splits.train), rarest) for name in names]
+    candidate_count = f"{len(plans)} candidates" if len(plans) > 1 else "1 candidate"
+    print(f"\n{score.name}: {candidate_count}: {', '.join(plan.title for plan in plans)}", flush=True)
+    if settings.dry_run:
         return 0
     with display.activity("timing a few steps"):
-        plans = [replace(p, seconds=budget.seconds(p.run, splits)) if missing(p.run) else p for p in plans]
-    print(estimate(plans, first.minutes), flush=True)
-    left = None if first.minutes is None else started + 60 * first.minutes
-    plans, failures, notes = trained(plans, left)
-    measure = partial(metrics.resolve(metric["metric"]), **{n: v for n, v in metric.items() if n != "metric"})
-    typed = shlex.join(["east-run", *(f"{name}={commands.text(value)}" for name, value in command.values.items())])
+        plans = [replace(p, seconds=budget.seconds(p.run, splits)) if needs_training(p.run) else p for p in plans]
+    print(estimate(plans, settings.minutes), flush=True)
+    deadline = None if settings.minutes is None else started + 60 * settings.minutes
+    plans, failures, notes = trained(plans, deadline)
     with display.activity("judging the candidates"):
-        found = candidates(plans, measure, loaded.positive)
-        if not found:
+        judged = candidates(plans, score.measure, loaded.positive)
+        if not judged:
             raise RuntimeError(
                 f"no candidate could be trained: {'; '.join([*failures, *notes]) or 'none has a record'}"
             )
-        result = Comparison(score, measure, tuple(found), tuple(loaded.classes), loaded.positive)
-        folder = own_folder(first, loaded, score, typed)
-        save(result, plans, folder, first.keep_models)
+        result = Comparison(score.name, score.measure, tuple(judged), tuple(loaded.classes), loaded.positive)
+        folder = result_folder(settings, loaded, score.name, typed)
+        save(result, plans, folder, settings.keep_models)
         notes += [f"failed: {line}" for line in failures] + result.notes()
         winner = next(plan for plan in plans if plan.key == result.winner.key)
         predict = predict_command(folder, loaded.kind, needs_trust(winner))
@@ -126,10 +134,24 @@ def main(command: Command) -> int:
     return 0
 
 
+def checked(command: Command) -> Command:
+    """The command with preset=compare unless it names another; ConfigError if it does not ask for a comparison."""
+    if unusable := sorted({"loss", "losses", "datasets"} & set(command.values)):
+        raise ConfigError(
+            f"task=compare does not take {', '.join(unusable)}: it compares models on one dataset=… by one score=…; "
+            "candidates=[…] says which"
+        )
+    command = command if "preset" in command else command.but(preset="compare")
+    settings = compose.settings(command)
+    if settings.split.seed == "trial" or settings.protocol.new_split:
+        raise ConfigError("task=compare judges all candidates on one split; split.seed=trial and protocol=btg use many")
+    return command
+
+
 def needs_trust(plan: Plan) -> bool:
     """Whether loading the model runs code from outside east: a network or library named in the command."""
-    asked = plan.run.settings
-    return "target" in asked.model.options or "library" in asked.loss.options
+    settings = plan.run.settings
+    return "target" in settings.model.options or "library" in settings.loss.options
 
 
 def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
@@ -140,11 +162,9 @@ def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
     return f"{command} trust=true" if trust else command
 
 
-def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
-    """The score's name, and the metric with its parameters.
-
-    score: f1_positive (also f1_pos), f1_macro, f1 (whichever suits the data), a name in METRICS or a dotted path.
-    """
+def parse_score(score: str | None, loaded: data.Data) -> Score:
+    """The score of `score=…`: f1_positive (also f1_pos), f1_macro, f1 (whichever suits the data), a name in METRICS or
+    a dotted path."""
     if score in (None, "f1"):
         score = "f1_macro" if loaded.positive is None else "f1_positive"
     if score in ("f1_positive", "f1_pos"):
@@ -152,34 +172,33 @@ def wanted_score(score: str | None, loaded: data.Data) -> tuple[str, Metric]:
             raise ConfigError(
                 "score=f1_positive needs a positive class: two classes, or dataset.positive=…; or score=f1_macro"
             )
-        chosen = {"metric": "f1", "average": "positive"}
-        return "f1_positive", chosen if loaded.positive == 1 else {**chosen, "positive": loaded.positive}
+        return Score("f1_positive", "f1", "positive", None if loaded.positive == 1 else loaded.positive)
     if score == "f1_macro":
-        return score, {"metric": "f1", "average": "macro"}
+        return Score(score, "f1", "macro")
     if score in RANKINGS:
-        raise ConfigError(f"score={score} judges a ranking, not decisions, and is reported beside any score")
+        raise ConfigError(f"score={score} judges a ranking, not decisions; it is reported whatever the score")
     if "." not in score:
         choose("score", score, [*metrics.METRICS, "f1_macro", "f1_positive"])
     if score == "cost":
         raise ConfigError("score=cost needs your costs: write a metric of your own, score=my_metrics.my_cost")
     metrics.resolve(score)
-    return score, {"metric": score}
+    return Score(score, score)
 
 
-def wanted_candidates(asked: Sequence[str] | None, kind: str) -> list[str]:
-    """Candidate names in the order of CANDIDATES; classical models cannot take graphs."""
+def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:
+    """The names of `candidates=[…]` in the order of CANDIDATES; classical models cannot take graphs."""
     fitting = [name for name in CANDIDATES if kind != "graph" or name not in CLASSICAL]
-    if asked is None:
+    if names is None:
         return [name for name in fitting if name in USUAL]
-    if not asked:
+    if not names:
         raise ConfigError(f"candidates=[]: expected at least one of {', '.join(fitting)}")
-    for name in asked:
+    for name in names:
         words = name.lower().replace("_", " ")
         choose("candidate", name, fitting, next((key for key in fitting if words in CANDIDATES[key].lower()), None))
-    return [name for name in fitting if name in asked]
+    return [name for name in fitting if name in names]
 
 
-def planned(name: str, command: Command, metric: Metric, score: str, kind: str, rows: int, rarest: float = 0.5) -> Plan:
+def planned(name: str, command: Command, score: Score, kind: str, rows: int, rarest: float = 0.5) -> Plan:
     """A candidate's run, with settings suited to the number of training rows.
 
     rarest: share of the rarest class.
@@ -200,34 +219,33 @@ def planned(name: str, command: Command, metric: Metric, score: str, kind: str, 
     if "executor" not in command:
         extra["executor"] = "inline"  # candidates take turns, each with all cores
     extra = {option: value for option, value in extra.items() if option not in command}
-    asked = settings(command.but({**loss_of(name, metric), **extra}))
+    settings = compose.settings(command.but({**loss_of(name, score.metric), **extra}))
     if command.get("preset") == "compare" and not classical:
-        asked = budget.equally_long(asked)
+        settings = budget.equally_long(settings)
         if kind != "graph" and "split.folds" not in command:
-            asked = budget.judged_apart(asked)
-    title = f"{CANDIDATES[name]} {score}" if name == "east" else CANDIDATES[name]
-    return Plan(name, title, Run.of(aimed(asked, metric)))
+            settings = budget.judged_apart(settings)
+    title = f"{CANDIDATES[name]} {score.name}" if name == "east" else CANDIDATES[name]
+    return Plan(name, title, Run.of(trained_for(settings, score)))
 
 
-def loss_of(name: str, metric: Metric) -> dict[str, Any]:
+def loss_of(name: str, metric: str) -> dict[str, str]:
     """A candidate's loss, as command-line overrides."""
     if name == "east":
-        of = metric["metric"]
-        return {"loss": LOSSES[of]} if of in LOSSES else {"loss": "metric", "loss.metric": of}
+        return {"loss": LOSSES[metric]} if metric in LOSSES else {"loss": "metric", "loss.metric": metric}
     return {"loss": name}
 
 
-def aimed(settings: Settings, metric: Metric) -> Settings:
-    """Point a metric loss at the requested score, and keep probabilities."""
+def trained_for(settings: Settings, score: Score) -> Settings:
+    """The settings with a metric loss trained for the score, and with probabilities kept."""
     loss = settings.loss
     if "metric" in loss.options:
         kept = {n: v for n, v in loss.options.items() if n not in ("metric", "average", "positive")}
-        loss = Loss(name=loss.name, _target_=loss.target, **kept, **metric)
+        loss = Loss(name=loss.name, _target_=loss.target, **kept, metric=score.metric, **score.parameters)
     return settings.but(loss=loss, save_model=False, keep_probabilities=True)
 
 
 def description(loaded: data.Data, split: Split) -> str:
-    """Describe the data column by column, with notes on what will limit the answer."""
+    """The data described column by column, with notes on what limits the answer."""
     about = data.describe(loaded, **split_options(split))
     if loaded.name in ("csv", "images"):
         about["name"] = Path(loaded.path).name
@@ -237,8 +255,8 @@ def description(loaded: data.Data, split: Split) -> str:
     rows = splits.val.labels.numel()
     if rows < 2:
         raise data.DataError(
-            f"{loaded.name} has too few rows to compare: {len(loaded.labels)} leave {rows} for validation, where a "
-            "plug-in rule is tuned on some and judged on the others; expected at least 2."
+            f"{loaded.name} has too few rows to compare: {len(loaded.labels)} leave {rows} for validation. "
+            "Expected at least 2, because a plug-in rule is tuned on some of them and judged on the others."
         )
     for part, name in (("val", "validation"), ("test", "test")):
         counts = torch.bincount(getattr(splits, part).labels.flatten(), minlength=len(loaded.classes))
@@ -250,7 +268,7 @@ def description(loaded: data.Data, split: Split) -> str:
 
 
 def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits) -> None:
-    """Reject data without positives in validation or test, where every F1 would be 0."""
+    """DataError if validation or test has no positives, so that every F1 would be 0."""
     if score != "f1_positive" or loaded.positive is None:
         return
     total = int(loaded.labels.eq(loaded.positive).sum())
@@ -258,23 +276,23 @@ def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits)
         if not part.labels.eq(loaded.positive).any():
             raise data.DataError(
                 f"{loaded.classes[loaded.positive]!r} has {total} {'row' if total == 1 else 'rows'}, none of them "
-                f"for {name}: score={score} would be 0 for every candidate. Get more of them, or choose another score."
+                f"for {name}: score={score} would be 0 for every candidate. Add rows, or choose another score."
             )
 
 
-def missing(run: Run) -> bool:
-    """Whether a run has anything left to train; assumed so if it starts with a search."""
+def needs_training(run: Run) -> bool:
+    """Whether a run has anything left to train; always assumed of a run with a search."""
     if run.settings.searched:
         return True
     return bool(ledger_of([run]).missing(replace(run, chosen=run.science).trials))
 
 
 def estimate(plans: Sequence[Plan], minutes: float | None) -> str:
-    """How long it will take, and what to do about it."""
+    """How long it will take, and how to limit that."""
     total = sum(plan.seconds for plan in plans)
     if not total:
         return "everything is on record"
-    text = f"about {duration(total)} on this machine, measured on a few steps of each"
+    text = f"about {duration(total)} on this machine, estimated from a few steps of each"
     if minutes is not None:
         return f"{text}; minutes={minutes:g} stops it in time"
     return f"{text}; minutes={max(1, round(total / 240)):g} would stop it sooner" if total > LONG else text
@@ -290,7 +308,7 @@ class Turns:
     def __init__(self, plans: Sequence[Plan]):
         self.plans, self.at, self.since = plans, 0, time.monotonic()
 
-    def taken(self) -> Iterator[Plan]:
+    def __iter__(self) -> Iterator[Plan]:
         for number, plan in enumerate(self.plans):
             self.at, self.since = number, time.monotonic()
             yield plan
@@ -302,44 +320,47 @@ class Turns:
         return f"{done}, {running.title} running, about {duration(left)} left"
 
 
-def in_turn(plans: Sequence[Plan]) -> list[Plan]:
-    """Cheapest first. Networks cost about the same and stay in the order of CANDIDATES."""
+def cheapest_first(plans: Sequence[Plan]) -> list[Plan]:
+    """The plans by cost. Networks cost about the same and stay in the order of CANDIDATES."""
     networks = min((plan.seconds for plan in plans if plan.key not in CLASSICAL), default=0.0)
     return sorted(plans, key=lambda plan: plan.seconds if plan.key in CLASSICAL else networks)
 
 
 def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], list[str], list[str]]:
-    """Train one plan after another; return the plans as executed, failures, and what was cut short."""
+    """Train one plan after another; return the plans as executed, failures, and notes on what was cut short."""
     done: list[Plan] = []
     failures: list[str] = []
-    cut: list[str] = []
-    turns = Turns(in_turn(plans))
+    notes: list[str] = []
+    turns = Turns(cheapest_first(plans))
     with display.shown(turns), noting_saved_trials(lambda: done):
-        for plan in turns.taken():
+        for plan in turns:
             left = math.inf if deadline is None else deadline - time.monotonic()
             run, share = plan.run, 1.0
             if plan.seconds > left and plan.key not in CLASSICAL and not run.settings.searched:
                 share = next((s for s in budget.SHORTER if plan.seconds * s <= left), 0.0)
             if left <= 0 or not share or (plan.seconds > left and share == 1.0 and done):
-                cut.append(f"{plan.title} was not trained: it takes about {duration(plan.seconds)}, and time is up")
+                notes.append(
+                    f"{plan.title} was not trained: it takes about {duration(plan.seconds)}, more than is left"
+                )
                 continue
             if share < 1:
                 run = budget.shorter(run, share)
-                cut.append(f"{plan.title} was trained for {share:.0%} of the usual steps, to stop in time")
-            run = replace(run, settings=run.settings.but(save_model=not run.settings.searched and missing(run)))
+                notes.append(f"{plan.title} was trained for {share:.0%} of the usual steps, to stop in time")
+            save_model = not run.settings.searched and needs_training(run)
+            run = replace(run, settings=run.settings.but(save_model=save_model))
             try:
                 with budget.stop_after(None if deadline is None else left):
                     failures += carry_out([run])
             except OutOfTime:
-                cut.append(f"{plan.title} was stopped: time is up")
+                notes.append(f"{plan.title} was stopped: time is up")
                 continue
             done.append(replace(plan, run=run))
-    return done, failures, cut
+    return done, failures, notes
 
 
 def candidates(plans: Sequence[Plan], measure: Measure, positive: int | None) -> list[Candidate]:
-    """All decision rules of every plan that has finished trials, judged from the recorded probabilities."""
-    found = []
+    """A candidate per decision rule of every plan with finished trials, judged by the recorded probabilities."""
+    rated = []
     for plan in sorted(plans, key=lambda plan: list(CANDIDATES).index(plan.key)):
         folder = plan.run.settings.results_dir
         done = records.done(folder)
@@ -348,19 +369,19 @@ def candidates(plans: Sequence[Plan], measure: Measure, positive: int | None) ->
         arrays = {seed: records.arrays(file) for seed, file in files.items() if file.with_suffix(".npz").exists()}
         for decision in DECISIONS if arrays else ():
             folds = plan.run.science.split.folds
-            judged = [judge(one, seed, decision, measure, positive, folds) for seed, one in arrays.items()]
-            found.append(Candidate(plan.key, plan.title, decision, tuple(judged)))
-    return on_unseen_rows(found, measure)
+            judged = [judge(stored, seed, decision, measure, positive, folds) for seed, stored in arrays.items()]
+            rated.append(Candidate(plan.key, plan.title, decision, tuple(judged)))
+    return on_unseen_rows(rated, measure)
 
 
 def verdict(result: Comparison) -> str:
-    """A table of test scores and distances to the winner, then the winner in one sentence."""
+    """A table of test scores and differences to the winner, then the winner in one sentence."""
     winner = result.winner
     lines = [["", "validation", "test", "95 % interval", "winner minus this, on test"]]
     for k, candidate in enumerate(result.candidates):
-        at, lead = result.interval(k), result.lead(k)
+        test, lead = result.interval(k), result.lead(k)
         ahead = "winner" if k == result.best else f"{lead.value:+.3f}  {lead.low:+.3f} to {lead.high:+.3f}"
-        scores = [f"{candidate.validation:.3f}", f"{at.value:.3f}", f"{at.low:.3f} to {at.high:.3f}"]
+        scores = [f"{candidate.validation:.3f}", f"{test.value:.3f}", f"{test.low:.3f} to {test.high:.3f}"]
         lines.append([candidate.name, *scores, ahead])
     return "\n".join(
         [
@@ -374,20 +395,20 @@ def verdict(result: Comparison) -> str:
     )
 
 
-def own_folder(asked: Settings, loaded: data.Data, score: str, typed: str) -> Path:
-    """my-f1_positive for my.csv: only a later comparison of the same file, target and score replaces it."""
-    path = asked.dataset.options.get("path")
+def result_folder(settings: Settings, loaded: data.Data, score: str, typed: str) -> Path:
+    """A folder such as my-f1_positive for my.csv, shared only by comparisons of the same file, target and score."""
+    path = settings.dataset.options.get("path")
     name = Path(str(path)).expanduser().resolve().name.partition(".")[0] if path else loaded.name
     for k in count(1):
         title = f"{name or loaded.name}-{score}" if k == 1 else f"{name or loaded.name}-{k}-{score}"
-        folder = Path(asked.results_dir) / "compare" / re.sub(r"[^\w.-]+", "_", title)
+        folder = Path(settings.results_dir) / "compare" / re.sub(r"[^\w.-]+", "_", title)
         file = folder / "command.txt"
-        if not file.is_file() or data_words(file.read_text(encoding="utf-8", errors="replace")) == data_words(typed):
+        if not file.is_file() or data_of(file.read_text(encoding="utf-8", errors="replace")) == data_of(typed):
             return folder
     raise AssertionError
 
 
-def data_words(command: str) -> set[str]:
+def data_of(command: str) -> set[str]:
     """The parts of a command line that identify its data."""
     with suppress(ValueError):  # not one of our command lines
         return {word for word in shlex.split(command) if word.startswith(("dataset.path=", "dataset.target="))}
@@ -395,20 +416,20 @@ def data_words(command: str) -> set[str]:
 
 
 def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: str) -> None:
-    """The winner's best seed, with its decision rule, to folder/model; delete the others unless keep_models=all."""
+    """Save the winner's best seed with its decision rule to folder/model; delete the others unless keep_models=all."""
     winner, chosen = result.winner, result.winner.chosen
     plan = next(plan for plan in plans if plan.key == winner.key)
-    asked = plan.run.settings
+    settings = plan.run.settings
     kept = next(trial for trial in plan.run.trials if trial.seed == chosen.seed)
-    source = model_folder(kept, asked.results_dir)
+    source = model_folder(kept, settings.results_dir)
     if not source.exists():
-        carry_out([Run.of(asked.but(save_model=True, force=False, seed=chosen.seed, trials=1))])
+        carry_out([Run.of(settings.but(save_model=True, force=False, seed=chosen.seed, trials=1))])
     names = {"argmax": "argmax", "plugin": f"plug-in for {result.score}", "expected": f"expected {result.score}"}
     model = saved.load(source, trust=needs_trust(plan))
     model.deciding(names[winner.decision], chosen.rule).save(folder / "model")
-    for other in plans:
-        if keep_models == "all" or not other.run.settings.save_model:
+    for run in (plan.run for plan in plans):
+        if keep_models == "all" or not run.settings.save_model:
             continue
-        for trial in other.run.trials:
+        for trial in run.trials:
             if trial != kept:
-                shutil.rmtree(model_folder(trial, asked.results_dir), ignore_errors=True)
+                shutil.rmtree(model_folder(trial, settings.results_dir), ignore_errors=True)

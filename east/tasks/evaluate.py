@@ -19,8 +19,8 @@ from east.reporting import writers
 from east.reporting.comparison import INTERVAL, Interval, Part, rank_samples, resampled, scores_of
 from east.reporting.pages import compare as page
 from east.settings import command as commands
+from east.settings import compose
 from east.settings.command import Command
-from east.settings.compose import settings
 from east.training import decisions, saved
 from east.training.saved import Model
 
@@ -35,33 +35,34 @@ class Labelled:
 
 
 def main(command: Command) -> int:
-    asked = settings(command)
-    if not (asked.checkpoint and asked.input):
-        missing = [f"{name}=…" for name in ("checkpoint", "input") if not getattr(asked, name)]
+    settings = compose.settings(command)
+    if not (settings.checkpoint and settings.input):
+        missing = [f"{name}=…" for name in ("checkpoint", "input") if not getattr(settings, name)]
         raise ConfigError(f"task=evaluate needs {' '.join(missing)}: a saved model, and labelled rows")
-    model = saved.load(asked.checkpoint, asked.device, asked.trust)
-    source = Path(asked.input).expanduser()
-    given = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
-    p, rule = torch.from_numpy(given.probabilities), model.rule
-    part = Part(p, torch.from_numpy(given.labels), rule.decide(p), 0.0)
+    model = saved.load(settings.checkpoint, settings.device, settings.trust)
+    source = Path(settings.input).expanduser()
+    labelled = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
+    p, rule = torch.from_numpy(labelled.probabilities), model.rule
+    part = Part(p, torch.from_numpy(labelled.labels), rule.decide(p), 0.0)
     positive = model.about["positive"]
     with display.activity("scoring"):
         intervals = with_intervals(part, positive)
-    name = re.sub(r"[^\w.-]+", "_", f"{source.name.partition('.')[0]}-{Path(asked.checkpoint).resolve().parent.name}")
-    folder = Path(asked.results_dir) / "evaluate" / name
-    classes = tuple(map(printable, model.classes))  # a terminal must not act upon a stranger's names
-    scored = page.Scored(part, rule, classes, positive, given.frame)
+    model_name = Path(settings.checkpoint).resolve().parent.name
+    name = re.sub(r"[^\w.-]+", "_", f"{source.name.partition('.')[0]}-{model_name}")
+    folder = Path(settings.results_dir) / "evaluate" / name
+    classes = tuple(map(printable, model.classes))  # class names of a downloaded model may hold control characters
+    scored = page.Scored(part, rule, classes, positive, labelled.frame)
     table = pd.DataFrame([{"score": n, "value": i.value, "low": i.low, "high": i.high} for n, i in intervals.items()])
     typed = shlex.join(["east-run", *(f"{n}={commands.text(value)}" for n, value in command.values.items())])
-    page.write_evaluation(folder, f"{source.name}: {len(given.labels):,} rows", scored, table, intervals, typed)
+    page.write_evaluation(folder, f"{source.name}: {len(labelled.labels):,} rows", scored, table, intervals, typed)
     print(writers.aligned([["", "value", "95 % interval"], *(line(n, i) for n, i in intervals.items())]))
-    print(f"\nconfusion matrix of {len(given.labels):,} rows, true classes in rows\n{matrix(scored)}")
+    print(f"\nconfusion matrix of {len(labelled.labels):,} rows, true classes in rows\n{matrix(scored)}")
     print(f"decides by: {decisions.explained(rule, classes)}\nreport: {folder / 'report.html'}")
     return 0
 
 
-def line(name: str, at: Interval) -> list[str]:
-    return [name, f"{at.value:.3f}", "" if np.isnan(at.low) else f"{at.low:.3f} to {at.high:.3f}"]
+def line(name: str, score: Interval) -> list[str]:
+    return [name, f"{score.value:.3f}", "" if np.isnan(score.low) else f"{score.low:.3f} to {score.high:.3f}"]
 
 
 def labelled_rows(model: Model, source: Path) -> Labelled:
@@ -85,27 +86,27 @@ def labelled_images(model: Model, source: Path) -> Labelled:
     """Read images from one folder per class."""
     if model.about["kind"] != "image":
         raise DataError(f"this model takes {model.about['kind']}s: expected input= a file, got the folder {source}")
-    found = images.find(source)
+    image_files = images.find(source)
     size = model.about["inputs_shape"][-1]
-    parts = [images.decode(found[k : k + saved.IMAGES], size) for k in range(0, len(found), saved.IMAGES)]
+    parts = [images.decode(image_files[k : k + saved.IMAGES], size) for k in range(0, len(image_files), saved.IMAGES)]
     if not parts:
         raise DataError(f"{source} has no images")
-    paths = [file.relative_to(source) for file in found]
+    paths = [file.relative_to(source) for file in image_files]
     labels = numbered(model, np.array([path.parts[0] for path in paths], dtype=object), source)
     probabilities = np.concatenate([model.predict_proba(part) for part in parts])
     return Labelled(probabilities, labels, pd.DataFrame({"file": [str(path) for path in paths]}))
 
 
 def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
-    """Class numbers of class names."""
+    """Class names as class numbers."""
     if not len(names):
         raise DataError(f"{source} has no rows")
-    place = {name: k for k, name in enumerate(model.classes)}
-    unknown = sorted({str(name) for name in names} - set(place))
+    number = {name: k for k, name in enumerate(model.classes)}
+    unknown = sorted({str(name) for name in names} - set(number))
     if unknown:
         known = ", ".join(shown(name, quoted=False) for name in model.classes[:10])
         raise DataError(f"{source}: the model does not know the class {shown(unknown[0])}; it knows {known}")
-    return np.array([place[str(name)] for name in names])
+    return np.array([number[str(name)] for name in names])
 
 
 def with_intervals(part: Part, positive: int | None) -> dict[str, Interval]:
@@ -115,9 +116,9 @@ def with_intervals(part: Part, positive: int | None) -> dict[str, Interval]:
     if positive is not None:
         measures["f1_positive"] = partial(metrics.f1, average="positive", positive=positive)
     values = {name: value for name, value in scores_of(part, positive).items() if value is not None}
-    drawn = rank_samples(part, positive) if "auroc" in values else {}
-    drawn |= {name: resampled([[part]], measures[name])[0] for name in values if name in measures}
-    return {name: Interval(value, *np.nanquantile(drawn[name], INTERVAL).tolist()) for name, value in values.items()}
+    samples = rank_samples(part, positive) if "auroc" in values else {}
+    samples |= {name: resampled([[part]], measures[name])[0] for name in values if name in measures}
+    return {name: Interval(value, *np.nanquantile(samples[name], INTERVAL).tolist()) for name, value in values.items()}
 
 
 def matrix(scored: page.Scored) -> str:

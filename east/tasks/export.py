@@ -3,21 +3,21 @@
 from pathlib import Path
 
 from east.choices import ConfigError
+from east.settings import compose
 from east.settings.command import Command
-from east.settings.compose import settings
 from east.training import saved
 from east.training.export import beside, export
 
 
 def main(command: Command) -> int:
-    asked = settings(command)
-    if not (asked.checkpoint and asked.output):
-        missing = " ".join(f"{name}=…" for name in ("checkpoint", "output") if not getattr(asked, name))
+    settings = compose.settings(command)
+    if not (settings.checkpoint and settings.output):
+        missing = " ".join(f"{name}=…" for name in ("checkpoint", "output") if not getattr(settings, name))
         raise ConfigError(f"task=export needs {missing}: a saved model and a new file, such as output=model.onnx")
-    target = Path(asked.output).expanduser()
+    target = Path(settings.output).expanduser()
     for file in (target, beside(target)):
-        if file.exists() and not asked.force:
+        if file.exists() and not settings.force:
             raise ConfigError(f"{file} exists already; force=true replaces it")
-    written = export(saved.load(asked.checkpoint, trust=asked.trust), asked.output)
+    written = export(saved.load(settings.checkpoint, trust=settings.trust), settings.output)
     print(f"exported: {written} and {beside(written)}")
     return 0

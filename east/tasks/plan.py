@@ -1,4 +1,4 @@
-"""What a command will do and how long it will take, before it starts; nothing is downloaded to find out."""
+"""What a command will do and how long that will take, without downloading anything."""
 
 import os
 import sys
@@ -30,7 +30,7 @@ from east.training.timing import Size
 
 T = TypeVar("T")
 MINUTE, DAY = 60, 86400
-SMALL = 100_000  # row visits that take under a minute on any machine: not worth timing
+SMALL = 100_000  # row visits; fewer take under a minute on any machine and are not timed
 SHORTER = ("budget", "lean", "quick")  # presets, longest first
 # Sizes of the papers' datasets, to plan before downloading them.
 SIZES = {
@@ -48,13 +48,13 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Item:
-    """One run of a plan. Without data (`run`) its records are unknown; without a size it is not timed."""
+    """One run of a plan. `run` is None if its data are not here yet; without a size it is not timed."""
 
     settings: Settings
     run: Run | None
     size: Size | None
     done: Counter[str]  # trainings on record, by stage
-    epochs: float | None = None  # taken by similar trials, if any are on record
+    epochs: float | None = None  # that similar trials took, if any are on record
 
     @property
     def science(self) -> Science:
@@ -62,31 +62,33 @@ class Item:
 
     @property
     def todo(self) -> tuple[int, int]:
-        """Trainings of the search and trials that are not on record."""
+        """Number of search trainings and of trials that are not on record."""
         searches, trials = protocols.searches(self.settings), self.settings.trial_count
         return searches - self.done["search"], trials - self.done["trial"]
 
     @property
     def visits(self) -> float:
-        """How many times training visits a row."""
-        return 0 if self.size is None else sum(self.todo) * self.size.rows * self.usual(self.science, self.size)
+        """Rows times epochs of all trainings that are left."""
+        if self.size is None:
+            return 0
+        return sum(self.todo) * self.size.rows * self.epochs_per_trial(self.science, self.size)
 
-    def usual(self, config: Science, size: Size) -> float:
-        """Epochs of a trial."""
+    def epochs_per_trial(self, config: Science, size: Size) -> float:
         return self.epochs or timing.usual_epochs(config, size)
 
     def seconds(self, of_trial: Callable[[Science, Size, float], float]) -> float | None:
-        """Total sequential time, assuming that a trial takes as long as a search point."""
+        """Seconds of all trainings one after another, assuming that a trial takes as long as a search point."""
         if self.settings.loss.classical or self.size is None:
             return None if any(self.todo) else 0.0
         points = [self.science.with_grid_point(point) for point in self.settings.grid() if self.settings.searched]
         points = points or [self.science]
-        each = [of_trial(point, self.size, self.usual(point, self.size)) for point in points]
+        each = [of_trial(point, self.size, self.epochs_per_trial(point, self.size)) for point in points]
         rounds = protocols.rounds(self.settings)
-        shares = [count * min((epochs or 1e9) / self.usual(points[0], self.size), 1) for epochs, count in rounds]
-        planned = sum(count for _, count in rounds) or 1
+        epochs = self.epochs_per_trial(points[0], self.size)
+        whole_trainings = sum(count * min((limit or 1e9) / epochs, 1) for limit, count in rounds)
+        searches = sum(count for _, count in rounds) or 1
         search, trials = self.todo
-        return mean(each) * (search * sum(shares) / planned + trials)
+        return mean(each) * (search * whole_trainings / searches + trials)
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,7 @@ class Plan:
             return [item.seconds(of_trial) for item in self.items]
 
     def on_gpu(self) -> float:
-        """Seconds on one GPU, by arithmetic."""
+        """Seconds on one GPU, computed from FLOPs instead of measured."""
         return sum(item.seconds(timing.gpu_seconds) or 0 for item in self.items)
 
     def runs(self, failures: list[str] | None = None) -> list[Run]:
@@ -132,8 +134,8 @@ class Plan:
 
         failures: gets a line for every run that cannot be carried out; without it, the first one raises.
         """
-        tried = [item.run or attempted(item.settings, Run.of, failures) for item in self.items]
-        return [run for run in tried if run]
+        runs = [item.run or attempted(item.settings, Run.of, failures) for item in self.items]
+        return [run for run in runs if run]
 
     def text(self) -> str:
         """The plan as a table: what is done and how long the rest takes, on one slot."""
@@ -142,18 +144,18 @@ class Plan:
         for name, item, cost in zip(names(self.items), self.items, costs, strict=True):
             searches, trials = protocols.searches(item.settings), item.settings.trial_count
             searched = f"{item.done['search']} of {searches}" if searches else "none"
-            here = "" if item.run else ", data not downloaded yet"
-            left = f"{'not timed' if cost is None else duration(cost)}{here}"
+            note = "" if item.run else ", data not downloaded yet"
+            left = f"{'not timed' if cost is None else duration(cost)}{note}"
             lines.append((name, searched, f"{item.done['trial']} of {trials}", left))
         known = [cost for cost in costs if cost is not None]
         total = f"time left: about {duration(sum(known) / self.width)} on this machine, {slots(self.width)}"
-        rest = costs.count(None)
-        return f"{writers.aligned(lines)}\n{total}" + (f"; {rest} runs are not timed" if rest else "")
+        untimed = costs.count(None)
+        return f"{writers.aligned(lines)}\n{total}" + (f"; {untimed} runs are not timed" if untimed else "")
 
     def confirmed(self) -> float:
         """Print the estimate if it is more than a minute, and return the seconds. ConfigError if the user declines.
 
-        More than a day on a CPU needs a yes: typed, or yes=true where nobody can be asked.
+        More than a day on a CPU must be confirmed: at a prompt, or by yes=true if there is no terminal.
         """
         executor = self.place.executor
         seconds = sum(cost for cost in self.costs() if cost is not None) / self.width
@@ -162,8 +164,8 @@ class Plan:
         if seconds < MINUTE:
             return seconds
         line = f"{self.amount()}: about {duration(seconds)} {self.where()}."
-        absurd = seconds > DAY and self.device.type == "cpu" and not executor.gpus
-        if not absurd:
+        too_long = seconds > DAY and self.device.type == "cpu" and not executor.gpus
+        if not too_long:
             display.say(line, sys.stdout)
             return seconds
         line = f"{line} {self.instead(seconds)}"
@@ -181,7 +183,7 @@ class Plan:
         """How much there is to train."""
         search, trials = (sum(counts) for counts in zip(*(item.todo for item in self.items), strict=True))
         nets = ", ".join(dict.fromkeys(item.science.model.name for item in self.items))
-        parts = [f"{count} {what}" for count, what in ((search, "search trainings"), (trials, "trials")) if count]
+        parts = [f"{count} {unit}" for count, unit in ((search, "search trainings"), (trials, "trials")) if count]
         return f"{' and '.join(parts) or 'nothing'} of {nets}"
 
     def where(self) -> str:
@@ -200,9 +202,9 @@ class Plan:
                 other = made(self.shorter(preset))
             except ConfigError:  # this command does not work under that preset
                 continue
-            takes = sum(cost for cost in other.costs() if cost is not None) / other.width
-            if takes < min(seconds / 2, DAY):
-                options.append(f"preset={preset} takes about {duration(takes)}")
+            shorter = sum(cost for cost in other.costs() if cost is not None) / other.width
+            if shorter < min(seconds / 2, DAY):
+                options.append(f"preset={preset} takes about {duration(shorter)}")
         options.append(f"one GPU about {duration(self.on_gpu())} by arithmetic ({assumed()})")
         return f"Instead: {'; '.join(options)}."
 
@@ -227,27 +229,27 @@ def one_thread(single: bool) -> Iterator[None]:
 
 
 def made(
-    asked: Sequence[Settings],
+    settings: Sequence[Settings],
     shorter: Callable[[str], Sequence[Settings]] = lambda preset: (),
     failures: list[str] | None = None,
 ) -> Plan:
-    """The plan of these settings. Missing data are not downloaded.
+    """The plan of the runs with these settings. Missing data are not downloaded.
 
     shorter: the settings of the same command under another preset, or none.
     failures: gets a line for every run that cannot be carried out; without it, the first one raises.
     """
-    if not asked:
+    if not settings:
         raise ConfigError("nothing to do")
-    items = [one for settings in asked if (one := attempted(settings, item, failures))]
-    runs = [one.run for one in items if one.run]
+    items = [item for of_run in settings if (item := attempted(of_run, item_of, failures))]
+    runs = [item.run for item in items if item.run]
     if runs:
-        items = on_record(items, runs)
-    much = any(settings.preset.name != "quick" for settings in asked)
-    return Plan(items, executors.choose_place(asked[0], much), shorter)
+        items = with_records(items, runs)
+    much_work = any(of_run.preset.name != "quick" for of_run in settings)
+    return Plan(items, executors.choose_place(settings[0], much_work), shorter)
 
 
 def attempted(settings: Settings, make: Callable[[Settings], T], failures: list[str] | None) -> T | None:
-    """`make(settings)`, or None and a line for `failures`."""
+    """`make(settings)`, or None and a line in `failures` if that is not possible."""
     try:
         return make(settings)
     except (DataError, ConfigError) as error:
@@ -257,15 +259,15 @@ def attempted(settings: Settings, make: Callable[[Settings], T], failures: list[
         return None
 
 
-def item(settings: Settings) -> Item:
-    """A run with its data, if no download is needed."""
+def item_of(settings: Settings) -> Item:
+    """A run, with its data if they need no download."""
     name = settings.dataset.name.partition("-")[0]
-    fetched = bool(data.datasets()[name].needs)
+    downloadable = bool(data.datasets()[name].needs)
     try:
-        with offline(fetched):
+        with offline(downloadable):
             run = Run.of(settings)
     except DataError:
-        if not fetched or settings.data_dir:  # a folder named by the user should contain the data
+        if not downloadable or settings.data_dir:  # a folder named by the user should contain the data
             raise
         return Item(settings, None, size_of(settings), Counter())
     loaded = load(settings.dataset, settings.data_dir)
@@ -274,10 +276,10 @@ def item(settings: Settings) -> Item:
 
 
 @contextmanager
-def offline(wanted: bool) -> Iterator[None]:
-    """Disable downloads if `wanted`."""
+def offline(disable: bool) -> Iterator[None]:
+    """Disable downloads in this block if `disable`."""
     before = os.environ.get("EAST_OFFLINE")
-    if wanted:
+    if disable:
         os.environ["EAST_OFFLINE"] = "1"
     try:
         yield
@@ -298,29 +300,29 @@ def size_of(settings: Settings) -> Size | None:
     return size if dataset.limit is None else replace(size, rows=min(size.rows, round(0.64 * dataset.limit)))
 
 
-def on_record(items: Sequence[Item], runs: Sequence[Run]) -> list[Item]:
-    """Add what the results folder holds: finished trainings, and the epochs that similar trials took."""
+def with_records(items: Sequence[Item], runs: Sequence[Run]) -> list[Item]:
+    """The items with what is on record: finished trainings, and the epochs that similar trials took."""
     ledger = ledger_of(runs)
-    took: dict[tuple, list[int]] = {}
+    epochs: dict[tuple, list[int]] = {}
     for record in ledger.records.values():
         if record.status == "done" and record.epochs:
-            took.setdefault(alike(record.config), []).append(record.epochs)
+            epochs.setdefault(similarity_key(record.config), []).append(record.epochs)
     result = []
-    for one in items:
-        if one.run is None:
-            result.append(one)
+    for item in items:
+        if item.run is None:
+            result.append(item)
             continue
-        progress, done = Progress(one.run, ledger), Counter[str]()
+        progress, done = Progress(item.run, ledger), Counter[str]()
         while True:
             done[progress.stage[0].stage] += len(progress.stage) - len(progress.missing())
             if progress.missing() or not progress.advance():
                 break
-        known = took.get(alike(one.run.science))
-        result.append(replace(one, done=done, epochs=median(known) if known else None))
+        similar = epochs.get(similarity_key(item.run.science))
+        result.append(replace(item, done=done, epochs=median(similar) if similar else None))
     return result
 
 
-def alike(config: Science) -> tuple:
+def similarity_key(config: Science) -> tuple:
     """A key shared by trials that should take about as many epochs."""
     protocol = config.protocol
     return (
@@ -331,11 +333,11 @@ def alike(config: Science) -> tuple:
 
 def names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
     """Names of runs, with as many of their settings as it takes to tell them apart."""
-    sciences = [one.science for one in items]
-    alike: dict[str, list[Science]] = {}
+    sciences = [item.science for item in items]
+    by_name: dict[str, list[Science]] = {}
     for science in sciences:
-        alike.setdefault(name(science), []).append(science)
-    labels = {one: iter(tables.labels(one, group)) for one, group in alike.items()}
+        by_name.setdefault(name(science), []).append(science)
+    labels = {shared: iter(tables.labels(shared, group)) for shared, group in by_name.items()}
     return [next(labels[name(science)]) for science in sciences]
 
 

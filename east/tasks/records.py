@@ -1,15 +1,15 @@
 """task=records: export finished trials to results_dir/records, compact enough to commit."""
 
 from east.experiment import records
+from east.settings import compose
 from east.settings.command import Command
-from east.settings.compose import settings
 
 
 def main(command: Command) -> int:
-    folder = settings(command).results_dir
+    folder = compose.settings(command).results_dir
     counts = records.export(folder)
     for dataset, count in counts.items():
         print(f"{folder}/records/{dataset}.jsonl  {count} records")
     if not counts:
-        print(f"no finished trials below {folder}/runs")
+        print(f"no finished trials in {folder}/runs")
     return 0

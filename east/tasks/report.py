@@ -1,14 +1,14 @@
-"""task=report: one HTML page with everything that a results folder holds."""
+"""task=report: one HTML page with everything in a results folder."""
 
 from east import display
 from east.reporting.pages import report
+from east.settings import compose
 from east.settings.command import Command
-from east.settings.compose import settings
 
 
 def main(command: Command) -> int:
-    asked = settings(command)
+    settings = compose.settings(command)
     with display.activity("building the page"):
-        file = report.write(asked.results_dir, config_dir=asked.config_dir)
+        file = report.write(settings.results_dir, config_dir=settings.config_dir)
     print(file)
     return 0

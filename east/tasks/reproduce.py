@@ -6,12 +6,21 @@ from east.choices import ConfigError
 from east.experiment.runs import Run
 from east.experiment.scheduler import carry_out
 from east.reporting import tables
+from east.settings import compose
 from east.settings.command import LISTS, Command
 from east.settings.command import text as typed
-from east.settings.compose import settings
 from east.tasks import plan, run, table
 
-SCIENCE = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper", "search")  # affect results
+SCIENCE = (
+    "dataset",
+    "split",
+    "model",
+    "loss",
+    "annealing",
+    "protocol",
+    "hyper",
+    "search",
+)  # change results
 
 
 def main(command: Command) -> int:
@@ -20,26 +29,26 @@ def main(command: Command) -> int:
     if name in (None, "grid") or "protocol" in command:
         choices = ", ".join(name for name in tables.names(folder) if name != "grid")
         raise ConfigError(f"task=reproduce takes a table=…, and that table's protocol. Choices: all, {choices}")
-    asked = settings(command.without(*LISTS))
+    settings = compose.settings(command.without(*LISTS))
     preset = command.get("preset") or ("paper" if name == "all" else tables.usual_preset(tables.spec(name, folder)))
-    options = {"rule": asked.selection, "variant": asked.variant, "config_dir": folder}
-    missing = tables.plan(name, asked.results_dir, preset=preset, **options)
-    for many, group in LISTS.items():
-        if wanted := command.get(many) or ([command.get(group)] if group in command else []):
-            missing = [one for one in missing if one.command.get(group) in wanted]
-    rest = command.without("task", "table", "preset", *LISTS, *LISTS.values())
-    if changed := rest.among(SCIENCE):
+    options = {"rule": settings.selection, "variant": settings.variant, "config_dir": folder}
+    missing = [needed.command for needed in tables.plan(name, settings.results_dir, preset=preset, **options)]
+    for plural, group in LISTS.items():
+        if names := command.get(plural) or ([command.get(group)] if group in command else []):
+            missing = [needed for needed in missing if needed.get(group) in names]
+    overrides = command.without("task", "table", "preset", *LISTS, *LISTS.values())
+    if changed := overrides.among(SCIENCE):
         words = " ".join(f"{key}={typed(value)}" for key, value in changed.items())
         print(f"note: trials with {words} do not fill cells of the table; they are shown separately")
     print(f"{name}: {to_do(len(missing))}", flush=True)
-    commands = [rest.but(one.command.values) for one in missing]
+    runs_settings = [compose.settings(overrides.but(needed.values).but(preset=preset)) for needed in missing]
     failures: list[str] = []
-    work = plan.made([settings(one.but(preset=preset)) for one in commands], failures=failures) if commands else None
-    if work and work.items and asked.dry_run:
+    work = plan.made(runs_settings, failures=failures) if runs_settings else None
+    if work and work.items and settings.dry_run:
         print(work.text())
-    if not asked.dry_run:
+    if not settings.dry_run:
         runs = started(work, failures) if work and work.items else []
-        print(run.results(runs, failures)[0] if changed and runs else table.text(asked, preset))
+        print(run.results(runs, failures)[0] if changed and runs else table.text(settings, preset))
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if failures else 0
@@ -50,7 +59,7 @@ def to_do(runs: int) -> str:
 
 
 def started(work: plan.Plan, failures: list[str]) -> list[Run]:
-    """Carry out a plan as far as its data are available; add errors to `failures`."""
+    """Carry out those runs of a plan whose data are available; add errors to `failures`."""
     seconds = work.confirmed()
     runs = work.runs(failures)
     failures += carry_out(runs, seconds) if runs else []

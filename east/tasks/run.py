@@ -16,11 +16,11 @@ from east.settings.compose import all_settings
 from east.tasks import plan
 from east.training.population import Trial
 
-Found = Mapping[tuple[str, int, str], Record]
+ByIdentity = Mapping[tuple[str, int, str], Record]
 
 
 def main(command: Command) -> int:
-    """Carry out a command; 0 if all of its trials are on record."""
+    """Carry out a command; return 0 if all of its trials are on record."""
     return perform(command, results)
 
 
@@ -40,17 +40,17 @@ def perform(command: Command, show: Callable[[Sequence[Run], Sequence[str]], tup
 
 
 def notes(runs: Sequence[Run]) -> list[str]:
-    """What the user should know about how files were read."""
-    loaded = [load(run.settings.dataset, run.settings.data_dir) for run in runs]
-    return list(dict.fromkeys(f"{one.name}: {note}" for one in loaded for note in one.notes))
+    """Notes on how the runs' files were read."""
+    datasets = [load(run.settings.dataset, run.settings.data_dir) for run in runs]
+    return list(dict.fromkeys(f"{loaded.name}: {note}" for loaded in datasets for note in loaded.notes))
 
 
 def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
     """A table of runs beside published numbers, its figure and the failures; and whether all is done."""
     settings = runs[0].settings
-    found = {record.identity: record for record in records.scan(settings.results_dir)}
+    by_identity = {record.identity: record for record in records.scan(settings.results_dir)}
     keys = {run.chosen.key for run in runs if run.chosen}
-    shown = [whole(record) for record in found.values() if record.key in keys]
+    shown = [with_data_label(record) for record in by_identity.values() if record.key in keys]
     spec = tables.spec("grid").changed(title="Results")
     built = tables.build(
         spec,
@@ -61,11 +61,12 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
         config_dir=settings.config_dir,
     )
     named = list(zip(plan.names(runs), runs, strict=True))
-    lines = [f"{name}: {lack}" for name, run in named if (lack := shortfall(run, found))]
+    lines = [f"{name}: {gap}" for name, run in named if (gap := shortfall(run, by_identity))]
     complete = not lines
     lines = [f"chosen for {name}: {choice(run)}" for name, run in named if run.chosen and run.settings.searched] + lines
     for name, run in named:
-        done = [record for trial in run.trials if (record := record_of(trial, found)) and record.status == "done"]
+        on_record = [by_identity.get(trial.identity) for trial in run.trials]
+        done = [record for record in on_record if record and record.status == "done"]
         matrices = [record.confusion["test"] for record in done]
         rows = max((training_rows(record) for record in done), default=0)
         lines += [f"{name}: {note}" for note in (unseen(matrices), collapse(run, matrices, rows)) if note]
@@ -81,7 +82,7 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
 
 
 def figure_name(run: Run) -> str:
-    """Dataset and loss, with a fingerprint where different data may share a name."""
+    """Dataset and loss, with a fingerprint if different data may share the name."""
     dataset = run.science.dataset
     shared = dataset.name in ("csv", "images") or dataset.limit is not None
     return run.name.replace(" ", f"-{(dataset.fingerprint or '')[:6]}-" if shared else "-")
@@ -89,7 +90,7 @@ def figure_name(run: Run) -> str:
 
 @contextmanager
 def shown_anyway() -> Iterator[None]:
-    """Print the results even where files cannot be written, as in a read-only folder."""
+    """Turn errors in writing files into warnings, so that results are printed even in a read-only folder."""
     try:
         yield
     except OSError as error:
@@ -103,31 +104,29 @@ def choice(run: Run) -> str:
     return ", ".join(f"{name} {values[name]}" for name in run.settings.grid()[0])
 
 
-def whole(record: Record) -> Record:
-    """Rename a record of partial data so that its table, which would leave it out, shows it."""
+def with_data_label(record: Record) -> Record:
+    """A record of partial data under another name, such as "adult (500 rows)": tables leave out partial data."""
     dataset = record.config.dataset
     imbalance = dataset.options.get("imbalance")
-    done = [f"{dataset.limit} rows"] if dataset.limit else []
-    done += [f"imbalance {imbalance:g}"] if imbalance not in (None, 1) else []
-    if not done or dataset.name == "synthetic":
+    changes = [f"{dataset.limit} rows"] if dataset.limit else []
+    changes += [f"imbalance {imbalance:g}"] if imbalance not in (None, 1) else []
+    if not changes or dataset.name == "synthetic":
         return record
-    renamed = dataset.but(name=f"{dataset.name} ({', '.join(done)})", limit=None)
+    renamed = dataset.but(name=f"{dataset.name} ({', '.join(changes)})", limit=None)
     return record.but(config=record.config.but(dataset=renamed))
 
 
-def shortfall(run: Run, found: Found) -> str | None:
+def shortfall(run: Run, by_identity: ByIdentity) -> str | None:
     """What is missing from a run, or None."""
     if run.chosen is None:
         return "no trials, because its search is incomplete or no point of it could be trained"
-    states = [record.status if (record := record_of(trial, found)) else None for trial in run.trials]
+    on_record = [by_identity.get(trial.identity) for trial in run.trials]
+    states = [record.status if record else None for record in on_record]
     failed, missing = states.count("failed"), states.count(None)
     unsaved = sum(lacks_model(run, trial) for trial, state in zip(run.trials, states, strict=True) if state == "done")
-    lacks = [f"of {len(states)} trials {failed} failed, {missing} missing"] if failed + missing else []
-    return "; ".join([*lacks, f"{unsaved} of the models could not be saved"] if unsaved else lacks) or None
-
-
-def record_of(trial: Trial, found: Found) -> Record | None:
-    return found.get(trial.identity)
+    gaps = [f"of {len(states)} trials, {failed} failed, {missing} missing"] if failed + missing else []
+    gaps += [f"{unsaved} of the models could not be saved"] if unsaved else []
+    return "; ".join(gaps) or None
 
 
 def lacks_model(run: Run, trial: Trial) -> bool:
@@ -149,7 +148,7 @@ def unseen(matrices: Sequence[Matrix]) -> str | None:
 
 
 def collapse(run: Run, matrices: Sequence[Matrix], rows: int) -> str | None:
-    """A note if trials predict a single class, as metric losses can when the others are rare.
+    """A note if trials predict a single class, as metric losses can if the others are rare.
 
     rows: training rows, the largest possible batch.
     """

@@ -1,12 +1,12 @@
-"""task=study: checks of the method that are not a grid of trainings; each computes a small frame and draws it.
+"""task=study: checks of the method that are not tables of trials; each computes a small frame and draws it.
 
     soft_hard   the soft metric that is trained against the hard one that counts, epoch by epoch
     balanced    EAST against cross-entropy where no class is rare
     gap         the distance between soft and hard metric, by number of classes and temperature
     bias        batch against population metric, by batch size, with the bounds of Theorems 5.8 and 5.9
 
-The first two train, and take overrides such as dataset=mammography. The others simulate a calibrated classifier: unit
-Gaussians around class means, judged by their true posterior.
+The first two train, and take overrides such as dataset=mammography. The others simulate a calibrated classifier: rows
+are unit Gaussians around class means, classified by their true posterior.
 """
 
 import math
@@ -27,8 +27,8 @@ from east.confusion import Confusion
 from east.experiment.runs import Run, load, split
 from east.losses import MetricLoss
 from east.reporting import plots
+from east.settings import compose
 from east.settings.command import Command
-from east.settings.compose import settings
 from east.training import engine
 from east.training.population import Outcome, Trial
 
@@ -45,7 +45,7 @@ DATA = ("dataset", "split", "model", "hyper", "device", "data_dir", "config_dir"
 
 @dataclass(frozen=True)
 class Study:
-    """`compute` a frame from the user's command, which may name the sections it `takes`; `draw` it."""
+    """How to `compute` a frame from the user's command and `draw` it; `takes`: sections that the command may set."""
 
     compute: Callable[[Command], pd.DataFrame]
     draw: Callable[[pd.DataFrame], Figure]
@@ -53,11 +53,11 @@ class Study:
 
 
 def main(command: Command) -> int:
-    asked = settings(command)
-    if not asked.study:
+    settings = compose.settings(command)
+    if not settings.study:
         raise ConfigError(f"task=study needs study=…: {', '.join(STUDIES)}, or all")
-    for name in list(STUDIES) if asked.study == "all" else [choose("study", asked.study, STUDIES)]:
-        for file in run(name, command.without("task", "study", "results_dir", "debug"), asked.results_dir):
+    for name in list(STUDIES) if settings.study == "all" else [choose("study", settings.study, STUDIES)]:
+        for file in run(name, command.without("task", "study", "results_dir", "debug"), settings.results_dir):
             print(file, flush=True)
     return 0
 
@@ -65,9 +65,9 @@ def main(command: Command) -> int:
 def run(name: str, command: Command, results_dir: str | Path) -> list[Path]:
     """Carry out a study; write results_dir/studies/<name>.csv and its figure, return the files."""
     study = STUDIES[choose("study", name, STUDIES)]
-    for given in command.values:
-        if given.partition(".")[0] not in study.takes:
-            raise ConfigError(f"{given}: study={name} takes {', '.join(study.takes) or 'no settings, it simulates'}")
+    for setting in command.values:
+        if setting.partition(".")[0] not in study.takes:
+            raise ConfigError(f"{setting}: study={name} takes {', '.join(study.takes) or 'no settings, it simulates'}")
     frame = study.compute(command)
     target = Path(results_dir) / "studies" / name
     files = plots.save(study.draw(frame), target)
@@ -77,7 +77,7 @@ def run(name: str, command: Command, results_dir: str | Path) -> list[Path]:
 
 def trained(command: Command, seeds: Sequence[int]) -> list[Outcome]:
     """One setting, trained from several seeds as a population."""
-    run = Run.of(settings(command))
+    run = Run.of(compose.settings(command))
     trials = [Trial(run.science, seed) for seed in seeds]
     loaded = load(run.settings.dataset, run.settings.data_dir)
     return engine.train(trials, [split(loaded, trial) for trial in trials], device=run.settings.device)
@@ -85,15 +85,15 @@ def trained(command: Command, seeds: Sequence[int]) -> list[Outcome]:
 
 def with_defaults(command: Command, **defaults: Mapping[str, Any]) -> Command:
     """The user's command; a section's defaults apply only if the command sets nothing in it."""
-    usual = [values for section, values in defaults.items() if section not in command.sections]
-    return Command({name: value for values in usual for name, value in values.items()}).but(command.values)
+    unset = [values for section, values in defaults.items() if section not in command.sections]
+    return Command({name: value for values in unset for name, value in values.items()}).but(command.values)
 
 
 def soft_hard(command: Command) -> pd.DataFrame:
     """Validation scores of one run of EAST: epoch, temperature, soft (at that temperature), hard (of argmax)."""
     data = {"dataset": "synthetic", "dataset.classes": 5, "dataset.imbalance": 10, "dataset.separability": 2}
     command = with_defaults(command, dataset=data, loss={"loss": "f1"}, preset={"preset": "budget"}).but(search="none")
-    loss = settings(command).loss
+    loss = compose.settings(command).loss
     if not loss.anneals:
         raise ConfigError(f"study=soft_hard needs a loss with a temperature; {loss.name} has none")
     (outcome,) = trained(command, [0])
@@ -120,7 +120,7 @@ def draw_soft_hard(frame: pd.DataFrame) -> Figure:
 def balanced(command: Command) -> pd.DataFrame:
     """Macro F1 of the validation decisions for f1 and ce, from five seeds: dataset, loss, seed, epoch, f1_macro.
 
-    Eighty epochs each, for f1 twenty per temperature, without early stopping.
+    Eighty epochs each without early stopping; f1 is cooled every twenty.
     """
     common = with_defaults(command, dataset={"dataset": "digits"}, hyper={"hyper.batch_size": 128})
     common = common.but({"search": "none", "protocol.patience": 1000, "protocol.max_epochs": EPOCHS})
@@ -128,15 +128,15 @@ def balanced(command: Command) -> pd.DataFrame:
         "f1": {"protocol.stage_epochs": EPOCHS // 4, "annealing.r": 0.5, "annealing.patience": 1000},
         "ce": {"protocol.stage_epochs": EPOCHS},
     }
-    asked = settings(common)
-    if len(load(asked.dataset, asked.data_dir).classes) == 2:
-        raise ConfigError(f"study=balanced compares macro F1 of more than two classes; {asked.dataset.name} has two")
+    settings = compose.settings(common)
+    if len(load(settings.dataset, settings.data_dir).classes) == 2:
+        raise ConfigError(f"study=balanced compares macro F1 of more than two classes; {settings.dataset.name} has two")
     frames = []
-    for loss, further in overrides.items():
-        for outcome in trained(common.but(further, loss=loss), range(5)):
-            where = {"dataset": outcome.trial.config.dataset.name, "loss": loss, "seed": outcome.trial.seed}
+    for loss, schedule in overrides.items():
+        for outcome in trained(common.but(schedule, loss=loss), range(5)):
+            trial = {"dataset": outcome.trial.config.dataset.name, "loss": loss, "seed": outcome.trial.seed}
             scores = 1 - np.array(outcome.history["val_metric"])
-            frames.append(pd.DataFrame(where | {"epoch": outcome.history["epoch"], "f1_macro": scores}))
+            frames.append(pd.DataFrame(trial | {"epoch": outcome.history["epoch"], "f1_macro": scores}))
     return pd.concat(frames)
 
 
@@ -159,23 +159,23 @@ def draw_balanced(frame: pd.DataFrame) -> Figure:
 
 
 def gap(_: Command) -> pd.DataFrame:
-    """Hard minus soft score of the same predictions: classes, temperature, metric, hard, soft, gap."""
+    """Hard and soft scores of the same predictions: classes, temperature, metric, hard, soft, gap (hard - soft)."""
     lines = []
     for classes in CLASSES:
         logits, labels = calibrated(classes, rows=20_000)
         hard = Confusion.from_predictions(logits.argmax(-1), labels, classes)
         for metric in ("accuracy", "f1"):
-            known = float(metrics.METRICS[metric](hard))
+            score = float(metrics.METRICS[metric](hard))
             for temperature in TEMPERATURES:
                 soft = 1 - float(MetricLoss(metric, temperature=temperature)(logits, labels))
-                lines.append((classes, temperature, metric, known, soft, known - soft))
+                lines.append((classes, temperature, metric, score, soft, score - soft))
     return pd.DataFrame(lines, columns=["classes", "temperature", "metric", "hard", "soft", "gap"])
 
 
 def calibrated(classes: int, rows: int) -> tuple[Tensor, Tensor]:
     """Logits [rows, d] of the Bayes classifier for d equally frequent classes, spaced to reach ACCURACY.
 
-    A row is classified correctly if mu exceeds the lead of its strongest wrong class: mu is a quantile of the leads.
+    A row is classified correctly if mu exceeds the lead of its strongest wrong class, so mu is a quantile of the leads.
     """
     noise = torch.randn(rows, classes, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(rows) % classes
@@ -203,9 +203,9 @@ def draw_gap(frame: pd.DataFrame) -> Figure:
 def bias(_: Command) -> pd.DataFrame:
     """Soft F1 of random batches against the population's, by prevalence of the positive class and batch size.
 
-    bias: mean over batches minus the population's. entries, score: the 95 % quantiles of max |C_n/n - C| and
+    bias: mean over batches minus the population's score. entries, score: the 95 % quantiles of max |C_n/n - C| and
     |M(C_n) - M(C)|. bound_entries: sqrt(log(2 d²/delta) / (2n)), Theorem 5.8. bound_score: that times the sum of
-    |dM/dC|, which is how far M can move to first order: the rate of Theorem 5.9 with the metric's own constant.
+    |dM/dC|, the most that M can move to first order: the rate of Theorem 5.9 with this metric's constant.
     """
     lines = []
     for prevalence in PREVALENCES:
@@ -227,7 +227,7 @@ def bias(_: Command) -> pd.DataFrame:
 
 
 def population(prevalence: float, rows: int = 400_000) -> tuple[Tensor, Tensor]:
-    """Memberships [rows, 2] at T = 0.2 and labels: two unit Gaussians three apart, judged by the true posterior."""
+    """Memberships [rows, 2] at T = 0.2 and labels: two unit Gaussians three apart, classified by the true posterior."""
     positives = round(prevalence * rows)
     labels = (torch.arange(rows) < positives).long()
     x = torch.randn(rows, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 3 * labels

@@ -7,8 +7,8 @@ from east import display
 from east.choices import choose
 from east.experiment import records
 from east.reporting import plots, tables, writers
+from east.settings import compose
 from east.settings.command import Command
-from east.settings.compose import settings
 from east.settings.settings import Settings
 from east.tasks.run import shown_anyway
 
@@ -17,37 +17,37 @@ FILES = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 
 def main(command: Command) -> int:
     with display.activity("rendering"):
-        rendered = text(settings(command), command.get("preset"))
+        rendered = text(compose.settings(command), command.get("preset"))
     print(rendered)
     return 0
 
 
-def text(asked: Settings, preset: str | None) -> str:
+def text(settings: Settings, preset: str | None) -> str:
     """Render a table into results_dir/tables in every format; return it as text, or in the requested format."""
-    found = records.scan(asked.results_dir)
-    every = tables.papers_tables() if asked.table == "all" else [asked.table]
+    scanned = records.scan(settings.results_dir)
+    names = tables.papers_tables() if settings.table == "all" else [settings.table]
 
     def build(name: str, variant: str) -> tables.Table:
         return tables.build(
             name,
-            asked.results_dir,
-            rule=asked.selection,
+            settings.results_dir,
+            rule=settings.selection,
             variant=variant,
             preset=None if preset == "auto" else preset,
-            found=found,
-            config_dir=asked.config_dir,
+            found=scanned,
+            config_dir=settings.config_dir,
         )
 
-    built = [build(name, asked.variant) for name in every]
+    built = [build(name, settings.variant) for name in names]
     pairs = [tables.comparisons(table) for table in built]
-    if asked.format:
-        return writers.WRITERS[choose("format", asked.format, writers.WRITERS)](built, pairs)
+    if settings.format:
+        return writers.WRITERS[choose("format", settings.format, writers.WRITERS)](built, pairs)
     shown = writers.WRITERS["text"](built, pairs).rstrip()
-    folder = Path(asked.results_dir) / "tables"
+    folder = Path(settings.results_dir) / "tables"
     with shown_anyway():
-        papers = {table.name for table in built if asked.variant == "clean"} & {*tables.papers_tables()}
+        papers = {table.name for table in built if settings.variant == "clean"} & {*tables.papers_tables()}
         released = {name: build(name, "released") for name in papers}  # a figure shows both loaders of Adult
-        write(folder, "" if asked.variant == "clean" else f"_{asked.variant}", built, pairs, released)
+        write(folder, "" if settings.variant == "clean" else f"_{settings.variant}", built, pairs, released)
         shown += f"\nwritten to {folder} as {', '.join(FILES)}, with a figure in {folder.with_name('figures')}"
     answers = [f"{tables.answer(table) or ''}\nNext: {table.next}" for table in built if table.next]
     return "\n\n".join([shown, *answers])

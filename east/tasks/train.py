@@ -1,4 +1,4 @@
-"""task=train: one trial with the given seed and the given or the protocol's hyperparameters, without a search."""
+"""task=train: one trial with seed=…, and with the given hyperparameters or the protocol's, without a search."""
 
 from collections.abc import Sequence
 
@@ -9,17 +9,17 @@ from east.tasks import run
 
 
 def main(command: Command) -> int:
-    """Train; 0 if every trial is on record."""
+    """Train; return 0 if every trial is on record."""
     command = command.without("search", "trials").but(search="none", trials=1)
     return run.perform(command, trials)
 
 
 def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
-    """Scores of single trials; and whether all is done."""
+    """Scores of single trials, and whether all is done."""
     folder, lines, complete = runs[0].settings.results_dir, [], True
-    found = {record.identity: record for record in records.scan(folder)}
-    for one, trial in [(run_, trial) for run_ in runs for trial in run_.trials]:
-        record, name = run.record_of(trial, found), f"{one.name} seed {trial.seed}"
+    by_identity = {record.identity: record for record in records.scan(folder)}
+    for one_run, trial in [(of_trial, trial) for of_trial in runs for trial in of_trial.trials]:
+        record, name = by_identity.get(trial.identity), f"{one_run.name} seed {trial.seed}"
         if record is None or record.status == "failed":
             lines.append(f"{name} failed: {record.error if record else '; '.join(failures)}")
             complete = False
@@ -30,7 +30,7 @@ def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
             f"  test   {'  '.join(f'{score} {value:.4f}' for score, value in scores.items())}",
             f"  record {folder}/{record.source}",
         ]
-        if run.lacks_model(one, trial):
+        if run.lacks_model(one_run, trial):
             lines.append(f"{name}: the model could not be saved: {'; '.join(failures)}")
             complete = False
     return "\n".join(lines), complete
