@@ -183,3 +183,28 @@ def test_tables_that_change_nothing_but_a_setting_keep_the_exceptions():
     assert {(c.block, c.row) for c in averaged} == {
         (c.block, c.row) for c in specs.blank_cells(specs.spec("contest"), "clean")
     }
+
+
+def test_the_questions_of_a_contest_are_answered_over_datasets():
+    """The difference, its interval and p are SciPy's paired t-test; Holm counts the questions without an answer."""
+    draw = random.Random(0)
+    table = tables.build("contest_mcc", "/nowhere")
+    for cell in table.cells:
+        if cell.block == "held out, two classes":
+            cell.values = {0: draw.random() + 0.3 * (cell.row == "Metric CE")}
+    scores = {}
+    for cell in table.blocks["held out, two classes"].values():
+        scores.setdefault(cell.row, []).append(cell.values[0])
+    pairs = tables.comparisons(table)
+    assert [(p.row, p.against, p.over, p.n) for p in pairs] == [
+        ("Metric CE", "CE + plug-in", "dataset", 24),
+        ("Metric CE", "CE stopped by its loss + expected", "dataset", 24),
+    ]
+    for pair in pairs:
+        test = stats.ttest_rel(scores[pair.row], scores[pair.against])
+        low, high = test.confidence_interval(0.95)
+        assert (pair.p, pair.low, pair.high) == pytest.approx((test.pvalue, low, high))
+    first, second = sorted(pair.p for pair in pairs)
+    assert sorted(pair.p_holm for pair in pairs) == pytest.approx([4 * first, max(4 * first, 3 * second)])
+    text = writers.text([table], [pairs])
+    assert "over the 4 questions that the table declares, 2 of which are open" in " ".join(text.split())

@@ -169,9 +169,8 @@ def _values(name: str, config_dir: str | None) -> Options:
     values = {key: value for key, value in values.items() if key != "base"}
     shared = dict(_values(base, config_dir))
     if "rows" in values:  # a column's exceptions belong to the rows that they were written for
-        columns = shared.get("columns", [])
-        columns = columns if isinstance(columns, list) else [columns]
-        shared["columns"] = [{key: value for key, value in axes.items() if key != "rows"} for axes in columns]
+        columns = shared["columns"] if isinstance(shared["columns"], list) else [shared["columns"]]
+        shared["columns"] = [{key: value for key, value in dict(axes).items() if key != "rows"} for axes in columns]  # type: ignore[arg-type]
     return shared | values | {"overrides": {**shared.get("overrides", {}), **values.get("overrides", {})}}  # type: ignore[dict-item]
 
 

@@ -129,25 +129,29 @@ def verdict(difference: Interval) -> str:
     return "close" if inside else "differs"
 
 
-def paired(a: Mapping[Split, float], b: Mapping[Split, float], overlap: float = 0.0) -> Paired:
-    """Compare two losses over the trials (seeds, or splits) that both have: label -> score.
+def paired(a: Mapping[Split, float], b: Mapping[Split, float], overlap: float | None = None) -> Paired:
+    """Compare two losses over the seeds, splits or datasets that both have: label -> score.
 
     The p-value is that of the sign-flip test: if neither is better, every difference could as well have the other sign.
     It is exact and needs no normality; its smallest value is 2^(1-n), so few trials can never look convincing. With
-    `overlap` (see `t_interval`) the trials are not exchangeable, and the corrected t-test is used instead.
-    There is no interval if all differences are equal.
+    `overlap` (see `t_interval`) the t-test is used instead: corrected for splits that share rows, plain (0) for
+    datasets. There is no interval if all differences are equal.
     """
     differences = [a[label] - b[label] for label in a if label in b]
     n = len(differences)
     mean = math.fsum(differences) / n if n else None
     vary = n > 1 and max(differences) - min(differences) > 1e-12  # otherwise the error of the mean is unknown
-    low, high = t_interval(differences, overlap) if vary else (None, None)
-    p = None if n < 2 else corrected_t(differences, overlap) if overlap and vary else sign_flip(differences)
+    low, high = t_interval(differences, overlap or 0.0) if vary else (None, None)
+    t_test = vary and overlap is not None
+    p = None if n < 2 else corrected_t(differences, overlap or 0.0) if t_test else sign_flip(differences)
     return Paired(n, mean, low, high, sum(d > 0 for d in differences), p)
 
 
 def corrected_t(differences: Sequence[float], overlap: float) -> float:
-    """Two-sided p-value by the t-test for overlapping re-splits (Nadeau and Bengio, 2003), of unequal differences."""
+    """Two-sided p-value by the t-test for overlapping re-splits (Nadeau and Bengio, 2003), of unequal differences.
+
+    Without overlap it is Student's.
+    """
     n = _at_least(2, differences)
     error = np.std(differences, ddof=1) * math.sqrt(1 / n + overlap)
     return float(2 * stats.t.sf(abs(np.mean(differences)) / error, n - 1))

@@ -44,7 +44,7 @@ class Comparison:
     column: str
     row: str
     against: str
-    over: str  # "seed": initialisations on one split; "split": a new split each, with Nadeau and Bengio's correction
+    over: str  # a key of `writers.UNITS`
     n: int
     difference: float
     low: float | None
@@ -99,6 +99,11 @@ class Table:
     reference: str | None = None  # the row that all others are compared with; None: the rows of cross-entropy
     next: str | None = None  # what to do next
     questions: tuple[Question, ...] = ()
+
+    @property
+    def declared(self) -> int:
+        """How many questions the table asks, each of one block."""
+        return sum(len(question.blocks) for question in self.questions)
 
     @cached_property
     def blocks(self) -> dict[str, dict[tuple[str, str], Cell]]:
@@ -267,18 +272,22 @@ def comparisons(table: Table) -> list[Comparison]:
     """Every loss against cross-entropy (or the table's reference row) in the same column, and the declared questions.
 
     Trials are paired by seed on one split, and by split where every trial has its own. Only cells that share protocol,
-    training and splits are compared. A table that ranks its rows compares them over datasets: `Table.rankings`.
+    training and splits are compared. A table that ranks its rows answers its questions over the datasets of a block;
+    all other rows are in `Table.rankings`.
     """
+    questions = [(block, q.column or statistics.ALL, q.row, q.against) for q in table.questions for block in q.blocks]
     if table.ranked:
-        return []
-    questions = {(block, q.column, q.row, q.against) for q in table.questions for block in q.blocks}
-    pairs = [pair for cell in table.cells for rival in _rivals(table, cell, questions) for pair in _paired(cell, rival)]
+        pairs = [pair for block, _, row, against in questions for pair in _over_datasets(table, block, row, against)]
+    else:
+        rivals = ((cell, rival) for cell in table.cells for rival in _rivals(table, cell, questions))
+        pairs = [pair for cell, rival in rivals for pair in _paired(cell, rival)]
     # One p-value for each question: its first pair, over seeds if the protocol has one split.
     first: dict[tuple[str, str, str, str], int] = {}
     for index, pair in enumerate(pairs):
         if (question := (pair.block, pair.column, pair.row, pair.against)) in questions:
             first.setdefault(question, index)
-    corrected = dict(zip(first.values(), statistics.holm([pairs[i].p for i in first.values()]), strict=True))
+    unanswered = [1.0] * (len(questions) - len(first))  # they count: a table is not stricter for being complete
+    corrected = dict(zip(first.values(), statistics.holm([*(pairs[i].p for i in first.values()), *unanswered])))  # noqa: B905
     return [replace(pair, p_holm=corrected.get(index)) for index, pair in enumerate(pairs)]
 
 
@@ -297,7 +306,7 @@ def answer(table: Table) -> str | None:
     return f"{sentence}; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s."
 
 
-def _rivals(table: Table, cell: Cell, questions: set[tuple[str, str, str, str]]) -> Iterator[Cell]:
+def _rivals(table: Table, cell: Cell, questions: Sequence[tuple[str, str, str, str]]) -> Iterator[Cell]:
     """The cells that a cell is compared with: same measure, protocol, split and preset."""
     for rival in table.column(cell):
         declared = (cell.block, cell.column, cell.row, rival.row) in questions
@@ -321,6 +330,17 @@ def _paired(cell: Cell, rival: Cell) -> list[Comparison]:
     pairs["split"] = statistics.paired(ours, theirs, overlap=OVERLAP)
     names = (cell.block, cell.column, cell.row, rival.row)
     return [Comparison(*names, unit, **vars(pair)) for unit, pair in pairs.items() if pair.n > 1]
+
+
+def _over_datasets(table: Table, block: str, row: str, against: str) -> Iterator[Comparison]:
+    """One row against another by their means on each dataset of a block."""
+    means: dict[str, dict[str, float]] = {row: {}, against: {}}
+    for cell in table.blocks.get(block, {}).values():
+        if cell.row in means and cell.summary.mean is not None:
+            means[cell.row][cell.column] = cell.summary.mean
+    pair = statistics.paired(means[row], means[against], overlap=0.0)
+    if pair.n > 1:
+        yield Comparison(block, statistics.ALL, row, against, "dataset", **vars(pair))
 
 
 def _with_plugin(cells: Sequence[Cell]) -> list[Cell]:

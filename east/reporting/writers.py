@@ -143,23 +143,30 @@ def compared(pair: "Comparison") -> list[str]:
 
 
 COMPARED = ["data", "score", "pair", "over", "difference [95 % interval]", "wins", "p", "p (Holm)"]
+UNITS = {
+    "seed": "Over seeds (initialisations on one split): t interval, sign-flip test.",
+    "split": "Over splits (a new one for every trial, of the same rows): Nadeau and Bengio's corrected t interval and "
+    "test.",
+    "dataset": "Over datasets (the mean of their splits): t interval and t-test.",
+}
 
 
-def how_compared(pairs: Sequence["Comparison"]) -> str:
+def how_compared(table: "Table", pairs: Sequence["Comparison"]) -> str:
     """Which intervals, tests and corrections the comparisons use."""
-    units, questions = {pair.over for pair in pairs}, sum(pair.p_holm is not None for pair in pairs)
-    sentences = []
-    if "seed" in units:
-        sentences.append("Over seeds (initialisations on one split): t interval, sign-flip test.")
-    if "split" in units:
-        sentences.append(
-            "Over splits (a new one for every trial, of the same rows): Nadeau and Bengio's corrected t interval "
-            "and test."
-        )
-    if questions:
-        sentences.append(f"Holm's correction is over the {questions} questions that the table declares.")
-    else:
+    units, answered = {pair.over for pair in pairs}, sum(pair.p_holm is not None for pair in pairs)
+    sentences = [sentence for unit, sentence in UNITS.items() if unit in units]
+    if not answered:
         sentences.append("The table declares no question of these: p-values are not corrected for multiplicity.")
+    else:
+        open_ones = table.declared - answered
+        sentences.append(
+            f"Holm's correction is over the {table.declared} questions that the table declares"
+            + (
+                f", {open_ones} of which are open: not run, or not with the same training and splits."
+                if open_ones
+                else "."
+            )
+        )
     return " ".join(sentences)
 
 
@@ -210,7 +217,7 @@ def markdown(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> 
             parts += [sentence, _pipes(header, [list(map(MARKDOWN.escape, line)) for line in lines])]
         if entries:
             lines = [list(map(MARKDOWN.escape, compared(pair))) for pair in entries]
-            parts += ["### Paired comparisons", how_compared(entries), _pipes(COMPARED, lines)]
+            parts += ["### Paired comparisons", how_compared(table, entries), _pipes(COMPARED, lines)]
         if table.missing:
             parts += ["### Not run yet", "```bash\n" + "\n".join(to_run(table)) + "\n```"]
     return "\n\n".join(filter(None, parts)) + "\n"
@@ -234,7 +241,7 @@ def text(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
         for sentence, lines in map(ranked, table.rankings):
             parts += [fill(sentence, WIDTH), aligned(lines)]
         if entries:
-            parts += [fill(how_compared(entries), WIDTH), aligned([COMPARED, *map(compared, entries)])]
+            parts += [fill(how_compared(table, entries), WIDTH), aligned([COMPARED, *map(compared, entries)])]
         if table.missing:
             parts += ["Not run yet:\n" + "\n".join(f"  {line}" for line in to_run(table))]
     return "\n\n".join(filter(None, parts)) + "\n"

@@ -189,7 +189,7 @@ def _table(table: tables.Table, released: tables.Table | None = None, level: int
         parts += [f"<p>{escape(sentence)}</p>", _simple(header, [list(map(escape, line)) for line in lines], label)]
     if pairs := tables.comparisons(table):
         lines = [[escape(word) for word in writers.compared(pair)] for pair in pairs]
-        parts += [f"<p>{escape(writers.how_compared(pairs))}</p>"]
+        parts += [f"<p>{escape(writers.how_compared(table, pairs))}</p>"]
         parts += [_simple(writers.COMPARED, lines, f"{table.title}: paired comparisons", words=4)]
     if table.missing:
         commands = escape("\n".join(table.missing))
