@@ -61,6 +61,7 @@ class Cell(Request):
     capped: bool = False  # more than half of the trials ended at an epoch limit
     settings: int = 0  # how many families of records fit
     split: int | str | None = None  # seed of the split; "trial": every trial has its own
+    overlap: float = 0.0  # test rows / training rows, see statistics.t_interval
     rule: str = "val_loss"  # that selected the setting
     has_trials: bool = False  # whether its records hold finished trials, even if those lack this score
     command_preset: str = "paper"  # of the command that fills it
@@ -121,7 +122,7 @@ class Cell(Request):
 
     @property
     def marks(self) -> str:
-        search = SEARCH_MARKS.get(self.search or "", "") if self.published else ""
+        search = SEARCH_MARKS.get(self.search or "", "")
         others = ("" if self.is_ideal else "‖") + ("§" if self.settings > 1 else "")
         return PRESET_MARKS.get(self.preset or "", "") + search + others
 
@@ -200,7 +201,8 @@ def _show(cell: Cell, split: int | str, by_split: Mapping[int | str, list[Candid
     cell.capped = 2 * sum(entry.at_limit for entry in scored) > len(scored)
     cell.sources = sorted({entry.record.source for entry in trials})
     cell.commits = {entry.record.git for entry in trials if entry.record.git}
-    cell.search = searched_as(cell, cell.preset, shown.family, ledger) if cell.published else None
+    cell.overlap = max((entry.overlap for entry in scored), default=0.0)
+    cell.search = None if cell.family else searched_as(cell, cell.preset, shown.family, ledger)
     cell.constant = best_constant(scored, cell) if cell.published else []
     # With a split per trial only those trials count: several trials of one split would give it more weight.
     if "trial" in best:

@@ -86,6 +86,12 @@ class Entry:
         return not classes or classes == papers.MULTICLASS.get(dataset, classes)
 
     @property
+    def overlap(self) -> float:
+        """Test rows / training rows; 0 if the record does not tell."""
+        sizes = self.record.data.get("sizes")
+        return sizes["test"] / sizes["train"] if isinstance(sizes, dict) and sizes.get("train") else 0.0  # type: ignore[operator]
+
+    @property
     def rarest(self) -> int | None:
         """Validation rows of the positive class of two, or of the rarest class that has any."""
         rows = actual(self.record.confusion.get("val", ()))

@@ -32,7 +32,6 @@ __all__ += ["papers_tables", "render", "spec", "usual_preset"]
 REFERENCES = ("ce", "bce")  # losses that the others are compared with
 RAREST = {"fewer than 10": (0, 10), "10 to 29": (10, 30), "30 or more": (30, math.inf)}  # validation rows of that class
 ROPE = 0.01  # scores that differ by at most this are practically equal
-OVERLAP = 0.20 / 0.64  # test rows / training rows of the papers' splits, see statistics.t_interval
 PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-in decision, if it is on record
 
 
@@ -327,7 +326,7 @@ def _paired(cell: Cell, rival: Cell) -> list[Comparison]:
     if cell.split != "trial":
         pairs["seed"] = statistics.paired(cell.values, rival.values)
     ours, theirs = statistics.by_split(cell.splits), statistics.by_split(rival.splits)
-    pairs["split"] = statistics.paired(ours, theirs, overlap=OVERLAP)
+    pairs["split"] = statistics.paired(ours, theirs, overlap=max(cell.overlap, rival.overlap))
     names = (cell.block, cell.column, cell.row, rival.row)
     return [Comparison(*names, unit, **vars(pair)) for unit, pair in pairs.items() if pair.n > 1]
 
