@@ -69,6 +69,6 @@ def describe(data: Data, **splitting) -> dict:
     return overview.describe(data, available.get(data.name) or available[data.name.split("-")[0]], **splitting)
 
 
-def catalogue() -> list[dict]:
+def catalogue() -> list[overview.CatalogueRow]:
     """Every dataset: what it is, and whether it has been downloaded."""
     return overview.catalogue(datasets())

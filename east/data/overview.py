@@ -1,6 +1,7 @@
 """Describe a dataset, as a dictionary or as text, and list all datasets."""
 
 import math
+from typing import TypedDict
 
 import numpy as np
 
@@ -61,8 +62,19 @@ def describe_text(description: dict) -> str:
     return "\n".join(f"{key:<13}{text}" for key, text in texts.items())
 
 
-def catalogue(datasets: dict[str, Dataset]) -> list[dict]:
-    """One row per dataset; `cached` is where its files are, None if not downloaded."""
+class CatalogueRow(TypedDict):
+    """One dataset; `cached` is where its files are, None if not downloaded."""
+
+    name: str
+    kind: str
+    about: str
+    licence: str
+    citation: str
+    cached: str | None
+
+
+def catalogue(datasets: dict[str, Dataset]) -> list[CatalogueRow]:
+    """One row per dataset."""
     return [
         {
             "name": name,
@@ -87,7 +99,7 @@ def cached(dataset: Dataset) -> str | None:
     return str(copies[0][0].parent) if all(copies) else None
 
 
-def catalogue_text(rows: list[dict]) -> str:
+def catalogue_text(rows: list[CatalogueRow]) -> str:
     """The catalogue as aligned columns."""
     width = max(len(row["name"]) for row in rows)
     return "\n".join(

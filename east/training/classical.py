@@ -337,7 +337,7 @@ class CCS:
 
 
 def logistic(inputs: np.ndarray, target: np.ndarray, C: float) -> tuple[np.ndarray, float]:
-    """Coefficients [f] and intercept; infinite for a constant target, so that q is exactly 0 or 1."""
+    """Coefficients [f] and intercept. The intercept is infinite for a constant target, so that q is exactly 0 or 1."""
     if target.all() or not target.any():
         return np.zeros(inputs.shape[1]), np.inf if target.all() else -np.inf
     model = sklearn.linear_model.LogisticRegression(C=C, max_iter=1000).fit(inputs, target)
@@ -360,7 +360,10 @@ def best_sets(nothing: np.ndarray, q: np.ndarray, sizes: np.ndarray, beta: float
 
 
 def features(splits: Splits, share: float | None) -> dict[str, np.ndarray]:
-    """Train, val and test as the classifiers see them: float32 [n, f]. share: of variance that a projection keeps."""
+    """Train, val and test as the classifiers see them: float32 [n, f].
+
+    share: how much of the variance of images their projection keeps; None: no projection.
+    """
     if splits.kind == "graph":
         raise ValueError(f"classical models: expected a table or images, got the graphs of {splits.name}")
     inputs = {part: getattr(splits, part).inputs for part in PARTS}

@@ -63,7 +63,7 @@ class ClassWeights:
     weights: tuple[float, ...]
 
     def decide(self, probabilities: Tensor) -> Tensor:
-        return (probabilities.double() * tensor_beside(probabilities, self.weights)).argmax(-1)
+        return (probabilities.double() * as_float64(self.weights, probabilities)).argmax(-1)
 
     def to_json(self) -> StoredRule:
         return {"weights": list(self.weights)}
@@ -78,7 +78,7 @@ class Affine:
 
     def decide(self, probabilities: Tensor) -> Tensor:
         p = probabilities.double()
-        return (p * tensor_beside(p, self.scale) + tensor_beside(p, self.shift)).argmax(-1)
+        return (p * as_float64(self.scale, p) + as_float64(self.shift, p)).argmax(-1)
 
     def to_json(self) -> StoredRule:
         return {"scale": list(self.scale), "shift": list(self.shift)}
@@ -92,7 +92,7 @@ class Gains:
 
     def decide(self, probabilities: Tensor) -> Tensor:
         p = probabilities.double()
-        return (p @ tensor_beside(p, self.gains)).argmax(-1)
+        return (p @ as_float64(self.gains, p)).argmax(-1)
 
     def to_json(self) -> StoredRule:
         return {"gains": [list(row) for row in self.gains]}
@@ -140,8 +140,8 @@ def explained(rule: Rule, classes: Sequence[str]) -> str:
     return f"largest of {', '.join(terms)}"
 
 
-def tensor_beside(probabilities: Tensor, values: Sequence[Any]) -> Tensor:
-    """The values in float64, on the device of the probabilities."""
+def as_float64(values: Sequence[Any], probabilities: Tensor) -> Tensor:
+    """The values as a tensor on the device of the probabilities."""
     return torch.tensor(values, dtype=torch.float64, device=probabilities.device)
 
 
@@ -229,7 +229,7 @@ def best_threshold(
     tp, fp = np.append(0, tp), np.append(0, fp)
     above, below = np.append(max(1.0, distinct[0]), distinct), np.append(distinct, min(0.0, distinct[-1]))
     thresholds = (above + below) / 2
-    # The midpoint of two adjacent floats rounds to the lower one, which must stay below the threshold.
+    # The midpoint of two adjacent floats can round to the lower one, which must stay below the threshold.
     thresholds[:-1] = np.where(thresholds[:-1] <= below[:-1], above[:-1], thresholds[:-1])
     thresholds[0] = max(thresholds[0], np.nextafter(distinct[0], 2))  # not even a probability of 1 reaches it
     positives = (shares * counts).sum()

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 import safetensors.torch
@@ -25,7 +25,6 @@ from east.training.optimizer import Adam
 
 CHECKPOINT = 2  # version of the layout; a checkpoint of another version is not resumed
 HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
-PER_TRIAL = ("history", "errors", "seconds")  # lists in a checkpoint with one entry per trial
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,16 @@ class Outcome:
         """1 - M and the loss on validation, to compare outcomes by; infinite if no weights were kept."""
         metric, loss = self.best["val_metric"], self.best["val_loss"]
         return math.inf if metric is None else metric, math.inf if loss is None else loss
+
+
+class CheckpointState(TypedDict):
+    """What a checkpoint holds besides tensors, as JSON."""
+
+    annealing: dict[str, list]
+    alive: list[int]
+    history: list[dict[str, list]]  # this and what follows: one entry per trial
+    errors: list[str | None]
+    seconds: list[float]
 
 
 class Population:
@@ -165,7 +174,7 @@ class Population:
     def save(self, file: Path) -> None:
         """Write a checkpoint. If this is interrupted, the previous one stays intact."""
         tensors = self.tensors()
-        state = {
+        state: CheckpointState = {
             "annealing": self.annealing.state(),
             "alive": self.alive.tolist(),
             "history": self.history,
@@ -189,7 +198,7 @@ class Population:
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 (not a dict)
         if about.get("digest") != digest(about.get("state", ""), tensors):
             raise ValueError("its content has changed since it was written")
-        state = json.loads(about["state"])
+        state: CheckpointState = json.loads(about["state"])
         self.check_layout(tensors, state)
         self.stage_best, self.result = tensors["stage_best"], tensors["result"]
         self.net.put(tensors["weights"])
@@ -200,10 +209,11 @@ class Population:
         self.alive, self.seconds = np.array(state["alive"], dtype=int), np.array(state["seconds"])
         self.history, self.errors = state["history"], state["errors"]
 
-    def check_layout(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+    def check_layout(self, tensors: Mapping[str, Tensor], state: CheckpointState) -> None:
         """ValueError unless this is what a population of these trials would write."""
         expected, count, alive = self.tensors(), len(self.trials), state["alive"]
-        if alive != sorted({*alive} & {*range(count)}) or any(len(state[name]) != count for name in PER_TRIAL):
+        per_trial: tuple[list, ...] = (state["history"], state["errors"], state["seconds"])
+        if alive != sorted({*alive} & {*range(count)}) or any(len(values) != count for values in per_trial):
             raise ValueError(f"expected the state of {count} trials")
         if expected.keys() != tensors.keys():
             raise ValueError(f"expected the tensors {', '.join(expected)}, got {', '.join(tensors)}")
