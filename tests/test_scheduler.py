@@ -337,7 +337,7 @@ def test_two_workers_are_busy_to_the_end_of_a_run(tmp_path):
         }
 
         def seconds(trials, epochs=epochs):
-            """One unit per trial and epoch, fewer for larger batches, plus Python's share of each step."""
+            """One unit per trial and epoch at the smallest batches, half at large ones; plus Python's share."""
             lengths = [epochs[trial] for trial in trials]
             return sum(lengths) * (1 + 128 / trials[0].config.hyper.batch_size) / 2 + 0.4 * max(lengths)
 

@@ -27,7 +27,7 @@ def test_numpy_and_torch_agree(metric, lead, monkeypatch):
         n, d = 1 + 5 * case, (2, 3, 10)[case % 3]
         dtype, tolerance = (torch.float64, 1e-10) if case % 2 else (torch.float32, 2e-5)
         z = torch.randn(*lead, n, d, dtype=dtype, generator=draw) * case
-        z = z.round() if case % 5 == 0 else z  # ties; in the first row of all classes
+        z = z.round() if case % 5 == 0 else z  # ties; in case 0 among all classes
         y = torch.randint(d, (*lead, n), generator=draw)
         w = torch.rand(*lead, n, dtype=dtype, generator=draw) if case % 4 == 3 else None
         T = torch.tensor([0.02, 0.2, 0.4], dtype=dtype) if lead and case % 2 else 0.01 + 0.03 * case
