@@ -14,28 +14,28 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 
-# Two epochs of a small network on a few images: what a command is made of, in a fraction of a second.
+# Two epochs of a small network on a few digits: a complete command in a fraction of a second.
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "device=cpu", "preset=quick", "executor=inline"]  # fmt: skip
 
 
 def record_files(folder: Path) -> dict[Path, str]:
-    """The records below a folder, as text."""
+    """Path -> text of the records below a folder."""
     return {path: path.read_text() for path in sorted(Path(folder).rglob("se*-*.json"))}
 
 
 def count_records(folder: Path) -> int:
-    """How many there are, for those who wait for them: nothing is read."""
+    """The number of trial records, for waiting: no file is read."""
     return sum(1 for _ in Path(folder).rglob("seed-*.json"))
 
 
 def environment(further: Mapping[str, str] | None = None) -> dict[str, str]:
-    """For processes: this checkout on the path, one thread, a page of known width."""
+    """Environment of a process: this checkout on the path, one thread, a terminal of known width."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120", "PYTHONPATH": str(ROOT), **(further or {})}
 
 
 class Command:
-    """east-run, or a script, as a process that can be killed; the leader of a group of its own."""
+    """east-run or a script as a process that can be killed, the leader of its own process group."""
 
     def __init__(self, nursery: subprocess.Popen, words: Sequence[str]):
         self.nursery, self.returncode = nursery, None
@@ -54,14 +54,14 @@ class Command:
         return self.returncode
 
     def communicate(self, timeout: float = 300) -> tuple[str, str]:
-        """Wait for its end; what it printed."""
+        """Wait until it ends and return what it printed."""
         wait_for(lambda: self.poll() is not None, timeout)
         return self.out.read(), self.err.read()
 
     wait = communicate
 
     def send_signal(self, number: int) -> None:
-        """To a command that still runs, as Popen does it."""
+        """Send a signal if the command is still running, as Popen does."""
         if self.poll() is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -72,13 +72,13 @@ class Command:
 
 @cache
 def nursery() -> subprocess.Popen:
-    """The process that commands are forked from, see nursery.py; it ends when its input does."""
+    """The process that commands are forked from (see nursery.py); it ends with its input."""
     return subprocess.Popen([sys.executable, "-m", "tests.nursery"], env=environment(), cwd=ROOT, text=True,
                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)  # fmt: skip
 
 
 def start(*words: str | Path) -> Command:
-    """Start east-run with these words, or a script of which they are the path."""
+    """Start east-run with these arguments, or a script if the first is its path."""
     return Command(nursery(), list(map(str, words)))
 
 
@@ -90,8 +90,8 @@ def wait_for(condition: Callable[[], object], seconds: float = 300) -> None:
 
 
 def descendants(pid: int) -> list[int]:
-    """All processes below this one."""
-    return [one for child in children_of(pid) for one in (child, *descendants(child))]
+    """All descendants of a process."""
+    return [descendant for child in children_of(pid) for descendant in (child, *descendants(child))]
 
 
 def children_of(pid: int) -> list[int]:

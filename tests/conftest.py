@@ -1,4 +1,4 @@
-"""What all tests share: one thread, real data if they are here, commands in this process, a small results folder."""
+"""What all tests share: one thread, real data if available, commands in this process, a small results folder."""
 
 import os
 import sys
@@ -13,14 +13,14 @@ import pytest
 from east import cli
 from tests.commands import ROOT, TINY
 
-NEIGHBOUR = ROOT.parent / "shared" / "data"  # where scripts/test looks as well
-if NEIGHBOUR.is_dir():
-    os.environ.setdefault("EAST_DATA_DIR", str(NEIGHBOUR))
+SHARED_DATA = ROOT.parent / "shared" / "data"  # scripts/test looks there as well
+if SHARED_DATA.is_dir():
+    os.environ.setdefault("EAST_DATA_DIR", str(SHARED_DATA))
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command came to."""
+    """Exit code and output of a command."""
 
     code: int
     out: str
@@ -31,7 +31,7 @@ EastRun = Callable[..., Answer]
 
 
 def unsaved(figure: object, target: Path) -> list[Path]:
-    """In place of plots.save: names the figure without drawing it, which takes longer than training a tiny network."""
+    """Replaces plots.save: names the figure without drawing it, which takes longer than training a tiny network."""
     return [Path(f"{target}.svg")]
 
 
@@ -43,14 +43,14 @@ def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def east_run(capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EastRun:
-    """east-run in this process; results go to the test's own folder unless it says otherwise."""
+    """Run east-run in this process; results go to the test's own folder unless it sets results_dir."""
     monkeypatch.setattr(sys, "argv", ["east-run"])  # Hydra's multirun rewrites it
     monkeypatch.setenv("EAST_DEBUG", "")  # debug=true sets it
 
     def run(*arguments: str) -> Answer:
-        own = [] if any(word.startswith("results_dir=") for word in arguments) else [f"results_dir={tmp_path}"]
+        results = [] if any(word.startswith("results_dir=") for word in arguments) else [f"results_dir={tmp_path}"]
         capsys.readouterr()
-        code = cli.run([*arguments, *own])
+        code = cli.run([*arguments, *results])
         return Answer(code, *capsys.readouterr())
 
     return run
@@ -58,7 +58,7 @@ def east_run(capsys: pytest.CaptureFixture, tmp_path: Path, monkeypatch: pytest.
 
 @pytest.fixture(scope="session")
 def tiny_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two trials of F1 on all digits. Tests copy the folder: none writes into it."""
+    """Two trials of F1 on all digits. Tests copy the folder and never write into it."""
     folder = tmp_path_factory.mktemp("tiny_results")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("east.reporting.plots.save", unsaved)

@@ -1,10 +1,10 @@
-"""A device that is not this one, for machines without a GPU: code that mixes devices fails there as it would on CUDA.
+"""A fake second device for machines without a GPU: code that mixes devices fails on it as it would on CUDA.
 
     with elsewhere():
         loss(logits.to(ELSEWHERE), labels.to(ELSEWHERE)).backward()
 
-Its tensors wrap ordinary ones and do their arithmetic, but say that they lie elsewhere, and do not go together with
-tensors of the CPU. torch calls the device "lazy": one that exists everywhere and that nobody uses.
+Its tensors wrap ordinary ones and compute with them, but report another device and cannot be combined with tensors of
+the CPU. In torch the device is called "lazy", a type that always exists and that nobody uses.
 """
 
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -20,7 +20,7 @@ ELSEWHERE = torch.device("lazy:0")
 
 @contextmanager
 def elsewhere():
-    enabled, autocast = torch.is_autocast_enabled, torch.autocast  # which know real devices only
+    enabled, autocast = torch.is_autocast_enabled, torch.autocast  # these know only real devices
 
     def is_autocast_enabled(*kind):
         return kind != (ELSEWHERE.type,) and enabled(*kind)
@@ -37,7 +37,7 @@ def elsewhere():
 
 
 class Distant(torch.Tensor):
-    """A tensor elsewhere; its numbers are `here`."""
+    """A tensor on the fake device; `here` holds its numbers on the CPU."""
 
     __torch_function__ = torch._C._disabled_torch_function_impl
 
@@ -63,35 +63,35 @@ def is_elsewhere(device) -> bool:
 
 
 def computed(function, args, kwargs):
-    """The operation on the numbers; its results lie where its tensors do, or where it was told to put them."""
+    """Apply the operation to the numbers; results are on the device of its tensors, or on the requested one."""
     name = function._schema.name
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
     moves = name in ("aten::_to_copy", "aten::copy_")
     if not moves and any(isinstance(t, Distant) for t in tensors):
-        here = [tuple(t.shape) for t in tensors if not isinstance(t, Distant) and t.dim()]  # numbers may lie anywhere
+        here = [tuple(t.shape) for t in tensors if not isinstance(t, Distant) and t.dim()]  # scalars may be anywhere
         if here:
             raise RuntimeError(f"{name}: expected all tensors on one device, got {here} here, others elsewhere")
-    told = kwargs.get("device")
-    if told is not None:
-        away, kwargs = is_elsewhere(told), kwargs | {"device": torch.device("cpu")}
+    requested = kwargs.get("device")
+    if requested is not None:
+        away, kwargs = is_elsewhere(requested), kwargs | {"device": torch.device("cpu")}
     else:
         away = any(isinstance(t, Distant) for t in (tensors[:1] if moves else tensors))
-    own_args, own_kwargs = tree_map_only(Distant, lambda t: t.here, (args, kwargs))
-    result = function(*own_args, **own_kwargs)
+    cpu_args, cpu_kwargs = tree_map_only(Distant, lambda t: t.here, (args, kwargs))
+    result = function(*cpu_args, **cpu_kwargs)
     if not away:
         return result
     return return_and_correct_aliasing(function, args, kwargs, tree_map_only(torch.Tensor, Distant, result))
 
 
 class _Operations(TorchDispatchMode):
-    """Operations that make tensors from nothing."""
+    """Catches operations that create tensors without inputs."""
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         return computed(function, args, kwargs or {})
 
 
 class _FromData(TorchFunctionMode):
-    """Tensors made from Python's numbers, which no dispatch mode is asked for: made here, then moved."""
+    """Tensors made from Python numbers, which dispatch modes do not see: created on the CPU, then moved."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}

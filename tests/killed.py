@@ -1,9 +1,9 @@
-"""east-run that is killed, by a SIGKILL of its own, while it writes a file. For test_interruption.py:
+"""east-run that kills itself with SIGKILL while it writes a file. For test_interruption.py:
 
-    tests/killed.py KIND STEP words of the command…
+    tests/killed.py KIND STEP ARGUMENTS…
 
-KIND is the file: checkpoint, arrays, record or index. STEP is how far the first of them gets: half written, not
-renamed, renamed. Checkpoints and indices are written at once, not after a minute or from 64 records on.
+KIND is the file: checkpoint, arrays, record or index. STEP is how far the first such file gets: half written, not
+renamed, renamed. Checkpoints and the index are written at once, not after a minute or from 64 records up.
 """
 
 import os
@@ -24,7 +24,7 @@ def die() -> None:
 
 
 def arm(kind: str, step: str) -> None:
-    """Die at this step of the next file of this kind. Every file is flushed under a temporary name, then renamed."""
+    """Die at this step of writing the next file of this kind. Files are flushed as temporary files, then renamed."""
     fsync = os.fsync
 
     def concerned(path: str | os.PathLike) -> bool:

@@ -1,4 +1,4 @@
-"""Small settings for tests: what a section leaves open has a plain default."""
+"""Small settings for tests; sections that a test leaves out have defaults."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ DEFAULTS = {
 
 
 def science(config: dict[str, Any] | None = None, **sections: Any) -> Science:
-    """Typed settings of a trial from plain mappings."""
+    """Typed settings of a trial, from plain mappings."""
     return Science.model_validate({**DEFAULTS, **(config or {}), **sections})
 
 
 def build_loss(config: dict[str, Any], *arguments: Any, **options: Any) -> nn.Module:
-    """losses.build of a plain mapping."""
+    """losses.build for a plain mapping."""
     return losses.build(Loss.model_validate(config), *arguments, **options)

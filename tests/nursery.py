@@ -1,7 +1,7 @@
-"""A process that has imported what commands need and forks them: to start one takes no time, to kill it is real.
+"""A fork server for tests that has already imported torch: commands start at once and are real processes to kill.
 
-Each line of its input is a question in JSON: an object starts a command and is answered by its process id, a process id
-is answered by the exit code of that command, or null while it runs.
+Each line of its input is JSON. An object starts a command; the answer is its process id. A process id asks for that
+command's exit code; the answer is null while it runs.
 """
 
 import json
@@ -17,18 +17,18 @@ from east.tasks import run  # noqa: F401 (and torch, which is the point)
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     for line in sys.stdin:
-        asked = json.loads(line)
-        if isinstance(asked, int):
-            ended, status = os.waitpid(asked, os.WNOHANG)
+        request = json.loads(line)
+        if isinstance(request, int):
+            ended, status = os.waitpid(request, os.WNOHANG)
             print(json.dumps(os.waitstatus_to_exitcode(status) if ended else None), flush=True)
         elif pid := os.fork():
             print(pid, flush=True)
         else:
-            become(**asked)
+            become(**request)
 
 
 def become(words: list[str], environment: dict[str, str], out: str, err: str) -> None:
-    """Be the command that was asked for."""
+    """Turn this forked process into the requested command."""
     os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.clear()

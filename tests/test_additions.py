@@ -1,6 +1,6 @@
-"""CONTRIBUTING.md's table: whoever adds something changes what it says and nothing else.
+"""CONTRIBUTING.md's table: adding a part needs only the changes listed there.
 
-All is added from a temporary folder: the configs by --config-dir, the code beside them.
+Everything is added from a temporary folder: the configs by --config-dir, the code beside them.
 """
 
 import sys
@@ -78,7 +78,7 @@ columns: {dataset: [stripes], metric: [accuracy, f1_positive]}
 
 @pytest.fixture
 def added(tmp_path, monkeypatch) -> list[str]:
-    """A metric, two losses, a dataset, a network and a table; what the command line says to know of them."""
+    """Adds a metric, two losses, a dataset, a network and a table; returns the arguments that make them known."""
     for name, text in CONFIGS.items():
         file = tmp_path / "conf" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,8 +103,8 @@ def added(tmp_path, monkeypatch) -> list[str]:
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_metric_two_losses_and_a_dataset_in_a_table(added, east_run, tmp_path):
-    """All of them in one table: planned, run, filled and listed by the commands that know of none of them."""
+def test_added_parts_are_planned_run_and_listed_like_our_own(added, east_run, tmp_path):
+    """A metric, two losses and a dataset in one table, with commands that do not know them in advance."""
     empty = east_run(*added, "task=table", "table=added").out
     assert f"east-run --config-dir {added[1]} dataset=stripes loss=hits" in empty
     answer = east_run(*added, "task=reproduce", "table=added", "executor=inline", "device=cpu")
@@ -122,14 +122,14 @@ def test_a_metric_two_losses_and_a_dataset_in_a_table(added, east_run, tmp_path)
     assert "All that was added" in (tmp_path / "report.html").read_text()
 
 
-def test_a_table_searches_the_grid_that_it_states(added, east_run):
-    """Two batch sizes and one rate, where the protocol has 30 points and 60 with a cooling rate."""
+def test_a_table_searches_its_own_grid(added, east_run):
+    """Two batch sizes and one learning rate; the protocol has 30 points, or 60 with a cooling rate."""
     plan = east_run(*added, "task=reproduce", "table=added", "preset=paper", "dry_run=true").out
     assert "2 runs to do" in plan
     assert plan.count("0 of 2 ") == 2, "searched at two points each"
 
 
-def test_a_table_with_a_mistake_says_where(added, east_run):
+def test_an_invalid_table_names_the_bad_key(added, east_run):
     file = Path(added[1]) / "table" / "added.yaml"
     text = file.read_text()
     for wrong, words in {
@@ -145,7 +145,7 @@ def test_a_table_with_a_mistake_says_where(added, east_run):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_network_and_the_options_of_what_is_added(added, east_run, tmp_path):
+def test_added_parts_take_options_and_suggest_spellings(added, east_run, tmp_path):
     tiny = [
         *added,
         "dataset=stripes",

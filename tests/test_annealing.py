@@ -1,4 +1,4 @@
-"""Schedules against their formulas; two-level early stopping against the same method written for one trial."""
+"""Schedules against their formulas; two-level early stopping against a plain implementation for one trial."""
 
 import json
 import math
@@ -36,7 +36,7 @@ def config(schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000,
 
 
 def run(annealing, curve):
-    """Feed scripted numbers curve(p, epoch, T) -> (val_loss, val_metric); temperatures and verdicts of every epoch."""
+    """Feed scripted numbers curve(p, epoch, T) -> (val_loss, val_metric); return temperatures and verdicts."""
     visited, verdicts = [[] for _ in annealing.schedules], []
     while annealing.active.any():
         T, trials = annealing.temperature, range(len(annealing.schedules))
@@ -50,7 +50,7 @@ def run(annealing, curve):
 
 
 def plain_loop(curve, T0, r, T_min, P_in, P_out, d_out, E_T, E_max, outer):
-    """One trial, loop inside loop: the temperatures of its epochs, and the epoch whose weights are kept."""
+    """One trial with nested loops: the temperature of each epoch, and the epoch whose weights are kept."""
     T, k, epochs, best_out, bad_out, final, visited = T0, 0, 0, math.inf, 0, None, []
     while True:
         best, bad, e, snap = math.inf, 0, 0, None
@@ -79,7 +79,7 @@ def test_geometric_temperatures_are_t0_r_to_the_k():
 
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine"])
-def test_ablation_schedules_fall_from_t0_to_t_min_in_as_many_stages(schedule):
+def test_ablation_schedules_fall_from_t0_to_t_min_in_as_many_stages_as_geometric(schedule):
     T = temperatures(schedule, 0.2, 0.8, 0.01)
     assert len(T) == len(temperatures("geometric", 0.2, 0.8, 0.01))
     assert T[0] == pytest.approx(0.2)
@@ -98,7 +98,7 @@ def test_every_annealing_config_is_complete(file):
     assert len(annealing.schedules[0]) == (1 if file.stem == "none" else 51)  # 0.2 x 0.9^50 = 0.00103
 
 
-def test_temperature_waits_for_the_end_of_warm_up():
+def test_the_temperature_does_not_fall_during_warm_up():
     setting = config("per_epoch", max_epochs=6, patience=9, warmup=3)
     annealing = Annealing([setting])
     visited, verdicts = run(annealing, lambda p, epoch, T: (1 / epoch, 0.5))
@@ -127,7 +127,7 @@ def test_bad_schedules_are_refused():
 def test_a_curve_that_never_falls_again_ends_after_p_out_coolings():
     annealing = Annealing([config(patience=3, outer_patience=2, r=0.8, T_min=0.001)])
     visited, verdicts = run(annealing, lambda p, epoch, T: (1.0, 0.5))
-    # Stage 1: one new minimum, then P_in = 3 epochs without; stages 2 and 3 the same, and neither beats stage 1.
+    # Stage 1: one new minimum, then P_in = 3 epochs without one. So do stages 2 and 3, but neither beats stage 1.
     assert visited[0] == [0.2] * 4 + [0.2 * 0.8] * 4 + [0.2 * 0.8**2] * 4
     assert annealing.stopped == ["coolings"]
     assert [bool(v.cooled[0]) for v in verdicts] == [e in (4, 8) for e in range(1, 13)]
@@ -188,7 +188,7 @@ def test_per_epoch_with_the_hard_rule_keeps_the_best_decisions():
     assert annealing.best_of(0)["epoch"] == 3
 
 
-def test_ties_of_the_metric_go_to_the_lower_cross_entropy():
+def test_ties_in_the_metric_go_to_the_lower_cross_entropy():
     annealing = Annealing([config("none", patience=3)], anneals=False, by_metric=True)
     epochs = [(0.1, 0.5, 0.9), (0.9, 0.4, 0.8), (0.9, 0.4, 0.7), (0.1, 0.4, 0.7), (0.1, 0.5, 0.1), (0.1, 0.4, 0.75)]
     for loss, metric, tie in epochs:
@@ -197,7 +197,7 @@ def test_ties_of_the_metric_go_to_the_lower_cross_entropy():
     assert annealing.best_of(0)["epoch"] == 3
 
 
-def test_state_survives_json_in_the_middle():
+def test_the_state_survives_json_in_mid_training():
     rng = np.random.default_rng(1)
     numbers = rng.normal(size=(100, 4, 2))
     configs = [config(patience=2, max_epochs=40, r=r) for r in (0.5, 0.8, 0.9, 0.7)]
@@ -212,7 +212,7 @@ def test_state_survives_json_in_the_middle():
     assert whole.state() == resumed.state()
 
 
-def test_a_failed_trial_stops_and_has_no_best():
+def test_a_failed_trial_stops_and_has_no_best_epoch():
     annealing = Annealing([config(patience=1), config(patience=1)], anneals=False)
     annealing.fail(0)
     annealing.update(np.array([np.nan, 1.0]), np.array([np.nan, 1.0]))
@@ -221,8 +221,8 @@ def test_a_failed_trial_stops_and_has_no_best():
     assert annealing.best_of(0)["val_loss"] is None
 
 
-def test_lengths_in_steps_are_whole_epochs():
-    """Seven steps an epoch: 30 steps are five epochs; in epochs the number of steps does not matter."""
+def test_lengths_in_steps_are_rounded_up_to_whole_epochs():
+    """Seven steps per epoch: 30 steps are five epochs. Lengths in epochs do not depend on the steps."""
     lengths = {"patience": 30, "stage_epochs": 70, "max_epochs": 701, "warmup": 8}
     by_steps = Annealing([config(count="steps", **lengths)], steps=7)
     assert [by_steps.patience, by_steps.max_stage_epochs, by_steps.max_epochs, by_steps.warmup] == [5, 10, 101, 2]
@@ -230,8 +230,8 @@ def test_lengths_in_steps_are_whole_epochs():
     assert [by_epochs.patience, by_epochs.max_stage_epochs, by_epochs.max_epochs, by_epochs.warmup] == [30, 70, 701, 8]
 
 
-def test_a_metric_that_stops_training_also_chooses():
-    """The kept epoch is the one of the best metric, then of the lowest tie; its 1 - M is what a search compares."""
+def test_a_metric_that_stops_training_also_chooses_the_kept_epoch():
+    """The epoch with the best metric is kept, ties broken by the lowest tie-breaker; a search compares its 1 - M."""
     annealing = Annealing([config("none", patience=3)], anneals=False, by_metric=True)
     numbers = [(0.9, 0.5, 0.7), (0.8, 0.4, 0.6), (0.1, 0.4, 0.5), (0.0, 0.45, 0.1), (0.0, 0.4, 0.5), (0.0, 0.6, 0.0)]
     for row in numbers:

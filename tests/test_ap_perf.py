@@ -1,4 +1,4 @@
-"""AP-Perf against the game it solves, a linear programme over all label vectors, and the package's own layer."""
+"""AP-Perf against a linear programme for the game it solves, over all label vectors, and the package's own layer."""
 
 import re
 import sys
@@ -63,20 +63,20 @@ def test_loss_and_gradient_are_those_of_the_game(beta, truth):
 
 
 @installed
-def test_gradient_is_that_of_the_package_s_layer_per_sample():
+def test_the_gradient_per_sample_is_that_of_the_packages_layer():
     from ap_perf.layer import MetricLayer
 
     loss = APPerf()
     z, y = batch(20)
     z.requires_grad_()
-    (3 * loss(z, y)).backward()  # the layer's own backward would lose the factor
+    (3 * loss(z, y)).backward()  # the layer's own backward would drop the factor
     w = z.detach().clone().requires_grad_()
     MetricLayer(loss.metric, {"max_iter": 50})(w, y).backward()
     torch.testing.assert_close(z.grad, 3 * w.grad / 20)
 
 
 @installed
-def test_one_number_per_trial_for_single_and_for_two_logits():
+def test_single_logits_and_two_logits_give_one_number_per_trial():
     loss = losses.build(Loss.model_validate(yaml.safe_load(CONF.read_text())), ("no", "yes"))
     z, y = batch(2, 3, 12)
     values = loss.per_trial(z[..., None], y)
@@ -86,7 +86,7 @@ def test_one_number_per_trial_for_single_and_for_two_logits():
 
 
 @installed
-def test_blocks_are_solved_one_by_one():
+def test_a_large_batch_is_solved_in_blocks():
     z, y = batch(50)
     loss = APPerf(block=20)
     blocks = zip(z.tensor_split(3), y.tensor_split(3), strict=True)
@@ -139,7 +139,7 @@ def test_bad_input_is_refused():
         APPerf()(z, y + 1)
 
 
-def test_without_the_extra_one_line_says_what_to_install(monkeypatch):
+def test_without_the_extra_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "ap_perf.common_metrics", None)
     with pytest.raises(ValueError, match=f"^ap_perf is not installed: {re.escape(install_hint('apperf'))}$"):
         APPerf()

@@ -1,4 +1,4 @@
-"""The map of the project: imports point upwards, the command starts without torch, no machine shows in the tree."""
+"""Structure: imports point upwards, the command starts without torch, no machine's paths are committed."""
 
 import ast
 import re
@@ -10,7 +10,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "east"
-# The rooms of the package, from the top: each may import those before it, and itself.
+# The rooms of the package, from the top: each may import itself and those before it.
 ROOMS = [
     "choices",
     "files",
@@ -28,7 +28,7 @@ ROOMS = [
     "estimator",
     "cli",
 ]
-ALIASES = ("baselines", "records")  # names that records and users know; one import each
+ALIASES = ("baselines", "records")  # names that records and users refer to; one import each
 
 
 def part_of(path):
@@ -37,7 +37,7 @@ def part_of(path):
 
 
 def imports(path):
-    """Dotted names of what a file imports, at its top or inside functions, but not for type checking alone."""
+    """Dotted names of a file's imports, at the top or inside functions, except those only for type checking."""
     nodes = [ast.parse(path.read_text())]
     while nodes:
         node = nodes.pop()
@@ -85,8 +85,8 @@ def test_the_command_starts_without_torch(module):
     assert not loaded & {"torch", "pandas", "sklearn", "matplotlib"}
 
 
-def test_the_mathematics_knows_nothing_of_the_project():
-    """Confusion, metrics and losses need torch alone, and NumPy, which is quicker with few numbers on a CPU."""
+def test_the_mathematics_imports_nothing_else_of_the_project():
+    """Confusion, metrics and losses need only torch, and NumPy, which is faster for small arrays on a CPU."""
     allowed = {"torch", "numpy", "east", "ap_perf", *sys.stdlib_module_names}  # ap_perf is optional
     for path in FILES:
         if part_of(path) in ("choices", "confusion", "metrics", "losses"):
@@ -94,7 +94,7 @@ def test_the_mathematics_knows_nothing_of_the_project():
 
 
 def tracked_texts():
-    """Every text of the repository that people wrote: its tracked files without data and results."""
+    """Every handwritten text of the repository: tracked files except data and results."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:
         pytest.skip("not a git checkout")
@@ -105,8 +105,8 @@ def tracked_texts():
             yield name, path.read_text()
 
 
-def test_no_machine_shows_in_the_tree():
-    """No absolute paths of a home or of this checkout and its neighbours, no hosts of package registries."""
+def test_no_path_or_host_of_a_machine_is_committed():
+    """No absolute paths of a home folder, this checkout or its neighbours, and no hosts of package registries."""
     here = f"{re.escape(str(ROOT))}/|{re.escape(str(ROOT.parent))}/shared"
     homes = r"(?<![\w.~])/(?:home|root|Users|mnt)/[\w.]"
     registries = r"pypi\.org|pythonhosted\.org|registry\.npmjs|npmjs\.com|crates\.io|anaconda\.org"
@@ -119,8 +119,8 @@ def test_no_machine_shows_in_the_tree():
     assert not found, found
 
 
-def test_the_page_on_the_architecture_names_what_exists():
-    """Every `file.py`, and every `name` that follows it in a cell of its tables."""
+def test_everything_that_the_architecture_page_names_exists():
+    """Every `file.py` of its tables, and every `name` that follows it in the same cell."""
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     files = {word for word in re.findall(r"`([\w/]+\.(?:py|yaml))`", text) if "<" not in word}
     assert len(files) > 20

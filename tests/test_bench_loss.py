@@ -1,4 +1,4 @@
-"""The benchmark of the losses: that it runs and writes what it prints, and that its limits are kept."""
+"""The loss benchmark runs, writes what it prints, and the losses stay within its limits."""
 
 import importlib.util
 import json
@@ -33,7 +33,7 @@ def test_small_shapes_are_measured_and_written(bench, tmp_path, monkeypatch, cap
     monkeypatch.setattr(bench, "DENSE", (2, 3, 4, 4))
     monkeypatch.setattr(bench, "MEMORY_RUNS", 1)
     written = run(bench, tmp_path / "bench.json", monkeypatch, "--quick")
-    shapes = [[32, 2]] * 9 + [[16, 500]] * 9 + [[2, 3, 4, 4]] * 8  # nine thresholds are left out for pixels
+    shapes = [[32, 2]] * 9 + [[16, 500]] * 9 + [[2, 3, 4, 4]] * 8  # nine thresholds are not timed for segmentation
     assert [row["shape"] for row in written["rows"]] == shapes
     assert all(row["ratio"] > 0 and row["cross_entropy_ms"] > 0 for row in written["rows"])
     assert [row["shape"] for row in written["memory"]] == [[16, 500], [2, 3, 4, 4]]
@@ -47,12 +47,12 @@ def test_small_shapes_are_measured_and_written(bench, tmp_path, monkeypatch, cap
     assert drawing.rstrip().endswith("</svg>")
 
 
-@pytest.mark.nightly  # half a minute, and a busy machine fails it
+@pytest.mark.nightly  # takes half a minute, and fails on a busy machine
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
-def test_the_losses_keep_their_limits(bench, tmp_path, monkeypatch):
-    """Those of DESIGN.md's section on speed.
+def test_the_losses_stay_within_their_limits(bench, tmp_path, monkeypatch):
+    """The limits of docs/speed.md.
 
-    Other work on the machine raises the ratios; a third more tells a loss that is out of hand from a busy hour.
+    Other work on the machine raises the ratios. A third above the limit is a loss that is too slow, not a busy hour.
     """
     written = run(bench, tmp_path / "bench.json", monkeypatch)
     for row in written["rows"]:

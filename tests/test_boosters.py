@@ -1,4 +1,4 @@
-"""XGBoost, LightGBM and CatBoost: equal predictions after they were written as text, wherever one is installed."""
+"""XGBoost, LightGBM and CatBoost predict the same after a round trip through text; skipped if not installed."""
 
 from importlib.util import find_spec
 
@@ -14,7 +14,7 @@ from tests.test_classical import problem
 
 @pytest.mark.parametrize("library", LIBRARIES)
 @pytest.mark.parametrize("classes, labelled", [(2, (0, 1)), (5, (0, 2, 4)), (3, (1,))])
-def test_a_model_as_text_predicts_what_it_did(library, classes, labelled):
+def test_a_model_saved_as_text_predicts_the_same(library, classes, labelled):
     pytest.importorskip(library)
     inputs, labels = problem(300, len(labelled))
     model = Booster(library, iterations=10).fit(inputs, np.array(labelled)[labels], classes)
@@ -27,7 +27,7 @@ def test_a_model_as_text_predicts_what_it_did(library, classes, labelled):
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
-def test_one_that_is_not_installed_is_named(library):
+def test_a_library_that_is_not_installed_is_named(library):
     if find_spec(library):
         pytest.skip(f"{library} is installed")
     with pytest.raises(ValueError, match=f"{library} is not installed: pip install {library}"):

@@ -1,4 +1,4 @@
-"""Classical models against scikit-learn, decisions of CCS against brute force, published rows on real data."""
+"""Classical models against scikit-learn, CCS decisions against brute force, published rows on real data."""
 
 from itertools import product
 from pathlib import Path
@@ -48,7 +48,7 @@ def table(classes: int = 3, n: int = 400) -> Table:
 
 
 def images(n: int = 200, size: int = 8) -> Images:
-    """Two classes that differ in brightness, over a few patterns and noise; one pixel is always dark."""
+    """Two classes that differ in brightness, plus a few patterns and noise; one pixel is always dark."""
     random = np.random.RandomState(0)
     labels = random.randint(2, size=n)
     patterns = random.rand(6, 3, size, size)
@@ -60,8 +60,8 @@ def images(n: int = 200, size: int = 8) -> Images:
 
 @pytest.mark.parametrize("s", [1, 2, 3, 4])
 @pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
-def test_decoding_finds_the_set_of_largest_expected_fbeta(s, beta):
-    """Against all 2^s sets, for random distributions over sets; two empty sets agree fully."""
+def test_decoding_finds_the_set_with_the_largest_expected_fbeta(s, beta):
+    """Against all 2^s sets, for random distributions over sets; two empty sets have F_beta 1."""
     sets = np.array(list(product([0, 1], repeat=s)))
     counts = sets.sum(1)
     concentration = np.repeat([0.1, 1.0, 10.0], 50)
@@ -74,7 +74,7 @@ def test_decoding_finds_the_set_of_largest_expected_fbeta(s, beta):
     expected = joint @ fbeta
     ours = (chosen[:, None] == sets).all(-1)
     assert np.allclose((expected * ours).sum(1), expected.max(1), rtol=1e-12)
-    assert len(np.unique(chosen.sum(1))) > 1  # sets of different size were chosen
+    assert len(np.unique(chosen.sum(1))) > 1  # the chosen sets differ in size
 
 
 def test_ccs_fits_one_logistic_model_per_label_and_size():
@@ -95,7 +95,7 @@ def test_ccs_fits_one_logistic_model_per_label_and_size():
     assert right > 1.5 * np.bincount(active @ [1, 2, 4]).max() / 400
 
 
-def test_sizes_that_never_occur_have_no_models_and_change_nothing():
+def test_set_sizes_that_never_occur_have_no_models_and_change_nothing():
     inputs, _ = problem(400)
     active = inputs[:, :4] > 0.5
     active[active.sum(1) == 2] = False
@@ -146,13 +146,13 @@ def test_classes_missing_from_training_have_probability_zero(method):
     np.testing.assert_allclose(p.sum(1), 1)
 
 
-def test_ccs_of_a_single_class_is_sure():
+def test_ccs_with_a_single_class_is_certain():
     inputs, labels = problem()
     np.testing.assert_array_equal(CCS().fit(inputs, labels * 0, 2).probabilities(inputs), [[1, 0]] * 300)
     np.testing.assert_array_equal(CCS().fit(inputs, labels * 0 + 1, 2).probabilities(inputs), [[0, 1]] * 300)
 
 
-def test_random_forest_is_scikit_learns():
+def test_the_random_forest_matches_scikit_learn():
     inputs, labels = problem()
     ours = RandomForest(20, min_samples_leaf=3).fit(inputs, labels, 3, seed=7).probabilities(inputs)
     oracle = RandomForestClassifier(20, min_samples_leaf=3, random_state=7).fit(inputs, labels)
@@ -161,7 +161,7 @@ def test_random_forest_is_scikit_learns():
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("weights", [None, "balanced"])
-def test_logistic_regression_is_scikit_learns_at_the_best_penalty_on_validation(classes, weights):
+def test_logistic_regression_matches_scikit_learn_at_the_penalty_best_on_validation(classes, weights):
     inputs, labels = problem(400, classes)
     some = labels + np.arange(400) % 3 > 0  # fewer of class 0
     inputs, labels = inputs[some].astype(float) * 7 + 3, labels[some]
@@ -182,9 +182,9 @@ def test_logistic_regression_is_scikit_learns_at_the_best_penalty_on_validation(
 
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("weights", [None, "balanced"])
-def test_boosting_is_scikit_learns_with_the_best_leaves_and_iterations_on_validation(classes, weights):
+def test_boosting_matches_scikit_learn_with_the_leaves_and_iterations_best_on_validation(classes, weights):
     inputs, labels = problem(400, classes)
-    inputs = inputs.round(1)  # few distinct values: scikit-learn takes seconds to make weighted bins of many
+    inputs = inputs.round(1)  # few distinct values: scikit-learn takes seconds to bin many with weights
     train, val = (inputs[:300], labels[:300]), (inputs[300:], labels[300:])
     balance = dict(enumerate(300 / classes / np.bincount(train[1]))) if weights else None
     grid = [(leaves, count) for leaves in (3, 8) for count in (2, 9, 20)]
@@ -215,7 +215,7 @@ def test_one_class_in_training_is_certain_and_settings_are_not_chosen_on_trainin
 
 @pytest.mark.parametrize("loss", ["rf", "ccs", "logistic", "boosting"])
 @pytest.mark.parametrize("data", [table(2), table(4), images()], ids=["binary", "multiclass", "images"])
-def test_outcomes_are_those_of_the_engine(loss, data):
+def test_outcomes_have_the_same_form_as_the_engines(loss, data):
     splits = split(data)
     outcome = classical.fit(trial(loss), splits)
     assert (outcome.status, outcome.error, outcome.epochs, outcome.history) == ("done", None, 0, {})
@@ -232,7 +232,7 @@ def test_outcomes_are_those_of_the_engine(loss, data):
     assert scores["test"]["accuracy"] > 1.3 / len(splits.classes)
 
 
-def test_the_seed_moves_the_forest_and_nothing_else():
+def test_the_seed_changes_only_the_forest():
     splits = split(table(2))
 
     def p(loss, seed):
@@ -246,8 +246,8 @@ def test_the_seed_moves_the_forest_and_nothing_else():
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8, 0.95])
-def test_principal_axes_are_scikit_learns(share):
-    """Structure that a few axes hold, and noise that takes more axes than the first block has."""
+def test_principal_axes_match_scikit_learn(share):
+    """Structure that a few axes capture, plus noise that needs more axes than the first block has."""
     pixels = images(600).pixels
     axes = PrincipalAxes(pixels, share)
     scaled = StandardScaler().fit_transform(pixels.flatten(1).numpy())
@@ -255,11 +255,11 @@ def test_principal_axes_are_scikit_learns(share):
     assert axes.axes.shape[1] == oracle.n_components_
     ours, theirs = axes.project(pixels).numpy(), oracle.transform(scaled)
     np.testing.assert_allclose(ours.var(0), theirs.var(0), rtol=0.01)
-    leading = slice(3)  # well separated; of the others only the space they span is defined
+    leading = slice(3)  # well separated; for the others only their span is defined
     np.testing.assert_allclose(np.abs(ours[:, leading]), np.abs(theirs[:, leading]), atol=0.01)
 
 
-def test_more_axes_than_the_first_block_has():
+def test_more_axes_are_found_than_the_first_block_holds():
     noise = torch.randint(256, (300, 3, 10, 10), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     scaled = StandardScaler().fit_transform(noise.flatten(1).numpy())
     expected = PCA(0.8).fit(scaled).n_components_
@@ -267,7 +267,7 @@ def test_more_axes_than_the_first_block_has():
     assert PrincipalAxes(noise, 0.8).axes.shape[1] == pytest.approx(expected, abs=1)
 
 
-def test_images_are_projected_by_the_training_part_alone_and_once(monkeypatch):
+def test_images_are_projected_once_onto_axes_of_the_training_part(monkeypatch):
     splits = split(images())
     first = classical.features(splits, 0.8)
     scaler = StandardScaler().fit(splits.train.inputs.flatten(1).numpy())
@@ -279,7 +279,7 @@ def test_images_are_projected_by_the_training_part_alone_and_once(monkeypatch):
     assert classical.features(splits, None)["val"].shape == (splits.sizes["val"], 192)
 
 
-def test_what_cannot_be_fitted_is_refused():
+def test_trials_that_cannot_be_fitted_are_refused():
     with pytest.raises(ValueError, match="did you mean 'argmax'"):
         CCS(decode="argmx")
     with pytest.raises(ValueError, match=r"in \(0, 1\], or null for all pixels, got 1.5"):
@@ -287,7 +287,7 @@ def test_what_cannot_be_fitted_is_refused():
 
 
 def real(name: str):
-    """A dataset whose files are here already; nothing is ever fetched for a test."""
+    """A dataset whose files are already cached; tests never download."""
     if next(row["cached"] for row in catalogue() if row["name"] == name) is None:
         pytest.skip(f"{name} is not in $EAST_DATA_DIR or the cache: east-run task=data dataset={name}")
     return split(load(name))
@@ -309,7 +309,7 @@ def test_ccs_on_adult_as_released_and_on_adult():
 @pytest.mark.slow
 @pytest.mark.parametrize(("released", "corrected"), [(1, 1), pytest.param(10, 3, marks=pytest.mark.nightly)])
 def test_random_forest_on_adult_as_released_and_on_adult(released, corrected):
-    """Table 3 of EAST v2: 0.739 and 0.836, on the corrupted test ages; the mean over so many seeds."""
+    """Table 3 of EAST v2: 0.739 and 0.836, on the corrupted test ages; means over the given number of seeds."""
     found = scores("rf", real("adult_released"), released)
     assert found == pytest.approx({"f1_macro": 0.739, "accuracy": 0.836}, abs=0.02)
     found = scores("rf", real("adult"), corrected)
@@ -319,7 +319,7 @@ def test_random_forest_on_adult_as_released_and_on_adult(released, corrected):
 @pytest.mark.slow
 @pytest.mark.nightly
 def test_cifar10_at_full_size():
-    """Table 2 of EAST v2: random forest 0.456 and 0.460. Its CCS row cannot be what CCS gives, nor can it be ours."""
+    """Table 2 of EAST v2: random forest 0.456 and 0.460. Its CCS row cannot come from CCS, so ours differs."""
     splits = real("cifar10")
     assert scores("rf", splits, 1) == pytest.approx({"f1_macro": 0.456, "accuracy": 0.460}, abs=0.02)
     assert scores("ccs", splits, 1)["accuracy"] > 0.35

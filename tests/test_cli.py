@@ -1,4 +1,4 @@
-"""east-run as its users meet it: help, exit codes, messages, sweeps."""
+"""east-run as users see it: help, exit codes, messages, sweeps."""
 
 import json
 import re
@@ -32,7 +32,7 @@ def test_help_names_tasks_groups_and_examples(capsys):
 
 
 def test_help_is_quick_and_light():
-    """No torch, pandas, scikit-learn or Hydra; within a second of processor time."""
+    """No torch, pandas, scikit-learn or Hydra is imported, and it takes less than a second of CPU time."""
     answer = subprocess.run([sys.executable, "-X", "importtime", "-m", "east.cli", "--help"], capture_output=True,
                             text=True, env=environment(), check=True)  # fmt: skip
     imported = {line.rpartition("|")[2].strip().split(".")[0] for line in answer.stderr.splitlines()}
@@ -69,7 +69,7 @@ def test_version(capsys):
         (["--config-dir", "/nowhere", "loss=f1"], 2, "expected a folder"),
     ],
 )
-def test_errors_are_a_line_and_an_exit_code(arguments, code, words, capsys, tmp_path):
+def test_an_error_is_one_line_and_an_exit_code(arguments, code, words, capsys, tmp_path):
     assert cli.run([*arguments, f"results_dir={tmp_path / 'results'}"]) == code
     error = capsys.readouterr().err
     assert words in error
@@ -84,7 +84,7 @@ def test_debug_shows_the_traceback(east_run):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_train_then_run_then_print(tmp_path, capsys):
+def test_a_run_reuses_trained_trials_and_prints_the_same_again(tmp_path, capsys):
     results = f"results_dir={tmp_path}"
     assert cli.run(["task=train", "seed=1", *TINY, results]) == 0
     assert "digits f1 seed 1: 2 epochs" in capsys.readouterr().out
@@ -101,8 +101,8 @@ def test_train_then_run_then_print(tmp_path, capsys):
     assert record_files(tmp_path) == before
 
 
-def test_a_folder_that_cannot_be_written_is_read(tmp_path, tiny_results, monkeypatch, capsys):
-    """What is done is printed, with a warning of one line in place of the files."""
+def test_a_read_only_results_folder_can_still_be_printed(tmp_path, tiny_results, monkeypatch, capsys):
+    """Existing results are printed, with a one-line warning instead of written files."""
     shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
     arguments = [*TINY, "dataset.limit=null", f"results_dir={tmp_path}"]
     table = ["task=table", "table=grid", "preset=quick", f"results_dir={tmp_path}"]
@@ -126,7 +126,7 @@ def test_a_folder_that_cannot_be_written_is_read(tmp_path, tiny_results, monkeyp
         assert [line.split()[0] for line in missing] == ["figure:" if command is arguments else "written"]
 
 
-def test_a_bare_command_is_the_quickstart(monkeypatch):
+def test_a_command_without_arguments_is_the_quickstart(monkeypatch):
     seen = []
     monkeypatch.setattr(task_reproduce, "main", lambda command: seen.append(command.values) or 0)
     monkeypatch.setattr(task_run, "main", lambda command: seen.append(command.values) or 0)
@@ -153,7 +153,7 @@ def test_shells_complete_names(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_a_sweep_writes_below_results_dir_alone(tmp_path, monkeypatch, east_run):
+def test_a_sweep_writes_only_below_results_dir(tmp_path, monkeypatch, east_run):
     monkeypatch.chdir(tmp_path)
     answer = east_run("-m", "loss=f1,ce", *TINY, "trials=1", "results_dir=out")
     assert answer.code == 0, answer.err
@@ -162,7 +162,7 @@ def test_a_sweep_writes_below_results_dir_alone(tmp_path, monkeypatch, east_run)
     assert re.findall(r"^# (loss=\w+)", answer.out, re.MULTILINE) == ["loss=f1", "loss=ce"]
 
 
-def test_a_sweep_takes_paths_as_they_are(tmp_path, monkeypatch, capsys):
+def test_a_sweep_leaves_paths_unchanged(tmp_path, monkeypatch, capsys):
     seen = []
     monkeypatch.setattr(task_run, "main", lambda command: seen.append(settings(command)) or 0)
     monkeypatch.setattr(sys, "argv", ["east-run"])
@@ -173,7 +173,7 @@ def test_a_sweep_takes_paths_as_they_are(tmp_path, monkeypatch, capsys):
     assert [one.loss.name for one in seen] == ["f1", "ce"]
 
 
-def test_a_job_of_a_sweep_that_fails_leaves_the_others(tmp_path, monkeypatch, capsys):
+def test_a_failed_job_of_a_sweep_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
     def task(command):
         if command.get("loss") == "ce":
             raise RuntimeError("no luck")
@@ -209,7 +209,7 @@ def test_table_records_and_data_print(tmp_path, tiny_results, capsys):
     assert "3 runs to do" in capsys.readouterr().out
 
 
-def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
+def test_reproduce_runs_the_requested_part_of_a_table(tmp_path, capsys):
     for name in ("mammography", "adult"):
         try:
             load(name, limit=100)
@@ -228,7 +228,7 @@ def test_reproduce_runs_what_is_asked_for_of_a_table(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_reproduce_shows_what_fills_no_cell(tmp_path, capsys):
+def test_reproduce_shows_runs_that_fill_no_cell(tmp_path, capsys):
     short = ["table=quickstart", "protocol.decisions=[]", "protocol.max_epochs=1", "trials=1", "executor=inline",
              f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run(["task=reproduce", *short]) == 0
@@ -253,7 +253,7 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_classes_without_test_rows_are_told(tmp_path, capsys):
+def test_classes_without_test_rows_are_reported(tmp_path, capsys):
     few = [*TINY, "dataset.limit=30", "protocol.max_epochs=1", "trials=1", f"results_dir={tmp_path}"]
     assert cli.run(few) == 0
     assert "classes have no test rows: try split.stratify=true" in capsys.readouterr().out
@@ -280,8 +280,8 @@ def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_protocols_and_presets_of_ones_own(tmp_path, capsys):
-    """Those of --config-dir are run and shown like ours."""
+def test_your_own_protocols_and_presets_work_like_ours(tmp_path, capsys):
+    """Protocols and presets from --config-dir are run and shown like ours."""
     for group, name, ours in (("protocol", "mine", "east"), ("preset", "tiny", "quick")):
         text = (CONF / group / f"{ours}.yaml").read_text().replace(f"name: {ours}", f"name: {name}")
         (tmp_path / "own" / group).mkdir(parents=True)
@@ -297,7 +297,7 @@ def test_protocols_and_presets_of_ones_own(tmp_path, capsys):
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("task", ["train", "run"])
-def test_a_model_that_could_not_be_saved_is_told_and_fails_the_command(task, tmp_path, monkeypatch, capsys):
+def test_a_model_that_cannot_be_saved_is_reported_and_fails_the_command(task, tmp_path, monkeypatch, capsys):
     (tmp_path / "models").write_text("in the way")
     arguments = [f"task={task}", *TINY, "protocol.max_epochs=1", "trials=1", "save_model=true",
                  f"results_dir={tmp_path}"]  # fmt: skip

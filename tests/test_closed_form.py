@@ -13,7 +13,7 @@ from east.losses import by_hand, closed_form, metric_loss, steps, thresholds
 from east.losses.closed_form import soft_counts
 from east.metrics import f1
 
-# From few classes to many, on both sides of every change of algorithm; logits from flat to those of a trained net.
+# From few classes to many, on both sides of every switch of algorithm; logits from flat to those of a trained net.
 SHAPES = [(1, 2), (50, 2), (50, 3), (40, 10), (20, 31), (20, 32), (16, 257), (8, 600), (4, 3000)]
 SCALES = [0.0, 0.3, 3.0, 30.0]
 TEMPERATURES = [1e-3, 0.05, 0.1, 0.2, 0.39]
@@ -21,12 +21,12 @@ TEMPERATURES = [1e-3, 0.05, 0.1, 0.2, 0.39]
 
 @pytest.fixture(autouse=True)
 def torch_alone(monkeypatch):
-    """These batches are small, and would be NumPy's; see test_small_batches.py."""
+    """Use torch even for these small batches, which NumPy would compute; test_small_batches.py covers that path."""
     monkeypatch.setattr(closed_form.small_batches, "covers", lambda _: False)
 
 
 def composed(logits, labels, weights, temperature, detach_threshold=False):
-    """Eq. 4 and 5 from small operations."""
+    """Eq. 4 and 5 composed from elementary operations."""
     p = logits.softmax(-1)
     threshold = steps.dynamic_threshold(p)
     threshold = threshold.detach() if detach_threshold else threshold
@@ -39,7 +39,7 @@ def batch(shape, scale=1.0, seed=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
     logits = scale * torch.randn(shape, generator=generator, dtype=torch.float64)
     labels = torch.randint(shape[-1], shape[:-1], generator=generator)
-    # As after training, most samples are right: their class moves to the top.
+    # Most samples are right, as after training: raise the logit of their class.
     right = torch.rand(labels.shape, generator=generator) < 0.7
     labels = torch.where(right, logits.argmax(-1), labels)
     return logits.to(dtype), labels
@@ -65,7 +65,7 @@ def assert_closed_form_is_composed(logits, *rest, tolerance=1e-9):
 @pytest.mark.parametrize("T", TEMPERATURES)
 @pytest.mark.parametrize("scale", SCALES[1:])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_closed_form(shape, scale, T):
+def test_the_closed_form_matches_autograd(shape, scale, T):
     logits, labels = batch(shape, scale)
     weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     for detach_threshold in (False, True):
@@ -75,7 +75,7 @@ def test_closed_form(shape, scale, T):
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equal_logits_count_alike(shape):
-    """Every membership is 1/d; of the gradient ties leave only its finiteness."""
+    """Every membership is 1/d. Ties leave the gradient undefined, so it only has to be finite."""
     logits, labels = batch(shape, 0.0)
     diagonal, missed, predicted, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.1)
     n, d = shape
@@ -87,7 +87,7 @@ def test_equal_logits_count_alike(shape):
 
 @pytest.mark.parametrize("metric", ["f1", "mcc"])
 @pytest.mark.parametrize("classes", [3, 21])
-def test_a_batch_in_chunks_is_the_batch(classes, metric, monkeypatch):
+def test_chunks_of_a_batch_add_up_to_the_batch(classes, metric, monkeypatch):
     logits, labels = batch((300, classes), 3.0)
     weights = torch.rand(300, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     labels[::7] = -100
@@ -101,8 +101,8 @@ def test_a_batch_in_chunks_is_the_batch(classes, metric, monkeypatch):
 
 @pytest.mark.parametrize("chunk", [1 << 18, 60])
 @pytest.mark.parametrize("classes", [2, 3, 40])
-def test_images_are_counted_where_they_lie(classes, chunk, monkeypatch):
-    """Pixel by pixel, image by image, and in parts of them: the loss and gradient of all pixels in a row."""
+def test_counting_images_in_place_gives_the_same_loss_and_gradient(classes, chunk, monkeypatch):
+    """In any layout and in chunks, loss and gradient are those of all pixels as one batch of rows."""
     monkeypatch.setattr(closed_form, "CHUNK", chunk)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, classes, 4, 5, generator=generator, dtype=torch.float64, requires_grad=True)
@@ -121,7 +121,7 @@ def test_images_are_counted_where_they_lie(classes, chunk, monkeypatch):
 
 @pytest.mark.parametrize("ties", [(2, 1, 0), (2, 2, 0), (2, 1, 1), (2, 2, 2)])
 @pytest.mark.parametrize("classes", [3, 10, 40, 600, 3000])
-def test_ties_among_the_largest(ties, classes):
+def test_ties_for_the_largest_count_as_composed(ties, classes):
     """Counts are those of the composed form; the gradient of a row sums to 0, whichever entry a tie favours."""
     logits, labels = batch((30, classes), 0.1)
     logits[:, :3] = logits.new_tensor(ties) + 1
@@ -132,8 +132,8 @@ def test_ties_among_the_largest(ties, classes):
 
 
 @pytest.mark.parametrize("classes", [2, 10, 64, 3000])
-def test_a_row_that_is_no_number_makes_the_loss_none(classes):
-    """And raises nothing, so that the engine can end the trial that diverged and go on with the others."""
+def test_a_nan_row_makes_the_loss_nan(classes):
+    """It does not raise, so the engine can end the diverged trial and continue with the others."""
     logits, labels = batch((2, 30, classes), 3.0)
     logits[0, 4] = torch.nan
     values = MetricLoss("f1").per_trial(logits.requires_grad_(), labels)
@@ -142,7 +142,7 @@ def test_a_row_that_is_no_number_makes_the_loss_none(classes):
 
 
 @pytest.mark.parametrize("classes", [2, 10, 64, 3000])
-def test_a_second_backward_gives_the_same(classes):
+def test_a_second_backward_gives_the_same_gradient(classes):
     logits, labels = batch((30, classes), 3.0)
     logits.requires_grad_()
     diagonal, _, predicted = soft_counts(logits, labels, None, 0.2)
@@ -158,8 +158,8 @@ def share_of_hits(c):
 
 @pytest.mark.parametrize("metric", ["mcc", share_of_hits])
 @pytest.mark.parametrize("classes", [3, 64, 3000])
-def test_nothing_of_a_batch_outlives_backward(classes, metric, monkeypatch):
-    """Whoever collects losses collects no batches, as with any loss of torch; a second backward is refused."""
+def test_no_tensor_of_a_batch_outlives_backward(classes, metric, monkeypatch):
+    """Keeping the losses does not keep the batches, as with any torch loss; a second backward is refused."""
     kept = []
     monkeypatch.setattr(
         closed_form, "count_batch", lambda *a, count=closed_form.count_batch, **k: remembered(*count(*a, **k), kept)
@@ -167,7 +167,7 @@ def test_nothing_of_a_batch_outlives_backward(classes, metric, monkeypatch):
     logits, labels = batch((30, classes), 3.0)
     loss = MetricLoss(metric)(logits.requires_grad_(), labels)
     loss.backward(retain_graph=True)
-    assert (kept[0]() is None) == (metric == "mcc" and classes == 3)  # there the gradient is all that is kept
+    assert (kept[0]() is None) == (metric == "mcc" and classes == 3)  # there only the gradient is kept
     loss.backward()
     assert kept[0]() is None
     with pytest.raises(RuntimeError, match="retain_graph=True"):
@@ -179,7 +179,7 @@ def remembered(counts, state, kept):
     return counts, state
 
 
-def test_no_gradient_is_taken_where_none_is_wanted(monkeypatch):
+def test_no_gradient_is_computed_where_none_is_needed(monkeypatch):
     logits, labels = batch((30, 5), 3.0)
     wanted = MetricLoss("f1")(logits, labels)
     monkeypatch.delattr(closed_form.ByClass, "gradient")
@@ -211,7 +211,7 @@ def test_backward_under_autocast_is_exact(classes):
     assert torch.equal(*gradients)
 
 
-def test_the_two_largest_are_topks_and_the_probabilities_stay_as_they_were():
+def test_the_two_largest_match_topk_and_the_probabilities_do_not_change():
     p = batch((2, 50, 300), 3.0)[0].softmax(-1)
     before = p.clone()
     for found, wanted in zip(closed_form.top_two(p), p.topk(2), strict=True):
@@ -222,8 +222,8 @@ def test_the_two_largest_are_topks_and_the_probabilities_stay_as_they_were():
 @pytest.mark.parametrize("scale", SCALES[1:])
 @pytest.mark.parametrize("classes", [2, 5, 64, 2500])
 @pytest.mark.parametrize("lead", [(4,), (2, 2), (1,)])
-def test_a_population_counts_as_its_members_do(lead, classes, scale):
-    """With a temperature for each, or one for all."""
+def test_a_population_counts_like_its_members(lead, classes, scale):
+    """With one temperature per member, or one for all."""
     logits, labels = batch((*lead, 12, classes), scale)
     weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     T = torch.linspace(0.02, 0.3, labels[..., 0].numel()).double().reshape(lead)
@@ -281,8 +281,8 @@ SCORES = {
 
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("score", SCORES)
-def test_slopes_by_hand_are_autograds(score, weighted):
-    """For every metric that has them, on batches that lack classes, at all sizes."""
+def test_slopes_by_hand_match_autograd(score, weighted):
+    """For every metric that has them, on batches of all sizes with missing classes."""
     loss = MetricLoss(score.split()[0], **SCORES[score])
     assert by_hand.covers(loss.metric)
     for shape in [*SHAPES, (3, 40, 10), (2, 3, 8, 4)]:
@@ -302,7 +302,7 @@ def test_every_metric_with_slopes_is_tested():
     assert {MetricLoss(name.split()[0]).metric for name in SCORES} == set(by_hand.SLOPES)
 
 
-def test_a_metric_set_later_and_counts_of_ones_own_are_used():
+def test_a_metric_set_later_and_your_own_counts_are_used():
     logits, labels = batch((40, 3), 3.0)
     loss = MetricLoss("f1")
     loss.metric = metrics.jaccard
@@ -337,7 +337,7 @@ def test_extreme_logits_stay_finite(shape, dtype, T):
 
 @pytest.mark.parametrize("threshold", [0.3, [0.7], [k / 10 for k in range(1, 10)]], ids=str)
 @pytest.mark.parametrize("shape", [(40, 3), (30, 10), (20, 40), (8, 600), (2, 3, 8, 12)], ids=str)
-def test_given_thresholds_count_as_composed(shape, threshold):
+def test_fixed_thresholds_count_as_composed(shape, threshold):
     for scale, T in ((0.01, 0.2), (0.3, 0.05), (3.0, 0.2), (30.0, 1e-3)):
         logits, labels = batch(shape, scale)
         weights = torch.rand(labels.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -358,7 +358,7 @@ def test_given_thresholds_count_as_composed(shape, threshold):
 
 
 def test_thresholds_near_the_ends_are_left_to_autograd():
-    """Where the lowest corner is near 0, every entry lies above it."""
+    """If the lowest corner is near 0, every entry is above it."""
     logits, labels = batch((20, 5), 3.0)
     with pytest.warns(UserWarning, match="above 0.25"):
         loss = MetricLoss("mcc", threshold=[0.1, 0.9], temperature=0.4)
@@ -375,7 +375,7 @@ def test_memberships_sum_to_the_samples():
 
 
 class Largest(TorchDispatchMode):
-    """Remembers the most elements of any tensor that an operation returns."""
+    """Remembers the largest number of elements of any tensor that an operation returns."""
 
     elements = 0
 
@@ -389,8 +389,8 @@ class Largest(TorchDispatchMode):
 
 @pytest.mark.parametrize("metric", ["f1", "accuracy", "mcc", "kappa", "gmean", "fowlkes_mallows"])
 @pytest.mark.parametrize("scale", [0.3, 3.0])
-def test_a_hundred_thousand_classes_never_meet(metric, scale):
-    """No operation of forward or backward returns more than a few times the logits, let alone 10^10 elements."""
+def test_a_hundred_thousand_classes_never_build_a_matrix(metric, scale):
+    """No operation in forward or backward returns more than a few times the logits, let alone 10^10 elements."""
     logits, labels = batch((4, 100_000), scale, dtype=torch.float32)
     logits.requires_grad_()
     with Largest() as largest:

@@ -1,4 +1,4 @@
-"""task=compare and task=predict: the choice is sound, its numbers are right, and the winner is what is saved."""
+"""task=compare and task=predict: the choice is sound, its numbers are right, and the winner is saved."""
 
 import re
 import shutil
@@ -33,14 +33,14 @@ F1 = partial(metrics.f1, average="positive")
 
 
 def noise(rows=400, seed=0):
-    """Probabilities that know nothing of the labels, one in ten of which is positive."""
+    """Probabilities independent of the labels; one label in ten is positive."""
     random = np.random.default_rng(seed)
     p = random.random(rows)
     return torch.from_numpy(np.stack([1 - p, p], 1)), torch.from_numpy((random.random(rows) < 0.1).astype(int))
 
 
 def test_cross_fitting_takes_the_luck_out_of_a_tuned_threshold():
-    """Balanced accuracy of noise is 1/2 in truth; tuned and judged on the same rows it is always more."""
+    """The true balanced accuracy of noise is 1/2; tuned and judged on the same rows it is always higher."""
     honest, tuned = [], []
     for seed in range(40):
         p, y = noise(200, seed)
@@ -105,7 +105,7 @@ def test_a_bootstrap_weighs_rows_as_scikit_learn_does():
 
 
 def test_the_interval_covers_rows_and_seeds():
-    """With one seed its width is that of a binomial share: 4 standard errors of sqrt(p q / n)."""
+    """With one seed its width is that of a binomial proportion: 4 standard errors of sqrt(p q / n)."""
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 1000)
     one = part(np.where(random.random(1000) < 0.8, labels, 1 - labels), labels)
@@ -137,7 +137,7 @@ def test_the_winner_is_chosen_on_validation_whatever_the_test_rows_say():
 
 
 def test_networks_are_judged_on_rows_that_did_not_stop_them():
-    """Three trials leave out a fold each; they are right by luck where they were stopped, and wrong on their fold."""
+    """Three trials leave out one fold each. They are right on the rows that stopped them and wrong on their fold."""
     labels = np.arange(90) % 3 % 2
     fold = folded(labels, 3)
     trials = []
@@ -153,13 +153,13 @@ def test_networks_are_judged_on_rows_that_did_not_stop_them():
     assert honest.validation == 0
     assert same.validation == 1
     assert [len(part.labels) for part in (*honest.val, *same.val)] == [90, 90]
-    # A trial that failed: the rows that only it left out judge nobody.
+    # One trial failed: no other trial can be judged on the rows that only it left out.
     some, same = comparison.on_unseen_rows([replace(network, trials=tuple(trials[:2])), fair], F1)
     assert [len(part.labels) for part in (*some.val, *same.val)] == [60, 60]
 
 
 def test_a_network_is_stopped_on_other_rows_than_it_is_judged_on(workplace, monkeypatch):
-    """What the engine sees of a fold weighs nothing, and is what `judge` takes."""
+    """The engine gives the fold no weight, and `judge` uses exactly that fold."""
     monkeypatch.chdir(workplace)
     words = Command({"preset": "compare", "dataset": "csv", "dataset.path": "my.csv", "dataset.target": "label"})
     run = compare.planned("ce", words, compare.Score("f1_positive", "f1", "positive"), "table", 400).run
@@ -173,7 +173,7 @@ def test_a_network_is_stopped_on_other_rows_than_it_is_judged_on(workplace, monk
 
 
 def test_few_positives_make_the_choice_uncertain():
-    """Two candidates that are wrong about one of three positives each, and one that is luckier but unlikely."""
+    """Two candidates miss one of three positives each; a third is luckier, but has a low likelihood."""
     labels = np.array([0] * 97 + [1] * 3)
     guesses = [np.where(np.arange(100) == missed, 0, labels) for missed in (97, 98)]
     trials = [Judged(0, decisions.Argmax(), part(guess, labels), part(guess, labels)) for guess in guesses]
@@ -205,7 +205,7 @@ def test_few_positives_make_the_choice_uncertain():
         ("balanced_accuracy", None, {"metric": "balanced_accuracy"}, "metric"),
     ],
 )
-def test_losses_are_those_of_the_score(score, positive, metric, matched):
+def test_networks_train_on_the_metric_of_the_score(score, positive, metric, matched):
     classes = ("a", "b", "c") if positive in (None, 2) else ("a", "b")
     loaded = data.Table(
         features=torch.zeros(3, 1), labels=torch.arange(3) % 2, classes=classes, name="t", positive=positive
@@ -241,7 +241,7 @@ def test_batches_grow_with_the_rows_and_hold_some_of_a_rare_class():
 
 @pytest.mark.parametrize("rows, batch, trials", [(300, 32, 3), (10_000, 128, 3), (100_000, 512, 1)])
 def test_all_networks_get_the_same_number_of_steps(rows, batch, trials):
-    """One stage or six: the steps are the same, and patience ends neither."""
+    """With one stage or six, the number of steps is the same, and patience never ends training."""
     command, score = Command({"preset": "compare"}), compare.Score("f1_macro", "f1", "macro")
     for name in ("ce", "metric_ce", "east"):
         asked = compare.planned(name, command, score, "table", rows).run.settings
@@ -255,7 +255,7 @@ def test_all_networks_get_the_same_number_of_steps(rows, batch, trials):
     assert forest.loss.options.get("max_samples") == (5000 if rows > 20_000 else None)
 
 
-def test_scores_that_make_no_sense_are_refused():
+def test_scores_that_are_unknown_or_do_not_fit_are_refused():
     loaded = data.Table(features=torch.zeros(3, 1), labels=torch.arange(3), classes=("a", "b", "c"), name="t")
     with pytest.raises(ValueError, match="f1_positive needs a positive class"):
         compare.parse_score("f1_pos", loaded)
@@ -283,7 +283,7 @@ COMPARE = ["task=compare", "dataset=csv", "dataset.path=my.csv", "dataset.target
 QUICK = ["candidates=[logistic,ce]"]
 
 
-def test_from_a_file_to_predictions(workplace, monkeypatch, capsys):
+def test_a_file_is_compared_and_its_winner_predicts_new_rows(workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     assert cli.run(COMPARE) == 0
     text = capsys.readouterr().out
@@ -354,7 +354,7 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, 
     assert "http" not in shown
     assert (folder / "command.txt").read_text().startswith("east-run task=compare dataset=csv dataset.path=my.csv")
 
-    # The saved model decides the test rows as the winner did, and no other model stays.
+    # The saved model decides the test rows as the winner did, and no other model is kept.
     model, frame = east.load(folder / "model"), pd.read_csv("my.csv")
     assert (model.about["rule"] is not None) == (best["decision"] != "argmax")
     own = rows[rows["seed"] == model.about["seed"]]
@@ -364,7 +364,7 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, 
     assert model.predict(again).tolist() == own["predicted"].tolist()
     assert len(list((workplace / "files/models").iterdir())) == 1
 
-    # Again: everything is on record, so that nothing is trained.
+    # Run again: everything is recorded, so nothing is trained.
     before = {path: path.stat().st_mtime_ns for path in workplace.glob("files/runs/**/*.json")}
     assert cli.run([*COMPARE, *QUICK, "trials=2", "results_dir=files", "keep_models=all"]) == 0
     repeated = capsys.readouterr().out
@@ -373,7 +373,7 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, 
     assert {path: path.stat().st_mtime_ns for path in workplace.glob("files/runs/**/*.json")} == before
     assert {record.config.preset for record in records.scan("files")} == {"compare"}
 
-    # Probabilities and a model that were deleted come back.
+    # Deleted probabilities and a deleted model are restored.
     deleted = min(workplace.glob("files/runs/**/*.npz"))
     deleted.unlink()
     shutil.rmtree(workplace / "files/models")
@@ -396,7 +396,7 @@ def compared(workplace, name, *words):
     return model.deciding("plug-in for f1", decisions.Threshold(0.2)).save(workplace / name / "threshold")
 
 
-def test_predictions_repeat_columns_and_name_their_rule(workplace, fitted, monkeypatch, capsys):
+def test_predictions_copy_columns_and_name_their_rule(workplace, fitted, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     predict = ["task=predict", f"checkpoint={fitted}", "input=labelled.csv"]
     assert cli.run([*predict, "output=kept.csv", "keep=[region,label]"]) == 0
@@ -413,7 +413,7 @@ def test_predictions_repeat_columns_and_name_their_rule(workplace, fitted, monke
 
 
 def test_a_saved_model_is_scored_on_labelled_rows(workplace, fitted, monkeypatch, capsys):
-    """Scores against scikit-learn's; the page and scores.csv have the same."""
+    """Scores match scikit-learn, on the page and in scores.csv."""
     monkeypatch.chdir(workplace)
     assert cli.run(["task=evaluate", f"checkpoint={fitted}", "input=labelled.csv"]) == 0
     text = capsys.readouterr().out
@@ -440,7 +440,7 @@ def test_a_saved_model_is_scored_on_labelled_rows(workplace, fitted, monkeypatch
         (lambda rows: rows.assign(label=[None, *rows["label"][1:]]), "the label 'label' is missing in 1 rows"),
     ],
 )
-def test_rows_that_cannot_be_scored_are_told(change, message, workplace, fitted, monkeypatch, capsys):
+def test_rows_that_cannot_be_scored_are_reported(change, message, workplace, fitted, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     change(pd.read_csv("labelled.csv")).to_csv("bad.csv", index=False)
     assert cli.run(["task=evaluate", f"checkpoint={fitted}", "input=bad.csv"]) == 3
@@ -448,7 +448,7 @@ def test_rows_that_cannot_be_scored_are_told(change, message, workplace, fitted,
 
 
 def test_mistakes_are_shown_with_their_values():
-    """Most confident first, cells cut and escaped, blanks where a value is missing."""
+    """Most confident first; long cells are cut, markup is escaped, missing values are blank."""
     labels, predicted = torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 0, 1])
     p = torch.tensor([[0.7, 0.3], [0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
     columns = {"id": [10**17, 10**17 + 1, 3, 4], "<i>": ["a", "<script>" + "x" * 99_000, "b", None]}
@@ -489,7 +489,7 @@ def test_minutes_stop_training_in_time(workplace, monkeypatch, capsys):
     assert "note: EAST f1_positive was not trained: it takes about 167 minutes, more than is left" in text
 
 
-def test_what_takes_longer_than_thought_is_stopped():
+def test_work_that_exceeds_its_time_is_stopped():
     with pytest.raises(budget.OutOfTime), budget.stop_after(0.05):
         time.sleep(10)
     with budget.stop_after(None), budget.stop_after(5):
@@ -497,7 +497,7 @@ def test_what_takes_longer_than_thought_is_stopped():
 
 
 def test_time_is_estimated_from_a_few_steps(monkeypatch):
-    """By a clock that only the probe moves: 0.02 s, and 0.005 s for each step."""
+    """With a clock that only the probe advances: 0.02 s, plus 0.005 s per step."""
     taken, clock = [], [0.0]
 
     def probe(count):
@@ -533,7 +533,7 @@ def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monke
     assert (workplace / "own/compare/my-my_scores.caught/report.html").exists()
 
 
-def test_many_classes(tmp_path, monkeypatch, capsys):
+def test_a_comparison_of_many_classes_has_curves_with_a_matching_legend(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparison, "FOLDS", 2)
     arguments = ["task=compare", "dataset=digits", "dataset.limit=300", "score=mcc", "trials=1", "device=cpu"]
@@ -547,7 +547,7 @@ def test_many_classes(tmp_path, monkeypatch, capsys):
     assert len({name for _, name in legend}) == page.CURVES
 
 
-def test_a_candidate_that_predicts_one_class_is_told():
+def test_a_candidate_that_predicts_only_one_class_is_reported():
     labels = np.array([0, 0, 1])
     trials = tuple(judged(np.array(predicted), labels, seed=k) for k, predicted in enumerate(([0, 0, 0], [0, 1, 1])))
     result = comparing(*(Candidate("ce", "cross-entropy", decision, trials) for decision in ("argmax", "plugin")))
@@ -556,7 +556,7 @@ def test_a_candidate_that_predicts_one_class_is_told():
 
 
 def test_a_comparison_of_other_data_keeps_its_folder(tmp_path, monkeypatch):
-    """Same name, same score: another file or another target is another question."""
+    """With the same name and score, another file or target still gets its own folder."""
     command = Command({"dataset": "csv", "dataset.path": "my.csv", "results_dir": str(tmp_path)})
     settings = compose.settings(command)
     loaded = data.Table(features=torch.zeros(2, 1), labels=torch.arange(2), classes=("a", "b"), name="csv")
@@ -581,8 +581,8 @@ def test_a_log_says_which_candidate_is_running(monkeypatch):
     assert turns.line() == "[######--------------] 1 of 3 candidates done, EAST running, about 52 s left"
 
 
-def test_whoever_interrupts_is_told_that_finished_candidates_are_saved(monkeypatch):
-    """They are on record, although the run that was interrupted has nothing yet."""
+def test_an_interruption_says_that_finished_candidates_are_saved(monkeypatch):
+    """They are recorded, although the interrupted candidate has nothing yet."""
     ends = iter([[], KeyboardInterrupt()])
 
     def carry_out(_runs):
@@ -600,7 +600,7 @@ def test_whoever_interrupts_is_told_that_finished_candidates_are_saved(monkeypat
     assert caught.value.__notes__ == ["Finished trials are saved. Rerun the same command to resume."]
 
 
-def test_a_positive_class_that_is_not_there_to_judge_by_is_refused(tmp_path, monkeypatch, capsys):
+def test_a_positive_class_missing_from_validation_or_test_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pd.DataFrame({"a": range(200), "label": ["rare"] + ["usual"] * 199}).to_csv("one.csv", index=False)
     assert cli.run([*COMPARE, "dataset.path=one.csv"]) == 3
@@ -609,7 +609,7 @@ def test_a_positive_class_that_is_not_there_to_judge_by_is_refused(tmp_path, mon
     assert "no rows of 'rare' for validation; expect wide intervals" in said.out
 
 
-def test_scores_of_a_ranking_are_resampled_as_scikit_learn_would():
+def test_resampled_ranking_scores_match_scikit_learn():
     random = np.random.default_rng(0)
     values, truth = random.integers(0, 20, 300) / 20, random.random(300) < 0.2
     weights = random.poisson(1.0, (4, 300))
@@ -622,7 +622,7 @@ def test_scores_of_a_ranking_are_resampled_as_scikit_learn_would():
     assert np.quantile(drawn["auroc"], 0.025) < 0.5 < np.quantile(drawn["auroc"], 0.975)
 
 
-def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
+def test_too_few_rows_are_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     pd.DataFrame({"a": range(6), "label": [0, 1] * 3}).to_csv("six.csv", index=False)
     assert cli.run([*COMPARE, "dataset.path=six.csv"]) == 3
@@ -650,13 +650,13 @@ def test_too_few_rows_are_told(tmp_path, monkeypatch, capsys):
         (["task=predict", "checkpoint=no", "input=new.csv", "output=o.csv"], 3, "is not a saved model"),
     ],
 )
-def test_mistakes_are_told(arguments, code, message, workplace, monkeypatch, capsys):
+def test_a_mistake_gives_an_exit_code_and_an_explanation(arguments, code, message, workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     assert cli.run(arguments) == code
     assert message in capsys.readouterr().err
 
 
-def test_an_output_in_the_home_folder_is_not_replaced_either(tmp_path, monkeypatch, capsys):
+def test_an_output_in_the_home_folder_is_not_overwritten_either(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "keep.csv").write_text("mine")
     assert cli.run(["task=predict", "checkpoint=no", "input=new.csv", "output='~/keep.csv'"]) == 2

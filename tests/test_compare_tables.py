@@ -1,4 +1,4 @@
-"""Four tables nobody has seen, from `east-run` to saved model, page and predictions; and a network trained by hand.
+"""Four unseen tables, from `east-run` to saved model, page and predictions; and a network trained by hand.
 
 A quarter of the rows is held out from everything. There the winner must be within 0.02 of the best candidate, or inside
 the 95 % interval of the paired difference. By day small tables and a few candidates, at night all of it.
@@ -28,7 +28,7 @@ QUICK = ["candidates=[logistic,boosting,ce]", "protocol.max_epochs=6", "trials=1
 
 
 def fraud(rows: int) -> pd.DataFrame:
-    """Rare, with text, dates, ids and gaps; what counts is an amount, a country, and the age of an account."""
+    """Rare fraud with text, dates, ids and gaps; it depends on amount, country and account age."""
     random = np.random.default_rng(1)
     opened = pd.Timestamp("2019-01-01") + pd.to_timedelta(random.integers(0, 1500, rows), "D")
     frame = pd.DataFrame(
@@ -64,7 +64,7 @@ def wide(rows: int) -> pd.DataFrame:
 
 
 def ten(rows: int) -> pd.DataFrame:
-    """Ten malignant tumours that the comparison sees, among benign ones."""
+    """Benign tumours and ten malignant ones that the comparison sees."""
     found = load_breast_cancer(as_frame=True).frame.rename(columns={"target": "benign"})
     benign, malignant = found[found["benign"] == 1], found[found["benign"] == 0]
     return pd.concat([benign.sample(rows, random_state=0), malignant.sample(13, random_state=0)])
@@ -124,7 +124,7 @@ def winner_of(scores):
 
 
 def on_held_out(held, target, scores):
-    """What each row of scores.csv decides on held-out rows, by the rules of its recorded probabilities."""
+    """Decisions of each row of scores.csv on the held-out rows, with the rules of its recorded probabilities."""
     result, by_loss = [], {}
     for record in records.scan("results"):
         by_loss.setdefault(record.config.loss.name, []).append(record)

@@ -1,4 +1,4 @@
-"""Every file of conf/ composes, names itself, and its target takes the arguments it gives."""
+"""Every file of conf/ composes, holds its own name, and its target accepts its arguments."""
 
 import inspect
 from importlib import import_module
@@ -12,7 +12,7 @@ from east.settings.command import Command
 from east.settings.compose import settings
 
 FILES = [(group, name) for group, files in groups().items() for name in files]
-NEEDS = {  # what a file needs beside it to make sense
+NEEDS = {  # what a file needs beside it to be composed
     ("dataset", "csv"): ["dataset.path=a.csv", "dataset.target=b"],
     ("model", "darknet19"): ["dataset=cifar10"],
     ("model", "tiny_darknet"): ["dataset=cifar10"],
@@ -36,7 +36,7 @@ def test_all_groups_are_found():
 
 
 @pytest.mark.parametrize(("group", "name"), FILES)
-def test_a_file_carries_its_own_name(group, name):
+def test_a_file_has_its_own_name_inside(group, name):
     content = read(group, name)
     assert (content["preset"] if group == "preset" else content)["name"] == name
 

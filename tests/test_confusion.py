@@ -1,4 +1,4 @@
-"""Counts against scikit-learn and against the matrix written out; laws of large numbers of the papers."""
+"""Counts against scikit-learn and against the full matrix; the papers' laws of large numbers."""
 
 import math
 
@@ -22,7 +22,7 @@ def assert_same(a, b, **tolerance):
         torch.testing.assert_close(getattr(a, name), getattr(b, name), **tolerance, msg=lambda m, name=name: name + m)
 
 
-def test_hard_counts_are_scikit_learns_for_a_whole_population():
+def test_hard_counts_match_scikit_learn_for_a_whole_population():
     rng = np.random.default_rng(0)
     predictions, labels = rng.integers(0, 4, (2, 50, 30))
     labels[:10] = np.minimum(labels[:10], 2)  # absent classes
@@ -63,13 +63,13 @@ def test_integer_weights_repeat_samples():
     assert_same(Confusion.from_memberships(memberships, labels, times), Confusion.from_memberships(*repeated))
 
 
-def test_one_hot_memberships_are_predictions():
+def test_one_hot_memberships_count_as_predictions():
     predictions, labels = torch.randint(5, (2, 3, 40), generator=torch.Generator().manual_seed(0))
     hard = Confusion.from_predictions(predictions, labels, classes=5)
     assert_same(Confusion.from_memberships(torch.nn.functional.one_hot(predictions, 5).double(), labels), hard)
 
 
-def test_integer_matrices_count_as_exactly_as_floats():
+def test_integer_matrices_give_the_same_counts_as_floats():
     matrix = torch.tensor([[3, 1], [2, 5]])
     c, expected = Confusion.from_matrix(matrix), Confusion.from_matrix(matrix.double())
     assert metrics.fbeta(c, beta=[0.25, 0.5]) == metrics.fbeta(expected, beta=[0.25, 0.5])
@@ -90,7 +90,7 @@ def test_wrong_input_is_named(call, words):
     assert all(word in str(error.value) for word in words)
 
 
-# A finite population of 60 items stands for the distribution of samples: a sample of n is how often each item is drawn.
+# A finite population of 60 items is the distribution: a sample of size n is how often each item is drawn.
 ITEMS, ITEM_LABELS = batch(seed=3, n=60, d=4)
 POPULATION = Confusion.from_memberships(ITEMS, ITEM_LABELS)
 
@@ -103,14 +103,14 @@ def samples_of(n, draws=1000):
 
 @pytest.mark.parametrize("delta", [0.5, 0.1, 0.01])
 @pytest.mark.parametrize("n", [50, 500])
-def test_a_samples_confusion_is_near_the_populations(n, delta):
+def test_the_confusion_of_a_sample_is_near_that_of_the_population(n, delta):
     """Theorem 5.8: max |C_n / n - C| <= sqrt(log(2 d^2 / delta) / (2 n)) with probability at least 1 - delta."""
     distance = (samples_of(n).matrix / n - POPULATION.matrix / 60).abs().amax((-2, -1))
     bound = math.sqrt(math.log(2 * 4**2 / delta) / (2 * n))
     assert (distance <= bound).double().mean() >= 1 - delta
 
 
-def test_the_distance_falls_with_the_root_of_the_sample():
+def test_the_distance_falls_with_the_square_root_of_the_sample_size():
     """Theorem 5.9: on logarithmic axes the slope is -1/2."""
     sizes = [50, 200, 800, 3200, 12800]
     errors = [float((samples_of(n).matrix / n - POPULATION.matrix / 60).abs().amax((-2, -1)).mean()) for n in sizes]
@@ -118,7 +118,7 @@ def test_the_distance_falls_with_the_root_of_the_sample():
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "f1", "mcc", "kappa", "balanced_accuracy", "jaccard"])
-def test_a_samples_score_tends_to_the_populations(metric):
+def test_the_score_of_a_sample_tends_to_that_of_the_population(metric):
     """Theorem 5.7: consistency in n."""
     score = metrics.METRICS[metric]
     errors = [float((score(samples_of(n)) - score(POPULATION)).abs().mean()) for n in (50, 800, 12800)]
@@ -142,7 +142,7 @@ def test_hard_and_soft_fbeta_have_the_same_limit(beta):
         assert float(metrics.fbeta(c, beta=beta)) == pytest.approx(float(limit), abs=0.004)
 
 
-def test_weighted_predictions_are_scikit_learns():
+def test_weighted_predictions_match_scikit_learn():
     random = np.random.default_rng(0)
     predicted, labels = random.integers(0, 3, (2, 50))
     weights = random.uniform(0, 3, 50)

@@ -1,4 +1,4 @@
-"""The contest: its rules are what the issue of a fair comparison asks for, and its sums are right."""
+"""The contest: its rules are those of a fair comparison, and its arithmetic is right."""
 
 import json
 import math
@@ -19,7 +19,7 @@ DECISIONS = ("", " + plug-in", " + expected")
 
 
 def sets(table):
-    """Datasets of a table by block, in the words of the command line."""
+    """Block -> datasets of a table, as written on the command line."""
     found = {}
     for columns in specs.spec(table).columns:
         named = columns.dataset.values() if isinstance(columns.dataset, dict) else columns.dataset
@@ -28,13 +28,13 @@ def sets(table):
 
 
 def parent(words):
-    """The table that a set was cut out of: keel set=glass-0-1-6_vs_2 -> glass."""
+    """The table that a dataset was cut from: keel set=glass-0-1-6_vs_2 -> glass."""
     name = words.rpartition("set=")[2]
     root = name.replace("_", "-").split("-")[0].rstrip("0123456789")
     return {"new": "newthyroid", "kr": "kr-vs-k", "optdigits": "digits"}.get(root, root)
 
 
-def test_held_out_sets_share_no_parent_with_development():
+def test_held_out_datasets_share_no_parent_with_development():
     development = {parent(words) for block in sets("contest_development").values() for words in block}
     held_out = sets("contest")
     assert not development & {parent(words) for block in held_out.values() for words in block}
@@ -49,7 +49,7 @@ def test_development_is_the_keel_table_and_digits():
     assert named == earlier | {"digits"}
 
 
-def test_every_set_is_in_the_packages():
+def test_every_dataset_is_in_the_packages():
     try:
         known = keel.tables()
     except keel.DataError:
@@ -60,8 +60,8 @@ def test_every_set_is_in_the_packages():
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_networks_train_alike(name):
-    """Steps, patience, network, search space and stopping rule are one; the exceptions are said in the row's name."""
+def test_all_networks_train_alike(name):
+    """Same steps, patience, network, search space and stopping rule; the row's name states any exception."""
     table = tables.build(name, "/nowhere")
     trainings = {}
     for cell in table.cells:
@@ -96,8 +96,8 @@ def test_every_loss_has_three_decisions():
     assert mcc == {"test.mcc", "plugin_mcc.test.mcc", "expected_mcc.test.mcc"}
 
 
-def test_averaged_weights_are_other_runs():
-    """A record without the running mean of the weights fills no cell that asks for it, nor the other way round."""
+def test_runs_with_averaged_weights_are_separate_runs():
+    """A record without averaged weights fills no cell that asks for them, and vice versa."""
     plain, averaged = (tables.build(name, "/nowhere").cells[0] for name in ("contest", "contest_averaged"))
     config = plain.composed("paper").science(plain.recorded, None)
     other = averaged.composed("paper").science(averaged.recorded, None)
@@ -109,7 +109,7 @@ def test_averaged_weights_are_other_runs():
 
 
 def filled(seed=0):
-    """The contest with made-up scores: CE + plug-in 0.5 everywhere, Metric CE ahead where the class is rare."""
+    """The contest with invented scores: CE + plug-in 0.5 everywhere, Metric CE ahead where the class is rare."""
     table, random_ = tables.build("contest", "/nowhere"), random.Random(seed)
     for number, cell in enumerate(table.cells):
         size = 5 if sum(map(ord, cell.column)) % 2 else 40
@@ -120,7 +120,7 @@ def filled(seed=0):
     return table
 
 
-def test_leads_are_over_datasets_and_by_the_rarest_class():
+def test_leads_are_means_over_datasets_grouped_by_the_rarest_class():
     table = filled()
     entry = table.rankings[0]
     reference = {c.column: 0.5 for c in table.cells if c.block == entry.block}

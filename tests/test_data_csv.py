@@ -1,4 +1,4 @@
-"""Your own files: tables of every shape, and folders of images."""
+"""Your own files: tables of all kinds, and folders of images."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ from tests.made import science
 
 
 def frame(rows: int = 60) -> pd.DataFrame:
-    """Numbers with gaps, words with gaps, postcodes, and a label of which a third is "ill"."""
+    """Numbers with gaps, words with gaps, postcodes, and a label; a third of the rows is "ill"."""
     return pd.DataFrame(
         {
             "age": [None if k == 0 else 20.0 + k for k in range(rows)],
@@ -64,12 +64,12 @@ def test_columns_become_features(tmp_path):
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_any_delimiter_is_found(tmp_path, delimiter):
+def test_any_delimiter_is_detected(tmp_path, delimiter):
     table = load("csv", path=write(tmp_path / "a.csv", frame(), sep=delimiter), target="state")
     assert table.fingerprint == load("csv", path=write(tmp_path / "b.csv", frame()), target="state").fingerprint
 
 
-def test_a_delimiter_inside_quotes_is_none(tmp_path):
+def test_a_delimiter_inside_quotes_does_not_count(tmp_path):
     (tmp_path / "a.csv").write_text('"x; y; z; w","b","label"\n' + "1,2,0\n3,4,1\n" * 30)
     assert load("csv", path=str(tmp_path / "a.csv"), target="label").columns == ("x; y; z; w", "b")
 
@@ -115,7 +115,7 @@ def test_column_names_may_be_numbers(tmp_path):
     np.testing.assert_array_equal(encode(numbered, table.encoding), table.features)
 
 
-def test_labels_that_are_numbers(tmp_path):
+def test_numbers_can_be_labels(tmp_path):
     common = frame().assign(state=[int(k % 3 > 0) for k in range(60)])
     table = load("csv", path=write(tmp_path / "a.csv", common), target="state")
     assert (table.classes, table.positive, int(table.labels.sum())) == (("0", "1"), 1, 40)  # 1, though it is frequent
@@ -134,11 +134,11 @@ def test_new_rows_are_encoded_as_in_training():
     )
     np.testing.assert_array_equal(
         encode(new.assign(extra="ignored"), encoding),
-        [[30, 0, 0, 1, 0, 0, 0, 1, 1], [50, 1, 0, 0, 0, 0, 0, 0, 0]],  # what training never saw is all 0
+        [[30, 0, 0, 1, 0, 0, 0, 1, 1], [50, 1, 0, 0, 0, 0, 0, 0, 0]],  # a value that training never saw is all 0
     )
 
 
-def test_numbers_with_a_stray_text_among_few_are_categories():
+def test_few_distinct_numbers_with_a_stray_text_are_categories():
     table = from_frame(
         "csv", frame().assign(job=["0", "1", "2", "3+"] * 15), "state", drop=["age", "postcode", "smokes"]
     )
@@ -148,7 +148,7 @@ def test_numbers_with_a_stray_text_among_few_are_categories():
     assert encode(pd.DataFrame({"job": [None]}), table.encoding).tolist() == [[0, 0, 0, 0]]
 
 
-def test_numbers_that_lost_their_zeros_are_not_taken_for_new_categories():
+def test_codes_that_lost_their_leading_zeros_are_not_new_categories():
     table = from_frame("csv", frame().assign(job=["01", "02", "2A"] * 20), "state")
     with pytest.raises(DataError, match=r"job \(expected text, got int64\)"):
         encode(frame().assign(job=[1, 2, 3] * 20), table.encoding)
@@ -176,14 +176,14 @@ def test_new_rows_that_do_not_fit_are_refused_by_name():
 
 
 def dated(rows: int = 60) -> pd.DataFrame:
-    """A visit every other day from 2024-01-30 on, the first without a date; three visits of each patient."""
+    """A visit every other day from 2024-01-30, the first without a date; three visits per patient."""
     days = pd.date_range("2024-01-30", periods=rows, freq="2D")
     return frame(rows).assign(seen=[None, *days.strftime("%d.%m.%Y")[1:]], patient=[f"p{k // 3}" for k in range(rows)])
 
 
 @pytest.mark.parametrize("format", ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%b-%Y"])
 def test_dates_become_numbers(format):
-    """pandas' own calendar is the oracle; the days of the month above 12 tell 13/02 from 02/13."""
+    """pandas' calendar is the oracle; days of the month above 12 distinguish 13/02 from 02/13."""
     days = pd.Series(pd.date_range("2023-12-25", periods=60, freq="3D"))
     table = from_frame("csv", frame().assign(seen=days.dt.strftime(format))[["seen", "state"]], "state")
     assert table.columns == ("seen_year", "seen_month", "seen_weekday", "seen_days")
@@ -223,12 +223,12 @@ def test_numbers_stored_as_text_are_numbers_but_codes_with_leading_zeros_are_wor
         (["1.234,56", "1.500", "0,5"], [1234.56, 1500, 0.5]),
     ],
 )
-def test_thousands_are_read_where_a_number_shows_their_mark(texts, expected):
+def test_thousands_separators_are_read_if_a_number_shows_which_they_are(texts, expected):
     assert level_numbers(texts).tolist() == expected
     assert np.isnan(level_numbers([*texts, "12,34.5"])).any()
 
 
-def test_thousands_are_read_in_new_rows_too():
+def test_thousands_separators_are_read_in_new_rows_too():
     rows = pd.DataFrame({"price": [f"{1000.5 + 7 * k:,}" for k in range(60)], "y": ["a", "b"] * 30})
     table = from_frame("t", rows, "y")
     assert table.columns == ("price",)
@@ -237,7 +237,7 @@ def test_thousands_are_read_in_new_rows_too():
         encode(rows.assign(price="dear"), table.encoding)
 
 
-def test_a_line_for_a_column_is_one_line():
+def test_the_description_of_a_column_is_one_line():
     rows = pd.DataFrame({"address": ["Hill 1\nBern", "Hill 2\nBern"] * 30, "one": "x", "y": ["a", "b", "b"] * 20})
     assert from_frame("t", rows, "y").encoding.describe() == [
         r"address              2 categories: Hill 1\nBern, Hill 2\nBern",
@@ -246,7 +246,7 @@ def test_a_line_for_a_column_is_one_line():
 
 
 def test_frequent_words_have_a_feature_each_and_the_rest_share_one():
-    """Word k occurs k + 1 times; 80 words, of which the last 50 are the most frequent."""
+    """Word k occurs k + 1 times; of the 80 words the last 50 are the most frequent."""
     words = [f"w{k:02}" for k in range(80) for _ in range(k + 1)]
     table = from_frame("csv", pd.DataFrame({"word": words, "y": np.arange(len(words)) % 2}), "y")
     frequent = [f"word=w{k:02}" for k in range(80 - OWN, 80)]
@@ -306,7 +306,7 @@ def test_a_huge_cell_is_never_printed_whole():
 
 
 def test_everything_is_learnt_from_the_training_rows_alone():
-    """A row outside the training part may hold anything: it changes neither the encoding nor the scaling."""
+    """A row outside the training part changes neither the encoding nor the scaling, whatever it holds."""
     data = dated(300)
     table = from_frame("csv", data, "state")
     splits = split(table)
@@ -329,8 +329,8 @@ def test_everything_is_learnt_from_the_training_rows_alone():
     torch.testing.assert_close(splits.test.inputs, expected)
 
 
-def test_splits_of_other_widths_train_apart():
-    """Each seed's training rows have their own frequent words; only networks of one shape can be stacked."""
+def test_splits_with_different_numbers_of_features_train_separately():
+    """Each seed's training rows have their own frequent words; only networks of the same shape can be stacked."""
     words = [f"w{k % 17}" for k in range(40)]
     table = from_frame("csv", frame(40).assign(job=words, age=1.0), "state")
     splits = [split(table, seed=seed) for seed in range(6)]
@@ -358,7 +358,7 @@ def test_rows_of_a_group_stay_together():
 
 
 def test_time_splits_oldest_to_newest():
-    days = np.random.RandomState(0).permutation(300) // 4  # four rows of each day
+    days = np.random.RandomState(0).permutation(300) // 4  # four rows per day
     dates = (pd.Timestamp("2020-02-01") + pd.to_timedelta(days, "D")).strftime("%Y-%m-%d")
     table = from_frame("csv", frame(300).assign(when=dates), "state", time="when")
     splits = split(table)
@@ -419,7 +419,7 @@ def test_an_encoding_saved_before_dates_and_rare_words_is_read():
         ("x" * 10_000, "expected an object, got"),
     ],
 )
-def test_a_strangers_encoding_is_checked(column, message):
+def test_an_encoding_from_a_file_is_checked(column, message):
     with pytest.raises(DataError, match=message) as caught:
         Encoding.from_json({"columns": [column]})
     assert len(str(caught.value)) < 300
@@ -469,12 +469,12 @@ def test_unusable_files_say_why(tmp_path, change, options, message):
     assert len(str(caught.value).splitlines()) <= 3
 
 
-def test_header_without_rows(tmp_path):
+def test_a_header_without_rows_is_refused(tmp_path):
     with pytest.raises(DataError, match="needs at least two classes, found no rows"):
         load("csv", path=write(tmp_path / "a.csv", frame(0)), target="state")
 
 
-def test_missing_empty_and_binary_files(tmp_path):
+def test_missing_empty_and_binary_files_are_refused(tmp_path):
     with pytest.raises(DataError, match=r"dataset.path=FILE and dataset.target=COLUMN"):
         load("csv")
     with pytest.raises(DataError, match="there is no file"):
@@ -487,7 +487,7 @@ def test_missing_empty_and_binary_files(tmp_path):
 
 @pytest.fixture
 def photographs(tmp_path, monkeypatch):
-    """Two classes of noise, 12 wide and 8 high ones, in every colour mode; and an empty cache."""
+    """Two classes of noise images, 12 wide and 8 tall ones, in every colour mode; and an empty cache."""
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "cache")
     monkeypatch.delenv("EAST_DATA_DIR", raising=False)
     random = np.random.RandomState(0)
@@ -499,7 +499,7 @@ def photographs(tmp_path, monkeypatch):
     return tmp_path / "photos"
 
 
-def test_image_folder(photographs):
+def test_a_folder_of_images_is_a_dataset(photographs):
     images = load("images", path=str(photographs), size=16)
     assert (images.classes, images.positive) == (("cat", "dog"), 1)  # the rarer one is positive
     assert images.labels.tolist() == [0] * 12 + [1] * 8
@@ -509,7 +509,7 @@ def test_image_folder(photographs):
     assert load("images", path=str(photographs), size=16, positive="cat").classes == ("dog", "cat")
 
 
-def test_changed_image_folder_is_decoded_again(photographs):
+def test_a_changed_image_folder_is_decoded_again(photographs):
     first = load("images", path=str(photographs), size=16)
     (photographs / "cat" / "00.png").unlink()
     second = load("images", path=str(photographs), size=16)
@@ -528,7 +528,7 @@ def test_broken_images_are_named_and_nothing_is_cached(photographs):
     assert list(photographs.parent.glob("cache/**/*.npy")) == []
 
 
-def test_only_the_promised_formats_are_decoded(photographs):
+def test_only_the_documented_formats_are_decoded(photographs):
     for format in ("jpeg", "webp", "bmp"):
         Image.open(photographs / "cat" / "00.png").convert("RGB").save(photographs / "cat" / f"new.{format}")
     frames = [Image.new("RGB", (20, 20), colour) for colour in ("red", "blue")]
@@ -542,7 +542,7 @@ def test_only_the_promised_formats_are_decoded(photographs):
 
 
 def test_decompression_bombs_are_refused(photographs):
-    """A PNG whose header claims 60,000 x 60,000 pixels, and one that is above our own limit only."""
+    """A PNG whose header claims 60,000 x 60,000 pixels, and one that only exceeds our own limit."""
     for name, side in (("bomb", 60_000), ("large", 12_000)):
         small = bytearray((photographs / "cat" / "00.png").read_bytes())
         small[16:24] = side.to_bytes(4, "big") * 2
@@ -578,7 +578,7 @@ def test_only_regular_files_are_opened(photographs):
 
 
 def caltech_archive(folder, monkeypatch, evil: str | None = None):
-    """An archive in Caltech-256's layout in the cache, with dogs, frogs and a file that is no picture."""
+    """An archive in Caltech-256's layout in the cache, with dogs, frogs and a file that is not an image."""
     archive = folder.parent / "cache" / caltech256.TAR.path
     archive.parent.mkdir(parents=True)
     with tarfile.open(archive, "w") as box:
@@ -593,7 +593,7 @@ def caltech_archive(folder, monkeypatch, evil: str | None = None):
     monkeypatch.setattr(caltech256, "TAR", replace(caltech256.TAR, checksum=checksum))
 
 
-def test_caltech256_archive(photographs, monkeypatch):
+def test_the_caltech256_archive_is_read(photographs, monkeypatch):
     caltech_archive(photographs, monkeypatch)
     images = load("caltech256", size=16)
     assert images.classes == ("dog", "frog")
@@ -606,7 +606,7 @@ def test_caltech256_archive(photographs, monkeypatch):
         load("caltech256", size=16)
 
 
-def test_caltech256_archive_that_leads_outside(photographs, monkeypatch):
+def test_an_archive_that_points_outside_its_folder_is_refused(photographs, monkeypatch):
     caltech_archive(photographs, monkeypatch, evil="../../outside.jpg")
     with pytest.raises(DataError, match=r"cannot be unpacked.*outside the destination"):
         load("caltech256", size=16)
@@ -614,7 +614,7 @@ def test_caltech256_archive_that_leads_outside(photographs, monkeypatch):
     assert not list(photographs.parent.rglob("256_ObjectCategories"))
 
 
-def test_image_folder_without_classes(tmp_path):
+def test_an_image_folder_without_classes_is_refused(tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
         load("images", path=str(tmp_path / "nowhere"))
     (tmp_path / "only").mkdir()

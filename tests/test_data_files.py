@@ -1,4 +1,4 @@
-"""Files of every format and character set give the same table, or say what is wrong with them."""
+"""Files of every format and character set give the same table, or an error that says what is wrong."""
 
 import gzip
 import os
@@ -41,8 +41,8 @@ def test_every_character_set_gives_the_same_table(tmp_path, expected, charset, g
     assert any("save the file as UTF-8" in note for note in table.notes) == guessed
 
 
-def test_text_that_turns_latin_late_is_found(tmp_path):
-    """Beyond the first block that is read, and for every portion alike."""
+def test_text_that_turns_latin_1_late_is_detected(tmp_path):
+    """It is detected beyond the first block, and every chunk is decoded alike."""
     rows = "\n".join(["1.5,Bern,0", "2.5,Bern,1"] * 100_000)
     (tmp_path / "a.csv").write_bytes(f"x,city,label\n{rows}\n3.5,Zürich,1\n".encode("latin-1"))
     parts = list(files.portions(tmp_path / "a.csv", rows=150_000))
@@ -50,8 +50,8 @@ def test_text_that_turns_latin_late_is_found(tmp_path):
     assert parts[1]["city"].iloc[-1] == "Zürich"
 
 
-def test_decimal_commas(tmp_path):
-    """As German Excel writes them; a number with a point, or only groups of three digits, leave it open."""
+def test_decimal_commas_are_read(tmp_path):
+    """As German Excel writes them; a number with a point, or only groups of three digits, is ambiguous."""
     for content, expected in (
         ("x;y\n1,5;a\n-2;b\n3,25;c\n", [1.5, -2, 3.25]),
         ("x;y\n1.5;1,5\n-2;1,5\n3;2,5\n", [1.5, -2, 3]),
@@ -64,7 +64,7 @@ def test_decimal_commas(tmp_path):
 
 
 @pytest.mark.parametrize("content", ["<!DOCTYPE html><html>", "<html>\n", '<?xml version="1.0"?>', '[{"a": 1}]', "{\n"])
-def test_pages_and_json_are_called_what_they_are(tmp_path, content):
+def test_html_and_json_are_named_in_the_error(tmp_path, content):
     (tmp_path / "a.csv").write_text(content)
     with pytest.raises(DataError, match=r"it looks like (HTML or XML|JSON)"):
         read(tmp_path / "a.csv")
@@ -83,7 +83,7 @@ def test_windows_quotes_are_not_control_characters(tmp_path):
 
 @pytest.mark.parametrize("format", ["parquet", "feather", "xlsx"])
 @pytest.mark.parametrize("name", ["table", "table.csv"])
-def test_other_formats_are_known_by_their_content(tmp_path, expected, format, name):
+def test_formats_are_recognised_by_content(tmp_path, expected, format, name):
     pytest.importorskip("openpyxl" if format == "xlsx" else "pyarrow")
     path = tmp_path / f"a.{format}"
     {"parquet": frame().to_parquet, "feather": frame().to_feather, "xlsx": lambda p: frame().to_excel(p, index=False)}[
@@ -127,7 +127,7 @@ def test_duplicate_columns_are_refused(tmp_path, format):
         twice.to_csv(path, index=False)
     with pytest.raises(DataError, match=r"column names must differ, but more than one column is called 'size'"):
         read(path)
-    (tmp_path / "b.csv").write_text("a, a.1,,,label\n1,2,3,4,5\n")  # blank names are no duplicates
+    (tmp_path / "b.csv").write_text("a, a.1,,,label\n1,2,3,4,5\n")  # blank names are not duplicates
     assert list(read(tmp_path / "b.csv"))[:2] == ["a", "a.1"]
 
 
@@ -144,7 +144,7 @@ def test_duplicate_columns_are_refused(tmp_path, format):
         (gzip.compress(b"a,b\n1,2\n" * 1000, mtime=0)[:40], "cannot be read as a table"),
     ],
 )
-def test_what_is_no_table_is_refused_by_name(tmp_path, content, message):
+def test_a_file_that_is_not_a_table_is_refused_by_name(tmp_path, content, message):
     (tmp_path / "a.csv").write_bytes(content)
     with pytest.raises(DataError, match=rf"a\.csv cannot be read as a table.*{message}|a\.csv {message}") as caught:
         read(tmp_path / "a.csv")

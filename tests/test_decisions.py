@@ -1,4 +1,4 @@
-"""Decision rules against brute force: every cut for two classes, many random rules for three; east.decide."""
+"""Decision rules against brute force: every threshold for two classes, random rules for three; east.decide."""
 
 import inspect
 import json
@@ -23,7 +23,7 @@ COSTS = [[0.0, 1.0, 3.0], [2.0, 0.0, 1.0], [5.0, 4.0, 0.0]]
 
 
 def measure(name, classes, positive=None):
-    """A metric with what it needs, of the positive class where it has one."""
+    """A metric with its required parameters, for the positive class if it has one."""
     parameters = {}
     if name == "cost":
         parameters["costs"] = torch.tensor(COSTS)[:classes, :classes].tolist()
@@ -33,7 +33,7 @@ def measure(name, classes, positive=None):
 
 
 def drawn(n, classes, seed, rare=0.0):
-    """Calibrated probabilities [n, d] and labels [n] that follow them; `rare` makes the later classes rarer."""
+    """Calibrated probabilities [n, d] and labels [n] drawn from them; `rare` makes the later classes rarer."""
     generator = torch.Generator().manual_seed(seed)
     logits = 1.5 * torch.randn(n, classes, generator=generator, dtype=torch.float64) - rare * torch.arange(classes)
     p = logits.softmax(-1)
@@ -41,7 +41,7 @@ def drawn(n, classes, seed, rare=0.0):
 
 
 def best_of_all_cuts(p, truth, metric, positive):
-    """The metric's maximum over every subset {p >= t}, the empty and the full one included."""
+    """The metric's maximum over every subset {p >= t}, including the empty and the full one."""
     values = []
     for t in [2.0, *p[:, positive].tolist()]:
         chosen = torch.where(p[:, positive] >= t, positive, 1 - positive)
@@ -53,7 +53,7 @@ def best_of_all_cuts(p, truth, metric, positive):
 @pytest.mark.parametrize("name", METRICS)
 @pytest.mark.parametrize("positive", [0, 1])
 @pytest.mark.parametrize("rare", [0.0, 3.0])
-def test_two_classes_have_the_best_of_all_cuts(name, positive, rare):
+def test_two_classes_get_the_best_of_all_thresholds(name, positive, rare):
     metric = measure(name, 2, positive)
     for seed in range(5):
         p, y = drawn(30, 2, seed, rare)
@@ -73,7 +73,7 @@ def test_always_and_never_can_be_chosen():
         rule = tuned(p, torch.full((4,), label), accuracy, 1)
         assert rule.decide(p).tolist() == [label] * 4
         assert rule.value == pytest.approx(cut)
-    # F1 of scores that point the wrong way is best when everything is called positive.
+    # If scores point the wrong way, F1 is best when everything is positive.
     wrong = tuned(p, torch.tensor([1, 1, 1, 0]), measure("f1", 2, 1), 1)
     assert wrong.decide(p).tolist() == [1, 1, 1, 1]
     certain = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
@@ -81,15 +81,15 @@ def test_always_and_never_can_be_chosen():
     assert tuned(certain, torch.tensor([1, 1]), accuracy, 1).decide(certain).tolist() == [1, 1]
 
 
-def test_neighbouring_floats_are_told_apart():
+def test_adjacent_floats_can_be_separated():
     a = 0.5
     values = torch.tensor([a, np.nextafter(a, 1)], dtype=torch.float64)
     p = torch.stack((1 - values, values), -1)
     assert tuned(p, torch.tensor([0, 1]), METRICS["accuracy"], 1).decide(p).tolist() == [0, 1]
 
 
-def test_golden_cut_of_expected_f1():
-    """t = F(t)/2 = .331707 with F = .663415 is the best of all cuts."""
+def test_the_threshold_for_expected_f1_is_half_of_it():
+    """t = F(t)/2 = .331707 with F = .663415 is the best of all thresholds."""
     decision = east.decide(GOLDEN, "f1")
     assert decision.value == pytest.approx(0.663415, abs=1e-6)
     assert 0.3 < decision.rule.value <= 0.35
@@ -97,7 +97,7 @@ def test_golden_cut_of_expected_f1():
     assert decision.predict([0.331708, 0.3]).tolist() == [1, 0]
 
 
-SMOOTH = [name for name in METRICS if name not in ("precision", "npv")]  # those reward a single safe prediction
+SMOOTH = [name for name in METRICS if name not in ("precision", "npv")]  # these reward a single safe prediction
 
 
 @pytest.mark.parametrize("name", SMOOTH)
@@ -112,13 +112,13 @@ def test_three_classes_are_not_beaten_by_random_rules(name, rare):
                 scale = torch.randn(3, generator=generator, dtype=torch.float64).exp()
                 shift = 0.2 * torch.randn(3, generator=generator, dtype=torch.float64)
                 other = (p * scale + shift).argmax(-1)
-                # On labels the objective is jagged, and the random rules have 150 tries at its noise.
+                # On labels the objective is noisy, and the random rules get 150 tries at that noise.
                 slack = 1e-3 if truth is p else 0.03
                 assert float(metric(confusion_of(other, truth))) <= found + slack
 
 
-def test_a_start_from_argmax_alone_would_be_trapped():
-    """Where argmax never says some class, MCC and G-mean have no slope there; the soft start has one."""
+def test_classes_that_argmax_never_predicts_are_found():
+    """If argmax never predicts a class, MCC and G-mean have no slope there; the soft start has one."""
     p, _ = drawn(500, 3, 0)
     p = 0.2 * p + torch.tensor([0.75, 0.04, 0.01])
     p = p / p.sum(-1, keepdim=True)
@@ -130,7 +130,7 @@ def test_a_start_from_argmax_alone_would_be_trapped():
 
 
 def test_costs_are_minimised_exactly():
-    """Bayes' rule: the class of least expected cost, row by row."""
+    """Bayes' rule: the class with the lowest expected cost, row by row."""
     p, _ = drawn(200, 3, 1)
     rule = expected(p, measure("cost", 3))
     assert isinstance(rule, Gains)
@@ -177,7 +177,7 @@ def test_rules_compute_what_they_say():
     assert Threshold(0.5, 0).decide(p[:, :2]).tolist() == [0, 1]
 
 
-def test_records_hold_expected_decisions():
+def test_records_store_the_expected_decisions():
     p, y = drawn(300, 3, 2, 1.0)
     q, z = drawn(200, 3, 3, 1.0)
     given = {"val": p.numpy(), "test": q.numpy()}
@@ -189,7 +189,7 @@ def test_records_hold_expected_decisions():
         decision = result["decisions"][name]
         predicted = decisions.from_json(decision["rule"]).decide(q)
         assert decision["confusion"]["test"] == sk.confusion_matrix(z, predicted).tolist()
-    # Without labels: other validation labels give the same rule.
+    # No labels are used: other validation labels give the same rule.
     again = evaluate(given, labels | {"val": y.roll(1).numpy()}, None, ["expected_f1"])
     assert again["decisions"]["expected_f1"]["rule"] == result["decisions"]["expected_f1"]["rule"]
 
@@ -237,7 +237,7 @@ def test_decide_takes_arrays_tensors_and_single_columns():
         (([0.5, 0.2], "f_1"), "metric"),
     ],
 )
-def test_decide_says_what_it_expects(arguments, message):
+def test_decide_explains_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         east.decide(*arguments)
 

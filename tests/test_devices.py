@@ -1,4 +1,4 @@
-"""Everything that may run on a GPU, on a device that is not the CPU: nothing is left behind, and the numbers agree."""
+"""Everything that may run on a GPU, on a device that is not the CPU: no tensor stays behind, and the numbers agree."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ def splits_of(shape, kind, classes=("no", "yes"), seed=0, pairs=None):
 
 @pytest.fixture(autouse=True)
 def same_arithmetic(monkeypatch):
-    """Without what only some devices have: it rounds differently, Adam's first steps enlarge that, and it has tests."""
+    """Disable fast paths of some devices: they round differently, which Adam's first steps amplify, and have tests."""
     monkeypatch.setattr(optimizer, "FUSED", ())
     monkeypatch.setattr(Convolution3x3, "forward", torch.nn.Conv2d.forward)
 
@@ -57,14 +57,14 @@ def loss_section(name):
     return section | {"metric": "kappa"} if name == "metric" else section
 
 
-def test_a_mixture_of_devices_is_noticed():
+def test_mixed_devices_are_an_error():
     with elsewhere(), pytest.raises(RuntimeError, match="expected all tensors on one device"):
         torch.zeros(3, device=ELSEWHERE) + torch.ones(3)
 
 
 @pytest.mark.parametrize("classes", [2, 5, 64, 3000])
 @pytest.mark.parametrize("metric", sorted(METRICS))
-def test_losses_and_gradients_agree(metric, classes):
+def test_losses_and_gradients_are_the_same_on_another_device(metric, classes):
     if metric in ("quadratic_kappa", "cost") and classes > 100:
         pytest.skip("needs the whole matrix")
     costs = {"costs": [[float(i != j) for j in range(classes)] for i in range(classes)]} if metric == "cost" else {}
@@ -85,7 +85,7 @@ def test_losses_and_gradients_agree(metric, classes):
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_population_trains_as_here(loss):
+def test_a_population_trains_the_same_on_another_device(loss):
     if loss == "ap_perf":
         pytest.skip("solves a game by NumPy on the CPU")
     section = loss_section(loss)
@@ -101,16 +101,16 @@ def test_a_population_trains_as_here(loss):
         ({"name": "darknet19", "width": 0.05}, (3, 32, 32), "image"),
     ],
 )
-def test_images_train_as_here(model, shape, kind, monkeypatch):
-    monkeypatch.setattr(small_batches, "covers", lambda _: False)  # one arithmetic: Adam makes rounding errors large
+def test_images_train_the_same_on_another_device(model, shape, kind, monkeypatch):
+    monkeypatch.setattr(small_batches, "covers", lambda _: False)  # Adam amplifies rounding errors
     compared([trial(loss_section("f1"), model)], splits_of(shape, kind, tuple("abc")))
 
 
-def test_graphs_train_as_here():
+def test_graphs_train_the_same_on_another_device():
     compared([trial(loss_section("f1"), {"name": "gnn"})], splits_of((4, 4), "graph", pairs=6))
 
 
-def test_an_estimator_is_fitted_and_asked_as_here(monkeypatch):
+def test_an_estimator_fits_and_predicts_the_same_on_another_device(monkeypatch):
     X, y = np.random.default_rng(0).normal(size=(120, 4)).astype(np.float32), np.arange(120) % 3
     settings = {"hidden": (8,), "max_epochs": 3, "random_state": 0, "batch_size": 32}
     here = EASTClassifier(**settings, device="cpu").fit(X, y).predict_proba(X)

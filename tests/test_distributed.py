@@ -1,4 +1,4 @@
-"""Two processes with gloo against one process on the whole batch."""
+"""Two gloo processes against one process with the whole batch."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from east import MetricLoss
 
 LABEL_AVERAGES = ("macro", "micro", "weighted", "samples")
-CASES = [(12, 12), (17, 3)]  # samples of each rank
+CASES = [(12, 12), (17, 3)]  # samples per rank
 LOSSES = [
     ("f1", {}),
     ("mcc", {}),
@@ -23,7 +23,7 @@ LOSSES = [
 def whole_batch(n):
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(n, 6, generator=generator)
-    # The first class is all on the first rank, so that no rank alone could know its score.
+    # The first class is only on the first rank, so that no rank alone knows its score.
     return x, torch.cat((torch.zeros(n // 4, dtype=torch.long), 1 + torch.arange(n - n // 4) % 3)), torch.rand(n)
 
 
@@ -81,14 +81,14 @@ def ranks(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("k", range(len(LOSSES)), ids=[metric for metric, _ in LOSSES])
 @pytest.mark.parametrize("case", range(len(CASES)), ids=str)
-def test_ranks_together_are_one_process(ranks, case, k):
+def test_two_ranks_match_one_process(ranks, case, k):
     batches, found = ranks
     metric, parameters = LOSSES[k]
     loss, model = MetricLoss(metric, **parameters), net()
     whole = results(model, loss, *batches[case])
     for rank in range(2):
         torch.testing.assert_close(found[rank][case, k], whole)
-        # Counts are summed only where a gradient is wanted: elsewhere every rank has its own.
+        # Counts are summed only if a gradient is needed; otherwise every rank has its own.
         x, y, weights = (t.split(CASES[case])[rank] for t in batches[case])
         alone = loss(model(x), y, weights)
         for situation in ("no grad", "eval", "gather=False"):
@@ -97,8 +97,8 @@ def test_ranks_together_are_one_process(ranks, case, k):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("k", range(len(LOSSES)), ids=[metric for metric, _ in LOSSES])
-def test_a_rank_that_ignores_everything_takes_part_with_a_loss_of_0(ranks, k):
-    """Else the other rank would wait for its counts. After DDP's averaging the gradient is that of the other rank."""
+def test_a_rank_with_only_ignored_labels_takes_part_with_a_loss_of_0(ranks, k):
+    """Otherwise the other rank would wait for its counts. After DDP's averaging the gradient is the other rank's."""
     batches, found = ranks
     metric, parameters = LOSSES[k]
     x, y, weights = (t.split(CASES[0])[0] for t in batches[0])
@@ -113,7 +113,7 @@ def test_a_rank_that_ignores_everything_takes_part_with_a_loss_of_0(ranks, k):
 @pytest.mark.slow
 @pytest.mark.parametrize("average", LABEL_AVERAGES)
 @pytest.mark.parametrize("case", range(len(CASES)), ids=str)
-def test_multilabel_ranks_together_are_one_process(ranks, case, average):
+def test_two_multilabel_ranks_match_one_process(ranks, case, average):
     batches, found = ranks
     x, y, weights = batches[case]
     loss = MetricLoss("f1", multilabel=True, average=average)

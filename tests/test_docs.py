@@ -1,7 +1,7 @@
-"""Every code block and command of README and docs/ is carried out, smaller than its reader would; the site is built.
+"""Every code block and command of README and docs/ runs, reduced in size; the site builds.
 
-A command that takes hours says so in its comment, `(hours)`, and is planned with dry_run=true. One that tests cannot
-run says `not run: …`; its words are checked all the same. A Python block whose first line is `# name.py` is that file.
+A command with `(hours)` in its comment is planned with dry_run=true. One that tests cannot run has `not run: …` in its
+comment; its arguments are still checked. A Python block whose first line is `# name.py` becomes that file.
 """
 
 import json
@@ -18,7 +18,7 @@ from east import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-INSTALLS = ("pip install", "git clone", "docker ")  # what has happened before a test runs
+INSTALLS = ("pip install", "git clone", "docker ")  # already done before a test runs
 SMALLER = {"trials": 1, "protocol.max_epochs": 1, "executor": "inline"}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -35,13 +35,13 @@ def commands(text: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the reader works, with the files that the pages speak of."""
+    """The reader's working directory, with the files that the pages mention."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["east-run"])
-    monkeypatch.setenv("EAST_DATA_DIR", str(tmp_path / "cache"))  # plans do without data, and without
+    monkeypatch.setenv("EAST_DATA_DIR", str(tmp_path / "cache"))  # empty: plans need no data
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("east.training.timing.step_seconds", lambda *_: 0.01)  # timing steps
+    monkeypatch.setattr("east.training.timing.step_seconds", lambda *_: 0.01)  # and tests need no timing
     torch.manual_seed(0)
     x = torch.randn(240, 3)
     rows = [f"{a:.3f},{b:.3f},{c:.3f},{'yes' if a + b > 1.5 else 'no'}" for a, b, c in x.tolist()]
@@ -55,8 +55,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def with_model(text: str, folder: Path) -> str:
-    """`results/models/…` is whatever the page has saved before."""
-    models = sorted((folder / "results" / "models").glob("*-f1-*"))  # a network, which every task takes
+    """Replace `results/models/…` by a model that the page has saved."""
+    models = sorted((folder / "results" / "models").glob("*-f1-*"))  # a network, which every task accepts
     return text.replace("results/models/…", str(models[0])) if models else text
 
 
@@ -77,7 +77,7 @@ def carry_out(command: str, comment: str, folder: Path) -> None:
 
 @pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_what_a_page_shows_runs(page, folder, capsys):
+def test_every_block_of_a_page_runs(page, folder, capsys):
     namespace = {"__name__": "page"}
     for language, text in blocks(page):
         if language == "python":
@@ -90,21 +90,21 @@ def test_what_a_page_shows_runs(page, folder, capsys):
         elif language == "bash":
             for command, comment in commands(text):
                 if not command.startswith(INSTALLS):
-                    assert command.startswith("east-run"), f"{command}: expected east-run, or what is installed"
+                    assert command.startswith("east-run"), f"{command}: expected east-run or an installation"
                     carry_out(command, comment, folder)
         else:
             pytest.fail(f"{page.name} has a block of {language!r}: expected python or bash")
 
 
 def test_every_block_is_found():
-    """A block that the pattern overlooks would never be run."""
+    """A block that the pattern misses would never run."""
     for page in PAGES:
         fences = re.findall(r"^```\w+$", page.read_text(), re.MULTILINE)
         assert len(fences) == len(blocks(page)), page.name
 
 
 @pytest.mark.slow
-def test_the_site_is_built_without_a_warning(tmp_path):
+def test_the_site_builds_without_a_warning(tmp_path):
     pytest.importorskip("material", reason="mkdocs-material is not installed")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
@@ -112,16 +112,16 @@ def test_the_site_is_built_without_a_warning(tmp_path):
     assert "MetricLoss" in (tmp_path / "api" / "index.html").read_text()
 
 
-def test_the_figures_of_the_pages_are_committed_and_drawn_by_the_project():
+def test_the_figures_of_the_pages_are_committed_and_drawn_by_our_scripts():
     used = {Path(name).name for page in PAGES for name in re.findall(r"figures/(\w+\.svg)", page.read_text())}
     drawn = set(re.findall(r'^        "(\w+)": ', (ROOT / "scripts" / "figures.py").read_text(), re.MULTILINE))
-    measured = {"bench_loss", "bench_population"}  # drawn by scripts/bench_loss.py and bench_train.py, in a quiet hour
+    measured = {"bench_loss", "bench_population"}  # by scripts/bench_loss.py and bench_train.py, on an idle machine
     assert {Path(name).stem for name in used} == drawn | measured
     assert all((ROOT / "docs" / "figures" / name).is_file() for name in used)
 
 
 def test_the_headline_figure_shows_the_committed_numbers():
-    """Its labels are the means of results/tables/plugin.json, which test_results holds against the records."""
+    """Its labels are the means of results/tables/plugin.json, which test_results.py checks against the records."""
     (table,) = json.loads((ROOT / "results" / "tables" / "plugin.json").read_text(encoding="utf-8"))
     means = {
         f"{cell['mean']:.3f}"

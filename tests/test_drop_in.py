@@ -1,4 +1,4 @@
-"""MetricLoss in place of torch's losses: shapes, multilabel, soft targets, ignored labels, and what is refused."""
+"""MetricLoss in place of torch's losses: shapes, multilabel, soft targets, ignored labels, and errors."""
 
 import math
 import tracemalloc
@@ -17,7 +17,7 @@ from east.losses import WMW, CrossEntropy, Dice, Focal, SigmoidF1
 FAMILY = [CrossEntropy(), Focal(), Dice(), SigmoidF1(), MetricLoss("f1"), MetricLoss("mcc"), MetricLoss("gmean"),
           MetricLoss("f1", threshold=[0.3, 0.6]), MetricLoss("f1", step="sigmoid", threshold=0.5)]  # fmt: skip
 BINARY_FAMILY = [*FAMILY, WMW()]
-HARD = 1e-6  # a temperature at which the soft counts of clear decisions are the hard ones
+HARD = 1e-6  # a temperature at which clear decisions have soft counts equal to the hard ones
 
 
 def named(loss):
@@ -66,7 +66,7 @@ def test_single_logits_stand_for_two(loss, trailing):
         torch.testing.assert_close(loss(z.squeeze(1), labels), wanted)
 
 
-def test_cross_entropy_is_torchs_for_every_kind_of_input():
+def test_cross_entropy_matches_torch_for_every_kind_of_input():
     for shape in ((7, 4), (3, 4, 5), (2, 4, 3, 3)):
         logits, labels = batch(*shape)
         labels.view(-1)[::3] = -100
@@ -90,7 +90,7 @@ def test_a_weight_per_row_counts_for_its_pixels():
 @pytest.mark.parametrize("loss", FAMILY, ids=named)
 @pytest.mark.parametrize("classes", [2, 4])
 def test_soft_targets_count_fractionally(loss, classes):
-    """Quarters of a class are quarters of four copies; one-hot targets are indices."""
+    """A target of k/4 counts like k of four copies; one-hot targets count like indices."""
     logits, labels = batch(12, classes)
     _, others = batch(12, classes, seed=1)
     share = torch.tensor([0.25, 0.5, 1.0] * 4, dtype=torch.float64)
@@ -120,7 +120,7 @@ def test_soft_targets_pass_gradcheck_on_dense_logits():
 
 
 @pytest.mark.parametrize("loss", BINARY_FAMILY, ids=named)
-def test_an_ignored_sample_is_absent(loss):
+def test_an_ignored_sample_does_not_count(loss):
     logits, labels = batch(20, 2)
     ignored = torch.arange(20) % 3 == 0
     value, gradient = value_and_gradient(loss, logits, labels.masked_fill(ignored, -100))
@@ -173,7 +173,7 @@ def test_masking_compiles_without_a_break(options):
 @pytest.mark.parametrize("columns", [1, 2])
 @pytest.mark.parametrize("which", ["labels", "weights"])
 def test_labels_and_weights_overwritten_before_backward_raise(loss, columns, which):
-    """As with cross_entropy."""
+    """As cross_entropy does."""
     logits, labels = batch(20, 2)
     weights = torch.rand(20, dtype=torch.float64)
     value = loss(logits[:, :columns].requires_grad_(), labels, weights)
@@ -195,7 +195,7 @@ def test_overwritten_labels_of_a_population_raise(metric):
 
 
 @pytest.mark.parametrize("metric", sorted(METRICS.keys() - {"cost"}))
-def test_macro_is_the_mean_of_binary_losses(metric):
+def test_multilabel_averages_are_means_of_binary_losses(metric):
     logits, _ = batch(30, 5)
     labels = (torch.rand(30, 5, generator=torch.Generator().manual_seed(1)) < 0.4).long()
     has_average = MetricLoss(metric).default_average
@@ -212,7 +212,7 @@ def test_macro_is_the_mean_of_binary_losses(metric):
 
 
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted", "samples"])
-def test_multilabel_averages_are_scikit_learns(average):
+def test_multilabel_averages_match_scikit_learn(average):
     logits, _ = batch(40, 6)
     labels = (torch.rand(40, 6, generator=torch.Generator().manual_seed(1)) < 0.3).long()
     labels[:, 2] = 0  # never positive
@@ -225,7 +225,7 @@ def test_multilabel_averages_are_scikit_learns(average):
 
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted", "samples"])
 def test_a_multilabel_batch_without_positives_scores_0(average):
-    """As scikit-learn has it with zero_division=0; a batch that is all ignored has no score."""
+    """As in scikit-learn with zero_division=0; a batch that is all ignored has no score."""
     logits, _ = batch(6, 4)
     loss = MetricLoss("f1", multilabel=True, average=average)
     labels = torch.zeros(6, 4).long()
@@ -253,13 +253,13 @@ CASES = 100  # of each kind; every class occurs and is predicted
 
 
 def clear_logits(predictions, classes, generator):
-    """Logits [n, d, ...] far from ties whose largest entry is the prediction."""
+    """Logits [n, d, ...] far from ties; the largest entry is the prediction."""
     logits = torch.rand((len(predictions), classes, *predictions.shape[1:]), generator=generator, dtype=torch.float64)
     return logits.scatter_add(1, predictions.unsqueeze(1), torch.full_like(logits[:, :1], 3))
 
 
 def cases(shape, classes, seed):
-    """Labels and predictions in which every class occurs among the pairs that count, and some labels to ignore."""
+    """Labels and predictions with every class among the pairs that count, and some ignored labels."""
     generator = torch.Generator().manual_seed(seed)
     for _ in range(CASES):
         labels, predictions = torch.randint(classes, (2, *shape), generator=generator)
@@ -286,7 +286,7 @@ MULTICLASS = {
 
 
 @pytest.mark.parametrize("shape", [(40,), (2, 5, 6)], ids=["multiclass", "segmentation"])
-def test_cold_values_are_torchmetrics_multiclass(shape):
+def test_near_zero_temperature_matches_torchmetrics_multiclass(shape):
     losses_of = {
         key: MetricLoss(key[0], temperature=HARD, **({"average": key[1]} if key[1] else {})) for key in MULTICLASS
     }
@@ -311,7 +311,7 @@ BINARY = {
 
 
 @pytest.mark.parametrize("shape", [(40,), (3, 1, 4, 4)], ids=["binary", "binary segmentation"])
-def test_cold_values_are_torchmetrics_binary(shape):
+def test_near_zero_temperature_matches_torchmetrics_binary(shape):
     averaged = {name: {"average": "positive"} if MetricLoss(name).default_average else {} for name in BINARY}
     for k, (labels, predictions, _) in enumerate(cases(shape, 2, seed=len(shape))):
         logits = torch.where(predictions == 1, 3.0, -3.0)
@@ -332,7 +332,7 @@ MULTILABEL = {
 
 @pytest.mark.parametrize("average", ["macro", "micro", "weighted"])
 @pytest.mark.parametrize("shape", [(30, 4), (3, 4, 3, 3)], ids=["rows", "pixels"])
-def test_cold_values_are_torchmetrics_multilabel(shape, average):
+def test_near_zero_temperature_matches_torchmetrics_multilabel(shape, average):
     generator = torch.Generator().manual_seed(len(shape))
     for k in range(CASES):
         labels, predictions = torch.randint(2, (2, *shape), generator=generator)
@@ -348,7 +348,7 @@ def test_cold_values_are_torchmetrics_multilabel(shape, average):
 
 
 @pytest.mark.parametrize("average", ["macro", "weighted", "micro"])
-def test_cold_degenerate_values_are_scikit_learns(average):
+def test_near_zero_temperature_matches_scikit_learn_on_degenerate_batches(average):
     """Classes that never occur, are never predicted, or neither; one pixel.
 
     The logits saturate: where a class has a trace of membership, however small, its soft precision is a quotient of
@@ -412,7 +412,7 @@ REFUSED = {
 
 @pytest.mark.parametrize("case", REFUSED)
 @pytest.mark.parametrize("loss", [MetricLoss("f1"), CrossEntropy(), Dice()], ids=named)
-def test_refusals_say_what_to_write(loss, case):
+def test_an_error_says_what_to_write_instead(loss, case):
     call, words = REFUSED[case]
     with pytest.raises(ValueError) as error:
         call(loss)
@@ -430,25 +430,25 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_options_without_a_meaning_are_refused(case):
+def test_options_that_make_no_sense_are_refused(case):
     options, words = OPTIONS[case]
     with pytest.raises(ValueError) as error:
         MetricLoss(**{"metric": "f1"} | options)
     assert all(word in str(error.value) for word in words), str(error.value)
 
 
-def test_multilabel_shapes_are_refused():
+def test_wrong_multilabel_shapes_are_refused():
     with pytest.raises(ValueError, match=r"expected logits and labels of one shape \[n, L, ...\], got \(6, 4\) and"):
         MetricLoss("f1", multilabel=True)(z, y)
 
 
-def test_the_solver_of_ap_perf_takes_no_shares():
+def test_ap_perf_refuses_soft_labels():
     pytest.importorskip("ap_perf")
     with pytest.raises(ValueError, match="APPerf: expected class labels, got shares"):
         losses.APPerf()(z[:, 0], torch.rand(6))
 
 
-def test_repr_tells_metric_average_and_step():
+def test_repr_shows_metric_average_and_step():
     assert repr(MetricLoss("f1")) == ("MetricLoss(f1, average=macro, step=linear, threshold=dynamic, temperature=0.2)")
     assert "mcc, step=sigmoid (slope 73), threshold=0.5" in repr(
         MetricLoss("mcc", step="sigmoid", slope=73, threshold=0.5)
@@ -460,7 +460,7 @@ def test_repr_tells_metric_average_and_step():
 
 
 def test_one_class_has_specificity_0_and_no_gradient():
-    """1,024 standard normal logits of class 0 alone, cold: nothing is negative, and 0/0 is 0."""
+    """1,024 standard normal logits, all of class 0, near zero temperature: nothing is negative, and 0/0 is 0."""
     logits = torch.randn(1024, 2, generator=torch.Generator().manual_seed(0))
     value, gradient = value_and_gradient(MetricLoss("specificity", temperature=0.02), logits, torch.zeros(1024).long())
     assert 0.5 <= float(value) <= 1
@@ -468,7 +468,7 @@ def test_one_class_has_specificity_0_and_no_gradient():
 
 
 @pytest.mark.parametrize("metric", sorted(METRICS.keys() - {"cost"}))
-def test_float32_is_float64_on_every_batch(metric):
+def test_float32_matches_float64_on_every_batch(metric):
     """One-class, saturated, one-sided and ordinary batches of 32 to 1,024 samples."""
     for seed in range(24):
         generator = torch.Generator().manual_seed(seed)
@@ -486,7 +486,7 @@ def test_float32_is_float64_on_every_batch(metric):
 
 
 def test_sigmoid_memberships_of_many_classes_sum_to_1():
-    """20 classes at slope 73: every step is below 1e-12, where a plain quotient loses the sample."""
+    """20 classes at slope 73: every step is below 1e-12, where a plain division would lose the sample."""
     logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
     loss = MetricLoss("f1", step="sigmoid", slope=73.0, threshold=0.5)
     torch.testing.assert_close(loss.memberships(logits).sum(-1), torch.ones(50))
@@ -495,8 +495,8 @@ def test_sigmoid_memberships_of_many_classes_sum_to_1():
     torch.testing.assert_close(loss.memberships(logits.double()), steps / steps.sum(-1, keepdim=True))
 
 
-def test_a_missed_class_takes_the_geometric_mean_to_0():
-    """One class of ten is never found: 0, as the metric of decisions; the other classes keep their gradient."""
+def test_a_class_that_is_never_found_makes_the_geometric_mean_0():
+    """One class of ten is never found: 0, as for hard decisions; the other classes keep their gradient."""
     labels = torch.arange(100) % 10
     logits = 30 * F.one_hot(torch.where(labels == 9, 0, labels), 10).float()
     logits[labels == 1, 2] += 29.9
@@ -514,8 +514,8 @@ def test_fowlkes_mallows_tends_to_its_metric():
     assert gradient.norm() < 1e3
 
 
-def test_the_private_question_is_asked_in_one_place():
-    """torch 2.15 has no public way to ask whether vmap or grad is tracing; a torch that drops this one fails here."""
+def test_torchs_private_api_is_used_in_one_place():
+    """torch 2.15 has no public way to ask whether vmap or grad is tracing; a torch without this function fails here."""
     from pathlib import Path
 
     import east
@@ -530,14 +530,14 @@ def test_the_private_question_is_asked_in_one_place():
     assert [path.name for path in files] == ["inputs.py"]
 
 
-def test_dense_logits_take_at_most_three_times_their_memory():
-    """Forward and backward at [4, 21, 128, 128], gradient included: what torch and NumPy allocate."""
+def test_segmentation_needs_at_most_three_times_the_memory_of_its_logits():
+    """Memory that torch and NumPy allocate for forward and backward at [4, 21, 128, 128], including the gradient."""
     logits = torch.randn(4, 21, 128, 128, generator=torch.Generator().manual_seed(0), requires_grad=True)
     labels = torch.randint(21, (4, 128, 128), generator=torch.Generator().manual_seed(1))
     labels[:, :9] = -100
     for metric in ("f1", "jaccard", "mcc"):
         loss = MetricLoss(metric)
-        loss(logits, labels).backward()  # modules are imported before the count starts
+        loss(logits, labels).backward()  # import modules before measuring
         logits.grad = None
         tracemalloc.start()
         loss(logits, labels).backward()
@@ -549,6 +549,6 @@ def test_dense_logits_take_at_most_three_times_their_memory():
         events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
         changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
         peak = np.cumsum(changes).max()
-        assert peak >= logits.nbytes  # the gradient at least: the count works
+        assert peak >= logits.nbytes  # at least the gradient: the measurement works
         assert peak + arrays <= 3 * logits.nbytes
         logits.grad = None

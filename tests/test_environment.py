@@ -1,4 +1,4 @@
-"""Where a command runs: without output, without a working directory, in an ASCII locale. No traceback, a right code."""
+"""Odd environments: no output, no working directory, an ASCII locale. No traceback, and the right exit code."""
 
 import subprocess
 import sys
@@ -12,22 +12,22 @@ AS_ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHO
 
 
 def through_shell(script, *words, **variables):
-    """A shell's script in which "$@" is east-run with its words."""
+    """Run a shell script in which "$@" is east-run with its arguments."""
     command = ["sh", "-c", script, "sh", sys.executable, "-m", "east.cli", *words]
     return subprocess.run(command, capture_output=True, check=False, env=environment(variables), timeout=300)
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize("word, code", [("--help", cli.DONE), ("dataset=nowhere", cli.BAD_CONFIG)])
-def test_closed_streams(closed, word, code):
+def test_closed_streams_cause_no_traceback(closed, word, code):
     answer = through_shell(f'exec "$@" {closed}', word)
     assert answer.returncode == code
     assert b"Traceback" not in answer.stderr
 
 
 @pytest.mark.slow
-def test_a_run_without_any_output(tmp_path):
-    """Started as Python starts where nobody holds the other ends."""
+def test_a_run_works_without_any_streams(tmp_path):
+    """All three streams are None, as when nobody holds their other ends."""
     script = tmp_path / "silent.py"
     script.write_text(
         "import os, sys; from east import cli\n"
@@ -42,7 +42,7 @@ def test_a_run_without_any_output(tmp_path):
     assert all("Traceback" not in text for text in record_files(tmp_path).values())
 
 
-def test_a_working_directory_that_was_deleted(tmp_path):
+def test_a_deleted_working_directory_is_reported(tmp_path):
     answer = through_shell(f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; exec "$@"', "task=table")
     assert answer.returncode == cli.FAILED
     assert answer.stderr == b"The working directory has been deleted. Change to a folder that exists.\n"
@@ -56,8 +56,8 @@ def test_an_ascii_terminal_shows_question_marks():
 
 
 @pytest.mark.slow
-def test_files_have_their_encoding_in_an_ascii_locale(tmp_path):
-    """A table with letters of other alphabets is read, trained on and reported."""
+def test_an_ascii_locale_does_not_change_how_files_are_read(tmp_path):
+    """A table with non-ASCII letters is read, trained on and reported."""
     rows = [f"{'größer' if k % 3 else 'δ'},{k % 3 + k / 100},{'naïve' if k % 2 else '東'}" for k in range(90)]
     (tmp_path / "my.csv").write_text("\n".join(["größe,x,wörter", *rows]), encoding="utf-8")
     script = tmp_path / "ascii.py"

@@ -1,4 +1,4 @@
-"""EASTClassifier: scikit-learn's own checks, and what it promises beyond them."""
+"""EASTClassifier: scikit-learn's own checks, and our promises beyond them."""
 
 import pickle
 import re
@@ -34,12 +34,12 @@ def rare():
 
 
 def expected_failures(estimator):
-    """Checks of scikit-learn that fail for a reason."""
+    """Checks of scikit-learn that fail for a known reason."""
     failures = {
         "check_sample_weight_equivalence_on_dense_data": "repeated rows fall into other batches than weighted ones; "
         "tests/test_training.py shows the equivalence for whole batches, tests/test_drop_in.py for the losses"
     }
-    # That check wants weights of 10,000,000 to 1 to make nearly every prediction the heavy class.
+    # That check expects weights of 10,000,000 to 1 to make nearly every prediction the heavy class.
     if estimator.loss == "metric" and estimator.metric in ("gmean", "balanced_accuracy"):
         reason = "a recall divides by the weight of its class, so that the weight cancels; fit warns"
         failures["check_class_weight_classifiers"] = reason
@@ -49,8 +49,8 @@ def expected_failures(estimator):
     return failures
 
 
-def test_why_class_weights_do_not_make_every_metric_prefer_the_heavy_class():
-    """Of the metrics that fail scikit-learn's check: predicting the heavy class alone is never better than guessing."""
+def test_some_metrics_never_prefer_predicting_only_the_heavy_class():
+    """Why these fail scikit-learn's check: predicting only the heavy class is never better than guessing."""
     heavy, guess = ([[share * weight for share in row] for weight in (1e7, 1)] for row in ([1.0, 0.0], [0.5, 0.5]))
     value = lambda metric, matrix: float(metric(east.Confusion.from_matrix(torch.tensor(matrix).double())))  # noqa: E731
     for metric in (mcc, east.metrics.balanced_accuracy, east.metrics.gmean):
@@ -101,13 +101,13 @@ def test_score_is_the_metric_it_trained_for(rare):
         assert model.score(X, y) > 0.6
 
 
-def test_a_recall_hungry_metric_finds_more_of_the_rare_class(rare):
+def test_a_metric_that_favours_recall_finds_more_of_the_rare_class(rare):
     X, y = rare
     found = {beta: quick("fbeta", average="positive", beta=beta).fit(X, y).predict(X).sum() for beta in (0.25, 5.0)}
     assert found[5.0] > y.sum() > found[0.25]
 
 
-def test_metric_may_be_a_function(rare):
+def test_the_metric_may_be_a_function(rare):
     X, y = rare
     named, given = quick("mcc").fit(X, y), quick(mcc).fit(X, y)
     np.testing.assert_array_equal(named.predict_proba(X), given.predict_proba(X))
@@ -137,7 +137,7 @@ def test_equal_random_states_give_equal_models_and_leave_the_global_generators_a
     assert not np.array_equal(first, quick(random_state=1).fit(X, y).predict_proba(X))
 
 
-def test_pickle_and_clone(rare):
+def test_a_model_can_be_pickled_and_cloned(rare):
     X, y = rare
     model = quick(mcc, hidden=(16,)).fit(X, y)
     again = pickle.loads(pickle.dumps(model))
@@ -146,7 +146,7 @@ def test_pickle_and_clone(rare):
     assert not hasattr(clone(model), "net_")
 
 
-def test_pipeline_grid_search_cross_validation_and_threshold(rare):
+def test_scikit_learns_pipelines_and_searches_work(rare):
     X, y = rare
     pipeline = make_pipeline(StandardScaler(), quick())
     search = GridSearchCV(pipeline, {"eastclassifier__metric": ["f1", "mcc"], "eastclassifier__hidden": [(32,)]}, cv=2)
@@ -156,7 +156,7 @@ def test_pipeline_grid_search_cross_validation_and_threshold(rare):
     assert f1_score(y, tuned.predict(X)) > 0.5
 
 
-def test_frames_and_named_classes():
+def test_frames_and_named_classes_are_accepted():
     X, y = load_iris(return_X_y=True, as_frame=True)
     names = y.map({0: "setosa", 1: "versicolor", 2: "virginica"})
     model = quick(max_epochs=60).fit(X, names)
@@ -168,7 +168,7 @@ def test_frames_and_named_classes():
         model.predict(X.rename(columns={X.columns[0]: "other"}))
 
 
-def test_classes_of_one_or_two_rows_are_learned_from():
+def test_classes_with_one_or_two_rows_are_used_for_training():
     X = np.arange(22.0)[:, None]
     y = np.array([0] * 19 + [1] * 2 + [2])
     model = quick(max_epochs=3).fit(X, y)
@@ -202,14 +202,14 @@ def test_errors_name_the_parameter(rare, parameters, message):
         quick(**parameters).fit(*rare)
 
 
-def test_a_class_that_was_not_there_in_training_is_never_found(rare):
+def test_the_score_counts_classes_missing_from_training(rare):
     X, y = rare
     model = quick(max_epochs=5).fit(X, y)
     others = np.where(np.arange(len(y)) % 7 == 0, 7, y)
     assert model.score(X, others) == pytest.approx(f1_score(others, model.predict(X), average="macro"))
 
 
-def test_a_constant_column_is_not_magnified(rare):
+def test_a_constant_column_is_not_amplified(rare):
     X, y = rare
     model = quick(max_epochs=1).fit(np.column_stack((X, np.full(len(X), 0.1))), y)
     moved = model.decision_function(np.column_stack((X, np.full(len(X), 0.2))))
@@ -233,7 +233,7 @@ def test_divergence_is_reported(rare):
 
 @pytest.mark.parametrize("labels", [(2, 1), ("good", "bad"), (False, True)])
 def test_the_positive_class_is_a_label(labels):
-    """Whatever its place among the sorted labels, a number included."""
+    """Wherever it is among the sorted labels, and also if it is a number."""
     X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
     y = np.array(labels)[(X[:, 0] > 1).astype(int)]
     model = EASTClassifier("f1", positive=labels[1], max_epochs=20, random_state=0).fit(X, y)
@@ -243,13 +243,13 @@ def test_the_positive_class_is_a_label(labels):
     assert 0 < model.validation_score_ < 1
 
 
-def test_layers_are_a_sequence():
+def test_hidden_must_be_a_sequence():
     with pytest.raises(ValueError, match="hidden: expected the sizes of the layers, such as"):
         EASTClassifier(hidden=16).fit(np.eye(4), [0, 1, 0, 1])
 
 
 def people(rows=300):
-    """A frame with numbers, words, dates and categories, of which some are missing; and who earns much."""
+    """A frame with numbers, words, dates and categories, some of them missing; and who earns much."""
     random = np.random.default_rng(0)
     frame = pd.DataFrame(
         {
@@ -272,7 +272,7 @@ def test_a_frame_is_encoded_column_by_column():
     )  # fmt: skip
     assert model.n_features_in_ == 5
     assert model.score(frame, y) > 0.8
-    # Rows on their own are encoded as they were among others; a job that training did not have has none of the marks.
+    # Single rows are encoded as they were among others; a job that training did not have sets no indicator.
     np.testing.assert_allclose(model.predict_proba(frame.iloc[7:8]), model.predict_proba(frame)[7:8])
     assert np.isfinite(model.predict_proba(frame.iloc[:3].assign(job="pilot"))).all()
     with pytest.raises(ValueError, match=r"do not fit those of training: age \(expected numbers"):
@@ -283,7 +283,7 @@ def test_a_frame_is_encoded_column_by_column():
         model.predict(frame.drop(columns="age"))
 
 
-def test_columns_that_are_no_features_are_named():
+def test_columns_that_cannot_be_features_are_named():
     frame, y = people()
     with pytest.warns(UserWarning, match="column 'note' is not used: it is free text"):
         quick(max_epochs=1).fit(frame.assign(note=[f"called on day {k}" for k in range(len(y))]), y)
@@ -310,7 +310,7 @@ def test_missing_values_are_refused_or_filled_and_marked():
         quick(max_epochs=1).fit(X, y)
 
 
-def test_sparse_is_refused():
+def test_sparse_input_is_refused():
     with pytest.raises(
         TypeError, match=r"Sparse data was passed for X, but dense data is required. Use '.toarray\(\)'"
     ):
@@ -319,7 +319,7 @@ def test_sparse_is_refused():
 
 @pytest.mark.parametrize("loss", ["metric", "metric_ce", "ce"])
 def test_weights_steer_every_loss(rare, loss):
-    """Weighted positives are predicted more often; a weight of 0 is absence."""
+    """Weighted positives are predicted more often; a weight of 0 removes a row."""
     X, y = rare
     plain, heavy = quick(loss=loss), quick(loss=loss)
     often = heavy.fit(X, y, sample_weight=np.where(y == 1, 20.0, 1.0)).predict(X).sum()
@@ -331,12 +331,12 @@ def test_weights_steer_every_loss(rare, loss):
     np.testing.assert_array_equal(absent, quick(loss=loss, max_epochs=2).fit(X, y, kept).predict_proba(X))
 
 
-def test_class_weights_that_change_nothing_are_pointed_out(rare):
+def test_class_weights_without_effect_cause_a_warning(rare):
     with pytest.warns(UserWarning, match="class_weight does not change gmean, which depends on recalls alone"):
         quick("gmean", class_weight="balanced", max_epochs=1).fit(*rare)
 
 
-def test_weights_of_no_use_are_refused(rare):
+def test_invalid_weights_are_refused(rare):
     X, y = rare
     with pytest.raises(ValueError, match=r"[Ww]eights? .*zero"):
         quick().fit(X, y, sample_weight=np.zeros(len(y)))
@@ -347,7 +347,7 @@ def test_weights_of_no_use_are_refused(rare):
 @pytest.mark.parametrize("classes", [2, 3])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_the_decision_rule_is_chosen_on_the_validation_rows(classes, weighted):
-    """No cut, and no rule of the other kinds, scores higher there than plugin; expected needs no labels."""
+    """No threshold or other rule scores higher there than plugin; expected needs no labels."""
     X, y = make_classification(600, 6, n_informative=4, n_classes=classes, n_clusters_per_class=1,
                                weights=[0.8, 0.1][: classes - 1], flip_y=0.1, random_state=3)  # fmt: skip
     weights = np.random.default_rng(0).uniform(0.2, 3, len(y)) if weighted else None
@@ -366,7 +366,7 @@ def test_the_decision_rule_is_chosen_on_the_validation_rows(classes, weighted):
         assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X), average="macro"))
 
 
-def test_costs_are_of_true_classes_in_rows(rare):
+def test_costs_have_true_classes_in_rows(rare):
     X, y = rare
     costs = np.array([[0.0, 1.0], [20.0, 0.0]])
     model = quick("cost", costs=costs).fit(X, y)
@@ -375,7 +375,7 @@ def test_costs_are_of_true_classes_in_rows(rare):
     assert model.predict(X).sum() > 1.5 * y.sum()
 
 
-def test_the_positive_of_several_classes_must_be_stated():
+def test_with_several_classes_the_positive_one_must_be_named():
     X, y = load_iris(return_X_y=True)
     with pytest.raises(ValueError, match=r"average='positive': expected positive=, one of the classes \[0, 1, 2\]"):
         quick(average="positive").fit(X, y)
@@ -383,7 +383,7 @@ def test_the_positive_of_several_classes_must_be_stated():
     assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X), labels=[2], average="macro"))
 
 
-def test_repr_tells_metric_average_and_step():
+def test_repr_shows_metric_average_and_step():
     assert repr(EASTClassifier()) == "EASTClassifier(metric='f1', average='macro', loss='metric_ce')"
     assert repr(EASTClassifier("f1", loss="metric", positive="fraud", n_init=3)) == (
         "EASTClassifier(metric='f1', average='positive', loss='metric', step='linear', positive='fraud', n_init=3)"
@@ -399,8 +399,8 @@ def test_repr_tells_metric_average_and_step():
 
 @pytest.mark.parametrize("loss, stages", [("metric_ce", 1), ("metric", 9)])
 @pytest.mark.parametrize("rows, longest, patience", [(300, 1500, 250), (1_000_000, 20, 5)])
-def test_training_is_as_long_as_the_contests_by_default(loss, stages, rows, longest, patience):
-    """3,000 gradient steps and a patience of 500 in batches of 128, but 20 and 5 epochs at least."""
+def test_training_is_as_long_as_in_the_contest_by_default(loss, stages, rows, longest, patience):
+    """3,000 gradient steps and a patience of 500 in batches of 128, but at least 20 and 5 epochs."""
     model = EASTClassifier(loss=loss)
     model.classes_ = np.array([0, 1])
     protocol = model._config(rows).protocol
@@ -408,7 +408,7 @@ def test_training_is_as_long_as_the_contests_by_default(loss, stages, rows, long
     assert protocol.stage_epochs == -(-longest // stages)
 
 
-def test_verbose_writes_lines_where_there_is_no_terminal(rare, capsys):
+def test_verbose_prints_plain_lines_without_a_terminal(rare, capsys):
     quick(loss="metric", verbose=True, max_epochs=3).fit(*rare)
     first, last = capsys.readouterr().out.splitlines()
     assert re.fullmatch(r"epoch 1 of at most 3, T 0\.2, best validation score \d\.\d{3}", first)

@@ -70,7 +70,7 @@ def test_multiclass_scores_equal_scikit_learn(multiclass):
     assert scores["auroc_thresholded"] == pytest.approx(np.mean(thresholded))
 
 
-def test_tied_scores_count_as_in_scikit_learn():
+def test_tied_scores_match_scikit_learn():
     p1 = np.array([0.1, 0.4, 0.4, 0.4, 0.8, 0.8, 0.9, 0.4], dtype=np.float32)
     y = np.array([0, 0, 1, 1, 0, 1, 1, 0])
     p = np.stack([1 - p1, p1], axis=1)
@@ -79,14 +79,14 @@ def test_tied_scores_count_as_in_scikit_learn():
     assert scores["average_precision"] == pytest.approx(sk.average_precision_score(y, p1))
 
 
-def test_a_part_of_one_class_has_no_ranking():
+def test_a_part_with_one_class_has_no_ranking_scores():
     p = np.array([[0.3, 0.7], [0.6, 0.4]], dtype=np.float32)
     scores = evaluate({"val": p}, {"val": np.array([0, 0])}, positive=1)["scores"]["val"]
     assert scores["auroc"] is None
     assert scores["average_precision"] is None
 
 
-def test_thresholds_are_means_over_nine_decisions(binary):
+def test_threshold_scores_are_means_over_nine_decisions(binary):
     p, y = binary[0]["test"][:, 1], binary[1]["test"]
     decision = evaluate(*binary, positive=1, decisions=["thresholds"])["decisions"]["thresholds"]
     at = np.array([k / 10 for k in range(1, 10)], dtype=np.float32)
@@ -111,7 +111,7 @@ def test_plugin_threshold_beats_every_other_on_validation(binary, positive):
     assert decision["scores"]["test"]["f1_pos"] == pytest.approx(sk.f1_score(binary[1]["test"] == positive, test))
 
 
-def test_logit_thresholds_are_held_against_log_odds(binary):
+def test_logit_thresholds_are_compared_with_log_odds(binary):
     p, y = binary[0]["test"].astype(float), binary[1]["test"]
     decision = evaluate(*binary, positive=1, decisions=["logit_thresholds"])["decisions"]["logit_thresholds"]
     logit = np.log(p[:, 1] / p[:, 0])
@@ -119,7 +119,7 @@ def test_logit_thresholds_are_held_against_log_odds(binary):
     assert decision["at"] == pytest.approx([1 / (1 + np.exp(-k / 10)) for k in range(1, 10)])
 
 
-def test_of_equal_thresholds_the_nearest_to_one_half_is_taken():
+def test_equally_good_thresholds_are_broken_towards_one_half():
     values = torch.tensor([0.1, 0.2, 0.55, 0.9])
     labels = torch.tensor([False, False, True, True])
     assert best_threshold(values, labels, mcc) == pytest.approx((0.2 + 0.55) / 2)
@@ -128,14 +128,14 @@ def test_of_equal_thresholds_the_nearest_to_one_half_is_taken():
     assert best_threshold(values, labels, lambda c: c.diagonal.sum(-1)) == pytest.approx(0.6)
 
 
-def test_constant_scores_are_decided_as_by_one_half():
+def test_constant_probabilities_are_decided_at_one_half():
     labels = torch.tensor([True, False, True, False])
     for constant in (0.3, 0.7):
         assert (constant >= best_threshold(torch.full((4,), constant), labels, mcc)) == (constant >= 0.5)
 
 
 def test_a_plugin_rule_improves_the_metric_on_validation(multiclass):
-    # Classes 3 and 4 are given half their due: weights must bring them back.
+    # Classes 3 and 4 get half their probability: weights must restore them.
     p = {part: values * np.array([1, 1, 1, 0.3, 0.3], dtype=np.float32) for part, values in multiclass[0].items()}
     result = evaluate(p, multiclass[1], positive=None, decisions=["plugin_f1"])
     decision = result["decisions"]["plugin_f1"]
@@ -145,7 +145,7 @@ def test_a_plugin_rule_improves_the_metric_on_validation(multiclass):
     assert decision["confusion"]["test"] == sk.confusion_matrix(multiclass[1]["test"], predicted).tolist()
 
 
-def test_argmax_stays_when_nothing_is_gained():
+def test_argmax_stays_if_no_rule_is_better():
     p = torch.eye(3).repeat(4, 1) * 0.91 + 0.03
     assert tuned(p, torch.arange(3).repeat(4), f1) == Argmax()
 
@@ -159,7 +159,7 @@ def test_unknown_decisions_are_refused(binary, multiclass):
         evaluate(*multiclass, positive=None, decisions=["thresholds"])
 
 
-def test_losses_are_validated_by_their_own_metric():
+def test_losses_are_validated_with_their_own_metric():
     predictions, labels = torch.tensor([0, 1, 1, 0, 1]), torch.tensor([0, 1, 0, 1, 1])
     c = Confusion.from_predictions(predictions, labels, 2)
     y, z = labels.numpy(), predictions.numpy()

@@ -1,4 +1,4 @@
-"""Every example runs as its reader would run it, and shows what it claims; so does every Python block of the guide."""
+"""Every example runs as a reader would run it and shows what it claims; so does the metric of the guide."""
 
 import re
 import runpy
@@ -29,7 +29,7 @@ def output(monkeypatch, capsys):
 
 @pytest.fixture
 def table(output):
-    """Rows of an example's table: what it is trained by, and the scores."""
+    """Rows of an example's table: training loss -> scores."""
 
     def rows(example):
         lines = output(example).splitlines()[1:]
@@ -45,7 +45,7 @@ def test_every_example_is_tested():
     }  # fmt: skip
 
 
-def test_segmentation_by_the_metric_finds_the_rare_class(table):
+def test_segmentation_trained_on_the_metric_finds_the_rare_class(table):
     rows = table("segmentation")
     assert rows.keys() == {"cross-entropy", "Dice", "MetricLoss f1", "MetricLoss jaccard"}
     discs = {name: scores[2] for name, scores in rows.items()}
@@ -54,25 +54,25 @@ def test_segmentation_by_the_metric_finds_the_rare_class(table):
     assert discs["MetricLoss jaccard"] > 0.02
 
 
-def test_multilabel_by_the_metric_is_better_on_every_average(table):
+def test_multilabel_trained_on_the_metric_is_better_on_every_average(table):
     rows = table("multilabel")
     for name in ("macro", "micro", "samples"):
         ours, plain = rows[f"MetricLoss f1 {name}"], rows["BCEWithLogitsLoss"]
         assert all(a > b + 0.02 for a, b in zip(ours, plain, strict=True))
 
 
-def test_a_trainer_with_its_own_compute_loss(table):
+def test_a_trainer_with_its_own_compute_loss_beats_cross_entropy(table):
     rows = table("compute_loss")
     assert rows["MetricTrainer"][0] > rows["Trainer"][0] + 0.05
 
 
-def test_a_lightning_module(table):
+def test_a_lightning_module_beats_binary_cross_entropy(table):
     pytest.importorskip("lightning")
     rows = table("lightning_module")
     assert rows["MetricLoss"][0] > rows["BCEWithLogitsLoss"][0]
 
 
-def test_the_loop_finds_more_than_cross_entropy(output):
+def test_the_training_loop_beats_cross_entropy(output):
     ours, plain = map(float, re.findall(r"\d\.\d{3}", output("training_loop")))
     assert ours > plain + 0.05
 
@@ -83,7 +83,7 @@ def test_the_estimator_in_a_pipeline_generalises(output):
     assert tested == pytest.approx(chosen, abs=0.08)
 
 
-def test_training_for_the_cost_costs_least(output):
+def test_training_on_the_cost_costs_least(output):
     costs = dict(re.findall(r"trained for (\w+) .* cost (\d+)", output("own_metric")))
     assert float(costs["saved"]) < 0.8 * min(float(costs["f1"]), float(costs["accuracy"]))
 
@@ -92,7 +92,7 @@ def test_the_metric_of_the_guide_is_the_share_of_avoided_cost():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_data.md").read_text(), re.DOTALL)
     space = {}
     exec(next(block for block in blocks if "def saved" in block), space)
-    # 2 of 10 positives missed, 30 of 990 negatives alarmed: 50*2 + 30 = 130 of min(50*10, 990) = 500.
+    # 2 of 10 positives missed, 30 false alarms on 990 negatives: 50*2 + 30 = 130 of min(50*10, 990) = 500.
     matrix = torch.tensor([[960.0, 30.0], [2.0, 8.0]])
     assert float(space["saved"](east.Confusion.from_matrix(matrix))) == pytest.approx(1 - 130 / 500)
     never = torch.tensor([[990.0, 0.0], [10.0, 0.0]])

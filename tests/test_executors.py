@@ -1,4 +1,4 @@
-"""Executors: every job ends once, whatever happens to the process that runs it."""
+"""Executors: every job finishes exactly once, whatever happens to the process that runs it."""
 
 import contextlib
 import json
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 
 
 def square(job):
-    """Squares, and dies while the file `die` says that it should."""
+    """Return x squared, but die as often as the file `die` says."""
     deaths = Path(job["die"]) if "die" in job else None
     if deaths and (left := int(deaths.read_text())):
         deaths.write_text(str(left - 1))
@@ -45,7 +45,7 @@ def sleep(job):
     time.sleep(job["seconds"])
 
 
-def test_inline_takes_what_is_added_on_the_way():
+def test_inline_runs_jobs_that_are_added_while_it_works():
     queue, seen = deque([{"x": 1}, {"x": 2}]), []
     for job, result in execute(square, queue, Place(Executor(name="inline"))):
         seen.append((job["x"], result))
@@ -55,7 +55,7 @@ def test_inline_takes_what_is_added_on_the_way():
 
 
 def test_processes_survive_the_loss_of_their_workers(tmp_path):
-    """One job dies once and is tried again; one dies always and is given up; the others, one added late, go on."""
+    """One job dies once and is retried; one always dies and is given up; the others, one added late, continue."""
     (tmp_path / "once").write_text("1")
     (tmp_path / "always").write_text("9")
     queue = deque({"x": x} for x in range(4))
@@ -74,7 +74,7 @@ def test_processes_survive_the_loss_of_their_workers(tmp_path):
 
 
 def test_a_worker_has_one_thread_and_the_gpu_of_its_slot(monkeypatch, capsys):
-    """And the command tells how long workers were idle: with a job for one of two, half of the time."""
+    """The command also reports idle time: with one job for two workers, half of the time."""
     monkeypatch.setattr(executors, "WORTH_REPORTING", 0.0)
     executor = Place(Executor(name="processes"), slots=("3", "3"))
     assert [result for _, result in execute(threads, deque([{}]), executor)] == [(1, "3")]
@@ -83,7 +83,7 @@ def test_a_worker_has_one_thread_and_the_gpu_of_its_slot(monkeypatch, capsys):
     assert 50 <= float(told[1]) < 60
 
 
-def test_no_work_starts_nothing():
+def test_without_jobs_no_worker_starts():
     assert list(execute(square, deque(), Place(Executor(name="processes"), slots=(None,)))) == []
     assert list(execute(square, deque(), Place(Executor(name="inline")))) == []
 
@@ -109,7 +109,7 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), 20)
 
 
-def test_slots_of_a_machine_without_gpu(monkeypatch):
+def test_slots_are_gpus_if_there_are_any_and_cores_otherwise(monkeypatch):
     import torch
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -121,14 +121,14 @@ def test_slots_of_a_machine_without_gpu(monkeypatch):
     assert len(executors.slots("cpu")) == len(os.sched_getaffinity(0))
 
 
-def test_endings_in_words():
+def test_exit_codes_are_put_in_words():
     assert executors.ending(-9) == "SIGKILL, as when memory runs out"
     assert executors.ending(-15) == "SIGTERM"
     assert executors.ending(3) == "exit code 3"
 
 
 @pytest.mark.slow
-def test_submitit_runs_jobs_and_tells_lost_ones(tmp_path):
+def test_submitit_runs_jobs_and_reports_lost_ones(tmp_path):
     pytest.importorskip("submitit")
     (tmp_path / "always").write_text("9")
     executor = Place(Executor(name="submitit", cluster="local", minutes=5), folder=tmp_path / "log")
@@ -144,7 +144,7 @@ def test_submitit_runs_jobs_and_tells_lost_ones(tmp_path):
 @pytest.mark.parametrize(
     "visible, wanted", [(None, ["0", "1"]), ("2,3", ["2", "3"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])]
 )
-def test_workers_stay_on_the_cards_that_this_process_may_see(visible, wanted, monkeypatch):
+def test_workers_stay_on_the_gpus_visible_to_this_process(visible, wanted, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -168,7 +168,7 @@ def kill(process):
 
 @pytest.fixture
 def ray_cluster(monkeypatch):
-    """Two nodes on loopback: their address and the process of the second node, which has most of the cores."""
+    """Two nodes on loopback: the address, and the process of the second node, which has most of the cores."""
     pytest.importorskip("ray")
     with socket.socket() as free, tempfile.TemporaryDirectory(prefix="r", dir="/tmp") as folder:
         free.bind(("127.0.0.1", 0))
@@ -198,13 +198,13 @@ def ray_cluster(monkeypatch):
                 kill(node)
 
 
-# With batches of 1024 every trial is a job.
+# With batches of 1024 every trial is its own job.
 JOBS = [*TINY, "dataset.limit=400", "hyper.batch_size=1024", "annealing=none"]
 
 
 @pytest.mark.slow
 def test_ray_survives_the_loss_of_a_node(tmp_path, ray_cluster):
-    """One of two nodes is killed in the middle: all trials finish, with the results of executor=inline."""
+    """One of two nodes is killed during the run: all trials finish, with the same results as executor=inline."""
     address, node = ray_cluster
     longer = ["trials=8", "model.hidden=[512,256,128]",
               *(f"protocol.{name}=60" for name in ("max_epochs", "stage_epochs", "patience"))]  # fmt: skip
@@ -221,8 +221,8 @@ def test_ray_survives_the_loss_of_a_node(tmp_path, ray_cluster):
 
 
 @pytest.mark.parametrize("cluster", ["debug", pytest.param("local", marks=[pytest.mark.slow, pytest.mark.nightly])])
-def test_submitit_trains_the_same(tmp_path, cluster):
-    """In this process, where submitit hands jobs over all the same; as processes every night."""
+def test_submitit_trains_the_same_as_inline(tmp_path, cluster):
+    """By day in this process, through submitit all the same; in separate processes at night."""
     pytest.importorskip("submitit")
     ours, theirs = tmp_path / "submitit", tmp_path / "inline"
     assert cli.run([*JOBS, "trials=2", "executor=submitit", f"executor.cluster={cluster}", f"results_dir={ours}"]) == 0

@@ -1,4 +1,4 @@
-"""ONNX files: what onnxruntime computes from them and the JSON beside them is what the model predicts."""
+"""ONNX files: with the JSON beside them, onnxruntime computes what the model predicts."""
 
 import json
 import re
@@ -27,7 +27,7 @@ onnxruntime = pytest.importorskip("onnxruntime")
 
 
 def decided(rule, positive, p):
-    """The decision in NumPy, as a program without east would write it."""
+    """The decision in NumPy, as a program without east would make it."""
     if rule is None:
         return p.argmax(-1)
     if "threshold" in rule:
@@ -36,7 +36,7 @@ def decided(rule, positive, p):
 
 
 def run(path, features):
-    """Probabilities and classes, from features and the two files alone."""
+    """Probabilities and classes, from only the features and the two files."""
     about = json.loads(beside(path).read_text())
     scaling = about["scaling"]
     mean, std = (np.array(scaling[name], dtype=np.float32) for name in ("mean", "std"))
@@ -51,7 +51,7 @@ def run(path, features):
 
 
 def by_hand(row, columns):
-    """The features of one row, as the encoding of the JSON file describes them."""
+    """The features of one row, as described by the JSON file's encoding."""
     features = []
     for column in columns:
         value, missing = row[column["name"]], pd.isna(row[column["name"]])
@@ -63,7 +63,7 @@ def by_hand(row, columns):
     return features
 
 
-def test_a_classifier_with_encoding_scaling_and_rule(tmp_path):
+def test_an_exported_classifier_predicts_the_same_from_encoded_rows(tmp_path):
     frame, y = people()
     frame = frame.drop(columns="seen")
     frame.loc[::7, "age"] = np.nan
@@ -80,7 +80,7 @@ def test_a_classifier_with_encoding_scaling_and_rule(tmp_path):
         east.export(model, "people.pt")
 
 
-def test_the_program_of_the_guide(tmp_path, monkeypatch):
+def test_the_program_of_the_guide_predicts_the_same(tmp_path, monkeypatch):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "own_data.md").read_text(encoding="utf-8"), re.DOTALL)
     X, y = load_iris(return_X_y=True)
     frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"])
@@ -96,8 +96,8 @@ def test_the_program_of_the_guide(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model", [Model(name="tiny_darknet", width=0.25), Model(name="mlp", hidden=[8], outputs=1)])
-def test_saved_models_of_images(model, tmp_path, east_run):
-    """A Darknet, and a perceptron of pixels with a single logit; by the command."""
+def test_exported_image_models_predict_the_same(model, tmp_path, east_run):
+    """A Darknet, and a perceptron on pixels with a single logit, exported by the command."""
     generator = torch.Generator().manual_seed(0)
     labels = torch.arange(40) % 2
     pixels = (torch.rand(40, 3, 16, 16, generator=generator) * 200 + 50 * labels[:, None, None, None]).byte()
@@ -116,8 +116,8 @@ def test_saved_models_of_images(model, tmp_path, east_run):
     np.testing.assert_array_equal(classes, again.predict(pixels))
 
 
-def test_darknet_19():
-    """Narrow, with random weights and statistics of some batches; computed by onnxruntime on any number of images."""
+def test_an_exported_darknet19_predicts_the_same():
+    """Narrow, with random weights and statistics of some batches; onnxruntime takes any number of images."""
     generator = torch.Generator().manual_seed(0)
     images = torch.randn(12, 3, 32, 32, generator=generator)
     with torch.random.fork_rng():
@@ -133,7 +133,7 @@ def test_darknet_19():
         np.testing.assert_allclose(p, expected.softmax(-1), atol=1e-5)
 
 
-def test_what_cannot_be_exported_is_refused(east_run, tmp_path):
+def test_models_that_cannot_be_exported_are_refused(east_run, tmp_path):
     assert "task=export needs checkpoint=… output=…" in east_run("task=export").err
     (tmp_path / "net.onnx.json").write_text("{}")
     answer = east_run("task=export", "checkpoint=somewhere", f"output={tmp_path}/net.onnx")
@@ -143,8 +143,8 @@ def test_what_cannot_be_exported_is_refused(east_run, tmp_path):
         east.export(3, tmp_path / "three.onnx")
 
 
-def test_all_files_have_the_permissions_of_other_files(tmp_path, monkeypatch):
-    """Weights, and both files of an export: as the umask has it."""
+def test_all_files_get_the_usual_permissions(tmp_path, monkeypatch):
+    """The weights and both files of an export follow the umask."""
     monkeypatch.setattr("east.training.export.onnx_bytes", lambda *_: b"")
     X, y = np.eye(20), np.arange(20) % 2
     model = EASTClassifier(max_epochs=1, hidden=(4,), device="cpu").fit(X, y).to_model()

@@ -1,4 +1,4 @@
-"""Files from strangers: text stays text, targets are not imported, and models that cannot work are refused."""
+"""Files from strangers: text stays text, targets are not imported, and inconsistent models are refused."""
 
 import contextlib
 import json
@@ -30,7 +30,7 @@ EVIL = "<script>document.title='ran'</script>\"'><img src=x onerror=\"document.t
 
 
 def planted(value):
-    """A JSON value with EVIL in place of every string and number below it."""
+    """A JSON value with every string and number in it replaced by EVIL."""
     if isinstance(value, dict):
         return {name: planted(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -43,7 +43,7 @@ def source():
 
 
 def hostile_results(folder):
-    """A record with markup in each of its free texts, one file for every field with markup in its numbers as well, and
+    """Write a record with markup in each of its free texts, one file per field with markup in its numbers as well, and
     a study's drawing with a script."""
     golden = source()
     config = golden.config.but(preset=EVIL, protocol=golden.config.protocol.but(name=EVIL))
@@ -83,7 +83,7 @@ def hostile(tmp_path_factory):
     return folder, text, [str(warning.message) for warning in recorded]
 
 
-def test_what_a_page_shows_of_a_record_is_text(hostile):
+def test_text_of_a_record_stays_text_in_a_page(hostile):
     _, text, warned = hostile
     assert text.count("<script>") == 1, "our own"
     assert "<img" not in text
@@ -109,7 +109,7 @@ found.id = "found"; found.textContent = JSON.stringify(seen);
 
 
 def assert_nothing_ran(page, folder):
-    """In a browser: the title that EVIL would change, and no script, handler, image or link that is not ours."""
+    """In a browser, EVIL has not changed the title, and every script, handler, image and link is ours."""
     seen, console = browse(page, folder, probe=WITNESS)
     assert "<script>document.title='ran'</script>" in seen["text"], "it is shown, as text"
     assert seen["title"] != "ran"
@@ -119,20 +119,20 @@ def assert_nothing_ran(page, folder):
 
 
 @pytest.mark.slow
-def test_nothing_of_it_runs_in_a_browser(hostile, tmp_path):
+def test_nothing_in_a_hostile_record_runs_in_a_browser(hostile, tmp_path):
     assert_nothing_ran(hostile[1], tmp_path)
 
 
 @pytest.mark.slow
-def test_a_browser_would_have_noticed(hostile, tmp_path):
-    """The same page with one text let through."""
+def test_the_browser_check_notices_a_script(hostile, tmp_path):
+    """The same page with one script let through."""
     page = hostile[1].replace("<main", "<script>document.title='ran'</script><main", 1)
     assert browse(page, tmp_path, probe=WITNESS)[0]["title"] == "ran"
 
 
 @pytest.fixture(scope="module")
 def comparison(tmp_path_factory):
-    """The page of task=compare about a table whose header, classes, words and file name are markup."""
+    """The page of task=compare for a table whose header, classes, words and file name are markup."""
     folder = tmp_path_factory.mktemp("comparison")
     dice = np.random.default_rng(0)
     frame = pd.DataFrame({EVIL: dice.normal(size=90), f"b{EVIL}": dice.choice([EVIL, "word"], 90)})
@@ -145,14 +145,14 @@ def comparison(tmp_path_factory):
     return page.read_text(encoding="utf-8")
 
 
-def test_what_a_page_shows_of_a_table_is_text(comparison):
+def test_text_of_a_table_stays_text_in_a_page(comparison):
     assert "<script" not in comparison
     assert "<img" not in comparison
     assert "&lt;script&gt;" in comparison
 
 
 @pytest.mark.slow
-def test_nothing_of_a_table_runs_in_a_browser(comparison, tmp_path):
+def test_nothing_in_a_hostile_table_runs_in_a_browser(comparison, tmp_path):
     assert_nothing_ran(comparison, tmp_path)
 
 
@@ -177,7 +177,7 @@ def models(tmp_path_factory):
 
 
 def edited(model, target, about=None, tensors=None):
-    """A copy of a saved model with other values, and without the digest that they would not have."""
+    """A copy of a saved model with other values and without a digest, which would not match."""
     shutil.copytree(model, target)
     values = json.loads((target / "model.json").read_text())
     del values["digest"]
@@ -188,7 +188,7 @@ def edited(model, target, about=None, tensors=None):
 
 
 def circular(w):
-    """The first tree's root as its own grandchild."""
+    """Make the first tree's root its own grandchild."""
     left = w["net.left"].clone()
     left[int(left[0])] = 0
     return {"net.left": left}
@@ -246,7 +246,7 @@ UNFIT = {
 
 
 @pytest.mark.parametrize("kind", UNFIT)
-def test_a_model_that_cannot_work_is_refused_by_the_name_of_its_file(kind, models, tmp_path):
+def test_an_inconsistent_model_is_refused_and_its_file_named(kind, models, tmp_path):
     loss, about, tensors, reason = UNFIT[kind]
     folder = edited(models / loss, tmp_path / "model", about, tensors)
     with pytest.raises(DataError) as refused:
@@ -267,8 +267,8 @@ def test_damaged_files_of_a_model_are_named(name, content, models, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.json", "weights.safetensors"])
-def test_a_model_that_has_changed_is_noticed_by_its_digest(name, models, tmp_path):
-    """One category that became another, one bit of a weight: nothing else would tell."""
+def test_the_digest_detects_a_changed_model(name, models, tmp_path):
+    """A changed category name, or one bit of a weight: nothing but the digest would notice."""
     folder = shutil.copytree(models / "ce", tmp_path / "model")
     content = (folder / name).read_bytes()
     changed = content.replace(b"nurse", b"purse") if name == "model.json" else content[:-1] + bytes([content[-1] ^ 1])
@@ -287,7 +287,7 @@ def test_a_sound_model_passes_the_same_checks(models):
         assert set(east.load(models / loss).predict(people())) <= {"low", "high"}
 
 
-def test_probabilities_that_are_not_finite_are_an_error_and_no_label(models):
+def test_probabilities_that_are_not_finite_raise_instead_of_giving_a_label(models):
     model = east.load(models / "ce")
     with torch.no_grad():
         model.net.layers[0].weight.fill_(torch.inf)
@@ -295,8 +295,8 @@ def test_probabilities_that_are_not_finite_are_an_error_and_no_label(models):
         model.predict(people())
 
 
-def test_the_code_of_a_strangers_network_runs_only_where_it_is_trusted(models, tmp_path, monkeypatch, east_run):
-    """A module beside the model, in the working directory: not imported, not even found."""
+def test_the_code_of_a_strangers_network_runs_only_if_trusted(models, tmp_path, monkeypatch, east_run):
+    """A module beside the model, in the working directory, is not imported, not even searched for."""
     (tmp_path / "evil_network.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nNet = None\n")
     folder = edited(models / "ce", tmp_path / "model", {"model": {"name": "custom", "target": "evil_network.Net"}})
     monkeypatch.chdir(tmp_path)
@@ -322,8 +322,8 @@ def test_the_code_of_a_strangers_network_runs_only_where_it_is_trusted(models, t
     assert "expected a subclass of torch.nn.Module" in answer.err, "and still it must be a network"
 
 
-def test_a_class_of_easts_own_imports_nothing_for_a_stranger(models, tmp_path, monkeypatch):
-    """A loss is a torch.nn.Module too, and it imports the metric that its parameters name."""
+def test_our_own_classes_import_nothing_for_a_stranger(models, tmp_path, monkeypatch):
+    """A loss is a torch.nn.Module too, and would import the metric that its parameters name."""
     (tmp_path / "evil_metric.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nf = len\n")
     monkeypatch.syspath_prepend(tmp_path)
     section = {"name": "custom", "target": "east.losses.MetricLoss", "parameters": {"metric": "evil_metric.f"}}
@@ -379,7 +379,7 @@ def test_names_never_become_paths(tmp_path, east_run):
     assert not list(tmp_path.parent.glob("mine*"))
 
 
-def test_formulas_of_a_spreadsheet_are_neutralised_on_request(tmp_path, east_run, models):
+def test_spreadsheet_formulas_are_neutralised_on_request(tmp_path, east_run, models):
     folder = edited(models / "ce", tmp_path / "model", {"classes": ["=HYPERLINK(1)", "+high"]})
     people().to_csv(tmp_path / "rows.csv", index=False)
     command = ["task=predict", f"checkpoint={folder}", f"input={tmp_path / 'rows.csv'}"]
@@ -405,7 +405,7 @@ def test_predictions_are_not_written_over_their_input(tmp_path, east_run, models
 
 @pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=pytest.mark.nightly)])
 def test_no_random_damage_to_a_model_crashes_or_changes_a_number(count, models, tmp_path):
-    """A byte here or there: it is refused by name, or predicts as before."""
+    """With random bytes changed, a model is refused by name or predicts as before."""
     dice, rows = random.Random(0), people(20)
     true = {loss: east.load(models / loss).predict_proba(rows) for loss in ("ce", "rf")}
     folder = edited(models / "rf", tmp_path / "model")
@@ -450,8 +450,8 @@ def places(value, above=()):
         yield from places(item, (*above, name))
 
 
-def distorted(values, dice):
-    """JSON with one of its values removed or replaced by something odd."""
+def distorted_json(values, dice):
+    """JSON with one value removed or replaced by something odd."""
     values = json.loads(json.dumps(values))
     *above, name = dice.choice([*places(values)])
     inside = reduce(getitem, above, values)
@@ -462,8 +462,8 @@ def distorted(values, dice):
     return values
 
 
-def bent(tensors, dice):
-    """Tensors of which one has another shape, type or value."""
+def distorted_tensors(tensors, dice):
+    """Tensors, one of them with another shape, type or value."""
     name = dice.choice(sorted(tensors))
     old = tensors[name]
     extreme = [0, -1, 7, *([1e30, np.nan, np.inf] if old.is_floating_point() else [10**9])]
@@ -480,16 +480,16 @@ def bent(tensors, dice):
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=pytest.mark.nightly)])
-def test_no_model_that_somebody_made_up_crashes(count, models, tmp_path):
-    """Sound files with senseless values, as no damage makes them: refused by name, or probabilities for every row."""
+def test_no_invented_model_crashes(count, models, tmp_path):
+    """Valid files with senseless values are refused by name, or give probabilities for every row."""
     dice, rows = random.Random(0), people(20)
     folder = edited(models / "rf", tmp_path / "model")
     for number in range(count):
         source = models / dice.choice(["ce", "rf", "boosting"])
         about, tensors = json.loads((source / "model.json").read_text()), load_file(source / "weights.safetensors")
         shown = {name: value for name, value in about.items() if name not in ("digest", "config", "versions")}
-        (folder / "model.json").write_text(json.dumps(distorted(shown, dice) if number % 2 else shown))
-        save_file(tensors if number % 2 else bent(tensors, dice), folder / "weights.safetensors")
+        (folder / "model.json").write_text(json.dumps(distorted_json(shown, dice) if number % 2 else shown))
+        save_file(tensors if number % 2 else distorted_tensors(tensors, dice), folder / "weights.safetensors")
         with contextlib.suppress(DataError):
             model = east.load(folder)
             p = model.predict_proba(rows)

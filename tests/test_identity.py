@@ -1,4 +1,4 @@
-"""Composing a committed record's settings at head gives that record's key."""
+"""Composing the settings of a committed record with the current code gives that record's key."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from east.settings.compose import settings
 from east.settings.sections import Hyper, Science, Training
 
 RECORDS = Path(__file__).parents[1] / "results" / "records"
-LABELS = ("name", "kind", "fingerprint", "_target_")  # follow from the choice of a file, or from the data
+LABELS = ("name", "kind", "fingerprint", "_target_")  # these follow from the chosen file or from the data
 
 
 def committed() -> dict[str, dict]:
@@ -20,7 +20,7 @@ def committed() -> dict[str, dict]:
 
 
 def kind(config: dict) -> str:
-    """Records of the contest that differ in their dataset and grid point alone are of one kind; others are alone."""
+    """Contest records that differ only in dataset and grid point are of one kind; any other record is its own."""
     if config["protocol"]["name"] != "contest":
         return json.dumps(config)
     searched = ("lr", "dropout", "batch_size")
@@ -33,9 +33,9 @@ ONE_OF_A_KIND = {kind(config): key for key, config in CONFIGS.items()}.values()
 
 
 def command_for(config: dict) -> Command:
-    """The command that would make the record again: its files, its preset, and every value that they leave open."""
+    """The command that would produce the record: its config files, its preset, and every value they leave open."""
     choices = {group: config[group]["name"] for group in ("dataset", "loss", "protocol")} | {"preset": config["preset"]}
-    choices["dataset"] = choices["dataset"].partition("-")[0]  # keel-abalone19 is set abalone19 of keel
+    choices["dataset"] = choices["dataset"].partition("-")[0]  # keel-abalone19 is dataset=keel with set=abalone19
     if config["hyper"]:  # a network
         choices |= {group: config[group]["name"] for group in ("model", "annealing")}
     sections = ("dataset", "split", "loss", "protocol", "hyper", "annealing", "model")
@@ -72,7 +72,7 @@ def check(key: str) -> None:
 
 
 def test_a_later_field_counts_only_where_it_differs_from_its_default():
-    """One rule, declared on the model."""
+    """This is one rule, declared on the settings model."""
     plain = {"name": "east", "patience": 50}
     assert Training(**plain, warmup=0).to_json() == Training(**plain).to_json() == plain
     assert Training(**plain, warmup=3).to_json() == plain | {"warmup": 3}

@@ -1,6 +1,6 @@
-"""What a kill at any moment leaves behind: whole records, none written twice, and a command that can be resumed.
+"""A kill at any moment leaves complete records, none written twice, and a command that can be resumed.
 
-Faults are injected in this process where that proves the same. Those that need processes are killed for real.
+Faults are injected in this process if that proves the same; otherwise real processes are killed.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from tests.conftest import unsaved
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
-# With batches of 1024 the processes have a job for every trial.
+# With batches of 1024 every trial is its own job.
 SMALL = ["dataset=digits", "dataset.limit=400", "device=cpu", "preset=quick", "protocol.max_epochs=6", "model=mlp",
          "hyper.batch_size=1024", "protocol.decisions=[]", "annealing=none"]  # fmt: skip
 INLINE = ["executor=inline"]
@@ -34,11 +34,11 @@ PROCESSES = ["executor=processes", "executor.slots=2"]
 
 
 class Killed(BaseException):
-    """Ends this command as kill -9 would: nothing catches it."""
+    """Ends the command as kill -9 would: nothing catches it."""
 
 
 def states(folder):
-    """Each record's file, as it changes when it is written again."""
+    """Record file -> (time, inode), which change when it is rewritten."""
     return {path: (path.stat().st_mtime_ns, path.stat().st_ino) for path in record_files(folder)}
 
 
@@ -53,7 +53,7 @@ def results_of(folder):
 
 
 def fail_at(monkeypatch, step, count, error):
-    """Raise `error` at one step of the count-th file that is written, and leave the temporary file behind."""
+    """Raise `error` at one step of writing the count-th file, and leave the temporary file behind."""
     written, real = [], files.write_atomically
 
     def write(target, fill, **options):
@@ -65,7 +65,7 @@ def fail_at(monkeypatch, step, count, error):
             raise error
 
         with monkeypatch.context() as broken:
-            broken.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process cleans nothing up
+            broken.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process does not clean up
             if step == "half written":
                 return real(target, lambda file: (file.write(b'{"key": "'), interrupted()), **options)
             for name in {"not on disk": ["fsync"], "not renamed": ["replace", "link"]}[step]:
@@ -77,7 +77,7 @@ def fail_at(monkeypatch, step, count, error):
 
 @pytest.mark.parametrize("step", ["half written", "not on disk", "not renamed"])
 @pytest.mark.parametrize("count", [1, 2, 3, 4])  # probabilities, then the record, of the first trial and the second
-def test_a_kill_at_any_step_of_writing_a_record(step, count, tmp_path):
+def test_a_kill_at_any_step_of_writing_a_record_can_be_resumed(step, count, tmp_path):
     command = [*SMALL, *INLINE, "trials=3", "protocol.max_epochs=1", "model.hidden=[8]", f"results_dir={tmp_path}"]
     with pytest.MonkeyPatch.context() as patch:
         fail_at(patch, step, count, Killed())
@@ -91,8 +91,8 @@ def test_a_kill_at_any_step_of_writing_a_record(step, count, tmp_path):
     assert_complete(tmp_path, 3)
 
 
-def test_a_disk_that_fills_up_is_told_and_survived(tmp_path, monkeypatch, capsys):
-    """The trials that found room are kept, the others are named, and once there is room again they are trained."""
+def test_a_disk_that_fills_up_is_reported_and_survived(tmp_path, monkeypatch, capsys):
+    """Trials that fit are kept, the others are named and are trained once there is room again."""
     command = [*SMALL, *INLINE, "trials=3", "protocol.max_epochs=1", "model.hidden=[8]", f"results_dir={tmp_path}"]
     with monkeypatch.context() as patch:
         fail_at(patch, "not on disk", 4, OSError(errno.ENOSPC, "No space left on device"))
@@ -106,8 +106,8 @@ def test_a_disk_that_fills_up_is_told_and_survived(tmp_path, monkeypatch, capsys
 
 
 @pytest.mark.slow
-def test_a_full_and_a_read_only_disk(tmp_path, capsys):
-    """A real file system of 300 kB: it fills up, the command stops, what was written is whole."""
+def test_a_full_or_read_only_disk_loses_no_finished_trial(tmp_path, capsys):
+    """A real file system of 300 kB fills up, the command stops, and every written file is complete."""
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(tmp_path)], capture_output=True)
     if mounted.returncode:
         pytest.skip("mounting a small file system needs privileges")
@@ -128,8 +128,8 @@ def test_a_full_and_a_read_only_disk(tmp_path, capsys):
         subprocess.run(["umount", str(tmp_path)], check=True)
 
 
-def test_a_killed_population_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
-    """The trials of the second command are those of the first, their results those of an undisturbed one."""
+def test_a_killed_population_resumes_from_its_checkpoint(tmp_path, monkeypatch):
+    """The second command continues the first one's trials and gives the results of an undisturbed run."""
     epochs = [f"protocol.{name}=12" for name in ("max_epochs", "stage_epochs", "patience")]
     command = [*SMALL, *INLINE, *epochs, "trials=3", "model.hidden=[8]"]
     monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0.0)
@@ -161,7 +161,7 @@ def test_a_killed_population_goes_on_from_its_checkpoint(tmp_path, monkeypatch):
 
 
 def kill_again_and_again(folder, kills, trials):
-    """kill -9 at random moments, with workers and without; what was on record before is still there, untouched."""
+    """kill -9 at random moments, with and without workers; existing records stay untouched."""
     dice, seen = random.Random(0), {}
     for number in range(kills):
         where = PROCESSES if number % 2 else INLINE
@@ -184,13 +184,13 @@ def kill_again_and_again(folder, kills, trials):
 @pytest.mark.parametrize(
     ("kills", "trials"), [(3, 16), pytest.param(10, 40, marks=pytest.mark.nightly)], ids=["three", "ten"]
 )
-def test_killed_at_random_moments(kills, trials, tmp_path):
-    """After the kills a last run loses one of its workers as well: all records, none broken, none written twice."""
+def test_kills_at_random_moments_lose_and_repeat_nothing(kills, trials, tmp_path):
+    """The last run loses a worker as well; still all records exist, none broken, none written twice."""
     seen = kill_again_and_again(tmp_path, kills, trials)
     process = start(*SMALL, *PROCESSES, f"trials={trials}", f"results_dir={tmp_path}")
     wait_for(lambda: count_records(tmp_path) > len(seen) or process.poll() is not None)
-    workers = [pid for child in children_of(process.pid) for pid in children_of(child)]  # of the server they fork from
-    for pid in workers[-1:]:  # none where the last trials were quicker
+    workers = [pid for child in children_of(process.pid) for pid in children_of(child)]  # below the fork server
+    for pid in workers[-1:]:  # none if the last trials finished first
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     out, err = process.communicate(timeout=600)
@@ -201,7 +201,7 @@ def test_killed_at_random_moments(kills, trials, tmp_path):
 
 
 def group_of(leader):
-    """Living processes of a process group."""
+    """Running processes of a process group."""
     stats = subprocess.run(["ps", "-eo", "pid=,pgid=,stat="], capture_output=True, text=True, check=True).stdout
     fields = [line.split() for line in stats.splitlines()]
     return [int(pid) for pid, group, state in fields if int(group) == leader and not state.startswith("Z")]
@@ -209,16 +209,16 @@ def group_of(leader):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number, times", [(signal.SIGINT, 1), (signal.SIGINT, 3), (signal.SIGTERM, 1)])
-def test_interrupted_then_resumed(tmp_path, number, times):
-    """Ctrl-C reaches every process of the group, SIGTERM the first alone: code 130, a hint, no traceback, no orphan.
+def test_an_interrupted_run_exits_cleanly_and_resumes(tmp_path, number, times):
+    """Ctrl-C reaches every process of the group, SIGTERM only the first: code 130, a hint, no traceback, no orphan.
 
-    Whoever presses Ctrl-C again gets the same.
+    Pressing Ctrl-C repeatedly gives the same.
     """
     process = start(*SMALL, *PROCESSES, "trials=12", f"results_dir={tmp_path}")
     wait_for(lambda: count_records(tmp_path) >= 2 or process.poll() is not None)
     for k in range(times):
         time.sleep(0.1 * k)
-        with contextlib.suppress(ProcessLookupError):  # it was quicker than our finger
+        with contextlib.suppress(ProcessLookupError):  # the process ended first
             os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == cli.INTERRUPTED
@@ -233,7 +233,7 @@ def test_interrupted_then_resumed(tmp_path, number, times):
     assert record_files(tmp_path).items() >= kept.items()
 
 
-# Kills while a certain file is being written
+# Kills while a given file is being written
 
 
 EIGHT = [*SMALL, *INLINE, "model.hidden=[8]", "trials=8"]
@@ -244,7 +244,7 @@ EVERY = [(kind, step) for kind in killed.NAMES for step in ("half written", "not
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
-    """The results of eight trials that nobody interrupted."""
+    """The results of eight uninterrupted trials."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("east.reporting.plots.save", unsaved)
@@ -252,8 +252,8 @@ def undisturbed(tmp_path_factory):
     return folder
 
 
-def lasting(folder):
-    """Everything in the records and in the arrays beside them but the time that training took, and the commit."""
+def reproducible_parts(folder):
+    """The contents of all records and their arrays, except training time and commit."""
     found = {}
     for path, text in record_files(folder).items():
         record = {name: value for name, value in json.loads(text).items() if name not in ("seconds", "git", "digest")}
@@ -266,8 +266,8 @@ def lasting(folder):
 @pytest.mark.parametrize(
     ("kind", "step"), [pytest.param(*one, marks=() if one in BY_DAY else pytest.mark.nightly) for one in EVERY]
 )
-def test_killed_while_a_file_is_written(kind, step, undisturbed, tmp_path, monkeypatch):
-    """Two of eight trials were there before. The same command again gives the records of one that was not killed."""
+def test_a_kill_while_a_file_is_written_changes_no_result(kind, step, undisturbed, tmp_path, monkeypatch):
+    """Two of eight trials existed before. Rerunning the command gives the records of an undisturbed run."""
     folder = tmp_path / "results"
     shutil.copytree(undisturbed / "runs", folder / "runs")
     for path in record_files(folder):
@@ -287,12 +287,12 @@ def test_killed_while_a_file_is_written(kind, step, undisturbed, tmp_path, monke
     monkeypatch.setattr(index, "SETTLED_SECONDS", 0)
     assert cli.run([*EIGHT, f"results_dir={folder}"]) == cli.DONE
     assert states(folder).items() >= kept.items()
-    assert lasting(folder) == lasting(undisturbed)
+    assert reproducible_parts(folder) == reproducible_parts(undisturbed)
     assert not list(folder.rglob("*.tmp"))
 
 
 @pytest.mark.slow
-def test_four_identical_commands_at_once_one_of_which_is_killed(undisturbed, tmp_path):
+def test_four_identical_commands_finish_although_one_is_killed(undisturbed, tmp_path):
     """The others finish; no record is ever written twice."""
     command = [*EIGHT, f"results_dir={tmp_path}"]
     four = [start(KILLED, "checkpoint", "renamed", *command), *(start(*command) for _ in range(3))]
@@ -306,5 +306,5 @@ def test_four_identical_commands_at_once_one_of_which_is_killed(undisturbed, tmp
 
     wait_for(ended)
     assert [process.returncode for process in four] == [-signal.SIGKILL, 0, 0, 0]
-    assert lasting(tmp_path) == lasting(undisturbed)
+    assert reproducible_parts(tmp_path) == reproducible_parts(undisturbed)
     assert not list(tmp_path.rglob("*.tmp"))

@@ -1,4 +1,4 @@
-"""Losses: golden values, other people's implementations, finite gradients, and what wrong input is told."""
+"""Losses: golden values, other people's implementations, finite gradients, and errors for wrong input."""
 
 import math
 import warnings
@@ -20,14 +20,14 @@ from tests.made import build_loss
 
 CONFIGS = {path.stem: yaml.safe_load(path.read_text()) for path in Path(__file__).parents[1].glob("conf/loss/*.yaml")}
 CONFIGS = {name: config for name, config in CONFIGS.items() if config["_target_"].startswith("east.losses.")}
-del CONFIGS["ap_perf"]  # an optional package's solver
+del CONFIGS["ap_perf"]  # the solver of an optional package
 BINARY = {"btg_auroc", "btg_released", "wmw", "wmw_released"}
 TENTHS = [k / 10 for k in range(1, 10)]
 BTG_P, BTG_Y = (0.9, 0.6, 0.4, 0.2, 0.1), (1, 1, 0, 1, 0)
 
 
 def build(name, classes=2, **overrides):
-    """A loss of conf/loss; class weights balanced over one sample of each class."""
+    """A loss of conf/loss; class weights balanced for one sample per class."""
     names = [f"class {k}" for k in range(classes)]
     return build_loss(CONFIGS[name] | overrides, names, labels=torch.arange(classes), positive=1)
 
@@ -39,7 +39,7 @@ def batch(*shape, seed=0, dtype=torch.float32, scale=2.0):
 
 
 def classes_of(name, classes):
-    """Losses for two classes get two."""
+    """Two for binary losses, else `classes`."""
     return 2 if name in BINARY else classes
 
 
@@ -130,8 +130,8 @@ def test_a_fixed_threshold_is_bridging_the_gap_written_out():
         ),
     ],
 )
-def test_released_bridging_the_gap_is_torch_btg(parameters, theirs, prevalence, monkeypatch):
-    monkeypatch.setattr(Tensor, "cuda", lambda self: self)  # it moves to CUDA unconditionally
+def test_the_released_bridging_the_gap_matches_torch_btg(parameters, theirs, prevalence, monkeypatch):
+    monkeypatch.setattr(Tensor, "cuda", lambda self: self)  # torch-btg moves to CUDA unconditionally
     generator = torch.Generator().manual_seed(0)
     logits = 2 * torch.randn(64, generator=generator)
     labels = (torch.rand(64, generator=generator) < prevalence).long()
@@ -155,7 +155,7 @@ def test_the_released_form_is_the_papers_only_at_one_half():
     assert (ReleasedBtG()(z, y) - build("btg_f1")(z, y)).abs() > 0.01
 
 
-def test_anyloss_is_its_formulas():
+def test_anyloss_follows_its_formulas():
     """A = 1 / (1 + exp(-73 (p - 0.5))); scores of arXiv 2405.14745 with N the batch."""
     z, y = batch(40, 2, dtype=torch.float64, scale=0.1)
     A, y1, N = 1 / (1 + torch.exp(-73 * (z.softmax(-1)[:, 1] - 0.5))), y.double(), 40
@@ -176,7 +176,7 @@ def test_anyloss_is_its_formulas():
     torch.testing.assert_close(build("anyloss", metric="fbeta", beta=2.0)(z, y), 1 - beta4)
 
 
-def test_score_oriented_loss_is_its_formula():
+def test_the_score_oriented_loss_follows_its_formula():
     """F(p) = (1 + u + sin(pi u) / pi) / 2, u = (p - 0.5) / 0.1; the uniform threshold gives F(p) = p."""
     z, y = batch(40, 2, dtype=torch.float64, scale=0.2)
     p, y1 = z.softmax(-1)[:, 1], y.double()
@@ -187,7 +187,7 @@ def test_score_oriented_loss_is_its_formula():
 
 
 @pytest.mark.parametrize("d", [2, 5])
-def test_cross_entropy_is_torchs(d):
+def test_cross_entropy_matches_torch(d):
     z, y = batch(30, d)
     torch.testing.assert_close(build("ce", d)(z, y), F.cross_entropy(z, y))
     w = torch.rand(d) + 0.1
@@ -197,7 +197,7 @@ def test_cross_entropy_is_torchs(d):
     torch.testing.assert_close(CrossEntropy()(z, y, weights), mean)
 
 
-def test_binary_cross_entropy_is_torchs():
+def test_binary_cross_entropy_matches_torch():
     z, y = batch(30, 2)
     torch.testing.assert_close(build("bce")(z[:, 0], y), F.binary_cross_entropy_with_logits(z[:, 0], y.float()))
 
@@ -210,7 +210,7 @@ def test_balanced_class_weights_are_those_of_bridging_the_gap():
         assert loss.class_weights == pytest.approx(wanted, abs=0.01)
 
 
-def test_focal_loss_is_its_formula():
+def test_focal_loss_follows_its_formula():
     z, y = batch(30, 4, dtype=torch.float64)
     p = z.softmax(-1)[torch.arange(30), y]
     torch.testing.assert_close(build("focal", 4)(z, y), (-((1 - p) ** 2) * p.log()).mean())
@@ -220,7 +220,7 @@ def test_focal_loss_is_its_formula():
     torch.testing.assert_close(Focal(class_weights=alpha.tolist())(z, y), values.mean())
 
 
-def test_dice_is_its_formula():
+def test_dice_follows_its_formula():
     """1 - mean over present classes of 2 sum p y / (sum p^2 + sum y^2)."""
     z, y = batch(30, 4, dtype=torch.float64)
     y = y.clamp_max(2)  # class 3 is absent
@@ -236,7 +236,7 @@ def test_released_dice_broadcasts_the_class_index():
     torch.testing.assert_close(ReleasedDice()(z, y), 1 - dice.mean())
 
 
-def test_wmw_is_its_formula_and_zero_for_separated_scores():
+def test_wmw_follows_its_formula_and_is_zero_for_separated_scores():
     z, y = batch(30, 2, dtype=torch.float64)
     p = z.softmax(-1)[:, 1]
     pairs = [max(0.0, 0.2 - float(x - w)) ** 3 for x in p[y == 1] for w in p[y == 0]]
@@ -248,8 +248,8 @@ def test_wmw_is_its_formula_and_zero_for_separated_scores():
     assert (one_class.grad == 0).all()
 
 
-def test_released_wmw_sees_positives_alone():
-    """It cannot tell how well positives and negatives are separated; least where all positives are equal."""
+def test_released_wmw_depends_only_on_positives():
+    """It ignores how well positives and negatives are separated, and is lowest if all positives are equal."""
     y = torch.arange(20) % 2
     z = torch.randn(20, generator=torch.Generator().manual_seed(0))
     moved = torch.where(y == 0, z - 100, z)
@@ -260,7 +260,7 @@ def test_released_wmw_sees_positives_alone():
     assert (gradient(ReleasedWMW(), equal, y).abs() < 1e-7).all()
 
 
-def test_sigmoid_f1_is_its_formula():
+def test_sigmoid_f1_follows_its_formula():
     z, y = batch(30, 4, dtype=torch.float64)
     S, Y = 1 / (1 + torch.exp(-2.0 * (z + 0.3))), F.one_hot(y, 4).double()
     tp, fp, fn = (S * Y).sum(0), (S * (1 - Y)).sum(0), ((1 - S) * Y).sum(0)
@@ -303,7 +303,7 @@ def test_a_single_logit_stands_for_two(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_a_population_is_scored_one_by_one(name):
+def test_a_population_scores_like_its_members(name):
     d = classes_of(name, 4)
     z, y = batch(3, 2, 20, d)
     weights = torch.rand(3, 2, 20)
@@ -326,7 +326,7 @@ def test_integer_weights_repeat_samples(name):
 
 
 def degenerate(d):
-    """Name, logits [n, d] and labels of the batches that break careless losses."""
+    """Name -> logits [n, d] and labels of batches that break careless losses."""
     n = 12
     z, y = batch(n, d)
     onehot = F.one_hot(y, d).float()
@@ -350,7 +350,7 @@ def degenerate(d):
 
 
 def assert_finite(call, z, y, weights):
-    """Values and gradients of every case, and the name of the case that has others."""
+    """Values and gradients of every case are finite; otherwise the cases are listed."""
     z = z.detach().requires_grad_()
     values = call(z, y, weights)
     (slopes,) = torch.autograd.grad(values.sum(), z)
@@ -360,7 +360,7 @@ def assert_finite(call, z, y, weights):
 
 
 def together(cases):
-    """All cases of more than one sample as one population [cases, n, d]."""
+    """All cases with more than one sample as one population [cases, n, d]."""
     large = {name: case for name, case in cases.items() if len(case[1]) > 1}
     return torch.stack([z for z, _ in large.values()]), torch.stack([y for _, y in large.values()]), list(large)
 
@@ -397,7 +397,7 @@ def test_no_batch_breaks_a_metric(metric):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_half_precision_is_computed_in_single(name):
+def test_half_precision_is_computed_in_float32(name):
     d = classes_of(name, 4)
     loss = build(name, d)
     for dtype in (torch.float16, torch.bfloat16):
@@ -421,11 +421,11 @@ def test_autocast_changes_nothing(name):
     assert inside == loss(z, y)
     assert half == loss(z.bfloat16(), y)
     assert inside.dtype == half.dtype == torch.float32
-    assert len(calls) == 4  # hooks see one call as one
+    assert len(calls) == 4  # hooks see one call once
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_double_stays_double(name):
+def test_float64_stays_float64(name):
     z, y = batch(20, 2, dtype=torch.float64)
     loss = build(name)
     value = loss(z, y, torch.rand(20))
@@ -434,12 +434,12 @@ def test_double_stays_double(name):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_vmap_and_grad_are_the_loop(name):
+def test_vmap_and_grad_match_a_loop(name):
     d = classes_of(name, 4)
     loss, (z, y) = (
         build(name, d).eval(),
         batch(3, 20, d),
-    )  # in training some keep counts, which torch.func must not move
+    )  # in training some losses keep counts, which torch.func must not change
     torch.testing.assert_close(vmap(loss)(z, y), loss.per_trial(z, y))
     wanted = torch.stack([gradient(loss, z[k], y[k]) for k in range(3)])
     torch.testing.assert_close(vmap(grad(loss))(z, y), wanted, atol=1e-6, rtol=1e-4)
@@ -458,7 +458,7 @@ def assert_compiled_is_eager(name, **options):
 
 
 @pytest.mark.parametrize("name", ["f1", "mcc"])
-def test_compiled_is_eager(name):
+def test_compiled_matches_eager(name):
     assert_compiled_is_eager(name, backend="aot_eager", fullgraph=True)
 
 
@@ -467,12 +467,12 @@ RARELY_COMPILED = ["mcc", "btg_f1", "btg_auroc", "anyloss", "ce_weighted", "wmw"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["f1", *(pytest.param(name, marks=pytest.mark.nightly) for name in RARELY_COMPILED)])
-def test_compiled_by_inductor_is_eager(name):
+def test_compiled_by_inductor_matches_eager(name):
     assert_compiled_is_eager(name)
 
 
-def test_cooling_does_not_compile_anew():
-    """A number is taken for a constant at first, for a variable when it changes, and is then left alone."""
+def test_cooling_does_not_recompile():
+    """torch.compile treats a number as a constant first, as a variable once it changes, and then never recompiles."""
     torch.compiler.reset()
     graphs = []
     loss, (z, y) = MetricLoss("f1"), batch(20, 4)
@@ -501,7 +501,7 @@ def test_the_loss_tends_to_one_minus_the_hard_metric(metric):
     assert distances[-1] < distances[0]
 
 
-def test_a_temperature_for_every_member():
+def test_every_member_may_have_its_own_temperature():
     z, y = batch(3, 20, 4)
     loss = MetricLoss("f1")
     T = torch.tensor([0.05, 0.1, 0.2], dtype=torch.float64)
@@ -514,13 +514,13 @@ def test_a_temperature_for_every_member():
             torch.testing.assert_close(together[k], loss(z[k], y[k]))
 
 
-def test_the_highest_temperature_survives_float32():
+def test_the_highest_temperature_is_accepted_in_float32():
     with pytest.warns(UserWarning, match="above 0.25"):
         MetricLoss("f1", temperature=torch.tensor([0.4, 0.1]))
 
 
 @pytest.mark.parametrize("d", [3, 70])
-def test_a_detached_threshold_changes_the_gradient_alone(d):
+def test_a_detached_threshold_changes_only_the_gradient(d):
     z, y = batch(30, d)
     plain, detached = MetricLoss("f1"), MetricLoss("f1", detach_threshold=True)
     assert plain(z, y) == detached(z, y)
@@ -540,7 +540,7 @@ def test_weights_and_temperature_can_be_learned():
     assert torch.autograd.gradcheck(lambda t: MetricLoss("f1", temperature=t)(z, y), T)
 
 
-def test_absent_classes_count_or_do_not():
+def test_absent_classes_count_unless_ignored():
     z, y = batch(30, 5)
     y = y % 2
     scores = METRICS["f1"](MetricLoss("f1").confusion(z, y), average="none")
@@ -553,11 +553,11 @@ def recall_of_the_last(confusion, power=1.0):
 
 
 def asymmetry(confusion):
-    """Needs the off-diagonal cells."""
+    """A metric that needs the off-diagonal cells."""
     return -(confusion.matrix - confusion.matrix.mT).square().sum((-2, -1)) / confusion.total**2
 
 
-def test_own_metrics(monkeypatch):
+def test_any_function_of_a_confusion_can_be_the_metric(monkeypatch):
     z, y = batch(3, 30, 4)
     loss = MetricLoss(recall_of_the_last, power=2.0)
     torch.testing.assert_close(
@@ -571,7 +571,7 @@ def test_own_metrics(monkeypatch):
     assert MetricLoss(lambda c: c.diagonal.sum(-1) / c.total).per_trial(z, y).shape == (3,)
 
 
-def test_beta_and_the_positive_class_by_name():
+def test_beta_and_the_positive_class_can_be_given_by_name():
     z, y = batch(30, 3)
     names = ["cat", "dog", "frog"]
     by_name = MetricLoss("fbeta", beta={"dog": 0.25}, classes=names)
@@ -582,7 +582,7 @@ def test_beta_and_the_positive_class_by_name():
     torch.testing.assert_close(built(z, y), by_name(z, y))
 
 
-def test_the_positive_class_is_that_of_the_data():
+def test_the_positive_class_comes_from_the_data():
     z, y = batch(30, 3)
     names = ["cat", "dog", "frog"]
     built = build_loss(CONFIGS["f1"] | {"average": "positive"}, names, positive=2)
@@ -591,12 +591,12 @@ def test_the_positive_class_is_that_of_the_data():
         build_loss(CONFIGS["anyloss"], names)
 
 
-def test_thresholds_as_an_array():
+def test_thresholds_may_be_an_array():
     assert MetricLoss("f1", threshold=np.array([0.25, 0.5])).threshold == (0.25, 0.5)
     assert MetricLoss("f1", threshold=torch.tensor(0.5)).threshold == 0.5
 
 
-def test_parameters_of_a_metric_in_a_config():
+def test_a_config_may_hold_parameters_of_a_metric():
     z, y = batch(30, 2)
     costs = [[0, 1], [50, 0]]
     loss = build_loss(CONFIGS["metric"] | {"metric": "cost", "parameters": {"costs": costs}}, ["no", "yes"])
@@ -710,7 +710,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_is_told_what_was_expected_and_what_came(case):
+def test_wrong_input_raises_with_what_was_expected_and_what_came(case):
     call, words = WRONG[case]
     with pytest.raises(ValueError) as error:
         call()
@@ -720,7 +720,7 @@ def test_wrong_input_is_told_what_was_expected_and_what_came(case):
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("label", [-1, 2])
-def test_no_loss_takes_a_label_out_of_range(name, label):
+def test_every_loss_refuses_a_label_out_of_range(name, label):
     z, y = batch(6, 2)
     y[3] = label
     with pytest.raises(ValueError, match="expected 0 to 1, got"):
@@ -728,12 +728,12 @@ def test_no_loss_takes_a_label_out_of_range(name, label):
 
 
 @pytest.mark.parametrize("name", sorted(BINARY))
-def test_binary_losses_say_so(name):
+def test_binary_losses_refuse_more_classes(name):
     with pytest.raises(ValueError, match="expected two classes or a single logit, got 4"):
         build(name)(z4, y4)
 
 
-def test_a_resumed_training_goes_on_as_cold_as_it_was():
+def test_a_resumed_training_keeps_its_temperature():
     net = torch.nn.ModuleDict({"net": torch.nn.Linear(3, 2), "loss": MetricLoss("f1", temperature=0.05)})
     again = torch.nn.ModuleDict({"net": torch.nn.Linear(3, 2), "loss": MetricLoss("f1")})
     again.load_state_dict(net.state_dict())
@@ -756,7 +756,7 @@ def test_a_resumed_training_goes_on_as_cold_as_it_was():
         ({"metric": "f1", "temperature": "0.1"}, "got '0.1'"),
     ],
 )
-def test_parameters_without_a_meaning_are_refused(parameters, message):
+def test_parameters_that_make_no_sense_are_refused(parameters, message):
     with pytest.raises(ValueError, match=message):
         MetricLoss(**parameters)
 

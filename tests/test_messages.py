@@ -1,4 +1,4 @@
-"""What the user gets for a mistake: exit code 2 or 3, a few lines that say what to do, no traceback, no waiting."""
+"""A user's mistake gives exit code 2 or 3 and a few lines that say what to do, at once and without a traceback."""
 
 import os
 import subprocess
@@ -121,7 +121,7 @@ BAD = [
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """Where the mistakes are made: a few files that are not what they should be."""
+    """A working directory with a few invalid files."""
     monkeypatch.chdir(tmp_path)
     Path("one.csv").write_text("x,y\n" + "1,a\n" * 40)
     Path("empty.csv").write_text("")
@@ -144,7 +144,7 @@ def check(code: int, said: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize(("words", "expected"), BAD)
-def test_a_mistake_costs_a_sentence(words, expected, folder, east_run):
+def test_a_mistake_gives_a_short_explanation(words, expected, folder, east_run):
     own = words.split()
     small = [] if any(word.startswith(("task=", "dataset", "-")) for word in own) else SMALL
     results = [] if "results_dir" in words else ["results_dir=results"]
@@ -153,7 +153,7 @@ def test_a_mistake_costs_a_sentence(words, expected, folder, east_run):
     assert not (folder / "results" / "runs").exists()
 
 
-def test_there_are_sixty_of_them():
+def test_at_least_sixty_mistakes_are_tested():
     assert len(BAD) >= 60
 
 
@@ -175,7 +175,7 @@ REAL = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", REAL)
-def test_a_mistake_costs_a_sentence_in_a_process_too(words, folder):
+def test_a_mistake_gives_a_short_explanation_in_a_process_too(words, folder):
     expected = next(sentence for mistake, sentence in BAD if mistake == words)
     command = [sys.executable, "-m", "east.cli", *words.split()]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment(),
@@ -184,7 +184,7 @@ def test_a_mistake_costs_a_sentence_in_a_process_too(words, folder):
 
 
 def test_mistyped_names_and_values_are_refused_without_torch(folder):
-    """They need neither data nor a signature."""
+    """Checking them needs neither data nor a function's signature."""
     light = [
         words for words, _ in BAD[: BAD.index(("split.seed=-1", "split.seed: expected"))] if "nothing" not in words
     ]
@@ -200,7 +200,7 @@ def test_mistyped_names_and_values_are_refused_without_torch(folder):
     assert len(light) > 25
 
 
-def test_a_warning_is_said_once(capsys):
+def test_a_warning_is_printed_once(capsys):
     def task():
         for k in range(3):
             warnings.warn("a record is damaged", stacklevel=k + 1)
@@ -212,13 +212,13 @@ def test_a_warning_is_said_once(capsys):
     assert capsys.readouterr().err == "warning: a record is damaged\n"
 
 
-def test_a_device_that_is_not_there_is_a_mistake_of_the_command(monkeypatch):
+def test_a_missing_device_is_a_config_error(monkeypatch):
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ConfigError, match="device 'cuda' is not available here; choices:"):
         pick_device("cuda")
 
 
-def test_a_closed_pipe_is_no_mistake():
+def test_a_closed_pipe_is_not_an_error():
     """As in `east-run --help | head -1`."""
     reader, writer = os.pipe()
     os.close(reader)

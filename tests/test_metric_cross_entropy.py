@@ -1,4 +1,4 @@
-"""MetricCrossEntropy: weights against numbers by hand and autograd, gradients, its state."""
+"""MetricCrossEntropy: weights against numbers by hand and autograd, gradients, and its state."""
 
 from functools import partial
 
@@ -46,13 +46,13 @@ GOLDEN = [  # by hand: counts, smoothing, metric, parameters, weights before the
 COSTS = [[0.0, 1.0, 3.0], [2.0, 0.0, 1.0], [5.0, 4.0, 0.0]]
 
 
-def needs(name, classes=3):
-    """Parameters that a metric cannot do without."""
+def required_parameters(name, classes=3):
+    """Required parameters of a metric."""
     return {"costs": torch.tensor(COSTS)[:classes, :classes].tolist()} if name == "cost" else {}
 
 
-def at(counts, metric, dtype=torch.float64, **options):
-    """A loss whose slopes are taken at given counts, and what it makes of them."""
+def loss_at(counts, metric, dtype=torch.float64, **options):
+    """A loss with its slopes at given counts, and the targets it derives from them."""
     loss = MetricCrossEntropy(metric, counts="validation", **options)
     loss.set_counts(torch.tensor(counts))
     logits = torch.zeros(*torch.tensor(counts).shape[:-2], 1, len(counts[0]), dtype=dtype)
@@ -77,19 +77,19 @@ def drawn(n=40, classes=3, lead=(), seed=0, dtype=torch.float64):
 
 
 @pytest.mark.parametrize(("counts", "smoothing", "metric", "parameters", "expected"), GOLDEN)
-def test_golden_weights(counts, smoothing, metric, parameters, expected):
-    _, targets = at(counts, metric, smoothing=smoothing, floor=1e-9, **parameters)
+def test_weights_match_numbers_by_hand(counts, smoothing, metric, parameters, expected):
+    _, targets = loss_at(counts, metric, smoothing=smoothing, floor=1e-9, **parameters)
     assert targets.own.tolist() == pytest.approx(expected, abs=6e-6)
 
 
-def test_weights_are_held_above_the_floor():
-    _, targets = at(NEVER, "f1", **POSITIVE)
+def test_weights_stay_above_the_floor():
+    _, targets = loss_at(NEVER, "f1", **POSITIVE)
     assert targets.own.tolist() == pytest.approx([0.02, 1.9998], abs=1e-4)
 
 
-def test_binary_f1_cuts_at_half_its_value():
-    """w_1 : w_0 = (2 - F) : F, which makes argmax cut at P(1|x) = F/2."""
-    _, targets = at(TWO, "f1", smoothing=0, **POSITIVE)
+def test_binary_f1_decides_at_half_its_value():
+    """w_1 : w_0 = (2 - F) : F, so that argmax predicts 1 from P(1|x) = F/2 up."""
+    _, targets = loss_at(TWO, "f1", smoothing=0, **POSITIVE)
     f1 = 2 * 6 / (10 + 16)
     w0, w1 = targets.own.tolist()
     assert w0 / (w0 + w1) == pytest.approx(f1 / 2)
@@ -103,8 +103,8 @@ CLOSED = [("mcc", {})] + [
 
 
 @pytest.mark.parametrize(("metric", "parameters"), CLOSED)
-def test_slopes_by_hand_are_autograd_s(metric, parameters):
-    _, targets = at(THREE, metric, floor=1e-9, **parameters)
+def test_slopes_by_hand_match_autograd(metric, parameters):
+    _, targets = loss_at(THREE, metric, floor=1e-9, **parameters)
     G = slopes(THREE, metric, **parameters)
     worth = (G.diagonal() - (G.sum(-1) - G.diagonal()) / 2).clamp_min(0)
     torch.testing.assert_close(targets.own, worth / worth.mean())
@@ -112,11 +112,11 @@ def test_slopes_by_hand_are_autograd_s(metric, parameters):
 
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("form", mce.FORMS)
-def test_the_value_is_the_plain_formula(metric, form):
+def test_the_value_follows_the_plain_formula(metric, form):
     """Against the d x d slopes, cross-entropy from probabilities, and a Python loop over the samples."""
     logits, labels, weights = drawn()
-    loss, _ = at(THREE, metric, form=form, floor=1e-9, **needs(metric))
-    G, log_p, cost, weight = slopes(THREE, metric, **needs(metric)), logits.softmax(-1).log(), 0.0, 0.0
+    loss, _ = loss_at(THREE, metric, form=form, floor=1e-9, **required_parameters(metric))
+    G, log_p, cost, weight = slopes(THREE, metric, **required_parameters(metric)), logits.softmax(-1).log(), 0.0, 0.0
     for i, k in enumerate(labels.tolist()):
         g = G[k] - G[k].min() if form == "soft_targets" else torch.zeros(3, dtype=torch.float64)
         if form == "class_weights":
@@ -128,9 +128,9 @@ def test_the_value_is_the_plain_formula(metric, form):
 @pytest.mark.parametrize("metric", ["f1", "mcc", "gmean", "quadratic_kappa"])
 @pytest.mark.parametrize("form", mce.FORMS)
 @pytest.mark.parametrize("weighted", [False, True])
-def test_gradients(metric, form, weighted):
+def test_gradients_pass_gradcheck(metric, form, weighted):
     logits, labels, weights = drawn(12)
-    loss, _ = at(THREE, metric, form=form)
+    loss, _ = loss_at(THREE, metric, form=form)
     assert torch.autograd.gradcheck(lambda z: loss(z, labels, weights if weighted else None), logits)
 
 
@@ -138,7 +138,7 @@ def test_gradients(metric, form, weighted):
 @pytest.mark.parametrize("counts", [[[980, 0, 10], [5, 0, 0], [2, 0, 3]], [[900, 0, 0], [90, 0, 0], [10, 0, 0]]])
 @pytest.mark.parametrize("form", mce.FORMS)
 def test_a_net_that_never_predicts_a_class_has_finite_weights(metric, counts, form):
-    loss, targets = at(counts, metric, torch.float32, form=form, **needs(metric))
+    loss, targets = loss_at(counts, metric, torch.float32, form=form, **required_parameters(metric))
     assert targets.total.isfinite().all()
     assert (targets.total >= 0.0199).all()
     assert float(targets.total.mean()) == pytest.approx(1, abs=0.03)
@@ -151,11 +151,11 @@ def test_a_net_that_never_predicts_a_class_has_finite_weights(metric, counts, fo
 @pytest.mark.parametrize("metric", ["f1", "mcc", "gmean", "balanced_accuracy", "kappa", "jaccard", "fowlkes_mallows"])
 def test_a_rare_class_that_is_never_predicted_is_worth_more_than_the_frequent_one(metric):
     for counts in (NEVER, [[900, 5, 0], [5, 60, 0], [20, 10, 0]]):
-        _, targets = at(counts, metric)
+        _, targets = loss_at(counts, metric)
         assert targets.own[-1] > 1.1 * targets.own[0]
 
 
-def test_the_most_frequent_metrics_on_d_classes_build_no_matrix(monkeypatch):
+def test_metrics_of_counts_build_no_matrix(monkeypatch):
     def refuse(*_):
         raise AssertionError("a d x d tensor")
 
@@ -169,7 +169,7 @@ def test_the_most_frequent_metrics_on_d_classes_build_no_matrix(monkeypatch):
             loss(*drawn(classes=3)[:2]).backward()
 
 
-def test_a_hundred_thousand_classes():
+def test_a_hundred_thousand_classes_train():
     logits, labels = torch.randn(8, 100_000, requires_grad=True), torch.arange(8)
     for form in mce.FORMS:
         loss = MetricCrossEntropy("jaccard", form=form)
@@ -179,23 +179,23 @@ def test_a_hundred_thousand_classes():
 
 
 def test_classes_without_samples_leave_the_others_alone():
-    """Their slope is a division by zero; whether it is there must not change the weights of the rest."""
+    """Their slope is a division by zero, which must not change the weights of the other classes."""
     with_empty = [[50, 3, 2, 0], [5, 20, 5, 0], [1, 2, 12, 0], [0, 0, 0, 0]]
     for metric in ("f1", "jaccard", "recall", "precision"):
-        _, four = at(with_empty, metric)
+        _, four = loss_at(with_empty, metric)
         weights = four.own[:3] / four.own[:3].mean()
         assert four.own.isfinite().all()
         assert weights.max() / weights.min() > 1.05  # not all at the floor
 
 
-def test_with_two_classes_both_forms_are_one():
+def test_with_two_classes_both_forms_are_the_same():
     logits, labels, weights = drawn(classes=2)
     for metric in ("f1", "mcc", "gmean", "quadratic_kappa"):
-        values = [at(TWO, metric, form=form)[0](logits, labels, weights) for form in mce.FORMS]
+        values = [loss_at(TWO, metric, form=form)[0](logits, labels, weights) for form in mce.FORMS]
         torch.testing.assert_close(*values)
 
 
-def test_a_metric_of_the_user_s_own():
+def test_your_own_metric_works():
     def by_margins(c):
         return 2 * c.diagonal[..., 1] / (c.actual + c.predicted)[..., 1]
 
@@ -203,26 +203,26 @@ def test_a_metric_of_the_user_s_own():
         m = c.matrix
         return 2 * m[..., 1, 1] / (2 * m[..., 1, 1] + m[..., 0, 1] + m[..., 1, 0])
 
-    expected = at(TWO, "f1", **POSITIVE)[1].own
+    expected = loss_at(TWO, "f1", **POSITIVE)[1].own
     for metric, cells in ((by_margins, False), (by_cells, True)):
-        loss, targets = at(TWO, metric)
+        loss, targets = loss_at(TWO, metric)
         assert loss.in_cells is cells
         torch.testing.assert_close(targets.own, expected)
     with pytest.raises(ValueError, match="expected one number per leading index"):
-        at(TWO, lambda c: c.diagonal)
+        loss_at(TWO, lambda c: c.diagonal)
     with pytest.raises(ValueError, match="differentiable"):
-        at(TWO, lambda c: c.diagonal.detach().sum(-1))
+        loss_at(TWO, lambda c: c.diagonal.detach().sum(-1))
 
 
 def test_slopes_of_zero_give_plain_cross_entropy():
     logits, labels, _ = drawn(classes=2)
-    loss, targets = at([[10, 0], [0, 0]], "mcc")
+    loss, targets = loss_at([[10, 0], [0, 0]], "mcc")
     assert targets.own.tolist() == [1, 1]
     torch.testing.assert_close(loss(logits, labels), F.cross_entropy(logits, labels))
 
 
-def test_counts_move_as_written():
-    """The first batch sets them, the next has 5 %; a batch is counted before its slopes are taken."""
+def test_counts_are_a_running_mean_that_includes_the_current_batch():
+    """The first batch sets them, each later one has a weight of 5 %; a batch is counted before slopes are computed."""
     loss = MetricCrossEntropy("f1", **POSITIVE)
     matrices = []
     for seed in range(3):
@@ -235,11 +235,11 @@ def test_counts_move_as_written():
     torch.testing.assert_close(diagonal, expected.diagonal())
     torch.testing.assert_close(actual, expected.sum(-1))
     torch.testing.assert_close(predicted, expected.sum(-2))
-    fixed, _ = at(expected.tolist(), "f1", **POSITIVE)
+    fixed, _ = loss_at(expected.tolist(), "f1", **POSITIVE)
     torch.testing.assert_close(value, fixed(logits, labels, weights))
 
 
-def test_counts_move_in_training_only():
+def test_counts_change_only_in_training():
     logits, labels, _ = drawn()
     loss = MetricCrossEntropy("f1")
     loss(logits, labels)
@@ -255,7 +255,7 @@ def test_counts_move_in_training_only():
     assert not torch.equal(loss.counts, before)
 
 
-def test_before_any_count_it_is_cross_entropy():
+def test_before_the_first_count_it_is_cross_entropy():
     logits, labels, _ = drawn()
     for form in mce.FORMS:
         value = MetricCrossEntropy("f1", form=form).eval()(logits, labels)
@@ -264,7 +264,7 @@ def test_before_any_count_it_is_cross_entropy():
 
 @pytest.mark.parametrize("form", mce.FORMS)
 @pytest.mark.parametrize("metric", ["f1", "gmean", "quadratic_kappa"])
-def test_samples_of_weight_zero_are_not_there(metric, form):
+def test_samples_of_weight_zero_do_not_count(metric, form):
     logits, labels, weights = drawn(40)
     weights[25:] = 0
     loss, shorter = (MetricCrossEntropy(metric, form=form) for _ in range(2))
@@ -278,7 +278,7 @@ def test_samples_of_weight_zero_are_not_there(metric, form):
 
 @pytest.mark.parametrize("form", mce.FORMS)
 @pytest.mark.parametrize("metric", ["f1", "mcc", "jaccard", "quadratic_kappa"])
-def test_ten_trials_at_once_are_ten_alone_also_after_some_have_left(metric, form):
+def test_ten_trials_together_match_ten_alone_also_after_some_have_left(metric, form):
     together, alone = MetricCrossEntropy(metric, form=form), [MetricCrossEntropy(metric, form=form) for _ in range(10)]
     rows = torch.arange(10)
     for step, staying in enumerate((range(10), [0, 2, 3, 7, 9], [1, 4])):
@@ -295,7 +295,7 @@ def test_ten_trials_at_once_are_ten_alone_also_after_some_have_left(metric, form
 
 def test_trials_may_be_kept_by_mask():
     loss = MetricCrossEntropy("f1")
-    loss.keep([0])  # nothing counted yet: nothing to do
+    loss.keep([0])  # no counts yet: nothing to do
     logits, labels, _ = drawn(lead=(3,))
     loss.per_trial(logits, labels)
     second = loss.counts[1]
@@ -334,8 +334,8 @@ def test_validation_counts_stay_until_they_are_set_again():
 
 @pytest.mark.parametrize("form", mce.FORMS)
 @pytest.mark.parametrize("metric", ["f1", "mcc", "gmean", "quadratic_kappa"])
-def test_ten_trials_on_validation_counts_are_ten_alone(metric, form):
-    """As the engine sets them once per epoch, also after trials have left, and in a loss that resumes."""
+def test_ten_trials_on_validation_counts_match_ten_alone(metric, form):
+    """Counts set once per epoch as the engine does, also after trials have left and in a resumed loss."""
     together, alone = (MetricCrossEntropy(metric, form=form, counts="validation") for _ in range(2))
     matrices = torch.randint(1, 50, (10, 3, 3), generator=torch.Generator().manual_seed(0))
     logits, labels, weights = drawn(lead=(10,))
@@ -356,8 +356,8 @@ def test_ten_trials_on_validation_counts_are_ten_alone(metric, form):
                 loss.keep(staying)
 
 
-def test_the_engine_sets_the_counts_of_validation(monkeypatch):
-    """Once after every epoch, to the decisions on validation."""
+def test_the_engine_sets_the_validation_counts(monkeypatch):
+    """After every epoch, from the decisions on validation rows."""
     seen = []
     monkeypatch.setattr(
         MetricCrossEntropy,
@@ -404,7 +404,7 @@ def test_half_precision_counts_in_float32():
         ({"bta": 2}, "beta|average"),
     ],
 )
-def test_errors_name_what_is_expected(arguments, message):
+def test_errors_say_what_is_expected(arguments, message):
     with pytest.raises(ValueError, match=message):
         MetricCrossEntropy(**arguments)
 
@@ -471,7 +471,7 @@ def worker(rank, path, out):
 
 
 @pytest.mark.slow
-def test_two_ranks_are_one_process(tmp_path):
+def test_two_ranks_match_one_process(tmp_path):
     mp.spawn(worker, (tmp_path / "store", tmp_path), nprocs=2)
     for rank in range(2):
         for (metric, form), found in zip(RANKS, torch.load(tmp_path / f"{rank}.pt", weights_only=True), strict=True):
@@ -480,12 +480,12 @@ def test_two_ranks_are_one_process(tmp_path):
 
 
 @pytest.mark.parametrize("metric", ["f1", "mcc", "gmean"])
-def test_whole_weights_are_repeated_rows_and_weight_0_is_absence(metric):
+def test_integer_weights_repeat_rows_and_weight_0_removes_them(metric):
     torch.manual_seed(0)
     logits, labels = torch.randn(60, 4, dtype=torch.float64), torch.randint(4, (60,))
     weights = torch.randint(4, (60,))
     weighted, repeated = MetricCrossEntropy(metric), MetricCrossEntropy(metric)
-    for scale in (1.0, 2.0):  # the second batch meets the counts of the first
+    for scale in (1.0, 2.0):  # the second batch is weighted by the counts of the first
         once = (scale * logits).requires_grad_()
         often = (scale * logits).repeat_interleave(weights, 0).requires_grad_()
         value = weighted(once, labels, weights=weights.double())
@@ -523,8 +523,8 @@ def batches_of_labels(steps=6, n=40, count=3):
 
 @pytest.mark.parametrize("average", ["macro", "weighted", "micro"])
 @pytest.mark.parametrize("form", ["class_weights", "soft_targets"])
-def test_multilabel_is_one_binary_problem_for_each_label(average, form):
-    """With counts of their own, averaged over labels; micro is one problem of all cells."""
+def test_multilabel_is_one_binary_problem_per_label(average, form):
+    """Each label has its own counts, and the losses are averaged; micro is one problem over all cells."""
     loss = MetricCrossEntropy("f1", multilabel=True, average=average, form=form)
     single = lambda: MetricCrossEntropy("f1", average="positive", form=form)  # noqa: E731
     each = [single() for _ in range(1 if average == "micro" else 3)]
@@ -560,6 +560,6 @@ def test_multilabel_ignores_cells_and_survives_labels_without_positives():
     assert (gradient[:, 0] != 0).all()
 
 
-def test_multilabel_has_no_running_counts_of_samples():
+def test_multilabel_refuses_an_average_over_samples():
     with pytest.raises(ValueError, match="a sample has no running counts"):
         MetricCrossEntropy("f1", multilabel=True, average="samples")

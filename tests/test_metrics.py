@@ -1,4 +1,4 @@
-"""Metrics against scikit-learn on thousands of random cases, the golden batch, and their symmetries."""
+"""Metrics against scikit-learn on thousands of random cases, against the golden batch, and their symmetries."""
 
 import inspect
 import warnings
@@ -21,7 +21,7 @@ NEED_MATRIX = {"cost", "quadratic_kappa"}
 @pytest.fixture(autouse=True)
 def quick_scikit_learn():
     with sklearn.config_context(assume_finite=True, skip_parameter_validation=True), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it speaks at every undefined score
+        warnings.simplefilter("ignore")  # it warns about every undefined score
         yield
 
 
@@ -42,8 +42,8 @@ def confusion_of(labels, predictions, d):
 
 
 @pytest.mark.parametrize("d", [2, 3, 6])
-def test_scores_of_classes_are_scikit_learns(d):
-    """Every class of every case is one label of a multilabel problem, so that scikit-learn scores all at once."""
+def test_scores_of_each_class_match_scikit_learn(d):
+    """Each class of each case is one label of a multilabel problem, so that scikit-learn scores all at once."""
     cases = 2000
     labels, predictions = random_cases(d, cases)
     c = confusion_of(labels, predictions, d)
@@ -78,7 +78,7 @@ def test_scores_of_classes_are_scikit_learns(d):
 
 @pytest.mark.parametrize("d", [2, 3, 6])
 @pytest.mark.parametrize("cases", [150, pytest.param(1500, marks=pytest.mark.nightly)])
-def test_scores_of_all_classes_together_are_scikit_learns(d, cases):
+def test_scores_of_all_classes_together_match_scikit_learn(d, cases):
     labels, predictions = random_cases(d, cases, seed=cases)
     c = confusion_of(labels, predictions, d)
     for name, score in (
@@ -95,7 +95,7 @@ def test_scores_of_all_classes_together_are_scikit_learns(d, cases):
 
 
 @pytest.mark.parametrize("average", ["macro", "weighted"])
-def test_averages_are_scikit_learns(average):
+def test_averages_match_scikit_learn(average):
     labels, predictions = random_cases(4, 30, seed=1)
     c = confusion_of(labels, predictions, 4)
     keywords = {"labels": range(4), "average": average, "zero_division": 0}
@@ -105,7 +105,7 @@ def test_averages_are_scikit_learns(average):
         np.testing.assert_allclose(METRICS[name](c, average=average), wanted, atol=1e-9)
 
 
-def test_the_geometric_mean_and_the_cost_are_their_formulas():
+def test_the_geometric_mean_and_the_cost_follow_their_formulas():
     labels, predictions = random_cases(3, 300)
     c = confusion_of(labels, predictions, 3)
     costs = np.arange(9).reshape(3, 3)
@@ -152,7 +152,7 @@ def test_golden_batch(T, name, parameters, expected, dtype):
 
 
 def with_parameters(name, d):
-    """The metric, with costs where it cannot do without."""
+    """The metric, with costs if it needs them."""
     return partial(METRICS[name], costs=np.arange(d * d).reshape(d, d)) if name == "cost" else METRICS[name]
 
 
@@ -165,7 +165,7 @@ def test_scores_do_not_depend_on_the_scale_of_the_counts(name, scale):
 
 
 @pytest.mark.parametrize("name", METRICS)
-def test_a_score_of_counts_is_that_of_the_matrix(name):
+def test_counts_and_the_matrix_give_the_same_score(name):
     generator = torch.Generator().manual_seed(0)
     memberships = torch.randn(3, 50, 4, generator=generator, dtype=torch.float64).softmax(-1)
     c = Confusion.from_memberships(memberships, torch.randint(4, (3, 50), generator=generator))
@@ -174,7 +174,7 @@ def test_a_score_of_counts_is_that_of_the_matrix(name):
 
 
 @pytest.mark.parametrize("name", sorted(METRICS.keys() - NEED_MATRIX))
-def test_the_matrix_is_left_alone_where_margins_suffice(name):
+def test_the_matrix_is_not_built_if_margins_suffice(name):
     def refuse():
         raise AssertionError(f"{name} asked for the d x d matrix")
 
@@ -202,22 +202,22 @@ def test_degenerate_counts_have_finite_scores_and_gradients(name, matrix):
     assert counts.grad.isfinite().all()
 
 
-def test_one_class_has_no_correlation_whatever_rounding_does():
-    """In float32 diagonal and column sums are added in different orders; their difference must not be magnified."""
+def test_one_class_has_no_correlation_despite_rounding():
+    """In float32, diagonal and column sums are added in different orders; their difference must not be amplified."""
     memberships = torch.randn(20, 1000, 7, generator=torch.Generator().manual_seed(0)).softmax(-1)
     c = Confusion.from_memberships(memberships, torch.zeros(20, 1000, dtype=torch.long))
     assert (metrics.mcc(c) == 0).all()
     assert metrics.kappa(c).abs().max() < 1e-5
 
 
-def test_rare_classes_are_not_taken_for_absent_ones():
-    """One positive in ten million, found: perfect by every score."""
+def test_rare_classes_are_not_treated_as_absent():
+    """One positive in ten million, and it is found: perfect by every score."""
     c = Confusion.from_matrix(torch.tensor([[1e7, 0], [0, 1]], dtype=torch.float64))
     for name in METRICS.keys() - {"cost"}:
         assert float(METRICS[name](c)) == pytest.approx(1), name
 
 
-def test_beta_per_class_and_as_a_tensor():
+def test_beta_may_be_given_per_class_or_as_a_tensor():
     c = golden_batch(0.2, torch.float64)
     alone = [metrics.fbeta(c, beta=b, average="none") for b in (0.25, 1.0, 5.0)]
     wanted = torch.stack([alone[k][k] for k in range(3)])
@@ -252,5 +252,5 @@ def test_wrong_parameters_are_named(call, words):
     assert all(word in str(error.value) for word in words)
 
 
-def test_metrics_by_name_by_path_and_as_functions():
+def test_a_metric_is_found_by_name_by_path_or_as_a_function():
     assert metrics.resolve("mcc") is metrics.resolve("east.metrics.mcc") is metrics.resolve(metrics.mcc)

@@ -51,7 +51,7 @@ def test_tiny_darknet_has_its_published_size():
 
 
 @pytest.mark.parametrize("pools, side", [(None, 1), (3, 4), (0, 32)])
-def test_pools_leave_a_larger_map(pools, side):
+def test_fewer_pools_leave_a_larger_map(pools, side):
     net = build({"name": "darknet19", "width": 0.05, "pools": pools}, (3, 32, 32), 10)
     assert net.body(torch.zeros(2, 3, 32, 32)).shape[-2:] == (side, side)
     assert net(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
@@ -117,7 +117,7 @@ def test_mlps_have_the_papers_layers():
     assert btg(torch.zeros(5, 22)).shape == (5, 1)
 
 
-def test_gnn_does_not_depend_on_who_is_listed_first():
+def test_the_gnn_does_not_depend_on_the_order_of_people():
     torch.manual_seed(0)
     net = build({"name": "gnn", "hidden": 8, "outputs": 1}, (4, 4), 2)
     people = torch.randn(3, 4, 4)
@@ -130,7 +130,7 @@ def test_gnn_does_not_depend_on_who_is_listed_first():
         torch.testing.assert_close(permuted[:, k], plain[:, same])
 
 
-def test_gnn_sees_positions_relative_to_the_frame():
+def test_the_gnn_uses_positions_relative_to_the_frame():
     net = build({"name": "gnn", "hidden": 8}, (4, 4), 2)
     people = torch.randn(2, 4, 4)
     moved = people + torch.tensor([5.0, -3.0, 0.0, 0.0])
@@ -152,7 +152,7 @@ def test_every_model_config_builds(file):
     assert logits.shape[-1] == (config["outputs"] or 2)
 
 
-def test_custom_module_gets_shape_outputs_options_and_dropout():
+def test_a_custom_module_gets_shape_outputs_options_and_dropout():
     net = build({"name": "custom", "target": f"{__name__}.OwnNet", "parameters": {"hidden": 5}}, (3,), 4, dropout=0.3)
     assert net.net[0].out_features == 5
     assert net.net[1].p == 0.3
@@ -195,7 +195,7 @@ def test_a_stack_moves_to_a_device_as_a_whole():
 @pytest.mark.parametrize("rates", [None, [0.5, 0.25]])
 @pytest.mark.parametrize("sizes", [[3, 5, 4, 2], [5, 4, 1], [3, 2]])
 def test_stacked_perceptrons_have_the_right_gradient(rates, sizes):
-    """Against autograd through the same network, written as a module would; also after a batch of another size."""
+    """Against autograd through the same network of ordinary layers; also after a batch of another size."""
     torch.manual_seed(0)
     weights = torch.randn(2, sum(a * b + b for a, b in pairwise(sizes)), dtype=torch.float64)
     stacked = StackedMLP(sizes)
@@ -225,7 +225,7 @@ def unstacked(inputs, weights, sizes, kept, rates):
 
 
 def test_stacked_dropout_scales_what_it_keeps():
-    """As F.dropout does: every hidden unit is multiplied with 0 or 1 / (1 - rate)."""
+    """As in F.dropout, every hidden unit is multiplied by 0 or 1 / (1 - rate)."""
     torch.manual_seed(0)
     nets, rates = [MLP(6, [16, 8], 3) for _ in range(3)], torch.tensor([0.0, 0.5, 0.9])
     masks = Dropout(torch.tensor([5, 6, 7]), rates, [16, 8], 10).masks(3, 10)
@@ -254,14 +254,14 @@ def test_batch_norm_statistics_live_in_the_stack():
     images = torch.rand(1, 8, 3, 16, 16)
     before = stack.weights[:, stack.learned :].clone()
     loss = stack(images, training=True).square().sum()
-    torch.autograd.grad(loss, stack.leaves)  # the forward pass changed the statistics: the backward pass must not mind
+    torch.autograd.grad(loss, stack.leaves)  # despite the forward pass's new statistics
     assert not torch.equal(before, stack.weights[:, stack.learned :])
     trained = build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)
     trained.load_state_dict(stack.state_dict(stack.weights[0].clone()))
     torch.testing.assert_close(trained.eval()(images[0]), stack(images)[0])
 
 
-def test_a_snapshot_has_its_own_count_of_batches():
+def test_a_snapshot_keeps_its_own_number_of_batches():
     stack = Stack([build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)])
     images = torch.rand(1, 8, 3, 16, 16)
     for _ in range(3):
@@ -273,7 +273,7 @@ def test_a_snapshot_has_its_own_count_of_batches():
     assert all(value.dtype == torch.int64 and value == 3 for value in counts.values())
 
 
-def test_other_modules_are_populations_of_one():
+def test_other_modules_train_only_as_populations_of_one():
     with pytest.raises(ValueError, match="expected a population of one, got 2"):
         Stack([OwnNet((3,), 2), OwnNet((3,), 2)])
 
@@ -296,7 +296,7 @@ def test_dropout_rates_are_exact_for_quarters():
         assert neighbours == pytest.approx(rate**2, abs=0.005)
 
 
-def test_other_rates_are_rounded_to_what_the_masks_remove():
+def test_other_dropout_rates_are_rounded_to_the_masks_resolution():
     dropout = Dropout(torch.tensor([1]), torch.tensor([0.1]), [64], 4000)
     (kept,), scales = dropout.masks(0, 4000)
     assert [float(scale) for scale in scales] == pytest.approx([1, 256 / 230])
@@ -309,7 +309,7 @@ def test_masks_are_a_function_of_key_and_step():
     alone = drawn(keys[1:2], 9, rates[1:2], 32, [16, 8])
     assert all(torch.equal(a[0], c[1]) for a, c in zip(alone, company, strict=True))
     dropout = Dropout(keys, rates, [16, 8], 32)
-    for step in (8, 9):  # whatever was drawn before
+    for step in (8, 9):  # whatever was drawn before it
         again = dropout.masks(step, 32).kept
     assert all(torch.equal(a, c) for a, c in zip(again, company, strict=True))
     other = drawn(keys, 10, rates, 32, [16, 8])
@@ -319,7 +319,7 @@ def test_masks_are_a_function_of_key_and_step():
     assert float((half == shifted).float().mean()) == pytest.approx(0.5, abs=0.02)
 
 
-def test_masks_are_those_of_splitmix64():
+def test_masks_match_splitmix64():
     """The generator's published definition, in Python's integers."""
     key, step, rows, width = 12345, 7, 3, 8
     bits, words = (1 << 64) - 1, []

@@ -1,6 +1,6 @@
 """Our numbers in README.md, docs/, results/README.md and findings.yaml, recomputed from committed confusion matrices.
 
-The code here is independent: it reads the lines of results/records and imports nothing of east.
+The code here is independent: it reads results/records directly and imports nothing from east.
 """
 
 import json
@@ -18,22 +18,22 @@ RECORDS = ROOT / "results" / "records"
 
 
 def scores_of(counts):
-    """Scores of confusion matrices [m, d, d], rows true: the mean over the m matrices, each score by its name."""
+    """Score name -> mean over confusion matrices [m, d, d] with true classes in rows."""
     right, actual, predicted = np.diagonal(counts, axis1=1, axis2=2), counts.sum(2), counts.sum(1)
     total = counts.sum((1, 2))
     f1 = 2 * right / np.maximum(actual + predicted, 1)
     spread = [np.sqrt(total**2 - (margin**2).sum(1)) for margin in (actual, predicted)]
     mcc = (right.sum(1) * total - (actual * predicted).sum(1)) / np.maximum(spread[0] * spread[1], 1)
     per_class = {"precision": right / np.maximum(predicted, 1), "recall": right / np.maximum(actual, 1)}
-    found = {"f1_positive": f1[:, 1], "f1_macro": f1.mean(1), "accuracy": right.sum(1) / total, "mcc": mcc}
+    scores = {"f1_positive": f1[:, 1], "f1_macro": f1.mean(1), "accuracy": right.sum(1) / total, "mcc": mcc}
     present = actual > 0
-    found["gmean"] = np.prod(np.where(present, per_class["recall"], 1), 1) ** (1 / present.sum(1))
-    found |= {f"{name} of {k}": values[:, k] for name, values in per_class.items() for k in range(counts.shape[1])}
-    return {name: values.mean() for name, values in found.items()}
+    scores["gmean"] = np.prod(np.where(present, per_class["recall"], 1), 1) ** (1 / present.sum(1))
+    scores |= {f"{name} of {k}": values[:, k] for name, values in per_class.items() for k in range(counts.shape[1])}
+    return {name: values.mean() for name, values in scores.items()}
 
 
 def matrices(stored):
-    """[m, d, d] from what a record holds: a matrix, several, or the cells that are not 0."""
+    """[m, d, d] from a record's matrix, several matrices, or nonzero cells."""
     if isinstance(stored, dict):
         dense = np.zeros((stored["classes"], stored["classes"]))
         for row, column, count in stored["cells"]:
@@ -46,20 +46,20 @@ def matrices(stored):
 @pytest.fixture(scope="module")
 def ours():
     """(dataset, loss, protocol, key) -> (rule, score) -> the values of its trials."""
-    found = defaultdict(lambda: defaultdict(list))
+    trials = defaultdict(lambda: defaultdict(list))
     for file in RECORDS.glob("*.jsonl"):
         for record in map(json.loads, file.read_text().splitlines()):
             if (record["stage"], record["status"]) != ("trial", "done"):
                 continue
             config = record["config"]
             if config["protocol"]["name"] == "contest":
-                continue  # `contest` has these
+                continue  # the fixture `contest` reads these
             rules = {"argmax": record} | record["decisions"]
             for rule, judged in rules.items():
                 for score, value in scores_of(matrices(judged["confusion"]["test"])).items():
                     names = (config[section]["name"] for section in ("dataset", "loss", "protocol"))
-                    found[*names, record["key"]][rule, score].append(value)
-    return found
+                    trials[*names, record["key"]][rule, score].append(value)
+    return trials
 
 
 def text_of(name):
@@ -70,17 +70,17 @@ def text_of(name):
 
 
 @pytest.mark.parametrize("name", ["docs/reproduce.md", "results/README.md", "east/reporting/findings.yaml"])
-def test_every_mean_and_deviation_is_that_of_recorded_trials(name, ours):
-    """Ours have three decimals each; the papers print two for the deviation."""
-    said = set(re.findall(r"\d\.\d{3} ± \d\.\d{3}", text_of(name)))
+def test_every_mean_and_deviation_comes_from_recorded_trials(name, ours):
+    """Our mean and deviation have three decimals each; the papers print deviations with two."""
+    stated = set(re.findall(r"\d\.\d{3} ± \d\.\d{3}", text_of(name)))
     known = {
         f"{np.mean(values):.3f} ± {np.std(values, ddof=1):.3f}"
         for by_score in ours.values()
         for values in by_score.values()
         if len(values) > 1
     }
-    assert len(said) > 10
-    assert said <= known, f"not on record: {sorted(said - known)}"
+    assert len(stated) > 10
+    assert stated <= known, f"not on record: {sorted(stated - known)}"
 
 
 DATASETS = {"Adult, with": "adult_released", "Adult, read": "adult", "Mammography": "mammography", "Kaggle": "kaggle"}
@@ -110,9 +110,9 @@ def test_the_headline_has_the_datasets_of_the_paper():
 
 @pytest.mark.parametrize("line", list(headline()), ids=lambda line: f"{line[0]} {line[1]}")
 def test_the_headline_is_on_record(line, ours):
-    """Mean, deviation and n of one setting's trials; Welch's interval and the word, by their definitions."""
+    """Mean, deviation and n come from one setting's trials; Welch's interval and the word follow their definitions."""
     dataset, loss, published, mean_and_deviation, n, interval, word = line
-    fitting = [  # several settings where a choice made no difference, such as that of two equal searches
+    fitting = [  # several if a choice made no difference, such as two searches with equal results
         values
         for place, by_score in ours.items()
         if place[:3] == (dataset, loss, "east")
@@ -146,9 +146,9 @@ def test_every_signed_number_is_in_a_committed_table():
             numbers += [lead[name] for lead in leads for name in ("mean", "low", "high")]
             known |= {signed(number) for number in numbers if number is not None}
     for name in ("README.md", "docs/reproduce.md", "docs/which_loss.md", "results/README.md"):
-        said = set(re.findall(r"[+−]\d\.\d{3}(?!\d)", text_of(name)))
-        assert said, name
-        assert said <= known, f"{name}: in no table: {sorted(said - known)}"
+        stated = set(re.findall(r"[+−]\d\.\d{3}(?!\d)", text_of(name)))
+        assert stated, name
+        assert stated <= known, f"{name}: in no table: {sorted(stated - known)}"
 
 
 CONTESTS = sorted((ROOT / "results" / "tables").glob("contest*.json"))
@@ -157,21 +157,21 @@ CONTESTS = sorted((ROOT / "results" / "tables").glob("contest*.json"))
 @pytest.fixture(scope="module")
 def contest():
     """(key, seed) -> rule -> the confusion matrix of the test rows, for the trials of the contest."""
-    found = {}
+    trials = {}
     for file in RECORDS.glob("*.jsonl"):
         for line in file.read_text().splitlines():
             if '"name":"contest"' in line and '"stage":"trial"' in line:
                 record = json.loads(line)
                 rules = {"argmax": record} | record["decisions"]
-                found[record["key"], record["seed"]] = {
+                trials[record["key"], record["seed"]] = {
                     rule: matrices(judged["confusion"]["test"]) for rule, judged in rules.items()
                 }
-    return found
+    return trials
 
 
 @pytest.mark.parametrize("file", CONTESTS, ids=lambda file: file.stem)
-def test_the_contest_follows_from_confusion_matrices(file, contest):
-    """Every score of every trial; then leads: mean over splits, difference to the reference, t interval over sets."""
+def test_the_contest_follows_from_its_confusion_matrices(file, contest):
+    """Every score of every trial; then leads: mean over splits, minus the reference, t interval over datasets."""
     (table,) = json.loads(file.read_text())
     means = defaultdict(dict)
     for cell in table["cells"]:
@@ -191,7 +191,7 @@ def test_the_contest_follows_from_confusion_matrices(file, contest):
             assert (lead["mean"], lead["low"], lead["high"]) == pytest.approx((np.mean(differences), *ends), abs=1e-9)
 
 
-WAYS = {
+METHODS = {
     "metric cross-entropy, most probable class": "Metric CE",
     "metric cross-entropy, tuned rule": "Metric CE + plug-in",
     "cross-entropy stopped by its own loss, rule without labels (`east.decide`)": "CE stopped by its loss + expected",
@@ -207,14 +207,14 @@ WAYS = {
 }
 
 
-def test_the_table_of_which_loss_is_that_of_the_contest():
+def test_the_table_of_which_loss_shows_the_contest():
     (table,) = json.loads((ROOT / "results" / "tables" / "contest.json").read_text())
     leads = {entry["block"]: entry["leads"]["all"] for entry in table["rankings"]}
     blocks = ("held out, two classes", "held out, many classes")
     lines = (ROOT / "docs" / "which_loss.md").read_text(encoding="utf-8").splitlines()
     rows = {cells[0]: cells[1:] for line in lines if len(cells := [c.strip() for c in line.strip("|").split("|")]) == 3}
-    for words, row in WAYS.items():
-        found = [leads[block].get(row) for block in blocks]
-        said = [f"{signed(x['mean'])} [{signed(x['low'])}, {signed(x['high'])}]" if x else "" for x in found]
-        assert rows.pop(words) == said
+    for words, row in METHODS.items():
+        expected = [leads[block].get(row) for block in blocks]
+        cells = [f"{signed(x['mean'])} [{signed(x['low'])}, {signed(x['high'])}]" if x else "" for x in expected]
+        assert rows.pop(words) == cells
     assert all(cell.startswith(("two", "many", "---")) for cells in rows.values() for cell in cells)

@@ -1,4 +1,4 @@
-"""Time first: what a command says before long work, whom it asks, and what it shows while it works."""
+"""What a command says before long work, when it asks for confirmation, and what it shows while it works."""
 
 import io
 import re
@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
 
 @pytest.fixture
 def no_data(tmp_path, monkeypatch):
-    """Nothing in the cache, and a network that must not be asked."""
+    """An empty cache, and a network that must not be used."""
     monkeypatch.setenv("EAST_DATA_DIR", str(tmp_path / "none"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
@@ -59,7 +59,7 @@ def test_a_dry_run_downloads_nothing(east_run):
 
 @pytest.mark.usefixtures("no_data", "slow")
 @pytest.mark.parametrize("sweep", [[], ["-m"]])
-def test_days_on_a_cpu_are_refused_where_nobody_can_be_asked(sweep, east_run, monkeypatch):
+def test_days_on_a_cpu_are_refused_if_nobody_can_be_asked(sweep, east_run, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO())
     answer = east_run(*sweep, *LONG)
     assert answer.code == 2
@@ -70,7 +70,7 @@ def test_days_on_a_cpu_are_refused_where_nobody_can_be_asked(sweep, east_run, mo
 
 @pytest.mark.usefixtures("no_data", "slow")
 @pytest.mark.parametrize(("typed", "started"), [("y\n", True), ("n\n", False), ("\n", False)])
-def test_days_on_a_cpu_are_asked_about_in_a_terminal(typed, started, monkeypatch):
+def test_days_on_a_cpu_need_confirmation_in_a_terminal(typed, started, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     monkeypatch.setattr(sys, "stderr", Terminal())
     work = plan.made(all_settings(Command.parse(LONG)))
@@ -82,8 +82,8 @@ def test_days_on_a_cpu_are_asked_about_in_a_terminal(typed, started, monkeypatch
 
 
 @pytest.mark.usefixtures("no_data", "slow")
-def test_a_sweep_is_asked_about_once(monkeypatch, east_run):
-    """Its jobs are told yes=true; here they get no further than the data."""
+def test_a_sweep_asks_once(monkeypatch, east_run):
+    """Its jobs get yes=true; here they stop before any run."""
     asked = []
     monkeypatch.setattr(plan.Plan, "confirmed", lambda self: asked.append(len(self.items)) or 0.0)
     monkeypatch.setattr(plan.Plan, "runs", lambda self: sys.exit(0) if self.settings.yes else pytest.fail("not told"))
@@ -101,8 +101,8 @@ def test_minutes_are_announced_and_seconds_are_not(monkeypatch, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_step_takes_the_time_it_takes():
-    """A wider network takes longer; a perceptron's operations are two per weight, three times over."""
+def test_step_time_and_operations_grow_with_the_network():
+    """A wider network takes longer; a perceptron needs two operations per weight in each of three passes."""
     size, device, hyper = (
         Size(2000, (20,), 2),
         torch.device("cpu"),
@@ -114,7 +114,7 @@ def test_a_step_takes_the_time_it_takes():
     assert timing.operations(configs[0], size) == 3 * 2 * (20 * 8 + 8 * 2)
 
 
-def test_operations_are_those_that_torch_counts():
+def test_operations_match_torchs_count():
     from torch.utils.flop_counter import FlopCounterMode
 
     nn = torch.nn
@@ -124,7 +124,7 @@ def test_operations_are_those_that_torch_counts():
     assert timing.forward_operations(net, (3, 32, 32)) == counter.get_total_flops()
 
 
-def test_points_of_a_grid_that_take_the_same_time_are_timed_once(monkeypatch):
+def test_grid_points_that_take_the_same_time_are_timed_once(monkeypatch):
     timed = []
     monkeypatch.setattr(timing, "_time", lambda *setting: timed.append(setting) or 1.0)
     monkeypatch.setattr(timing, "_KNOWN", {})
@@ -146,7 +146,7 @@ def test_every_kind_of_data_can_be_timed():
     "name",
     [pytest.param(n, marks=[] if n == "mammography" else pytest.mark.nightly) for n in plan.SIZES if n != "caltech256"],
 )
-def test_sizes_of_data_that_are_not_here_are_those_of_the_data(name):
+def test_known_sizes_of_missing_data_are_right(name):
     asked = settings(Command.parse([f"dataset={name}"]))
     try:
         with plan.offline(True):
@@ -174,7 +174,7 @@ def shown(stream, monkeypatch):
     return stream.getvalue()
 
 
-def test_a_terminal_has_a_line_that_is_redrawn(monkeypatch):
+def test_a_terminal_shows_one_line_that_is_redrawn(monkeypatch):
     monkeypatch.setattr(display, "REDRAW", 0.01)
     text = shown(Terminal(), monkeypatch)
     assert "3 of 10 trials done | decoding images [#####---------------] 1 of 4" in text
@@ -182,7 +182,7 @@ def test_a_terminal_has_a_line_that_is_redrawn(monkeypatch):
     assert f"{display.CLEAR}failed: something\n" in text
 
 
-def test_a_log_has_plain_lines(monkeypatch):
+def test_a_log_shows_plain_lines(monkeypatch):
     assert display.LOG <= 30
     monkeypatch.setattr(display, "FIRST", 0.01)
     monkeypatch.setattr(display, "LOG", 0.02)
@@ -200,8 +200,8 @@ def test_workers_leave_their_progress_for_the_parent(tmp_path):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_any_seed_below_two_to_the_32_and_those_of_the_search(tmp_path, east_run):
-    """A trial with the search's seed and settings is one of its own."""
+def test_seeds_below_two_to_the_32_including_the_searchs_can_be_used(tmp_path, east_run):
+    """A trial with the search's seed and settings is a trial of its own."""
     search = [*TINY, "preset=budget", "protocol.max_epochs=1", "hyper.lr=0.01", "hyper.batch_size=64", "trials=1"]
     answer = east_run(*search, "search=grid", "seed=1000")
     assert answer.code == 0, answer.err

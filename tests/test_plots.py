@@ -1,4 +1,4 @@
-"""Figures show the numbers they are given; their looks are for eyes."""
+"""Figures show the numbers they are given; their looks are left to the eye."""
 
 import xml.etree.ElementTree as ET
 from pathlib import Path
@@ -26,7 +26,7 @@ def test_the_step_goes_through_its_corner_points():
     assert len(figure.axes[0].get_legend().get_texts()) == 2
 
 
-def test_soft_metrics_tend_to_the_hard_ones_as_the_temperature_falls():
+def test_soft_metrics_approach_the_hard_ones_as_the_temperature_falls():
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 3, 300)
     logits = rng.normal(size=(300, 3)) + 2 * np.eye(3)[labels]
@@ -61,7 +61,7 @@ def test_curves_show_the_history_and_every_cooling():
     assert sorted(line.get_xdata()[0] for line in figure.axes[0].lines if line.get_linestyle() == ":") == [2, 3]
 
 
-def test_curves_of_a_loss_without_temperature():
+def test_curves_work_for_a_loss_without_temperature():
     figure = plots.curves({"epoch": [0, 1], "temperature": [None, None], "val_loss": [0.6, 0.5]})
     assert not figure.axes[0].collections
 
@@ -94,14 +94,14 @@ def test_dots_show_means_and_intervals_of_ours_and_published():
     assert f"{len(first.values)}{first.marks}" in words, "n and training stand beside the dot"
 
 
-def test_dots_leave_out_what_has_no_results():
+def test_dots_leave_out_rows_without_results():
     assert not plots.dots(tables.build("east_v2_1", "/nowhere")).axes
     assert not plots.dots(tables.build("grid", "/nowhere")).axes
     titles = [axes.get_title(loc="left") for axes in plots.dots(tables.build("east_v2_1", GOLDEN)).axes]
     assert [title.partition(":")[0] for title in titles] == ["adult"] * 3 + ["mammography"] * 3
 
 
-def test_adult_is_shown_by_both_loaders():
+def test_adult_is_shown_with_both_loaders():
     clean, released = (tables.build("east_v2_1", GOLDEN, variant=variant) for variant in ("clean", "released"))
     adult = plots.dots(clean, released).axes[0]
     drawn = {b.lines[0].get_color(): b.lines[0].get_xdata()[0] for b in adult.containers}
@@ -141,7 +141,7 @@ def test_lines_have_a_point_per_column():
     plots.lines(tables.build("imbalance", "/nowhere"))
 
 
-def test_ranks_are_drawn_at_their_place():
+def test_ranks_are_drawn_at_their_positions():
     order = ["RF", "F1*", "CE"]
     table = filled("keel", lambda cell: 0.9 - 0.1 * order.index(cell.row) if cell.row in order else 0.3)
     figure = plots.ranks(table)
@@ -160,7 +160,7 @@ def test_cliques_are_the_longest_runs():
     assert plots.cliques([1, 1.5, 2.2, 2.4, 4], reach=1.0) == [(0, 1), (1, 3)]
 
 
-def test_published_is_in_the_legend_only_where_something_was():
+def test_published_is_in_the_legend_only_if_something_was_published():
     for name, published in [("east_v2_1", True), ("plugin", False)]:
         legend = plots.dots(filled(name, lambda cell: 0.5)).legends[0]
         assert any("published" in text.get_text() for text in legend.get_texts()) == published
@@ -184,14 +184,14 @@ def test_save_writes_every_format_and_the_same_bytes(tmp_path):
     assert first[1].read_bytes().startswith(b"%PDF")
 
 
-def test_nobody_elses_style_changes():
+def test_the_global_style_does_not_change():
     before = dict(matplotlib.rcParams)
     plots.confusion([[1, 0], [0, 1]])
     assert dict(matplotlib.rcParams) == before
 
 
 def test_equal_scores_have_an_interval_of_no_length():
-    """Seven of these have a mean in NumPy that is the last digit below."""
+    """NumPy's mean of seven copies of this score is one unit in the last place below it."""
     table = tables.build("ablation", "/nowhere")
     for cell in table.cells:
         cell.values = dict.fromkeys(range(7), 0.9666063677707588)

@@ -1,4 +1,4 @@
-"""Classical models as tensors predict what scikit-learn's objects do, or are not written."""
+"""Classical models saved as tensors predict what scikit-learn's objects predict, or are not written."""
 
 from types import SimpleNamespace
 
@@ -22,9 +22,9 @@ MODELS = [
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: type(model).__name__)
 @pytest.mark.parametrize("classes, labelled", [(2, (0, 1)), (4, (0, 1, 2, 3)), (5, (1, 4)), (6, (0, 2, 5)), (3, (2,))])
-def test_predictions_are_equal_also_for_classes_that_training_did_not_have(model, classes, labelled):
+def test_predictions_match_also_for_classes_missing_from_training(model, classes, labelled):
     inputs, labels = problem(300, len(labelled))
-    inputs = inputs.round(1)  # rows that lie exactly on a threshold
+    inputs = inputs.round(1)  # rows exactly on a threshold
     model.fit(inputs, np.array(labelled)[labels], classes)
     module = portable.build(portable.state_of(model, inputs))
     others = np.concatenate([inputs, 10 * np.random.RandomState(1).randn(500, 5).astype(np.float32)])
@@ -33,7 +33,7 @@ def test_predictions_are_equal_also_for_classes_that_training_did_not_have(model
     np.testing.assert_allclose(found, model.probabilities(others), atol=1e-6)
 
 
-def test_the_iterations_that_were_chosen_are_kept_and_no_more():
+def test_only_the_chosen_iterations_are_kept():
     inputs, labels = problem(300, 3)
     model = GradientBoosting(iterations=(2, 40)).fit(
         inputs[:150], labels[:150], 3, validation=(inputs[150:], 2 - labels[150:])
@@ -54,18 +54,18 @@ def test_trees_of_an_unknown_version_are_refused(predictors, message):
     inputs, labels = problem(300, 2)
     model = GradientBoosting(leaves=4, iterations=3).fit(inputs, labels, 2)
     model.model._predictors = model.model._predictors[::-1] if predictors is None else predictors
-    if predictors is None:  # other leaves than those scikit-learn predicts by
+    if predictors is None:  # leaves that differ from those scikit-learn predicts with
         model.probabilities = lambda rows: np.full((len(rows), 2), 0.5)
     with pytest.raises(ValueError, match=f"cannot read the trees of scikit-learn .*{message}"):
         portable.state_of(model, inputs)
 
 
-def test_tensors_of_a_network_are_left_alone():
+def test_tensors_of_a_network_are_unchanged():
     assert portable.build(torch.nn.Linear(3, 2).state_dict()) is None
 
 
 @pytest.mark.parametrize("name, change", [("left", 0), ("right", 99_999), ("roots", -1), ("value", None)])
-def test_trees_that_would_walk_in_circles_are_refused(name, change):
+def test_trees_with_cycles_are_refused(name, change):
     inputs, labels = problem(100, 2)
     state = portable.state_of(RandomForest(2).fit(inputs, labels, 2), inputs)
     if change is None:

@@ -1,4 +1,4 @@
-"""What a paper prescribes: the grid, the seeds, the scientific part of a config."""
+"""What a paper prescribes: the grid, the seeds, and the part of a config that determines a result."""
 
 import pytest
 
@@ -26,11 +26,11 @@ def settings(words):
         (["dataset=adult", "loss=f1", "annealing.r=0.7", "hyper.batch_size=64"], 6),
     ],
 )
-def test_points_of_the_grid(overrides, points):
+def test_the_grid_has_the_expected_number_of_points(overrides, points):
     assert len(settings(overrides).grid()) == points
 
 
-def test_what_the_user_gives_is_kept_at_every_point():
+def test_a_value_set_by_the_user_is_kept_at_every_point():
     config = settings(["dataset=adult", "loss=f1", "hyper.lr=0.05"])
     plain = config.science("adult", "f")
     moved = [plain.with_grid_point(point) for point in config.grid()]
@@ -46,7 +46,7 @@ def test_points_of_a_grid_are_one_family_and_differ_in_key():
     assert len({one.key for one in moved}) == 60
 
 
-def test_trials_of_user_preset_and_paper():
+def test_the_number_of_trials_comes_from_user_preset_or_paper():
     assert settings(["dataset=adult"]).trial_count == 10
     assert settings(["dataset=adult", "preset=quick"]).trial_count == 2
     assert settings(["dataset=adult", "trials=3", "seed=5"]).seeds == range(5, 8)
@@ -60,7 +60,7 @@ def test_equal_budget_gives_two_seeds_to_losses_that_do_not_anneal():
     assert counts == {"f1": 70, "ce": 70}
 
 
-def test_rounds_of_halving():
+def test_halving_has_the_expected_rounds():
     """60 points for 5 epochs, the best 20 for 15, the best 6 in full: 86 trainings and 10 trials."""
     config = settings(["dataset=adult", "loss=f1", "search=halving"])
     assert protocols.rounds(config) == [(5, 60), (15, 20), (None, 6)]
@@ -69,7 +69,7 @@ def test_rounds_of_halving():
     assert protocols.rounds(settings(["dataset=adult", "search=none"])) == []
 
 
-def test_what_is_not_science_does_not_change_the_key():
+def test_settings_without_effect_on_the_result_do_not_change_the_key():
     def key(*overrides):
         return settings(["dataset=adult", *overrides]).science("adult", "f").key
 
@@ -81,7 +81,7 @@ def test_what_is_not_science_does_not_change_the_key():
     assert len({key(override) for override in other} | {key()}) == len(other) + 1
 
 
-def test_a_path_does_not_change_the_key_since_the_fingerprint_tells_the_data():
+def test_a_path_does_not_change_the_key_but_the_fingerprint_does():
     def key(path, fingerprint):
         return settings(["dataset=csv", f"dataset.path={path}"]).science("csv", fingerprint).key
 
@@ -89,7 +89,7 @@ def test_a_path_does_not_change_the_key_since_the_fingerprint_tells_the_data():
     assert key("a.csv", "1") != key("a.csv", "2")
 
 
-def test_new_splits_where_the_protocol_wants_them():
+def test_trials_get_new_splits_if_the_protocol_says_so():
     btg = settings(["dataset=adult", "protocol=btg", "loss=bce"]).science("adult", "f")
     east = settings(["dataset=adult"]).science("adult", "f")
     assert (btg.split.seed, east.split.seed) == ("trial", 0)

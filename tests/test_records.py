@@ -1,4 +1,4 @@
-"""The record format: identity, atomic files, query, export, selection."""
+"""Records: identity, atomic files, queries, export, selection."""
 
 import json
 import multiprocessing
@@ -48,34 +48,34 @@ def record(seed=0, score=0.75, stage="trial", best=None, status="done", **kwargs
     )
 
 
-def test_key_is_the_science_and_nothing_else():
+def test_the_key_depends_only_on_the_science():
     base = config()
     same = [
         {**base, "preset": "budget"},
         {**base, "hyper": {**base["hyper"], "batch_size": 256.0}},
         {**base, "split": {**base["split"], "fractions": (0.64, 0.16, 0.2)}},
         dict(reversed(base.items())),
-        config(root="/somewhere", path="/a/file"),  # the fingerprint says what the path leads to
+        config(root="/somewhere", path="/a/file"),  # the fingerprint identifies the data, not the path
     ]
     assert {identity.key(other) for other in same} == {identity.key(base)}
     different = [config(lr=0.01), config(loss="ce"), config(limit=100), config(fingerprint="def"), config(r=0.8)]
     assert len({identity.key(other) for other in [base, *different]}) == 6
 
 
-def test_key_is_stable_across_processes_and_versions():
-    """A changed hash orphans every result; whoever changes it on purpose raises SCHEMA."""
+def test_the_key_is_stable_across_processes_and_versions():
+    """A changed hash orphans every result; a deliberate change must raise SCHEMA."""
     assert records.SCHEMA == 1
     assert (
         identity.key({"dataset": {"name": "digits"}, "loss": {"name": "f1"}, "hyper": {"lr": 1e-3}}) == "d696683fdb13"
     )
 
 
-def test_family_ignores_what_a_search_varies():
+def test_the_family_ignores_what_a_search_varies():
     assert identity.family(config(lr=0.01, r=0.8)) == identity.family(config())
     assert identity.family(config(loss="ce")) != identity.family(config())
 
 
-def test_path_and_round_trip(tmp_path):
+def test_a_record_survives_a_round_trip_at_its_path(tmp_path):
     one = record()
     file = records.write(tmp_path, one)
     assert (
@@ -88,7 +88,7 @@ def test_path_and_round_trip(tmp_path):
     assert file.read_text().count("\n") == 3, "the history is the second line, the digest the third"
 
 
-def test_numbers_from_numpy_and_numbers_that_are_none(tmp_path):
+def test_numpy_numbers_are_stored_plainly_and_nan_as_null(tmp_path):
     one = record(best={"val_loss": np.float32(0.5), "val_metric": float("nan"), "epoch": np.int64(3)})
     one.confusion = {"test": np.eye(2, dtype=np.int64)}
     stored = records.read(records.write(tmp_path, one))
@@ -98,7 +98,7 @@ def test_numbers_from_numpy_and_numbers_that_are_none(tmp_path):
         records.write(tmp_path, record(best={"val_loss": object()}), force=True)
 
 
-def test_done_is_never_overwritten_without_force_but_failed_and_broken_give_way(tmp_path):
+def test_done_records_are_never_overwritten_without_force_but_failed_and_broken_ones_are(tmp_path):
     file = records.write(tmp_path, record(status="failed"))
     records.write(tmp_path, record(score=0.1))
     with pytest.raises(FileExistsError, match="force=true"):
@@ -111,7 +111,7 @@ def test_done_is_never_overwritten_without_force_but_failed_and_broken_give_way(
     assert records.read(file).scores["test"]["f1_pos"] == 0.4
 
 
-def test_arrays_lie_beside_the_record(tmp_path):
+def test_arrays_are_stored_beside_the_record(tmp_path):
     stored = {"test_probabilities": np.random.rand(5, 2).astype(np.float32), "test_labels": np.arange(5) % 2}
     file = records.write(tmp_path, record(), arrays=stored)
     found = records.arrays(file)
@@ -119,7 +119,7 @@ def test_arrays_lie_beside_the_record(tmp_path):
     assert all((found[name] == stored[name]).all() and found[name].dtype == stored[name].dtype for name in stored)
 
 
-def test_a_record_gives_way_where_its_arrays_were_deleted(tmp_path):
+def test_a_record_whose_arrays_were_deleted_is_overwritten(tmp_path):
     file = records.write(tmp_path, record(score=0.1), arrays={"a": np.arange(2)})
     with pytest.raises(FileExistsError, match="force=true"):
         records.write(tmp_path, record(score=0.2), arrays={"a": np.arange(3)})
@@ -136,7 +136,7 @@ def test_a_record_never_appears_without_its_arrays(tmp_path):
     assert not [file for file in tmp_path.rglob("*") if file.is_file()], "and nothing half-written stays"
 
 
-def test_leftovers_of_ended_processes_are_swept_and_those_of_living_ones_stay(tmp_path):
+def test_temporary_files_of_ended_processes_are_swept_and_those_of_living_ones_stay(tmp_path):
     folder = records.write(tmp_path, record()).parent
     ended = subprocess.Popen(["true"])
     ended.wait()
@@ -145,7 +145,7 @@ def test_leftovers_of_ended_processes_are_swept_and_those_of_living_ones_stay(tm
         "alive": f".seed-2.json.{files.machine()}-{os.getpid()}.2.tmp",
         "elsewhere": ".seed-3.json.00000000-1.2.tmp",
         "old": ".seed-4.json.00000000-1.2.tmp",
-        "earlier": ".seed-5.json.1.2.tmp",  # as they were named before they told the machine
+        "earlier": ".seed-5.json.1.2.tmp",  # an older name, without the machine
     }
     for name in names.values():
         (folder / name).write_text('{"half":')
@@ -186,21 +186,21 @@ def test_a_record_whose_config_was_edited_is_skipped(tmp_path):
         assert records.done(tmp_path) == {}
 
 
-def test_a_record_cut_off_in_its_history_is_skipped(tmp_path):
+def test_a_truncated_record_is_skipped(tmp_path):
     file = records.write(tmp_path, record())
     file.write_text(file.read_text()[:-10])
     with pytest.warns(UserWarning, match="is not a record"):
         assert records.done(tmp_path) == {}
 
 
-def test_done_lists_failed_trials_as_failed(tmp_path):
+def test_done_reports_failed_trials_as_failed(tmp_path):
     good, bad = record(), record(seed=1, status="failed")
     for one in (good, bad):
         records.write(tmp_path, one)
     assert records.done(tmp_path) == {(good.key, 0): "done", (good.key, 1): "failed"}
 
 
-def test_frame_has_one_flat_row_per_trial(tmp_path):
+def test_the_frame_has_one_flat_row_per_trial(tmp_path):
     for seed in range(3):
         records.write(tmp_path, record(seed=seed, score=0.7 + seed / 100))
     frame = records.load(tmp_path).sort_values("seed")
@@ -220,13 +220,13 @@ def test_frame_has_one_flat_row_per_trial(tmp_path):
     assert (tmp_path / row.source).is_file()
 
 
-def test_nothing_yet(tmp_path):
+def test_a_folder_without_records_is_empty(tmp_path):
     assert records.load(tmp_path / "nowhere").empty
     assert records.done(tmp_path / "nowhere") == {}
     assert records.export(tmp_path) == {}
 
 
-def test_export_counts_as_done_in_a_fresh_clone(tmp_path):
+def test_an_export_counts_as_done_in_a_fresh_clone(tmp_path):
     here, clone = tmp_path / "here", tmp_path / "clone"
     for seed in (0, 1, 1000):
         records.write(here, record(seed=seed, stage="search" if seed == 1000 else "trial"), arrays={"x": np.zeros(2)})
@@ -244,7 +244,7 @@ def test_export_counts_as_done_in_a_fresh_clone(tmp_path):
     assert lines[0]["history"]["epoch"][-1] == 99
 
 
-def test_export_is_stable_deduplicated_and_keeps_what_was_exported_before(tmp_path):
+def test_an_export_is_stable_deduplicated_and_keeps_earlier_exports(tmp_path):
     records.write(tmp_path, record(seed=5))
     records.export(tmp_path)
     for folder in (tmp_path / "runs").glob("*/*/*"):
@@ -260,7 +260,7 @@ def test_export_is_stable_deduplicated_and_keeps_what_was_exported_before(tmp_pa
     assert file.read_text() == once
 
 
-def test_export_keeps_many_classes_small(tmp_path):
+def test_an_export_stays_small_with_many_classes(tmp_path):
     one = record()
     matrix = np.zeros((257, 257), dtype=int)
     matrix[3, 200] = 7
@@ -284,7 +284,7 @@ def point(lr, val_loss, val_metric, seed=1000, **kwargs):
     return record(lr=lr, seed=seed, stage="search", best={"val_loss": val_loss, "val_metric": val_metric}, **kwargs)
 
 
-def test_selection_by_either_rule():
+def test_selection_follows_either_rule():
     search = [point(0.1, 0.30, 0.2), point(0.01, 0.20, 0.3), point(0.001, float("nan"), 0.1, status="failed")]
     assert records.select(search, "val_loss") == search[1].key
     assert records.select(search, "val_metric") == search[0].key
@@ -315,15 +315,15 @@ def test_selection_never_looks_at_trials(tmp_path):
     assert records.select(records.scan(tmp_path)) == search[1].key
 
 
-def test_selection_without_search():
+def test_without_a_search_the_only_setting_is_selected():
     assert records.select([record(seed=0), record(seed=1)]) == record().key
     assert records.select([record(lr=0.1), record(lr=0.2)]) is None, "two settings and no search: nothing to choose by"
     assert records.select([]) is None
 
 
-def test_concurrent_writers_leave_whole_files(tmp_path):
-    """Four processes write the same forty trials at once; every file is whole afterwards, and was written once."""
-    forks = multiprocessing.get_context("fork")  # a new interpreter would import torch first
+def test_concurrent_writers_leave_complete_files(tmp_path):
+    """Four processes write the same forty trials at once; every file is complete and was written once."""
+    forks = multiprocessing.get_context("fork")  # fork, because a new interpreter would import torch first
     together = forks.Barrier(4)
 
     def write_forty():
@@ -354,7 +354,7 @@ def test_ten_thousand_records_load_within_five_seconds(tmp_path, count, seconds)
     text = "".join(template.read_text().splitlines(keepends=True)[:2]).rstrip(",\n") + "}\n"  # without the digest
     for seed in range(1, count):
         template.with_name(f"seed-{seed}.json").write_text(text.replace('"seed":0,"stage"', f'"seed":{seed},"stage"'))
-    start = time.process_time()  # of this process: a busy machine is not its fault
+    start = time.process_time()  # CPU time of this process, so that a busy machine does not matter
     frame = records.load(tmp_path)
     elapsed = time.process_time() - start
     assert len(frame) == count
@@ -377,7 +377,7 @@ def test_provenance_names_versions_and_commit():
 
 
 def test_a_frame_hides_the_test_scores_of_a_search(tmp_path):
-    """Records of early searches hold them; whoever looks for the best setting shall not see them."""
+    """Records of early searches hold test scores, which must not be visible to anyone choosing a setting."""
     both = {"val": {"f1_pos": 0.5}, "test": {"f1_pos": 0.9}}
     matrices = {"val": [[1, 0], [0, 1]], "test": [[2, 0], [0, 2]]}
     rules = {"plugin_f1": {"confusion": matrices, "scores": both}}

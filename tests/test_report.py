@@ -1,4 +1,4 @@
-"""The HTML page: complete, self-contained, accessible; and, where chromium is installed, seen working in it."""
+"""The HTML page: complete, self-contained, accessible; and, if chromium is installed, working in it."""
 
 import json
 import os
@@ -25,7 +25,7 @@ VOID = {"meta", "link", "br", "img", "use", "path", "rect"}
 
 
 class Page(HTMLParser):
-    """What the tests need to know of a page: tags with attributes, headings, text."""
+    """What the tests need from a page: tags with attributes, headings, text."""
 
     def __init__(self, text):
         super().__init__()
@@ -55,7 +55,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Golden records of three datasets, and one whole run beside them: history and probabilities."""
+    """Golden records of three datasets, and one complete run with history and probabilities."""
     folder = tmp_path_factory.mktemp("results")
     (folder / "records").mkdir()
     for name in ("mammography", "adult_released", "digits"):
@@ -91,7 +91,7 @@ def test_the_page_is_well_formed(page):
     assert [name for name, count in Counter(ids).items() if count > 1] == []
 
 
-def test_tables_with_trials_and_all_findings_are_there(page, results):
+def test_the_page_has_all_tables_with_trials_and_all_findings(page, results):
     ids = {attributes.get("id") for _, attributes in page.tags}
     tried = {table.name for table in tables.build_all(results) if any(cell.values for cell in table.cells)}
     assert {"east_v2_1", "btg_1"} <= tried <= ids
@@ -119,7 +119,7 @@ def test_every_filled_cell_links_to_its_records(page, results):
     assert {f"#k-{cell.key}" for cell in filled} <= linked
 
 
-def test_nothing_is_requested_from_elsewhere(text, page):
+def test_the_page_requests_nothing_from_the_network(text, page):
     assert not page.of("img")
     assert not any("src" in attributes for attributes in page.of("script"))
     assert [attributes["href"] for attributes in page.of("link")] == ["data:,"]
@@ -158,7 +158,7 @@ def luminance(colour):
 
 
 @pytest.mark.parametrize("scheme", [0, 1], ids=["light", "dark"])
-def test_text_stands_out_from_its_background(scheme):
+def test_text_has_enough_contrast(scheme):
     """WCAG 2.2, 1.4.3: a contrast of at least 4.5 for every text colour on both backgrounds."""
     css = html.read("report.css")
     palette = dict(re.findall(r"--(\w+): (#\w{6})", re.findall(r":root \{(.*?)\}", css, flags=re.S)[scheme]))
@@ -188,8 +188,8 @@ def test_a_page_without_any_record_says_what_to_run(tmp_path):
     assert "No trials yet for east_v2_1" in words
 
 
-def test_the_page_opens_with_what_the_folder_holds(page, results):
-    """Own runs come before the papers' tables; every setting with finished trials has a line."""
+def test_your_own_runs_come_before_the_papers_tables(page, results):
+    """Every setting with finished trials has a line."""
     sections = [attributes["id"] for attributes in page.of("section") if attributes.get("id") in SECTIONS]
     assert sections == list(SECTIONS)
     keys = {record.key for record in records.scan(results) if (record.stage, record.status) == ("trial", "done")}
@@ -198,8 +198,8 @@ def test_the_page_opens_with_what_the_folder_holds(page, results):
     assert words.index("digits, f1") < words.index("published cells"), "own runs first"
 
 
-def test_own_files_go_by_their_names(tmp_path):
-    """Two files of one's own are both datasets called csv."""
+def test_your_own_files_are_shown_by_name(tmp_path):
+    """Two of your own files are both datasets called csv."""
     source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "digits")
     for name in ("trees.csv", "data/birds.csv"):
         dataset = Dataset(name="csv", kind="table", path=name)
@@ -217,7 +217,7 @@ def test_own_files_go_by_their_names(tmp_path):
     ]
 
 
-def test_the_released_variant_is_shown_where_it_has_records(page):
+def test_the_released_variant_is_shown_if_it_has_records(page):
     ids = {attributes.get("id") for _, attributes in page.tags}
     assert "east_v2_1-released" in ids
     assert "btg_2-released" not in ids
@@ -255,7 +255,7 @@ document.body.insertAdjacentHTML("beforeend", `<pre id="found">${JSON.stringify(
 
 
 def browse(text, folder, *options, probe=PROBE):
-    """Open the page with a probe in it; what the probe found, and the browser's console messages."""
+    """Open the page with a probe in it; return what the probe saw, and the browser's console messages."""
     installed = (shutil.which(name) for name in ("chromium", "chromium-browser", "google-chrome", "chrome"))
     browser = os.environ.get("CHROME_PATH") or next(filter(None, installed), None)
     if not browser:
@@ -272,7 +272,7 @@ def browse(text, folder, *options, probe=PROBE):
 @pytest.mark.slow
 @pytest.mark.parametrize("width", [1300, 500])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_in_a_real_browser(text, tmp_path, width, scheme):
+def test_the_page_works_in_a_real_browser(text, tmp_path, width, scheme):
     number = {"dark": 0, "light": 1}[scheme]
     found, console = browse(
         text, tmp_path, f"--window-size={width},900", f"--blink-settings=preferredColorScheme={number}"

@@ -1,4 +1,4 @@
-"""What no module owns: packaging, the lock file, the Docker image, the scripts."""
+"""The repository itself: packaging, the lock file, the Docker image, the scripts."""
 
 import ast
 import json
@@ -20,24 +20,24 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 SOURCES = sorted((ROOT / "east").rglob("*.py"))
-# Import name -> distribution, where the two differ.
+# Import name -> distribution, if they differ.
 DISTRIBUTIONS = {"PIL": "pillow", "hydra": "hydra-core", "sklearn": "scikit-learn", "yaml": "pyyaml"}
 RUNTIME_EXTRAS = set(EXTRAS) - {"dev", "docs", "all"}
 LOCKED = re.compile(r"^([a-z0-9-]+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})+)$", re.MULTILINE)
 
 
 def normal(requirement: str) -> str:
-    """The distribution that a requirement names, spelt as the package index does."""
+    """The distribution that a requirement names, normalised as on the package index."""
     return re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", requirement).group()).lower()
 
 
 def declared(*extras: str) -> set[str]:
-    """Distributions that an installation with these extras asks for."""
+    """Distributions that an installation with these extras requires."""
     return {normal(item) for item in [*PROJECT["dependencies"], *(item for name in extras for item in EXTRAS[name])]}
 
 
 def imported(nodes: Iterable[ast.AST]) -> set[str]:
-    """Distributions, other than this one and the standard library, that these statements import."""
+    """Distributions that these statements import, except this one and the standard library."""
     names: set[str] = set()
     for node in nodes:
         if isinstance(node, ast.Import):
@@ -71,17 +71,17 @@ def test_install_hints_name_extras():
     assert named <= set(EXTRAS)
 
 
-STRANGER = re.compile(r"pip install ['\"]?east\b(?!-)|['\"]east\[")  # on the package index, east is someone else's
+STRANGER = re.compile(r"pip install ['\"]?east\b(?!-)|['\"]east\[")  # on the package index, east is another project
 
 
 @pytest.mark.parametrize(
     "text", ["pip install east", "pip install 'east[ray]'", "get 'east[ray]'", 'pip install "east"']
 )
-def test_the_strangers_name_is_recognized(text):
+def test_the_pattern_finds_installs_of_the_other_east(text):
     assert STRANGER.search(text)
 
 
-def test_nobody_is_told_to_install_a_strangers_package():
+def test_no_text_says_to_install_the_other_east():
     files = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "Dockerfile", "pyproject.toml")]
     for folder, pattern in (("docs", "*"), ("conf", "*.yaml"), ("east", "*"), ("scripts", "*"), ("results", "*.md"),
                             (".github", "*")):  # fmt: skip
@@ -91,14 +91,14 @@ def test_nobody_is_told_to_install_a_strangers_package():
     assert not offending
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_is_stated_in_one_place():
     assert "version" in PROJECT["dynamic"]
     assert "version" not in PROJECT
     assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert f"## {east.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_wheel_has_everything_that_is_read_at_run_time(tmp_path):
+def test_the_wheel_has_every_file_that_is_read_at_run_time(tmp_path):
     pytest.importorskip("hatchling", reason="hatchling is not installed")
     command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
@@ -115,7 +115,7 @@ def locked() -> dict[str, str]:
     return {name: version for name, version, _ in LOCKED.findall((ROOT / "requirements.lock").read_text())}
 
 
-def test_the_lock_file_is_names_versions_and_hashes():
+def test_the_lock_file_has_only_names_versions_and_hashes():
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     odd = [line for line in lines if not line.startswith("#") and not LOCKED.match(line)]
     assert not odd
@@ -153,7 +153,7 @@ def test_the_hosted_checks_cover_every_supported_python():
     assert any(step.get("run", "").startswith("scripts/test") for step in job["steps"])
 
 
-def test_commits_pass_the_checks_of_scripts_test():
+def test_pre_commit_runs_the_checks_of_scripts_test():
     [repository] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     commands = {hook["entry"].partition(" -- ")[2] for hook in repository["hooks"]}
     assert {command.split()[0] for command in commands} == {"ruff", "mypy"}

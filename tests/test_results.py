@@ -1,4 +1,4 @@
-"""The committed tables are what the committed records say."""
+"""The committed tables follow from the committed records."""
 
 import csv
 import json
@@ -22,15 +22,15 @@ FILES = sorted((RESULTS / "tables").iterdir())
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory):
-    """The committed records alone: a working copy may hold runs of its own."""
+def committed_records(tmp_path_factory):
+    """Only the committed records, because a working copy may hold other runs."""
     folder = tmp_path_factory.mktemp("committed")
     shutil.copytree(RESULTS / "records", folder / "records")
     return records.scan(folder)
 
 
 def builder(kept):
-    """stem -> the table that these records make, each built once; east_v2_1_released is a variant of east_v2_1."""
+    """stem -> the table built from these records, each built once; east_v2_1_released is a variant of east_v2_1."""
 
     @cache
     def build(stem):
@@ -44,11 +44,11 @@ def builder(kept):
 
 
 @pytest.fixture(scope="module")
-def committed(found):
-    return builder(found)
+def committed(committed_records):
+    return builder(committed_records)
 
 
-def test_there_are_results():
+def test_tables_are_committed_in_every_format():
     assert {file.suffix for file in FILES} == set(FORMATS)
     assert {"east_v2_1", "east_v2_1_released", "btg_1", "splits"} <= {file.stem for file in FILES}
 
@@ -60,14 +60,14 @@ def test_a_table_is_rendered_from_the_records(file, committed):
 
 
 @pytest.mark.usefixtures("no_figures")
-def test_the_command_writes_the_same_table(tmp_path):
+def test_the_command_writes_the_committed_table(tmp_path):
     shutil.copytree(RESULTS / "records", tmp_path / "records")
     assert cli.run(["task=table", "table=east_v2_1", f"results_dir={tmp_path}"]) == 0
     ours, theirs = ((folder / "tables" / "east_v2_1.csv").read_text() for folder in (tmp_path, RESULTS))
     assert ours == theirs
 
 
-def test_a_split_of_its_own_for_every_trial_is_as_many_splits(committed):
+def test_trials_with_their_own_splits_count_as_that_many_splits(committed):
     table = committed("plugin")
     cell = next(c for c in table.cells if (c.block, c.row, c.column) == ("mammography", "F1*", "f1_positive"))
     assert {split for split, _ in cell.splits} == set(range(10))
@@ -75,39 +75,39 @@ def test_a_split_of_its_own_for_every_trial_is_as_many_splits(committed):
     assert set(over_splits) == {10}
 
 
-def test_every_record_says_where_it_comes_from(found):
-    assert found
-    for record in found:
+def test_every_record_says_where_it_comes_from(committed_records):
+    assert committed_records
+    for record in committed_records:
         assert record.git
         assert record.versions["torch"]
         assert record.data
         assert record.status != "done" or record.confusion["test" if record.stage == "trial" else "val"]
 
 
-# the values of the first 1,690 records, whatever the tables call them now
+# The values of the first 1,690 records, under today's labels
 
 
 def first_tables(golden):
-    """File stem -> the lines of values.csv, as numbers, by (block, row, column) in today's labels."""
+    """File stem -> (block, row, column) in today's labels -> the numbers of values.csv."""
     labels = yaml.safe_load((golden / "labels.yaml").read_text())
-    found = {}
+    numbers_of = {}
     with open(golden / "values.csv", newline="") as file:
         for line in csv.DictReader(file):
             place = tuple(labels.get(line[name], line[name]) for name in ("block", "row", "column"))
             numbers = (line[name] for name in ("n", "mean", "std", "published_mean", "published_std"))
-            found.setdefault(line["table"], {})[place] = [float(number) if number else None for number in numbers]
-    return found
+            numbers_of.setdefault(line["table"], {})[place] = [float(number) if number else None for number in numbers]
+    return numbers_of
 
 
 FIRST = Path(__file__).parent / "golden" / "tables"
 
 
 @pytest.fixture(scope="module")
-def first_records(found):
-    """The records that values.csv was made of: later runs may fill cells better, but may not hide a change of rules."""
+def first_records(committed_records):
+    """The records that values.csv was made from, so that later runs cannot hide a change of the rules."""
     with open(FIRST / "records.csv", newline="") as file:
         kept = {(line["key"], int(seed)) for line in csv.DictReader(file) for seed in line["seeds"].split()}
-    first = [record for record in found if (record.key, record.seed) in kept]
+    first = [record for record in committed_records if (record.key, record.seed) in kept]
     assert len(first) == len(kept) == 1690
     return first
 
@@ -120,7 +120,7 @@ def first(first_records):
 @pytest.mark.parametrize(
     "stem, expected", first_tables(FIRST).items(), ids=lambda value: value if isinstance(value, str) else ""
 )
-def test_the_first_records_still_give_their_values(stem, expected, first):
+def test_the_first_records_still_give_the_first_values(stem, expected, first):
     (written,) = json.loads(WRITERS["json"]([first(stem)], [[]]))
     numbers = ("n", "mean", "std", "published_mean", "published_std")
     actual = {(c["block"], c["row"], c["column"]): [c[number] for number in numbers] for c in written["cells"]}
@@ -130,11 +130,11 @@ def test_the_first_records_still_give_their_values(stem, expected, first):
         assert known[place] == [None if v is None else pytest.approx(v, rel=1e-12) for v in values], place
 
 
-# what the findings say of our runs, recomputed from the confusion matrices
+# What the findings say about our runs, recomputed from the confusion matrices
 
 
 def by_hand(records_of_key, score):
-    """Mean and sample deviation of a score over the trials of a key, from their confusion matrices alone."""
+    """Mean and sample deviation of a score over the trials of a key, from only their confusion matrices."""
     values = []
     for record in records_of_key:
         rule = record.decisions.get("logit_thresholds" if score.startswith("logit") else "thresholds", {})
@@ -145,7 +145,7 @@ def by_hand(records_of_key, score):
     return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
 
 
-SAID = [  # finding, table, block, row, column, and whether the deviation is printed as well
+STATED = [  # finding, table, block, row, column, and whether the deviation is printed as well
     ("adult_loader", "east_v2_1_released", "adult", "CE", "f1", True),
     ("adult_loader", "east_v2_1_released", "adult", "F1*", "f1", True),
     ("adult_loader", "east_v2_1", "adult", "CE", "f1", False),
@@ -170,20 +170,20 @@ SAID = [  # finding, table, block, row, column, and whether the deviation is pri
 ]
 
 
-@pytest.mark.parametrize("finding, stem, block, row, column, spread", SAID)
-def test_what_a_finding_says_of_our_runs_is_on_record(finding, stem, block, row, column, spread, first, first_records):
+@pytest.mark.parametrize("finding, stem, block, row, column, spread", STATED)
+def test_the_numbers_in_a_finding_come_from_records(finding, stem, block, row, column, spread, first, first_records):
     (cell,) = [c for c in first(stem).cells if (c.block, c.row, c.column) == (block, row, column)]
-    check_said(finding, cell, first_records, spread)
+    assert_stated(finding, cell, first_records, spread)
 
 
-def check_said(finding, cell, kept, spread=True):
+def assert_stated(finding, cell, kept, spread=True):
     mean, deviation = by_hand([r for r in kept if (r.key, r.stage) == (cell.key, "trial")], cell.score)
     (text,) = [" ".join(f.evidence.split()) for f in papers.findings() if f.id == finding]
     assert (f"{mean:.3f} ± {deviation:.3f}" if spread else f"{mean:.3f}") in text
 
 
-def test_the_corrupted_adult_explains_bridging_the_gaps_column(committed, found):
-    """Scores of its rows, and how many of the 15 cells have an interval that contains 0: 14, and 1 by the formulas."""
+def test_the_corrupted_adult_explains_bridging_the_gaps_column(committed, committed_records):
+    """The scores of its rows; the interval contains 0 in 14 of the 15 cells, and in 1 with the paper's formulas."""
     counts = []
     for stem in ("btg_1_released", "btg_1"):
         adult = [cell for cell in committed(stem).cells if cell.block == "adult" and cell.interval]
@@ -192,10 +192,10 @@ def test_the_corrupted_adult_explains_bridging_the_gaps_column(committed, found)
     assert counts == [14, 1]
     for cell in committed("btg_1_released").cells:
         if (cell.block, cell.column) == ("adult", "f1") and cell.row in ("F1*", "Acc*", "AUROC*", "BCE"):
-            check_said("adult_loader", cell, found)
+            assert_stated("adult_loader", cell, committed_records)
 
 
-def test_how_many_cells_of_adult_are_compatible(first):
+def test_eleven_cells_of_adult_fit_with_the_loader_bug_and_three_without(first):
     """Welch's interval contains 0 in 11 of 15 cells on the corrupted data and in 3 on clean data."""
     counts = []
     for stem in ("east_v2_1_released", "east_v2_1"):
@@ -204,20 +204,20 @@ def test_how_many_cells_of_adult_are_compatible(first):
     assert counts == [11, 3]
 
 
-def test_one_number_for_one_question(first):
+def test_the_same_comparison_has_the_same_number_in_every_table(first):
     """F1* against CE over splits is the same comparison in every table that prints it."""
-    found = {}
+    comparisons = {}
     for name, column in [("splits", "f1_positive"), ("east_v2_1", "f1"), ("plugin", "f1_positive")]:
         for pair in tables.comparisons(first(name)):
             if (pair.column, pair.row, pair.against, pair.over) == (column, "F1*", "CE", "split"):
-                found.setdefault(pair.block, {})[name] = (pair.n, pair.difference, pair.low, pair.high, pair.p)
-    assert found["mammography"].keys() == found["cocktailparty"].keys() == {"splits", "east_v2_1", "plugin"}
-    assert all(len(set(numbers.values())) == 1 for numbers in found.values())
+                comparisons.setdefault(pair.block, {})[name] = (pair.n, pair.difference, pair.low, pair.high, pair.p)
+    assert comparisons["mammography"].keys() == comparisons["cocktailparty"].keys() == {"splits", "east_v2_1", "plugin"}
+    assert all(len(set(numbers.values())) == 1 for numbers in comparisons.values())
     assert not any(pair.over == "seed" for pair in tables.comparisons(first("splits")))
 
 
-def test_no_search_record_shows_its_test_score(first_records, first):
-    """The scores of early searches may be anything: no table changes."""
+def test_tables_do_not_depend_on_test_scores_of_searches(first_records, first):
+    """Without the scores of early searches, no table changes."""
     silent = [r if r.stage == "trial" else r.but(scores={}, decisions={}) for r in first_records]
     for name in ("east_v2_1", "grid"):
         ours, theirs = (WRITERS["csv"]([build(name)], [[]]) for build in (first, builder(silent)))

@@ -1,4 +1,4 @@
-"""Every row of the papers' tables, clean and released: its command composes, fills its cell, and runs to its end."""
+"""Every row of the papers' tables, clean and released: its command composes, fills its cell, and runs."""
 
 import math
 from collections.abc import Iterator
@@ -21,13 +21,13 @@ pytestmark = pytest.mark.usefixtures("no_figures")
 KINDS = datasets()
 PAPERS = [name for name in tables.names() if tables.spec(name).paper]
 LIMITS = {"table": 256, "image": 64, "graph": 256}  # rows
-CALTECH = ("056.dog", "080.frog", "105.horse")  # no part of the real images that is small has a frog
-PAIRS_OF_PEOPLE = 15  # of the six in a scene: each has a label
+CALTECH = ("056.dog", "080.frog", "105.horse")  # no small part of the real images has a frog
+PAIRS_OF_PEOPLE = 15  # of the six people in a scene; each pair has a label
 SMALL = {"protocol.max_epochs": 1, "trials": 1, "preset": "quick", "executor": "inline", "device": "cpu"}
 
 
 def planned() -> Iterator[tuple[str, str, Command]]:
-    """What fills the papers' empty tables: table, variant, command."""
+    """The commands that fill the papers' empty tables: table, variant, command."""
     for name in PAPERS:
         for variant in tables.VARIANTS:
             for run in tables.plan(name, "no results yet", preset="quick", variant=variant):
@@ -42,7 +42,7 @@ def words(command: Command) -> list[str]:
 
 
 def pairs() -> dict[str, list[Command]]:
-    """Loss and kind of data -> the commands that have them, those on small data first."""
+    """Loss and kind of data -> their commands, those on small data first."""
     order = ("caltech256", "mammography", "cocktailparty", "cocktailparty_graph")
     found: dict[str, list[Command]] = {}
     for _, _, command in PLANNED:
@@ -75,7 +75,7 @@ def test_the_tables_need_every_kind_of_loss():
 
 
 def scored(cells) -> dict:
-    """Scores and decisions of a record that has all that these cells show."""
+    """Scores and decisions of a record with everything that these cells show."""
     scores: dict = {"test": {}}
     decisions: dict = {}
     for cell in cells:
@@ -88,7 +88,7 @@ def scored(cells) -> dict:
 @pytest.mark.parametrize("variant", tables.VARIANTS)
 @pytest.mark.parametrize("name", PAPERS)
 def test_the_cells_of_a_table_find_the_records_of_its_commands(name, variant):
-    """With the records that the planned commands would write, every cell shows one setting and nothing is missing."""
+    """With the records that the planned commands would write, every cell shows one setting and none is empty."""
     options = {"results_dir": "no results yet", "preset": "quick", "variant": variant}
     judged, trials = scored(tables.build(name, **options).cells), tables.spec(name).trials
     made = []

@@ -1,4 +1,4 @@
-"""Saved models: the same probabilities from raw rows as in training, and nothing but data in the files."""
+"""Saved models give the same probabilities from raw rows as in training, and their files hold only data."""
 
 import json
 
@@ -44,7 +44,7 @@ def config(loss="ce", model=None):
 
 
 def trained(loaded, **options):
-    """A model, the outcome it comes from, and the split."""
+    """A model, the outcome it was made from, and the split."""
     splits, trial = data.split(loaded, stratify=True), Trial(science(config(**options)), seed=3)
     if trial.config.loss.classical:
         outcome = classical.fit(trial, splits, keep=True)
@@ -86,7 +86,7 @@ def stored(table, tmp_path_factory):
     return model.save(tmp_path_factory.mktemp("models") / "people"), outcome, splits
 
 
-def test_a_model_says_what_it_is(stored):
+def test_repr_says_what_a_model_is(stored):
     assert repr(saved.load(stored[0])) == "Model(MLP of 2 classes: low, high)"
 
 
@@ -99,13 +99,13 @@ def test_raw_rows_give_the_probabilities_of_training(loss, frame, table, tmp_pat
     assert set(again.predict(frame)) == {"low", "high"}
 
 
-def test_columns_may_come_in_any_order_with_others_among_them_and_without_the_target(frame, stored):
+def test_columns_may_have_any_order_with_others_among_them_and_no_target(frame, stored):
     model = east.load(stored[0])
     shuffled = frame.drop(columns="income")[["postcode", "job", "age"]].assign(note="x")
     np.testing.assert_array_equal(model.predict_proba(shuffled), model.predict_proba(frame))
 
 
-def test_the_files_are_plain(stored):
+def test_the_files_are_json_and_safetensors(stored):
     folder, outcome, _ = stored
     assert sorted(path.name for path in folder.iterdir()) == ["model.json", "weights.safetensors"]
     about = json.loads((folder / "model.json").read_text())
@@ -125,7 +125,7 @@ def test_a_decision_rule_is_kept(frame, stored, tmp_path):
     np.testing.assert_array_equal(strict.predict_proba(frame), plain.predict_proba(frame))
 
 
-def test_many_classes_of_an_array(tmp_path):
+def test_a_model_of_many_classes_predicts_from_arrays(tmp_path):
     digits = data.load("digits", limit=300)
     model, outcome, splits = trained(digits)
     again = east.load(model.save(tmp_path / "digits"))
@@ -142,7 +142,7 @@ def test_many_classes_of_an_array(tmp_path):
 
 
 @pytest.mark.parametrize("loss", ["ce", "rf", "logistic", "boosting"])
-def test_images(loss, tmp_path):
+def test_a_model_of_images_predicts_as_in_training(loss, tmp_path):
     pixels = torch.randint(0, 255, (60, 3, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     labels = torch.arange(60) % 2
     pixels[labels == 1, 0] //= 4
@@ -186,7 +186,7 @@ def make_net(inputs_shape, outputs):
     return Net(inputs_shape, outputs)
 
 
-def test_a_network_of_your_own(frame, table, tmp_path):
+def test_your_own_network_can_be_saved_and_loaded(frame, table, tmp_path):
     model, outcome, splits = trained(table, model={"name": "custom", "target": f"{__name__}.Net"})
     again = east.load(model.save(tmp_path / "own"), trust=True)
     found = again.predict_proba(frame.iloc[splits.test.index.numpy()])
@@ -194,7 +194,7 @@ def test_a_network_of_your_own(frame, table, tmp_path):
 
 
 @pytest.mark.parametrize("target", ["os.system", f"{__name__}.make_net", "torch.nn.Missing"])
-def test_a_saved_model_names_a_class_of_networks_and_nothing_else(target, stored, tmp_path):
+def test_a_saved_model_may_name_only_a_class_of_networks(target, stored, tmp_path):
     model = east.load(stored[0])
     about = {**model.about, "model": {"name": "custom", "target": target}}
     (tmp_path / "model.json").write_text(json.dumps(about))
@@ -203,7 +203,7 @@ def test_a_saved_model_names_a_class_of_networks_and_nothing_else(target, stored
         east.load(tmp_path, trust=True)
 
 
-def test_what_has_no_portable_form_is_not_saved(table):
+def test_a_model_without_a_portable_form_is_not_saved(table):
     trial = Trial(science(config("ccs", {"name": "ccs"})), seed=0)
     splits = data.split(table)
     with pytest.raises(ValueError, match=r"expected logistic regression, gradient boosting or a random forest .* CCS"):
@@ -212,7 +212,7 @@ def test_what_has_no_portable_form_is_not_saved(table):
         saved.from_outcome(classical.fit(trial, splits), table, splits)
 
 
-def test_files_are_predicted_in_portions(frame, stored, tmp_path, monkeypatch):
+def test_files_are_predicted_in_chunks(frame, stored, tmp_path, monkeypatch):
     model = east.load(stored[0])
     whole = model.predict_proba(frame)
     for rows, name in ((7, "new.csv"), (1000, "new.csv.gz")):
@@ -225,7 +225,7 @@ def test_files_are_predicted_in_portions(frame, stored, tmp_path, monkeypatch):
         assert written["label"].tolist() == model.predict(frame).tolist()
 
 
-def test_new_files_have_the_delimiter_of_training(frame, stored, tmp_path):
+def test_new_files_are_read_with_the_delimiter_of_training(frame, stored, tmp_path):
     path = tmp_path / "people.txt"
     frame.to_csv(path, index=False, sep=" ", na_rep="?")
     loaded = data.load("csv", path=str(path), target="income", categorical=["postcode"], delimiter=" ")
@@ -233,7 +233,7 @@ def test_new_files_have_the_delimiter_of_training(frame, stored, tmp_path):
     saved.predict_file(model, path, tmp_path / "out.csv")
     assert pd.read_csv(tmp_path / "out.csv")["label"].tolist() == model.predict(frame).tolist()
     older = east.load(stored[0])
-    del older.about["encoding"]["delimiter"]  # as it was saved once: found in the first line
+    del older.about["encoding"]["delimiter"]  # older models lack it: it is detected from the first line
     frame.to_csv(tmp_path / "new.csv", index=False, sep=";")
     assert saved.predict_file(older, tmp_path / "new.csv", tmp_path / "out.csv") == len(frame)
 
@@ -254,7 +254,7 @@ def test_files_that_do_not_fit_are_refused_by_column(change, message, frame, sto
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
 
 
-def test_a_fault_far_down_tells_the_rows_and_leaves_no_file(frame, stored, tmp_path, monkeypatch):
+def test_a_bad_value_far_down_names_its_rows_and_leaves_no_file(frame, stored, tmp_path, monkeypatch):
     monkeypatch.setattr(saved, "FILE_ROWS", 50)
     frame.astype({"age": object}).assign(age=[*[1.0] * 160, "old", *[1.0] * 39]).to_csv(
         tmp_path / "new.csv", index=False
@@ -264,7 +264,7 @@ def test_a_fault_far_down_tells_the_rows_and_leaves_no_file(frame, stored, tmp_p
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
 
 
-def test_what_is_no_model_is_refused(stored, tmp_path):
+def test_a_folder_without_a_valid_model_is_refused(stored, tmp_path):
     with pytest.raises(DataError, match=r"is not a saved model: expected a folder with model\.json"):
         east.load(tmp_path / "nothing")
     (tmp_path / "model.json").write_text(json.dumps({"format": 99}))

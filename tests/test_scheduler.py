@@ -1,4 +1,4 @@
-"""Plan, run what is missing, select, run the trials: with tiny networks, or with a job that only pretends to train."""
+"""Plan, run what is missing, select, run the trials; with tiny networks or with jobs that only pretend to train."""
 
 import heapq
 import json
@@ -35,13 +35,13 @@ def run_of(folder, *overrides):
     return Run.of(settings([*TINY, f"results_dir={folder}", *overrides]))
 
 
-def found(folder):
+def recorded(folder):
     return {(r.key, r.seed): r for r in records.scan(folder)}
 
 
 @pytest.fixture
 def pretend(monkeypatch):
-    """Jobs that record a validation loss at once: lr x batch_size; those of a seed or loss in `broken` are lost."""
+    """Jobs that record the validation loss lr x batch_size at once; those with a seed or loss in `broken` are lost."""
     seen, broken = [], set()
 
     def run_job(job):
@@ -63,19 +63,19 @@ def pretend(monkeypatch):
 def test_trials_are_recorded_once(tmp_path, monkeypatch):
     run = run_of(tmp_path, "trials=3", "hyper.batch_size=32")
     assert carry_out([run]) == []
-    first = found(tmp_path)
+    first = recorded(tmp_path)
     assert sorted(seed for _, seed in first) == [0, 1, 2]
     assert {r.status for r in first.values()} == {"done"}
     assert all(Path(tmp_path, r.source).with_suffix(".npz").exists() for r in first.values())
-    monkeypatch.setattr(engine, "train_in_turn", None)  # would raise if it were called
+    monkeypatch.setattr(engine, "train_in_turn", None)  # raises if it is called
     again = run_of(tmp_path, "trials=3", "hyper.batch_size=32")
     assert carry_out([again]) == []
-    assert found(tmp_path) == first
+    assert recorded(tmp_path) == first
     assert not (tmp_path / "runs" / "checkpoints").exists()
 
 
-def test_a_model_that_cannot_be_saved_costs_no_result(tmp_path, monkeypatch):
-    """The record is there and the failure told, again and again until the model is there as well."""
+def test_a_model_that_cannot_be_saved_loses_no_result(tmp_path, monkeypatch):
+    """The record is written, and the failure is reported on every run until the model is saved as well."""
 
     def of(*_):
         raise OSError("no space")
@@ -89,9 +89,9 @@ def test_a_model_that_cannot_be_saved_costs_no_result(tmp_path, monkeypatch):
     assert list((tmp_path / "models").iterdir())
 
 
-def test_a_record_tells_where_its_number_comes_from(tmp_path):
+def test_a_record_says_where_its_numbers_come_from(tmp_path):
     carry_out([run_of(tmp_path, "trials=1")])
-    (record,) = found(tmp_path).values()
+    (record,) = recorded(tmp_path).values()
     assert record.config.preset == "quick"
     assert "decisions" not in record.to_json()["config"]
     assert sum(record.data["sizes"].values()) == 120
@@ -101,20 +101,20 @@ def test_a_record_tells_where_its_number_comes_from(tmp_path):
     assert record.stage == "trial"
 
 
-def test_a_search_knows_no_test_score(tmp_path):
-    """Neither scores nor counts nor probabilities: nothing can be chosen by them."""
+def test_a_search_records_no_test_scores(tmp_path):
+    """No scores, counts or probabilities of test rows, so nothing can be chosen by them."""
     assert carry_out([run_of(tmp_path, *GRID, "hyper.lr=0.01", "trials=1", "protocol.decisions=[plugin_f1]")]) == []
-    for record in found(tmp_path).values():
+    for record in recorded(tmp_path).values():
         parts = {"val"} if record.stage == "search" else {"val", "test"}
         assert set(record.scores) == set(record.confusion) == parts
         assert set(record.decisions) == (set() if record.stage == "search" else {"plugin_f1"})
         stored = records.arrays(records.path(tmp_path, record.config, record.seed, record.stage))
         assert set(stored) == {f"{part}_{what}" for part in parts for what in ("probabilities", "labels")}
-    assert sorted(record.stage for record in found(tmp_path).values()) == ["search", "search", "trial"]
+    assert sorted(record.stage for record in recorded(tmp_path).values()) == ["search", "search", "trial"]
 
 
 def test_the_search_chooses_by_the_named_rule(tmp_path, pretend):
-    """val_loss is lr x batch here, least at 0.001 x 256; val_metric is -lr, least at 0.01, where the ties are."""
+    """val_loss is lr x batch here, lowest at 0.001 x 256; val_metric is -lr, lowest at 0.01, where there are ties."""
     by_loss, by_metric = run_of(tmp_path, *GRID), run_of(tmp_path, *GRID, "selection=val_metric")
     carry_out([by_loss])
     assert (by_loss.chosen.hyper.lr, by_loss.chosen.hyper.batch_size) == (0.001, 256)
@@ -123,25 +123,25 @@ def test_the_search_chooses_by_the_named_rule(tmp_path, pretend):
     pretend.seen.clear()
     carry_out([by_metric])
     assert by_metric.chosen.hyper.lr == 0.01
-    assert [stage for _, stage, _ in pretend.seen] == ["trial"] * 2  # the search was on record
+    assert [stage for _, stage, _ in pretend.seen] == ["trial"] * 2  # the search was already recorded
 
 
-def test_tables_choose_as_the_run_does(tmp_path, pretend):
+def test_tables_select_the_same_point_as_the_run(tmp_path, pretend):
     run = run_of(tmp_path, *GRID)
     carry_out([run])
-    family = [r for r in found(tmp_path).values() if r.family == run.science.family]
+    family = [r for r in recorded(tmp_path).values() if r.family == run.science.family]
     assert records.select(family, "val_loss") == run.chosen.key
 
 
 def test_halving_trains_the_best_in_full(tmp_path, pretend):
-    """Of 4 points 2, then 1 go on; the last one is searched in full, and only its family holds the trials."""
+    """Of 4 points 2 continue, then 1; the last is trained in full, and only its family holds the trials."""
     halving = ["search=halving", "search.factor=2", "search.epochs=1", "search.rounds=2", "protocol.max_epochs=8"]
     run = run_of(tmp_path, *GRID, *halving)
     carry_out([run])
     assert [stage for _, stage, _ in pretend.seen] == ["search"] * (4 + 2 + 1) + ["trial"] * 2
-    epochs = [r.config.protocol.max_epochs for r in found(tmp_path).values() if r.stage == "search"]
+    epochs = [r.config.protocol.max_epochs for r in recorded(tmp_path).values() if r.stage == "search"]
     assert sorted(epochs) == [1, 1, 1, 1, 2, 2, 8]
-    family = [r for r in found(tmp_path).values() if r.family == run.chosen.family]
+    family = [r for r in recorded(tmp_path).values() if r.family == run.chosen.family]
     assert records.select(family, "val_loss") == run.chosen.key
     assert (run.chosen.hyper.lr, run.chosen.hyper.batch_size) == (0.001, 256)
 
@@ -152,7 +152,7 @@ def test_equal_budget_averages_two_seeds(tmp_path, pretend):
 
 
 def test_runs_share_one_queue(tmp_path, pretend, monkeypatch):
-    """The trials of the second run begin while the first has not even searched, if its jobs end first."""
+    """If the second run's jobs end first, its trials begin before the first run has finished its search."""
 
     def last_first(function, queue, place):
         while queue:
@@ -166,20 +166,20 @@ def test_runs_share_one_queue(tmp_path, pretend, monkeypatch):
     )
 
 
-def test_a_lost_search_stops_its_run_alone(tmp_path, pretend, capsys):
+def test_a_lost_search_stops_only_its_own_run(tmp_path, pretend, capsys):
     pretend.broken.add("ce")
     runs = [run_of(tmp_path, *GRID, f"loss={loss}") for loss in ("ce", "f1")]
     failures = carry_out(runs)
-    assert failures == ["digits ce: broken"] * 2  # a job for each batch size
+    assert failures == ["digits ce: broken"] * 2  # one job per batch size
     assert capsys.readouterr().err.count("failed: digits ce: broken") == 2
     assert (runs[0].chosen, runs[0].trials) == (None, [])
-    assert len(found(tmp_path)) == 4 + 2
+    assert len(recorded(tmp_path)) == 4 + 2
     pretend.broken.clear()
     assert carry_out([run_of(tmp_path, *GRID, "loss=ce")]) == []
-    assert len(found(tmp_path)) == 2 * (4 + 2)
+    assert len(recorded(tmp_path)) == 2 * (4 + 2)
 
 
-def test_force_does_all_again(tmp_path, pretend):
+def test_force_repeats_everything(tmp_path, pretend):
     carry_out([run_of(tmp_path, *GRID)])
     pretend.seen.clear()
     run = run_of(tmp_path, *GRID, "force=true")
@@ -188,7 +188,7 @@ def test_force_does_all_again(tmp_path, pretend):
     assert run.chosen.hyper.batch_size == 256
 
 
-def test_a_broken_record_is_done_again_and_an_export_counts(tmp_path, pretend):
+def test_a_broken_record_is_repeated_and_an_export_counts_as_done(tmp_path, pretend):
     carry_out([run_of(tmp_path, "trials=3")])
     next((tmp_path / "runs").rglob("seed-1.json")).write_text("{")
     pretend.seen.clear()
@@ -210,12 +210,12 @@ def test_a_failed_trial_is_named_and_recorded_and_not_repeated(tmp_path, monkeyp
     line = "digits f1 seed 0: diverged in epoch 1"
     assert carry_out([run_of(tmp_path, "trials=1")]) == [line]
     assert f"failed: {line}" in capsys.readouterr().err
-    (record,) = found(tmp_path).values()
+    (record,) = recorded(tmp_path).values()
     assert (record.status, record.error) == ("failed", "diverged in epoch 1")
     assert carry_out([run_of(tmp_path, "trials=1")]) == []
 
 
-def test_an_error_in_one_job_leaves_the_others(tmp_path, monkeypatch):
+def test_an_error_in_one_job_does_not_stop_the_others(tmp_path, monkeypatch):
     real = engine.train_in_turn
 
     def train_in_turn(trials, splits, **options):
@@ -226,11 +226,11 @@ def test_an_error_in_one_job_leaves_the_others(tmp_path, monkeypatch):
     monkeypatch.setattr(engine, "train_in_turn", train_in_turn)
     monkeypatch.setattr(scheduler, "population_size", lambda config, device, trials: 1)
     assert carry_out([run_of(tmp_path, "trials=2")]) == ["digits f1: MemoryError: no room"]
-    assert [seed for _, seed in found(tmp_path)] == [1]
+    assert [seed for _, seed in recorded(tmp_path)] == [1]
 
 
-def test_a_checkpoint_stays_until_all_of_its_trials_are_on_record(tmp_path, monkeypatch):
-    """A trial that cannot be written costs no other trial of its population, and its training can be continued."""
+def test_a_checkpoint_stays_until_all_its_trials_are_recorded(tmp_path, monkeypatch):
+    """A trial that cannot be written does not affect its population, and its training can be resumed."""
     monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0)
     write = records.write
 
@@ -242,10 +242,10 @@ def test_a_checkpoint_stays_until_all_of_its_trials_are_on_record(tmp_path, monk
     with monkeypatch.context() as patch:
         patch.setattr(records, "write", full)
         assert carry_out([run_of(tmp_path, "trials=3")]) == ["digits f1: OSError: no space"]
-    assert sorted(seed for _, seed in found(tmp_path)) == [0, 2]
+    assert sorted(seed for _, seed in recorded(tmp_path)) == [0, 2]
     assert list(tmp_path.rglob("*.safetensors"))
     assert carry_out([run_of(tmp_path, "trials=3")]) == []
-    assert sorted(seed for _, seed in found(tmp_path)) == [0, 1, 2]
+    assert sorted(seed for _, seed in recorded(tmp_path)) == [0, 1, 2]
     assert not list(tmp_path.rglob("*.safetensors"))
 
 
@@ -257,18 +257,18 @@ def test_a_checkpoint_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch
     monkeypatch.setattr(population.Population, "save", save)
     with pytest.warns(UserWarning, match="no checkpoint written: no space"):
         assert carry_out([run_of(tmp_path, "trials=1")]) == []
-    assert len(found(tmp_path)) == 1
+    assert len(recorded(tmp_path)) == 1
 
 
-def test_data_that_change_during_a_command_are_not_recorded_as_the_old(tmp_path, monkeypatch):
+def test_data_that_change_during_a_command_are_not_recorded_as_the_old_data(tmp_path, monkeypatch):
     run = run_of(tmp_path, "trials=1")
     run.science = run.science.but(dataset=run.science.dataset.but(fingerprint="of yesterday"))
     said = "digits has changed since this command started. Rerun the command."
     assert carry_out([run]) == [f"digits f1: DataError: {said}"]
-    assert not found(tmp_path)
+    assert not recorded(tmp_path)
 
 
-def test_what_force_could_not_repeat_is_not_taken_from_before(tmp_path, pretend):
+def test_trials_that_force_could_not_repeat_are_not_taken_from_old_records(tmp_path, pretend):
     carry_out([run_of(tmp_path, *GRID)])
     again = run_of(tmp_path, *GRID, "force=true")
     pretend.broken.add("f1")
@@ -276,8 +276,8 @@ def test_what_force_could_not_repeat_is_not_taken_from_before(tmp_path, pretend)
     assert again.chosen is None
 
 
-def test_a_full_disk_stops_the_work(tmp_path, pretend, monkeypatch):
-    """Nothing more is trained when results cannot be written any more."""
+def test_a_full_disk_stops_training(tmp_path, pretend, monkeypatch):
+    """Once results can no longer be written, nothing more is trained."""
     pretend.broken.add("ce")
     checks = []
 
@@ -292,7 +292,7 @@ def test_a_full_disk_stops_the_work(tmp_path, pretend, monkeypatch):
     assert len(pretend.seen) == 1
 
 
-def test_a_folder_that_cannot_be_written_is_told_before_any_training(tmp_path, pretend):
+def test_a_read_only_folder_is_reported_before_any_training(tmp_path, pretend):
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="cannot be written to"):
         carry_out([run_of(tmp_path / "file")])
@@ -300,7 +300,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_any_training(tmp_path, p
 
 
 def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):
-    """Checkpoints are found by the very trials of a population: what is done is left out after the stage is cut."""
+    """A checkpoint belongs to exactly its population's trials, so finished trials are removed after cutting jobs."""
     run = run_of(tmp_path, "trials=10")
     run.chosen = run.science
     stage, place = run.trials, executors.Place(Executor(name="processes"), (None, None))
@@ -309,11 +309,11 @@ def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):
     seeds = [[trial.seed for trial in job.trials] for job in before]
     assert seeds == [[0, 1, 2, 3, 4], [5, 6, 7], [8], [9]]
     assert after == before[1:]
-    assert pickle.loads(pickle.dumps(before)) == before  # any executor can send them
+    assert pickle.loads(pickle.dumps(before)) == before  # any executor can pickle them
 
 
-def in_turn(populations, workers, start, seconds):
-    """When the last worker is done, if each takes the next population as soon as it can; and how long they worked."""
+def simulate_workers(populations, workers, start, seconds):
+    """The time when the last worker is done if each takes the next population as soon as it is free; and the work."""
     free, work = [start] * workers, 0.0
     for trials in populations:
         needed = seconds(trials)
@@ -323,7 +323,7 @@ def in_turn(populations, workers, start, seconds):
 
 
 def test_two_workers_are_busy_to_the_end_of_a_run(tmp_path):
-    """The paper's search and trials: at most 5 % idle, with lengths like those of F1 and MCC on Mammography."""
+    """The paper's search and trials, as long as those of F1 and MCC on Mammography: at most 5 % idle."""
     run = run_of(tmp_path, "preset=paper", "protocol.max_epochs=5000", "model.hidden=[512,256,128]")
     run.chosen, cpu = run.science, torch.device("cpu")
     search = [Trial(run.science.with_grid_point(point), 1000) for point in run.settings.grid()]
@@ -337,19 +337,19 @@ def test_two_workers_are_busy_to_the_end_of_a_run(tmp_path):
         }
 
         def seconds(trials, epochs=epochs):
-            """A unit per trial and epoch, twice that at the smallest batches; and a share of each step in Python."""
+            """One unit per trial and epoch at the smallest batches, half at large ones; plus Python's share."""
             lengths = [epochs[trial] for trial in trials]
             return sum(lengths) * (1 + 128 / trials[0].config.hyper.batch_size) / 2 + 0.4 * max(lengths)
 
-        searched, first = in_turn(scheduler.populations(search, cpu, 2), 2, 0.0, seconds)
-        ended, second = in_turn(scheduler.populations(run.trials, cpu, 2), 2, searched, seconds)
+        searched, first = simulate_workers(scheduler.populations(search, cpu, 2), 2, 0.0, seconds)
+        ended, second = simulate_workers(scheduler.populations(run.trials, cpu, 2), 2, searched, seconds)
         idle.append(1 - (first + second) / (2 * ended))
     assert np.mean(idle) < 0.03
     assert np.quantile(idle, 0.9) < 0.05
 
 
-def test_many_runs_are_not_divided_among_workers(tmp_path):
-    """With eight runs for each worker a run's trials stay together; with fewer they are shared out."""
+def test_with_many_runs_each_stays_on_one_worker(tmp_path):
+    """With eight runs per worker, a run's trials stay together; with fewer they are distributed."""
     place = executors.Place(Executor(name="processes"), (None, None))
     runs = [run_of(tmp_path, "trials=4", f"hyper.lr={0.001 * k}") for k in range(1, 17)]
     for count, jobs in ((16, 16), (2, 2 * 3)):
@@ -374,7 +374,7 @@ def test_populations_are_as_wide_as_the_cache_allows(tmp_path):
         (["executor=processes", "preset=quick"], "processes"),
     ],
 )
-def test_auto_takes_processes_where_there_is_work_for_them(tmp_path, monkeypatch, overrides, executor):
+def test_auto_uses_processes_if_there_is_work_for_them(tmp_path, monkeypatch, overrides, executor):
     monkeypatch.setattr(executors, "slots", lambda device: [None, None])
     asked = settings([*TINY, f"results_dir={tmp_path}", *overrides])
     much = asked.preset.name != "quick"
@@ -383,7 +383,7 @@ def test_auto_takes_processes_where_there_is_work_for_them(tmp_path, monkeypatch
     assert executors.choose_place(asked.but(executor=Executor(name="auto")), much).executor.name == "inline"
 
 
-def test_slots_can_be_given(tmp_path, monkeypatch):
+def test_the_number_of_slots_can_be_set(tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "slots", lambda device: ["0", "1"])
     place = executors.choose_place(settings([*TINY, "executor=processes", "executor.slots=4"]), True)
     assert place.slots == ("0", "1", "0", "1")
@@ -392,10 +392,10 @@ def test_slots_can_be_given(tmp_path, monkeypatch):
 def test_every_trial_of_bridging_the_gap_has_a_split_of_its_own(tmp_path):
     run = run_of(tmp_path, "protocol=btg", "loss=bce", "dataset.positive=3", "model=mlp_btg", "trials=3")
     carry_out([run])
-    assert len({r.data["index_hash"] for r in found(tmp_path).values()}) == 3
+    assert len({r.data["index_hash"] for r in recorded(tmp_path).values()}) == 3
 
 
-def test_a_file_is_known_by_its_content(tmp_path, pretend):
+def test_a_file_is_identified_by_its_content(tmp_path, pretend):
     rows = "\n".join(f"{k % 7},{k % 5},{'ab'[k % 3 == 0]}" for k in range(90))
     for name in ("one.csv", "two.csv"):
         (tmp_path / name).write_text(f"x,y,label\n{rows}\n")
@@ -418,7 +418,7 @@ def test_a_file_is_known_by_its_content(tmp_path, pretend):
         (["loss=ccs", "save_model=true"], "save_model=true: loss=ccs cannot be saved; logistic, boosting, rf can"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused_before_any_work(tmp_path, overrides, words, monkeypatch):
+def test_incompatible_parts_are_refused_before_any_work(tmp_path, overrides, words, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError) as error:
         run_of(tmp_path, *overrides)
@@ -430,7 +430,7 @@ def test_a_network_that_does_not_exist_is_refused(tmp_path):
         Run.of(settings(["dataset=digits", "model=custom", "model.target=nowhere.Net"]))
 
 
-def test_planned_is_what_is_done(tmp_path, pretend):
+def test_the_plan_is_what_runs(tmp_path, pretend):
     for overrides in (["trials=3"], GRID, [*GRID, "search=halving"], [*GRID, "loss=ce", "search.equal_budget=true"]):
         pretend.seen.clear()
         run = run_of(tmp_path / str(len(overrides)), *overrides)
@@ -438,12 +438,12 @@ def test_planned_is_what_is_done(tmp_path, pretend):
         assert len(pretend.seen) == protocols.planned(run.settings)
 
 
-def test_names_of_keel_sets_lead_back_to_their_loader(monkeypatch):
+def test_names_of_keel_datasets_lead_back_to_their_loader(monkeypatch):
     asked = []
     monkeypatch.setattr(runs, "_load", lambda *given: asked.append(given))
     runs.load(Dataset(name="keel-abalone19", set="abalone19", fingerprint="f"), None)
     assert asked == [("keel", None, json.dumps({"set": "abalone19", "limit": None}))]
 
 
-def test_queue_of_nothing():
+def test_an_empty_queue_does_nothing():
     assert list(executors.execute(None, deque(), executors.Place(Executor(name="inline")))) == []

@@ -1,4 +1,4 @@
-"""What is typed: composed, completed, and refused with a suggestion before any work."""
+"""Typed settings are composed and completed, or refused with a suggestion before any work."""
 
 from typing import get_args
 
@@ -76,7 +76,7 @@ def combinations(words):
         (["config_dir=/nowhere"], "expected a folder"),
     ],
 )
-def test_refused_with_what_would_be_right(overrides, words):
+def test_a_wrong_setting_is_refused_with_a_suggestion(overrides, words):
     with pytest.raises(ConfigError) as error:
         settings(overrides)
     assert words in str(error.value)
@@ -96,13 +96,13 @@ def test_refused_with_what_would_be_right(overrides, words):
         (["datasets=[adult]", "dataset.split=pooled"], "combined with datasets=[…]"),
     ],
 )
-def test_lists_are_refused_with_what_would_be_right(overrides, words):
+def test_a_wrong_list_is_refused_with_a_suggestion(overrides, words):
     with pytest.raises(ConfigError) as error:
         combinations(overrides)
     assert words in str(error.value)
 
 
-def test_lists_multiply_and_keep_their_order():
+def test_lists_give_every_combination_in_order():
     found = combinations(["losses=[ce,f1,ce]", "datasets=[adult,digits]", "dataset.limit=100"])
     assert [(c.dataset.name, c.loss.name) for c in found] == [
         ("adult", "ce"), ("adult", "f1"), ("digits", "ce"), ("digits", "f1"),
@@ -110,8 +110,8 @@ def test_lists_multiply_and_keep_their_order():
     assert {c.dataset.limit for c in found} == {100}
 
 
-def test_lists_agree_with_the_rest_of_the_command():
-    """The network is judged with the datasets of the list, not with the default one."""
+def test_lists_are_composed_with_the_rest_of_the_command():
+    """The network is checked against the datasets of the list, not against the default one."""
     (found,) = combinations(["datasets=[cifar10]", "model=darknet19"])
     assert found.model.name == "darknet19"
 
@@ -149,7 +149,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch):
     assert found.results_dir == "/folder/results"
 
 
-def test_quoted_values_are_swept(monkeypatch):
+def test_quoted_values_can_be_swept(monkeypatch):
     monkeypatch.setenv("HOME", "/folder")
     jobs = sweep(["dataset=csv", "dataset.path=~/a.csv,b (1).csv", "dataset.target=été"])
     assert [composed(job).dataset.options["path"] for job in jobs] == ["/folder/a.csv", "b (1).csv"]
@@ -171,13 +171,13 @@ def test_quoted_values_are_swept(monkeypatch):
         (["dataset=mammography", "protocol=east_v1"], {"annealing": "none", "search": "grid"}),
     ],
 )
-def test_open_choices_are_completed(overrides, expected):
+def test_choices_left_open_are_filled_in(overrides, expected):
     found = settings(overrides)
     assert {group: getattr(found, group).name for group in expected} == expected
 
 
-def test_hyperparameters_left_open_are_the_protocols():
-    """lr 1e-3, dropout 0.25; batch 256, of images 128. What was typed is fixed for the search."""
+def test_hyperparameters_left_open_come_from_the_protocol():
+    """lr 1e-3, dropout 0.25, batch 256, for images 128. Values set by the user are fixed in the search."""
     table, image = settings(["dataset=digits", "hyper.lr=0.5"]), settings(["dataset=cifar10"])
     expected = {"lr": 0.5, "batch_size": 256, "dropout": 0.25, "weight_decay": 0.01, "clip": None}
     assert table.hyper.to_json() == expected
@@ -186,7 +186,7 @@ def test_hyperparameters_left_open_are_the_protocols():
     assert image.fixed == frozenset()
 
 
-def test_a_preset_sets_options_of_a_dataset_unless_they_are_typed():
+def test_a_preset_sets_dataset_options_unless_you_do():
     assert settings(["dataset=caltech256", "preset=paper"]).dataset.options["size"] == 224
     assert settings(["dataset=caltech256", "preset=budget"]).dataset.options["size"] == 64
     assert settings(["dataset=caltech256", "preset=paper", "dataset.size=32"]).dataset.options["size"] == 32
@@ -197,16 +197,16 @@ def test_settings_are_frozen():
         settings([]).dataset.name = "changed"
 
 
-def test_the_last_seed_before_the_searchs():
+def test_the_largest_seed_is_accepted():
     assert settings(["seed=4294967295", "trials=1"]).seed == 4294967295
 
 
-def test_mappings_are_values():
+def test_mappings_can_be_values():
     assert settings(["loss=fbeta", "loss.beta={dog: 0.25}"]).loss.options["beta"] == {"dog": 0.25}
     assert settings(["loss=metric", "loss.parameters={beta: 2}"]).loss.options["parameters"] == {"beta": 2}
 
 
-def test_configs_of_the_users_own(tmp_path):
+def test_your_own_configs_are_composed(tmp_path):
     (tmp_path / "loss").mkdir()
     (tmp_path / "loss" / "mine.yaml").write_text("name: mine\n_target_: east.losses.Dice\n")
     found = settings(["loss=mine", f"config_dir={tmp_path}"])
@@ -219,7 +219,7 @@ def test_configs_of_the_users_own(tmp_path):
         settings(["loss=f1", f"config_dir={tmp_path}"])
 
 
-def test_a_missing_extra_is_named_with_its_remedy(monkeypatch):
+def test_a_missing_extra_is_named_with_its_install_command(monkeypatch):
     monkeypatch.setattr(models, "find_spec", lambda name: None)
     for override, extra in (
         ("executor=ray", "ray"),
@@ -231,13 +231,13 @@ def test_a_missing_extra_is_named_with_its_remedy(monkeypatch):
         assert install_hint(extra) in str(error.value)
 
 
-def test_the_choices_are_those_of_the_parts():
+def test_the_listed_choices_are_those_of_the_code():
     assert models.DEVICES == devices.DEVICES
     assert get_args(models.Settings.model_fields["selection"].annotation) == records.RULES
     assert get_args(Annealing.model_fields["schedule"].annotation) == annealing.SCHEDULES
 
 
-def test_a_parameter_of_the_loss_that_no_yaml_lists_is_taken_if_its_target_has_it():
+def test_a_loss_parameter_missing_from_its_yaml_is_accepted_if_its_class_takes_it():
     assert settings(["loss=f1", "loss.temperature=0.1"]).loss.options["temperature"] == 0.1
     with pytest.raises(ConfigError, match=r"unknown key 'loss.temprature'"):
         settings(["loss=f1", "loss.temprature=0.1"])
@@ -265,7 +265,7 @@ def test_empty_mappings_are_filled():
 
 @pytest.mark.parametrize("preset", ["paper", "budget", "quick"])
 @pytest.mark.parametrize("loss, annealing", [("f1", "geometric"), ("ce", "none")])
-def test_files_composed_one_by_one_are_hydras_whole(preset, loss, annealing):
+def test_composing_files_one_by_one_matches_hydra(preset, loss, annealing):
     chosen = {"dataset": "caltech256", "loss": loss, "protocol": "east", "model": "darknet19", "search": "grid"}
     chosen |= {"annealing": annealing, "executor": "ray", "preset": preset}
     with initialize_config_dir(str(CONF), version_base="1.3"):
@@ -273,7 +273,7 @@ def test_files_composed_one_by_one_are_hydras_whole(preset, loss, annealing):
     assert one_by_one(groups(), chosen) == OmegaConf.to_container(whole, resolve=True)
 
 
-def test_a_file_of_the_users_own_may_have_a_defaults_list(tmp_path):
+def test_your_own_file_may_have_a_defaults_list(tmp_path):
     (tmp_path / "loss").mkdir()
     (tmp_path / "loss" / "sharp.yaml").write_text("defaults: [f1, _self_]\nname: sharp\ntemperature: 0.05\n")
     found = settings(["loss=sharp", f"config_dir={tmp_path}"]).loss

@@ -9,7 +9,7 @@ from east.losses.closed_form import soft_metric_loss
 
 
 def both(monkeypatch, logits, *rest):
-    """Loss and gradient by NumPy, and by torch."""
+    """Loss and gradient computed by NumPy and by torch."""
     results = []
     for covers in (small_batches.covers, lambda _: False):
         monkeypatch.setattr(small_batches, "covers", covers)
@@ -27,7 +27,7 @@ def test_numpy_and_torch_agree(metric, lead, monkeypatch):
         n, d = 1 + 5 * case, (2, 3, 10)[case % 3]
         dtype, tolerance = (torch.float64, 1e-10) if case % 2 else (torch.float32, 2e-5)
         z = torch.randn(*lead, n, d, dtype=dtype, generator=draw) * case
-        z = z.round() if case % 5 == 0 else z  # ties, at first of all classes
+        z = z.round() if case % 5 == 0 else z  # ties; in case 0 among all classes
         y = torch.randint(d, (*lead, n), generator=draw)
         w = torch.rand(*lead, n, dtype=dtype, generator=draw) if case % 4 == 3 else None
         T = torch.tensor([0.02, 0.2, 0.4], dtype=dtype) if lead and case % 2 else 0.01 + 0.03 * case
@@ -36,7 +36,7 @@ def test_numpy_and_torch_agree(metric, lead, monkeypatch):
 
 
 @pytest.mark.parametrize("classes", [2, 4])
-def test_logits_stay_as_they_are_in_any_layout(classes):
+def test_logits_are_not_modified_in_any_layout(classes):
     loss, y = MetricLoss("mcc"), torch.arange(6) % classes
     for z in (torch.randn(classes, 6).T, torch.randn(6, classes), torch.randn(1, classes).expand(6, -1)):
         before = z.clone()
@@ -46,7 +46,7 @@ def test_logits_stay_as_they_are_in_any_layout(classes):
 
 
 @pytest.mark.parametrize("label", [-1, 3])
-def test_a_label_that_is_no_class_is_refused(label):
+def test_a_label_outside_the_classes_is_refused(label):
     z, y = torch.randn(2, 5, 3), torch.zeros(2, 5, dtype=torch.long)
     y[0, 4] = label
     with pytest.raises(ValueError, match=f"labels.*{label}"):

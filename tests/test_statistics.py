@@ -19,7 +19,7 @@ def test_summary_and_t_interval_equal_scipy(values):
     assert (found.mean, found.std) == pytest.approx((np.mean(values), np.std(values, ddof=1)))
 
 
-def test_few_values_are_shown_as_few():
+def test_fewer_than_two_values_have_no_interval():
     assert statistics.summarize([]) == statistics.Summary(0, None, None, None, None)
     assert statistics.summarize([0.5]) == statistics.Summary(1, 0.5, None, None, None)
     with pytest.raises(ValueError, match="at least 2 values, got 1"):
@@ -42,7 +42,7 @@ def test_the_corrected_t_test_without_overlap_is_students(values):
     )
 
 
-def test_t_interval_covers_the_mean_as_often_as_it_says():
+def test_the_t_interval_covers_the_mean_as_often_as_it_claims():
     draws = np.random.default_rng(0).normal(size=(2000, 10))
     covered = np.mean([low <= 0 <= high for low, high in map(statistics.t_interval, draws)])
     assert covered == pytest.approx(0.95, abs=0.015)
@@ -50,7 +50,7 @@ def test_t_interval_covers_the_mean_as_often_as_it_says():
 
 @pytest.mark.parametrize("overlap", [0.0, 0.3])
 def test_equal_differences_have_no_interval(overlap):
-    """Two seeds that happen to differ alike tell nothing about a third."""
+    """Two seeds that happen to differ by the same amount say nothing about a third."""
     found = statistics.paired({0: 0.5, 1: 0.7}, {0: 0.25, 1: 0.45}, overlap=overlap)
     assert (found.low, found.high, found.p) == (None, None, 0.5)
     assert found.difference == pytest.approx(0.25)
@@ -69,7 +69,7 @@ def test_welch_equals_scipy(ours, mean, std):
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
 
 
-def test_a_printed_zero_is_a_deviation_of_half_a_hundredth():
+def test_a_published_deviation_of_zero_counts_as_half_a_hundredth():
     assert statistics.welch([0.7, 0.8], 0.5, 0.0) == statistics.welch([0.7, 0.8], 0.5, 0.005)
     assert statistics.published_interval(0.5, 0.0) == statistics.published_interval(0.5, 0.005)
     with pytest.raises(ValueError, match="at least 2 values, got 1"):
@@ -77,7 +77,7 @@ def test_a_printed_zero_is_a_deviation_of_half_a_hundredth():
 
 
 @given(st.floats(0, 1), st.floats(0.005, 0.4))
-def test_published_means_have_the_interval_that_ours_have(mean, std):
+def test_published_means_get_the_same_interval_as_ours(mean, std):
     found = statistics.published_interval(mean, std)
     assert (found.low, found.high) == pytest.approx(statistics.t_interval(exactly(mean, std)))
 
@@ -95,7 +95,7 @@ def test_published_means_have_the_interval_that_ours_have(mean, std):
         (-0.5, 0.5, "imprecise"),
     ],
 )
-def test_one_word_for_an_interval(low, high, word):
+def test_each_interval_gets_one_word(low, high, word):
     assert statistics.verdict(statistics.Interval(low, high)) == word
 
 
@@ -121,7 +121,7 @@ def test_sign_flip_with_many_values_is_drawn_and_never_zero():
     assert statistics.sign_flip(noise) == pytest.approx(stats.ttest_1samp(noise, 0).pvalue, abs=0.03)
 
 
-def test_pairs_are_matched_by_seed_and_the_rest_left_out():
+def test_pairs_are_matched_by_seed_and_the_rest_are_left_out():
     a, b = {0: 0.9, 1: 0.8, 2: 0.7, 9: 0.0}, {2: 0.6, 1: 0.6, 0: 0.6}
     found = statistics.paired(a, b)
     assert (found.n, found.wins, found.p) == (3, 3, 0.25)
@@ -133,19 +133,19 @@ def test_pairs_are_matched_by_seed_and_the_rest_left_out():
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
-def test_holm_keeps_order_and_lies_between_raw_and_bonferroni(p_values):
+def test_holm_keeps_the_order_and_is_between_raw_and_bonferroni(p_values):
     adjusted = statistics.holm(p_values)
     for raw, corrected in zip(p_values, adjusted, strict=True):
         assert raw <= corrected <= min(1, raw * len(p_values)) + 1e-12
     assert [adjusted[i] for i in np.argsort(p_values)] == sorted(adjusted)
 
 
-def test_holm_example_of_the_literature():
+def test_holm_matches_an_example_by_hand():
     """Holm 1979's procedure on p = .01 .04 .03 .005: 4*.005, 3*.01, 2*.03, then max(.06, .04)."""
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
-def test_spread_tells_seeds_from_splits():
+def test_spread_distinguishes_seeds_from_splits():
     values = {("a", 0): 1.0, ("a", 1): 3.0, ("b", 0): 5.0, ("b", 1): 7.0}
     assert statistics.by_split(values) == {"a": 2.0, "b": 6.0}
     assert statistics.spread(values) == pytest.approx((2**0.5, 8**0.5))
@@ -153,7 +153,7 @@ def test_spread_tells_seeds_from_splits():
 
 
 @given(st.lists(st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=4, max_size=4), min_size=2, max_size=5))
-def test_a_rank_is_one_more_than_those_ahead_and_half_of_the_ties(rows):
+def test_a_rank_is_one_plus_those_ahead_plus_half_of_the_ties(rows):
     found = statistics.mean_ranks({str(i): row for i, row in enumerate(rows)})
     for i, own in enumerate(rows):
         columns = list(zip(own, *rows, strict=True))
@@ -161,7 +161,7 @@ def test_a_rank_is_one_more_than_those_ahead_and_half_of_the_ties(rows):
         assert found[str(i)] == pytest.approx(np.mean(ranks))
 
 
-def test_friedman_example_of_the_literature():
+def test_friedman_matches_an_example_of_the_literature():
     """Hollander and Wolfe's rounding-first-base data: 22 players, three methods, chi-square 11.14, p = .0038."""
     times = [
         *[(5.40, 5.50, 5.55), (5.85, 5.70, 5.75), (5.20, 5.60, 5.50), (5.55, 5.50, 5.40), (5.90, 5.85, 5.70)],
@@ -185,13 +185,13 @@ def test_friedman_of_two_methods_is_the_sign_test(pairs):
     assert (statistic, p) == pytest.approx((expected, stats.chi2.sf(expected, 1)))
 
 
-def test_critical_difference_of_the_literature():
+def test_the_critical_difference_matches_the_literature():
     """Demšar 2006, section 3.2.4: four classifiers on 14 datasets, q = 2.569 at 0.05, hence 1.25."""
     assert statistics.critical_difference(4, 14) == pytest.approx(2.569 * (4 * 5 / (6 * 14)) ** 0.5, abs=1e-3)
 
 
-def test_nemenyi_keeps_its_level_where_all_methods_are_alike():
-    """Over 15 columns of noise the best and the worst of 5 mean ranks are further apart in at most 5 % of cases."""
+def test_nemenyi_keeps_its_level_if_all_methods_are_alike():
+    """Over 15 columns of noise, the best and worst of 5 mean ranks differ by more than it in at most 5 % of cases."""
     noise = np.random.default_rng(0).normal(size=(1000, 5, 15))
     spreads = [np.ptp(list(statistics.mean_ranks(dict(enumerate(one))).values())) for one in noise]
     share = np.mean(np.array(spreads) >= statistics.critical_difference(5, 15))
@@ -201,7 +201,7 @@ def test_nemenyi_keeps_its_level_where_all_methods_are_alike():
 def test_sign_test_by_hand():
     """Three wins, and a prior of one equal data set: the share of wins is Beta(3, 1), above 1/2 with 1 - (1/2)^3.
 
-    Dirichlet(1, 1, 1) is symmetric. Without data the prior alone speaks: equal.
+    Dirichlet(1, 1, 1) is symmetric. Without data the prior decides: equal.
     """
     wins = statistics.sign_test([0.2, 0.3, 0.4], rope=0.1)
     assert (wins.behind, wins.equal, wins.ahead) == pytest.approx((0, 0.125, 0.875), abs=0.005)

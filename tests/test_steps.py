@@ -1,4 +1,4 @@
-"""Steps against eq. 4 as it is printed, against torch-btg, and against the facts of the dynamic threshold."""
+"""Steps against eq. 4 as printed, against torch-btg, and against properties of the dynamic threshold."""
 
 import math
 
@@ -37,7 +37,7 @@ def memberships(logits, T):
 
 
 @pytest.mark.parametrize("T", TEMPERATURES)
-def test_the_ramps_are_equation_4(T):
+def test_the_ramps_follow_equation_4(T):
     p, tau = torch.linspace(0, 1, 401).double(), torch.linspace(0.01, 0.99, 99).double().unsqueeze(-1)
     torch.testing.assert_close(steps.linear(p, tau, T), eq4(p, tau, T)[0], atol=1e-12, rtol=0)
     torch.testing.assert_close(
@@ -55,18 +55,18 @@ def test_the_step_rises_through_its_corners(T):
     torch.testing.assert_close(steps.linear(corners, tau, T), heights, atol=1e-12, rtol=0)
 
 
-def test_the_linear_step_at_one_fifth_is_that_of_bridging_the_gap():
+def test_the_linear_step_at_one_fifth_matches_bridging_the_gap():
     p, tau = torch.linspace(0, 1, 401), torch.linspace(0.1, 0.9, 9).unsqueeze(-1)
     torch.testing.assert_close(steps.linear(p, tau, 0.2), linear_approx(delta=0.2)(p, tau), atol=1e-5, rtol=0)
 
 
-def test_the_sigmoid_step_is_that_of_bridging_the_gap():
+def test_the_sigmoid_step_matches_bridging_the_gap():
     p, tau = torch.linspace(0, 1, 401), torch.linspace(0.1, 0.9, 9).unsqueeze(-1)
     torch.testing.assert_close(steps.sigmoid(p, tau, 10.0), sig(k=10)(p, tau))
 
 
 def test_the_cosine_step_integrates_the_raised_cosine():
-    """Density (1 + cos(pi u)) / (2 de), u = (p - mu) / de, by the midpoint rule: what SOL draws its threshold from."""
+    """SOL draws its threshold from (1 + cos(pi u)) / (2 de), u = (p - mu) / de; integrated by the midpoint rule."""
     mu, de, cells = 0.5, 0.1, 100_000
     middles = (torch.arange(cells).double() + 0.5) / cells
     u = (middles - mu) / de
@@ -77,7 +77,7 @@ def test_the_cosine_step_integrates_the_raised_cosine():
 
 
 def test_the_cosine_step_is_never_negative():
-    """Where all classes are below its reach their sum divides: rounding there would become memberships of any size."""
+    """If all classes are below its range, memberships divide by a tiny sum: rounding errors could take any size."""
     p = 0.4 + torch.linspace(-1e-5, 1e-3, 5000)
     assert (steps.cosine(p, torch.tensor(0.5), 10.0) >= 0).all()
     assert (steps.cosine(torch.linspace(0, 0.4, 50), torch.tensor(0.5), 10.0) < 1e-12).all()
@@ -112,7 +112,7 @@ def test_memberships_are_lipschitz_in_the_probabilities(T, distance):
 
 @given(row=logit_rows, T=temperatures, shift=st.floats(-50, 50), data=st.data())
 @settings(deadline=None)
-def test_memberships_are_a_distribution_that_respects_order(row, T, shift, data):
+def test_memberships_sum_to_1_and_keep_the_order(row, T, shift, data):
     z = double(row)
     g = memberships(z, T)
     assert float(g.sum()) == pytest.approx(1)
@@ -124,7 +124,7 @@ def test_memberships_are_a_distribution_that_respects_order(row, T, shift, data)
 
 @given(row=logit_rows)
 @settings(deadline=None)
-def test_the_dynamic_threshold_lies_between_half_the_maximum_and_one_half(row):
+def test_the_dynamic_threshold_is_between_half_the_maximum_and_one_half(row):
     p = double(row).softmax(-1)
     tau = float(steps.dynamic_threshold(p))
     assert float(p.max()) / 2 - 1e-12 <= tau <= 0.5 + 1e-12
@@ -146,7 +146,7 @@ def test_two_classes_need_no_dynamic_threshold(a, b, T):
 @settings(deadline=None)
 def test_the_gap_of_the_top_two_decides_the_top_class(row, T):
     """On the middle piece H(p1) = 1/2 + (1-2T)/(5T) tanh((z1-z2)/2); beyond T < 0.4 tanh((z1-z2)/2) the sample is hard:
-    its class lies above hi, all others below lo, and g differs from one-hot by less than 2 T d."""
+    its class is above hi, all others below lo, and g differs from one-hot by less than 2 T d."""
     z = double(row)
     p, (first, second) = z.softmax(-1), z.topk(2).values
     tau, tanh = steps.dynamic_threshold(p), float(torch.tanh((first - second) / 2))
@@ -171,7 +171,7 @@ def test_memberships_become_one_hot_as_the_temperature_falls():
 
 
 @pytest.mark.parametrize("T", TEMPERATURES)
-def test_ties_share_at_every_temperature(T):
+def test_ties_share_equally_at_every_temperature(T):
     """m classes on top: 1/m each while the rest vanishes; uniform probabilities: 1/d each."""
     tied = memberships(double([30.0, 30, 30, 0, 0]), T)
     torch.testing.assert_close(tied, double([1 / 3, 1 / 3, 1 / 3, 0, 0]), atol=1e-9, rtol=0)
@@ -186,7 +186,7 @@ def test_ties_share_at_every_temperature(T):
         (0.02, None, (0.973921, 0.015647, 0.010432)),
     ],
 )
-def test_golden_memberships(T, H, g):
+def test_memberships_match_numbers_by_hand(T, H, g):
     p = double((0.5, 0.3, 0.2))
     stepped = steps.linear(p, steps.dynamic_threshold(p), T)
     torch.testing.assert_close(steps.normalised(stepped), double(g), atol=1e-5, rtol=0)

@@ -1,4 +1,4 @@
-"""Studies: their simulations against what can be derived, their files, and what they refuse."""
+"""Studies: simulations against derivations, their files, and what they refuse."""
 
 import math
 
@@ -52,7 +52,7 @@ def soft_counts(prevalence):
 
 
 @pytest.mark.parametrize("prevalence", study.PREVALENCES)
-def test_bias_is_against_the_populations_f1_and_its_own_lipschitz_constant(bias, prevalence):
+def test_bias_is_measured_against_the_populations_f1(bias, prevalence):
     """F1 = 2tp/D with D = 2tp + fp + fn; the derivatives 2(fp+fn)/D², -2tp/D², -2tp/D² have the absolute sum 2/D."""
     part = bias[bias.prevalence == prevalence]
     tp, fp, fn = soft_counts(prevalence)
@@ -60,7 +60,7 @@ def test_bias_is_against_the_populations_f1_and_its_own_lipschitz_constant(bias,
     assert (part.bound_score / part.bound_entries).to_numpy() == pytest.approx(2 / (2 * tp + fp + fn), rel=0.01)
 
 
-def test_both_bounds_hold_and_fall_with_the_root_of_the_batch(bias):
+def test_both_bounds_hold_and_fall_with_the_square_root_of_the_batch_size(bias):
     """Theorem 5.8 at n = 16, d = 2, delta = 0.05: sqrt(log(160) / 32) = 0.398."""
     assert bias.bound_entries[bias.n == 16].to_numpy() == pytest.approx(0.3982, abs=1e-4)
     assert (bias.entries <= bias.bound_entries).all()
@@ -76,7 +76,7 @@ def test_small_batches_underestimate_the_rare_class(bias):
     assert bias.bias[bias.n == max(study.BATCHES)].abs().max() < 0.005
 
 
-def test_bias_draws_measured_and_bound(bias):
+def test_the_bias_figure_shows_measurement_and_bound(bias):
     left, middle, right = study.draw_bias(bias).axes
     assert [t.get_text() for t in left.get_legend().get_texts()] == ["1% positive", "10% positive", "50% positive"]
     assert list(middle.lines[-1].get_ydata()) == pytest.approx(bias.bound_entries[bias.prevalence == 0.5])
@@ -84,7 +84,7 @@ def test_bias_draws_measured_and_bound(bias):
     assert len(dashed) == 3
 
 
-def test_portions_add_up_to_all_batches():
+def test_chunks_add_up_to_all_batches():
     memberships, labels = study.population(0.1, rows=1000)
     found = torch.cat([c.matrix for c in study.sampled(memberships, labels, 3000)])
     assert found.shape == (study.DRAWS, 2, 2)
@@ -123,13 +123,13 @@ def test_balanced_curves_have_the_same_length_for_both_losses(tmp_path, monkeypa
         ("soft-hard", [], "did you mean 'soft_hard'"),
     ],
 )
-def test_what_a_study_cannot_use_is_refused(name, words, message, tmp_path):
+def test_settings_that_a_study_cannot_use_are_refused(name, words, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
         study.run(name, Command.parse(words), tmp_path)
     assert not any(tmp_path.iterdir())
 
 
-def test_the_command(tmp_path, monkeypatch, capsys):
+def test_the_command_writes_its_files(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(study, "CLASSES", (2,))
     monkeypatch.setattr(study, "STUDIES", {"gap": study.STUDIES["gap"]})
     assert cli.run(["task=study", "study=all", f"results_dir={tmp_path}"]) == 0

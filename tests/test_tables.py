@@ -1,4 +1,4 @@
-"""Tables: every published cell once, the right records in the right cell, and exact text from committed records."""
+"""Tables: every published cell once, the right records in each cell, and exact text from committed records."""
 
 import csv
 import functools
@@ -70,7 +70,7 @@ def matrices(loss, **where):
     return [np.array(r["confusion"]["test"]) for r in sorted(chosen, key=lambda r: r["seed"])]
 
 
-# published numbers
+# Published numbers
 
 
 def test_all_341_published_cells_appear_and_none_twice():
@@ -80,7 +80,7 @@ def test_all_341_published_cells_appear_and_none_twice():
     assert len({id(p) for p in every}) == 341
 
 
-def test_counts_per_table():
+def test_every_table_has_its_published_number_of_cells():
     found = Counter((c.paper, c.table) for c in papers.cells())
     assert [found["east_v2", n] for n in range(1, 8)] == [90, 16, 32, 36, 16, 14, 6]
     assert [found["east_v1", n] for n in (1, 2)] == [18, 8]
@@ -118,11 +118,11 @@ def test_every_row_and_dataset_has_a_config_file_or_a_baseline():
         (None, "digits", "ce", "plugin_f1.f1_macro", "plugin_f1.test.f1_macro"),
     ],
 )
-def test_the_papers_metrics_in_our_words(paper, dataset, loss, metric, expected):
+def test_the_papers_metrics_map_to_our_names(paper, dataset, loss, metric, expected):
     assert papers.score_of(paper, dataset, loss, metric) == expected
 
 
-def test_findings_are_about_cells_and_say_how_sure_they_are():
+def test_findings_match_cells_and_have_a_status():
     for finding in papers.findings():
         assert finding.status in papers.STATUSES
         assert finding.text
@@ -133,7 +133,7 @@ def test_findings_are_about_cells_and_say_how_sure_they_are():
     assert len(set(ids)) == len(ids)
 
 
-def test_known_and_suspected_are_told_apart(east_v2_1):
+def test_confirmed_and_suspected_findings_are_distinguished(east_v2_1):
     text = tables.render("east_v2_1", "/nowhere")
     letter = {name: east_v2_1.letter(name) for name in east_v2_1.findings}
     assert f"<sup>{letter['adult_loader']}</sup> Confirmed: The released loader corrupts the ages" in text
@@ -142,10 +142,10 @@ def test_known_and_suspected_are_told_apart(east_v2_1):
     assert "adult_loader_others" in cell(east_v2_1, dataset="adult", row="Acc*", column="f1").findings
 
 
-# which records fill a cell
+# Which records fill a cell
 
 
-def test_a_cell_is_mean_and_sample_deviation_of_its_trials(east_v2_1):
+def test_a_cell_shows_mean_and_sample_deviation_of_its_trials(east_v2_1):
     f1 = [
         2 * m[1, 1] / (m[1].sum() + m[:, 1].sum())
         for m in matrices(
@@ -169,7 +169,7 @@ def test_random_forest_is_judged_by_macro_f1():
     assert found.summary.mean == pytest.approx(np.mean(f1))
 
 
-def test_precision_of_a_class_is_that_class():
+def test_the_precision_of_a_class_is_read_from_that_class():
     found = cell(tables.build("east_v2_6", GOLDEN), row="beta 0.25", column="precision dog")
     lines = map(json.loads, (GOLDEN / "records" / "cifar10.jsonl").read_text().splitlines())
     chosen = [np.array(r["confusion"]["test"]) for r in lines if r["config"]["loss"]["beta"] == {"dog": 0.25}]
@@ -182,7 +182,7 @@ def test_thresholded_precision_comes_from_the_matrices():
     assert entries.mean_over([[[5, 1], [2, 3]], [[6, 0], [5, 0]]], "recall", 1) == 0.3
 
 
-def test_selection_rule_decides_and_an_unrun_choice_is_not_run():
+def test_the_selection_rule_decides_and_an_unrun_choice_is_shown_as_not_run():
     by_loss, by_metric = (tables.build("east_v2_1", GOLDEN, rule=rule) for rule in records.RULES)
     where = {"dataset": "mammography", "row": "F1*", "column": "f1"}
     assert len(cell(by_loss, **where).values) == 5
@@ -210,7 +210,7 @@ def test_search_records_are_never_averaged(east_v2_1):
     assert all(seed < 1000 for c in east_v2_1.cells for seed in c.values)
 
 
-def test_presets():
+def test_a_table_shows_the_records_of_its_preset():
     default = tables.build("east_v2_1", GOLDEN)
     acc = cell(default, dataset="mammography", row="Acc*", column="accuracy")
     assert (acc.preset, acc.marks) == ("budget", "†◊")
@@ -240,7 +240,7 @@ def standard():
         {"protocol": {"patience": 51}},
     ],
 )
-def test_what_is_not_the_papers_setting_never_enters_its_table(standard, change):
+def test_records_of_other_settings_never_enter_the_papers_table(standard, change):
     config = standard.config.to_json()
     config["dataset"]["limit"] = change.get("limit")
     for section in ("loss", "annealing", "model", "split", "protocol"):
@@ -251,8 +251,8 @@ def test_what_is_not_the_papers_setting_never_enters_its_table(standard, change)
     assert cell(tables.build("east_v2_1", found=[other, standard]), **where).settings == 1
 
 
-def test_data_of_one_name_have_blocks_of_their_own():
-    """Two files of dataset=csv, or digits of another imbalance, are neither ranked nor paired with each other."""
+def test_different_data_of_the_same_name_get_separate_blocks():
+    """Two files of dataset=csv, or digits with different imbalance, are neither ranked nor paired with each other."""
     source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "digits")
     found = []
     for imbalance, loss in [(1, "focal"), (1, "ce"), (10, "ce")]:
@@ -277,7 +277,7 @@ def test_two_settings_that_both_fit_are_marked(tmp_path):
     assert (len(found.values), found.settings, found.marks) == (3, 2, "◊§")
 
 
-def test_released_variant_asks_for_the_quirks():
+def test_the_released_variant_asks_for_the_quirks():
     released = tables.build("east_v2_1", GOLDEN, variant="released")
     ce = cell(released, block="adult", row="CE", column="f1")
     assert (ce.dataset, len(ce.values), ce.published.mean) == ("adult_released", 2, 0.148)
@@ -296,7 +296,7 @@ def test_released_variant_asks_for_the_quirks():
     assert beta.published.mean == 0.705
 
 
-# plan and commands
+# Plan and commands
 
 
 def test_an_empty_cell_says_which_command_fills_it(east_v2_1):
@@ -307,7 +307,7 @@ def test_an_empty_cell_says_which_command_fills_it(east_v2_1):
     assert tables.command(beta) == "east-run dataset=caltech256 loss=fbeta protocol=east 'loss.beta={frog:5}'"
 
 
-def test_plan_lists_each_missing_run_once():
+def test_the_plan_lists_each_missing_run_once():
     papers = [name for name in tables.names() if tables.spec(name).paper]
     one_by_one = {str(run.command) for name in papers for run in tables.plan(name, "/nowhere")}
     together = [str(run.command) for run in tables.plan("all", "/nowhere")]
@@ -324,13 +324,13 @@ def test_plan_lists_each_missing_run_once():
     assert paper["mammography", "accuracy"].done == 0, "budget trials do not count for the paper's preset"
 
 
-# tables of our own
+# Our own tables
 
 OWN = ["ablation", "cooling", "imbalance", "keel", "plugin", "schedules"]
 
 
 def small(name):
-    """A table with one dataset of every group of columns: composing a config takes a while."""
+    """A table with one dataset per group of columns, because composing a config takes a while."""
     spec = tables.spec(name)
     first = lambda axis: dict([*axis.items()][:1]) if isinstance(axis, dict) else axis[:1]  # noqa: E731
     groups = [group.model_copy(update={"dataset": first(group.dataset)}) for group in spec.columns]
@@ -339,7 +339,7 @@ def small(name):
 
 @pytest.mark.parametrize("name", OWN)
 def test_the_runs_that_a_table_plans_are_the_records_that_it_shows(name, tmp_path):
-    """For every planned run the records that its command would write; then no cell is empty, and none has a choice."""
+    """With the records that every planned run would write, no cell is empty, and none has several settings to show."""
     plan, keys = tables.plan(small(name), "/nowhere", preset="quick"), set()
     for run in plan:
         config = settings(run.command.but(preset="quick"))
@@ -360,7 +360,7 @@ def test_the_runs_that_a_table_plans_are_the_records_that_it_shows(name, tmp_pat
 
 @functools.cache
 def science(*words):
-    """The settings of a command, on data of some fingerprint."""
+    """The settings of a command, for data with some fingerprint."""
     asked = settings(Command.parse(words))
     return asked.science(asked.dataset.name, "fingerprint")
 
@@ -387,7 +387,7 @@ def test_other_cooling_rates_stay_out_of_the_papers_tables(tmp_path):
     assert at == {"r = 0.5": [0.9], "r = 0.7": [], "r = 0.8": [], "r = 0.9": [0.6], "r = 0.95": []}
 
 
-# how full the protocol was, by the values in the records
+# How close to the paper's protocol a record is, judged by its values
 
 
 def f1_cell(folder, **options):
@@ -440,7 +440,7 @@ def test_the_papers_protocol_needs_the_papers_grid(tmp_path, monkeypatch):
     assert not f1_cell(tmp_path).papers_protocol
 
 
-def test_the_grid_of_the_protocol_is_the_one_that_runs_search():
+def test_fidelity_and_runs_use_the_same_grid():
     """fidelity.grid_points against Settings.grid, which plans the runs."""
     for dataset, loss in [("mammography", "f1"), ("kaggle", "mcc"), ("kaggle", "ce"), ("caltech256", "f1")]:
         words = [f"dataset={dataset}", f"loss={loss}", "preset=paper"]
@@ -452,11 +452,11 @@ def test_the_grid_of_the_protocol_is_the_one_that_runs_search():
 
 @pytest.mark.parametrize("name", tables.names())
 def test_all_rows_of_a_table_are_searched_over_one_space(name):
-    """On each dataset, under each preset: the same points, apart from the cooling rate, which not every loss has."""
+    """The same points on each dataset and preset, apart from the cooling rate, which not every loss has."""
     rows, asked = {}, {}
     for cell in specs.blank_cells(tables.spec(name), "clean"):
         further = {key: value for key, value in cell.overrides.items() if not key.startswith("dataset.")}
-        rows[cell.dataset, cell.loss, json.dumps([cell.parameters, further])] = cell  # one is like all sets of KEEL
+        rows[cell.dataset, cell.loss, json.dumps([cell.parameters, further])] = cell  # one KEEL dataset stands for all
     for cell in rows.values():
         for preset in fidelity.PRESETS if cell.trains_networks else ():
             points = fidelity.grid_points(cell, preset)
@@ -467,8 +467,8 @@ def test_all_rows_of_a_table_are_searched_over_one_space(name):
         assert len(rates) <= 1 or name == "cooling", where  # its rows are the rates
 
 
-def test_a_table_that_is_searched_by_the_papers_grid_states_it():
-    """Fixed in its yaml, and what the paper's protocol gives each row is part of it."""
+def test_the_papers_tables_state_their_grid():
+    """The grid is in the table's yaml and includes what the paper's protocol gives each row."""
     for name in tables.papers_tables():
         table = tables.spec(name)
         for cell in specs.blank_cells(table, "clean"):
@@ -478,8 +478,8 @@ def test_a_table_that_is_searched_by_the_papers_grid_states_it():
             assert points <= fidelity.grid_points(cell, "paper")
 
 
-def test_the_command_of_a_cell_says_where_its_grid_is_not_the_protocols():
-    """So that whoever types it, or task=reproduce, searches what the table states."""
+def test_the_command_of_a_cell_states_a_grid_that_differs_from_the_protocols():
+    """So the typed command and task=reproduce search what the table states."""
     sizes = "[128,256,512,1024,2048,4096,8192]"
     commands = {(c.dataset, c.row): c for c in specs.blank_cells(tables.spec("east_v2_1"), "clean")}
     assert f"protocol.grid.batch_size={{kaggle:{sizes}}}" in cells.command(commands["kaggle", "CE"])
@@ -501,7 +501,7 @@ def test_the_fullest_protocol_on_record_is_shown_and_a_mixed_column_says_so(tmp_
     assert "| f1 (f1_positive; mixed training: paper, budget) |" in text
 
 
-def test_capped_is_more_than_half_at_an_epoch_limit(tmp_path):
+def test_capped_means_more_than_half_ended_at_the_epoch_limit(tmp_path):
     for seed, stopped in enumerate(["max_epochs", "stage_epochs", "patience", "coolings"]):
         put(tmp_path, ["loss=f1", "preset=paper"], seed, stopped=stopped)
     assert not f1_cell(tmp_path).capped, "two of four"
@@ -512,7 +512,7 @@ def test_capped_is_more_than_half_at_an_epoch_limit(tmp_path):
     assert "Capped: more than half of the trials ended at the epoch limit." in text
 
 
-def test_validation_by_batches_is_asked_of_released_code_and_its_absence_marked(tmp_path):
+def test_the_released_variant_prefers_validation_by_batches_and_marks_its_absence(tmp_path):
     where = {"dataset": "mammography", "row": "F1*", "column": "f1"}
     for reduce, value in [("split", 0.5), ("batch_mean", 0.7)]:
         words = ["loss=btg_released", "protocol=btg", "preset=paper", f"protocol.val_reduce={reduce}"]
@@ -530,11 +530,11 @@ def test_validation_by_batches_is_asked_of_released_code_and_its_absence_marked(
         assert done == (reduce == "batch_mean")
 
 
-# constant predictions
+# Constant predictions
 
 
 @pytest.mark.parametrize("actual", [[90, 10], [3, 97], [20, 30, 50]])
-def test_scores_of_a_constant_prediction_equal_scikit_learns(actual):
+def test_scores_of_a_constant_prediction_match_scikit_learn(actual):
     labels = np.repeat(np.arange(len(actual)), actual)
     for k in range(len(actual)):
         constant = np.full(len(labels), k)
@@ -557,7 +557,7 @@ def test_scores_of_a_constant_prediction_equal_scikit_learns(actual):
 
 
 @pytest.mark.parametrize("rows, ticked", [([[2184, 0], [53, 0]], False), ([[1200, 0], [1037, 0]], True)])
-def test_no_tick_where_a_constant_prediction_earns_the_same_word(tmp_path, rows, ticked):
+def test_a_cell_gets_no_tick_if_a_constant_prediction_earns_the_same_word(tmp_path, rows, ticked):
     """Published accuracy of CE on Mammography: 0.990. With 53 positives among 2,237 rows "never" has 0.976: close."""
     for seed in range(10):
         put(tmp_path, ["loss=ce", "preset=paper"], seed, f1=0.980 + 0.0001 * seed, confusion={"test": rows})
@@ -567,7 +567,7 @@ def test_no_tick_where_a_constant_prediction_earns_the_same_word(tmp_path, rows,
     assert ("close ✓" in tables.render("east_v2_1", tmp_path)) == ticked
 
 
-def test_plug_in_stands_below_the_papers_rows_where_it_is_on_record(tmp_path):
+def test_plug_in_rows_are_below_the_papers_rows_if_recorded(tmp_path):
     for seed in range(3):
         put(tmp_path, ["loss=f1", "preset=paper"], seed, f1=0.6 + 0.01 * seed)
         put(tmp_path, ["loss=ce", "preset=paper"], seed, f1=0.5, plugin=0.7)
@@ -587,7 +587,7 @@ def test_plug_in_stands_below_the_papers_rows_where_it_is_on_record(tmp_path):
     assert "| f1 (f1_positive) |" in tables.render("east_v2_1", tmp_path), "a decision is no other score"
 
 
-def test_commands_of_our_own_name_the_preset_that_fills_the_cell():
+def test_commands_of_our_own_tables_name_the_preset_that_fills_the_cell():
     keel = tables.build("keel", "/nowhere").missing
     assert keel[0] == (
         "east-run dataset=keel loss=f1 protocol=east dataset.set=yeast-1-2-8-9_vs_7 split.seed=trial "
@@ -603,7 +603,7 @@ def test_ablation_has_no_fixed_threshold_for_two_classes():
     assert thresholds == {"digits": 0.1, "digits, 1:10": 0.1, "synthetic, d = 5": 0.2}
 
 
-def test_the_keel_sets_are_the_27_and_the_four():
+def test_the_keel_table_has_27_binary_and_four_many_class_datasets():
     keel = tables.build("keel", "/nowhere")
     columns = list(dict.fromkeys(c.column for c in keel.cells))
     assert len(columns) == 31
@@ -619,7 +619,7 @@ def test_the_keel_sets_are_the_27_and_the_four():
     assert (round(ratios[0]), round(ratios[-1])) == (31, 129)
 
 
-def test_ranks_by_hand():
+def test_ranks_match_numbers_by_hand():
     """F1* is ahead of CE on all 31 sets by 0.1, RF equal within 0.01, everything else behind and tied."""
     table = tables.build("keel", "/nowhere")
     level = {"F1*": 0.6, "CE": 0.5, "RF": 0.495}
@@ -643,7 +643,7 @@ def test_ranks_by_hand():
     assert json.loads(writers.json_([table], [[]]))[0]["rankings"][0]["ranks"]["F1*"] == 1
 
 
-def test_ranks_leave_out_sets_that_a_row_lacks():
+def test_ranks_leave_out_datasets_that_a_row_lacks():
     table = tables.build("keel", "/nowhere")
     for c in table.cells:
         c.values = {} if (c.row, c.column) == ("RF", "yeast5") else {0: 0.5}
@@ -653,10 +653,10 @@ def test_ranks_leave_out_sets_that_a_row_lacks():
     assert tables.build("keel", "/nowhere").rankings == []
 
 
-# statistics in tables
+# Statistics in tables
 
 
-def test_comparison_is_paired_by_seed(east_v2_1):
+def test_comparisons_are_paired_by_seed(east_v2_1):
     found = tables.comparisons(east_v2_1)
     f1 = next(e for e in found if (e.block, e.row, e.column, e.over) == ("mammography", "F1*", "f1", "seed"))
     ours, ce = (cell(east_v2_1, dataset="mammography", row=row, column="f1").values for row in ("F1*", "CE"))
@@ -691,14 +691,14 @@ def test_the_questions_of_table_1_are_the_12_matched_pairs():
         tables.spec("east_v2_1").changed(questions=[questions[0].model_copy(update={"row": "F2*"})])
 
 
-def test_splits_are_compared_where_there_are_several(east_v2_1):
+def test_splits_are_compared_if_there_are_several(east_v2_1):
     found = cell(east_v2_1, dataset="mammography", row="F1*", column="f1")
     assert {split for split, _ in found.splits} == {0, 1}
     assert len(found.values) == 5, "the cell itself stays on the papers' split"
     assert any(e.over == "split" and e.n == 2 for e in tables.comparisons(east_v2_1))
 
 
-def test_best_is_bold_but_never_a_single_trial_or_mixed_scores(east_v2_1):
+def test_the_best_is_bold_but_never_a_single_trial_or_mixed_scores(east_v2_1):
     best = {
         c.row for c in east_v2_1.cells if c.block == "mammography" and c.column == "f1" and east_v2_1.best(c, "ours")
     }
@@ -729,8 +729,8 @@ def test_best_is_bold_but_never_a_single_trial_or_mixed_scores(east_v2_1):
         ("grid", "markdown", {}),
     ],
 )
-def test_golden(name, format, options):
-    """Exact text from the committed records; EAST_GOLDEN=write rewrites it after a change that was meant."""
+def test_tables_render_to_the_committed_text(name, format, options):
+    """Exact text from the committed records; EAST_GOLDEN=write rewrites it after an intended change."""
     stem = "-".join([name if isinstance(name, str) else name.name, *options.values()])
     file = GOLDEN / "rendered" / f"{stem}.{EXTENSIONS[format]}"
     text = tables.render(name, GOLDEN, format, today=DAY, **options)
@@ -767,13 +767,13 @@ def test_csv_and_json_hold_every_cell():
     assert all((GOLDEN / source).is_file() for source in mine["sources"])
 
 
-def test_markdown_lines_have_equal_numbers_of_cells():
+def test_all_markdown_lines_of_a_table_have_the_same_number_of_cells():
     for block in tables.render("all", GOLDEN).split("\n\n"):
         if block.startswith("|"):
             assert len({line.replace(r"\|", "").count("|") for line in block.splitlines()}) == 1
 
 
-def test_grid_shows_every_setting_once_and_can_be_narrowed():
+def test_the_grid_table_shows_every_setting_once_and_can_be_narrowed():
     grid = tables.build("grid", GOLDEN)
     assert len({(c.block, c.row, c.column) for c in grid.cells}) == len(grid.cells)
     assert "f1_positive" not in {c.column for c in grid.cells if c.block == "digits"}
@@ -821,7 +821,7 @@ def test_ten_thousand_records_render_within_ten_seconds(tmp_path, count, seconds
             stored["config"]["hyper"] |= {"lr": 1e-6 * (1 + i // 10)}
             stored["config"]["loss"] |= {"name": rng.choice(["f1", "ce", "mcc"])}
             file.write(json.dumps(stored | {"seed": i % 10, "key": identity.key(stored["config"])}) + "\n")
-    start = time.process_time()  # of this process: a busy machine is not its fault
+    start = time.process_time()  # CPU time of this process, so that a busy machine does not matter
     tables.render("all", tmp_path)
     assert time.process_time() - start < seconds
 
@@ -855,7 +855,7 @@ def test_latex_compiles(tmp_path):
     assert (tmp_path / "all.pdf").stat().st_size > 10_000
 
 
-def test_the_golden_records_are_those_of_the_generator(tmp_path):
+def test_the_golden_records_match_their_generator(tmp_path):
     from tests.golden.generate import generate
 
     generate(tmp_path)

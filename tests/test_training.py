@@ -1,4 +1,4 @@
-"""The engine: what it fits, how it cools, and that a trial depends on nothing but itself."""
+"""The engine: what it fits, how it cools, and that a trial depends only on itself."""
 
 import dataclasses
 import json
@@ -64,7 +64,7 @@ def blobs():
 
 
 def same(a: Outcome, b: Outcome) -> bool:
-    """Equal to the last bit, apart from the time it took."""
+    """Assert equality to the last bit, except for the time it took."""
     arrays = all(np.array_equal(a.probabilities[part], b.probabilities[part]) for part in a.probabilities)
     weights = all(torch.equal(a.weights[name], b.weights[name]) for name in a.weights)
     plain = ("status", "error", "stopped", "epochs", "best", "history")
@@ -88,7 +88,7 @@ def test_separable_data_are_fitted_to_the_last_row(loss):
     assert (outcome.probabilities["test"].argmax(1) == outcome.labels["test"]).all()
 
 
-def test_outcome_is_complete(blobs):
+def test_an_outcome_is_complete(blobs):
     (outcome,) = train([Trial(config("f1"), 3)], blobs)
     assert outcome.status == "done"
     assert outcome.probabilities["test"].shape == (80, 2)
@@ -109,7 +109,7 @@ def test_outcome_is_complete(blobs):
     json.dumps([outcome.history, outcome.best])
 
 
-def test_same_seed_same_outcome_and_the_callers_generator_is_left_alone(blobs):
+def test_the_same_seed_gives_the_same_outcome_without_touching_the_callers_generator(blobs):
     torch.manual_seed(5)
     before = torch.get_rng_state()
     first, again, other = (train([Trial(config(), seed)], blobs)[0] for seed in (1, 1, 2))
@@ -118,7 +118,7 @@ def test_same_seed_same_outcome_and_the_callers_generator_is_left_alone(blobs):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_alone_or_in_company_a_trial_is_the_same(blobs):
+def test_a_trial_is_the_same_alone_and_in_a_population(blobs):
     points = [{"lr": 0.01}, {"lr": 0.001, "dropout": 0.5}, {"weight_decay": 0.3}, {"clip": 0.1}, {"dropout": 0.0}]
     trials = []
     for seed, (hyper, r) in enumerate(zip(points, (0.5, 0.8, 0.9, 0.5, 0.8), strict=True)):
@@ -153,7 +153,7 @@ def test_batches_cover_an_epoch_and_differ_between_epochs_and_seeds(blobs):
 
 @pytest.mark.parametrize("fused", [True, False])
 @pytest.mark.parametrize("name, decoupled", [("AdamW", True), ("Adam", False)])
-def test_updates_equal_torchs_optimiser_for_each_trial(name, decoupled, fused, monkeypatch):
+def test_updates_match_torchs_optimiser_for_each_trial(name, decoupled, fused, monkeypatch):
     monkeypatch.setattr(optimizer_module, "FUSED", ("cpu",) if fused else ())
     torch.manual_seed(0)
     hyper = [
@@ -177,15 +177,15 @@ def test_updates_equal_torchs_optimiser_for_each_trial(name, decoupled, fused, m
             if h.clip:
                 torch.nn.utils.clip_grad_norm_([weight], h.clip)
             optimizer.step()
-        if step == 15:  # a cooling resets one trial's moments
+        if step == 15:  # cooling resets one trial's moments
             ours.reset(torch.tensor([1]))
             theirs[1][1].state.clear()
     expected = torch.stack([weight.detach() for weight, _ in theirs])
     torch.testing.assert_close(learned, expected, atol=2e-5, rtol=2e-5)
 
 
-def test_the_private_kernel_is_called_in_one_place():
-    """torch 2.15 has no public way to its fused Adam without torch.optim around it; a torch without it fails here."""
+def test_torchs_private_kernel_is_called_in_one_place():
+    """torch 2.15 has no public function for its fused Adam without torch.optim; a torch without this one fails here."""
     for kernel in ("_fused_adam_", "_fused_adamw_"):
         assert hasattr(torch, kernel), f"renamed in torch {torch.__version__}: see optimizer.py; plain_step needs none"
     package = Path(optimizer_module.__file__).parent.parent
@@ -195,7 +195,7 @@ def test_the_private_kernel_is_called_in_one_place():
 
 @pytest.fixture
 def scripted(monkeypatch):
-    """Validation losses from a script; remembers temperatures, and the weights at both ends of each epoch."""
+    """Scripted validation losses; remembers temperatures, and the weights before and after each epoch."""
     script = SimpleNamespace(losses=[], starts=[], ends=[], temperatures=[])
     batches, predict = engine.Setup.batches, engine.predict
 
@@ -218,7 +218,7 @@ def scripted(monkeypatch):
 
 
 def test_each_stage_returns_to_its_best_weights_then_cools_and_stops_after_p_out(blobs, scripted):
-    # P_in = 2, P_out = 2. Stage 1 is best at epoch 2, stage 2 at epoch 5, stages 3 and 4 bring nothing.
+    # P_in = 2, P_out = 2. Stage 1 is best at epoch 2, stage 2 at epoch 5; stages 3 and 4 do not improve.
     scripted.losses = [[v] for v in (0.9, 0.5, 0.6, 0.7, 0.4, 0.45, 0.41, 0.40, 0.5, 0.6, 0.4, 0.6, 0.7)]
     annealing = {"T0": 0.2, "r": 0.8, "T_min": 0.01, "patience": 2, "delta": 1e-4}
     (outcome,) = train(
@@ -243,8 +243,8 @@ def test_each_stage_returns_to_its_best_weights_then_cools_and_stops_after_p_out
     assert outcome.best["val_loss"] == pytest.approx(0.4)
 
 
-def test_warm_up_is_cross_entropy_and_nothing_of_it_counts(blobs, scripted):
-    # The lowest validation loss is one of warm-up; afterwards P_in = 2 ends the only stage, which is best at epoch 4.
+def test_warm_up_uses_cross_entropy_and_does_not_count(blobs, scripted):
+    # The lowest validation loss is during warm-up. Then P_in = 2 ends the only stage, which is best at epoch 4.
     scripted.losses = [[v] for v in (0.1, 0.2, 0.9, 0.8, 0.85, 0.9)]
     (warm,) = train([Trial(config("f1", patience=2, max_epochs=99, warmup=2), 0)], blobs)
     assert (warm.epochs, warm.best["epoch"], warm.stopped) == (6, 4, "patience")
@@ -254,7 +254,7 @@ def test_warm_up_is_cross_entropy_and_nothing_of_it_counts(blobs, scripted):
     assert warm.history["train_loss"][:2] != plain.history["train_loss"]
 
 
-def test_warm_up_trains_as_cross_entropy_does(blobs):
+def test_warm_up_trains_like_cross_entropy(blobs):
     warm, plain = (
         train([Trial(config(loss, max_epochs=4, warmup=w), 3)], blobs)[0] for loss, w in (("f1", 3), ("ce", 0))
     )
@@ -263,8 +263,8 @@ def test_warm_up_trains_as_cross_entropy_does(blobs):
     assert warm.best["epoch"] == 4
 
 
-def test_moments_are_reset_by_a_cooling_unless_kept(blobs, scripted):
-    scripted.losses = [[0.5, 0.5]] * 6  # one new minimum, one epoch without: a cooling after every second epoch
+def test_cooling_resets_the_moments_unless_they_are_kept(blobs, scripted):
+    scripted.losses = [[0.5, 0.5]] * 6  # one new minimum, then one epoch without: it cools after every second epoch
     trials = []
     for keep in (False, True):
         annealing = {"T0": 0.2, "r": 0.5, "patience": 2, "keep_optimizer": keep}
@@ -275,9 +275,9 @@ def test_moments_are_reset_by_a_cooling_unless_kept(blobs, scripted):
         assert torch.equal(reset, kept) == (epoch < 2)
 
 
-def test_a_diverging_trial_fails_with_its_reason_and_the_others_go_on(blobs):
+def test_a_diverging_trial_fails_with_a_reason_and_the_others_continue(blobs):
     settings = [config(hyper={"lr": 0.01}), config(), config(hyper={"lr": 0.002})]
-    settings[1] = settings[1].but(hyper=settings[1].hyper.but(lr=1e6))  # beyond what a config may say
+    settings[1] = settings[1].but(hyper=settings[1].hyper.but(lr=1e6))  # beyond what a config allows
     trials = [Trial(setting, seed) for seed, setting in enumerate(settings)]
     good, bad, fine = train(trials, blobs)
     assert (good.status, bad.status, fine.status) == ("done", "failed", "done")
@@ -290,7 +290,7 @@ def test_a_diverging_trial_fails_with_its_reason_and_the_others_go_on(blobs):
     assert close(fine, train(trials[2:], blobs)[0])
 
 
-def test_a_loss_without_temperature_reports_none(blobs):
+def test_a_loss_without_temperature_reports_no_temperature(blobs):
     (outcome,) = train([Trial(config("ce", schedule="geometric", max_epochs=2), 0)], blobs)
     assert outcome.history["temperature"] == [None, None]
     assert outcome.best["temperature"] is None
@@ -369,7 +369,7 @@ def test_a_last_batch_of_one_image_is_left_out():
 
 
 def test_images_train_in_mixed_precision_when_asked():
-    """bfloat16 has eight bits of fraction: the loss is near that of float32, but not equal to it."""
+    """bfloat16 has an eight-bit fraction: the loss is near that of float32, but not equal to it."""
     torch.manual_seed(0)
     labels = torch.arange(20) % 2
     splits = splits_of(torch.randint(0, 256, (20, 3, 16, 16), dtype=torch.uint8), labels, kind="image")
@@ -390,7 +390,7 @@ def test_batch_norm_refuses_batches_of_one_image():
         train([Trial(config("ce", model, hyper={"batch_size": 1}), 0)], splits)
 
 
-def test_the_mean_of_the_weights_is_plain_at_first_then_exponential():
+def test_the_mean_of_the_weights_is_arithmetic_at_first_then_exponential():
     stack = models.Stack([models.MLP(2, [3], 2) for _ in range(2)])
     average = Average(stack, [0.75, None])
     expected = None
@@ -403,7 +403,7 @@ def test_the_mean_of_the_weights_is_plain_at_first_then_exponential():
         assert torch.equal(average.mean[1], stack.weights[1])
 
 
-def test_averaged_trials_are_the_same_alone_and_in_company(blobs):
+def test_averaged_trials_are_the_same_alone_and_in_a_population(blobs):
     decays = (None, 0.9, 0.99)
     trials = [Trial(config(hyper={"average": a, "lr": 0.05}, patience=3, max_epochs=25), 4) for a in decays]
     company = train(trials, blobs)
@@ -413,7 +413,7 @@ def test_averaged_trials_are_the_same_alone_and_in_company(blobs):
     assert close(company[0], train([Trial(config(hyper={"lr": 0.05}, patience=3, max_epochs=25), 4)], blobs)[0])
 
 
-def test_the_averaged_weights_are_used_where_they_validate_better(blobs):
+def test_averaged_weights_are_used_if_they_validate_better(blobs):
     settings = [config(hyper={"average": a, "lr": 0.05}, patience=8, max_epochs=8) for a in (None, 0.95)]
     raw, averaged = train([Trial(s, 0) for s in settings], blobs)
     pairs = list(zip(averaged.history["val_loss"], raw.history["val_loss"], strict=True))
@@ -426,7 +426,7 @@ def test_the_averaged_weights_are_used_where_they_validate_better(blobs):
     assert float(value) == pytest.approx(averaged.best["val_loss"], abs=1e-5)
 
 
-def test_batch_norms_statistics_are_averaged_along():
+def test_batch_norm_statistics_are_averaged_too():
     stack = models.Stack([models.build(Model(name="tiny_darknet", width=0.1), (3, 16, 16), 2)])
     average, seen = Average(stack, [0.9]), []
     for _ in range(4):
@@ -462,7 +462,7 @@ class Remembering(CrossEntropy):
         self.seen = state.clone()
 
 
-def test_a_loss_with_a_state_keeps_one_per_trial_and_it_is_in_checkpoints(blobs, tmp_path, monkeypatch):
+def test_a_loss_keeps_one_state_per_trial_and_saves_it_in_checkpoints(blobs, tmp_path, monkeypatch):
     monkeypatch.setitem(LOSSES, "state", {"name": "state", "_target_": f"{__name__}.Remembering"})
     trials = [Trial(config("state", patience=2, max_epochs=12), seed) for seed in range(4)]
     whole = train(trials, blobs)
@@ -474,7 +474,7 @@ def test_a_loss_with_a_state_keeps_one_per_trial_and_it_is_in_checkpoints(blobs,
 
 
 def stopped_and_resumed(trials, splits, folder, monkeypatch, saves):
-    """The outcomes of a training that was stopped right after a checkpoint, and started again."""
+    """The outcomes of a training that was stopped right after a checkpoint and resumed."""
     save, count = population.Population.save, iter(range(1, 999))
 
     def save_then_stop(self, file):
@@ -491,8 +491,8 @@ def stopped_and_resumed(trials, splits, folder, monkeypatch, saves):
 
 
 @pytest.mark.parametrize("counts, metric", [("training", "f1"), ("validation", "mcc")])
-def test_ten_trials_of_metric_cross_entropy_are_ten_alone(blobs, tmp_path, monkeypatch, counts, metric):
-    """With and without averaged weights, also where they stop at different epochs, and after a stop and a resume."""
+def test_ten_trials_of_metric_cross_entropy_match_ten_alone(blobs, tmp_path, monkeypatch, counts, metric):
+    """With and without averaged weights, also if they stop at different epochs, and after a stop and resume."""
     target = "east.losses.MetricCrossEntropy"
     monkeypatch.setitem(LOSSES, "ce_of", {"name": "ce_of", "_target_": target, "metric": metric, "counts": counts})
     hyper = [{"average": average} for average in (None, 0.9)]
@@ -501,12 +501,12 @@ def test_ten_trials_of_metric_cross_entropy_are_ten_alone(blobs, tmp_path, monke
     assert len({outcome.epochs for outcome in company}) > 2
     alone = [train([trial], blobs)[0] for trial in trials]
     assert all(close(a, b) for a, b in zip(company, alone, strict=True))
-    left = sorted(outcome.epochs for outcome in company)[3]  # stopped when some have left and others have not
+    left = sorted(outcome.epochs for outcome in company)[3]  # stopped after some trials have left
     resumed = stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=left)
     assert all(same(a, b) for a, b in zip(company, resumed, strict=True))
 
 
-def test_a_loss_may_stop_by_the_metric(blobs, monkeypatch):
+def test_a_loss_may_stop_training_by_the_metric(blobs, monkeypatch):
     monkeypatch.setitem(LOSSES, "state", {"name": "state", "_target_": f"{__name__}.Remembering"})
     (outcome,) = train([Trial(config("state", patience=12, max_epochs=12), 1)], blobs)
     lowest = min(outcome.history["val_metric"])
@@ -542,7 +542,7 @@ def interrupted_trials():
 
 
 @pytest.mark.parametrize("saves", [3, 12])
-def test_after_kill_9_a_trial_ends_as_if_nothing_had_happened(tmp_path, saves):
+def test_a_trial_killed_by_kill_9_resumes_to_the_same_outcome(tmp_path, saves):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     root = Path(__file__).parent.parent
     killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(saves)], env=environment, cwd=root)
@@ -557,7 +557,7 @@ def test_after_kill_9_a_trial_ends_as_if_nothing_had_happened(tmp_path, saves):
     assert list(tmp_path.iterdir()) == [], "a finished population leaves no checkpoint behind"
 
 
-def test_a_checkpoint_is_found_only_by_its_own_trials(blobs):
+def test_a_checkpoint_is_used_only_by_its_own_trials(blobs):
     members = [(Trial(config(), 0), blobs)]
     assert population.identity(members) == population.identity([(Trial(config(), 0), blobs)])
     others = [(Trial(config(), 1), blobs), (Trial(config(patience=6), 0), blobs)]
@@ -565,7 +565,7 @@ def test_a_checkpoint_is_found_only_by_its_own_trials(blobs):
     assert len({population.identity(members), *(population.identity([m]) for m in others)}) == 4
 
 
-def test_a_population_too_large_for_the_memory_is_halved(blobs, monkeypatch):
+def test_a_population_too_large_for_memory_is_halved(blobs, monkeypatch):
     sizes, original = [], engine.train_population
 
     def small_memory(members, *arguments):
@@ -628,7 +628,7 @@ def test_tensorboard_gets_every_epoch(blobs, tmp_path):
 
 
 @pytest.mark.slow
-def test_compiled_networks_agree(blobs):
+def test_compiled_networks_train_the_same(blobs):
     trials = [Trial(config(hyper={"dropout": 0.0}, max_epochs=3), seed) for seed in (0, 1)]
     for plain, compiled in zip(train(trials, blobs), train(trials, blobs, compile=True), strict=True):
         assert close(plain, compiled)
@@ -653,7 +653,7 @@ def test_cross_entropy_on_mammography_scores_as_published(mammography):
 
 
 @pytest.mark.slow
-def test_on_mammography_company_changes_no_score(mammography):
+def test_on_mammography_a_population_changes_no_score(mammography):
     settings = config("ce", PAPER, hyper={"lr": 1e-3, "batch_size": 256}, patience=20, max_epochs=10)
     trials = [Trial(settings, seed) for seed in range(3)]
     for trial, outcome in list(zip(trials, train(trials, mammography), strict=True))[::2]:  # the first and the last
@@ -667,7 +667,7 @@ def test_on_mammography_company_changes_no_score(mammography):
 
 @pytest.mark.parametrize("loss", ["ce", "f1", "f1_ce"])
 def test_integer_weights_repeat_rows(loss):
-    """In training and in early stopping, where every step sees all rows."""
+    """In training and in early stopping, if every step sees all rows."""
     splits, config_of = toy(), config(loss, hyper={"batch_size": 10_000, "dropout": 0.0}, max_epochs=12)
     generator = torch.Generator().manual_seed(0)
 
