@@ -587,7 +587,7 @@ def test_the_positive_class_comes_from_the_data():
     names = ["cat", "dog", "frog"]
     built = build_loss(CONFIGS["f1"] | {"average": "positive"}, names, positive=2)
     torch.testing.assert_close(built(z, y), MetricLoss("f1", average="positive", positive=2)(z, y))
-    with pytest.raises(ValueError, match=r"none of the 3 classes is the positive one; say dataset.positive=…"):
+    with pytest.raises(ValueError, match=r"none of the 3 classes is the positive one; set dataset.positive=…"):
         build_loss(CONFIGS["anyloss"], names)
 
 
@@ -656,7 +656,7 @@ WRONG = {
     "negative label": (lambda: MetricLoss("f1")(z4, y4 - 4), ("labels", "0 to 3", "-4 to")),
     "float labels": (lambda: MetricLoss("f1")(z4, y4.float()), ("integer labels", "torch.float32")),
     "float labels of single logits": (lambda: MetricLoss("f1")(z4[:, 0], y4 / 2), ("shares from 0 to 1", "1.5")),
-    "integer logits": (lambda: MetricLoss("f1")(y4, y4), ("floating point logits", "torch.int64")),
+    "integer logits": (lambda: MetricLoss("f1")(y4, y4), ("floating-point logits", "torch.int64")),
     "wrong shape": (lambda: MetricLoss("f1")(z4, y4[:5]), ("(5,)", "(6, 4)", "expected (6,) for 4 classes")),
     "no samples": (lambda: MetricLoss("f1")(z4[:0], y4[:0]), ("at least one sample", "(0, 4)")),
     "no dimensions": (lambda: MetricLoss("f1")(z4[0, 0], y4[0]), ("at least one sample",)),
@@ -748,8 +748,8 @@ def test_a_resumed_training_keeps_its_temperature():
 @pytest.mark.parametrize(
     "parameters, message",
     [
-        ({"metric": "f1", "positive": 0}, "expected average='positive' beside it"),
-        ({"metric": "f1", "average": "positive", "positive": True}, "the index or the name of a class, got True"),
+        ({"metric": "f1", "positive": 0}, "expected average='positive' with it"),
+        ({"metric": "f1", "average": "positive", "positive": True}, "the index or name of a class, got True"),
         ({"metric": "fbeta", "beta": -1}, "beta: expected a number of at least 0"),
         ({"metric": "fbeta", "beta": float("nan")}, "beta: expected a number of at least 0"),
         ({"metric": "cost"}, "this metric needs costs"),
@@ -763,7 +763,7 @@ def test_parameters_that_make_no_sense_are_refused(parameters, message):
 
 def test_one_hot_labels_and_arrays_are_refused():
     logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
-    with pytest.raises(ValueError, match=r"no unique reading: .* for one-hot labels labels.argmax\(1\)"):
+    with pytest.raises(ValueError, match=r"are ambiguous: .* for one-hot labels use labels.argmax\(1\)"):
         MetricLoss("f1")(logits, torch.nn.functional.one_hot(labels))
     with pytest.raises(ValueError, match="expected tensors, got logits"):
         MetricLoss("f1")(logits.numpy(), labels.numpy())

@@ -79,19 +79,19 @@ def drawn(n=40, classes=3, lead=(), seed=0, dtype=torch.float64):
 @pytest.mark.parametrize(("counts", "smoothing", "metric", "parameters", "expected"), GOLDEN)
 def test_weights_match_numbers_by_hand(counts, smoothing, metric, parameters, expected):
     _, targets = loss_at(counts, metric, smoothing=smoothing, floor=1e-9, **parameters)
-    assert targets.own.tolist() == pytest.approx(expected, abs=6e-6)
+    assert targets.diagonal.tolist() == pytest.approx(expected, abs=6e-6)
 
 
 def test_weights_stay_above_the_floor():
     _, targets = loss_at(NEVER, "f1", **POSITIVE)
-    assert targets.own.tolist() == pytest.approx([0.02, 1.9998], abs=1e-4)
+    assert targets.diagonal.tolist() == pytest.approx([0.02, 1.9998], abs=1e-4)
 
 
 def test_binary_f1_decides_at_half_its_value():
     """w_1 : w_0 = (2 - F) : F, so that argmax predicts 1 from P(1|x) = F/2 up."""
     _, targets = loss_at(TWO, "f1", smoothing=0, **POSITIVE)
     f1 = 2 * 6 / (10 + 16)
-    w0, w1 = targets.own.tolist()
+    w0, w1 = targets.diagonal.tolist()
     assert w0 / (w0 + w1) == pytest.approx(f1 / 2)
 
 
@@ -107,7 +107,7 @@ def test_slopes_by_hand_match_autograd(metric, parameters):
     _, targets = loss_at(THREE, metric, floor=1e-9, **parameters)
     G = slopes(THREE, metric, **parameters)
     worth = (G.diagonal() - (G.sum(-1) - G.diagonal()) / 2).clamp_min(0)
-    torch.testing.assert_close(targets.own, worth / worth.mean())
+    torch.testing.assert_close(targets.diagonal, worth / worth.mean())
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -139,9 +139,9 @@ def test_gradients_pass_gradcheck(metric, form, weighted):
 @pytest.mark.parametrize("form", mce.FORMS)
 def test_a_net_that_never_predicts_a_class_has_finite_weights(metric, counts, form):
     loss, targets = loss_at(counts, metric, torch.float32, form=form, **required_parameters(metric))
-    assert targets.total.isfinite().all()
-    assert (targets.total >= 0.0199).all()
-    assert float(targets.total.mean()) == pytest.approx(1, abs=0.03)
+    assert targets.row_total.isfinite().all()
+    assert (targets.row_total >= 0.0199).all()
+    assert float(targets.row_total.mean()) == pytest.approx(1, abs=0.03)
     logits, labels, _ = drawn(dtype=torch.float32)
     (gradient,) = torch.autograd.grad(loss(logits, labels), logits)
     assert gradient.isfinite().all()
@@ -152,7 +152,7 @@ def test_a_net_that_never_predicts_a_class_has_finite_weights(metric, counts, fo
 def test_a_rare_class_that_is_never_predicted_is_worth_more_than_the_frequent_one(metric):
     for counts in (NEVER, [[900, 5, 0], [5, 60, 0], [20, 10, 0]]):
         _, targets = loss_at(counts, metric)
-        assert targets.own[-1] > 1.1 * targets.own[0]
+        assert targets.diagonal[-1] > 1.1 * targets.diagonal[0]
 
 
 def test_metrics_of_counts_build_no_matrix(monkeypatch):
@@ -183,8 +183,8 @@ def test_classes_without_samples_leave_the_others_alone():
     with_empty = [[50, 3, 2, 0], [5, 20, 5, 0], [1, 2, 12, 0], [0, 0, 0, 0]]
     for metric in ("f1", "jaccard", "recall", "precision"):
         _, four = loss_at(with_empty, metric)
-        weights = four.own[:3] / four.own[:3].mean()
-        assert four.own.isfinite().all()
+        weights = four.diagonal[:3] / four.diagonal[:3].mean()
+        assert four.diagonal.isfinite().all()
         assert weights.max() / weights.min() > 1.05  # not all at the floor
 
 
@@ -203,11 +203,11 @@ def test_your_own_metric_works():
         m = c.matrix
         return 2 * m[..., 1, 1] / (2 * m[..., 1, 1] + m[..., 0, 1] + m[..., 1, 0])
 
-    expected = loss_at(TWO, "f1", **POSITIVE)[1].own
+    expected = loss_at(TWO, "f1", **POSITIVE)[1].diagonal
     for metric, cells in ((by_margins, False), (by_cells, True)):
         loss, targets = loss_at(TWO, metric)
         assert loss.in_cells is cells
-        torch.testing.assert_close(targets.own, expected)
+        torch.testing.assert_close(targets.diagonal, expected)
     with pytest.raises(ValueError, match="expected one number per leading index"):
         loss_at(TWO, lambda c: c.diagonal)
     with pytest.raises(ValueError, match="differentiable"):
@@ -217,7 +217,7 @@ def test_your_own_metric_works():
 def test_slopes_of_zero_give_plain_cross_entropy():
     logits, labels, _ = drawn(classes=2)
     loss, targets = loss_at([[10, 0], [0, 0]], "mcc")
-    assert targets.own.tolist() == [1, 1]
+    assert targets.diagonal.tolist() == [1, 1]
     torch.testing.assert_close(loss(logits, labels), F.cross_entropy(logits, labels))
 
 
@@ -397,7 +397,7 @@ def test_half_precision_counts_in_float32():
     [
         ({"metric": "f2"}, "metric"),
         ({"form": "weights"}, "form"),
-        ({"decay": 1.0}, "decay: expected a number from 0 to below 1, got 1.0"),
+        ({"decay": 1.0}, "decay: expected 0 <= decay < 1, got 1.0"),
         ({"floor": 0}, "floor: expected more than 0"),
         ({"counts": "test"}, "counts"),
         ({"metric": "cost"}, "needs costs"),

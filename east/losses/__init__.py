@@ -1,4 +1,4 @@
-"""Losses over a batch: MetricLoss, and what it is compared with. Every `_target_` of conf/loss is a name in here."""
+"""Losses over a batch: MetricLoss, MetricCrossEntropy and the baselines. conf/loss refers to them as `_target_`."""
 
 from east.losses.build import build
 from east.losses.classic import WMW, APPerf, CrossEntropy, Dice, Focal, SigmoidF1

@@ -1,4 +1,4 @@
-"""From the `loss` section of a config to the loss itself."""
+"""Build a loss from the `loss` section of a config."""
 
 import inspect
 from collections.abc import Sequence
@@ -14,10 +14,10 @@ from east.settings.sections import Loss as Section
 
 
 def build(loss: Section, classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None) -> Loss:
-    """The loss that a network is trained on, of a config's `loss` section.
+    """The loss that a config's `loss` section describes.
 
-    labels: of the training set, for class_weights=balanced. positive: index of the class that average=positive means.
-    average=None is positive where the data have a positive class, else macro.
+    labels: the training labels, for class_weights=balanced. positive: index of the positive class, for
+    average=positive. average=None means positive if the data have a positive class, else macro.
     """
     parameters = loss.arguments
     target = import_by_path(loss.target)
@@ -33,7 +33,7 @@ def build(loss: Section, classes: Sequence[str], labels: Tensor | None = None, p
     if parameters.get("average") == "positive" and "positive" not in parameters:
         if positive is None and len(classes) > 2:
             raise ValueError(f"average=positive: none of the {len(classes)} classes is the positive one; "
-                             "say dataset.positive=… or loss.average=macro")  # fmt: skip
+                             "set dataset.positive=… or loss.average=macro")  # fmt: skip
         parameters["positive"] = 1 if positive is None else positive
     if issubclass(target, MetricLoss | MetricCrossEntropy):
         parameters["classes"] = classes

@@ -1,4 +1,4 @@
-"""The losses that metric losses are compared with: cross-entropy, focal, Dice, WMW, AP-Perf, sigmoidF1."""
+"""The baselines that metric losses are compared with: cross-entropy, focal, Dice, WMW, AP-Perf, sigmoidF1."""
 
 from collections.abc import Sequence
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 from east.choices import install_hint
 from east.confusion import per_class
-from east.losses.inputs import IGNORE_INDEX, Loss, binary_only, mean_over_samples, transformed
+from east.losses.inputs import IGNORE_INDEX, Loss, check_binary, is_tracing, mean_over_samples
 from east.metrics import ratio
 
 FEW_CLASSES = 32
 
 
 class ClassWeighted(Loss):
-    """A loss with one weight per class, or None; build() turns "balanced" into n / (d n_k) of the training labels."""
+    """A loss with one weight per class, or None; build() replaces "balanced" by n / (d n_k) of the training labels."""
 
     def __init__(self, class_weights: Sequence[float] | str | None = None, ignore_index: int = IGNORE_INDEX):
         super().__init__(ignore_index)
@@ -24,38 +24,38 @@ class ClassWeighted(Loss):
             )
         self.class_weights = None if class_weights is None else [float(w) for w in class_weights]
 
-    def of(self, labels: Tensor, logits: Tensor) -> Tensor:
-        """The weight [..., n] of every sample's class."""
+    def weights_of(self, labels: Tensor, logits: Tensor) -> Tensor:
+        """The class weight [..., n] of each sample."""
         if len(self.class_weights or ()) != logits.shape[-1]:
             raise ValueError(f"class_weights: expected {logits.shape[-1]}, got {len(self.class_weights or ())}")
         return logits.new_tensor(self.class_weights)[labels]
 
 
 class CrossEntropy(ClassWeighted):
-    """Softmax cross-entropy; with class weights their weighted mean, as torch's."""
+    """Softmax cross-entropy; with class weights the weighted mean, as in torch."""
 
     takes_soft_targets = True
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         if labels.is_floating_point():
-            return self.of_soft_targets(logits, labels, weights)
+            return self.soft_target_value(logits, labels, weights)
         values = -log_likelihood(logits, labels)
         if self.class_weights is not None:
-            by_class = self.of(labels, logits)
-            weights = by_class if weights is None else by_class * weights
+            class_weights = self.weights_of(labels, logits)
+            weights = class_weights if weights is None else class_weights * weights
         return mean_over_samples(values, weights)
 
-    def of_soft_targets(self, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        """-sum_j t_j log p_j of targets [n, d]; class weights divide by their own sum, as they do for indices."""
+    def soft_target_value(self, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """Mean of -sum_j t_j log p_j for targets t [n, d]; weights are divided by their sum, as for class indices."""
         if weights is not None:
             targets = targets * weights.unsqueeze(-1)
         if self.class_weights is not None:
-            targets = targets * self.of(torch.arange(logits.shape[-1], device=logits.device), logits)
+            targets = targets * self.weights_of(torch.arange(logits.shape[-1], device=logits.device), logits)
         return ratio(-(targets * logits.log_softmax(-1)).sum((-2, -1)), targets.sum((-2, -1)))
 
 
 class Focal(ClassWeighted):
-    """-(1 - p_y)^gamma log p_y: well classified samples count less. Lin et al. 2017."""
+    """-(1 - p_y)^gamma log p_y, which gives well-classified samples less weight. Lin et al. 2017."""
 
     def __init__(
         self, gamma: float = 2.0, class_weights: Sequence[float] | None = None, ignore_index: int = IGNORE_INDEX
@@ -67,13 +67,13 @@ class Focal(ClassWeighted):
         log_p = log_likelihood(logits, labels)
         values = -((-torch.expm1(log_p)).clamp_min(1e-7) ** self.gamma) * log_p
         if self.class_weights is not None:
-            alpha = self.of(labels, logits) / sum(self.class_weights)
+            alpha = self.weights_of(labels, logits) / sum(self.class_weights)
             values = values * alpha
         return mean_over_samples(values, weights)
 
 
 def log_likelihood(logits: Tensor, labels: Tensor) -> Tensor:
-    """log p_y [..., n]. Rows of few entries are slow to reduce: there the samples are laid side by side in memory."""
+    """log p_y [..., n]. With few classes the softmax runs over [..., d, n]: short rows are slow to reduce."""
     if logits.shape[-1] < FEW_CLASSES:
         return logits.mT.log_softmax(-2).gather(-2, labels.unsqueeze(-2)).squeeze(-2)
     return logits.log_softmax(-1).gather(-1, labels.unsqueeze(-1)).squeeze(-1)
@@ -96,7 +96,7 @@ class Dice(Loss):
 class WMW(Loss):
     """Mean over pairs of max(0, gamma - (p_positive - p_negative))^power: a smooth AUROC. Yan et al. 2003.
 
-    Divided by the number of pairs, so that its scale does not depend on the batch; 0 when one class is absent.
+    The mean, not the sum, so that its scale does not depend on the batch; 0 if one class is absent.
     """
 
     def __init__(self, gamma: float = 0.2, power: float = 3.0, ignore_index: int = IGNORE_INDEX):
@@ -104,32 +104,32 @@ class WMW(Loss):
         self.gamma, self.power = gamma, power
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        binary_only(self, logits, labels)
+        check_binary(self, logits, labels)
         return self.over_pairs(logits.softmax(-1)[..., 1], labels == 1, labels == 0, weights)
 
     def over_pairs(self, scores: Tensor, first: Tensor, second: Tensor, weights: Tensor | None) -> Tensor:
-        """Weighted mean over the pairs of a sample that is in `first` and one in `second`, both bool [..., n]."""
+        """Weighted mean over all pairs of a sample in `first` and one in `second`, which are masks [..., n]."""
         weights = torch.ones_like(scores) if weights is None else weights
-        if transformed():
+        if is_tracing():
             return self.mean_margin(scores, weights * first, scores, weights * second)
-        # A whole split has few positives among many samples: all n^2 pairs would not fit into memory.
+        # On a whole split, all n^2 pairs would not fit into memory; its positives are few.
         trials = zip(*(x.reshape(-1, x.shape[-1]) for x in (scores, weights, first, second)), strict=True)
-        means = [self.mean_margin(x[f], w[f], x[s], w[s]) for x, w, f, s in trials]
+        means = [self.mean_margin(score[i], w[i], score[j], w[j]) for score, w, i, j in trials]
         return torch.stack(means).reshape(scores.shape[:-1])
 
     def mean_margin(self, x: Tensor, x_weights: Tensor, y: Tensor, y_weights: Tensor) -> Tensor:
-        """Over all pairs of x [..., n] and y [..., m]."""
+        """Weighted mean of max(0, gamma - (x - y))^power over all pairs of x [..., n] and y [..., m]."""
         margins = (self.gamma - (x.unsqueeze(-1) - y.unsqueeze(-2))).clamp_min(0) ** self.power
         pairs = x_weights.unsqueeze(-1) * y_weights.unsqueeze(-2)
         return ratio((margins * pairs).sum((-2, -1)), pairs.sum((-2, -1)))
 
 
 class APPerf(Loss):
-    """Adversarial F_beta of the positive class, per sample. Fathony and Kolter 2020; the package `ap_perf` solves it.
+    """Adversarial F_beta of the positive class, per sample, solved by the package `ap_perf`. Fathony and Kolter 2020.
 
-    L = (1 - M(Q) + (q - y) z) / n, with Q the distribution over label vectors, of marginals q, that maximises L, and
-    M(Q) the expected F_beta of the best answer to Q. ADMM finds Q in `max_iter` steps, at a cost cubic in n: more than
-    `block` samples are solved in blocks, whose sums are added. The package's own layer has the gradient of n L.
+    L = (1 - M(Q) + (q - y) z) / n. Q is the distribution over label vectors that maximises L, q its marginals, and M(Q)
+    the expected F_beta of the best answer to Q. ADMM finds Q in `max_iter` steps, at a cost cubic in n, so more than
+    `block` samples are solved in blocks and their results summed. The package's own layer has the gradient of n L.
     """
 
     takes_weights = False
@@ -146,9 +146,9 @@ class APPerf(Loss):
         self.metric.enforce_special_case_positive()  # no positives, none predicted: F_beta is 1
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        binary_only(self, logits, labels)
+        check_binary(self, logits, labels)
         if weights is not None:
-            raise ValueError("APPerf: expected no weights, it has no weighted form")
+            raise ValueError("APPerf: expected no weights; it has no weighted form")
         z = logits[..., 1] - logits[..., 0]
         y = labels.to(z.dtype)
         n = z.shape[-1]
@@ -156,31 +156,36 @@ class APPerf(Loss):
         return torch.stack([self.in_blocks(*trial) for trial in trials]).reshape(z.shape[:-1]) / n
 
     def in_blocks(self, z: Tensor, y: Tensor) -> Tensor:
+        """n L of one trial: the sum over its blocks."""
         count = -(-len(z) // self.block)
         blocks = zip(z.tensor_split(count), y.tensor_split(count), strict=True)
         return torch.stack([self.against_adversary(*block) for block in blocks]).sum()
 
     def against_adversary(self, z: Tensor, y: Tensor) -> Tensor:
-        """1 - M(Q) + (q - y) z of one block. Q is at its maximum, so its own dependence on z adds no gradient."""
+        """1 - M(Q) + (q - y) z of one block. Q maximises it, so the dependence of Q on z adds no gradient."""
         if not z.isfinite().all():
             return z.sum() * torch.nan  # the solver would not return
         scores, truth = (t.detach().cpu().double() for t in (z, y))
-        # Not `objective`, which values Q by sums that lack a label each (max_sumlargest); Q itself is right.
+        # Not `objective`: each of the sums by which it values Q lacks a label (max_sumlargest). Q itself is right.
         solve = self.metric._PerformanceMetric__solve_admm_q
         Q, _ = solve(scores[:, None].repeat(1, len(z)).numpy(), truth.numpy(), max_iter=self.max_iter)
-        Q = z.new_tensor(Q)  # [i, k - 1]: that sample i is positive, one of k
+        Q = z.new_tensor(Q)  # [i, k - 1]: probability that sample i is positive and that there are k positives
         return 1 - self.best_answer(Q) + ((Q.sum(1) - y) * z).sum()
 
     def best_answer(self, Q: Tensor) -> Tensor:
-        """M(Q): of calling l samples positive, those that add most to the expected F_beta, the best l, or none."""
+        """M(Q): the largest expected F_beta of any answer.
+
+        An answer that calls l samples positive takes those with the largest gain; l = 0 scores the probability of no
+        positives.
+        """
         k, square = torch.arange(1, len(Q) + 1, device=Q.device), self.beta**2
-        added = Q @ ((1 + square) / (square * k[:, None] + k)).to(Q.dtype)
-        of_size = added.sort(0, descending=True).values.cumsum(0).diagonal()
-        return torch.maximum(of_size.max(), 1 - (Q / k).sum())
+        gains = Q @ ((1 + square) / (square * k[:, None] + k)).to(Q.dtype)
+        best_of_size = gains.sort(0, descending=True).values.cumsum(0).diagonal()
+        return torch.maximum(best_of_size.max(), 1 - (Q / k).sum())
 
 
 class SigmoidF1(Loss):
-    """1 - macro F1 of S = sigmoid(slope (z + offset)), each class against the rest. Benedict et al. 2021."""
+    """1 - macro F1 of S = sigmoid(slope (z + offset)), one class against the rest. Benedict et al. 2021."""
 
     def __init__(self, slope: float = 1.0, offset: float = 0.0, ignore_index: int = IGNORE_INDEX):
         super().__init__(ignore_index)
@@ -189,7 +194,7 @@ class SigmoidF1(Loss):
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         S = torch.sigmoid(self.slope * (logits + self.offset))
         w = torch.ones_like(S[..., 0]) if weights is None else weights
-        found = per_class(w * S.gather(-1, labels.unsqueeze(-1)).squeeze(-1), labels, S.shape[-1])
+        diagonal = per_class(w * S.gather(-1, labels.unsqueeze(-1)).squeeze(-1), labels, S.shape[-1])
         actual = per_class(w, labels, S.shape[-1])
         predicted = (w.unsqueeze(-1) * S).sum(-2)
-        return 1 - ratio(2 * found, actual + predicted).mean(-1)
+        return 1 - ratio(2 * diagonal, actual + predicted).mean(-1)

@@ -21,34 +21,34 @@ from east.losses.inputs import (
     Samples,
     as_weighted_samples,
     average_over_labels,
-    binary_only,
+    check_binary,
+    is_tracing,
     masked,
-    read_labels,
+    read_multilabel,
     read_samples,
     refuse_unknown,
     summed_over_ranks,
-    transformed,
 )
 from east.metrics import ratio
 
 BTG_THRESHOLDS = tuple(k / 10 for k in range(1, 10))
 MAX_TEMPERATURE = 0.4
-LARGE_IMAGE = 1 << 13  # logits of an image: from here on images are counted one by one, where they lie in memory
+LARGE_IMAGE = 1 << 13  # logits per image; images of this size or more are counted one by one, without a copy
 LABEL_AVERAGES = ("macro", "micro", "weighted", "samples")
-STEEP_TEMPERATURE = 0.25  # above, the step's ends become steeper than its middle
+STEEP_TEMPERATURE = 0.25  # above this, the step's ends are steeper than its middle
 
 
 class MetricLoss(Loss):
     """L = 1 - M(C), with M any metric and C the soft confusion matrix of the batch. Section 4, arXiv 2405.20954.
 
-    metric: a name of east.METRICS, a dotted path, or a function of a Confusion; its parameters (average, beta, costs)
-        follow as keywords. `classes` (names) lets beta, and the positive class, be given by name.
-    step: linear (`temperature` in (0, 0.4]), sigmoid or cosine (`slope`), none (probabilities themselves).
-    threshold: dynamic (mean of the two largest probabilities), a number, or a list of numbers: the mean loss over them.
-    absent: whether a class without samples in the batch scores zero in a macro mean, or is ignored.
+    metric: a name from east.METRICS, a dotted path, or a function of a Confusion. Its parameters (average, beta, costs)
+        are keyword arguments. `classes` (names) allows beta and the positive class to be given by name.
+    step: linear (`temperature` in (0, 0.4]), sigmoid or cosine (`slope`), none (the probabilities themselves).
+    threshold: dynamic (mean of the two largest probabilities), a number, or a list of numbers, whose mean loss is used.
+    absent: whether a class without samples in the batch scores 0 in a macro mean (zero) or is left out (ignore).
     multilabel: logits and 0/1 labels [n, L, ...] are L binary problems; `average` is then macro, micro, weighted, or
-        samples (the mean over samples of a score over their labels, for metrics that have averages themselves).
-    ignore_index: samples with this label do not count; a batch that has no others has the loss 0 and no gradient.
+        samples (the mean over samples of the score over a sample's labels, for metrics with an `average`).
+    ignore_index: samples with this label are left out; if there are no others, the loss and its gradient are 0.
     gather: sum the counts over torch.distributed's ranks ("auto": when training with gradients in a process group).
 
     >>> loss = MetricLoss("f1")
@@ -78,8 +78,8 @@ class MetricLoss(Loss):
         self.step = choose("step", step, [*steps.STEPS, "none"])
         self.slope = steps.DEFAULT_SLOPE if slope is None else slope
         if slope is not None and (step in ("linear", "none") or not slope > 0):
-            sloped = ", ".join(name for name in steps.STEPS if name != "linear")
-            raise ValueError(f"slope: expected a positive number, for the steps {sloped}, got {slope!r} for {step!r}")
+            with_slope = " or ".join(name for name in steps.STEPS if name != "linear")
+            raise ValueError(f"slope: expected a positive number with step {with_slope}, got {slope!r} with {step!r}")
         self.threshold = checked_threshold(threshold, step)
         self.classes = None if classes is None else [str(name) for name in classes]
         self.detach_threshold = detach_threshold
@@ -88,7 +88,7 @@ class MetricLoss(Loss):
         self.gather = gather
         self.temperature = temperature
         self.absent = choose("absent", absent, metrics.ABSENT)
-        self.label_average = self.average_of_labels(metric_parameters) if multilabel else ""
+        self.label_average = self.pop_label_average(metric_parameters) if multilabel else ""
         self.metric_parameters = self.checked_parameters(metric_parameters, absent)
 
     takes_soft_targets = True
@@ -103,71 +103,69 @@ class MetricLoss(Loss):
 
     @temperature.setter
     def temperature(self, value: float | Tensor) -> None:
-        least, most = (value.min().item(), value.max().item()) if isinstance(value, Tensor) else (value, value)
-        a_number = isinstance(value, Real | Tensor)
-        if not (a_number and 0 < least <= most <= MAX_TEMPERATURE * (1 + 1e-6)):  # float32's 0.4 is a little more
+        lowest, highest = (value.min().item(), value.max().item()) if isinstance(value, Tensor) else (value, value)
+        is_number = isinstance(value, Real | Tensor)
+        if not (is_number and 0 < lowest <= highest <= MAX_TEMPERATURE * (1 + 1e-6)):  # float32's 0.4 is slightly more
             raise ValueError(f"temperature: expected 0 < T <= {MAX_TEMPERATURE}, got {value!r}")
-        if most > STEEP_TEMPERATURE:
-            warnings.warn(f"temperature {most:g}: above {STEEP_TEMPERATURE} the step is no longer steepest at the "
+        if highest > STEEP_TEMPERATURE:
+            warnings.warn(f"temperature {highest:g}: above {STEEP_TEMPERATURE} the step is no longer steepest at the "
                           "threshold", stacklevel=3)  # fmt: skip
         self._temperature = value
 
     def get_extra_state(self) -> Tensor:
-        """The temperature is part of state_dict(): a training that is resumed goes on as cold as it was."""
+        """The temperature, as part of state_dict(), so that a resumed training continues at the same temperature."""
         return torch.as_tensor(self.temperature, dtype=torch.float64)
 
     def set_extra_state(self, state: Tensor) -> None:
         self.temperature = state if state.ndim else state.item()
 
-    def checked_parameters(self, given: Mapping[str, Any], absent: str) -> dict[str, Any]:
-        """The metric's keyword arguments, class names turned into indices."""
+    def checked_parameters(self, keywords: Mapping[str, Any], absent: str) -> dict[str, Any]:
+        """The metric's keyword arguments, checked, with class names replaced by indices."""
         accepted = dict(list(inspect.signature(self.metric).parameters.items())[1:])
-        refuse_unknown(f"parameter of {name_of(self.metric)}", given, list(accepted.values()))
+        refuse_unknown(f"parameter of {name_of(self.metric)}", keywords, list(accepted.values()))
         for name, parameter in accepted.items():
-            needed = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
-            if needed and name not in given:
+            required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
+            if required and name not in keywords:
                 raise ValueError(f"this metric needs {name}: expected MetricLoss(…, {name}=…)")
-        parameters = dict(given)
+        parameters = dict(keywords)
         if self.multilabel:
-            return parameters | self.of_a_label(accepted)
+            # The score of a label is that of its positives.
+            return parameters | ({"average": "positive", "positive": 1} if "average" in accepted else {})
         if "absent" in accepted:
             parameters["absent"] = absent
         elif absent != "zero":
-            raise ValueError(f"absent={absent!r} does not apply to this metric: it takes no macro mean over classes")
+            raise ValueError(f"absent={absent!r} does not apply to this metric, which has no macro mean over classes")
         if "average" in parameters:
-            # "none" gives one number per class, which cannot be minimised.
+            # "none" gives one number per class; a loss needs a single number.
             choose("average", parameters["average"], [a for a in metrics.AVERAGES if a != "none"])
         beta, positive = parameters.get("beta"), parameters.get("positive")
         if isinstance(beta, str) or (isinstance(beta, Real) and not 0 <= float(beta) < math.inf):
             raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
         if isinstance(beta, Mapping):
-            parameters["beta"] = self.by_class(beta)
+            parameters["beta"] = self.beta_per_class(beta)
         if positive is not None and "average" in accepted and parameters.get("average") != "positive":
-            raise ValueError(f"positive={positive!r}: expected average='positive' beside it, else it has no meaning")
+            raise ValueError(f"positive={positive!r}: expected average='positive' with it, else it has no effect")
         if isinstance(positive, bool):
-            raise ValueError(f"positive: expected the index or the name of a class, got {positive!r}")
+            raise ValueError(f"positive: expected the index or name of a class, got {positive!r}")
         if isinstance(positive, str):
             parameters["positive"] = self.class_index(positive)
         return parameters
 
     @property
     def default_average(self) -> str | None:
+        """The metric's own default for `average`; None if it has no averages."""
         parameter = inspect.signature(self.metric).parameters.get("average")
         return None if parameter is None else parameter.default
 
-    def average_of_labels(self, parameters: dict[str, Any]) -> str:
-        """Takes `average` out of a multilabel metric's parameters: it is the average over labels."""
+    def pop_label_average(self, parameters: dict[str, Any]) -> str:
+        """Remove `average` from a multilabel metric's parameters and return it: it is the average over labels."""
         if "positive" in parameters:
-            raise ValueError("positive: expected none with multilabel=True, every label has its own positives")
+            raise ValueError("positive: expected none with multilabel=True, where every label has its own positives")
         averages = LABEL_AVERAGES if self.default_average else LABEL_AVERAGES[:-1]
         return choose("average", parameters.pop("average", "macro"), averages)
 
-    def of_a_label(self, accepted: Mapping[str, inspect.Parameter]) -> dict[str, Any]:
-        """A label's score is that of its positives, where the metric has averages."""
-        return {"average": "positive", "positive": 1} if "average" in accepted else {}
-
-    def by_class(self, beta: Mapping[str, float]) -> list[float]:
-        """beta for every class, 1 where it is not named."""
+    def beta_per_class(self, beta: Mapping[str, float]) -> list[float]:
+        """beta for every class, 1 for classes that are not named."""
         values = [1.0] * len(self.classes or ())
         for name, value in beta.items():
             values[self.class_index(name)] = float(value)
@@ -175,25 +173,25 @@ class MetricLoss(Loss):
 
     def class_index(self, name: str) -> int:
         if self.classes is None:
-            raise ValueError(f"class {name!r} is given by name: expected `classes`, the list of all names, as well")
+            raise ValueError(f"class {name!r} is given by name: expected `classes` too, the list of all class names")
         return self.classes.index(choose("class", str(name), self.classes))
 
     def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
         if self.multilabel:
-            return read_labels(logits, labels, weights, self.ignore_index, self.label_average)
+            return read_multilabel(logits, labels, weights, self.ignore_index, self.label_average)
         samples = read_samples(logits, labels, weights, self.ignore_index)
         images = samples.logits.ndim == 3 and len(logits) > 1 and samples.logits[0].numel() >= LARGE_IMAGE
-        if not (images and self.in_one_node(samples)):
-            samples = self.check_targets(samples.flat())
-        # Two classes: two weighted samples in closed form are quicker than soft targets through autograd.
-        few = samples.labels.is_floating_point() and samples.logits.shape[-1] == 2
-        return as_weighted_samples(samples) if few else samples
+        if not (images and self.can_fuse(samples)):
+            samples = self.convert_targets(samples.flat())
+        # With two classes, two weighted samples in closed form are faster than soft targets through autograd.
+        binary_targets = samples.labels.is_floating_point() and samples.logits.shape[-1] == 2
+        return as_weighted_samples(samples) if binary_targets else samples
 
-    def over(self, samples: Samples) -> Tensor:
+    def compute(self, samples: Samples) -> Tensor:
         if self.multilabel:
-            return self.over_labels(samples)
-        if not self.in_one_node(samples):
-            return super().over(samples)
+            return self.compute_multilabel(samples)
+        if not self.can_fuse(samples):
+            return super().compute(samples)
         return soft_metric_loss(
             *samples,
             self.metric,
@@ -203,27 +201,27 @@ class MetricLoss(Loss):
             self.ignore_index,
         )
 
-    def over_labels(self, samples: Samples) -> Tensor:
-        """The average over labels (or samples) of one binary loss each, of logits [L, n, 2]."""
+    def compute_multilabel(self, samples: Samples) -> Tensor:
+        """The average of one binary loss per label, or per sample, as `read_multilabel` arranges them."""
         if self.label_average != "samples":
-            values = Loss.over(self, samples)
+            values = Loss.compute(self, samples)
             return average_over_labels(values, samples, self, self.label_average, self.absent, without_positives=1.0)
-        values = self.of_each_sample(samples)
-        _, shares = masked(samples.labels, samples.weights, self.ignore_index, values.dtype)
-        counted = torch.ones_like(values) if shares is None else shares.mean(-1)
-        sums = torch.stack(((values * counted).sum(-1), counted.sum(-1)))
+        values = self.loss_per_sample(samples)
+        _, weights = masked(samples.labels, samples.weights, self.ignore_index, values.dtype)
+        sample_weights = torch.ones_like(values) if weights is None else weights.mean(-1)
+        sums = torch.stack(((values * sample_weights).sum(-1), sample_weights.sum(-1)))
         return ratio(*(summed_over_ranks(sums) if self.gathers() else sums))
 
-    def of_each_sample(self, samples: Samples) -> Tensor:
-        """Counts of a single sample are complete on its rank: it is their mean that is taken over all ranks."""
+    def loss_per_sample(self, samples: Samples) -> Tensor:
+        """One loss per sample. The counts of a sample are all on one rank: only the mean over samples is gathered."""
         gather, self.gather = self.gather, False
         try:
-            return Loss.over(self, samples)
+            return Loss.compute(self, samples)
         finally:
             self.gather = gather
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        if self.in_one_node(Samples(logits, labels, weights)):
+        if self.can_fuse(Samples(logits, labels, weights)):
             temperature = self.temperature_for(logits)
             return soft_metric_loss(
                 logits, labels, weights, self.metric, self.metric_parameters, temperature, self.detach_threshold
@@ -237,60 +235,65 @@ class MetricLoss(Loss):
             )
         return 1 - (score.mean(0) if isinstance(self.threshold, tuple) else score)
 
-    def in_one_node(self, samples: Samples) -> bool:
-        """Whether the closed form covers the metric's derivatives as well; a subclass may count otherwise."""
-        own = type(self).confusion is MetricLoss.confusion and type(self).value is MetricLoss.value
-        return own and by_hand.covers(self.metric) and self.closed(samples) and not self.gathers()
+    def can_fuse(self, samples: Samples) -> bool:
+        """Whether the loss can be a single autograd node: counts and metric both have hand-derived gradients.
 
-    def closed(self, samples: Samples) -> bool:
-        """Whether the closed form applies: the linear step at the dynamic threshold, derived by the logits alone."""
-        return self.threshold == "dynamic" and self.derived_by_hand(samples)
+        A subclass that overrides `confusion` or `value` is never fused.
+        """
+        overridden = type(self).confusion is not MetricLoss.confusion or type(self).value is not MetricLoss.value
+        if overridden or not by_hand.covers(self.metric) or self.threshold != "dynamic":
+            return False
+        return self.has_closed_form(samples) and not self.gathers()
 
-    def derived_by_hand(self, samples: Samples) -> bool:
-        """Whether there is but the logits to derive by, and nothing that traces the operations."""
+    def has_closed_form(self, samples: Samples) -> bool:
+        """Whether the gradient of the counts can be hand-derived.
+
+        It needs the linear step and class labels, and covers the logits alone: neither weights nor temperature may
+        require a gradient, and nothing may trace the operations.
+        """
         if self.step != "linear" or samples.labels.is_floating_point():
             return False
         weights, T = samples.weights, self._temperature
         if (weights is not None and weights.requires_grad) or (isinstance(T, Tensor) and T.requires_grad):
             return False
-        return not transformed()
+        return not is_tracing()
 
     def confusion(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Confusion:
         """Soft counts of samples [..., n, d]; with a list of k thresholds they have a first dimension of k."""
-        counts = self.counts_by_hand(Samples(logits, labels, weights))
+        counts = self.closed_form_counts(Samples(logits, labels, weights))
         if counts is not None:
             confusion = Confusion(
                 counts.diagonal,
-                self.actual(labels, weights, counts.predicted),
+                self.actual_counts(labels, weights, counts.predicted),
                 counts.predicted,
                 lambda: Confusion.from_memberships(self.memberships(logits), labels, weights).matrix,
                 counts.missed,
             )
         else:
             confusion = Confusion.from_memberships(self.memberships(logits), labels, weights)
-        return of_all_ranks(confusion) if self.gathers() else confusion
+        return gathered(confusion) if self.gathers() else confusion
 
-    def actual(self, labels: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
-        """The classes' counts beside others, which have a first dimension more for a list of thresholds."""
+    def actual_counts(self, labels: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
+        """Actual counts in the shape of `like`, which has an extra first dimension for a list of thresholds."""
         if not isinstance(self.threshold, tuple):
             return class_counts(labels, weights, like)
         return class_counts(labels, weights, like[0]).expand_as(like)
 
-    def counts_by_hand(self, samples: Samples) -> Counts | None:
-        """Counts whose gradient is derived by hand; None where autograd has to do it."""
-        if not self.derived_by_hand(samples):
+    def closed_form_counts(self, samples: Samples) -> Counts | None:
+        """Soft counts with a hand-derived gradient; None if autograd has to compute it."""
+        if not self.has_closed_form(samples):
             return None
         T = self.temperature_for(samples.logits)
         if self.threshold == "dynamic":
             return soft_counts(*samples, T, self.detach_threshold)
-        given = self.threshold if isinstance(self.threshold, tuple) else (float(self.threshold),)
-        if isinstance(T, Tensor) or not thresholds.covers(given, T, samples.logits.shape[-1]):
+        values = self.threshold if isinstance(self.threshold, tuple) else (float(self.threshold),)
+        if isinstance(T, Tensor) or not thresholds.covers(values, T, samples.logits.shape[-1]):
             return None
-        counts = thresholds.counts_at(given, *samples, T)
+        counts = thresholds.counts_at(values, *samples, T)
         return counts if isinstance(self.threshold, tuple) else Counts(*(x.squeeze(0) for x in counts))
 
     def memberships(self, logits: Tensor) -> Tensor:
-        """Soft membership [..., n, d] of every sample in every class; a list of k thresholds gives [k, ..., n, d]."""
+        """Soft memberships [..., n, d] of logits [..., n, d]; a list of k thresholds gives [k, ..., n, d]."""
         probabilities = logits.softmax(-1)
         if self.step == "none":
             return probabilities
@@ -300,23 +303,23 @@ class MetricLoss(Loss):
         threshold = torch.as_tensor(self.threshold, dtype=logits.dtype, device=logits.device)
         threshold = threshold.reshape(threshold.shape + (1,) * logits.ndim)
         if logits.shape[-1] == 2:
-            positive = self.stepped(probabilities[..., 1:], threshold)
+            positive = self.step_values(probabilities[..., 1:], threshold)
             return torch.cat((1 - positive, positive), -1)
         return self.normalised_steps(probabilities, threshold)
 
     def normalised_steps(self, probabilities: Tensor, threshold: Tensor) -> Tensor:
         if self.step == "sigmoid":
             return steps.normalised_sigmoid(probabilities, threshold, self.slope)
-        return steps.normalised(self.stepped(probabilities, threshold))
+        return steps.normalised(self.step_values(probabilities, threshold))
 
-    def stepped(self, probabilities: Tensor, threshold: Tensor) -> Tensor:
+    def step_values(self, probabilities: Tensor, threshold: Tensor) -> Tensor:
         if self.step != "linear":
             return steps.STEPS[self.step](probabilities, threshold, self.slope)
         T = self.temperature_for(probabilities)
         return steps.linear(probabilities, threshold, T[..., None, None] if isinstance(T, Tensor) else T)
 
     def temperature_for(self, logits: Tensor) -> float | Tensor:
-        """The number, or a tensor [...] beside the logits [..., n, d]."""
+        """The temperature for logits [..., n, d]: a number, or a tensor [] or [...] with their dtype and device."""
         T = self.temperature
         if not isinstance(T, Tensor):
             return T
@@ -341,8 +344,8 @@ def name_of(metric: metrics.Metric) -> str:
 
 
 def checked_threshold(threshold: str | float | Sequence[float], step: str) -> str | float | tuple[float, ...]:
-    """'dynamic', a number, or a tuple of them; without a step there is nothing that a threshold could change."""
-    if hasattr(threshold, "tolist"):  # an array or a tensor
+    """'dynamic', a number or a tuple of numbers; with step="none" always 'dynamic', as a threshold has no effect."""
+    if hasattr(threshold, "tolist"):  # a NumPy array or a tensor
         threshold = threshold.tolist()
     if threshold == "dynamic" or step == "none":
         return "dynamic"
@@ -354,35 +357,35 @@ def checked_threshold(threshold: str | float | Sequence[float], step: str) -> st
     return float(threshold) if isinstance(threshold, int | float) else tuple(float(t) for t in values)
 
 
-def of_all_ranks(confusion: Confusion) -> Confusion:
-    """The counts of all ranks."""
+def gathered(confusion: Confusion) -> Confusion:
+    """The counts summed over all ranks."""
     counts = torch.stack((confusion.diagonal, confusion.actual, confusion.predicted, confusion.missed))
     diagonal, actual, predicted, missed = summed_over_ranks(counts)
     return Confusion(diagonal, actual, predicted, lambda: summed_over_ranks(confusion.matrix), missed)
 
 
 class AUROCLoss(MetricLoss):
-    """1 - area under (FPR, TPR) over a list of thresholds, with both end points. Section 4, Bridging the Gap."""
+    """1 - area under (FPR, TPR) at a list of thresholds, with both end points. Section 4, Bridging the Gap."""
 
     def __init__(self, threshold: Sequence[float] = BTG_THRESHOLDS, **parameters: Any):
         super().__init__("accuracy", threshold=threshold, **parameters)
         if not isinstance(self.threshold, tuple):
-            raise ValueError(f"an area needs a list of thresholds and a step, got {threshold!r} and {self.step!r}")
+            raise ValueError(f"AUROC: expected a list of thresholds and a step, got {threshold!r} and {self.step!r}")
         self.threshold = tuple(sorted(self.threshold))
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        binary_only(self, logits, labels)
+        check_binary(self, logits, labels)
         c = self.confusion(logits, labels, weights)
-        true_rate = ratio(c.diagonal[..., 1], c.actual[..., 1])
-        false_rate = ratio(c.actual[..., 0] - c.diagonal[..., 0], c.actual[..., 0])
-        return 1 - area(with_ends(false_rate), with_ends(true_rate))
+        true_positive_rate = ratio(c.diagonal[..., 1], c.actual[..., 1])
+        false_positive_rate = ratio(c.actual[..., 0] - c.diagonal[..., 0], c.actual[..., 0])
+        return 1 - area(with_ends(false_positive_rate), with_ends(true_positive_rate))
 
 
 def with_ends(rates: Tensor) -> Tensor:
-    """Rates [k, ...] at rising thresholds, from (1, 1) where everything is positive to (0, 0)."""
+    """Rates [k, ...] at rising thresholds, between 1 (everything positive) and 0 (nothing positive): [k + 2, ...]."""
     return torch.cat((torch.ones_like(rates[:1]), rates, torch.zeros_like(rates[:1])))
 
 
 def area(x: Tensor, y: Tensor) -> Tensor:
-    """Trapezoid area under points whose x [k, ...] falls."""
+    """Area under the points (x, y) [k, ...] with falling x, by the trapezoid rule."""
     return ((x[:-1] - x[1:]) * (y[:-1] + y[1:]) / 2).sum(0)

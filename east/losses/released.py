@@ -1,4 +1,4 @@
-"""Losses as the papers' released code computes them, each with the quirk that it reproduces."""
+"""Losses as the papers' released code computes them; each docstring names the quirk that it reproduces."""
 
 from collections.abc import Sequence
 
@@ -9,13 +9,15 @@ from east.choices import choose
 from east.confusion import check_range
 from east.losses import steps
 from east.losses.classic import WMW
-from east.losses.inputs import Loss, binary_only, mean_over_samples, transformed
+from east.losses.inputs import Loss, check_binary, is_tracing, mean_over_samples
 from east.losses.metric_loss import BTG_THRESHOLDS, area, checked_threshold
 
 
 class ReleasedBtG(Loss):
-    """Bridging the Gap as its released code computes it: the threshold is mirrored on one side of p = tau, so that a
-    sample's memberships do not sum to 1 (equal to the paper only at tau = 1/2), and the AUROC area lacks its ends.
+    """Bridging the Gap as its released code computes it.
+
+    On one side of p = tau the threshold is mirrored to 1 - tau, so that a sample's memberships do not sum to 1; they
+    are the paper's only at tau = 1/2. The AUROC area lacks its end points.
     """
 
     EPS = 1e-7
@@ -29,23 +31,24 @@ class ReleasedBtG(Loss):
         self.threshold = checked_threshold(threshold, step)
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        binary_only(self, logits, labels)
+        check_binary(self, logits, labels)
         tp, fn, fp, tn = self.counts(logits.softmax(-1)[..., 1], labels, weights)
         if self.metric == "accuracy":
             return 1 - ((tp + tn) / (tp + tn + fp + fn)).mean(0)
         recall = tp / (tp + fn + self.EPS)
         if self.metric == "auroc":
-            fall_out, order = (fp / (fp + tn + self.EPS)).sort(0, descending=True)
-            return 1 - area(fall_out, recall.gather(0, order))
+            false_positive_rate, order = (fp / (fp + tn + self.EPS)).sort(0, descending=True)
+            return 1 - area(false_positive_rate, recall.gather(0, order))
         precision, square = tp / (tp + fp + self.EPS), self.beta**2
         return 1 - ((1 + square) * precision * recall / (square * precision + recall + self.EPS)).mean(0)
 
     def counts(self, p: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """TP, FN, FP and TN [k, ...] at k thresholds."""
         t = torch.as_tensor(self.threshold, dtype=p.dtype, device=p.device).reshape(-1, *(1,) * p.ndim)
         y = labels.to(p.dtype)
 
         def summed(inputs: Tensor, threshold: Tensor) -> Tensor:
-            values = self.stepped(inputs.expand(threshold.shape), threshold)
+            values = self.step_values(inputs.expand(threshold.shape), threshold)
             return (values if weights is None else values * weights).sum(-1)
 
         mirrored = 1 - t
@@ -56,20 +59,21 @@ class ReleasedBtG(Loss):
             summed((1 - p) * (1 - y), torch.where(p < t, mirrored, t)),
         )
 
-    def stepped(self, inputs: Tensor, threshold: Tensor) -> Tensor:
+    def step_values(self, inputs: Tensor, threshold: Tensor) -> Tensor:
         if self.step == "sigmoid":
             return steps.sigmoid(inputs, threshold, self.slope)
         return steps.linear(inputs, threshold, 0.2)
 
 
 class ReleasedDice(Loss):
-    """Dice on raw outputs with the class index broadcast against all of them, as if integer labels were passed to a
-    loss that expects one-hot ones: its optimum is "every output equals the class index". The suspected origin of EAST's
-    Dice rows; their code was never seen.
+    """Dice on raw outputs, with the class index broadcast over all of them.
+
+    This is what happens if integer labels are passed to a loss that expects one-hot labels: the optimum is "every
+    output equals the class index". The suspected origin of EAST's Dice rows; their code was never seen.
     """
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        if not transformed():
+        if not is_tracing():
             check_range("labels", labels, logits.shape[-1])
         y = labels.to(logits.dtype).unsqueeze(-1)
         dice = (logits * y).sum(-1) / ((logits**2).sum(-1) + logits.shape[-1] * y.squeeze(-1) ** 2 + 1e-7)
@@ -77,10 +81,11 @@ class ReleasedDice(Loss):
 
 
 class ReleasedWMW(WMW):
-    """WMW as the released code computes it: positives against positives, on raw logits, so that its optimum is "all
-    positives equal". Explains the WMW row of Bridging the Gap's Table 1.
+    """WMW as the released code computes it: on raw logits, and with positives compared to positives.
+
+    Its optimum is "all positives equal", which explains the WMW row of Bridging the Gap's Table 1.
     """
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        binary_only(self, logits, labels)
+        check_binary(self, logits, labels)
         return self.over_pairs(logits[..., 1] - logits[..., 0], labels == 1, labels == 1, weights)
