@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # for a command that names neither a task nor data
-IMPORTING = ("loss.metric", "loss._target_", "model.target", "score", "config_dir", "trust")  # name the user's code
+IMPORTING = ("loss.metric", "loss._target_", "model.target", "score", "config_dir", "trust")  # may name the user's code
 WITH_VALUE = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # Hydra flags that take a value
 FLAGS = (
     *("-h", "--help", "--version", "-m", "--multirun", "-r", "--run", *WITH_VALUE, "--resolve"),
@@ -91,7 +91,7 @@ def main() -> None:
 
 
 def usable_streams() -> None:
-    """Send closed streams to /dev/null; print question marks where the terminal lacks a character."""
+    """Send closed streams to /dev/null; print a question mark for characters that the terminal lacks."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         stream = getattr(sys, name)
         if stream is None:
@@ -101,7 +101,7 @@ def usable_streams() -> None:
 
 
 def run(arguments: Sequence[str]) -> int:
-    """Carry out a command line; return its exit code."""
+    """Carry out a command line and return its exit code."""
     return guarded(lambda: answer(arguments), "debug=true" in arguments)
 
 
@@ -136,18 +136,18 @@ def show_help(words: Sequence[str]) -> int:
 
 
 def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags and the rest; --config-dir becomes a setting, so that every task sees it."""
-    flags, words, left = [], [], list(arguments)
-    while left:
-        word = left.pop(0)
-        if word.partition("=")[0] in ("--config-dir", "-cd"):
-            folder = word.partition("=")[2] or (left.pop(0) if left else "")
+    """Hydra's flags, and the other words; --config-dir becomes a setting, so that every task sees it."""
+    flags, words, queue = [], [], list(arguments)
+    while queue:
+        word = queue.pop(0)
+        name, _, value = word.partition("=")
+        if name in ("--config-dir", "-cd"):
+            folder = value or (queue.pop(0) if queue else "")
             words.append(f"config_dir='{Path(folder).resolve()}'")
         elif word.startswith("-"):
-            name, _, value = word.partition("=")
             flags.append(choose("flag", name, FLAGS))
-            if value or (name in WITH_VALUE and left):
-                flags.append(value or left.pop(0))
+            if value or (name in WITH_VALUE and queue):
+                flags.append(value or queue.pop(0))
         else:
             words.append(word)
     return flags, words
@@ -168,9 +168,9 @@ def refuse_bare_words(words: Sequence[str]) -> None:
             if names_a_file(word):
                 raise ConfigError(f"{word!r}: expected name=value, did you mean dataset.path={word}?")
             choices = {"task": TASKS, **groups()}
-            near = get_close_matches(word.lower(), [name for names in choices.values() for name in names], n=1)
-            meant = [f"{group}={near[0]}" for group, names in choices.items() if near and near[0] in names]
-            hint = f"did you mean {' or '.join(meant)}?" if meant else "such as dataset=mammography"
+            close = get_close_matches(word.lower(), [name for names in choices.values() for name in names], n=1)
+            guesses = [f"{group}={close[0]}" for group, names in choices.items() if close and close[0] in names]
+            hint = f"did you mean {' or '.join(guesses)}?" if guesses else "such as dataset=mammography"
             raise ConfigError(f"{word!r}: expected name=value, {hint}")
 
 
@@ -185,50 +185,50 @@ def dispatch(command: "Command") -> int:
     if not command.sections & {"task", "dataset", "datasets", "loss", "losses"}:
         command = command.but({**QUICKSTART, **command.values})
     name = choose("task", str(command.get("task", "run")), TASKS)
-    asked = checked(name, command)
+    settings = checked(name, command)
     if name in ("run", "train"):
-        print(announcement(asked, command), flush=True)
+        print(announcement(settings, command), flush=True)
     with display.activity("starting"):
         task = import_module(f"east.tasks.{name}")
     return task.main(command)
 
 
 def checked(task: str, command: "Command") -> "list[Settings]":
-    """Check a command's settings before importing its task, so that typos fail without waiting for torch."""
+    """The settings of a command's runs, checked before its task is imported: typos fail without waiting for torch."""
     from east.settings import command as commands
     from east.settings import compose
 
     if task not in ("run", "train"):  # these read datasets=[…], dataset=all and the like themselves
         command = command.without(*commands.LISTS, *(["dataset"] if command.get("dataset") == "all" else []))
-    asked = compose.all_settings(command)
-    folder = Path(asked[0].results_dir).expanduser()
-    in_the_way = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
-    if in_the_way:
-        raise ConfigError(f"results_dir={folder}: expected a folder, but {in_the_way} is a file")
-    return asked
+    settings = compose.all_settings(command)
+    folder = Path(settings[0].results_dir).expanduser()
+    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
+    if file:
+        raise ConfigError(f"results_dir={folder}: expected a folder, but {file} is a file")
+    return settings
 
 
-def announcement(asked: "Sequence[Settings]", command: "Command") -> str:
-    """One line before the work starts: the defaults chosen for what the user left open."""
-    presets = sorted({settings.preset.name for settings in asked})
-    chosen = "" if command.get("preset", "auto") != "auto" else " (auto)"
-    datasets = ", ".join(dict.fromkeys(settings.dataset.name for settings in asked))
-    losses = ", ".join(dict.fromkeys(settings.loss.name for settings in asked))
-    how = f"protocol={asked[0].protocol.name} preset={', '.join(presets)}{chosen} search={asked[0].search.name}"
+def announcement(settings: "Sequence[Settings]", command: "Command") -> str:
+    """One line before the work starts, with the defaults for what the user left open."""
+    presets = ", ".join(sorted({of_run.preset.name for of_run in settings}))
+    auto = "" if command.get("preset", "auto") != "auto" else " (auto)"
+    datasets = ", ".join(dict.fromkeys(of_run.dataset.name for of_run in settings))
+    losses = ", ".join(dict.fromkeys(of_run.loss.name for of_run in settings))
+    how = f"protocol={settings[0].protocol.name} preset={presets}{auto} search={settings[0].search.name}"
     return f"{datasets}: {losses} | {how}"
 
 
 def import_from_here() -> None:
     """Let loss.metric=my_file.my_metric import my_file.py from the working directory.
 
-    Done only for commands that name such code: else a local file could shadow an optional library.
+    Only for commands that name such code: otherwise a local file could shadow an optional library.
     """
     with suppress(FileNotFoundError):  # the folder was deleted
         sys.path.append(os.getcwd())
 
 
 def through_hydra(flags: list[str], words: list[str]) -> int:
-    """Leave multirun, --info and completion to Hydra; each job of a sweep comes back to `dispatch`."""
+    """Let Hydra handle multirun, --info and completion; each job of a sweep comes back to `dispatch`."""
     from east.settings import command
 
     refuse_bare_words(words)
@@ -238,17 +238,18 @@ def through_hydra(flags: list[str], words: list[str]) -> int:
     typed = (override.input_line for override in command.parsed(words))
     lines = [line for line in typed if line is not None]  # quoted where Hydra needs it
     settings = [line for line in lines if not line.startswith("hydra")]
-    folders = (one.value() for one in command.parsed(settings) if one.key_or_group == "config_dir")
+    folders = (override.value() for override in command.parsed(settings) if override.key_or_group == "config_dir")
     folder = next((str(value) for value in folders if value is not None), None)
-    known = groups(folder)
-    further = []
+    group_names = groups(folder)
+    extra = []
     if sweeping and not any(line.startswith("hydra/sweeper") for line in lines):
-        further = confirmed(command.sweep(settings, known))
+        extra = confirmed(command.sweep(settings, group_names))
     if sweeping or {"--cfg", "-c", "--info", "-i"} & set(flags):
         # "++": Hydra composes each job before we complete it, when sections such as `model` do not exist yet.
-        lines = [line if line not in settings or line.partition("=")[0] in known else f"++{line}" for line in lines]
-    folders_flag = [f"--config-dir={folder}"] if folder else []
-    return run_hydra([*flags, *folders_flag, *lines, *further])
+        plain = [line for line in lines if line not in settings or line.partition("=")[0] in group_names]
+        lines = [line if line in plain else f"++{line}" for line in lines]
+    folder_flag = [f"--config-dir={folder}"] if folder else []
+    return run_hydra([*flags, *folder_flag, *lines, *extra])
 
 
 def shows_job(flags: Sequence[str]) -> bool:
@@ -258,38 +259,38 @@ def shows_job(flags: Sequence[str]) -> bool:
 
 
 def show_config(flags: Sequence[str], command: "Command") -> int:
-    """Print the composed config, or the part that --package names. It is always resolved."""
+    """Print the composed config, always resolved, or the part of it that --package names."""
     import yaml
 
     from east.settings import compose
 
-    shown: Any = compose.settings(command).model_dump(by_alias=True, mode="json", exclude={"fixed"})
-    package = next((flags[k + 1] for k, flag in enumerate(flags[:-1]) if flag in ("--package", "-p")), None)
+    config: Any = compose.settings(command).model_dump(by_alias=True, mode="json", exclude={"fixed"})
+    package = next((value for flag, value in pairwise(flags) if flag in ("--package", "-p")), None)
     for name in package.split(".") if package else ():
-        shown = shown[choose("package", name, shown)]
-    print(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True), end="")
+        config = config[choose("package", name, config)]
+    print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
     return DONE
 
 
 def confirmed(jobs: "Sequence[Command]") -> list[str]:
-    """Check every job of a sweep and ask once for all; return the extra overrides for each job."""
+    """Check every job of a sweep and confirm all of them at once; return the extra overrides for each job."""
     from east.settings import compose
 
     training = [job for job in jobs if job.get("task", "run") in ("run", "train")]
-    asked = [settings for job in jobs for settings in compose.all_settings(job)]
-    if not training or asked[0].dry_run:
+    settings = [of_run for job in jobs for of_run in compose.all_settings(job)]
+    if not training or settings[0].dry_run:
         return []
     from east.tasks import plan
 
     def shorter(preset: str) -> "list[Settings]":
-        return [settings for job in training for settings in compose.all_settings(job.but(preset=preset))]
+        return [of_run for job in training for of_run in compose.all_settings(job.but(preset=preset))]
 
-    plan.made([settings for job in training for settings in compose.all_settings(job)], shorter).confirmed()
+    plan.made([of_run for job in training for of_run in compose.all_settings(job)], shorter).confirmed()
     return ["++yes=true"]
 
 
 def run_hydra(arguments: Sequence[str]) -> int:
-    """Hydra's main function; every job of a sweep is carried out by `dispatch`."""
+    """Run Hydra's main function; `dispatch` carries out every job of a sweep."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
@@ -304,7 +305,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
         if codes[-1] == INTERRUPTED:
             sys.exit(INTERRUPTED)
         if codes[-1] and os.getpid() != parent:
-            raise RuntimeError(f"exit code {codes[-1]}")  # Hydra learns of a launcher's failure in no other way
+            raise RuntimeError(f"exit code {codes[-1]}")  # the only way to tell Hydra that a launcher's job failed
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(carry_out)()
@@ -314,14 +315,14 @@ def run_hydra(arguments: Sequence[str]) -> int:
 
 
 def guarded(task: Callable[[], int], debug: bool) -> int:
-    """Run a task; turn errors into a few lines and an exit code."""
+    """Run a task and return its exit code; print a few lines for an error."""
     if debug:
         os.environ["EAST_DEBUG"] = "1"
     warnings.showwarning = partial(warn, set())  # type: ignore[assignment]
     try:
         return task()
     except KeyboardInterrupt as interruption:
-        deaf_to_further_interrupts()
+        ignore_interrupts()
         by = f" by {interruption}" if str(interruption) else ""
         print(f"\nInterrupted{by}.{noted(interruption)}", file=sys.stderr)
         return INTERRUPTED
@@ -335,7 +336,7 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
 
 
 def warn(already_shown: set[str], message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning once, in one line above the progress line."""
+    """Print a warning on its own line above the progress line, each only once."""
     from east import display
 
     if str(message) not in already_shown:
@@ -360,7 +361,7 @@ def noted(error: BaseException) -> str:
     return "".join(f" {note}" for note in getattr(error, "__notes__", ()))
 
 
-def deaf_to_further_interrupts() -> None:
+def ignore_interrupts() -> None:
     """Ignore a second Ctrl-C, which would print a traceback while the first is being handled."""
     with suppress(ValueError):  # not in the main thread
         signal.signal(signal.SIGINT, signal.SIG_IGN)

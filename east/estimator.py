@@ -1,7 +1,7 @@
 """EASTClassifier: a network trained on the metric it is judged by, as a scikit-learn classifier.
 
-Rows come as an array of numbers or as a frame. Non-numeric columns of a frame are encoded as in files:
-one 0/1 feature per category; year, month, weekday and days for dates.
+X is an array of numbers or a frame. Non-numeric columns of a frame are encoded as in files: one 0/1 feature per
+category; year, month, weekday and days for dates.
 """
 
 import inspect
@@ -39,14 +39,14 @@ if TYPE_CHECKING:
     import pandas as pd
     from sklearn.utils import Tags
 
-ROWS = 8192  # passed through the network at once
+ROWS = 8192  # that pass through the network at once
 LOSSES = {
     "metric": "east.losses.MetricLoss",
     "metric_ce": "east.losses.MetricCrossEntropy",
     "ce": "east.losses.CrossEntropy",
 }
 DECISIONS = ("argmax", "plugin", "expected")
-LENGTH, PATIENCE = {"steps": 3000, "epochs": 20}, {"steps": 500, "epochs": 5}  # of training, whichever is longer
+LENGTH, PATIENCE = {"steps": 3000, "epochs": 20}, {"steps": 500, "epochs": 5}  # defaults: whichever is longer
 MISSING = ("error", "median")
 
 
@@ -54,30 +54,30 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     """A multilayer perceptron trained for a metric: by default on metric cross-entropy, for the reasons in
     docs/which_loss.md; with loss="metric" on EAST's 1 - metric of the soft confusion matrix, arXiv 2405.20954.
 
-    metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. It is trained
-        for, selects among the initialisations, and is what `score` returns.
+    metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. The network is
+        trained for it, it selects among the initialisations, and `score` returns it.
     average, positive, beta, costs: parameters of the metric. `positive` is a label of y and implies
         average="positive", the score of that class; average="positive" alone means the second of two classes. `costs`
-        [d, d] has true classes in rows, in the order of classes_, and predicted ones in columns.
-    metric_parameters: further parameters of the metric, by name.
+        [d, d] has true classes in rows and predicted ones in columns, in the order of classes_.
+    metric_parameters: other parameters of the metric, by name.
     loss: metric_ce (MetricCrossEntropy), metric (EAST's MetricLoss with this `step`) or ce (cross-entropy).
-    decision: argmax, or the rule that is best for the metric on the validation rows: plugin by their labels, expected
-        by the probabilities alone.
+    decision: argmax, or the rule that is best for the metric on the validation rows: plugin uses their labels, expected
+        only the probabilities.
     class_weight: {label: weight} or "balanced"; multiplies the sample weights. A metric of recalls, such as
         balanced_accuracy, does not depend on it.
     missing: error rejects missing values; median fills in the training median and adds a feature that marks
-        them. In text columns, missing becomes a category.
-    hidden, dropout: layers of the network. lr, batch_size, weight_decay: of AdamW. loss="metric" needs batches in which
-        every class occurs.
-    warmup: first epochs that train on cross-entropy; without them, some metrics never stop predicting one class.
+        them. In text columns, missing values become a category.
+    hidden, dropout: layers of the network. lr, batch_size, weight_decay: for AdamW. loss="metric" needs batches in
+        which every class occurs.
+    warmup: how many epochs train on cross-entropy first; without them, some metrics never stop predicting one class.
     max_epochs, patience: training ends after `patience` epochs without a better validation score (metric_ce) or a
         lower validation loss (the others); with annealing, that ends a stage. None: the contest's 3,000 and 500
         gradient steps, but at least 20 and 5 epochs; temperatures then get equal shares.
     annealing: geometric, linear, cosine, per_epoch or none; `cooling` is the factor r between stages.
     n_init: initialisations that train together as one population; the best on the validation rows is kept.
-    validation_fraction: share of the rows of each class that early stopping watches.
-    random_state: decides validation rows, initial weights and batches; the global generators are not touched.
-    verbose: a progress bar on a terminal, lines elsewhere.
+    validation_fraction: share of the rows of each class that is held out for early stopping.
+    random_state: determines validation rows, initial weights and batches; the global generators are not touched.
+    verbose: show a progress bar on a terminal, print lines elsewhere.
 
     Fitted: classes_, net_ (a torch module, float64), rule_ (the decision), encoding_, outcomes_ (one per
     initialisation), n_iter_ (its epochs), validation_score_, n_features_in_, feature_names_in_.
@@ -146,23 +146,23 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.verbose = verbose
 
     def __repr__(self, N_CHAR_MAX: int = 700) -> str:
-        """Metric, average, loss and step, then what differs from the defaults."""
+        """Metric, average, loss and step, then the parameters that differ from their defaults."""
         values = self.get_params(deep=False)
-        shown_first = {"metric": self.metric, "average": self._average(), "loss": self.loss, "step": self.step}
-        given = {name: value for name, value in shown_first.items() if value is not None}
+        always = {"metric": self.metric, "average": self._average(), "loss": self.loss, "step": self.step}
+        parameters = {name: value for name, value in always.items() if value is not None}
         if self.loss != "metric":
-            del given["step"]
+            del parameters["step"]
         for name, parameter in inspect.signature(type(self)).parameters.items():
-            if name not in shown_first and not same(values[name], parameter.default):
-                given[name] = values[name]
-        text = ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in given.items())
+            if name not in always and not same(values[name], parameter.default):
+                parameters[name] = values[name]
+        text = ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in parameters.items())
         text = f"{type(self).__name__}({text})"
         return text if len(text) <= N_CHAR_MAX else f"{text[: N_CHAR_MAX - 2]}…)"
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
-        """X [n, f] numbers, or a frame; y [n] classes of any type; sample_weight [n] at least 0, by default 1.
+        """Train on X [n, f], numbers or a frame, and y [n], classes of any type; sample_weight [n] is at least 0.
 
-        A row of weight 0 is ignored. Weights count in the loss, in early stopping and for the decision rule.
+        Rows of weight 0 are ignored. Weights count in the loss, in early stopping and for the decision rule.
         """
         self._check_parameters()
         columns, targets = self._read(X, y, fitting=True)
@@ -188,16 +188,16 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return (logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits).numpy()
 
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Probabilities [n, d] in the order of classes_; sharper than frequencies, see CalibratedClassifierCV."""
+        """Probabilities [n, d] in the order of classes_; overconfident, see scikit-learn's CalibratedClassifierCV."""
         return self._logits(X).softmax(-1).numpy()
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The class of each row by the decision rule: the most probable one, unless `decision` says otherwise."""
-        decided = self._decided(X).numpy()
+        decided = self._decided(X).numpy()  # first, because it checks that there are classes_
         return self.classes_[decided]
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The metric of the predictions, as a number where larger is better."""
+        """The metric of the predictions; larger is better."""
         predicted = self._decided(X)
         truth = column_or_1d(y)
         unseen = np.setdiff1d(truth, self.classes_)  # classes that were not in training are never predicted
@@ -209,9 +209,9 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return float(self._score_of([str(name) for name in classes])(confusion))
 
     def to_model(self) -> saved.Model:
-        """The classifier as a saved model: for `.save(folder)`, east.load, task=predict and east.export.
+        """The classifier as a model that can be saved: for `.save(folder)`, east.load, task=predict and east.export.
 
-        Its classes are the labels as text, its encoding takes frames; it computes in float32.
+        Its classes are the labels as text, it takes frames, and it computes in float32.
         """
         check_is_fitted(self)
         mean, std = torch.from_numpy(self.mean_).float(), torch.from_numpy(self.scale_).float()
@@ -250,7 +250,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         check_is_fitted(self)
         columns, _ = self._read(X)
         inputs = torch.from_numpy((self.encoding_.array(columns, np.float64) - self.mean_) / self.scale_)
-        return torch.cat([self.net_(some) for some in inputs.split(ROWS)])
+        return torch.cat([self.net_(rows) for rows in inputs.split(ROWS)])
 
     def _decided(self, X: ArrayLike) -> Tensor:
         probabilities = self._logits(X).softmax(-1)
@@ -264,14 +264,14 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             finite: Any = "allow-nan" if self.missing == "median" else True
             options = {"dtype": np.float64, "ensure_all_finite": finite}
             try:
-                given = (
-                    validate_data(self, X, y, **options) if fitting else validate_data(self, X, reset=False, **options)
-                )
+                if fitting:
+                    rows, targets = validate_data(self, X, y, **options)
+                else:
+                    rows, targets = validate_data(self, X, reset=False, **options), np.empty(0)
             except ValueError as error:
                 if "X contains NaN" not in str(error):
                     raise
                 raise ValueError(f"Input X contains NaN, a missing value: {self._advice}") from None
-            rows, targets = given if fitting else (given, np.empty(0))
             names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(rows.shape[1])])
             return Columns(tuple(Numbers(str(name), rows[:, k]) for k, name in enumerate(names))), targets
         if not hasattr(X, "columns"):
@@ -309,10 +309,10 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def _split(
         self, columns: Columns, labels: np.ndarray, weights: np.ndarray, random: np.random.RandomState
     ) -> Splits:
-        """Training rows and validation rows, encoded and scaled; the test part is empty.
+        """Training and validation rows, encoded and scaled; the test part is empty.
 
-        Every class gives its share to validation but keeps at least one training row. If no rows are left for
-        validation, the training rows are used.
+        Every class gives its share to validation but keeps at least one training row. If that leaves no validation
+        rows, the training rows are used.
         """
         held_out = np.zeros(len(labels), dtype=bool)
         for k in range(len(self.classes_)):
@@ -328,8 +328,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
         def part(rows: np.ndarray) -> Part:
             inputs = torch.from_numpy((X[rows] - self.mean_) / self.scale_).float()
-            of_rows = torch.from_numpy(weights[rows]).float() if weighted else None
-            return Part(inputs, torch.from_numpy(labels[rows]), torch.from_numpy(rows), of_rows)
+            row_weights = torch.from_numpy(weights[rows]).float() if weighted else None
+            return Part(inputs, torch.from_numpy(labels[rows]), torch.from_numpy(rows), row_weights)
 
         return Splits(
             train=part(train_rows),
@@ -347,21 +347,23 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def _config(self, rows: int) -> Science:
         """The trials' config, with the same sections as an east-run config."""
         loss = self._loss()
-        cooled = Annealing(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2)
+        annealing = Annealing(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2)
         batch = int(min(self.batch_size, rows))
         steps = batches_of(rows, batch)
-        longest = int(self.max_epochs or max(LENGTH["epochs"], math.ceil(LENGTH["steps"] / steps)))
-        stages = len(temperatures(self.annealing, cooled.T0 or 0.2, self.cooling, cooled.T_min)) if loss.anneals else 1
+        max_epochs = int(self.max_epochs or max(LENGTH["epochs"], math.ceil(LENGTH["steps"] / steps)))
+        stages = 1
+        if loss.anneals:
+            stages = len(temperatures(self.annealing, annealing.T0 or 0.2, self.cooling, annealing.T_min))
         return Science(
             dataset=Dataset(name="estimator"),
             model=Model(name="mlp", hidden=list(self.hidden)),
             loss=loss,
-            annealing=cooled if loss.anneals else Annealing(),
+            annealing=annealing if loss.anneals else Annealing(),
             protocol=Training(
                 name="estimator",
                 patience=int(self.patience or max(PATIENCE["epochs"], math.ceil(PATIENCE["steps"] / steps))),
-                max_epochs=longest,
-                stage_epochs=None if self.max_epochs else math.ceil(longest / stages),
+                max_epochs=max_epochs,
+                stage_epochs=None if self.max_epochs else math.ceil(max_epochs / stages),
                 warmup=int(self.warmup),
             ),
             hyper=Hyper(
@@ -378,7 +380,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if not finished:
             raise RuntimeError(f"no initialisation could be trained: {self.outcomes_[0].error}")
         judged = [(*self._judged(outcome, splits.val), outcome) for outcome in finished]
-        self.validation_score_, self.rule_, best = max(judged, key=lambda one: (one[0], -(one[2].missed[1])))
+        self.validation_score_, self.rule_, best = max(judged, key=lambda entry: (entry[0], -entry[2].missed[1]))
         self.trial_, self.n_iter_ = best.trial, best.epochs
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
             self.net_ = models.build(best.trial.config.model, splits.train.inputs.shape[1:], len(self.classes_))
@@ -406,22 +408,22 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return float(metric(confusion)), rule
 
     def _loss(self) -> Loss:
-        given: dict[str, Any] = {"name": self.loss, "target": LOSSES[self.loss]}
+        options: dict[str, Any] = {}
         if self.loss != "ce":
-            given |= {"metric": self.metric, "parameters": self._parameters()}
+            options |= {"metric": self.metric, "parameters": self._parameters()}
         if self.loss == "metric":
-            given["step"] = self.step
-        return Loss(**given)
+            options["step"] = self.step
+        return Loss(name=self.loss, target=LOSSES[self.loss], **options)
 
     def _score_of(self, classes: Sequence[str]) -> Callable[[Confusion], Tensor]:
-        """The metric with its parameters, whatever the loss."""
-        checked = losses.MetricLoss(self.metric, classes=classes, **self._parameters())
-        return partial(checked.metric, **checked.metric_parameters)
+        """The metric with its parameters, which MetricLoss checks and resolves whatever the loss."""
+        loss = losses.MetricLoss(self.metric, classes=classes, **self._parameters())
+        return partial(loss.metric, **loss.metric_parameters)
 
     def _parameters(self) -> dict[str, Any]:
         """The metric's parameters; the positive class as its index in classes_."""
         accepted = inspect.signature(metrics.resolve(self.metric)).parameters
-        given = dict(self.metric_parameters or {})
+        parameters = dict(self.metric_parameters or {})
         for name in ("average", "beta", "costs"):
             value = getattr(self, name)
             if value is None:
@@ -431,20 +433,20 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(
                     f"{name}: the metric {self._metric_name()} does not take it; these do: {', '.join(takers)}"
                 )
-            given[name] = value
-        given = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in given.items()}
-        given.pop("positive", None)
-        stated, index = self._label() is not None, self._positive()
-        if stated and "average" in accepted:
-            given.setdefault("average", "positive")
-        if given.get("average") == "positive" and index is None:
+            parameters[name] = value
+        parameters = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in parameters.items()}
+        parameters.pop("positive", None)
+        has_label, index = self._positive_label() is not None, self._positive()
+        if has_label and "average" in accepted:
+            parameters.setdefault("average", "positive")
+        if parameters.get("average") == "positive" and index is None:
             raise ValueError(f"average='positive': expected positive=, one of the classes {self.classes_.tolist()}")
-        if "positive" in accepted and (stated or given.get("average") == "positive"):
-            given["positive"] = index
-        return given
+        if "positive" in accepted and (has_label or parameters.get("average") == "positive"):
+            parameters["positive"] = index
+        return parameters
 
-    def _label(self) -> Any:
-        """The positive class, if given."""
+    def _positive_label(self) -> Any:
+        """The label of the positive class as the user gave it, or None."""
         return (self.metric_parameters or {}).get("positive") if self.positive is None else self.positive
 
     def _average(self) -> str | None:
@@ -455,7 +457,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             return self.average
         if "average" not in accepted:
             return None
-        default = accepted["average"].default if self._label() is None else "positive"
+        default = accepted["average"].default if self._positive_label() is None else "positive"
         return self.average or (self.metric_parameters or {}).get("average", default)
 
     def _metric_name(self) -> str:
@@ -466,7 +468,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _positive(self) -> int | None:
         """Index in classes_ of the positive class: the given one, or the second of two."""
-        label, classes = self._label(), [*self.classes_]
+        label, classes = self._positive_label(), [*self.classes_]
         if label is None:
             return 1 if len(classes) == 2 else None
         if label not in classes:
@@ -474,7 +476,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return classes.index(label)
 
     def _progress(self) -> bool | Callable[[str], None]:
-        """The engine's bar needs a terminal; logs and notebooks get lines."""
+        """How the engine shows progress: as a bar on a terminal, else as printed lines."""
         return partial(print, flush=True) if self.verbose and not sys.stderr.isatty() else self.verbose
 
     def _warn_of_class_weights(self) -> None:
@@ -528,9 +530,9 @@ def detected_columns(frame: "pd.DataFrame") -> Columns:
     """Every column as numbers, words or dates. Numbers are always kept, even if they look like an id."""
     import pandas as pd
 
-    named = [name for name, kind in frame.dtypes.items() if isinstance(kind, pd.CategoricalDtype)]
+    categories = [name for name, kind in frame.dtypes.items() if isinstance(kind, pd.CategoricalDtype)]
     numeric = [name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
-    used, dropped, faults = detect_all(frame, named, numeric)
+    used, dropped, faults = detect_all(frame, categories, numeric)
     if faults:
         raise ValueError(
             "some columns cannot be used as they are; repair them, leave them out, or make them categories "

@@ -35,7 +35,7 @@ OVERHEAD = 0.5  # seconds to evaluate and record a trial
 def batch_size(rows: int, rarest: float = 0.5) -> int:
     """A power of two near rows / 64: small data get many steps per epoch, large data steady gradients.
 
-    rarest: share of the rarest class, of which a batch should hold IN_BATCH rows.
+    rarest: share of the rarest class; a batch should hold about IN_BATCH of its rows.
 
     >>> [batch_size(rows) for rows in (500, 6_400, 64_000)]
     [32, 128, 512]

@@ -125,7 +125,7 @@ class Worker:
         self.pipe, theirs = context.Pipe()
         variables = dict(os.environ) | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
         self.process = context.Process(target=work, args=(function, theirs, variables), daemon=True)
-        with deaf_to_interrupts():
+        with ignoring_interrupts():
             self.process.start()
         theirs.close()
         self.gpu = gpu
@@ -156,8 +156,8 @@ def start_method() -> SpawnContext | ForkServerContext:
 
 
 @contextmanager
-def deaf_to_interrupts() -> Iterator[None]:
-    """Processes started inside this block ignore Ctrl-C from the start; their parent handles it."""
+def ignoring_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C in this block and in processes started in it; their parent handles it."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -232,7 +232,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
             idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
             display.say(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min")
     finally:
-        with deaf_to_interrupts():  # a second Ctrl-C must not interrupt this
+        with ignoring_interrupts():  # a second Ctrl-C must not interrupt this
             for worker in [*idle, *busy]:
                 worker.stop()
 

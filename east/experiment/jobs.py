@@ -99,7 +99,7 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
     config = trial.config
     if outcome.status == "done":
         trained_for = None
-        if config.loss.name == "metric":  # any function of the user's, so no other score says how well it did
+        if config.loss.name == "metric":  # it trains any metric, so no other score says how well it did
             loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive)
             trained_for = evaluation.validation_metric(loss, splits.positive)
         parts = [part for part in outcome.probabilities if part != "test" or trial.stage == "trial"]

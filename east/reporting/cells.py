@@ -53,7 +53,7 @@ class Cell(Request):
     position: int | None = None  # the class of a score that has one value per class
     published: papers.Published | None = None
     findings: list[str] = field(default_factory=list)
-    trials: int | None = None  # how many the protocol asks for
+    trials: int | None = None  # how many the table needs
     values: dict[int, float] = field(default_factory=dict)  # seed -> score
     splits: dict[tuple[int | str, int], float] = field(default_factory=dict)  # (split, seed) -> score, over splits
     constant: list[float] = field(default_factory=list)  # score of always predicting one class, trial by trial

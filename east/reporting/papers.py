@@ -158,7 +158,7 @@ def shown(score: str) -> str:
 
 
 def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
-    """The stored score that a paper's metric stands for; without a paper, `metric` is ours, as plugin_f1.f1_positive.
+    """The stored score that a paper's metric means; without a paper, `metric` is our name, as plugin_f1.f1_positive.
 
     With two classes F1 is that of the positive class, but macro F1 in the rows of random forest and CCS. On Caltech256
     the networks' accuracy is balanced accuracy. Bridging the Gap prints means over the thresholds 0.1 to 0.9.

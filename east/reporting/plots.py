@@ -32,7 +32,7 @@ BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#e69f00", "#56b4e9", GREY, INK)
 MARKERS = "osD^vPX*"
 DECISION_COLOURS = {"": BLUE, "plug-in": ORANGE, "expected": GREEN}  # "": argmax
-CUT = 0.1  # a mean further than this from the others may lie outside a panel, which it would flatten
+CUT = 0.1  # a mean further than this from the others may be left outside a panel, which it would flatten
 WORDS_OF_MARKS = {mark: text.partition(":")[0].rstrip(".") for mark, text in MARKS.items()}
 STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
     "font.size": 9,
@@ -345,7 +345,7 @@ def lines(table: "Table") -> Figure:
 def ranks(table: "Table") -> Figure:
     """Critical-difference diagrams, one per block: mean ranks, best at the left.
 
-    A bar joins ranks that cannot be told apart.
+    A bar joins ranks that do not differ significantly.
     """
     entries = table.rankings
     heights = [2.2 + len(entry.ranks) / 2 for entry in entries]
@@ -497,7 +497,7 @@ def softened(
 
 
 def figure_of(table: "Table", released: "Table | None" = None) -> Figure:
-    """The figure that a table asks for."""
+    """The figure of a table, of the kind that its config names."""
     if table.figure == "dots":
         return dots(table, released)
     return {"lines": lines, "ranks": ranks, "leads": leads}[table.figure](table)

@@ -153,7 +153,7 @@ def _overview(papers: Sequence[tables.Table]) -> str:
     cells = [cell for table in papers for cell in table.cells if cell.published]
     facts = {
         "published cells": len(cells),
-        "with trials of ours": sum(bool(cell.values) for cell in cells),
+        "with our trials": sum(bool(cell.values) for cell in cells),
         "at the paper's protocol": sum(cell.papers_protocol for cell in cells),
         **{word: sum(cell.word == word for cell in cells) for word in statistics.WORDS},
     }
