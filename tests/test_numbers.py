@@ -194,6 +194,8 @@ def test_the_contest_follows_from_its_confusion_matrices(file, contest):
 METHODS = {
     "metric cross-entropy, most probable class": "Metric CE",
     "metric cross-entropy, tuned rule": "Metric CE + plug-in",
+    "metric cross-entropy, rule without labels (`east.decide`)": "Metric CE + expected",
+    "metric cross-entropy stopped by its own loss": "Metric CE stopped by its loss",
     "cross-entropy stopped by its own loss, rule without labels (`east.decide`)": "CE stopped by its loss + expected",
     "cross-entropy stopped by its own loss, tuned rule": "CE stopped by its loss + plug-in",
     "cross-entropy stopped by its own loss, most probable class": "CE stopped by its loss",
@@ -202,6 +204,7 @@ METHODS = {
     "class-weighted cross-entropy": "CE weighted",
     "EAST, F1 of the positive class": "EAST positive",
     "EAST, macro F1 as in the paper": "EAST macro",
+    "EAST after a cross-entropy warm-up": "EAST after warm-up",
     "gradient boosting, rule without labels": "Boosting + expected",
     "random forest, rule without labels": "Random forest + expected",
 }
