@@ -38,7 +38,7 @@ from east.settings.settings import Settings
 from east.training import saved
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; all others use `metric`
-CANDIDATES = {  # cheapest first; among the networks, the one that conf/table/contest.yaml decided for
+CANDIDATES = {  # cheapest first; among the networks, the winner of conf/table/contest.yaml first
     "logistic": "logistic regression",
     "boosting": "gradient boosting",
     "rf": "random forest",
@@ -94,8 +94,7 @@ def main(command: Command) -> int:
     """Describe, estimate, train, judge and save, printing each result as soon as it is known."""
     started = time.monotonic()
     typed = shlex.join(["east-run", *(f"{name}={commands.text(value)}" for name, value in command.values.items())])
-    command = checked(command)
-    settings = compose.settings(command)
+    command, settings = checked(command)
     loaded = load(settings.dataset, settings.data_dir)
     if loaded.stratifiable and "split.stratify" not in command:
         command = command.but({"split.stratify": True})  # keeps rare classes in every part
@@ -134,8 +133,8 @@ def main(command: Command) -> int:
     return 0
 
 
-def checked(command: Command) -> Command:
-    """The command with preset=compare unless it names another; ConfigError if it does not ask for a comparison."""
+def checked(command: Command) -> tuple[Command, Settings]:
+    """The command, with preset=compare unless it names another, and its settings; ConfigError if they do not fit."""
     if unusable := sorted({"loss", "losses", "datasets"} & set(command.values)):
         raise ConfigError(
             f"task=compare does not take {', '.join(unusable)}: it compares models on one dataset=… by one score=…; "
@@ -145,7 +144,7 @@ def checked(command: Command) -> Command:
     settings = compose.settings(command)
     if settings.split.seed == "trial" or settings.protocol.new_split:
         raise ConfigError("task=compare judges all candidates on one split; split.seed=trial and protocol=btg use many")
-    return command
+    return command, settings
 
 
 def needs_trust(plan: Plan) -> bool:

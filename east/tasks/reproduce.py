@@ -11,16 +11,8 @@ from east.settings.command import LISTS, Command
 from east.settings.command import text as typed
 from east.tasks import plan, run, table
 
-SCIENCE = (
-    "dataset",
-    "split",
-    "model",
-    "loss",
-    "annealing",
-    "protocol",
-    "hyper",
-    "search",
-)  # change results
+# Sections that change results.
+SCIENCE = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper", "search")
 
 
 def main(command: Command) -> int:
