@@ -133,9 +133,10 @@ def averaged_fraction(
     c: Margins,
     part: Array,
     whole: Array,
-    part_by_diagonal: Array,
-    whole_by_diagonal: float,
-    whole_by_predicted: float,
+    *,
+    part_by_diagonal: Array = 1.0,
+    whole_by_diagonal: float = 0.0,
+    whole_by_predicted: float = 1.0,
     average: str = "macro",
     positive: int = 1,
     absent: str = "zero",
@@ -157,7 +158,7 @@ def averaged_fraction(
 
 
 def f1(c: Margins, **average: Any) -> Slopes:
-    return averaged_fraction(c, 2 * c.diagonal, c.actual + c.predicted, 2.0, 0.0, 1.0, **average)
+    return averaged_fraction(c, 2 * c.diagonal, c.actual + c.predicted, part_by_diagonal=2.0, **average)
 
 
 def fbeta(c: Margins, beta: metrics.PerClass = 1.0, **average: Any) -> Slopes:
@@ -166,19 +167,19 @@ def fbeta(c: Margins, beta: metrics.PerClass = 1.0, **average: Any) -> Slopes:
     beta = metrics.per_class_values("beta", beta, c.classes, like)
     square = (beta.numpy() if in_numpy and isinstance(beta, Tensor) else beta) ** 2
     part, whole = (1 + square) * c.diagonal, square * c.actual + c.predicted
-    return averaged_fraction(c, part, whole, 1 + square, 0.0, 1.0, **average)
+    return averaged_fraction(c, part, whole, part_by_diagonal=1 + square, **average)
 
 
 def jaccard(c: Margins, **average: Any) -> Slopes:
-    return averaged_fraction(c, c.diagonal, c.missed + c.predicted, 1.0, -1.0, 1.0, **average)
+    return averaged_fraction(c, c.diagonal, c.missed + c.predicted, whole_by_diagonal=-1.0, **average)
 
 
 def precision(c: Margins, **average: Any) -> Slopes:
-    return averaged_fraction(c, c.diagonal, c.predicted, 1.0, 0.0, 1.0, **average)
+    return averaged_fraction(c, c.diagonal, c.predicted, **average)
 
 
 def recall(c: Margins, **average: Any) -> Slopes:
-    return averaged_fraction(c, c.diagonal, c.actual, 1.0, 0.0, 0.0, **average)
+    return averaged_fraction(c, c.diagonal, c.actual, whole_by_predicted=0.0, **average)
 
 
 def accuracy(c: Margins) -> Slopes:
@@ -202,7 +203,7 @@ def youden(c: Margins) -> Slopes:
 def gmean(c: Margins) -> Slopes:
     """M = exp(mean log recall) over k present classes: dM/drecall = M / (k recall), recalls clamped to RECALL_FLOOR.
 
-    Recalls at most the floor make the score 0, as in metrics.gmean.
+    A recall at or below the floor makes the score 0, as in metrics.gmean.
     """
     xp, present = library_of(c.actual), c.present
     k, actual = at_least(class_sum(present), 1), at_least(c.actual, EPS)

@@ -13,8 +13,9 @@ to one:
   few entries exceed lo, and the gradient is p times a matrix of rank two, plus terms at those few (`HugeSoftmax`).
 
 With D and P the derivatives of the loss with respect to the diagonal and the predicted counts, and g_j = P_j, plus D_j
-at the true class, e = (g - mean of g weighted by H) / sum H. The gradient with respect to the logits is e S - p shift,
-plus p dL/ds at the two largest entries.
+at the true class, e = (g - mean of g weighted by H) / sum H, times the sample's weight. The gradient with respect to
+the logits is e S - p shift, plus p dL/ds at the two largest entries. In the code `total` is sum H, `r` is the weight
+divided by it, and Q is sum_j e_j S_j. If the threshold is detached, dL/ds is 0 and Q takes the place of shift.
 
 With two classes s = 1 and H sums to 1, so everything is a function of the difference of the logits (`TwoClasses`).
 """
@@ -44,7 +45,7 @@ CHUNK = 1 << 18  # entries; larger batches are counted in chunks, so that tempor
 
 
 class Counts(NamedTuple):
-    """Soft counts [..., d] of a batch; `missed` is actual - diagonal, summed directly to avoid rounding."""
+    """Soft counts [..., d] of a batch; `missed` is actual - diagonal without the rounding error of that difference."""
 
     diagonal: Tensor
     missed: Tensor

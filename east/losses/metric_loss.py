@@ -246,9 +246,9 @@ class MetricLoss(Loss):
         return self.has_closed_form(samples) and not self.gathers()
 
     def has_closed_form(self, samples: Samples) -> bool:
-        """Whether the gradient of the counts can be hand-derived.
+        """Whether the hand-derived gradient of the counts applies.
 
-        It needs the linear step and class labels, and covers the logits alone: neither weights nor temperature may
+        It needs the linear step and class labels, and covers only the logits: neither weights nor temperature may
         require a gradient, and nothing may trace the operations.
         """
         if self.step != "linear" or samples.labels.is_floating_point():
