@@ -121,8 +121,8 @@ def main() -> None:
     ce = [r for r in found if (r.config.dataset.name, r.config.loss.name, r.stage) == ("mammography", "ce", "trial")]
     chosen = min((r for r in ce if r.status == "done" and r.seed == 0), key=lambda r: r.key)
     figures = {
-        "contest": contest(tables.build("contest", ROOT / "results", found=found)),
-        "headline": headline(tables.build(tables.spec("plugin"), ROOT / "results", found=found)),
+        "contest": contest(tables.build("contest", ROOT / "results", scanned=found)),
+        "headline": headline(tables.build(tables.spec("plugin"), ROOT / "results", scanned=found)),
         "steps": plots.steps(*plots.step_heights(TEMPERATURES), 0.5),
         "soft_hard": soft_hard(),
         "worth": worth(chosen.confusion["test"]),

@@ -38,7 +38,7 @@ def builder(kept):
         file = RESULTS / "tables" / f"{stem}.md"
         day = re.search(r"rendered (\d{4}-\d\d-\d\d)", file.read_text())[1] if file.exists() else "2026-01-01"
         variant = "released" if released else "clean"
-        return tables.build(name, found=kept, variant=variant, today=date.fromisoformat(day))
+        return tables.build(name, scanned=kept, variant=variant, today=date.fromisoformat(day))
 
     return build
 

@@ -99,10 +99,10 @@ def test_the_cells_of_a_table_find_the_records_of_its_commands(name, variant):
         made += [records.Record(config=science, seed=seed, **judged) for seed in range(trials)]
     keys = {record.key for record in made}
     assert len(made) == trials * len(keys) > 0, "every run is another experiment"
-    table = tables.build(name, found=made, **options)
+    table = tables.build(name, scanned=made, **options)
     assert {cell.key for cell in table.cells} == keys
     assert {(cell.settings, len(cell.values)) for cell in table.cells} == {(1, trials)}
-    assert not tables.plan(name, found=made, **options)
+    assert not tables.plan(name, scanned=made, **options)
 
 
 def shrunk(command: Command) -> Command:

@@ -201,7 +201,7 @@ def test_some_classes_of_a_dataset_are_not_the_dataset():
     found = records.scan(GOLDEN)
     whole = [r for r in found if r.config.dataset.name == "cifar10"]
     part = [r.but(confusion={"test": [row[:9] for row in r.confusion["test"][:9]]}) for r in whole]
-    filled = [sum(bool(c.values) for c in tables.build("east_v2_6", found=some).cells) for some in (whole, part)]
+    filled = [sum(bool(c.values) for c in tables.build("east_v2_6", scanned=some).cells) for some in (whole, part)]
     assert filled[0] > filled[1] == 0
 
 
@@ -247,8 +247,8 @@ def test_records_of_other_settings_never_enter_the_papers_table(standard, change
         config[section] |= change.get(section, {})
     other = standard.but(config=Science.model_validate(config))
     where = {"dataset": "mammography", "row": "F1*", "column": "f1"}
-    assert not cell(tables.build("east_v2_1", found=[other]), **where).values
-    assert cell(tables.build("east_v2_1", found=[other, standard]), **where).settings == 1
+    assert not cell(tables.build("east_v2_1", scanned=[other]), **where).values
+    assert cell(tables.build("east_v2_1", scanned=[other, standard]), **where).settings == 1
 
 
 def test_different_data_of_the_same_name_get_separate_blocks():
@@ -261,7 +261,7 @@ def test_different_data_of_the_same_name_get_separate_blocks():
         config["loss"] |= {"name": loss}
         typed = Science.model_validate(config)
         found += [source.but(config=typed, seed=seed) for seed in (0, 1)]
-    built = tables.build("grid", found=found, preset="quick")
+    built = tables.build("grid", scanned=found, preset="quick")
     assert list(built.blocks) == ["digits, dataset.imbalance=1", "digits, dataset.imbalance=10"]
     assert {pair.block for pair in tables.comparisons(built)} == {"digits, dataset.imbalance=1"}
 

@@ -193,13 +193,13 @@ def build(
     variant: str = "clean",
     preset: str | None = None,
     today: date | None = None,
-    found: Sequence[Record] | None = None,
+    scanned: Sequence[Record] | None = None,
     config_dir: str | None = None,
 ) -> Table:
     """A table, or the one of that name in conf/table, filled from the records.
 
     `rule` selects the setting, `variant="released"` includes the released code's quirks, `preset` is the quickest one
-    to accept (default: lean, or what the table says). `found` are the records, if `records.scan` has read them already.
+    to accept (default: lean, or what the table says). `scanned` are the records, if they have been read already.
     `config_dir` is a folder with the user's configs, where this table may be.
     """
     table = spec(table, config_dir) if isinstance(table, str) else table
@@ -207,7 +207,7 @@ def build(
     choose("selection rule", rule, records.RULES)
     quickest = choose("preset", preset or table.preset or "lean", PRESETS)
     accepted = PRESETS[: PRESETS.index(quickest) + 1]
-    ledger = Ledger(records.scan(results_dir) if found is None else found)
+    ledger = Ledger(records.scan(results_dir) if scanned is None else scanned)
     if table.rows:
         cells = list(blank_cells(table, variant))
     else:
@@ -243,7 +243,7 @@ def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
 def build_all(results_dir: str | Path = "results", **options: Any) -> list[Table]:
     """Every table of the papers."""
     scanned = records.scan(results_dir)
-    return [build(name, results_dir, found=scanned, **options) for name in papers_tables()]
+    return [build(name, results_dir, scanned=scanned, **options) for name in papers_tables()]
 
 
 def render(table: str | Spec, results_dir: str | Path = "results", format: str = "markdown", **options: Any) -> str:

@@ -57,7 +57,7 @@ def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
         settings.results_dir,
         rule=settings.selection,
         preset="quick",
-        found=shown,
+        scanned=shown,
         config_dir=settings.config_dir,
     )
     named = list(zip(plan.names(runs), runs, strict=True))

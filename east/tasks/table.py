@@ -34,7 +34,7 @@ def text(settings: Settings, preset: str | None) -> str:
             rule=settings.selection,
             variant=variant,
             preset=None if preset == "auto" else preset,
-            found=scanned,
+            scanned=scanned,
             config_dir=settings.config_dir,
         )
 

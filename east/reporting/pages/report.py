@@ -47,7 +47,7 @@ def page(
     """The whole page as text."""
     scanned = records.scan(results_dir)
     today = today or date.today()
-    options |= {"found": scanned, "today": today, "config_dir": config_dir}
+    options |= {"scanned": scanned, "today": today, "config_dir": config_dir}
     build = lambda name, **changes: tables.build(name, results_dir, **{**options, **changes})  # noqa: E731
     papers = [build(name) for name in tables.papers_tables()]
     released = {table.name: build(table.name, variant="released") for table in papers}
