@@ -120,6 +120,7 @@ def test_a_mean_far_from_the_others_is_an_arrow():
     assert axes.get_xlim()[0] > 0.9
     assert "◂ 0.510" in {text.get_text() for text in axes.texts}
     assert plots.near([]) == (0.0, 1.0)
+    assert plots.near([0.0] * 3 + [0.7, 0.72]) == (0.0, 0.72), "what most have is not left out"
 
 
 def filled(name, value):

@@ -222,7 +222,8 @@ def dots(table: "Table", released: "Table | None" = None) -> Figure:
             _panel(axes, [(cells[row, column], on_other_data.get((block, row, column))) for row in rows[block]])
             axes.set_yticklabels(rows[block] if axes is line[0] else [])
             axes.set_title(f"{block}: {column}" if len(blocks) > 1 else column, loc="left")
-    figure.legend(handles=_legend(blocks, on_other_data), loc="outside lower center", ncols=2, fontsize=8)
+    ncols = 2 if width > 1 else 1
+    figure.legend(handles=_legend(blocks, on_other_data), loc="outside lower center", ncols=ncols, fontsize=8)
     return figure
 
 
@@ -265,17 +266,22 @@ def _panel(axes: Axes, rows: Sequence[tuple["Cell", "Cell | None"]]) -> None:
             axes.errorbar(dot.mean.at, dot.line, xerr=dot.mean.reach, color=dot.colour, mfc=face, marker=dot.marker,
                           ms=4, lw=1.2)  # fmt: skip
         else:
-            below = dot.mean.at < left
-            text = f"◂ {dot.mean.at:.3f}" if below else f"{dot.mean.at:.3f} ▸"
-            axes.annotate(text, (0 if below else 1, dot.line), (2 if below else -2, 0),
-                          xycoords=("axes fraction", "data"), textcoords="offset points",
-                          ha="left" if below else "right", **look)  # fmt: skip
+            _arrow(axes, dot.mean.at, dot.line, dot.mean.at < left, look)
         axes.annotate(dot.note, (1, dot.line), (3, 0), xycoords=("axes fraction", "data"),
                       textcoords="offset points", **look)  # fmt: skip
     axes.set(xlim=(left, right), ylim=(len(rows) - 0.4, -0.6), yticks=range(len(rows)))
     axes.xaxis.set_major_locator(MaxNLocator(4))
     axes.tick_params(length=2, labelsize=8)
     axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
+
+
+def _arrow(axes: Axes, value: float, line: float, below: bool, look: Mapping[str, Any]) -> None:
+    """A number beside the end of an axis that does not reach it."""
+    text = f"◂ {value:.3f}" if below else f"{value:.3f} ▸"
+    axes.annotate(
+        text, (0 if below else 1, line), (2 if below else -2, 0), xycoords=("axes fraction", "data"),
+        textcoords="offset points", ha="left" if below else "right", **look,
+    )  # fmt: skip
 
 
 def _dots_of(y: int, cell: "Cell", released: "Cell | None") -> list[Dot]:
@@ -290,14 +296,19 @@ def _dots_of(y: int, cell: "Cell", released: "Cell | None") -> list[Dot]:
 def near(values: Sequence[float]) -> tuple[float, float]:
     """The range of the values without outliers: those over CUT and over three interquartile ranges off the median.
 
-    >>> near([0.98, 0.99, 0.985, 0.988, 0.51])
-    (0.98, 0.99)
+    Values below a gap that is wider than the range above it are left out too, such as networks that collapsed to 0, if
+    they are at most half.
+
+    >>> near([0.98, 0.99, 0.985, 0.988, 0.51]), near([0.80, 0.85, 0.83, 0.0, 0.0])
+    ((0.98, 0.99), (0.8, 0.85))
     """
     if not values:
         return 0.0, 1.0
     first, median, third = np.percentile(values, [25, 50, 75])
-    kept = [value for value in values if abs(value - median) <= max(3 * (third - first), CUT)]
-    return min(kept), max(kept)
+    kept = sorted(value for value in values if abs(value - median) <= max(3 * (third - first), CUT))
+    most = len(kept) - (len(values) + 1) // 2  # that may still be left out
+    starts = (k for k in range(1, most + 1) if kept[k] - kept[k - 1] > max(CUT, kept[-1] - kept[k]))
+    return kept[next(starts, 0)], kept[-1]
 
 
 def _legend(blocks: Mapping[str, Mapping], on_other_data: Mapping) -> list[Line2D]:
@@ -362,7 +373,8 @@ def ranks(table: "Table") -> Figure:
 def leads(table: "Table") -> Figure:
     """How far each row is ahead of the reference row, with its interval over datasets: a panel for each block.
 
-    The decisions of one loss share a line. Losses are sorted by the rank of their best decision.
+    The decisions of one loss share a line. Losses are sorted by the rank of their best decision. The axis covers the
+    bulk of the leads; longer intervals run to its end, and an outlier is an arrow there.
     """
     entries = [entry for entry in table.rankings if entry.leads]
     losses_by_rank = [
@@ -374,16 +386,21 @@ def leads(table: "Table") -> Figure:
     heights = [len(losses) + 2 for losses in losses_by_rank]
     panels = figure.subplots(len(entries), 1, squeeze=False, height_ratios=heights)[:, 0]
     for axes, entry, losses in zip(panels, entries, losses_by_rank, strict=True):
+        left, right = _lead_limits(list(entry.leads[statistics.ALL].values()))
         for name, lead in entry.leads[statistics.ALL].items():
             loss, decision = loss_and_decision(name)
             k = list(DECISION_COLOURS).index(decision)
             y, color = losses.index(loss) + 0.22 * (k - 1), DECISION_COLOURS[decision]
             excludes_0 = lead.low is not None and lead.high is not None and lead.low * lead.high > 0
+            if not left <= lead.mean <= right:
+                look = {"color": color, "fontsize": 5.5, "va": "center", "annotation_clip": False}
+                _arrow(axes, lead.mean, y, lead.mean < left, look)
+                continue
             axes.plot(lead.mean, y, MARKERS[k], color=color, mfc=color if excludes_0 else "white", ms=4, zorder=3)
             if lead.low is not None:
                 axes.plot([lead.low, lead.high], [y, y], color=color, lw=1.2)
         axes.axvline(0, color=INK, lw=0.8)
-        axes.set(yticks=range(len(losses)), yticklabels=losses, ylim=(len(losses) - 0.5, -0.5))
+        axes.set(yticks=range(len(losses)), yticklabels=losses, ylim=(len(losses) - 0.5, -0.5), xlim=(left, right))
         axes.tick_params(axis="y", length=0)
         title = f"{entry.block}, {len(entry.columns)} datasets: lead over {entry.reference}"
         axes.set_title(title, loc="left")
@@ -394,6 +411,14 @@ def leads(table: "Table") -> Figure:
     handles.append(Line2D([], [], color=GREY, marker="o", mfc="white", ms=4, lw=1.2, label="interval contains 0"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
     return figure
+
+
+def _lead_limits(leads: Sequence[statistics.Lead]) -> tuple[float, float]:
+    """Ends of an axis for these leads and 0, with room for most of their intervals."""
+    low, high = near([lead.mean for lead in leads])
+    reaches = [lead.high - lead.mean for lead in leads if lead.high is not None]
+    room = 1.5 * float(np.median(reaches)) if reaches else CUT
+    return min(low, 0.0) - room, max(high, 0.0) + room
 
 
 def loss_and_decision(row: str) -> tuple[str, str]:
