@@ -422,8 +422,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _parameters(self) -> dict[str, Any]:
         """The metric's parameters; the positive class as its index in classes_."""
-        accepted = inspect.signature(metrics.resolve(self.metric)).parameters
-        parameters = dict(self.metric_parameters or {})
+        metric, parameters = metrics.parse(self.metric, self.metric_parameters)
+        accepted = inspect.signature(metric).parameters
         for name in ("average", "beta", "costs"):
             value = getattr(self, name)
             if value is None:
@@ -452,13 +452,14 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def _average(self) -> str | None:
         """The average that the metric will use, for __repr__; None for a metric without one."""
         try:
-            accepted = inspect.signature(metrics.resolve(self.metric)).parameters
+            metric, parameters = metrics.parse(self.metric, self.metric_parameters)
         except ValueError:
             return self.average
+        accepted = inspect.signature(metric).parameters
         if "average" not in accepted:
             return None
         default = accepted["average"].default if self._positive_label() is None else "positive"
-        return self.average or (self.metric_parameters or {}).get("average", default)
+        return self.average or parameters.get("average", default)
 
     def _metric_name(self) -> str:
         return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", repr(self.metric))

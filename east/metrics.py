@@ -9,7 +9,8 @@ classes), none (one number per class).
 """
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -261,6 +262,22 @@ METRICS: dict[str, Metric] = {
     "specificity": specificity,
     "youden": youden,
 }
+
+
+def parse(metric: str | Metric, parameters: Mapping[str, Any] | None = None) -> tuple[Metric, dict[str, Any]]:
+    """A metric's function and parameters. A name may end in its average: f1_macro, f1_positive (also f1_pos).
+
+    >>> parse("f1_positive")[1]
+    {'average': 'positive'}
+    """
+    parameters = dict(parameters or {})
+    stem, _, suffix = metric.rpartition("_") if isinstance(metric, str) else ("", "", "")
+    average = {"pos": "positive"}.get(suffix, suffix)
+    if average not in AVERAGES or "average" not in inspect.signature(METRICS.get(stem, resolve)).parameters:
+        return resolve(metric), parameters
+    if parameters.setdefault("average", average) != average:
+        raise ValueError(f"average: {metric} is {stem} with average={average!r}, got {parameters['average']!r}")
+    return METRICS[stem], parameters
 
 
 def resolve(metric: str | Metric) -> Metric:

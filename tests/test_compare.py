@@ -261,6 +261,8 @@ def test_scores_that_are_unknown_or_do_not_fit_are_refused():
         compare.parse_score("f1_pos", loaded)
     with pytest.raises(ValueError, match="did you mean 'mcc'"):
         compare.parse_score("mc", loaded)
+    assert compare.parse_score("recall_macro", loaded) == compare.Score("recall_macro", "recall", "macro")
+    assert compare.parse_score("f1", loaded).name == "f1_macro"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from sklearn import metrics as oracle
 
 from east import metrics
 from east.confusion import Confusion
-from east.losses import steps
+from east.losses import MetricCrossEntropy, MetricLoss, steps
 from east.metrics import METRICS
 
 NEED_MATRIX = {"cost", "quadratic_kappa"}
@@ -254,3 +254,17 @@ def test_wrong_parameters_are_named(call, words):
 
 def test_a_metric_is_found_by_name_by_path_or_as_a_function():
     assert metrics.resolve("mcc") is metrics.resolve("east.metrics.mcc") is metrics.resolve(metrics.mcc)
+
+
+def test_a_name_may_include_its_average():
+    """One vocabulary for scores: f1_positive in Python is what score=f1_positive is on the command line."""
+    logits, labels = torch.randn(40, 2, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 2
+    for name, average in (("f1_positive", "positive"), ("f1_pos", "positive"), ("recall_macro", "macro")):
+        metric = name.partition("_")[0]
+        for loss in (MetricLoss, MetricCrossEntropy):
+            assert loss(name)(logits, labels) == loss(metric, average=average)(logits, labels)
+    with pytest.raises(ValueError, match="f1_macro is f1 with average='macro', got 'positive'"):
+        MetricLoss("f1_macro", average="positive")
+    for name in ("mcc_macro", "f1_mean"):
+        with pytest.raises(ValueError, match=f"unknown metric '{name}'"):
+            metrics.parse(name)

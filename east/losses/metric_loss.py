@@ -42,7 +42,8 @@ class MetricLoss(Loss):
     """L = 1 - M(C), with M any metric and C the soft confusion matrix of the batch. Section 4, arXiv 2405.20954.
 
     metric: a name from east.METRICS, a dotted path, or a function of a Confusion. Its parameters (average, beta, costs)
-        are keyword arguments. `classes` (names) allows beta and the positive class to be given by name.
+        are keyword arguments; the name may include the average (f1_positive). `classes` (names) allows beta and the
+        positive class to be given by name.
     step: linear (`temperature` in (0, 0.4]), sigmoid or cosine (`slope`), none (the probabilities themselves).
     threshold: dynamic (mean of the two largest probabilities), a number, or a list of numbers, whose mean loss is used.
     absent: whether a class without samples in the batch scores 0 in a macro mean (zero) or is left out (ignore).
@@ -73,7 +74,7 @@ class MetricLoss(Loss):
         **metric_parameters: Any,
     ):
         super().__init__(ignore_index)
-        self.metric = metrics.resolve(metric)
+        self.metric, metric_parameters = metrics.parse(metric, metric_parameters)
         self.multilabel = multilabel
         self.step = choose("step", step, [*steps.STEPS, "none"])
         self.slope = steps.DEFAULT_SLOPE if slope is None else slope

@@ -162,26 +162,31 @@ def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
 
 
 def parse_score(score: str | None, loaded: data.Data) -> Score:
-    """The score of `score=…`: f1_positive (also f1_pos), f1_macro, f1 (whichever suits the data), a name in METRICS or
-    a dotted path."""
+    """The score of `score=…`: f1 (f1_positive or f1_macro, whichever suits the data), any name of METRICS, with or
+    without its average (recall_macro), or a dotted path."""
     if score in (None, "f1"):
         score = "f1_macro" if loaded.positive is None else "f1_positive"
-    if score in ("f1_positive", "f1_pos"):
-        if loaded.positive is None:
-            raise ConfigError(
-                "score=f1_positive needs a positive class: two classes, or dataset.positive=…; or score=f1_macro"
-            )
-        return Score("f1_positive", "f1", "positive", None if loaded.positive == 1 else loaded.positive)
-    if score == "f1_macro":
-        return Score(score, "f1", "macro")
     if score in RANKINGS:
         raise ConfigError(f"score={score} judges a ranking, not decisions; it is reported whatever the score")
-    if "." not in score:
-        choose("score", score, [*metrics.METRICS, "f1_macro", "f1_positive"])
     if score == "cost":
         raise ConfigError("score=cost needs your costs: write a metric of your own, score=my_metrics.my_cost")
-    metrics.resolve(score)
-    return Score(score, score)
+    try:
+        function, parameters = metrics.parse(score)
+    except ValueError:
+        if "." in score:
+            raise
+        raise ConfigError(choose("score", score, [*metrics.METRICS, "f1_macro", "f1_positive"])) from None
+    if "." in score:
+        return Score(score, score)
+    metric, average = function.__name__, parameters.get("average")
+    if average != "positive":
+        return Score(score, metric, average)
+    if loaded.positive is None:
+        raise ConfigError(
+            f"score={metric}_positive needs a positive class: two classes, or dataset.positive=…; "
+            f"or score={metric}_macro"
+        )
+    return Score(f"{metric}_positive", metric, average, None if loaded.positive == 1 else loaded.positive)
 
 
 def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:

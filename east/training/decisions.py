@@ -373,7 +373,7 @@ def decide(
     array([1, 0])
     """
     p = checked_probabilities(probabilities)
-    function = metrics.resolve(metric)
+    function, metric_parameters = metrics.parse(metric, metric_parameters)
     accepted = inspect.signature(function).parameters
     if p.shape[-1] == 2 and "average" in accepted:
         metric_parameters = {"average": "positive", **metric_parameters}

@@ -148,11 +148,17 @@ def tunable() -> list[str]:
 
 
 def metric_of(name: str, positive: int | None) -> Callable[[Confusion], Tensor]:
-    """A metric by name; of the positive class where the data have one and the metric has an average."""
-    metric = metrics.METRICS[choose("metric", name, tunable())]
+    """A metric by name; without an average in the name, of the positive class where the data have one."""
+    metric, parameters = metrics.parse(name) if "." not in name else (None, {})
+    if metric is None or metric.__name__ not in tunable():
+        raise ValueError(choose("metric", name, tunable()))
     if positive is not None and "average" in inspect.signature(metric).parameters:
-        return partial(metric, average="positive", positive=positive)
-    return metric
+        parameters.setdefault("average", "positive")
+    if parameters.get("average") == "positive":
+        if positive is None:
+            raise ValueError(f"{name}: expected data with a positive class: two classes, or dataset.positive=…")
+        parameters["positive"] = positive
+    return partial(metric, **parameters)
 
 
 def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confusion], Tensor]:
