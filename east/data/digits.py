@@ -5,10 +5,10 @@ import torch
 
 from east.choices import ConfigError
 from east.data.common import Table
-from east.data.sources import Dataset
+from east.data.sources import Dataset, Root
 
 
-def digits(root=None, *, imbalance: float = 1, positive: int | None = None) -> Table:
+def digits(root: Root = None, *, imbalance: float = 1, positive: int | None = None) -> Table:
     """64 features, 10 classes; with `positive`, that digit against the rest.
 
     `imbalance` thins the classes to a long tail: class sizes fall geometrically, and the last class has 1/imbalance

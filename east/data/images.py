@@ -14,14 +14,14 @@ import torch
 from east import display
 from east.choices import ConfigError, choose
 from east.data.common import DataError, Images, digest, fingerprint, listed, shown
-from east.data.sources import Dataset, decoded
+from east.data.sources import Dataset, Root, decoded
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # nothing else is decoded, whatever the file's extension
 MAX_PIXELS = 100_000_000  # per image, 300 MB decoded; a tiny file can claim far more
 
 
-def images(root=None, *, path: str | None = None, size: int = 64, positive: str | None = None) -> Images:
+def images(root: Root = None, *, path: str | None = None, size: int = 64, positive: str | None = None) -> Images:
     """Images path/<class>/<any name>.jpg, png, webp, bmp or gif, scaled to `size` on the shorter side and cropped.
 
     Classes are the folder names in alphabetical order; of two, the positive one (default: the rarer) comes second.

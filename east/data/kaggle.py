@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from east.data.common import Table, fingerprint
-from east.data.sources import Dataset, File, Package, decoded, fetch
+from east.data.sources import Dataset, File, Package, Root, decoded, fetch
 
 CSV = File(
     "kaggle/creditcard.csv",
@@ -20,7 +20,7 @@ CSV = File(
 COLUMNS = (*(f"V{k}" for k in range(1, 29)), "log_amount")
 
 
-def kaggle(root=None) -> Table:
+def kaggle(root: Root = None) -> Table:
     """V1 … V28 (principal components) and log(Amount + 0.001), as Bridging the Gap does; Time is dropped."""
 
     def parse() -> dict[str, np.ndarray]:

