@@ -32,7 +32,7 @@ from torch.autograd import Function
 from east.confusion import per_class
 from east.losses import by_hand, small_batches
 from east.losses.inputs import masked
-from east.losses.steps import HALF_WIDTH, MIN_CORNER
+from east.losses.steps import half_width
 from east.metrics import Metric
 
 FEW_CLASSES = 32  # rows shorter than this are slow to reduce and to search: ByClass puts samples side by side instead
@@ -267,7 +267,7 @@ class Step(NamedTuple):
 
     @classmethod
     def at(cls, T: Tensor) -> "Step":
-        a = ((1 - HALF_WIDTH * T) / 2).clamp_min(MIN_CORNER)
+        a = (1 - half_width(T)) / 2
         middle = (1 - 2 * T) / (1 - 2 * a) * a / T
         first, hi_per_lo = T / a, (1 - a) / a
         slopes = first, first * middle, first * (middle - 1)

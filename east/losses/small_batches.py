@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from east.losses import by_hand
-from east.losses.steps import HALF_WIDTH, MIN_CORNER
+from east.losses.steps import half_width
 from east.metrics import Metric
 
 MOST_CLASSES = 32
@@ -104,8 +104,8 @@ class Step(NamedTuple):
     hi_per_lo: Any
 
     @classmethod
-    def at(cls, T: float | Array, dtype: np.dtype) -> "Step":
-        a = np.maximum((1 - HALF_WIDTH * T) / 2, MIN_CORNER)
+    def at(cls, T: float | Tensor, dtype: np.dtype) -> "Step":
+        a = (1 - half_width(T)) / 2
         middle = (1 - 2 * T) / (1 - 2 * a) * a / T
         return cls(*(np.asarray(x, dtype)[()] for x in (a, T / a, middle - 1, middle, (1 - a) / a)))
 
@@ -117,7 +117,7 @@ def step_at(temperature: float, dtype: np.dtype) -> Step:
 
 def step_for(temperature: float | Tensor, dtype: np.dtype) -> Step:
     if isinstance(temperature, Tensor):
-        return Step.at(temperature.detach().double().numpy()[..., None], dtype)
+        return Step.at(temperature.detach().double().unsqueeze(-1), dtype)
     return step_at(temperature, dtype)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from east.losses.closed_form import Counts, without_graph
-from east.losses.steps import HALF_WIDTH
+from east.losses.steps import half_width
 
 LOWEST_CORNER = 1e-3  # with a lower corner, almost every entry would have to be visited
 
@@ -41,7 +41,7 @@ class Steps(NamedTuple):
     @lru_cache
     def at(cls, thresholds: tuple[float, ...], temperature: float, dtype: torch.dtype, device: torch.device) -> "Steps":
         tau = torch.tensor(thresholds, dtype=torch.float64, device="cpu")
-        half = HALF_WIDTH * temperature * torch.minimum(tau, 1 - tau)
+        half = half_width(temperature) * torch.minimum(tau, 1 - tau)
         lo, hi = tau - half, tau + half
         first, middle, last = temperature / lo, (1 - 2 * temperature) / (hi - lo), temperature / (1 - hi)
         values = lo, hi, first, middle - first, last - middle
@@ -59,7 +59,7 @@ def covers(thresholds: Sequence[float], temperature: float | Tensor, classes: in
     """Whether few entries exceed the lowest corner. Two classes have a form of their own: 1 - H and H of one class."""
     if classes == 2 or isinstance(temperature, Tensor):
         return False
-    return min(t - HALF_WIDTH * temperature * min(t, 1 - t) for t in thresholds) >= LOWEST_CORNER
+    return min(t - half_width(temperature) * min(t, 1 - t) for t in thresholds) >= LOWEST_CORNER
 
 
 def counts_at(
