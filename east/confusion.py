@@ -11,10 +11,11 @@ from torch import Tensor
 
 
 class Confusion:
-    """Counts over d classes: `diagonal`, `actual`, `predicted`, `missed` [..., d], `total` [...], `matrix` [..., d, d].
+    """Counts over d classes: `diagonal`, `actual`, `predicted` [..., d], `total` [...], `matrix` [..., d, d].
 
-    `missed` is actual - diagonal: samples of the class that were given to other classes. Constructors that can sum it
-    directly pass it in, because the difference of two nearly equal float32 counts is rounding noise.
+    `missed` [..., d] is actual - diagonal: samples of the class that were given to other classes. `false_positives`
+    [..., d] is predicted - diagonal: samples of other classes that were given to the class. Constructors that can sum
+    them directly pass them in, because the difference of two nearly equal float32 counts is rounding noise.
 
     >>> c = Confusion.from_predictions(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 0]), classes=2)
     >>> c.matrix.tolist()
@@ -28,11 +29,13 @@ class Confusion:
         predicted: Tensor,
         matrix: Callable[[], Tensor],
         missed: Tensor | None = None,
+        false_positives: Tensor | None = None,
     ):
         self.diagonal = diagonal
         self.actual = actual
         self.predicted = predicted
         self._missed = missed
+        self._false_positives = false_positives
         self._matrix: Tensor | Callable[[], Tensor] = matrix
 
     @property
@@ -42,6 +45,12 @@ class Confusion:
     @property
     def missed(self) -> Tensor:
         return (self.actual - self.diagonal).clamp_min(0) if self._missed is None else self._missed
+
+    @property
+    def false_positives(self) -> Tensor:
+        if self._false_positives is None:
+            return (self.predicted - self.diagonal).clamp_min(0)
+        return self._false_positives
 
     @property
     def matrix(self) -> Tensor:
@@ -61,19 +70,23 @@ class Confusion:
         Floating-point labels [..., n, d] are soft targets: the share of each class in a sample. Labels and `weights`
         [..., n] may omit leading dimensions; they are then broadcast.
         """
+        weighted = memberships if weights is None else memberships * weights.to(memberships.dtype).unsqueeze(-1)
         weights = memberships.new_ones(()) if weights is None else weights.to(memberships.dtype)
         weights = weights.expand(memberships.shape[:-1])
-        weighted = memberships * weights.unsqueeze(-1)
         if labels.is_floating_point():
             return cls.from_targets(weighted, labels.to(memberships.dtype).expand(memberships.shape), weights)
         labels = labels.expand(memberships.shape[:-1])
         classes, true_class = memberships.shape[-1], labels.unsqueeze(-1)
+        diagonal = per_class(weighted.gather(-1, true_class).squeeze(-1), labels, classes)
+        of_others = weighted.scatter(-1, true_class, 0)
+        false_positives = of_others.sum(-2)
         return cls(
-            diagonal=per_class(weighted.gather(-1, true_class).squeeze(-1), labels, classes),
+            diagonal=diagonal,
             actual=per_class(weights, labels, classes),
-            predicted=weighted.sum(-2),
+            predicted=diagonal + false_positives,
             matrix=lambda: rows_per_class(weighted, labels),
-            missed=per_class(weighted.scatter(-1, true_class, 0).sum(-1), labels, classes),
+            missed=per_class(of_others.sum(-1), labels, classes),
+            false_positives=false_positives,
         )
 
     @classmethod
@@ -84,6 +97,8 @@ class Confusion:
             actual=(weights.unsqueeze(-1) * targets).sum(-2),
             predicted=weighted.sum(-2),
             matrix=lambda: targets.mT @ weighted,
+            missed=(targets * sum_of_others(weighted)).sum(-2),
+            false_positives=(weighted * sum_of_others(targets)).sum(-2),
         )
 
     @classmethod
@@ -126,6 +141,7 @@ class Confusion:
             predicted=matrix.sum(-2),
             matrix=lambda: matrix,
             missed=off_diagonal.sum(-1),
+            false_positives=off_diagonal.sum(-2),
         )
 
 
@@ -139,18 +155,33 @@ def check_range(name: str, indices: Tensor, classes: int) -> None:
 
 def per_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
     """Sum of values [..., n] over the samples of each class: [..., classes]."""
-    return values.new_zeros((*values.shape[:-1], classes)).scatter_add(-1, labels, values)
+    zeros = values.new_zeros((*values.shape[:-1], classes), dtype=dtype_of_sums(values))
+    return zeros.scatter_add(-1, labels, values.to(zeros.dtype)).to(values.dtype)
 
 
 def class_counts(labels: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
     """Number of samples of each class, or the sum of their weights; shape, dtype and device as in `like` [..., d]."""
-    if weights is None:
-        weights = like.new_ones(()).expand(labels.shape)
-    return torch.zeros_like(like).scatter_add_(-1, labels, weights)
+    weights = like.new_ones(()).expand(labels.shape) if weights is None else weights
+    return per_class(weights, labels, like.shape[-1])
 
 
 def rows_per_class(rows: Tensor, labels: Tensor) -> Tensor:
     """Sum of rows [..., n, d] over the samples of each class: [..., d, d]."""
     classes = rows.shape[-1]
-    empty = rows.new_zeros((*rows.shape[:-2], classes, classes))
-    return empty.scatter_add(-2, labels.unsqueeze(-1).expand(rows.shape), rows)
+    zeros = rows.new_zeros((*rows.shape[:-2], classes, classes), dtype=dtype_of_sums(rows))
+    return zeros.scatter_add(-2, labels.unsqueeze(-1).expand(rows.shape), rows.to(zeros.dtype)).to(rows.dtype)
+
+
+def sum_of_others(counts: Tensor) -> Tensor:
+    """For each class the sum of all other classes' counts [..., d], without rounding small sums away."""
+    if counts.shape[-1] == 2:
+        return counts.flip(-1)
+    return (counts.sum(-1, keepdim=True, dtype=dtype_of_sums(counts)) - counts).to(counts.dtype).clamp_min(0)
+
+
+def dtype_of_sums(x: Tensor) -> torch.dtype:
+    """float64: scatter_add adds one sample after the other, and 65,536 roundings can shift a float32 sum by 1e-3.
+
+    MPS has no float64.
+    """
+    return x.dtype if x.device.type == "mps" else torch.float64

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from east.choices import choose, import_by_path
-from east.confusion import Confusion
+from east.confusion import Confusion, sum_of_others
 
 EPS = 1e-12
 MIN_SHARE = 1e-12  # a denominator below this share of the total counts as 0
@@ -66,14 +66,6 @@ def checked_class(positive: int, classes: int) -> int:
     if not -classes <= positive < classes:
         raise ValueError(f"positive class {positive} does not exist: expected 0 to {classes - 1}")
     return positive
-
-
-def sum_of_others(counts: Tensor) -> Tensor:
-    """For each class the sum of all other classes' counts [..., d]; float64 keeps small sums from rounding away."""
-    if counts.shape[-1] == 2:
-        return counts.flip(-1)
-    exact = counts.dtype if counts.device.type == "mps" else torch.float64
-    return (counts.sum(-1, keepdim=True, dtype=exact) - counts).to(counts.dtype).clamp_min(0)
 
 
 def clamped_ratio(part: Tensor, whole: Tensor, total: Tensor) -> Tensor:
@@ -153,7 +145,7 @@ def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, abs
 def specificity(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Share of the other classes' samples that are not predicted as the class."""
     negatives = sum_of_others(c.actual)
-    return averaged_true_negatives(negatives - (c.predicted - c.diagonal), negatives, c, average, positive, absent)
+    return averaged_true_negatives(negatives - c.false_positives, negatives, c, average, positive, absent)
 
 
 def npv(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:

@@ -32,7 +32,7 @@ def composed(logits, labels, weights, temperature, detach_threshold=False):
     threshold = threshold.detach() if detach_threshold else threshold
     T = temperature[..., None, None] if isinstance(temperature, torch.Tensor) else temperature
     c = Confusion.from_memberships(steps.normalised(steps.linear(p, threshold, T)), labels, weights)
-    return c.diagonal, c.missed, c.predicted
+    return c.diagonal, c.missed, c.false_positives
 
 
 def batch(shape, scale=1.0, seed=0, dtype=torch.float64):
@@ -56,7 +56,7 @@ def values_and_gradient(function, logits, *rest):
 
 def assert_closed_form_is_composed(logits, *rest, tolerance=1e-9):
     ours, plain = values_and_gradient(soft_counts, logits, *rest), values_and_gradient(composed, logits, *rest)
-    for name, a, b in zip(("diagonal", "missed", "predicted", "gradient"), ours, plain, strict=True):
+    for name, a, b in zip(("diagonal", "missed", "false positives", "gradient"), ours, plain, strict=True):
         assert a.shape == b.shape
         size = max(1.0, b.abs().max().item())
         torch.testing.assert_close(a, b, atol=tolerance * size, rtol=0, msg=lambda m, name=name: f"{name}: {m}")
@@ -77,10 +77,10 @@ def test_the_closed_form_matches_autograd(shape, scale, T):
 def test_equal_logits_count_alike(shape):
     """Every membership is 1/d. Ties leave the gradient undefined, so it only has to be finite."""
     logits, labels = batch(shape, 0.0)
-    diagonal, missed, predicted, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.1)
+    diagonal, missed, false_positives, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.1)
     n, d = shape
     torch.testing.assert_close(diagonal + missed, torch.bincount(labels, minlength=d).double())
-    torch.testing.assert_close(predicted, torch.full((d,), n / d, dtype=torch.float64))
+    torch.testing.assert_close(diagonal + false_positives, torch.full((d,), n / d, dtype=torch.float64))
     torch.testing.assert_close(diagonal, torch.bincount(labels, minlength=d) / d, check_dtype=False)
     assert gradient.isfinite().all()
 
@@ -125,9 +125,8 @@ def test_ties_for_the_largest_count_as_composed(ties, classes):
     """Counts are those of the composed form; the gradient of a row sums to 0, whichever entry a tie favours."""
     logits, labels = batch((30, classes), 0.1)
     logits[:, :3] = logits.new_tensor(ties) + 1
-    diagonal, missed, predicted, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.2)
-    plain = composed(logits, labels, None, 0.2)
-    torch.testing.assert_close((diagonal, missed, predicted), plain)
+    *counts, gradient = values_and_gradient(soft_counts, logits, labels, None, 0.2)
+    torch.testing.assert_close(tuple(counts), composed(logits, labels, None, 0.2))
     torch.testing.assert_close(gradient.sum(-1), torch.zeros(30, dtype=torch.float64), atol=1e-12, rtol=0)
 
 
@@ -145,8 +144,8 @@ def test_a_nan_row_makes_the_loss_nan(classes):
 def test_a_second_backward_gives_the_same_gradient(classes):
     logits, labels = batch((30, classes), 3.0)
     logits.requires_grad_()
-    diagonal, _, predicted = soft_counts(logits, labels, None, 0.2)
-    mixture = (diagonal**2).sum() + predicted.sin().sum()
+    counts = soft_counts(logits, labels, None, 0.2)
+    mixture = (counts.diagonal**2).sum() + counts.predicted.sin().sum()
     first, second = (torch.autograd.grad(mixture, logits, retain_graph=True)[0] for _ in range(2))
     assert torch.equal(first, second)
 
@@ -345,11 +344,11 @@ def test_fixed_thresholds_count_as_composed(shape, threshold):
 
         def by_hand(z, *rest, loss=loss):
             c = loss.confusion(z, *rest)
-            return c.diagonal, c.missed, c.predicted, c.actual
+            return c.diagonal, c.missed, c.false_positives, c.predicted, c.actual
 
         def by_autograd(z, *rest, loss=loss):
             c = Confusion.from_memberships(loss.memberships(z), *rest)
-            return c.diagonal, c.missed, c.predicted, c.actual
+            return c.diagonal, c.missed, c.false_positives, c.predicted, c.actual
 
         assert thresholds.covers([0.1], T, shape[-1])
         for w in (None, weights):
@@ -369,9 +368,9 @@ def test_thresholds_near_the_ends_are_left_to_autograd():
 def test_memberships_sum_to_the_samples():
     for shape in SHAPES:
         logits, labels = batch(shape, 3.0)
-        diagonal, _, predicted = soft_counts(logits, labels, None, 0.07)
-        assert float(predicted.sum()) == pytest.approx(shape[0])
-        assert (diagonal <= predicted + 1e-12).all()
+        counts = soft_counts(logits, labels, None, 0.07)
+        assert float(counts.predicted.sum()) == pytest.approx(shape[0])
+        assert float(counts.missed.sum()) == pytest.approx(float(counts.false_positives.sum()))
 
 
 class Largest(TorchDispatchMode):

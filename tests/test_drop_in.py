@@ -472,22 +472,73 @@ def test_one_class_has_specificity_0_and_no_gradient():
     assert gradient.norm() < 1
 
 
-@pytest.mark.parametrize("metric", sorted(METRICS.keys() - {"cost"}))
+STEPS = [
+    *({"temperature": T, "threshold": t} for T in (0.02, 0.1, 0.2, 0.4) for t in ("dynamic", 0.5, 0.9, [0.1, 0.6])),
+    *({"step": "sigmoid", "slope": slope, "threshold": t} for slope in (10, 73) for t in ("dynamic", 0.1, [0.3, 0.6])),
+    *({"step": "cosine", "slope": 3, "threshold": t} for t in ("dynamic", 0.5, [0.1, 0.9])),
+    {"step": "none"},
+]
+
+
+def is_like_float64(metric, options, logits, labels):
+    """Whether the value is that of float64 and the gradient is of ordinary size."""
+    d = logits.shape[1]
+    costs = {"costs": 1 - torch.eye(d)} if metric == "cost" else {}
+    with warnings.catch_warnings(action="ignore"):  # temperatures above 0.25
+        loss = MetricLoss(metric, **costs, **options)
+    value, gradient = value_and_gradient(loss, logits, labels)
+    targets = labels.double() if labels.is_floating_point() else labels
+    return abs(float(value) - float(loss(logits.double(), targets))) <= 1e-3 and float(gradient.norm()) < 1e3
+
+
+@pytest.mark.parametrize("metric", sorted(METRICS))
 def test_float32_matches_float64_on_every_batch(metric):
-    """One-class, saturated, one-sided and ordinary batches of 32 to 1,024 samples."""
-    for seed in range(24):
+    """One-class, saturated, one-sided and ordinary batches of 32 to 1,024 samples, with every kind of step."""
+    for seed in range(3 * len(STEPS)):
         generator = torch.Generator().manual_seed(seed)
-        d, n = (2, 3, 10)[seed % 3], int(torch.randint(32, 1025, (), generator=generator))
-        scale = 10 ** (5 * float(torch.rand((), generator=generator)) - 1)
+        d, n = (2, 3, 10, 2, 40)[seed % 5], int(torch.randint(32, 1025, (), generator=generator))
+        scale = (1.0, 10 ** (5 * float(torch.rand((), generator=generator)) - 1))[seed % 2]
         logits = scale * torch.randn(n, d, generator=generator)
-        logits[:, 0] += 4 * scale * (seed % 2)
-        labels = torch.randint(d, (n,), generator=generator)
-        labels = (labels, torch.zeros_like(labels), logits.argmax(-1))[seed % 4 % 3]
-        for T in (0.02, 0.2):
-            loss = MetricLoss(metric, temperature=T)
-            value, gradient = value_and_gradient(loss, logits, labels)
-            assert float(value) == pytest.approx(float(loss(logits.double(), labels)), abs=1e-3)
-            assert gradient.norm() < 1e3
+        logits[:, 0] += (0, 4 * scale, 20, 50)[seed // 2 % 4]
+        labels, best = torch.randint(d, (n,), generator=generator), logits.argmax(-1)
+        labels = (labels, torch.zeros_like(labels), best, best.index_fill(0, labels[:1], d - 1))[seed // 3 % 4]
+        if seed % 7 == 0:
+            labels = F.one_hot(labels, d).float()
+        options = STEPS[seed % len(STEPS)]
+        assert is_like_float64(metric, options, logits, labels), (seed, options)
+
+
+@pytest.mark.parametrize("options", [STEPS[0], {"step": "sigmoid", "slope": 73, "threshold": 0.1}], ids=str)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_float32_matches_float64_on_images(classes, options):
+    """65,536 pixels, one of them positive: false positives are a small difference of large counts."""
+    logits = 5 * torch.randn(1 << 16, classes, generator=torch.Generator().manual_seed(1))
+    labels = torch.zeros(1 << 16).long()
+    labels[0] = 1
+    assert [metric for metric in METRICS if not is_like_float64(metric, options, logits, labels)] == []
+
+
+@pytest.mark.parametrize("threshold", [0.5, [0.1, 0.5, 0.9]], ids=str)
+def test_one_class_found_with_certainty_has_kappa_0(threshold):
+    """All labels are 0: as much is missed as by chance, however small it is."""
+    loss = MetricLoss("kappa", temperature=0.1, threshold=threshold)
+    for seed in range(20):
+        logits = 10 * torch.randn(64, 3, generator=torch.Generator().manual_seed(seed))
+        logits[:, 0] += 50
+        assert float(loss(logits, torch.zeros(64).long())) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("threshold", ["dynamic", 0.9], ids=str)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_margins_and_matrix_agree_at_the_highest_temperature(classes, threshold):
+    logits = torch.randn(32, classes, generator=torch.Generator().manual_seed(255))
+    logits[:, 0] += 20
+    with pytest.warns(UserWarning, match="above 0.25"):
+        loss = MetricLoss("quadratic_kappa", temperature=0.4, threshold=threshold)
+    c = loss.confusion(logits, torch.zeros(32).long())
+    torch.testing.assert_close(c.matrix.sum(-2), c.predicted, rtol=1e-4, atol=0)
+    torch.testing.assert_close(c.matrix.diagonal(), c.diagonal)
+    assert float(loss(logits, torch.zeros(32).long())) == pytest.approx(1, abs=1e-3)
 
 
 def test_sigmoid_memberships_of_many_classes_sum_to_1():

@@ -23,13 +23,19 @@ Array = Any  # a tensor or a NumPy array
 
 
 class Margins(NamedTuple):
-    """Counts [..., d] of a confusion matrix: `actual` is diagonal + missed, `total` [..., 1] is the sum of `actual`."""
+    """Counts [..., d] of a confusion matrix; `total` [..., 1] is the sum of `actual`."""
 
     diagonal: Array
     missed: Array
+    false_positives: Array
     actual: Array
     predicted: Array
     total: Array
+
+    @classmethod
+    def of(cls, diagonal: Array, missed: Array, false_positives: Array) -> "Margins":
+        actual = diagonal + missed
+        return cls(diagonal, missed, false_positives, actual, diagonal + false_positives, class_sum(actual))
 
     @property
     def classes(self) -> int:
@@ -63,10 +69,10 @@ def covers(metric: Metric) -> bool:
 
 
 def loss_and_slopes(
-    metric: Metric, parameters: Mapping[str, Any], diagonal: Tensor, missed: Tensor, predicted: Tensor
+    metric: Metric, parameters: Mapping[str, Any], diagonal: Tensor, missed: Tensor, false_positives: Tensor
 ) -> LossSlopes:
     """1 - metric and its slopes at counts [..., d], with their dtype and device; all 0 where the counts are empty."""
-    counts = map(to_float64, (diagonal, missed, predicted))
+    counts = map(to_float64, (diagonal, missed, false_positives))
     loss, by_diagonal, by_predicted = loss_and_slopes_float64(metric, parameters, *counts)
     *lead, d = diagonal.shape
     packed = diagonal.new_empty((*lead, 2 * d + 1))  # one tensor: a single conversion from NumPy is faster
@@ -78,13 +84,13 @@ def loss_and_slopes(
 
 
 def loss_and_slopes_float64(
-    metric: Metric, parameters: Mapping[str, Any], diagonal: Array, missed: Array, predicted: Array
+    metric: Metric, parameters: Mapping[str, Any], diagonal: Array, missed: Array, false_positives: Array
 ) -> Slopes:
     """1 - metric and its slopes at counts [..., d] from `to_float64`; all 0 where the counts are empty."""
-    total = class_sum(actual := diagonal + missed)
-    score, D, P = SLOPES[metric](Margins(diagonal, missed, actual, predicted, total), **parameters)
-    counted = total != 0
-    if isinstance(total, Tensor) or not counted.all():
+    margins = Margins.of(diagonal, missed, false_positives)
+    score, D, P = SLOPES[metric](margins, **parameters)
+    counted = margins.total != 0
+    if isinstance(counted, Tensor) or not counted.all():
         return Slopes((1 - score) * counted, -D * counted, -P * counted)
     return Slopes(1 - score, -D, -P)
 
@@ -229,7 +235,7 @@ def fowlkes_mallows(c: Margins, average: str = "macro", positive: int = 1, absen
 
 def specificity(c: Margins, average: str = "macro", positive: int = 1, absent: str = "zero") -> Slopes:
     negatives = sum_of_others(c.actual)
-    true_negatives = negatives - (c.predicted - c.diagonal)
+    true_negatives = negatives - c.false_positives
     score, weights, _ = averaged_true_negatives(true_negatives, negatives, c, average, positive, absent)
     return Slopes(score, weights, -weights)
 
@@ -258,13 +264,15 @@ def averaged_true_negatives(
 def mcc(c: Margins) -> Slopes:
     """M = cov / sqrt(U V): dM/dq_k = (q_k cov / V - t_k) / sqrt(U V).
 
-    t and q are the shares of actual and predicted counts, cov = accuracy - sum t q, U = 1 - sum t^2, V = 1 - sum q^2.
+    t and q are the shares of actual and predicted counts, cov = sum(s - t q), U = sum t (1 - t), V = sum q (1 - q). As
+    in metrics.mcc, each term of cov is computed in the form that loses no precision.
     """
     n = at_least(c.total, EPS)
-    t, q = c.actual / n, c.predicted / at_least(class_sum(c.predicted), EPS)
-    U, V = 1 - class_sum(t * t), 1 - class_sum(q * q)
+    t, q = c.actual / n, c.predicted / n
+    others = sum_of_others(q)
+    U, V = class_sum(t * sum_of_others(t)), class_sum(q * others)
     usable = (U > MIN_SHARE) * (V > MIN_SHARE)
-    covariance = class_sum(c.diagonal) / n - class_sum(t * q)
+    covariance = class_sum(library_of(q).where(q < 0.5, c.diagonal / n - t * q, t * others - c.missed / n))
     scale = usable * (at_least(U, MIN_SHARE) * at_least(V, MIN_SHARE)) ** -0.5
     by_diagonal = scale / n
     by_predicted = (q * (covariance / at_least(V, MIN_SHARE)) - t) * by_diagonal

@@ -32,7 +32,7 @@ from torch.autograd import Function
 from east.confusion import per_class
 from east.losses import by_hand, small_batches
 from east.losses.inputs import masked
-from east.losses.steps import HALF_WIDTH, MIN_CORNER
+from east.losses.steps import half_width
 from east.metrics import Metric
 
 FEW_CLASSES = 32  # rows shorter than this are slow to reduce and to search: ByClass puts samples side by side instead
@@ -45,11 +45,15 @@ CHUNK = 1 << 18  # entries; larger batches are counted in chunks, so that tempor
 
 
 class Counts(NamedTuple):
-    """Soft counts [..., d] of a batch; `missed` is actual - diagonal without the rounding error of that difference."""
+    """Soft counts [..., d] of a batch, summed without differences; see Confusion."""
 
     diagonal: Tensor
     missed: Tensor
-    predicted: Tensor
+    false_positives: Tensor
+
+    @property
+    def predicted(self) -> Tensor:
+        return self.diagonal + self.false_positives
 
 
 def soft_counts(
@@ -94,14 +98,19 @@ class _SoftCounts(Function):
         return tuple(counts)
 
     @staticmethod
-    def backward(ctx, by_diagonal, by_missed, by_predicted):
+    def backward(ctx, by_diagonal, by_missed, by_false_positives):
         labels, weights, *state = ctx.saved_tensors
 
         def gradient() -> Tensor:
-            D, P = by_diagonal - by_missed, by_predicted  # actual counts are fixed: missed falls as diagonal grows
+            D, P = slopes_by_margins(by_diagonal, by_missed, by_false_positives)
             return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
 
         return without_graph(gradient, by_diagonal), None, None, None, None
+
+
+def slopes_by_margins(by_diagonal: Tensor, by_missed: Tensor, by_false_positives: Tensor) -> tuple[Tensor, Tensor]:
+    """The slopes D and P by diagonal and predicted counts: if only the diagonal grows, both kinds of errors fall."""
+    return by_diagonal - by_missed - by_false_positives, by_false_positives
 
 
 class _SoftMetricLoss(Function):
@@ -267,7 +276,7 @@ class Step(NamedTuple):
 
     @classmethod
     def at(cls, T: Tensor) -> "Step":
-        a = ((1 - HALF_WIDTH * T) / 2).clamp_min(MIN_CORNER)
+        a = (1 - half_width(T)) / 2
         middle = (1 - 2 * T) / (1 - 2 * a) * a / T
         first, hi_per_lo = T / a, (1 - a) / a
         slopes = first, first * middle, first * (middle - 1)
@@ -337,7 +346,7 @@ class TwoClasses(NamedTuple):
         correct = (difference > 0) == labels
         diagonal = per_class(torch.where(correct, H_larger, H), labels, 2)
         missed = per_class(torch.where(correct, H, H_larger), labels, 2)
-        return Counts(diagonal, missed, diagonal + missed.flip(-1)), cls(slope)
+        return Counts(diagonal, missed, missed.flip(-1)), cls(slope)
 
     def gradient(self, upstream: Upstream) -> Tensor:
         P, signs = upstream.P, signs_of_difference(upstream.P.dtype, upstream.P.device)
@@ -396,10 +405,10 @@ class ByClass(NamedTuple):
         r = total.reciprocal() if weights is None else weights.unsqueeze(-2) / total
         zeros = z.new_zeros((*z.shape[:-2], 2, z.shape[-2]))
         diagonal, missed = zeros.scatter_add_(-1, true_class.expand(parts.shape), parts.mul_(r)).unbind(-2)
-        predicted = (H @ r.mT).squeeze(-1).add_(diagonal)
+        false_positives = (H @ r.mT).squeeze(-1)
         others = H if storage is None else None
         state = cls(x, others, H_true, total, lo, bend_hi, shift_factor, E2.div_(lo_Z))
-        return Counts(diagonal, missed, predicted), state
+        return Counts(diagonal, missed, false_positives), state
 
     def gradient(self, upstream: Upstream) -> Tensor:
         labels, weights, D, P, step, detach_threshold, out = upstream
@@ -446,14 +455,6 @@ def where_above(values: Tensor, x: Tensor, corner: float | Tensor) -> Tensor:
     return torch.ops.aten.threshold_backward(values, x, corner)
 
 
-def split_true_class(H: Tensor, true_class: Tensor) -> tuple[Tensor, Tensor]:
-    """H [..., n, d] at the true class, and the sum of the other entries, which total - H_true would round away."""
-    H_true = H.gather(-1, true_class)
-    rest = H.scatter_(-1, true_class, 0).sum(-1, keepdim=True)
-    H.scatter_(-1, true_class, H_true)
-    return H_true, rest
-
-
 class TopTwo(NamedTuple):
     """The two largest entries [..., n, 2] of each sample, largest first, and their classes."""
 
@@ -490,12 +491,14 @@ class BySample(NamedTuple):
         H = torch.addcmul(S, above_lo, lo, value=-bend_lo, out=above_lo)
         H.scatter_add_(-1, first, bend_hi * excess_hi)
         S.scatter_add_(-1, first, excess_hi.sign().mul_(bend_hi).mul_(p1))
-        H_true, rest = split_true_class(H, labels.unsqueeze(-1))
+        true_class, d = labels.unsqueeze(-1), p.shape[-1]
+        H_true = H.gather(-1, true_class)
+        rest = H.scatter_(-1, true_class, 0).sum(-1, keepdim=True)  # total - H_true would round it away
         total = H_true + rest
         r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
-        hits, missed = ((r * x).squeeze(-1) for x in (H_true, rest))
-        d = p.shape[-1]
-        counts = Counts(per_class(hits, labels, d), per_class(missed, labels, d), (r.mT @ H).squeeze(-2))
+        diagonal, missed = (per_class((r * x).squeeze(-1), labels, d) for x in (H_true, rest))
+        counts = Counts(diagonal, missed, (r.mT @ H).squeeze(-2))
+        H.scatter_(-1, true_class, H_true)
         shift_factor = excess_hi.div_(gap_hi).div_(p1)
         return counts, cls(p, H, S, total, r, s, top.p, top.classes, shift_factor, H_true)
 
@@ -542,19 +545,22 @@ class HugeSoftmax(NamedTuple):
         p1 = top.p.narrow(-1, 0, 1)
         row_corners = lo, hi, bend_hi, step.bend_lo.expand_as(lo)
         H_extra, S_extra = corner_terms(entries.p, *(entries.take_rows(x) for x in row_corners))
-        p_true = p.gather(-1, labels.unsqueeze(-1))
+        true_class, d = labels.unsqueeze(-1), p.shape[-1]
+        p_true = p.gather(-1, true_class)
         H_extra_true, S_extra_true = corner_terms(p_true, *row_corners)
         H_true, S_true = p_true + H_extra_true, p_true + S_extra_true
-        total = 1 + entries.sum_by_row(H_extra)
+        H_extra_others = H_extra * (entries.classes != entries.take_rows(labels))
+        rest = p.scatter_(-1, true_class, 0).sum(-1, keepdim=True).add_(entries.sum_by_row(H_extra_others))
+        total = H_true + rest
         r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
         shift_factor = (p1 - hi).relu_() * lo / gap_hi**2
-        predicted = (r.mT @ p).squeeze(-2)
-        predicted.view(-1).index_add_(0, entries.count_positions, entries.take_rows(r) * H_extra)
-        hits, missed = ((r * x).squeeze(-1) for x in (H_true, (total - H_true).relu_()))
-        counts = Counts(per_class(hits, labels, p.shape[-1]), per_class(missed, labels, p.shape[-1]), predicted)
+        false_positives = (r.mT @ p).squeeze(-2)
+        false_positives.view(-1).index_add_(0, entries.count_positions, entries.take_rows(r) * H_extra_others)
+        p.scatter_(-1, true_class, p_true)
+        diagonal, missed = (per_class((r * x).squeeze(-1), labels, d) for x in (H_true, rest))
         positions = entries.rows, entries.p_positions, entries.count_positions
         per_row = H_true, S_true, total, r, s, top.p, top.classes, shift_factor
-        return counts, cls(p, H_extra, S_extra, *positions, *per_row)
+        return Counts(diagonal, missed, false_positives), cls(p, H_extra, S_extra, *positions, *per_row)
 
     def take_rows(self, x: Tensor) -> Tensor:
         return x.flatten()[self.rows]
@@ -598,13 +604,13 @@ class Entries:
     """The m entries of p [..., n, d] above lo, and where they are: all [m].
 
     `rows` are their samples, `p_positions` their positions in the flattened p, and `count_positions` the positions of
-    their classes in the flattened counts [..., d].
+    their `classes` in the flattened counts [..., d].
     """
 
     def __init__(self, p: Tensor, rows: Tensor, classes: Tensor):
         n, d = p.shape[-2:]
         self.shape = (*p.shape[:-1], 1)
-        self.rows = rows
+        self.rows, self.classes = rows, classes
         self.p_positions = rows * d + classes
         self.count_positions = rows // n * d + classes
         self.p = p.view(-1)[self.p_positions]

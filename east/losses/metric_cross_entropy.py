@@ -271,7 +271,7 @@ class MetricCrossEntropy(Loss):
     def slopes_at(self, diagonal: Array, actual: Array, predicted: Array) -> tuple[Array, Array]:
         """The slopes D and P [..., d] at margins [..., d]; P up to a constant that is the same for all classes."""
         if by_hand.covers(self.metric):
-            margins = by_hand.Margins(diagonal, actual - diagonal, actual, predicted, class_sum(actual))
+            margins = by_hand.Margins.of(diagonal, actual - diagonal, predicted - diagonal)
             return by_hand.SLOPES[self.metric](margins, **self.metric_parameters)[1:]
         D, P = slopes.of_margins(self.score, *map(torch.as_tensor, (diagonal, actual, predicted)))
         return by_hand.to_float64(D), by_hand.to_float64(P)

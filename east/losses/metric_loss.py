@@ -269,6 +269,7 @@ class MetricLoss(Loss):
                 counts.predicted,
                 lambda: Confusion.from_memberships(self.memberships(logits), labels, weights).matrix,
                 counts.missed,
+                counts.false_positives,
             )
         else:
             confusion = Confusion.from_memberships(self.memberships(logits), labels, weights)
@@ -304,8 +305,8 @@ class MetricLoss(Loss):
         threshold = torch.as_tensor(self.threshold, dtype=logits.dtype, device=logits.device)
         threshold = threshold.reshape(threshold.shape + (1,) * logits.ndim)
         if logits.shape[-1] == 2:
-            positive = self.step_values(probabilities[..., 1:], threshold)
-            return torch.cat((1 - positive, positive), -1)
+            # Steps are symmetric; 1 - (the other membership) would round small ones away.
+            return self.step_values(probabilities, torch.cat((1 - threshold, threshold), -1))
         return self.normalised_steps(probabilities, threshold)
 
     def normalised_steps(self, probabilities: Tensor, threshold: Tensor) -> Tensor:
@@ -360,9 +361,10 @@ def checked_threshold(threshold: str | float | Sequence[float], step: str) -> st
 
 def gathered(confusion: Confusion) -> Confusion:
     """The counts summed over all ranks."""
-    counts = torch.stack((confusion.diagonal, confusion.actual, confusion.predicted, confusion.missed))
-    diagonal, actual, predicted, missed = summed_over_ranks(counts)
-    return Confusion(diagonal, actual, predicted, lambda: summed_over_ranks(confusion.matrix), missed)
+    c = confusion
+    counts = summed_over_ranks(torch.stack((c.diagonal, c.actual, c.predicted, c.missed, c.false_positives)))
+    diagonal, actual, predicted, *errors = counts.unbind(0)
+    return Confusion(diagonal, actual, predicted, lambda: summed_over_ranks(c.matrix), *errors)
 
 
 class AUROCLoss(MetricLoss):
@@ -378,7 +380,7 @@ class AUROCLoss(MetricLoss):
         check_binary(self, logits, labels)
         c = self.confusion(logits, labels, weights)
         true_positive_rate = ratio(c.diagonal[..., 1], c.actual[..., 1])
-        false_positive_rate = ratio(c.actual[..., 0] - c.diagonal[..., 0], c.actual[..., 0])
+        false_positive_rate = ratio(c.missed[..., 0], c.actual[..., 0])
         return 1 - area(with_ends(false_positive_rate), with_ends(true_positive_rate))
 
 

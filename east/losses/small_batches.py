@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from east.losses import by_hand
-from east.losses.steps import HALF_WIDTH, MIN_CORNER
+from east.losses.steps import half_width
 from east.metrics import Metric
 
 MOST_CLASSES = 32
@@ -22,7 +22,7 @@ MOST_ENTRIES = 1 << 15  # above this, torch uses several threads
 SIGNS = np.array((-1.0, 1.0))  # derivatives of z1 - z0 with respect to the two logits
 
 Array = NDArray[Any]
-LossSlopes = Callable[[Array, Array, Array], by_hand.Slopes]  # of the diagonal, missed and predicted counts [..., d]
+LossSlopes = Callable[[Array, Array, Array], by_hand.Slopes]  # of the diagonal, missed and false positives [..., d]
 
 
 def covers(logits: Tensor) -> bool:
@@ -43,8 +43,8 @@ def loss_and_gradient(
 ) -> tuple[Tensor, Tensor | None]:
     """1 - metric [...] of the soft counts of logits [..., n, d], and the gradient [..., n, d] if it is needed."""
 
-    def loss_slopes(diagonal: Array, missed: Array, predicted: Array) -> by_hand.Slopes:
-        loss, D, P = by_hand.loss_and_slopes_float64(metric, parameters, diagonal, missed, predicted)
+    def loss_slopes(diagonal: Array, missed: Array, false_positives: Array) -> by_hand.Slopes:
+        loss, D, P = by_hand.loss_and_slopes_float64(metric, parameters, diagonal, missed, false_positives)
         zeros = np.zeros(diagonal.shape)
         return by_hand.Slopes(loss[..., 0], D + zeros, P + zeros)
 
@@ -104,8 +104,8 @@ class Step(NamedTuple):
     hi_per_lo: Any
 
     @classmethod
-    def at(cls, T: float | Array, dtype: np.dtype) -> "Step":
-        a = np.maximum((1 - HALF_WIDTH * T) / 2, MIN_CORNER)
+    def at(cls, T: float | Tensor, dtype: np.dtype) -> "Step":
+        a = (1 - half_width(T)) / 2
         middle = (1 - 2 * T) / (1 - 2 * a) * a / T
         return cls(*(np.asarray(x, dtype)[()] for x in (a, T / a, middle - 1, middle, (1 - a) / a)))
 
@@ -117,7 +117,7 @@ def step_at(temperature: float, dtype: np.dtype) -> Step:
 
 def step_for(temperature: float | Tensor, dtype: np.dtype) -> Step:
     if isinstance(temperature, Tensor):
-        return Step.at(temperature.detach().double().numpy()[..., None], dtype)
+        return Step.at(temperature.detach().double().unsqueeze(-1), dtype)
     return step_at(temperature, dtype)
 
 
@@ -142,7 +142,7 @@ def two_classes(
     if w is not None:
         hit, miss, slope = hit * w, miss * w, slope * w
     diagonal, missed = true.sums(hit), true.sums(miss)
-    loss, D, P = loss_slopes(diagonal, missed, diagonal + missed[..., ::-1])
+    loss, D, P = loss_slopes(diagonal, missed, missed[..., ::-1])
     by_class = D * SIGNS + np.add.reduce(P * SIGNS, -1, keepdims=True)
     by_difference = true.pick(by_class) * slope
     gradient = np.empty_like(z)
@@ -180,7 +180,7 @@ def few_classes(
     total = H_true + rest
     r = 1 / total if w is None else w / total
     diagonal, missed = true.sums(H_true * r), true.sums(rest * r)
-    loss, D, P = loss_slopes(diagonal, missed, (H @ r[..., None])[..., 0] + diagonal)
+    loss, D, P = loss_slopes(diagonal, missed, (H @ r[..., None])[..., 0])
 
     if not needs_gradient:
         return loss, None

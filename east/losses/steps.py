@@ -5,13 +5,14 @@ autograd, work under torch.compile and torch.func, and are the reference for clo
 """
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
 EPS = 1e-12
 HALF_WIDTH = 2.5  # the step's middle spans tau (1 ± 2.5 T); T = 0.2 is Bridging the Gap's delta = 0.2
-MIN_CORNER = 5e-4  # lower limit of a = (1 - 2.5 T) / 2, which is 0 at T = 0.4, where 1 - hi can be 0 too
+WIDEST = 0.999  # upper limit of 2.5 T, which is 1 at T = 0.4: lo and 1 - hi would be 0
 DEFAULT_SLOPE = 10.0
 
 
@@ -20,12 +21,18 @@ def linear(probabilities: Tensor, threshold: Tensor, temperature: Tensor | float
 
     Written as three clamped ramps: no branches, so no NaN gradient at the ends.
     """
-    half = HALF_WIDTH * temperature * torch.minimum(threshold, 1 - threshold)
+    half = half_width(temperature) * torch.minimum(threshold, 1 - threshold)
     lo, hi = threshold - half, threshold + half
     lower = (probabilities / clamped(lo)).clamp(0, 1)
     middle = ((probabilities - lo) / clamped(hi - lo)).clamp(0, 1)
     upper = ((probabilities - hi) / clamped(1 - hi)).clamp(0, 1)
     return temperature * (lower + upper) + (1 - 2 * temperature) * middle
+
+
+def half_width(temperature: Any) -> Any:
+    """Half the width of the step's middle, in units of tau, or of 1 - tau if that is smaller."""
+    width = HALF_WIDTH * temperature
+    return width.clamp_max(WIDEST) if isinstance(width, Tensor) else min(width, WIDEST)
 
 
 def sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
@@ -45,7 +52,7 @@ STEPS = {"linear": linear, "sigmoid": sigmoid, "cosine": cosine}  # linear takes
 
 
 def clamped(width: Tensor) -> Tensor:
-    """A segment's width, clamped above zero: at T = 0.4 segments have no width."""
+    """A segment's width, clamped above zero: as T or a threshold's distance to 0 or 1 vanishes, so does the width."""
     return width.clamp_min(EPS)
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from east.losses.closed_form import Counts, without_graph
-from east.losses.steps import HALF_WIDTH
+from east.losses.closed_form import Counts, slopes_by_margins, without_graph
+from east.losses.steps import half_width
 
 LOWEST_CORNER = 1e-3  # with a lower corner, almost every entry would have to be visited
 
@@ -41,7 +41,7 @@ class Steps(NamedTuple):
     @lru_cache
     def at(cls, thresholds: tuple[float, ...], temperature: float, dtype: torch.dtype, device: torch.device) -> "Steps":
         tau = torch.tensor(thresholds, dtype=torch.float64, device="cpu")
-        half = HALF_WIDTH * temperature * torch.minimum(tau, 1 - tau)
+        half = half_width(temperature) * torch.minimum(tau, 1 - tau)
         lo, hi = tau - half, tau + half
         first, middle, last = temperature / lo, (1 - 2 * temperature) / (hi - lo), temperature / (1 - hi)
         values = lo, hi, first, middle - first, last - middle
@@ -59,7 +59,7 @@ def covers(thresholds: Sequence[float], temperature: float | Tensor, classes: in
     """Whether few entries exceed the lowest corner. Two classes have a form of their own: 1 - H and H of one class."""
     if classes == 2 or isinstance(temperature, Tensor):
         return False
-    return min(t - HALF_WIDTH * temperature * min(t, 1 - t) for t in thresholds) >= LOWEST_CORNER
+    return min(t - half_width(temperature) * min(t, 1 - t) for t in thresholds) >= LOWEST_CORNER
 
 
 def counts_at(
@@ -95,7 +95,7 @@ def entries_above(p: Tensor, lowest: float) -> Entries:
 
 
 class _CountsAt(Function):
-    """Diagonal, missed and predicted counts [trials * d, k] of logits [trials, n, d] and labels [trials, n]."""
+    """Diagonal, missed and false positives [trials * d, k] of logits [trials, n, d] and labels [trials, n]."""
 
     @staticmethod
     def forward(ctx, logits, labels, weights, steps):
@@ -105,32 +105,35 @@ class _CountsAt(Function):
         entries = entries_above(p, steps.lowest)
         # The true class of each sample, as a position in the counts of all trials.
         true = (labels + d * torch.arange(trials, device=labels.device).unsqueeze(-1)).view(-1)
-        p_true = p.gather(-1, labels.unsqueeze(-1)).view(-1)
+        true_class = labels.unsqueeze(-1)
+        p_true = p.gather(-1, true_class).view(-1)
         H_extra_true, slope_extra_true = steps.corner_terms(p_true)
         H_extra, slope_extra = steps.corner_terms(p.view(-1)[entries.positions])
         H_true = torch.addcmul(H_extra_true, p_true.unsqueeze(-1), steps.c0)
-        # Summing the other classes is more precise than total - H_true.
+        # Summing the other classes is more precise than 1 - p_true and total - H_true.
+        p.scatter_(-1, true_class, 0)
         of_others = H_extra * (entries.classes != true[entries.samples]).unsqueeze(-1)
-        rest = ((1 - p_true).unsqueeze(-1) * steps.c0).index_add_(0, entries.samples, of_others)
+        rest = (p.sum(-1).view(-1, 1) * steps.c0).index_add_(0, entries.samples, of_others)
         total = H_true + rest
         r = total.reciprocal() if weights is None else weights.reshape(-1, 1) / total
         zeros = p.new_zeros(trials * d, k)
         diagonal, missed = (zeros.index_add(0, true, r * x) for x in (H_true, rest))
-        predicted = (p.mT @ (r * steps.c0).view(trials, n, k)).view(trials * d, k)
-        predicted.index_add_(0, entries.classes, r[entries.samples] * H_extra)
+        false_positives = (p.mT @ (r * steps.c0).view(trials, n, k)).view(trials * d, k)
+        false_positives.index_add_(0, entries.classes, r[entries.samples] * of_others)
+        p.scatter_(-1, true_class, p_true.view(true_class.shape))
         ctx.save_for_backward(p, labels, true, H_true, slope_extra_true, total, r, H_extra, slope_extra, *entries)
         ctx.steps = steps
-        return diagonal, missed, predicted
+        return diagonal, missed, false_positives
 
     @staticmethod
-    def backward(ctx, by_diagonal, by_missed, by_predicted):
+    def backward(ctx, by_diagonal, by_missed, by_false_positives):
         p, labels, true, H_true, slope_extra_true, total, r, H_extra, slope_extra, *entries = ctx.saved_tensors
         samples, classes, positions = entries
         steps, (trials, n, d), k = ctx.steps, p.shape, r.shape[-1]
 
         def gradient() -> Tensor:
-            D_true, P_entries = (by_diagonal - by_missed)[true], by_predicted[classes]
-            P = by_predicted.reshape(trials, d, k)
+            D, P = slopes_by_margins(by_diagonal, by_missed, by_false_positives)
+            D_true, P_entries, P = D[true], P[classes], P.reshape(trials, d, k)
             mean = (p @ P).view(-1, k) * steps.c0
             mean = mean.index_add_(0, samples, P_entries * H_extra).addcmul_(D_true, H_true).div_(total)
             by_p = (r * steps.c0).view(trials, n, k) @ P.mT
