@@ -1,20 +1,15 @@
 """Typed settings are composed and completed, or refused with a suggestion before any work."""
 
-from typing import get_args
-
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from east.choices import CONF, ConfigError, choose, groups, install_hint
-from east.experiment import records
 from east.settings import settings as models
 from east.settings.command import Command, sweep
 from east.settings.compose import all_settings
 from east.settings.compose import composed as one_by_one
 from east.settings.compose import settings as composed
-from east.settings.sections import Annealing
-from east.training import annealing, devices
 
 
 def settings(words):
@@ -289,12 +284,6 @@ def test_a_missing_extra_is_named_with_its_install_command(monkeypatch):
         with pytest.raises(ConfigError) as error:
             settings([override])
         assert install_hint(extra) in str(error.value)
-
-
-def test_the_listed_choices_are_those_of_the_code():
-    assert models.DEVICES == devices.DEVICES
-    assert get_args(models.Settings.model_fields["selection"].annotation) == records.RULES
-    assert get_args(Annealing.model_fields["schedule"].annotation) == annealing.SCHEDULES
 
 
 def test_a_loss_parameter_missing_from_its_yaml_is_accepted_if_its_class_takes_it():

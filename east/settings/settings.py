@@ -39,6 +39,7 @@ NETWORKS: dict[Kind, tuple[str, ...]] = {
 EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # library -> extra that installs it
 
 Sizes: TypeAlias = Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
+Rule: TypeAlias = Literal["val_loss", "val_metric"]  # how a search chooses
 Point: TypeAlias = dict[str, float]  # of the grid: lr, dropout, batch_size, and r for a loss that anneals
 
 
@@ -162,7 +163,7 @@ class Settings(Section):
     save_model: bool = False
     debug: bool = False
     config_dir: str | None = None
-    selection: Literal["val_loss", "val_metric"] = "val_loss"
+    selection: Rule = "val_loss"
     variant: Literal["clean", "released"] = "clean"
     format: str | None = None
     study: str | None = None
