@@ -53,6 +53,7 @@ BAD = [
     ("split.fractions=[0.8,0.2]", "three positive numbers"),
     ("split.seed=-1", "split.seed: expected"),
     ("dataset=digits dataset.imbalance=0", "at least 1; got 0"),
+    ("dataset=synthetic dataset.seed=-1", "expected a seed of at least 0"),
     # parts that do not fit together
     ("model.hidden=[-4]", "model.hidden"),
     ("model.hidden=abc", "model.hidden: expected a list"),
@@ -70,6 +71,7 @@ BAD = [
     ("protocol.decisions=[plugin_f11] loss=rf", "did you mean 'plugin_f1'?"),
     ("protocol.decisions=[thresholds]", "decision 'thresholds' is for two classes"),
     ("loss=rf loss.n_estimators=abc dry_run=true", "loss.n_estimators: expected a whole number"),
+    ("loss=ccs loss.decode=foo dry_run=true", "unknown decode 'foo'. Choices: argmax, set"),
     ("losses=f1,ce", "losses=[f1,ce]"),
     ("losses=[]", "expected a list such as losses=[f1,ce]"),
     ("losses=[f1] loss.average=positive", "cannot be combined with losses=[…]"),

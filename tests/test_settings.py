@@ -90,8 +90,11 @@ def combinations(words):
         (["preset.grid.lrr=[1]"], "unknown key 'preset.grid.lrr', did you mean 'preset.grid.lr'?"),
         (["hyper=3"], "hyper: expected a mapping, got 3"),
         # what describes a loss
-        (["loss.trains=foo"], "unknown loss.trains 'foo'. Choices: classical, network"),
-        (["loss.has_temperature=maybe"], "loss.has_temperature: expected true or false, got 'maybe'"),
+        (["loss.trains=foo"], "loss.trains comes from the chosen file: write loss=… instead"),
+        (["loss.has_temperature=maybe"], "loss.has_temperature comes from the chosen file"),
+        (["search.foo=1"], "unknown key 'search.foo', did you mean"),
+        (["executor=inline", "executor.slots=2"], "Choices: none"),
+        (["dataset=synthetic", "dataset.rows=1000.5"], "dataset.rows: expected a whole number, got 1000.5"),
         (["loss._target_=3"], "loss._target_: expected text, got 3"),
         (["loss._target_=east.losses.Dise"], "cannot import 'east.losses.Dise'"),
         # options of a loss and of its metric
@@ -328,6 +331,8 @@ def test_the_default_of_a_metric_that_the_data_override_is_kept():
         ("dataset/x", "{kind: table}", "expected name: x, as the file is called, got None"),
         ("loss/x", "{name: f1, _target_: east.losses.Dice}", "expected name: x, as the file is called, got 'f1'"),
         ("loss/x", "{name: x}", "loss._target_ is missing: add it to the loss file"),
+        ("loss/x", "{name: x, _target_: a.B, trains: foo}", "unknown loss.trains 'foo'. Choices: classical, network"),
+        ("loss/x", "{name: x, _target_: a.B, has_temperature: maybe}", "loss.has_temperature: expected true or false"),
         ("loss/x", "{name: x, _target_: east.losses.Focal, gama: 2}", "did you mean 'loss.gamma'?"),
         ("loss/x", "{name: x, _target_: east.losses.MetricLoss, metric: mcc, beta: 2}", "unknown key 'loss.beta'"),
         ("loss/x", "{name: x, _target_: east.losses.MetricLoss, ignore_index: 3}", "it has no effect"),
@@ -353,16 +358,16 @@ def test_your_own_file_is_checked_like_the_command_line(file, text, words, tmp_p
 
 def test_your_own_variants_of_our_parts_compose(tmp_path):
     for file, text in {
-        "dataset/digits-rare": "{name: digits-rare, imbalance: 50}",
+        "dataset/digits-rare": "{name: digits-rare, imbalance: 1.5}",
         "executor/cluster": "{name: processes, slots: 3}",
         "loss/sharp": "{name: sharp, _target_: east.losses.MetricLoss, metric: fbeta, beta: {dog: 2}, gather: auto}",
     }.items():
         (tmp_path / file).parent.mkdir()
         (tmp_path / f"{file}.yaml").write_text(text)
-    own = ["dataset=digits-rare", "executor=cluster", "loss=sharp", "dataset.positive=3"]
+    own = ["dataset=digits-rare", "executor=cluster", "loss=sharp", "dataset.positive=3", "dataset.limit=100"]
     found = settings([*own, f"config_dir={tmp_path}"])
     assert (found.executor.name, found.executor.slots) == ("processes", 3)
-    assert found.dataset.options == {"imbalance": 50, "positive": 3}
+    assert found.dataset.options == {"imbalance": 1.5, "positive": 3}
     assert found.loss.options["beta"] == {"dog": 2}
 
 

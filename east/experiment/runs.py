@@ -13,6 +13,7 @@ from east.choices import ConfigError, import_by_path
 from east.data.common import assign, leave_out
 from east.settings.sections import Dataset, Loss, Science, Split
 from east.settings.settings import Settings
+from east.training import classical
 from east.training.devices import pick_device
 from east.training.evaluation import check_decisions, metric_of
 from east.training.population import Trial
@@ -91,6 +92,10 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
     if settings.loss.classical:
         if settings.save_model and not can_export(import_by_path(settings.loss.target)):
             raise ConfigError(f"save_model=true: loss={settings.loss.name} cannot be saved; logistic, boosting, rf can")
+        try:
+            classical.build(settings.loss)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(str(error)) from error
         return
     if model.outputs == 1 and count > 2:
         raise ConfigError(f"model={model.name} has a single output, for two classes; {loaded.name} has {count}")

@@ -17,7 +17,7 @@ from east.choices import CONF, ConfigError, choose, groups, names_a_file
 from east.settings import options
 from east.settings.command import Command, text
 from east.settings.identity import SEARCHED
-from east.settings.messages import unknown_key, validated
+from east.settings.messages import FROM_FILE, unknown_key, validated
 from east.settings.reading import Composed, read
 from east.settings.sections import Dataset, Hyper, Kind, Loss
 from east.settings.settings import Settings
@@ -209,7 +209,7 @@ def refuse_settled_keys(typed: Mapping[str, Any], files: Files) -> None:
     for name, value in typed.items():
         group, _, key = name.partition(".")
         first, _, rest = key.partition(".")
-        if group in files and key in ("name", "kind"):
+        if group in files and key in FROM_FILE:
             raise ConfigError(f"{name} comes from the chosen file: write {group}=… instead")
         if group in ("protocol", "preset") and first in ("search", "annealing", "model"):
             raise ConfigError(f"{name}={text(value)}: write {first}=… instead")
@@ -221,7 +221,8 @@ def refuse_unknown_keys(typed: Mapping[str, Any], config: Composed) -> None:
     """A key must be in a yaml file or below a mapping for the user to fill; those of the loss are checked later."""
     known = dict(leaves(config))
     for group in ("dataset", "model"):
-        known |= {f"{group}.{key}": None for key in options.accepted(group, config[group]) or ()} | known
+        keys = (*options.COMMON[group], *(options.accepted(group, config[group]) or ()))
+        known = {f"{group}.{key}": None for key in keys} | known
     for name in typed:
         parents = [name.rsplit(".", k)[0] for k in range(1, name.count(".") + 1)]
         free = any(known.get(parent) == {} or (parent == "loss.parameters" and parent in known) for parent in parents)

@@ -14,6 +14,7 @@ from east.settings.reading import read
 from east.settings.sections import RefusedError
 from east.settings.settings import Settings
 
+FROM_FILE = ("name", "kind", "trains", "has_temperature")  # what a config file says of itself; nobody types it
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
@@ -27,16 +28,17 @@ def validated(model: type[Checked], content: Any, section: str | None = None) ->
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
     """The message for a key that does not exist, with a suggestion and the choices."""
-    known = [key for key in known if not key.endswith((".name", ".kind"))]  # those come from the chosen file
-    deeper = [key for key in known if key.endswith(f".{name}")] or elsewhere(name)  # lr is hyper.lr
+    known = list(known)
     top = sorted({key.split(".")[0] for key in known})  # includes groups: los is loss, not losses
+    siblings = {key for key in known if "." in name and key.rpartition(".")[0] == name.rpartition(".")[0]}
+    known = [key for key in known if key.rpartition(".")[2] not in FROM_FILE]
+    deeper = [key for key in known if key.endswith(f".{name}")] or elsewhere(name)  # lr is hyper.lr
     near = (
         deeper
         or ("." not in name and get_close_matches(name, top, n=1))
         or get_close_matches(name, known, n=1, cutoff=0.5)
     )
-    siblings = {key for key in known if key.rpartition(".")[0] == name.rpartition(".")[0]}
-    choices = ", ".join(sorted(siblings) if "." in name and siblings else top)
+    choices = ", ".join(sorted(siblings & {*known}) if siblings else top) or "none"
     return f"unknown key {name!r}{f', did you mean {near[0]!r}?' if near else '.'} Choices: {choices}"
 
 
