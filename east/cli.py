@@ -102,7 +102,13 @@ def usable_streams() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line and return its exit code."""
-    return guarded(lambda: answer(arguments), "debug=true" in arguments)
+    return guarded(lambda: answer(arguments), wants_debug(arguments))
+
+
+def wants_debug(words: Sequence[str]) -> bool:
+    """Whether the last debug=… says true, in any case; errors of the parser need to know before it has run."""
+    split = (word.removeprefix("++").partition("=") for word in words)
+    return [value.strip().lower() for name, _, value in split if name == "debug"][-1:] == ["true"]
 
 
 def answer(arguments: Sequence[str]) -> int:
@@ -120,7 +126,7 @@ def answer(arguments: Sequence[str]) -> int:
 
 def show_help(words: Sequence[str]) -> int:
     """Print tasks, examples and the choices in conf/ and in the --config-dir folder."""
-    folder = next((word.partition("=")[2].strip("'") for word in words if word.startswith("config_dir=")), None)
+    folder = next((parse([word]).get("config_dir") for word in words if word.startswith("config_dir=")), None)
     lines = [
         textwrap.fill(
             " ".join(files),
@@ -143,7 +149,9 @@ def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
         name, _, value = word.partition("=")
         if name in ("--config-dir", "-cd"):
             folder = value or (queue.pop(0) if queue else "")
-            words.append(f"config_dir='{Path(folder).resolve()}'")
+            from east.settings.command import quoted
+
+            words.append(f"config_dir={quoted(str(Path(folder).resolve()))}")
         elif word.startswith("-"):
             flags.append(choose("flag", name, FLAGS))
             if value or (name in WITH_VALUE and queue):
@@ -158,7 +166,20 @@ def parse(words: Sequence[str]) -> "Command":
     from east.settings.command import Command
 
     refuse_bare_words(words)
-    return Command.parse(words)
+    command = Command.parse(words)
+    find_code_of(command)
+    return command
+
+
+def find_code_of(command: "Command") -> None:
+    """Let loss.metric=my_file.my_metric import my_file.py from the working directory.
+
+    Only for commands that name such code: otherwise a local file could shadow an optional library.
+    """
+    if any(name in ("config_dir", "trust") or "." in str(command.get(name)) for name in IMPORTING if command.get(name)):
+        with suppress(FileNotFoundError):  # the folder was deleted
+            if os.getcwd() not in sys.path:
+                sys.path.append(os.getcwd())
 
 
 def refuse_bare_words(words: Sequence[str]) -> None:
@@ -180,8 +201,6 @@ def dispatch(command: "Command") -> int:
     from east.experiment.executors import interruptible
 
     interruptible()
-    if any(name in ("config_dir", "trust") or "." in str(command.get(name)) for name in IMPORTING if command.get(name)):
-        import_from_here()
     if not command.sections & {"task", "dataset", "datasets", "loss", "losses"}:
         command = command.but({**QUICKSTART, **command.values})
     name = choose("task", str(command.get("task", "run")), TASKS)
@@ -216,15 +235,6 @@ def announcement(settings: "Sequence[Settings]", command: "Command") -> str:
     losses = ", ".join(dict.fromkeys(of_run.loss.name for of_run in settings))
     how = f"protocol={settings[0].protocol.name} preset={presets}{auto} search={settings[0].search.name}"
     return f"{datasets}: {losses} | {how}"
-
-
-def import_from_here() -> None:
-    """Let loss.metric=my_file.my_metric import my_file.py from the working directory.
-
-    Only for commands that name such code: otherwise a local file could shadow an optional library.
-    """
-    with suppress(FileNotFoundError):  # the folder was deleted
-        sys.path.append(os.getcwd())
 
 
 def through_hydra(flags: list[str], words: list[str]) -> int:
@@ -276,6 +286,8 @@ def confirmed(jobs: "Sequence[Command]") -> list[str]:
     """Check every job of a sweep and confirm all of them at once; return the extra overrides for each job."""
     from east.settings import compose
 
+    for job in jobs:
+        find_code_of(job)
     training = [job for job in jobs if job.get("task", "run") in ("run", "train")]
     settings = [of_run for job in jobs for of_run in compose.all_settings(job)]
     if not training or settings[0].dry_run:
@@ -301,7 +313,7 @@ def run_hydra(arguments: Sequence[str]) -> int:
         job = [line.removeprefix("++") for line in HydraConfig.get().overrides.task]
         shown = [line for line in job if line != "yes=true"]
         print(f"\n# {' '.join(shown)}", flush=True)
-        codes.append(guarded(lambda: dispatch(parse(job)), "debug=true" in job))
+        codes.append(guarded(lambda: dispatch(parse(job)), wants_debug(job)))
         if codes[-1] == INTERRUPTED:
             sys.exit(INTERRUPTED)
         if codes[-1] and os.getpid() != parent:

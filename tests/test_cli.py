@@ -78,9 +78,30 @@ def test_an_error_is_one_line_and_an_exit_code(arguments, code, words, capsys, t
     assert not (tmp_path / "results").exists()
 
 
-def test_debug_shows_the_traceback(east_run):
+@pytest.mark.parametrize("word", ["debug=true", "debug=True", "++debug=TRUE"])
+def test_debug_shows_the_traceback(word, east_run):
     with pytest.raises(ConfigError, match="unknown loss 'f11'"):
-        east_run("loss=f11", "debug=true")
+        east_run("loss=f11", word)
+    assert east_run("loss=f11", word, "debug=false").code == cli.BAD_CONFIG, "the last value counts"
+
+
+@pytest.mark.parametrize("folder", ["Bob's files", "a,b", "back\\slash", "[x]"])
+def test_your_own_configs_may_be_in_any_folder(folder, tmp_path, east_run):
+    (tmp_path / folder / "loss").mkdir(parents=True)
+    (tmp_path / folder / "loss" / "mine.yaml").write_text("{name: mine, _target_: east.losses.Dice}")
+    answer = east_run("--config-dir", str(tmp_path / folder), "loss=mine", "--cfg", "job", "-p", "loss._target_")
+    assert (answer.code, answer.err) == (0, "")
+    assert "east.losses.Dice" in answer.out
+    assert "mine" in east_run("--config-dir", str(tmp_path / folder), "--help").out
+
+
+def test_the_config_of_your_own_metric_is_shown(tmp_path, monkeypatch, east_run):
+    """Its parameters are known from the file in the working directory."""
+    (tmp_path / "shown_metric.py").write_text("def hits(c, share=1.0):\n    return share * c.diagonal.sum(-1)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    answer = east_run("loss=metric", "loss.metric=shown_metric.hits", "loss.share=0.5", "--cfg", "job", "-p", "loss")
+    assert "share: 0.5" in answer.out
 
 
 @pytest.mark.usefixtures("no_figures")

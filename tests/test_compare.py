@@ -563,14 +563,14 @@ def test_a_comparison_of_other_data_keeps_its_folder(tmp_path, monkeypatch):
     settings = compose.settings(command)
     loaded = data.Table(features=torch.zeros(2, 1), labels=torch.arange(2), classes=("a", "b"), name="csv")
     folders = []
-    for words in ("my.csv,y", "old/my.csv,y", "my.csv,z", "my.csv,y"):
+    for words in ("my.csv,y", "old/my.csv,y", "my.csv,z", "my.csv,y", "./my.csv,y", "old/../my.csv,z"):
         path, target = words.split(",")
         typed = f"east-run dataset.path={path} dataset.target={target} candidates=[rf]"
         folder = compare.result_folder(settings, loaded, "mcc", typed)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "command.txt").write_text(typed)
         folders.append(folder.name)
-    assert folders == ["my-mcc", "my-2-mcc", "my-3-mcc", "my-mcc"]
+    assert folders == ["my-mcc", "my-2-mcc", "my-3-mcc", "my-mcc", "my-mcc", "my-3-mcc"]
 
 
 def test_a_log_says_which_candidate_is_running(monkeypatch):

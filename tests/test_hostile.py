@@ -372,10 +372,15 @@ def test_a_metric_of_another_kind_is_refused_before_it_is_called(metric, east_ru
 
 def test_names_never_become_paths(tmp_path, east_run):
     (tmp_path / "conf" / "loss").mkdir(parents=True)
-    (tmp_path / "conf" / "loss" / "mine.yaml").write_text("{name: ../../mine, _target_: east.losses.CrossEntropy}")
+    for name in ("mine", "my loss"):
+        file = tmp_path / "conf" / "loss" / f"{name}.yaml"
+        file.write_text(f"{{name: {name.replace('mine', '../../mine')}, _target_: east.losses.CrossEntropy}}")
     answer = east_run(*TINY, "loss=mine", f"config_dir={tmp_path / 'conf'}")
     assert answer.code == cli.BAD_CONFIG
-    assert "expected a plain name of letters, digits, '_', '-' and '.', got '../../mine'" in answer.err
+    assert "expected name: mine, as the file is called, got '../../mine'" in answer.err
+    answer = east_run(*TINY, "loss=my loss", f"config_dir={tmp_path / 'conf'}")
+    assert answer.code == cli.BAD_CONFIG
+    assert "expected a plain name of letters, digits, '_', '-' and '.', got 'my loss'" in answer.err
     assert not list(tmp_path.parent.glob("mine*"))
 
 

@@ -1,20 +1,15 @@
 """Typed settings are composed and completed, or refused with a suggestion before any work."""
 
-from typing import get_args
-
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from east.choices import CONF, ConfigError, choose, groups, install_hint
-from east.experiment import records
 from east.settings import settings as models
 from east.settings.command import Command, sweep
 from east.settings.compose import all_settings
 from east.settings.compose import composed as one_by_one
 from east.settings.compose import settings as composed
-from east.settings.sections import Annealing
-from east.training import annealing, devices
 
 
 def settings(words):
@@ -74,6 +69,65 @@ def combinations(words):
         (["loss=dice", "annealing=geometric"], "annealing=geometric needs a loss with a temperature; dice has none"),
         (["model=custom"], "model.target has no default"),
         (["config_dir=/nowhere"], "expected a folder"),
+        # the protocol's hyperparameters and grid
+        (["protocol.hyper.lr=-1"], "protocol.hyper.lr: expected a number from 1e-12 to 1000 or a mapping, got -1"),
+        (["protocol.hyper.batch_size={table: 0.5}"], "protocol.hyper.batch_size: expected"),
+        (["protocol.hyper={lrr: 1}"], "unknown key 'protocol.hyper.lrr', did you mean 'protocol.hyper.lr'?"),
+        (
+            ["protocol.grid.lr=[-1]"],
+            "expected a list with at least one entry, each a number from 1e-12 to 1000, got -1",
+        ),
+        (["protocol.grid.lr=[]"], "protocol.grid.lr: expected a list with at least one entry, each a number"),
+        (["protocol.grid.r=[5]"], "each a number from 0.001 to 0.999, got 5"),
+        (["protocol.grid.dropout=[1]"], "each a number from 0 to 0.99, got 1"),
+        (["protocol.grid.batch_size.table=[0]"], "protocol.grid.batch_size: expected sizes of at least 1"),
+        (["protocol.grid.batch_size.table=[]"], "protocol.grid.batch_size: expected sizes of at least 1"),
+        # keys below a value
+        (["hyper.lr.foo=3"], "hyper.lr.foo: hyper.lr has no keys: write hyper.lr=…"),
+        (["dataset.limit.foo=1"], "dataset.limit has no keys"),
+        (["dataset=csv", "dataset.drop.foo=1"], "dataset.drop has no keys"),
+        (["loss=fbeta", "loss.beta.dog=1"], "loss.beta has no keys"),
+        (["preset.grid.lrr=[1]"], "unknown key 'preset.grid.lrr', did you mean 'preset.grid.lr'?"),
+        (["hyper=3"], "hyper: expected a mapping, got 3"),
+        # what describes a loss
+        (["loss.trains=foo"], "loss.trains comes from the chosen file: write loss=… instead"),
+        (["loss.has_temperature=maybe"], "loss.has_temperature comes from the chosen file"),
+        (["search.foo=1"], "unknown key 'search.foo', did you mean"),
+        (["executor=inline", "executor.slots=2"], "Choices: none"),
+        (["dataset=synthetic", "dataset.rows=1000.5"], "dataset.rows: expected a whole number, got 1000.5"),
+        (["loss._target_=3"], "loss._target_: expected text, got 3"),
+        (["loss._target_=east.losses.Dise"], "cannot import 'east.losses.Dise'"),
+        # options of a loss and of its metric
+        (["loss=rf", "loss.n_estimaters=5"], "unknown key 'loss.n_estimaters', did you mean 'loss.n_estimators'?"),
+        (["loss=rf", "loss.n_estimators=abc"], "loss.n_estimators: expected a whole number, got 'abc'"),
+        (["loss=rf", "loss.n_estimators=1.5"], "loss.n_estimators: expected a whole number, got 1.5"),
+        (["loss=rf", "loss.max_samples=all"], "loss.max_samples: expected a whole number, got 'all'"),
+        (["loss=boosting", "loss.leaves=[4,b]"], "loss.leaves: expected a whole number or a list, got [4, 'b']"),
+        (["loss=focal", "loss.gamma=abc"], "loss.gamma: expected a number, got 'abc'"),
+        (["loss=f1", "loss.detach_threshold=1"], "loss.detach_threshold: expected true or false, got 1"),
+        (["loss=mcc", "loss.positive=3"], "unknown key 'loss.positive'"),
+        (["loss=metric", "loss.metric=fbeta", "loss.betta=2"], "did you mean 'loss.beta'?"),
+        (["loss=metric", "loss.metric=fbeta", "loss.parameters.betta=2"], "did you mean 'loss.parameters.beta'?"),
+        (["loss=metric", "loss.parameters.beta=2"], "metric balanced_accuracy takes no parameters"),
+        (["loss=metric", "loss.parameters=3"], "loss.parameters: expected a mapping such as {beta: 2}, got 3"),
+        (["loss=ce", "loss.parameters={beta: 2}"], "unknown key 'loss.parameters'"),
+        # parameters without an effect
+        (["loss=f1", "loss.ignore_index=3"], "loss.ignore_index=3: it has no effect on the trials of east-run"),
+        (["loss=ce", "loss.ignore_index=3"], "it has no effect"),
+        (["loss=f1_ce", "loss.gather=true"], "it has no effect"),
+        # what comes from the chosen file
+        (["dataset.name=foo"], "dataset.name comes from the chosen file: write dataset=… instead"),
+        (["dataset={name: foo}"], "write dataset=… instead"),
+        (["loss.name=foo"], "write loss=… instead"),
+        (["preset.name=foo"], "write preset=… instead"),
+        (["dataset.kind=image"], "write dataset=… instead"),
+        (["preset.search=grid"], "preset.search=grid: write search=… instead"),
+        (["protocol.search=foo"], "write search=… instead"),
+        (["protocol={search: foo}"], "write search=… instead"),
+        (["protocol.annealing=foo"], "write annealing=… instead"),
+        (["protocol.model.table=foo"], "write model=… instead"),
+        (["preset.model={table: foo}"], "write model=… instead"),
+        (["preset.dataset.digits.imbalance=3"], "write dataset.imbalance=… instead"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_a_suggestion(overrides, words):
@@ -203,7 +257,11 @@ def test_the_largest_seed_is_accepted():
 
 def test_mappings_can_be_values():
     assert settings(["loss=fbeta", "loss.beta={dog: 0.25}"]).loss.options["beta"] == {"dog": 0.25}
-    assert settings(["loss=metric", "loss.parameters={beta: 2}"]).loss.options["parameters"] == {"beta": 2}
+    for written in ("loss.parameters={beta: 2}", "loss.parameters.beta=2"):
+        found = settings(["loss=metric", "loss.metric=fbeta", written])
+        assert found.loss.options["parameters"] == {"beta": 2}
+    found = settings(["preset=quick", "search=grid", "preset.grid.lr=[0.5]", "hyper.batch_size=8", "hyper.dropout=0"])
+    assert [point["lr"] for point in found.grid()] == [0.5, 0.5], "two cooling rates, as in the protocol"
 
 
 def test_your_own_configs_are_composed(tmp_path):
@@ -231,16 +289,86 @@ def test_a_missing_extra_is_named_with_its_install_command(monkeypatch):
         assert install_hint(extra) in str(error.value)
 
 
-def test_the_listed_choices_are_those_of_the_code():
-    assert models.DEVICES == devices.DEVICES
-    assert get_args(models.Settings.model_fields["selection"].annotation) == records.RULES
-    assert get_args(Annealing.model_fields["schedule"].annotation) == annealing.SCHEDULES
-
-
 def test_a_loss_parameter_missing_from_its_yaml_is_accepted_if_its_class_takes_it():
     assert settings(["loss=f1", "loss.temperature=0.1"]).loss.options["temperature"] == 0.1
     with pytest.raises(ConfigError, match=r"unknown key 'loss.temprature'"):
         settings(["loss=f1", "loss.temprature=0.1"])
+
+
+def test_parameters_of_the_metric_are_accepted():
+    assert settings(["loss=metric", "loss.metric=fbeta", "loss.beta=2"]).loss.options["beta"] == 2
+    found = settings(["loss=f1", "loss.average=positive", "loss.positive=3"])
+    assert found.loss.arguments["positive"] == 3
+    assert settings(["loss=btg_auroc", "loss.detach_threshold=true"]).loss.options["detach_threshold"] is True
+    assert settings(["loss=focal", "loss.class_weights=balanced"]).loss.options["class_weights"] == "balanced"
+
+
+@pytest.mark.parametrize(
+    "default",
+    ["loss=f1 loss.ignore_index=-100", "loss=f1 loss.gather=auto", "loss=f1_ce loss.floor=0.02",
+     "loss=f1 loss.classes=null", "loss=ce loss.ignore_index=-100", "loss=rf loss.max_samples=null"],
+)  # fmt: skip
+def test_a_typed_default_of_the_signature_is_the_same_trial(default):
+    loss, _ = default.split()
+    assert settings(default.split()).loss.to_json() == settings([loss]).loss.to_json()
+
+
+def test_the_default_of_a_metric_that_the_data_override_is_kept():
+    """Without it, the positive class is that of the data."""
+    found = settings(["loss=f1", "loss.average=positive", "loss.positive=1"])
+    assert found.loss.options["positive"] == 1
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "words"),
+    [
+        ("dataset/digits-rare", "{name: digits-rare, kind: table, imbalanc: 3}", "did you mean 'dataset.imbalance'?"),
+        ("dataset/digits-rare", "{name: digits-rare, imbalance: many}", "expected a number such as 1, got 'many'"),
+        ("dataset/digits-rare", "{name: digits-rare, kind: image}", "dataset.kind: expected table, got 'image'"),
+        ("dataset/csv-mine", "{name: csv-mine, tagret: y}", "did you mean 'dataset.target'?"),
+        ("dataset/x", "{name: digits}", "expected name: x, as the file is called, got 'digits'; a variant of it is"),
+        ("dataset/x", "{name: x}", "unknown dataset 'x'"),
+        ("dataset/x", "{kind: table}", "expected name: x, as the file is called, got None"),
+        ("loss/x", "{name: f1, _target_: east.losses.Dice}", "expected name: x, as the file is called, got 'f1'"),
+        ("loss/x", "{name: x}", "loss._target_ is missing: add it to the loss file"),
+        ("loss/x", "{name: x, _target_: a.B, trains: foo}", "unknown loss.trains 'foo'. Choices: classical, network"),
+        ("loss/x", "{name: x, _target_: a.B, has_temperature: maybe}", "loss.has_temperature: expected true or false"),
+        ("loss/x", "{name: x, _target_: east.losses.Focal, gama: 2}", "did you mean 'loss.gamma'?"),
+        ("loss/x", "{name: x, _target_: east.losses.MetricLoss, metric: mcc, beta: 2}", "unknown key 'loss.beta'"),
+        ("loss/x", "{name: x, _target_: east.losses.MetricLoss, ignore_index: 3}", "it has no effect"),
+        ("loss/x", "{name: x, _target_: east.baselines.CCS, trains: classical, decod: set}", "'loss.decode'?"),
+        ("model/x", "{name: x, target: a.Net, parameter: {width: 3}}", "did you mean 'model.parameters'?"),
+        ("protocol/x", "{name: east}", "expected name: x, as the file is called, got 'east'"),
+        ("protocol/x", "{name: x}", "protocol=x names no network for table data: write model=…"),
+        ("protocol/x", "{name: x, model: {table: mlpp}}", "unknown model 'mlpp', did you mean 'mlp'?"),
+        ("protocol/x", "{name: x, model: mlp}", "protocol.model: expected a mapping, got 'mlp'"),
+        ("preset/x", "{name: x, dataset: {digits: {imbalanc: 3}}}", "did you mean 'dataset.imbalance'?"),
+        ("preset/x", "{name: y}", "expected name: x, as the file is called, got 'y'"),
+        ("annealing/x", "{name: geometric}", "expected name: x, as the file is called, got 'geometric'"),
+    ],
+)  # fmt: skip
+def test_your_own_file_is_checked_like_the_command_line(file, text, words, tmp_path):
+    group, _, name = file.partition("/")
+    (tmp_path / group).mkdir()
+    (tmp_path / f"{file}.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        settings([f"{group}={name}", f"config_dir={tmp_path}"])
+    assert words in str(error.value)
+
+
+def test_your_own_variants_of_our_parts_compose(tmp_path):
+    for file, text in {
+        "dataset/digits-rare": "{name: digits-rare, imbalance: 1.5}",
+        "executor/cluster": "{name: processes, slots: 3}",
+        "loss/sharp": "{name: sharp, _target_: east.losses.MetricLoss, metric: fbeta, beta: {dog: 2}, gather: auto}",
+    }.items():
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / f"{file}.yaml").write_text(text)
+    own = ["dataset=digits-rare", "executor=cluster", "loss=sharp", "dataset.positive=3", "dataset.limit=100"]
+    found = settings([*own, f"config_dir={tmp_path}"])
+    assert (found.executor.name, found.executor.slots) == ("processes", 3)
+    assert found.dataset.options == {"imbalance": 1.5, "positive": 3}
+    assert found.loss.options["beta"] == {"dog": 2}
 
 
 def test_choose_suggests_and_lists():

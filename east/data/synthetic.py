@@ -28,6 +28,8 @@ def synthetic(
             "synthetic: expected classes >= 2, features >= 1, imbalance >= 1 and separability >= 0; "
             f"got {classes}, {features}, {imbalance}, {separability}"
         )
+    if not 0 <= seed < 2**32:
+        raise ConfigError(f"synthetic: expected a seed of at least 0 and below 2^32, got {seed}")
     weights = imbalance ** (-np.arange(classes) / (classes - 1))
     counts = np.floor(rows * weights / weights.sum()).astype(int)
     counts[0] += rows - counts.sum()

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from east.choices import ConfigError, choose, printable
 from east.experiment import checked
@@ -32,6 +32,7 @@ from east.experiment.index import Index, Row
 from east.files import open_regular, read_regular, write_atomically
 from east.settings.identity import SCHEMA, Json, plain
 from east.settings.sections import Science
+from east.settings.settings import Rule
 from east.training.scores import Decision, Matrix, Scores
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
 
 STAGES = ("search", "trial")
 STATUSES = ("done", "failed")
-RULES = ("val_loss", "val_metric")
+RULES = get_args(Rule)
 HISTORY_POINTS = 40
 KEPT_BYTES = 1 << 14  # the record of a larger file does not stay in memory, and is read again when needed
 MOST_ARRAY_BYTES = 1 << 33  # unpacked; a larger archive is not read

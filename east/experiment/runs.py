@@ -13,8 +13,9 @@ from east.choices import ConfigError, import_by_path
 from east.data.common import assign, leave_out
 from east.settings.sections import Dataset, Loss, Science, Split
 from east.settings.settings import Settings
+from east.training import classical
 from east.training.devices import pick_device
-from east.training.evaluation import metric_of
+from east.training.evaluation import check_decisions, metric_of
 from east.training.population import Trial
 from east.training.portable import can_export
 
@@ -54,8 +55,7 @@ class Run:
 def load(dataset: Dataset, data_dir: str | None) -> data.Data:
     """The data of a dataset section. The last dataset is cached, since the next job usually needs it again."""
     name = dataset.name.partition("-")[0]  # keel-abalone19 is the set abalone19 of keel
-    options = {key: value for key, value in dataset.options.items() if key in data.options(name)}
-    return _load(name, data_dir, json.dumps(options | {"limit": dataset.limit}))
+    return _load(name, data_dir, json.dumps({**dataset.options, "limit": dataset.limit}))
 
 
 @lru_cache(maxsize=1)
@@ -84,11 +84,19 @@ def with_average(loss: Loss, positive: int | None) -> Loss:
 
 def check_parts(settings: Settings, loaded: data.Data) -> None:
     """Build network and loss once, so that a wrong name or a misfit with these data fails before any work."""
+    count, model = len(loaded.classes), settings.model
+    try:
+        check_decisions(settings.protocol.decisions, loaded.positive, count)
+    except ValueError as error:
+        raise ConfigError(f"protocol.decisions: {error}") from error
     if settings.loss.classical:
         if settings.save_model and not can_export(import_by_path(settings.loss.target)):
             raise ConfigError(f"save_model=true: loss={settings.loss.name} cannot be saved; logistic, boosting, rf can")
+        try:
+            classical.build(settings.loss)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(str(error)) from error
         return
-    count, model = len(loaded.classes), settings.model
     if model.outputs == 1 and count > 2:
         raise ConfigError(f"model={model.name} has a single output, for two classes; {loaded.name} has {count}")
     try:

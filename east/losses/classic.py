@@ -58,7 +58,7 @@ class Focal(ClassWeighted):
     """-(1 - p_y)^gamma log p_y, which gives well-classified samples less weight. Lin et al. 2017."""
 
     def __init__(
-        self, gamma: float = 2.0, class_weights: Sequence[float] | None = None, ignore_index: int = IGNORE_INDEX
+        self, gamma: float = 2.0, class_weights: Sequence[float] | str | None = None, ignore_index: int = IGNORE_INDEX
     ):
         super().__init__(class_weights, ignore_index)
         self.gamma = gamma

@@ -58,6 +58,7 @@ class Loss(nn.Module):
     takes_weights = True
     keeps_labels = False  # whether autograd saves the labels of `value`, and so notices if they are overwritten
     takes_soft_targets = False  # if not, a sample with soft targets becomes d weighted samples
+    unused_in_trials: tuple[str, ...] = ("ignore_index",)  # parameters that do not affect `per_trial`
     gather: str | bool = False  # "auto": sum over ranks when training with gradients in a process group
 
     def __init__(self, ignore_index: int = IGNORE_INDEX):

@@ -36,7 +36,7 @@ from east.losses.inputs import (
     read_multilabel,
     summed_over_ranks,
 )
-from east.losses.metric_loss import MetricLoss
+from east.losses.metric_loss import UNUSED_IN_TRIALS, MetricLoss
 from east.metrics import EPS, ratio
 
 FORMS = ("class_weights", "soft_targets")
@@ -83,6 +83,7 @@ class MetricCrossEntropy(Loss):
     """
 
     anneals = False
+    unused_in_trials = UNUSED_IN_TRIALS
     stops_by = "metric"  # the weights change with the counts, so losses of two epochs cannot be compared
 
     def __init__(

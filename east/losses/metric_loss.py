@@ -35,6 +35,7 @@ BTG_THRESHOLDS = tuple(k / 10 for k in range(1, 10))
 MAX_TEMPERATURE = 0.4
 LARGE_IMAGE = 1 << 13  # logits per image; images of this size or more are counted one by one, without a copy
 LABEL_AVERAGES = ("macro", "micro", "weighted", "samples")
+UNUSED_IN_TRIALS = ("ignore_index", "gather", "multilabel", "classes")  # `build` sets the classes
 STEEP_TEMPERATURE = 0.25  # above this, the step's ends are steeper than its middle
 
 
@@ -93,6 +94,7 @@ class MetricLoss(Loss):
         self.metric_parameters = self.checked_parameters(metric_parameters, absent)
 
     takes_soft_targets = True
+    unused_in_trials = UNUSED_IN_TRIALS
 
     @property
     def anneals(self) -> bool:  # type: ignore[override]

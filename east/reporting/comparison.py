@@ -19,17 +19,14 @@ from torch.nn.functional import one_hot
 
 from east.confusion import Confusion
 from east.data.common import folded, stratified
+from east.reporting.papers import SCORES, STORED
 from east.training import decisions, evaluation
 
 if TYPE_CHECKING:
     import pandas as pd
 
 DECISIONS = {"argmax": "", "plugin": " + plug-in", "expected": " + expected"}
-SCORES = (
-    *("f1_positive", "f1_macro", "accuracy", "balanced_accuracy", "mcc", "gmean"),
-    *("auroc", "average_precision"),
-)
-STORED = {"f1_positive": "f1_pos"}
+REPORTED = tuple(name for name in SCORES if name not in ("auroc_thresholded", "precision", "recall", "trained_for"))
 FOLDS = 5
 RESAMPLES = 1000
 AT_ONCE = 1 << 24  # counts of a bootstrap that are in memory at once
@@ -124,7 +121,7 @@ def scores_of(part: Part, positive: int | None) -> dict[str, float | None]:
     """The usual scores by the names that users see; None where they are undefined on these rows."""
     stored = evaluation.scores(part.confusion, positive)
     stored |= evaluation.rank_scores(part.probabilities, part.labels, positive)
-    values = {name: stored[STORED.get(name, name)] for name in SCORES}
+    values = {name: stored[STORED.get(name, name)] for name in REPORTED}
     return {name: value if isinstance(value, float) else None for name, value in values.items()}
 
 

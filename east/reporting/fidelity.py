@@ -17,6 +17,7 @@ from east.reporting.entries import AXES, Entry, Ledger, Point
 from east.settings import compose, identity
 from east.settings.command import Command
 from east.settings.identity import Json
+from east.settings.reading import read
 from east.settings.settings import Grid, Settings
 
 PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
@@ -64,8 +65,8 @@ class Request:
         if not self.grid or not self.protocol or self.loss in papers.BASELINES:
             return {}
         files = groups(self.config_dir)
-        protocol = Grid.model_validate(compose.read(files["protocol"][self.protocol])["grid"])
-        kind = compose.read(files["dataset"][self.dataset])["kind"]
+        protocol = Grid.model_validate(read(files["protocol"][self.protocol])["grid"])
+        kind = read(files["dataset"][self.dataset])["kind"]
         axes: Options = {}
         for name in ("lr", "dropout", "r"):
             if getattr(self.grid, name) != getattr(protocol, name):
@@ -167,5 +168,5 @@ def grid_points(request: Request, preset: str | None) -> set[Point]:
 
 def usual_splits(request: Request) -> tuple[int | str, int | str]:
     """Split seeds to look for, the protocol's own first; "trial" means a new split for each trial."""
-    new_split = request.protocol and compose.read(groups(request.config_dir)["protocol"][request.protocol])["new_split"]
+    new_split = request.protocol and read(groups(request.config_dir)["protocol"][request.protocol])["new_split"]
     return ("trial", 0) if new_split else (0, "trial")

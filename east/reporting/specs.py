@@ -32,7 +32,7 @@ from east.choices import ConfigError, choose, groups
 from east.reporting import papers
 from east.reporting.cells import Cell, decided
 from east.reporting.fidelity import Options, Request
-from east.settings.compose import read
+from east.settings.reading import read
 from east.settings.settings import Grid
 
 VARIANTS = ("clean", "released")

@@ -23,6 +23,12 @@ Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
 Kind: TypeAlias = Literal["table", "image", "graph"]
 
 Count = Annotated[int, Field(ge=1)]
+Rate = Annotated[float, Field(ge=1e-12, le=1e3)]  # of learning
+Dropout = Annotated[float, Field(ge=0, le=0.99)]
+Decay = Annotated[float, Field(ge=0, le=1e3)]  # of the weights
+Norm = Annotated[float, Field(ge=1e-12)]
+Share = Annotated[float, Field(gt=0, lt=1)]
+Cooling = Annotated[float, Field(ge=1e-3, le=0.999)]
 Schedule: TypeAlias = Literal["geometric", "linear", "cosine", "per_epoch", "none"]
 Temperature = Annotated[float, Field(ge=1e-6, le=0.4)]
 
@@ -140,7 +146,7 @@ class Annealing(Section):
     name: str = "none"
     schedule: Schedule = "none"
     T0: Temperature | None = None  # null: the loss's temperature
-    r: float | None = Field(0.9, ge=1e-3, le=0.999)
+    r: Cooling | None = 0.9
     T_min: Temperature = 1e-3
     patience: Count = 3
     delta: float = Field(1e-4, ge=0)
@@ -166,12 +172,12 @@ class Training(Section):
 class Hyper(Section):
     """Hyperparameters of one trial; null where the protocol decides."""
 
-    lr: float | None = Field(None, ge=1e-12, le=1e3)
+    lr: Rate | None = None
     batch_size: Count | None = None
-    dropout: float | None = Field(None, ge=0, le=0.99)
-    weight_decay: float | None = Field(None, ge=0, le=1e3)
-    clip: float | None = Field(None, ge=1e-12)
-    average: float | None = later(None, gt=0, lt=1)  # decay of a running mean of the weights; null: no mean
+    dropout: Dropout | None = None
+    weight_decay: Decay | None = None
+    clip: Norm | None = None
+    average: Share | None = later(None)  # decay of a running mean of the weights; null: no mean
 
 
 class Science(Section):

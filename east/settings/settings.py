@@ -9,16 +9,21 @@ from pydantic import Field, field_validator, model_validator
 from east.choices import ConfigError, choose, install_hint
 from east.settings.sections import (
     Annealing,
+    Cooling,
     Count,
     Dataset,
+    Decay,
+    Dropout,
     Hyper,
     Kind,
     Loss,
     Model,
     Names,
-    Numbers,
+    Norm,
+    Rate,
     Science,
     Section,
+    Share,
     Split,
     Training,
 )
@@ -33,17 +38,20 @@ NETWORKS: dict[Kind, tuple[str, ...]] = {
 }
 EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # library -> extra that installs it
 
-Sizes: TypeAlias = Annotated[tuple[int, ...], Field(strict=False)]
+Sizes: TypeAlias = Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
+Rule: TypeAlias = Literal["val_loss", "val_metric"]  # how a search chooses
 Point: TypeAlias = dict[str, float]  # of the grid: lr, dropout, batch_size, and r for a loss that anneals
 
 
 class Grid(Section):
     """The values that a search tries."""
 
-    lr: Numbers
-    dropout: Numbers
-    r: Numbers
-    batch_size: dict[str, Sizes | dict[str, Sizes]]  # by dataset or kind of data, and optionally by loss
+    lr: Annotated[tuple[Rate, ...], Field(strict=False, min_length=1)]
+    dropout: Annotated[tuple[Dropout, ...], Field(strict=False, min_length=1)]
+    r: Annotated[tuple[Cooling, ...], Field(strict=False, min_length=1)]
+    batch_size: dict[str, Sizes | dict[str, Sizes]] = Field(
+        description="sizes of at least 1 by dataset or kind of data, and optionally by loss, such as {table: [128,256]}"
+    )
 
     def batch_sizes(self, dataset: str, kind: Kind, loss: str) -> tuple[int, ...]:
         """The sizes for this dataset, or else for its kind of data."""
@@ -55,6 +63,17 @@ class Grid(Section):
         raise ConfigError(f"grid.batch_size: expected sizes for {kind!r} or {dataset!r}, got {sorted(self.batch_size)}")
 
 
+class Prescribed(Section):
+    """A protocol's hyperparameters: each a number, or one by loss or kind of data."""
+
+    lr: Rate | dict[str, Rate] | None = None
+    batch_size: Count | dict[str, Count] | None = None
+    dropout: Dropout | dict[str, Dropout] | None = None
+    weight_decay: Decay | dict[str, Decay] | None = None
+    clip: Norm | dict[str, Norm] | None = None
+    average: Share | dict[str, Share] | None = None
+
+
 class Protocol(Training):
     """What a paper prescribes."""
 
@@ -64,7 +83,7 @@ class Protocol(Training):
     annealing: str = "none"
     search: str = "none"
     model: dict[Kind, str] = Field(default_factory=dict)
-    hyper: dict[str, float | dict[str, float]] = Field(default_factory=dict)  # a number, or by loss and kind of data
+    hyper: Prescribed = Prescribed()
     grid: Grid
 
     def training(self) -> Training:
@@ -74,9 +93,7 @@ class Protocol(Training):
 
     def hyperparameters(self, dataset: Dataset, loss: Loss) -> dict[str, float]:
         """The prescribed values for this loss, or else for this kind of data."""
-        values = {
-            name: v.get(loss.name, v.get(dataset.kind)) if isinstance(v, dict) else v for name, v in self.hyper.items()
-        }
+        values = {name: v.get(loss.name, v.get(dataset.kind)) if isinstance(v, dict) else v for name, v in self.hyper}
         return {name: value for name, value in values.items() if value is not None}
 
 
@@ -146,7 +163,7 @@ class Settings(Section):
     save_model: bool = False
     debug: bool = False
     config_dir: str | None = None
-    selection: Literal["val_loss", "val_metric"] = "val_loss"
+    selection: Rule = "val_loss"
     variant: Literal["clean", "released"] = "clean"
     format: str | None = None
     study: str | None = None

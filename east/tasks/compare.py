@@ -412,10 +412,14 @@ def result_folder(settings: Settings, loaded: data.Data, score: str, typed: str)
     raise AssertionError
 
 
-def data_of(command: str) -> set[str]:
-    """The parts of a command line that identify its data."""
+def data_of(command: str) -> set[tuple[str, str]]:
+    """The parts of a command line that identify its data: a.csv and ./a.csv are the same file."""
     with suppress(ValueError):  # not one of our command lines
-        return {word for word in shlex.split(command) if word.startswith(("dataset.path=", "dataset.target="))}
+        split = (word.partition("=") for word in shlex.split(command))
+        data = {name: value for name, _, value in split if name in ("dataset.path", "dataset.target")}
+        if "dataset.path" in data:
+            data["dataset.path"] = str(Path(data["dataset.path"]).expanduser().resolve())
+        return {*data.items()}
     return set()
 
 

@@ -9,6 +9,7 @@ Warm-up epochs come first, on cross-entropy; only the weights at their end count
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import get_args
 
 import numpy as np
 
@@ -16,7 +17,7 @@ from east.choices import choose
 from east.settings import sections as settings
 from east.settings.sections import Science
 
-SCHEDULES = ("geometric", "linear", "cosine", "per_epoch", "none")
+SCHEDULES = get_args(settings.Schedule)
 LOSS, METRIC, TIE = 0, 1, 4  # columns of `best` and `stage_best`
 NO_BEST = (math.inf, math.inf, 0, 0, math.inf)
 STATE = ("stage", "epochs", "stage_epochs", "bad", "stage_best", "best", "bad_stages", "active")

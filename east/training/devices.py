@@ -3,8 +3,7 @@
 import torch
 
 from east.choices import ConfigError, choose
-
-DEVICES = ("auto", "cpu", "cuda", "mps")
+from east.settings.settings import DEVICES
 
 
 def pick_device(name: str) -> torch.device:

@@ -21,7 +21,6 @@ import torch
 from torch import Tensor
 
 from east import losses, models
-from east.choices import choose
 from east.confusion import Confusion
 from east.data.common import Splits
 from east.files import set_aside
@@ -50,8 +49,6 @@ from east.training.progress import Checkpoints, Progress, TensorBoard
 CACHE_BYTES = 18 << 20  # what a step of a population may touch without falling out of the last-level cache
 CHECKPOINT_SECONDS = 60.0
 EVALUATION_ROWS = {"cpu": 256}  # evaluated at once, at least; 1024 on other devices, where the cache matters less
-OPTIMIZERS = ("adam", "adamw")
-VAL_REDUCE = ("split", "batch_mean")
 
 
 def train(trials: Sequence[Trial], splits: Splits | Sequence[Splits], **options: Any) -> list[Outcome]:
@@ -186,8 +183,7 @@ class Setup:
         self.rates = torch.tensor([dropout(trial.config) for trial in self.trials], device=device)
         self.drops = any(h.dropout for h in hyper)
         self._dropout: Dropout | None = None
-        reduce = choose("val_reduce", config.protocol.val_reduce, VAL_REDUCE)
-        self.val_batch = self.batch if reduce == "batch_mean" else None
+        self.val_batch = self.batch if config.protocol.val_reduce == "batch_mean" else None
         mixed = config.protocol.precision == "bfloat16" and self.splits.kind != "table"
         self.autocast = torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()
 
@@ -420,7 +416,6 @@ def check(trials: Sequence[Trial], splits: Sequence[Splits]) -> None:
             )
         batch_size(config)
         dropout(config)
-        choose("optimizer", config.protocol.optimizer, OPTIMIZERS)
 
 
 def batch_size(config: Science) -> int:

@@ -136,6 +136,15 @@ def over_thresholds(
     return result
 
 
+def check_decisions(decisions: Sequence[str], positive: int | None, classes: int) -> None:
+    """Raise ValueError for decisions that `evaluate` does not know or that these classes do not allow."""
+    for name in decisions:
+        if name not in AVERAGED:
+            decision_metric(name, positive)
+        elif positive is None or classes != 2:
+            raise ValueError(f"decision {name!r} is for two classes, got {classes}")
+
+
 def decision_metric(decision: str, positive: int | None) -> Callable[[Confusion], Tensor]:
     """The metric that plugin_<metric> or expected_<metric> maximises; of the positive class where there is one."""
     choose("decision", decision, [*AVERAGED, *(kind + name for kind in (PLUGIN, EXPECTED) for name in tunable())])
