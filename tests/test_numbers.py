@@ -225,7 +225,7 @@ def leads_in_which_loss():
     return shown
 
 
-@pytest.mark.parametrize("metric, name", [("F1", "contest"), ("MCC", "contest_mcc")])
+@pytest.mark.parametrize("metric, name", [("F1", "contest"), ("MCC", "contest_mcc"), ("G-mean", "contest_gmean")])
 def test_the_tables_of_which_loss_show_the_contests(metric, name):
     (table,) = json.loads((ROOT / "results" / "tables" / f"{name}.json").read_text())
     leads = {entry["block"]: entry["leads"]["all"] for entry in table["rankings"]}
