@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,25 @@ def test_everything_that_the_architecture_page_names_exists():
             source = (PACKAGE / file).read_text(encoding="utf-8")
             for name in re.findall(r"`([\w.]+)`", names):
                 assert re.search(rf"\b(def|class) {name.split('.')[-1]}\b|^{name} *[:=]", source, re.MULTILINE), name
+
+
+PRIVATE = {  # interfaces that their libraries do not promise -> the only file that uses them, and where they are
+    "torch._fused_adam": ("training/optimizer.py", "torch:_fused_adamw_"),
+    "_are_functorch_transforms_active": ("losses/inputs.py", "torch._C:_are_functorch_transforms_active"),
+    "hydra.core.override_parser": (
+        "settings/command.py",
+        "hydra.core.override_parser.overrides_parser:OverridesParser",
+    ),
+    "hydra.core.global_hydra": ("settings/compose.py", "hydra.core.global_hydra:GlobalHydra"),
+    "_check_sample_weight": ("estimator.py", "sklearn.utils.validation:_check_sample_weight"),
+}
+
+
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_private_interface_is_used_in_one_place_and_still_exists(name):
+    place, path = PRIVATE[name]
+    users = {file.relative_to(PACKAGE).as_posix() for file in PACKAGE.rglob("*.py") if name in file.read_text()}
+    assert users == {place}
+    module, _, attribute = path.partition(":")
+    library = import_module(module.partition(".")[0])
+    assert hasattr(import_module(module), attribute), f"gone in {library.__name__} {library.__version__}: see {place}"

@@ -184,15 +184,6 @@ def test_updates_match_torchs_optimiser_for_each_trial(name, decoupled, fused, m
     torch.testing.assert_close(learned, expected, atol=2e-5, rtol=2e-5)
 
 
-def test_torchs_private_kernel_is_called_in_one_place():
-    """torch 2.15 has no public function for its fused Adam without torch.optim; a torch without this one fails here."""
-    for kernel in ("_fused_adam_", "_fused_adamw_"):
-        assert hasattr(torch, kernel), f"renamed in torch {torch.__version__}: see optimizer.py; plain_step needs none"
-    package = Path(optimizer_module.__file__).parent.parent
-    files = [path.name for path in package.rglob("*.py") if "torch._fused" in path.read_text(encoding="utf-8")]
-    assert files == ["optimizer.py"]
-
-
 @pytest.fixture
 def scripted(monkeypatch):
     """Scripted validation losses; remembers temperatures, and the weights before and after each epoch."""
