@@ -285,7 +285,7 @@ def comparisons(table: Table) -> list[Comparison]:
     for index, pair in enumerate(pairs):
         if (question := (pair.block, pair.column, pair.row, pair.against)) in questions:
             first.setdefault(question, index)
-    unanswered = [1.0] * (len(questions) - len(first))  # they count: a table is not stricter for being complete
+    unanswered = [1.0] * (len(questions) - len(first))  # the correction is for all that was declared
     corrected = dict(zip(first.values(), statistics.holm([*(pairs[i].p for i in first.values()), *unanswered])))  # noqa: B905
     return [replace(pair, p_holm=corrected.get(index)) for index, pair in enumerate(pairs)]
 

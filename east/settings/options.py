@@ -85,9 +85,9 @@ def checked_loss(loss: Loss, typed: set[str]) -> Loss:
         target = import_by_path(loss.target)
         if not isinstance(target, type):
             return loss  # `losses.build` refuses it
-        own, takes_any, takes_metric = parameters(target)
-        unclear = [key for key in open_questions if key not in own and key != "parameters"]
-        default = own["metric"].default if takes_metric else None
+        accepted, takes_any, takes_metric = parameters(target)
+        unclear = [key for key in open_questions if key not in accepted and key != "parameters"]
+        default = accepted["metric"].default if takes_metric else None
         needs_metric = takes_metric and (unclear or loss.options.get("parameters"))
         of_metric = metric_parameters(loss.options.get("metric", default)) if needs_metric else {}
     except ValueError as error:
@@ -95,9 +95,9 @@ def checked_loss(loss: Loss, typed: set[str]) -> Loss:
             return loss  # of a record, which may name anyone's code
         raise ConfigError(str(error)) from error
     unused = getattr(target, "unused_in_trials", ())
-    usable = [*(key for key in own if key not in unused), *of_metric, *(["parameters"] if takes_metric else [])]
+    usable = [*(key for key in accepted if key not in unused), *of_metric, *(["parameters"] if takes_metric else [])]
     for key, value in open_questions.items():
-        parameter = own.get(key)
+        parameter = accepted.get(key)
         if key == "parameters" and takes_metric:
             check_parameters(value, of_metric, loss.options.get("metric", default))
         elif parameter is None and not (takes_any or key in of_metric or ANY in of_metric):
@@ -106,7 +106,9 @@ def checked_loss(loss: Loss, typed: set[str]) -> Loss:
             if key in unused:
                 raise ConfigError(f"loss.{key}={value}: it has no effect on the trials of east-run; leave it out")
             check_type(f"loss.{key}", value, parameter)
-    defaults = {key: p.default for key, p in (of_metric | own).items() if key not in {*FROM_DATA, *named_in_conf()}}
+    defaults = {
+        key: p.default for key, p in (of_metric | accepted).items() if key not in {*FROM_DATA, *named_in_conf()}
+    }
     repeated = {key for key in typed & defaults.keys() if same(loss.options.get(key), defaults[key])}
     return (
         Loss.model_validate(loss.model_dump(by_alias=True, exclude_unset=True, exclude=repeated)) if repeated else loss
@@ -143,18 +145,19 @@ def parameters(target: type) -> tuple[dict[str, inspect.Parameter], bool, bool]:
 
     A class that passes keywords on also takes those of its base.
     """
-    found: dict[str, inspect.Parameter] = {}
+    accepted: dict[str, inspect.Parameter] = {}
     takes_metric = False
     for base in target.__mro__:
         if "__init__" not in vars(base):
             continue
-        own = signature(vars(base)["__init__"])
-        found = {name: p for name, p in [*own.items()][1:] if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)} | found
-        passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in own.values())
-        takes_metric |= passes_on and "metric" in own
+        declared = signature(vars(base)["__init__"])
+        named = [p for p in [*declared.values()][1:] if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        accepted = {p.name: p for p in named} | accepted
+        passes_on = any(parameter.kind is parameter.VAR_KEYWORD for parameter in declared.values())
+        takes_metric |= passes_on and "metric" in declared
         if not passes_on:
-            return found, False, takes_metric
-    return found, True, takes_metric
+            return accepted, False, takes_metric
+    return accepted, True, takes_metric
 
 
 def signature(function: Callable) -> Mapping[str, inspect.Parameter]:
@@ -166,8 +169,9 @@ def signature(function: Callable) -> Mapping[str, inspect.Parameter]:
 
 def metric_parameters(metric: Any) -> dict[str, inspect.Parameter]:
     """The parameters of a metric after the confusion; ANY for a metric that takes any."""
-    found = list(signature(import_by_path("east.metrics.resolve")(metric)).values())[1:]
-    return {ANY if parameter.kind is parameter.VAR_KEYWORD else parameter.name: parameter for parameter in found}
+    function, _ = import_by_path("east.metrics.parse")(metric)  # f1_positive is f1
+    after_confusion = [*signature(function).values()][1:]
+    return {ANY if p.kind is p.VAR_KEYWORD else p.name: p for p in after_confusion}
 
 
 def check_parameters(value: Any, of_metric: Mapping[str, inspect.Parameter], metric: Any) -> None:
