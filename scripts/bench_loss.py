@@ -1,6 +1,7 @@
 """Cost of the losses relative to F.cross_entropy, forward and backward, measured in one run: ratios, not seconds.
 
     python scripts/bench_loss.py [--json results/bench/loss.json] [--figure results/bench/loss.svg] [--cold] [--quick]
+    python scripts/bench_loss.py --before CHECKOUT    times the losses of an older checkout as well
 
 The losses take turns, round after round, and a ratio is that of the medians, so that a busy moment affects all alike.
 A network layer is computed before each timed step, as in training, and every round has a new order, so that no loss
@@ -15,8 +16,10 @@ ratios by number of classes.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -72,8 +75,8 @@ def batch(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
     return logits, labels
 
 
-def compare(shape: tuple[int, ...], rounds: int | None = None) -> list[dict]:
-    """Ratios of all losses to cross-entropy on one batch; by default as many rounds as fit into ten seconds."""
+def compare(shape: tuple[int, ...], names: list[str], rounds: int | None = None) -> list[dict]:
+    """Ratios of the named losses to cross-entropy on one batch; by default as many rounds as fit into ten seconds."""
     logits, labels = batch(shape)
     hidden, weight = torch.randn(1024, 256), torch.randn(256, 256)
 
@@ -83,7 +86,7 @@ def compare(shape: tuple[int, ...], rounds: int | None = None) -> list[dict]:
         return seconds(lambda: loss(logits, labels).backward())
 
     time_nine = shape[1] <= MAX_CLASSES_OF_NINE and len(shape) == 2
-    losses = {name: make() for name, make in LOSSES.items() if time_nine or name != "nine thresholds"}
+    losses = {name: LOSSES[name]() for name in names if time_nine or name != "nine thresholds"}
     contestants = {"cross-entropy": F.cross_entropy, **losses}
     round_seconds = sum(step(loss) + step(loss) for loss in contestants.values()) / 2
     times: dict[str, list[float]] = {name: [] for name in contestants}
@@ -145,11 +148,11 @@ def limit_note(value: float, allowed: float | None) -> str:
     return "" if allowed is None else f"  (limit {allowed:g}{'' if value <= allowed else ', exceeded'})"
 
 
-def measure(rounds: int | None) -> tuple[list[dict], list[dict]]:
+def measure(names: list[str], rounds: int | None) -> tuple[list[dict], list[dict]]:
     """Measure and print ratios and peak memory; return the rows of both."""
     rows, memory = [], []
     for shape in (*SHAPES, DENSE):
-        for row in compare(shape, rounds):
+        for row in compare(shape, names, rounds):
             rows.append(row)
             note = limit_note(row["ratio"], row["limit"])
             print(f"{row['shape']!s:20}  {row['ratio']:6.2f} x cross-entropy  {row['loss']}{note}", flush=True)
@@ -163,12 +166,25 @@ def measure(rounds: int | None) -> tuple[list[dict], list[dict]]:
     return rows, memory
 
 
+def measure_checkout(checkout: Path, quick: bool) -> dict:
+    """The ratios of another checkout's losses, measured by this script in a process of its own."""
+    print(f"before: {checkout}", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "before.json")
+        command = [sys.executable, __file__, "--json", str(file), *(["--quick"] if quick else [])]
+        subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(checkout.resolve())})
+        rows = json.loads(file.read_text())["rows"]
+    commit = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return {"commit": subprocess.run(commit, capture_output=True, text=True).stdout.strip(), "rows": rows}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path, default=ROOT / "results/bench/loss.json", help="where to write the result")
     parser.add_argument("--figure", type=Path, default=None, help="default: beside the result, as .svg")
     parser.add_argument("--cold", action="store_true", help="time a process that has never freed a large tensor")
     parser.add_argument("--quick", action="store_true", help="five rounds of each")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="a folder with an older version of east")
     parser.add_argument("--memory", nargs="+", metavar=("LOSS", "SHAPE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -177,9 +193,12 @@ def main() -> None:
         return
     if not arguments.cold:
         torch.zeros(ACTIVATIONS)
-    rows, memory = measure(rounds=5 if arguments.quick else None)
+    names = [name for name in LOSSES if hasattr(east, "MetricCrossEntropy") or "cross-entropy" not in name]
+    rows, memory = measure(names, rounds=5 if arguments.quick else None)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     result = {"torch": torch.__version__, "threads": 1, "cold": arguments.cold, "rows": rows, "memory": memory}
+    if arguments.before:
+        result["before"] = measure_checkout(arguments.before, arguments.quick)
     arguments.json.write_text(json.dumps(result, indent=1) + "\n")
     draw(rows, arguments.figure or arguments.json.with_suffix(".svg"))
 

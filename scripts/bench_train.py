@@ -1,6 +1,7 @@
 """How fast the engine trains, compared with a plain PyTorch loop and with the bare matrix products of the same trials.
 
     python scripts/bench_train.py [--quick]                   three to four minutes; --quick: one
+    python scripts/bench_train.py --before CHECKOUT           the engine of an older checkout as well
     python scripts/bench_train.py --mammography [CHECKOUT …]  trials per core-hour with the paper's protocol
 
 The plain loop is a fair one: tensors in memory without a DataLoader, fused AdamW, validation after every epoch, the
@@ -9,8 +10,8 @@ compares it with one thread of the engine. `machine` runs one single-threaded pr
 counts the slowest. Darknet-19 is timed with and without the dense products on small maps. All contestants take turns,
 and the median of each counts. Times are CPU seconds, so that waiting on a busy machine is not measured.
 
---mammography trains the paper's 60 grid points and ten trials for a few epochs. It does so through the command line, so
-that checkouts of any age can be compared: the current one and the given folders, in turns.
+--before and --mammography train through the command line, so that checkouts of any age can be compared: the current one
+and the given folders, in turns, for a few epochs each; --mammography the paper's 60 grid points and ten trials.
 """
 
 import argparse
@@ -234,40 +235,69 @@ def population_sizes(rounds: int, rows: int, figure: Path) -> dict[str, dict[str
     return result
 
 
-def mammography(checkout: Path, epochs: int) -> float:
-    """CPU seconds of `east-run` in a checkout for the paper's search and trials, each stopped after `epochs`."""
+def run_checkout(checkout: Path, words: list[str], epochs: int, records: int) -> float:
+    """CPU seconds of `east-run` in a checkout when every trial stops after `epochs`."""
     with tempfile.TemporaryDirectory() as folder:
-        words = ["dataset=mammography", "loss=f1", "preset=paper", f"protocol.max_epochs={epochs}"]
-        words += ["executor=inline", "device=cpu", f"results_dir={folder}"]
+        words = [*words, f"protocol.max_epochs={epochs}", "executor=inline", "device=cpu", f"results_dir={folder}"]
         environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "EAST_DEBUG": "1"}
         command = [sys.executable, "-c", "from east.cli import main; raise SystemExit(main())", *words]
         before = os.times()
         subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True)
         after = os.times()
-        records = len(list(Path(folder, "runs").rglob("se*-*.json")))
-    if records != GRID_POINTS + TRIALS:
-        raise RuntimeError(f"{checkout}: expected {GRID_POINTS + TRIALS} records, got {records}")
+        written = len(list(Path(folder, "runs").rglob("se*-*.json")))
+    if written != records:
+        raise RuntimeError(f"{checkout}: expected {records} records, got {written}")
     return after.children_user + after.children_system - before.children_user - before.children_system
 
 
-def per_core_hour(checkouts: list[Path]) -> dict[str, dict[str, float]]:
-    """Trials of TRIAL_EPOCHS epochs per core-hour; the cost of an epoch is the difference between two run lengths."""
-    short, long = 1, 5
-    runs = {f"{c} {e}": (lambda c=c, e=e: mammography(c, e)) for e in (short, long) for c in checkouts}
-    seconds = medians_in_turns(1, **runs)
+def epoch_seconds(
+    checkouts: list[Path], words: list[str], records: int, lengths: tuple[int, int], rounds: int
+) -> dict[str, tuple[float, float]]:
+    """By commit: CPU seconds of one trial's first epoch with everything around it, and of each further epoch."""
+    runs = {
+        f"{checkout} {epochs}": (lambda c=checkout, e=epochs: run_checkout(c, words, e, records))
+        for epochs in lengths
+        for checkout in checkouts
+    }
+    seconds = medians_in_turns(rounds, **runs)
     result = {}
     for checkout in checkouts:
-        first, second = (seconds[f"{checkout} {epochs}"] / (GRID_POINTS + TRIALS) for epochs in (short, long))
-        epoch = (second - first) / (long - short)
-        trials = 3600 / (first + epoch * (TRIAL_EPOCHS - short))
+        short, long = (seconds[f"{checkout} {epochs}"] / records for epochs in lengths)
         commit = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
         name = subprocess.run(commit, capture_output=True, text=True).stdout.strip()
+        result[name] = (short, (long - short) / (lengths[1] - lengths[0]))
+    return result
+
+
+def per_core_hour(checkouts: list[Path]) -> dict[str, dict[str, float]]:
+    """Trials of TRIAL_EPOCHS epochs per core-hour with the paper's protocol on Mammography."""
+    words = ["dataset=mammography", "loss=f1", "preset=paper"]
+    result = {}
+    for name, (first, epoch) in epoch_seconds(checkouts, words, GRID_POINTS + TRIALS, (1, 5), rounds=1).items():
+        trials = 3600 / (first + epoch * (TRIAL_EPOCHS - 1))
         result[name] = {"epoch_ms": 1e3 * epoch, "trials_per_core_hour": trials}
         print(
             f"Mammography at {name}: {1e3 * epoch:.0f} ms per trial and epoch over the grid, "
             f"{trials:.0f} trials of {TRIAL_EPOCHS} epochs per core-hour",
             flush=True,
         )
+    return result
+
+
+def before_and_after(checkout: Path) -> dict[str, dict[str, float]]:
+    """Milliseconds per trial and epoch of an older checkout and of this one: ten trials of cross-entropy together."""
+    result = {}
+    for name, net, batch, lengths in (
+        ("mlp_128", "mlp", 128, (3, 23)),
+        ("mlp_1024", "mlp", 1024, (3, 23)),
+        ("btg_1024", "mlp_btg", 1024, (1, 201)),
+    ):
+        words = ["dataset=mammography", "loss=ce", f"model={net}", "preset=paper", "search=none", "trials=10"]
+        words += [f"hyper.batch_size={batch}", "hyper.lr=0.001", "protocol.patience=1000"]
+        epochs = epoch_seconds([ROOT, checkout], words, TRIALS, lengths, rounds=1)
+        result[name] = {commit: 1e3 * epoch for commit, (_, epoch) in epochs.items()}
+        after, before = result[name].values()
+        print(f"{name}: {before:.1f} ms per trial and epoch before, {after:.1f} now: {before / after:.2f}x", flush=True)
     return result
 
 
@@ -309,12 +339,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one round, few rows: a minute")
     parser.add_argument("--json", type=Path, help="default: results/bench/train.json or mammography.json")
     parser.add_argument("--figure", type=Path, default=ROOT / "results/figures/bench_population.svg")
+    parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="compare with the engine of this checkout")
     parser.add_argument("--mammography", nargs="*", type=Path, metavar="CHECKOUT", help="trials per core-hour instead")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     if arguments.mammography is None:
         rounds, rows, epochs = (1, 4096, 1) if arguments.quick else (3, 8192, 3)
         name, result = "train.json", speed(rounds, rows, epochs, arguments.figure)
+        if arguments.before:
+            result["before_and_after"] = before_and_after(arguments.before.resolve())
     else:
         checkouts = [ROOT, *(folder.resolve() for folder in arguments.mammography)]
         name, result = "mammography.json", per_core_hour(checkouts)
