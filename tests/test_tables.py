@@ -665,6 +665,22 @@ def test_comparisons_are_paired_by_seed(east_v2_1):
     assert "Acc*" not in {e.row for e in found}, "budget against paper is no comparison"
 
 
+def test_rows_are_compared_by_the_fullest_training_that_both_have(tmp_path):
+    for seed in range(4):
+        for preset, f1 in [("paper", 0.9), ("budget", 0.6), ("lean", 0.5)]:
+            put(tmp_path, ["loss=ce", f"preset={preset}"], seed, f1=f1)
+        put(tmp_path, ["loss=f1", "preset=budget"], seed, f1=0.7)
+        put(tmp_path, ["loss=mcc", "preset=paper"], seed, f1=0.8)
+        put(tmp_path, ["loss=dice", "preset=quick"], seed, f1=0.8)
+    table = tables.build("east_v2_1", tmp_path)
+    found = {e.row: (round(e.difference, 6), e.training) for e in tables.comparisons(table) if e.column == "f1"}
+    assert found == {"F1*": (0.1, "budget"), "MCC*": (-0.1, None)}, "quick training is accepted by no table of a paper"
+    assert cell(table, row="CE", column="f1", dataset="mammography").summary.mean == pytest.approx(0.9)
+    text = tables.render("east_v2_1", tmp_path, "text")
+    assert "F1* − CE (budget)" in text
+    assert "(budget)" not in tables.render("east_v2_1", tmp_path, "text", preset="paper"), "budget training is refused"
+
+
 def test_holm_is_over_all_declared_questions_and_no_others(tmp_path):
     for seed in range(8):
         for loss, f1 in [("f1", 0.7), ("accuracy", 0.65), ("mcc", 0.6), ("dice", 0.6), ("ce", 0.5)]:

@@ -6,13 +6,13 @@ trials: those of the fullest preset on record (fidelity.py).
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from east.choices import choose
 from east.experiment import records
 from east.reporting import papers, statistics
 from east.reporting.entries import Entry, Family, Ledger
-from east.reporting.fidelity import Options, Request, cooling_rates, searched_as, trained_as, usual_splits
+from east.reporting.fidelity import PRESETS, Options, Request, cooling_rates, searched_as, trained_as, usual_splits
 from east.settings.command import Command
 from east.settings.command import text as typed
 from east.settings.compose import PAPER_DATASETS
@@ -72,6 +72,11 @@ class Cell(Request):
     key: str | None = None
     sources: list[str] = field(default_factory=list)
     commits: set[str] = field(default_factory=set)
+    shorter: "dict[str, Cell]" = field(default_factory=dict)  # less full preset -> the cell filled from its records
+
+    def trained_by(self, preset: str | None) -> "Cell | None":
+        """This cell as trained by a preset; None if there is no such record."""
+        return self if preset == self.preset else self.shorter.get(preset or "")
 
     @property
     def measure(self) -> str:
@@ -174,6 +179,22 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
             cell.preset = preset
             _show(cell, splits[0], by_split, ledger)
             return
+
+
+def fill_shorter(cells: Sequence[Cell], ledger: Ledger) -> None:
+    """Fill `shorter` for every less full preset in the column of a cell: like is compared with like."""
+    columns: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        if cell.preset in PRESETS and cell.trains_networks:
+            columns.setdefault((cell.block, cell.column), []).append(cell)
+    for column in columns.values():
+        presets = [preset for preset in PRESETS if any(cell.preset == preset for cell in column)]
+        for cell in column:
+            for preset in presets[presets.index(cell.preset or "") + 1 :]:
+                shorter = replace(cell, values={}, splits={}, failed=0)
+                fill(shorter, ledger, cell.rule, [preset])
+                if shorter.values:
+                    cell.shorter = {**cell.shorter, preset: shorter}
 
 
 def _candidate(family: Family, cell: Cell, rule: str) -> Candidate | None:

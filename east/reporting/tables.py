@@ -19,7 +19,7 @@ from east.choices import choose
 from east.experiment import records
 from east.experiment.records import Record
 from east.reporting import papers, recorded, statistics, writers
-from east.reporting.cells import TUNED_FOR, Cell, command, decided, fill, typed_command
+from east.reporting.cells import TUNED_FOR, Cell, command, decided, fill, fill_shorter, typed_command
 from east.reporting.entries import Ledger
 from east.reporting.fidelity import PRESETS
 from east.reporting.recorded import labels
@@ -50,6 +50,7 @@ class Comparison:
     high: float | None
     wins: int
     p: float
+    training: str | None = None  # the preset of both, where the table shows one of them with a fuller one
     p_holm: float | None = None
 
 
@@ -218,6 +219,8 @@ def build(
     for cell in cells:
         cell.command_preset, cell.config_dir = preset or usual_preset(table), config_dir
         fill(cell, ledger, rule, accepted)
+    if table.rows and not table.ranked:
+        fill_shorter(cells, ledger)
     cells = _worth_showing(table, cells)
     ids = {name for cell in cells for name in cell.findings}
     findings = {finding.id: finding for finding in papers.findings() if finding.id in ids}
@@ -270,8 +273,8 @@ def plan(
 def comparisons(table: Table) -> list[Comparison]:
     """Every loss against cross-entropy (or the table's reference row) in the same column, and the declared questions.
 
-    Trials are paired by seed on one split, and by split where every trial has its own. Only cells that share protocol,
-    training and splits are compared. A table that ranks its rows answers its questions over the datasets of a block;
+    Trials are paired by seed on one split, and by split where every trial has its own. Only cells that share protocol
+    and splits are compared, by the fullest training that both have on record. A table that ranks its rows answers its questions over the datasets of a block;
     all other rows are in `Table.rankings`.
     """
     questions = [(block, q.column or statistics.ALL, q.row, q.against) for q in table.questions for block in q.blocks]
@@ -306,7 +309,7 @@ def answer(table: Table) -> str | None:
 
 
 def _rivals(table: Table, cell: Cell, questions: Sequence[tuple[str, str, str, str]]) -> Iterator[Cell]:
-    """The cells that a cell is compared with: same measure, protocol, split and preset."""
+    """The cells of the same measure that a cell is compared with."""
     for rival in table.column(cell):
         declared = (cell.block, cell.column, cell.row, rival.row) in questions
         is_reference = rival.row == table.reference if table.reference else rival.loss in REFERENCES
@@ -315,20 +318,36 @@ def _rivals(table: Table, cell: Cell, questions: Sequence[tuple[str, str, str, s
         plain = cell.loss in REFERENCES and cell.score == cell.measure
         if plain and rival.score != rival.measure:
             continue  # the comparison is in the plug-in row
-        networks = cell.trains_networks and rival.trains_networks
-        shared = ("measure", "protocol", "split", *(("preset",) if networks else ()))
-        if all(getattr(cell, name) == getattr(rival, name) for name in shared):
+        if cell.measure == rival.measure:
             yield rival
 
 
+def _trained_alike(cell: Cell, rival: Cell) -> tuple[Cell, Cell] | None:
+    """Both cells by the fullest preset that both have, on the same splits; None if there is none.
+
+    Presets matter only between networks.
+    """
+    pairs: list[tuple[Cell | None, Cell | None]] = [(cell, rival)]
+    if cell.trains_networks and rival.trains_networks:
+        pairs = [(cell.trained_by(preset), rival.trained_by(preset)) for preset in (cell.preset, *PRESETS)]
+    for ours, theirs in pairs:
+        if ours and theirs and (ours.protocol, ours.split) == (theirs.protocol, theirs.split):
+            return ours, theirs
+    return None
+
+
 def _paired(cell: Cell, rival: Cell) -> list[Comparison]:
+    if (alike := _trained_alike(cell, rival)) is None:
+        return []
+    training = alike[0].preset if alike != (cell, rival) else None
+    cell, rival = alike
     pairs = {}
     if cell.split != "trial":
         pairs["seed"] = statistics.paired(cell.values, rival.values)
     ours, theirs = statistics.by_split(cell.splits), statistics.by_split(rival.splits)
     pairs["split"] = statistics.paired(ours, theirs, overlap=max(cell.overlap, rival.overlap))
     names = (cell.block, cell.column, cell.row, rival.row)
-    return [Comparison(*names, unit, **vars(pair)) for unit, pair in pairs.items() if pair.n > 1]
+    return [Comparison(*names, unit, **vars(pair), training=training) for unit, pair in pairs.items() if pair.n > 1]
 
 
 def _over_datasets(table: Table, block: str, row: str, against: str) -> Iterator[Comparison]:

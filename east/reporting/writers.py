@@ -137,7 +137,8 @@ def notes(table: "Table") -> Iterator[tuple[str, str]]:
 def compared(pair: "Comparison") -> list[str]:
     """One paired comparison as strings."""
     ends = "—" if pair.low is None or pair.high is None else f"{_signed(pair.low)}, {_signed(pair.high)}"
-    head = [pair.block, pair.column, f"{pair.row} − {pair.against}", f"{pair.n} {pair.over}s"]
+    training = f" ({pair.training})" if pair.training else ""
+    head = [pair.block, pair.column, f"{pair.row} − {pair.against}{training}", f"{pair.n} {pair.over}s"]
     holm = "—" if pair.p_holm is None else f"{pair.p_holm:.3f}"
     return [*head, f"{_signed(pair.difference)} [{ends}]", f"{pair.wins}/{pair.n}", f"{pair.p:.3f}", holm]
 
@@ -167,6 +168,8 @@ def how_compared(table: "Table", pairs: Sequence["Comparison"]) -> str:
                 else "."
             )
         )
+    if any(pair.training for pair in pairs):
+        sentences.append("In brackets: the training that is compared, where the table shows one of the two with fuller training.")
     return " ".join(sentences)
 
 
