@@ -274,8 +274,8 @@ def comparisons(table: Table) -> list[Comparison]:
     """Every loss against cross-entropy (or the table's reference row) in the same column, and the declared questions.
 
     Trials are paired by seed on one split, and by split where every trial has its own. Only cells that share protocol
-    and splits are compared, by the fullest training that both have on record. A table that ranks its rows answers its questions over the datasets of a block;
-    all other rows are in `Table.rankings`.
+    and splits are compared, by the fullest training that both have on record. A table that ranks its rows answers its
+    questions over the datasets of a block; all other rows are in `Table.rankings`.
     """
     questions = [(block, q.column or statistics.ALL, q.row, q.against) for q in table.questions for block in q.blocks]
     if table.ranked:

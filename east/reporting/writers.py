@@ -169,7 +169,9 @@ def how_compared(table: "Table", pairs: Sequence["Comparison"]) -> str:
             )
         )
     if any(pair.training for pair in pairs):
-        sentences.append("In brackets: the training that is compared, where the table shows one of the two with fuller training.")
+        sentences.append(
+            "In brackets: the training that is compared, where the table shows one of the two with fuller training."
+        )
     return " ".join(sentences)
 
 
