@@ -289,7 +289,8 @@ def comparisons(table: Table) -> list[Comparison]:
         if (question := (pair.block, pair.column, pair.row, pair.against)) in questions:
             first.setdefault(question, index)
     unanswered = [1.0] * (len(questions) - len(first))  # the correction is for all that was declared
-    corrected = dict(zip(first.values(), statistics.holm([*(pairs[i].p for i in first.values()), *unanswered])))  # noqa: B905
+    p_values = statistics.holm([*(pairs[index].p for index in first.values()), *unanswered])
+    corrected = dict(zip(first.values(), p_values, strict=False))
     return [replace(pair, p_holm=corrected.get(index)) for index, pair in enumerate(pairs)]
 
 
