@@ -21,8 +21,8 @@ TEMPERATURES = [1e-3, 0.05, 0.1, 0.2, 0.39]
 
 @pytest.fixture(autouse=True)
 def torch_alone(monkeypatch):
-    """Use torch even for these small batches, which NumPy would compute; test_small_batches.py covers that path."""
-    monkeypatch.setattr(closed_form.small_batches, "covers", lambda _: False)
+    """Use torch even for these small batches, which NumPy would compute; test_on_cpu.py covers that path."""
+    monkeypatch.setattr(closed_form.on_cpu, "covers", lambda _: False)
 
 
 def composed(logits, labels, weights, temperature, detach_threshold=False):

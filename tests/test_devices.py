@@ -8,7 +8,7 @@ import yaml
 from east import METRICS, EASTClassifier, MetricLoss
 from east.choices import CONF
 from east.data.common import Part, Splits
-from east.losses import small_batches
+from east.losses import on_cpu
 from east.models.darknet import Convolution3x3
 from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Science, Training
 from east.training import engine, optimizer, saved
@@ -102,7 +102,7 @@ def test_a_population_trains_the_same_on_another_device(loss):
     ],
 )
 def test_images_train_the_same_on_another_device(model, shape, kind, monkeypatch):
-    monkeypatch.setattr(small_batches, "covers", lambda _: False)  # Adam amplifies rounding errors
+    monkeypatch.setattr(on_cpu, "covers", lambda _: False)  # Adam amplifies rounding errors
     compared([trial(loss_section("f1"), model)], splits_of(shape, kind, tuple("abc")))
 
 

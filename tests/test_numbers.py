@@ -151,6 +151,24 @@ def test_every_signed_number_is_in_a_committed_table():
         assert stated <= known, f"{name}: in no table: {sorted(stated - known)}"
 
 
+WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+WHAT_DECIDES = {
+    "README.md": r"\((\w+) pairs of a dataset and a metric.*?plain cross-entropy in (\w+) pair, lost to it "
+    r"distinguishably in (\w+)",
+    "results/README.md": r"Table 1 declares (\w+) questions.*?higher mean in (\w+):.*?in (\w+) of them with p < 0.05",
+}
+
+
+@pytest.mark.parametrize("name", WHAT_DECIDES)
+def test_the_answers_to_the_questions_of_table_1_are_counted_right(name):
+    table = json.loads((ROOT / "results" / "tables" / "east_v2_1.json").read_text())[0]
+    answers = [pair for pair in table["comparisons"] if pair["p_holm"] is not None]
+    won = sum(pair["difference"] > 0 for pair in answers)
+    lost = sum(pair["difference"] < 0 and pair["p_holm"] < 0.05 for pair in answers)
+    stated = re.search(WHAT_DECIDES[name], text_of(name)).groups()
+    assert [WORDS.index(word) for word in stated] == [len(answers), won, lost]
+
+
 CONTESTS = sorted((ROOT / "results" / "tables").glob("contest*.json"))
 
 

@@ -217,6 +217,14 @@ def test_the_same_comparison_has_the_same_number_in_every_table(first):
     assert not any(pair.over == "seed" for pair in tables.comparisons(first("splits")))
 
 
+def test_every_cell_that_differs_has_a_cause_or_says_that_it_is_open(committed):
+    meaning = {"f1_positive", "caltech_accuracy", "auroc_thresholded"}  # say what a column is, not why it differs
+    for stem in sorted({file.stem for file in FILES if not file.stem.startswith("contest")}):
+        for cell in committed(stem).cells:
+            if cell.word == "differs":
+                assert set(cell.findings) - meaning, f"{stem}: {cell.block} {cell.row} {cell.column}"
+
+
 def test_tables_do_not_depend_on_test_scores_of_searches(first_records, first):
     """Without the scores of early searches, no table changes."""
     silent = [r if r.stage == "trial" else r.but(scores={}, decisions={}) for r in first_records]

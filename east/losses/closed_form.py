@@ -30,13 +30,13 @@ from torch import Tensor
 from torch.autograd import Function
 
 from east.confusion import per_class
-from east.losses import by_hand, small_batches
+from east.losses import by_hand, on_cpu
 from east.losses.inputs import masked
+from east.losses.on_cpu import FEW_CLASSES, MANY_CLASSES
 from east.losses.steps import half_width
 from east.metrics import Metric
 
-FEW_CLASSES = 32  # rows shorter than this are slow to reduce and to search: ByClass puts samples side by side instead
-MANY_CLASSES = 2048  # from here on, HugeSoftmax looks up the entries above lo on a CPU,
+# With MANY_CLASSES, HugeSoftmax looks up the entries above lo on a CPU,
 SPARSE_CORNER = 0.125  # unless a is below this, where 1 - (sum of the entries above lo) loses precision,
 SPARSE_SHARE = 32  # or more than one block in 32 holds such an entry, as before any training
 BLOCK = 8  # classes per block, approximately; block maxima speed up the search for large entries
@@ -114,10 +114,10 @@ def slopes_by_margins(by_diagonal: Tensor, by_missed: Tensor, by_false_positives
 
 
 class _SoftMetricLoss(Function):
-    """With few classes, forward computes the gradient, while its inputs are in memory, and backward only scales it.
+    """Where possible, forward computes the gradient, while its inputs are in memory, and backward only scales it.
 
-    With many classes, a pass over the gradient costs more than keeping the state that it is computed from, so it is
-    left to backward.
+    BySample and HugeSoftmax leave it to backward: a pass over their gradient costs more than keeping the state that it
+    is computed from.
     """
 
     @staticmethod
@@ -128,11 +128,9 @@ class _SoftMetricLoss(Function):
         gradient, deferred = None, ()
         needs_gradient = ctx.needs_input_grad[0]
         sums_images = ignore_index is not None and logits.ndim > 2
-        if not sums_images and small_batches.covers(logits):
+        if not sums_images and on_cpu.covers(logits):
             batch = logits, used_labels, used_weights, temperature
-            loss, gradient = small_batches.loss_and_gradient(
-                *batch, metric, parameters, detach_threshold, needs_gradient
-            )
+            loss, gradient = on_cpu.loss_and_gradient(*batch, metric, parameters, detach_threshold, needs_gradient)
             ctx.save_for_backward(labels, weights, gradient)
             return loss
         step = step_for(temperature, logits)
@@ -160,6 +158,9 @@ class _SoftMetricLoss(Function):
     @staticmethod
     def backward(ctx, upstream):
         _, _, gradient, *deferred = ctx.saved_tensors
+        if gradient is not None and not torch.is_grad_enabled() and is_one(upstream):
+            # Not a view or a copy: autograd sees whether the graph still holds it, and copies it only then.
+            return gradient, None, None, None, None, None, None, None
 
         def scaled() -> Tensor:
             if gradient is not None:
@@ -169,6 +170,11 @@ class _SoftMetricLoss(Function):
             return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
 
         return without_graph(scaled, upstream), None, None, None, None, None, None, None
+
+
+def is_one(upstream: Tensor) -> bool:
+    """Whether a gradient is 1, as in `loss.backward()`; only on a CPU, where looking costs nothing."""
+    return upstream.device.type == "cpu" and upstream.ndim == 0 and upstream.item() == 1
 
 
 def count_chunks(chunks: list[tuple[Any, ...]], step: "Step", states: list["State"]) -> Iterator[Counts]:
