@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.tracked import tracked
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "east"
 # The rooms of the package, from the top: each may import itself and those before it.
@@ -96,13 +98,10 @@ def test_the_mathematics_imports_nothing_else_of_the_project():
 
 def tracked_texts():
     """Every handwritten text of the repository: tracked files except data and results."""
-    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a git checkout")
     suffixes = {".py", ".yaml", ".yml", ".toml", ".md", ".sh", ".js", ".css", ".html", ".cfg", ".txt", ""}
-    for name in listed.stdout.splitlines():
-        path = ROOT / name
-        if path.is_file() and path.suffix in suffixes and not name.startswith("results/records"):
+    for path in tracked():
+        name = path.relative_to(ROOT).as_posix()
+        if path.suffix in suffixes and not name.startswith("results/records"):
             yield name, path.read_text()
 
 

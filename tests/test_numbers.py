@@ -13,8 +13,11 @@ import pytest
 import yaml
 from scipy import stats
 
+from tests.tracked import tracked
+
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "results" / "records"
+TABLES = [file for file in tracked("results/tables") if file.suffix == ".json"]
 
 
 def scores_of(counts):
@@ -135,7 +138,7 @@ def test_the_headline_is_on_record(line, ours):
 def test_every_signed_number_is_in_a_committed_table():
     """Differences and the ends of their intervals; test_results.py renders the tables from the records."""
     known = set()
-    for file in (ROOT / "results" / "tables").glob("*.json"):
+    for file in TABLES:
         for table in json.loads(file.read_text()):
             numbers = [
                 cell[name] for cell in table["cells"] for name in ("difference", "difference_low", "difference_high")
@@ -169,7 +172,7 @@ def test_the_answers_to_the_questions_of_table_1_are_counted_right(name):
     assert [WORDS.index(word) for word in stated] == [len(answers), won, lost]
 
 
-CONTESTS = sorted((ROOT / "results" / "tables").glob("contest*.json"))
+CONTESTS = [file for file in TABLES if file.stem.startswith("contest")]
 
 
 @pytest.fixture(scope="module")

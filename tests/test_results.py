@@ -15,10 +15,11 @@ from east import cli
 from east.experiment import records
 from east.reporting import papers, tables
 from east.reporting.writers import WRITERS
+from tests.tracked import tracked
 
 RESULTS = Path(__file__).parents[1] / "results"
 FORMATS = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
-FILES = sorted((RESULTS / "tables").iterdir())
+FILES = tracked("results/tables")
 
 
 @pytest.fixture(scope="module")
