@@ -148,15 +148,15 @@ def limit_note(value: float, allowed: float | None) -> str:
     return "" if allowed is None else f"  (limit {allowed:g}{'' if value <= allowed else ', exceeded'})"
 
 
-def measure(names: list[str], rounds: int | None) -> tuple[list[dict], list[dict]]:
+def measure(names: list[str], shapes: tuple[tuple[int, ...], ...], rounds: int | None) -> tuple[list[dict], list[dict]]:
     """Measure and print ratios and peak memory; return the rows of both."""
     rows, memory = [], []
-    for shape in (*SHAPES, DENSE):
+    for shape in shapes:
         for row in compare(shape, names, rounds):
             rows.append(row)
             note = limit_note(row["ratio"], row["limit"])
             print(f"{row['shape']!s:20}  {row['ratio']:6.2f} x cross-entropy  {row['loss']}{note}", flush=True)
-    for shape in (SHAPES[-1], DENSE):
+    for shape in shapes[len(SHAPES) - 1 :]:  # the most classes, and images
         command = [sys.executable, __file__, "--memory", "f1", *map(str, shape)]
         runs = [subprocess.run(command, check=True, capture_output=True, text=True) for _ in range(MEMORY_RUNS)]
         growth = min(float(run.stdout) for run in runs)  # the smallest: fragmentation only adds
@@ -171,7 +171,7 @@ def measure_checkout(checkout: Path, quick: bool) -> dict:
     print(f"before: {checkout}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "before.json")
-        command = [sys.executable, __file__, "--json", str(file), *(["--quick"] if quick else [])]
+        command = [sys.executable, __file__, "--flat", "--json", str(file), *(["--quick"] if quick else [])]
         subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(checkout.resolve())})
         rows = json.loads(file.read_text())["rows"]
     commit = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
@@ -185,6 +185,7 @@ def main() -> None:
     parser.add_argument("--cold", action="store_true", help="time a process that has never freed a large tensor")
     parser.add_argument("--quick", action="store_true", help="five rounds of each")
     parser.add_argument("--before", type=Path, metavar="CHECKOUT", help="a folder with an older version of east")
+    parser.add_argument("--flat", action="store_true", help="without images, which old versions refuse")
     parser.add_argument("--memory", nargs="+", metavar=("LOSS", "SHAPE"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -194,7 +195,8 @@ def main() -> None:
     if not arguments.cold:
         torch.zeros(ACTIVATIONS)
     names = [name for name in LOSSES if hasattr(east, "MetricCrossEntropy") or "cross-entropy" not in name]
-    rows, memory = measure(names, rounds=5 if arguments.quick else None)
+    shapes = SHAPES if arguments.flat else (*SHAPES, DENSE)
+    rows, memory = measure(names, shapes, rounds=5 if arguments.quick else None)
     arguments.json.parent.mkdir(parents=True, exist_ok=True)
     result = {"torch": torch.__version__, "threads": 1, "cold": arguments.cold, "rows": rows, "memory": memory}
     if arguments.before:

@@ -258,3 +258,31 @@ def test_the_tables_of_which_loss_show_the_contests(metric, name):
         assert cells == [
             f"{signed(x['mean'])} [{signed(x['low'])}, {signed(x['high'])}]" if x else "" for x in expected
         ]
+
+
+def test_what_averaged_weights_change():
+    """Means over the held-out datasets with and without them: docs/which_loss.md states two rows and counts the rest."""
+    with_them, without = (
+        {
+            (cell["row"], cell["block"], cell["column"]): cell["mean"]
+            for cell in json.loads((ROOT / "results" / "tables" / f"{name}.json").read_text())[0]["cells"]
+            if cell["block"].startswith("held out")
+            and cell["mean"] is not None
+            and cell["loss"] not in ("rf", "boosting", "logistic")
+        }
+        for name in ("contest_averaged", "contest")
+    )
+    changes = defaultdict(list)
+    for place, mean in with_them.items():
+        changes[place[0]].append(mean - without[place])
+    intervals = {}
+    for row, values in changes.items():
+        reach = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+        intervals[row] = np.mean(values), np.mean(values) - reach, np.mean(values) + reach
+    text = text_of("docs/which_loss.md")
+    for row in ("CE + plug-in", "Metric CE"):
+        mean, low, high = (f"{value:.4f}".replace("-", "−") for value in intervals[row])
+        assert re.search(rf"by {mean} for [\w -]+ \((95 % interval )?{low} to {high}\)", text), row
+    up, down = sum(low > 0 for _, low, _ in intervals.values()), sum(high < 0 for *_, high in intervals.values())
+    assert (len(intervals), up, down) == (39, 2, 1)
+    assert "Of the 39 rows of networks, the interval excludes 0 in three, twice upwards and once downwards" in text
