@@ -261,7 +261,7 @@ def test_the_tables_of_which_loss_show_the_contests(metric, name):
 
 
 def test_what_averaged_weights_change():
-    """Means over the held-out datasets with and without them: docs/which_loss.md states two rows and counts the rest."""
+    """Means over held-out datasets with and without them; docs/which_loss.md states two rows and counts the rest."""
     with_them, without = (
         {
             (cell["row"], cell["block"], cell["column"]): cell["mean"]
