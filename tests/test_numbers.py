@@ -155,6 +155,31 @@ def test_every_signed_number_is_in_a_committed_table():
 
 
 WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+FITTING = (
+    r"(\d+) of the (\d+) cells of Bridging the Gap's Table 1 that were run earns it, and (\d+) of the (\d+) of EAST's; "
+    r"with the quirks of the released code, (\d+) and (\d+)\..*?contains 0 in (\d+) of Bridging the Gap's 60 cells "
+    r"\(in (\d+) of (\d+) without CocktailParty\) and in (\d+) of EAST's 60"
+)
+
+
+def test_the_cells_that_fit_are_counted_right():
+    cells = {}
+    for name in ("btg_1", "east_v2_1", "btg_1_released", "east_v2_1_released"):
+        table = json.loads((ROOT / "results" / "tables" / f"{name}.json").read_text())[0]
+        cells[name] = [c for c in table["cells"] if c["published_mean"] is not None and c["mean"] is not None]
+    ticked = {name: sum(cell["ticked"] for cell in group) for name, group in cells.items()}
+    fits = {
+        name: [cell["block"] for cell in group if cell["difference_low"] <= 0 <= cell["difference_high"]]
+        for name, group in cells.items()
+    }
+    others = [cell for cell in cells["btg_1_released"] if cell["block"] != "cocktailparty"]
+    expected = [ticked["btg_1"], len(cells["btg_1"]), ticked["east_v2_1"], len(cells["east_v2_1"])]
+    expected += [ticked["btg_1_released"], ticked["east_v2_1_released"], len(fits["btg_1_released"])]
+    expected += [sum(block != "cocktailparty" for block in fits["btg_1_released"]), len(others)]
+    expected += [len(fits["east_v2_1_released"])]
+    assert [int(number) for number in re.search(FITTING, text_of("results/README.md")).groups()] == expected
+
+
 WHAT_DECIDES = {
     "README.md": r"\((\w+) pairs of a dataset and a metric.*?plain cross-entropy in (\w+) pair, lost to it "
     r"distinguishably in (\w+)",
