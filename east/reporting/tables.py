@@ -340,8 +340,9 @@ def _trained_alike(cell: Cell, rival: Cell) -> tuple[Cell, Cell] | None:
 def _paired(cell: Cell, rival: Cell) -> list[Comparison]:
     if (alike := _trained_alike(cell, rival)) is None:
         return []
-    training = alike[0].preset if alike != (cell, rival) else None
+    shown_alike = alike[0] is cell and alike[1] is rival
     cell, rival = alike
+    training = None if shown_alike else cell.preset
     pairs = {}
     if cell.split != "trial":
         pairs["seed"] = statistics.paired(cell.values, rival.values)
