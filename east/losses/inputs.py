@@ -20,6 +20,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -188,7 +189,7 @@ def masked(
     if labels.is_floating_point():
         return labels, weights
     can_inspect = weights is None and labels.device.type == "cpu" and not is_tracing()
-    if can_inspect and ignore_index < 0 <= labels.numpy().min():
+    if can_inspect and ignore_index < 0 <= np.minimum.reduce(labels.numpy(), None):
         return labels, None  # nothing to mask; on other devices, reading the data would cost a synchronisation
     valid = labels != ignore_index
     return labels * valid, valid.to(dtype) if weights is None else weights * valid

@@ -7,6 +7,7 @@ which keeps nothing else in memory.
 
 from collections.abc import Callable, Mapping
 from functools import lru_cache
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -85,9 +86,8 @@ class TrueClasses(NamedTuple):
 
     def sums(self, values: Array) -> Array:
         """Sum of values [..., n] over the samples of each class: [..., d]."""
-        lead = self.labels.shape[:-1]
-        size = self.classes * int(np.prod(lead))
-        return np.bincount(self.positions, values.reshape(-1), size).reshape(*lead, self.classes)
+        shape = *self.labels.shape[:-1], self.classes
+        return np.bincount(self.positions, values.reshape(-1), prod(shape)).reshape(shape)
 
     def pick(self, by_class: Array) -> Array:
         """The value [..., n] of each sample's true class, from values by class [..., d]."""
@@ -270,7 +270,7 @@ def many_classes(
         return loss, None
 
     P, D_true = P.astype(z.dtype), true.pick(D.astype(z.dtype))
-    mean = ((H @ column(P)).numpy()[..., 0] + (true.pick(P) + D_true) * H_true) / total
+    mean = (np.vecdot(H.numpy(), P[..., None, :]) + (true.pick(P) + D_true) * H_true) / total
     eS, eS_flat = torch.sub(torch.from_numpy(P[..., None, :]), column(mean), out=H), H_flat
     eS_flat[at_true] += D_true
     eS.mul_(S).mul_(column(r))
@@ -300,5 +300,5 @@ def top_two(p: Array, starts: Array) -> tuple[Array, Array, Array, Array]:
 
 
 def column(values: Array) -> Tensor:
-    """Numbers per sample [..., n], or per class [..., d], as a column [..., n, 1]."""
+    """Numbers per sample [..., n] as a column [..., n, 1]."""
     return torch.from_numpy(values[..., None])
