@@ -128,6 +128,8 @@ def combinations(words):
         (["protocol.model.table=foo"], "write model=… instead"),
         (["preset.model={table: foo}"], "write model=… instead"),
         (["preset.dataset.digits.imbalance=3"], "write dataset.imbalance=… instead"),
+        (["preset.network.mlp.hidden=[8]"], "write model.hidden=… instead"),
+        (["dataset=adult", "preset=half"], "grid.batch_size: expected sizes for 'table' or 'adult', got ['image']"),
     ],
 )
 def test_a_wrong_setting_is_refused_with_a_suggestion(overrides, words):
@@ -244,6 +246,12 @@ def test_a_preset_sets_dataset_options_unless_you_do():
     assert settings(["dataset=caltech256", "preset=paper"]).dataset.options["size"] == 224
     assert settings(["dataset=caltech256", "preset=budget"]).dataset.options["size"] == 64
     assert settings(["dataset=caltech256", "preset=paper", "dataset.size=32"]).dataset.options["size"] == 32
+
+
+def test_a_preset_sets_options_of_its_network_unless_you_do():
+    assert settings(["dataset=cifar10", "preset=half"]).model.options["width"] == 0.5
+    assert settings(["dataset=cifar10", "preset=half", "model.width=0.25"]).model.options["width"] == 0.25
+    assert settings(["dataset=cifar10", "preset=half", "model=tiny_darknet"]).model.options["width"] == 1
 
 
 def test_settings_are_frozen():

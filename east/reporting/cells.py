@@ -19,6 +19,7 @@ from east.settings.compose import PAPER_DATASETS
 
 CUSTOM = "custom"  # training settings of no preset
 MARKS = {
+    "△": "half training: Darknet-19 at half width, one point of the grid and at most 30 epochs.",
     "†": "budget training: a smaller grid, a shorter patience and at most 300 epochs.",
     "¶": "lean training: a few points of the grid and at most 40 epochs.",
     "‡": "quick training: no search and at most 20 epochs.",
@@ -29,7 +30,7 @@ MARKS = {
     "‖": "validation loss of the whole split, where the released code averages over batches.",
     "§": "the records hold several settings that fit; the one with the most trials is shown.",
 }
-PRESET_MARKS = {"budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
+PRESET_MARKS = {"half": "△", "budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
 SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+"}
 
 DECISIONS = ("plugin_", "expected_")  # prefixes of scores under a decision rule other than argmax

@@ -20,7 +20,7 @@ from east.settings.identity import Json
 from east.settings.reading import read
 from east.settings.settings import Grid, Settings
 
-PRESETS = ("paper", "budget", "lean", "quick")  # from the fullest to the quickest
+PRESETS = ("paper", "half", "budget", "lean", "quick")  # from the fullest to the quickest
 VARIED = (*(f"hyper.{name}" for name in identity.SEARCHED), "annealing.r")  # by a search
 IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", *VARIED)  # when a record is compared with a command
 

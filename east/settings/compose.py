@@ -26,6 +26,7 @@ PAPER_DATASETS = (
     *("cifar10", "caltech256", "cocktailparty", "adult", "mammography", "kaggle", "cocktailparty_graph"),
     *("adult_released", "cifar10_transportation", "cifar10_frog"),
 )
+PRESCRIBED = {"dataset": "dataset", "model": "network"}  # groups whose options a preset gives, and under which key
 DEFAULTS = {"dataset": "digits", "loss": "f1", "protocol": "east", "executor": "auto", "preset": "auto"}
 COMMAND_ONLY = ("losses", "datasets")  # read by Command.each
 VARIANTS = ("executor", "search")  # groups whose `name` is one of ours: executor/cluster.yaml can be a submitit
@@ -67,6 +68,8 @@ def settings(command: Command) -> Settings:
     for group in ("dataset", "model"):
         options.check(group, config[group])
     checked = validated(Settings, config)
+    if checked.searched:
+        checked.grid()  # fails if there is none for this kind of data
     loss = options.checked_loss(checked.loss, {name.partition(".")[2] for name in typed if name.startswith("loss.")})
     return checked.but(loss=loss, hyper=completed_hyper(checked))
 
@@ -169,11 +172,12 @@ def set_value(config: Composed, name: str, value: Any) -> None:
 
 
 def fill_from_preset(config: Composed, typed: Mapping[str, Any]) -> None:
-    """Fill in the dataset options that the preset prescribes, unless the user typed them."""
-    dataset = config["dataset"]
-    for name, value in ((config["preset"].get("dataset") or {}).get(dataset["name"]) or {}).items():
-        if f"dataset.{name}" not in typed:
-            dataset[name] = value
+    """Fill in the options of dataset and network that the preset prescribes, unless the user typed them."""
+    for group, key in PRESCRIBED.items():
+        section = config[group]
+        for name, value in ((config["preset"].get(key) or {}).get(section["name"]) or {}).items():
+            if f"{group}.{name}" not in typed:
+                section[name] = value
 
 
 def completed_hyper(checked: Settings) -> Hyper:
@@ -213,8 +217,10 @@ def refuse_settled_keys(typed: Mapping[str, Any], files: Files) -> None:
             raise ConfigError(f"{name} comes from the chosen file: write {group}=… instead")
         if group in ("protocol", "preset") and first in ("search", "annealing", "model"):
             raise ConfigError(f"{name}={text(value)}: write {first}=… instead")
-        if group == "preset" and first == "dataset":
-            raise ConfigError(f"{name}={text(value)}: write dataset.{rest.partition('.')[2] or 'size'}=… instead")
+        if group == "preset" and first in PRESCRIBED.values():
+            prescribed = next(group for group, key in PRESCRIBED.items() if key == first)
+            option = rest.partition(".")[2] or "size"
+            raise ConfigError(f"{name}={text(value)}: write {prescribed}.{option}=… instead")
 
 
 def refuse_unknown_keys(typed: Mapping[str, Any], config: Composed) -> None:

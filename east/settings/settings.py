@@ -105,6 +105,7 @@ class Preset(Section):
     trials: Count | None = None
     model: dict[Kind, str] = Field(default_factory=dict)
     dataset: dict[str, dict[str, Any]] = Field(default_factory=dict)  # dataset -> options
+    network: dict[str, dict[str, Any]] = Field(default_factory=dict)  # network -> options
     grid: Grid | None = None
 
 
