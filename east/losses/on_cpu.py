@@ -55,16 +55,15 @@ def loss_and_gradient(
         zeros = np.zeros(diagonal.shape)
         return by_hand.Slopes(loss[..., 0], D + zeros, P + zeros)
 
-    classes = logits.shape[-1]
-    z, true = logits.detach().numpy(), TrueClasses.from_labels(labels.numpy(), classes)
-    w = None if weights is None else weights.detach().numpy()
-    step = step_for(temperature, z.dtype)
+    classes, z = logits.shape[-1], logits.detach().numpy()
+    true = TrueClasses.from_labels(labels.numpy(), classes)
+    batch = Batch(z, true, None if weights is None else weights.detach().numpy(), step_for(temperature, z.dtype))
     gradient: Array | None
     if classes == 2:
-        loss, gradient = two_classes(z, true, w, step, loss_slopes)
+        loss, gradient = two_classes(batch, loss_slopes)
     else:
         compute = few_classes if classes < FEW_CLASSES else many_classes
-        loss, gradient = compute(z, true, w, step, loss_slopes, detach_threshold, needs_gradient)
+        loss, gradient = compute(batch, loss_slopes, detach_threshold, needs_gradient)
     return torch.from_numpy(np.asarray(loss, z.dtype)), None if gradient is None else torch.from_numpy(gradient)
 
 
@@ -129,10 +128,18 @@ def step_for(temperature: float | Tensor, dtype: np.dtype) -> Step:
     return step_at(temperature, dtype)
 
 
-def two_classes(
-    z: Array, true: TrueClasses, w: Array | None, step: Step, loss_slopes: LossSlopes
-) -> tuple[Array, Array]:
+class Batch(NamedTuple):
+    """Logits z [..., n, d], their true classes, sample weights w [..., n], and the step."""
+
+    z: Array
+    true: TrueClasses
+    w: Array | None
+    step: Step
+
+
+def two_classes(batch: Batch, loss_slopes: LossSlopes) -> tuple[Array, Array]:
     """The loss and its gradient for two classes, where everything is a function of z1 - z0."""
+    z, true, w, step = batch
     difference = z[..., 1] - z[..., 0]
     p_smaller = np.exp(-np.abs(difference))
     p_smaller /= 1 + p_smaller  # its H is precise however small
@@ -160,15 +167,10 @@ def two_classes(
 
 
 def few_classes(
-    z: Array,
-    true: TrueClasses,
-    w: Array | None,
-    step: Step,
-    loss_slopes: LossSlopes,
-    detach_threshold: bool,
-    needs_gradient: bool,
+    batch: Batch, loss_slopes: LossSlopes, detach_threshold: bool, needs_gradient: bool
 ) -> tuple[Array, Array | None]:
     """The loss and its gradient in layout [..., d, n], with the names and formulas of closed_form.ByClass."""
+    z, true, w, step = batch
     bend_lo, hi_per_lo = (x[..., None] if np.ndim(x) else x for x in (step.bend_lo, step.hi_per_lo))
     x, E2, lo_Z, lo = in_units_of_lo(z, step)
     gap_hi = 1 - lo * step.hi_per_lo
@@ -231,18 +233,13 @@ def in_units_of_lo(z: Array, step: Step) -> tuple[Array, Array, Array, Array]:
 
 
 def many_classes(
-    z: Array,
-    true: TrueClasses,
-    w: Array | None,
-    step: Step,
-    loss_slopes: LossSlopes,
-    detach_threshold: bool,
-    needs_gradient: bool,
+    batch: Batch, loss_slopes: LossSlopes, detach_threshold: bool, needs_gradient: bool
 ) -> tuple[Array, Array | None]:
     """The loss and its gradient in layout [..., n, d], with the names and formulas of closed_form.BySample.
 
     p, S, H and eS are tensors; what has one number per sample is an array, also of positions in their flat memory.
     """
+    z, true, w, step = batch
     p = torch.from_numpy(z).softmax(-1).contiguous()
     starts = np.arange(0, z.size, true.classes).reshape(true.labels.shape)
     at_true = starts + true.labels
