@@ -152,7 +152,7 @@ STATED = [  # finding, table, block, row, column, and whether the deviation is p
     ("adult_loader", "east_v2_1_released", "adult", "F1*", "f1", True),
     ("adult_loader", "east_v2_1", "adult", "CE", "f1", False),
     ("adult_loader", "east_v2_1", "adult", "F1*", "f1", False),
-    ("adult_loader", "east_v1_2_released", "adult", "CE", "f1", False),
+    ("adult_loader_others", "east_v1_2_released", "adult", "CE", "f1", True),
     ("adult_loader_others", "east_v2_1_released", "adult", "MCC*", "f1", True),
     ("adult_loader_others", "east_v2_1", "adult", "MCC*", "f1", False),
     ("adult_loader_others", "east_v1_2_released", "adult", "F1*", "f1", True),
@@ -219,7 +219,10 @@ def test_the_same_comparison_has_the_same_number_in_every_table(first):
 
 
 def test_every_cell_that_differs_has_a_cause_or_says_that_it_is_open(committed):
-    meaning = {"f1_positive", "caltech_accuracy", "auroc_thresholded"}  # say what a column is, not why it differs
+    meaning = {  # say what a column or row is, not why it differs
+        *("f1_positive", "caltech_accuracy", "auroc_thresholded", "f1_macro_baselines", "reused_rows"),
+        *("weak_baseline", "graph_positive", "claimed_win"),
+    }
     for stem in sorted({file.stem for file in FILES if not file.stem.startswith("contest")}):
         for cell in committed(stem).cells:
             if cell.word == "differs":

@@ -26,12 +26,13 @@ MARKS = {
     "◇": "training settings of no preset.",
     "◊": "not searched over the whole grid.",
     "½": "searched over the whole grid by successive halving.",
-    "+": "searched over more points than the table's grid.",
+    "+": "searched over the preset's grid and more points.",
+    "≠": "searched over other points than the preset's grid.",
     "‖": "validation loss of the whole split, where the released code averages over batches.",
     "§": "the records hold several settings that fit; the one with the most trials is shown.",
 }
 PRESET_MARKS = {"half": "△", "budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
-SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+"}
+SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+", "other": "≠"}
 
 DECISIONS = ("plugin_", "expected_")  # prefixes of scores under a decision rule other than argmax
 TUNED_FOR = {
@@ -67,7 +68,7 @@ class Cell(Request):
     has_trials: bool = False  # whether its records hold finished trials, even if those lack this score
     command_preset: str = "paper"  # of the command that fills it
     preset: str | None = None  # that the records were trained by, judged by their values
-    search: str | None = None  # over the preset's grid: "grid", "halving", "part", "wider"; None: nothing to search
+    search: str | None = None  # "grid", "halving", "part", …, see searched_as; None: nothing to search
     is_ideal: bool = True  # trained with the settings of `ideal`
     rarest: int | None = None  # validation rows of the positive class, or of the rarest that has any
     key: str | None = None
@@ -95,8 +96,9 @@ class Cell(Request):
 
     @property
     def papers_protocol(self) -> bool:
-        """Whether it was trained and searched as the paper says, judged by the values in the records."""
-        return self.preset == "paper" and self.search in (None, "grid") and self.is_ideal
+        """Whether a network was trained, searched and split as the paper says, judged by the values in the records."""
+        as_published = self.preset == "paper" and self.search in (None, "grid") and self.is_ideal
+        return as_published and self.trains_networks and self.split == usual_splits(self)[0]
 
     @property
     def difference(self) -> float | None:
@@ -218,7 +220,7 @@ def _show(cell: Cell, split: int | str, by_split: Mapping[int | str, list[Candid
     scored = [entry for entry in trials if entry.seed in shown.values]
     cell.key, cell.values, cell.is_ideal = shown.key, shown.values, shown.is_ideal
     cell.failed = sum(not entry.done for entry in trials)
-    cell.settings = len(by_split[split])
+    cell.settings = sum(candidate.is_ideal == shown.is_ideal for candidate in by_split[split])
     cell.rarest = min((entry.rarest for entry in scored if entry.rarest is not None), default=None)
     cell.capped = 2 * sum(entry.at_limit for entry in scored) > len(scored)
     cell.sources = sorted({entry.record.source for entry in trials})

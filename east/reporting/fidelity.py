@@ -144,15 +144,15 @@ def cooling_rates(settings: Settings) -> set[Json]:
 
 
 def searched_as(request: Request, preset: str | None, family: Sequence[Entry], ledger: Ledger) -> str | None:
-    """How the grid was searched: "grid", "halving", "part", "wider"; None if there is nothing to search."""
+    """How the grid was searched: "grid", "halving", "part", "wider", "other"; None if there is nothing to search."""
     grid = grid_points(request, preset)
     if not grid:
         return None
     searched = {entry.point for entry in family if entry.done and not entry.is_trial}
-    if searched - grid:
-        return "wider"
     if grid <= searched:
-        return "grid"
+        return "grid" if grid == searched else "wider"
+    if searched - grid:
+        return "other"
     of_any_length = ledger.searched.get(family[0].family_of_any_length, set())
     return "halving" if searched and grid <= of_any_length else "part"
 

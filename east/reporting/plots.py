@@ -315,7 +315,7 @@ def _legend(blocks: Mapping[str, Mapping], on_other_data: Mapping) -> list[Line2
     cells = [cell for block in blocks.values() for cell in block.values()]
     handles = [Line2D([], [], color=BLUE, marker="o", ms=4, lw=1.2, label="ours (n, marks of its training)")]
     if on_other_data:
-        handles += [Line2D([], [], color=ORANGE, marker="s", ms=4, lw=1.2, label="ours, data of the released loader")]
+        handles += [Line2D([], [], color=ORANGE, marker="s", ms=4, lw=1.2, label="ours, released code and data")]
     if any(cell.published for cell in cells):
         handles += [Line2D([], [], color=GREY, marker="D", ms=4, mfc="none", lw=1.2, label="published (n = 10)")]
     used = {mark for cell in (*cells, *on_other_data.values()) if cell.values for mark in cell.marks}

@@ -377,13 +377,14 @@ def _with_plugin(cells: Sequence[Cell]) -> list[Cell]:
 
 def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today: date) -> str:
     filled = [cell for cell in cells if cell.values]
-    presets = sorted({cell.preset or "" for cell in filled}, key=lambda preset: (*PRESETS, preset).index(preset))
+    trained = {cell.preset or "" for cell in filled if cell.trains_networks}
+    presets = sorted(trained, key=lambda preset: (*PRESETS, preset).index(preset))
     commits = sorted({commit for cell in filled for commit in cell.commits})
     facts = [
         f"selection rule {rule}",
         *([f"protocol {table.protocol}"] if table.protocol else []),
         f"{variant} variant",
-        f"training {', '.join(presets)}" if presets else "no records yet",
+        *([f"training {', '.join(presets)}"] if presets else [] if filled else ["no records yet"]),
         *([f"records of commit {', '.join(commits)}"] if commits else []),
         f"rendered {today.isoformat()}",
     ]
