@@ -443,7 +443,7 @@ def test_the_papers_protocol_needs_the_papers_grid(tmp_path, monkeypatch):
 def test_a_search_that_leaves_out_points_of_the_grid_is_not_wider(tmp_path, monkeypatch):
     points = [{"lr": lr, "dropout": 0.25, "r": 0.8, "batch_size": 128} for lr in (0.01, 0.001)]
     monkeypatch.setattr(Settings, "grid", lambda self: points if self.loss.name == "f1" else [])
-    chosen = ["loss=f1", "preset=paper", "hyper.lr=0.001", "hyper.batch_size=128", "hyper.dropout=0.25"]
+    chosen = ["loss=f1", "preset=paper", "hyper.lr=0.0001", "hyper.batch_size=128", "hyper.dropout=0.25"]
     put(tmp_path, [*chosen, "annealing.r=0.8"])
     search(tmp_path, [(0.001, 128, 0.25, 0.8), (0.0001, 128, 0.25, 0.8)])
     assert (f1_cell(tmp_path).search, f1_cell(tmp_path).marks) == ("other", "≠")
