@@ -5,9 +5,12 @@ request, so training on 100,000 classes never allocates it.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
+
+SMALL_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)  # no indices for torch's scatter
 
 
 class Confusion:
@@ -109,6 +112,7 @@ class Confusion:
 
         weights [..., n]: the weight of each sample, 1 by default.
         """
+        predictions, labels = (x.long() if x.dtype in SMALL_INTEGERS else x for x in (predictions, labels))
         check_range("predictions", predictions, classes)
         check_range("labels", labels, classes)
         labels = labels.expand(predictions.shape)
@@ -128,8 +132,9 @@ class Confusion:
         )
 
     @classmethod
-    def from_matrix(cls, matrix: Tensor) -> "Confusion":
-        """The counts of an existing confusion matrix [..., d, d], for example from a record."""
+    def from_matrix(cls, matrix: Tensor | Any) -> "Confusion":
+        """The counts of an existing confusion matrix [..., d, d]: a tensor, an array or a list."""
+        matrix = torch.as_tensor(matrix)
         if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:
             raise ValueError(f"expected a matrix of shape [..., d, d], got {tuple(matrix.shape)}")
         if not matrix.is_floating_point():

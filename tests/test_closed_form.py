@@ -199,6 +199,23 @@ def test_a_second_derivative_is_refused_and_not_zero(metric):
         penalty.backward()
 
 
+@pytest.mark.parametrize("threshold", ["dynamic", 0.3, [0.2, 0.6]])
+@pytest.mark.parametrize("classes", [2, 5, 40, 3000])
+def test_a_second_derivative_is_refused_however_it_is_asked_for(classes, threshold):
+    """With respect to weights behind the logits, and by torch's hessian."""
+    if classes == 2 and threshold != "dynamic":
+        pytest.skip("two classes at fixed thresholds are differentiated by autograd, which has a second derivative")
+    x, labels = torch.randn(6, 4, requires_grad=True), torch.arange(6) % classes
+    weights = torch.randn(4, classes, requires_grad=True)
+    loss = MetricLoss("mcc", threshold=threshold)
+    (gradient,) = torch.autograd.grad(loss(x @ weights, labels), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="has no second derivative"):
+        torch.autograd.grad(gradient.square().sum(), weights)
+    if classes < 10:
+        with pytest.raises(RuntimeError, match="has no second derivative"):
+            torch.autograd.functional.hessian(lambda z: loss(z, labels), torch.randn(6, classes))
+
+
 @pytest.mark.parametrize("classes", [3, 64, 3000])
 def test_backward_under_autocast_is_exact(classes):
     logits, labels = batch((30, classes), 3.0, dtype=torch.float32)

@@ -152,3 +152,14 @@ def test_weighted_predictions_match_scikit_learn():
         (c.matrix, wanted), (c.diagonal, wanted.diagonal()), (c.actual, wanted.sum(1)), (c.predicted, wanted.sum(0))
     ):  # fmt: skip
         np.testing.assert_allclose(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32])
+def test_predictions_and_labels_may_be_any_integers(dtype):
+    predictions, labels = torch.tensor([1, 0, 1], dtype=dtype), torch.tensor([1, 1, 0], dtype=dtype)
+    assert Confusion.from_predictions(predictions, labels, 2).matrix.tolist() == [[0, 1], [1, 1]]
+
+
+def test_a_matrix_may_be_a_list_or_an_array():
+    for matrix in ([[1, 2], [3, 4]], np.array([[1, 2], [3, 4]])):
+        assert Confusion.from_matrix(matrix).actual.tolist() == [3, 7]

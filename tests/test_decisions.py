@@ -259,3 +259,29 @@ def test_integer_weights_repeat_rows(classes):
         (expected(p, metric, weights=times), expected(again[0], metric)),
     ):
         assert rule.decide(again[0]).equal(of_repeated.decide(again[0]))
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"avrage": "macro"}, "did you mean 'average'"),
+        ({"average": "none"}, "unknown average 'none'"),
+        ({"positive": 7}, "positive: expected a class from 0 to 1, got 7"),
+        ({"positive": -1}, "positive: expected a class from 0 to 1, got -1"),
+        ({"metric": "cost"}, "cost needs costs"),
+        ({"labels": np.array(["no", "yes"] * 10)}, "labels: expected class indices"),
+    ],
+)
+def test_decide_checks_its_arguments(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        east.decide(np.linspace(0, 1, 20), **arguments)
+
+
+def test_decide_refuses_a_positive_class_without_effect():
+    with pytest.raises(ValueError, match="expected average='positive' with it"):
+        east.decide(np.full((5, 3), 1 / 3), "f1", positive=0)
+
+
+def test_probabilities_may_miss_their_range_by_rounding():
+    p = np.array([1.0000001, 0.2, -1e-7], np.float32)
+    assert east.decide(p, "f1").predict(p).tolist() == [1, 0, 0]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch_btg import loss as released
 
-from east import METRICS, MetricLoss
+from east import METRICS, MetricCrossEntropy, MetricLoss
 from east.confusion import Confusion
 from east.losses import WMW, AUROCLoss, CrossEntropy, Dice, Focal, ReleasedBtG, ReleasedDice, ReleasedWMW, SigmoidF1
 from tests.made import build_loss
@@ -752,13 +752,51 @@ def test_a_resumed_training_keeps_its_temperature():
         ({"metric": "f1", "average": "positive", "positive": True}, "the index or name of a class, got True"),
         ({"metric": "fbeta", "beta": -1}, "beta: expected a number of at least 0"),
         ({"metric": "fbeta", "beta": float("nan")}, "beta: expected a number of at least 0"),
-        ({"metric": "cost"}, "this metric needs costs"),
+        ({"metric": "cost"}, "cost needs costs"),
+        ({"metric": "fbeta", "beta": [1, -2, 1]}, "beta: expected numbers of at least 0"),
+        ({"metric": "fbeta", "beta": [1, float("nan"), 1]}, "beta: expected numbers of at least 0"),
+        ({"metric": "cost", "costs": [[0, float("nan")], [1, 0]]}, "costs: expected finite numbers"),
+        ({"metric": "f1", "average": "positive", "positive": 1.5}, "the index or name of a class, got 1.5"),
         ({"metric": "f1", "temperature": "0.1"}, "got '0.1'"),
     ],
 )
 def test_parameters_that_make_no_sense_are_refused(parameters, message):
     with pytest.raises(ValueError, match=message):
         MetricLoss(**parameters)
+
+
+def test_class_names_must_fit_the_logits():
+    with pytest.raises(ValueError, match="expected 3 names, one per class of the logits, got 2"):
+        MetricLoss("f1", classes=["a", "b"])(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
+
+
+@pytest.mark.parametrize("loss", [MetricLoss("f1"), MetricCrossEntropy("f1")], ids=type)
+@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
+def test_weights_are_finite_and_not_negative(loss, weight):
+    weights = torch.tensor([1.0, weight, 1.0])
+    with pytest.raises(ValueError, match="weights: expected finite numbers of at least 0, got"):
+        loss(torch.randn(3, 2, requires_grad=True), torch.tensor([0, 1, 0]), weights)
+    assert getattr(loss, "counts", None) is None
+
+
+def test_a_sample_that_no_cosine_step_reaches_keeps_its_probabilities():
+    """At a threshold of 0.5, a sample without a probability above 0.4 is below every step of half-width 1/10."""
+    loss, logits = MetricLoss("f1", step="cosine", threshold=0.5), torch.randn(50, 20, dtype=torch.float64)
+    p, memberships = logits.softmax(-1), loss.memberships(logits)
+    unreached = p.amax(-1) < 0.4
+    assert unreached.any()
+    assert not unreached.all()
+    torch.testing.assert_close(memberships[unreached], p[unreached])
+    torch.testing.assert_close(memberships.sum(-1), torch.ones(50, dtype=torch.float64))
+    labels = torch.arange(50) % 20
+    assert torch.autograd.gradcheck(lambda z: loss(z, labels), logits.requires_grad_())
+
+
+@pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4, 5)])
+def test_soft_targets_work_under_vmap(shape):
+    logits = torch.randn(2, *shape)
+    together = torch.func.vmap(MetricLoss("f1"))(logits, logits.softmax(2))
+    torch.testing.assert_close(together, torch.stack([MetricLoss("f1")(z, z.softmax(1)) for z in logits]))
 
 
 def test_one_hot_labels_and_arrays_are_refused():

@@ -560,6 +560,35 @@ def test_multilabel_ignores_cells_and_survives_labels_without_positives():
     assert (gradient[:, 0] != 0).all()
 
 
+@pytest.mark.parametrize("metric", ["f1", "precision", "recall", "fbeta", "jaccard", "fowlkes_mallows"])
+@pytest.mark.parametrize("form", mce.FORMS)
+def test_micro_averages_weigh_all_classes_alike(metric, form):
+    """With one label per sample, micro averages rise with accuracy alone."""
+    logits, labels = torch.randn(50, 3, requires_grad=True), torch.arange(50) % 3
+    loss = MetricCrossEntropy(metric, average="micro", form=form)
+    torch.testing.assert_close(loss(logits, labels), F.cross_entropy(logits, labels))
+
+
+@pytest.mark.parametrize("metric", ["precision", "npv", "kappa", "quadratic_kappa"])
+@pytest.mark.parametrize("form", mce.FORMS)
+def test_counts_of_one_class_give_plain_cross_entropy(metric, form):
+    """Their slopes differ by rounding alone, which must not be magnified."""
+    for seed in range(20):
+        logits = torch.randn(64, 5, generator=torch.Generator().manual_seed(seed)).requires_grad_()
+        labels = torch.zeros(64, dtype=torch.long)
+        loss = MetricCrossEntropy(metric, form=form)
+        torch.testing.assert_close(loss(logits, labels), F.cross_entropy(logits, labels))
+
+
+@pytest.mark.parametrize("metric", ["f1", "mcc", "gmean", "quadratic_kappa"])
+@pytest.mark.parametrize("form", mce.FORMS)
+def test_a_class_without_validation_samples_weighs_about_as_much_as_the_others(metric, form):
+    loss = MetricCrossEntropy(metric, form=form, counts="validation")
+    loss.set_counts(torch.tensor([[50, 3, 0], [5, 20, 0], [0, 0, 0]]))
+    loss(torch.randn(6, 3), torch.arange(6) % 3)
+    assert 0.3 < loss.targets.row_total[2] < 3
+
+
 def test_multilabel_refuses_an_average_over_samples():
     with pytest.raises(ValueError, match="a sample has no running counts"):
         MetricCrossEntropy("f1", multilabel=True, average="samples")

@@ -424,8 +424,11 @@ def test_batch_norm_statistics_are_averaged_too():
         stack(torch.rand(1, 8, 3, 16, 16), training=True)
         average.update()
         seen.append(stack.weights.clone())
-    torch.testing.assert_close(average.mean, torch.stack(seen).mean(0))
+    expected = torch.stack(seen).mean(0)
+    expected[:, stack.counters] = 4  # the number of batches is counted, not averaged
+    torch.testing.assert_close(average.mean, expected)
     assert not torch.equal(average.mean[:, stack.learned :], stack.weights[:, stack.learned :])
+    assert len(stack.counters) == sum(name.endswith("num_batches_tracked") for name in stack.shapes) > 0
 
 
 class Remembering(CrossEntropy):

@@ -94,7 +94,7 @@ class _SoftCounts(Function):
     def forward(ctx, logits, labels, weights, step, detach_threshold):
         counts, state = count_batch(logits, labels, weights, step)
         ctx.save_for_backward(labels, weights, *state)
-        ctx.kind, ctx.step, ctx.detach_threshold = type(state), step, detach_threshold
+        ctx.kind, ctx.step, ctx.detach_threshold, ctx.logits = type(state), step, detach_threshold, logits
         return tuple(counts)
 
     @staticmethod
@@ -105,7 +105,7 @@ class _SoftCounts(Function):
             D, P = slopes_by_margins(by_diagonal, by_missed, by_false_positives)
             return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
 
-        return without_graph(gradient, by_diagonal), None, None, None, None
+        return without_graph(gradient, ctx.logits), None, None, None, None
 
 
 def slopes_by_margins(by_diagonal: Tensor, by_missed: Tensor, by_false_positives: Tensor) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class _SoftMetricLoss(Function):
 
     @staticmethod
     def forward(ctx, logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index):
-        used_labels, used_weights = labels, weights
+        used_labels, used_weights, ctx.logits = labels, weights, logits
         if ignore_index is not None:
             used_labels, used_weights = masked(labels, weights, ignore_index, logits.dtype)
         gradient, deferred = None, ()
@@ -169,7 +169,7 @@ class _SoftMetricLoss(Function):
             D, P = D * upstream.unsqueeze(-1), P * upstream.unsqueeze(-1)
             return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
 
-        return without_graph(scaled, upstream), None, None, None, None, None, None, None
+        return without_graph(scaled, ctx.logits), None, None, None, None, None, None, None
 
 
 def is_one(upstream: Tensor) -> bool:
@@ -208,23 +208,23 @@ def counts_by_class(logits: Tensor) -> bool:
     return d > 2 and (d < FEW_CLASSES or (logits.stride(-2) == 1 and n > 1))
 
 
-def without_graph(gradient: Callable[[], Tensor], upstream: Tensor) -> Tensor:
-    """Compute a gradient without a graph and in full precision; `upstream` is the gradient that backward received."""
-    if torch.is_autocast_enabled(upstream.device.type):  # backward may run inside an autocast block that forward left
-        with torch.autocast(upstream.device.type, enabled=False):
-            return without_graph(gradient, upstream)
+def without_graph(gradient: Callable[[], Tensor], logits: Tensor) -> Tensor:
+    """Compute the gradient of the logits without a graph and in full precision."""
+    if torch.is_autocast_enabled(logits.device.type):  # backward may run inside an autocast block that forward left
+        with torch.autocast(logits.device.type, enabled=False):
+            return without_graph(gradient, logits)
     if not torch.is_grad_enabled():
         return gradient()
     with torch.no_grad():
         result = gradient()
-    return _FirstDerivativeOnly.apply(result.requires_grad_())
+    return _FirstDerivativeOnly.apply(result, logits)
 
 
 class _FirstDerivativeOnly(Function):
-    """The identity, but not differentiable: with create_graph=True the second derivative would otherwise be 0."""
+    """The gradient, connected to the logits, but not differentiable: a second derivative would otherwise be 0."""
 
     @staticmethod
-    def forward(ctx, gradient):
+    def forward(ctx, gradient, logits):
         return gradient.view_as(gradient)
 
     @staticmethod

@@ -131,7 +131,7 @@ class Loss(nn.Module):
         value = self.value(logits, used_labels, used_weights)
         if self.keeps_labels and used_labels is labels and used_weights is None:
             return value
-        any_left = value.new_ones(()) if used_weights is None else (used_weights != 0).any(-1)
+        any_left = torch.ones_like(value, dtype=torch.bool) if used_weights is None else (used_weights != 0).any(-1)
         if is_tracing():
             return torch.where(any_left, value, 0.0)
         return _GuardInputs.apply(value, any_left, labels, weights)
@@ -365,7 +365,13 @@ def read_weights(weights: Tensor | None, shape: torch.Size, dtype: torch.dtype) 
         raise ValueError(f"weights: expected the shape {choices}, got {tuple(weights.shape)}")
     if weights.shape == shape[:1]:
         weights = weights.reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
-    return weights.reshape(-1).to(at_least_float32(dtype))
+    weights = weights.reshape(-1).to(at_least_float32(dtype))
+    if weights.device.type == "cpu" and not is_tracing():  # elsewhere a look at the data costs a synchronisation
+        values = weights.detach().numpy()
+        least, most = np.minimum.reduce(values), np.maximum.reduce(values)
+        if not (least >= 0 and most < np.inf):  # NaN fails as well
+            raise ValueError(f"weights: expected finite numbers of at least 0, got {least:g} to {most:g}")
+    return weights
 
 
 def wrong_shape(logits: Tensor, labels: Tensor) -> str:

@@ -12,7 +12,7 @@ that read `Confusion.matrix`.
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -41,6 +41,7 @@ from east.metrics import EPS, ratio
 
 FORMS = ("class_weights", "soft_targets")
 COUNTS = ("training", "validation")
+ROUNDING = 16  # machine epsilons by which a difference of slopes may miss 0
 NO_LABEL = torch.iinfo(torch.int64).min  # as ignore_index, keeps F.cross_entropy from silently skipping label -100
 
 
@@ -57,6 +58,10 @@ class Targets:
     columns: Tensor | None = None
     row_minimum: Tensor | None = None
     cells: Tensor | None = None
+
+    def to(self, like: Tensor) -> "Targets":
+        """The targets with the dtype and device of `like`."""
+        return replace(self, **{name: value.to(like) for name, value in vars(self).items() if value is not None})
 
 
 class MetricCrossEntropy(Loss):
@@ -254,17 +259,18 @@ class MetricCrossEntropy(Loss):
         """Targets of the chosen form, from the slopes at the smoothed counts."""
         soft = self.form == "soft_targets"
         if self.reads_cells(counts.shape[-1]):
-            actual = counts.sum(-1)
-            G = slopes.of_cells(self.score, smoothed_cells(counts, actual, self.smoothing))
+            exact = counts if counts.device.type == "mps" else counts.double()  # MPS has no float64
+            actual = exact.sum(-1)
+            G = slopes.of_cells(self.score, smoothed_cells(exact, actual, self.smoothing))
             if soft:
-                return soft_targets_by_cells(G, actual, self.floor)
+                return soft_targets_by_cells(G, actual, self.floor).to(counts)
             worth = worth_by_cells(G)
         else:
             actual = counts[..., 1, :]
             D, P = self.slopes_at(*smoothed_margins(by_hand.to_float64(counts), self.smoothing))
             if soft:
-                D, P = (torch.as_tensor(x).to(counts).expand(actual.shape) for x in (D, P))
-                return soft_targets_by_margins(D, P, actual, self.floor)
+                D, P = (torch.as_tensor(x).expand(actual.shape) for x in (D, P))
+                return soft_targets_by_margins(D, P, actual, self.floor).to(counts)
             worth, actual = worth_by_margins(D, P), by_hand.to_float64(actual)
         weights = torch.as_tensor(class_weights(worth, actual, self.floor)).to(counts)
         return Targets(weights, weights)
@@ -304,7 +310,7 @@ def smoothed_cells(counts: Tensor, actual: Tensor, smoothing: float) -> Tensor:
 
 def worth_by_margins(D: Array, P: Array) -> Array:
     """The worth of each class [..., d]: G_kk - mean_(j != k) G_kj = D_k + P_k - mean_(j != k) P_j."""
-    if isinstance(P, float):  # the same for all classes
+    if isinstance(P, float) or P.shape[-1] == 1:  # the same for all classes
         return D
     d = P.shape[-1]
     return D + P * (d / (d - 1)) - class_sum(P) / (d - 1)
@@ -319,14 +325,14 @@ def worth_by_cells(G: Tensor) -> Tensor:
 def class_weights(worth: Array, actual: Array, floor: float) -> Array:
     """Worth [..., d] clamped to at least 0, divided by its mean, at least `floor`; 1 if the mean is 0 or not finite.
 
-    Classes without samples are left out of the mean: their slope is a division by zero, and no sample has their weight.
+    Classes without samples are left out of the mean, because their slope is a division by zero, and get a weight of 1.
     """
-    present = (actual > 0) * 1.0
+    present = actual > 0
     worth = at_least(worth, 0.0) * present
-    mean = class_sum(worth) / at_least(class_sum(present), 1)
+    mean = class_sum(worth) / at_least(class_sum(present * 1.0), 1)
     usable = (mean > 0) & (mean < float("inf"))
     where = by_hand.library_of(mean).where
-    return at_least(where(usable, worth / where(usable, mean, 1.0), 1.0), floor)
+    return at_least(where(usable & present, worth / where(usable, mean, 1.0), 1.0), floor)
 
 
 def soft_targets_by_margins(D: Tensor, P: Tensor, actual: Tensor, floor: float) -> Targets:
@@ -334,7 +340,9 @@ def soft_targets_by_margins(D: Tensor, P: Tensor, actual: Tensor, floor: float) 
 
     Rows with a total below `floor` are raised to it on the diagonal.
     """
-    d = P.shape[-1]
+    d, present = P.shape[-1], actual > 0
+    # The slope of a class without samples is a division by zero.
+    D = torch.where(present, D, mean_over(D, present))
     P = P - P.amin(-1, keepdim=True)
     # min_(j != k) P_j is now 0, except for the class with the lowest P: there it is the second lowest.
     lowest_two, index = P.topk(2, largest=False)
@@ -355,22 +363,29 @@ def soft_targets_by_margins(D: Tensor, P: Tensor, actual: Tensor, floor: float) 
 
 def soft_targets_by_cells(G: Tensor, actual: Tensor, floor: float) -> Targets:
     """The same as `soft_targets_by_margins`, from slopes G [..., d, d]."""
-    cells = G - G.amin(-1, keepdim=True)
+    cells, present = G - G.amin(-1, keepdim=True), actual > 0
     row_total = cells.sum(-1)
     usable, mean = mean_row_total(row_total, actual)
     missing = (floor - row_total / mean).clamp_min(0)
     identity = torch.eye(cells.shape[-1], dtype=cells.dtype, device=cells.device)
     cells = cells / mean.unsqueeze(-1) + identity * missing.unsqueeze(-1)
-    cells = torch.where(usable.unsqueeze(-1), cells, identity)
+    cells = torch.where((usable & present).unsqueeze(-1), cells, identity)
     return Targets(cells.diagonal(dim1=-2, dim2=-1), cells.sum(-1), cells=cells)
 
 
 def mean_row_total(row_total: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether the mean row total [..., 1] of the classes with samples is usable, and the mean, 1 if it is not."""
-    present = actual > 0
-    mean = torch.where(present, row_total, 0.0).sum(-1, keepdim=True) / present.sum(-1, keepdim=True).clamp_min(1)
-    usable = (mean > 0) & (mean < torch.inf)
+    """Whether the mean row total [..., 1] of the classes with samples is usable, and the mean, 1 if it is not.
+
+    A total is a difference of slopes, which are of the order of 1 / the number of samples; rounding counts as 0.
+    """
+    mean = mean_over(row_total, actual > 0)
+    usable = (mean * actual.sum(-1, keepdim=True) > ROUNDING * torch.finfo(mean.dtype).eps) & (mean < torch.inf)
     return usable, torch.where(usable, mean, 1.0)
+
+
+def mean_over(values: Tensor, present: Tensor) -> Tensor:
+    """The mean [..., 1] of values [..., d] over the classes that are present."""
+    return torch.where(present, values, 0.0).sum(-1, keepdim=True) / present.sum(-1, keepdim=True).clamp_min(1)
 
 
 def weighted_cost(logits: Tensor, labels: Tensor, weights: Tensor | None, targets: Targets) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -129,7 +129,7 @@ class MetricLoss(Loss):
         for name, parameter in accepted.items():
             required = parameter.default is parameter.empty and parameter.kind is parameter.POSITIONAL_OR_KEYWORD
             if required and name not in keywords:
-                raise ValueError(f"this metric needs {name}: expected MetricLoss(…, {name}=…)")
+                raise ValueError(f"{name_of(self.metric)} needs {name}: expected {name}=…")
         parameters = dict(keywords)
         if self.multilabel:
             # The score of a label is that of its positives.
@@ -145,10 +145,14 @@ class MetricLoss(Loss):
         if isinstance(beta, str) or (isinstance(beta, Real) and not 0 <= float(beta) < math.inf):
             raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
         if isinstance(beta, Mapping):
-            parameters["beta"] = self.beta_per_class(beta)
+            parameters["beta"] = beta = self.beta_per_class(beta)
+        if not (torch.as_tensor(parameters.get("beta", 1.0)).double() >= 0).all():
+            raise ValueError(f"beta: expected numbers of at least 0, got {parameters['beta']!r}")
+        if not torch.as_tensor(parameters.get("costs", 0.0)).isfinite().all():
+            raise ValueError(f"costs: expected finite numbers, got {parameters['costs']!r}")
         if positive is not None and "average" in accepted and parameters.get("average") != "positive":
             raise ValueError(f"positive={positive!r}: expected average='positive' with it, else it has no effect")
-        if isinstance(positive, bool):
+        if isinstance(positive, bool) or not isinstance(positive, Integral | str | None):
             raise ValueError(f"positive: expected the index or name of a class, got {positive!r}")
         if isinstance(positive, str):
             parameters["positive"] = self.class_index(positive)
@@ -174,6 +178,11 @@ class MetricLoss(Loss):
             values[self.class_index(name)] = float(value)
         return values
 
+    def check_classes(self, classes: int) -> None:
+        """Refuse logits with another number of classes than were named."""
+        if self.classes is not None and len(self.classes) != classes:
+            raise ValueError(f"classes: expected {classes} names, one per class of the logits, got {len(self.classes)}")
+
     def class_index(self, name: str) -> int:
         if self.classes is None:
             raise ValueError(f"class {name!r} is given by name: expected `classes` too, the list of all class names")
@@ -183,6 +192,7 @@ class MetricLoss(Loss):
         if self.multilabel:
             return read_multilabel(logits, labels, weights, self.ignore_index, self.label_average)
         samples = read_samples(logits, labels, weights, self.ignore_index)
+        self.check_classes(samples.logits.shape[-1])
         images = samples.logits.ndim == 3 and len(logits) > 1 and samples.logits[0].numel() >= LARGE_IMAGE
         if not (images and self.can_fuse(samples)):
             samples = self.convert_targets(samples.flat())
@@ -314,6 +324,8 @@ class MetricLoss(Loss):
     def normalised_steps(self, probabilities: Tensor, threshold: Tensor) -> Tensor:
         if self.step == "sigmoid":
             return steps.normalised_sigmoid(probabilities, threshold, self.slope)
+        if self.step == "cosine":
+            return steps.normalised_cosine(probabilities, threshold, self.slope)
         return steps.normalised(self.step_values(probabilities, threshold))
 
     def step_values(self, probabilities: Tensor, threshold: Tensor) -> Tensor:
@@ -377,6 +389,9 @@ class AUROCLoss(MetricLoss):
         if not isinstance(self.threshold, tuple):
             raise ValueError(f"AUROC: expected a list of thresholds and a step, got {threshold!r} and {self.step!r}")
         self.threshold = tuple(sorted(self.threshold))
+
+    def check_classes(self, classes: int) -> None:
+        """`value` checks that there are two."""
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         check_binary(self, logits, labels)

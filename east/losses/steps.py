@@ -66,6 +66,14 @@ def normalised(steps: Tensor) -> Tensor:
     return steps / steps.sum(-1, keepdim=True).clamp_min(EPS)
 
 
+def normalised_cosine(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
+    """Cosine steps [..., d] divided by their sum; the probabilities themselves where all steps are 0."""
+    values = cosine(probabilities, threshold, slope)
+    total = values.sum(-1, keepdim=True)
+    reached = total > EPS
+    return torch.where(reached, values / torch.where(reached, total, 1.0), probabilities)
+
+
 def normalised_sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
     """Sigmoid steps [..., d] divided by their sum; uses logarithms, as with many classes all steps can be below EPS."""
     return torch.nn.functional.logsigmoid(slope * (probabilities - threshold)).softmax(-1)

@@ -122,7 +122,7 @@ class _CountsAt(Function):
         false_positives.index_add_(0, entries.classes, r[entries.samples] * of_others)
         p.scatter_(-1, true_class, p_true.view(true_class.shape))
         ctx.save_for_backward(p, labels, true, H_true, slope_extra_true, total, r, H_extra, slope_extra, *entries)
-        ctx.steps = steps
+        ctx.steps, ctx.logits = steps, logits
         return diagonal, missed, false_positives
 
     @staticmethod
@@ -143,4 +143,4 @@ class _CountsAt(Function):
             by_p.view(-1).index_add_(0, positions, at_entries)
             return by_p.sub_((by_p * p).sum(-1, keepdim=True)).mul_(p)  # through the softmax
 
-        return without_graph(gradient, by_diagonal), None, None, None
+        return without_graph(gradient, ctx.logits), None, None, None

@@ -1,6 +1,7 @@
 """Networks of one architecture stacked in a leading dimension, so that one product trains a population."""
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 import torch.nn.functional as F
@@ -10,6 +11,7 @@ from torch.func import functional_call
 from east.models.mlp import MLP, Masks, StackedMLP
 
 ALIGNED = 16  # floats in a cache line
+COUNTER = "num_batches_tracked"  # of batch norm
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -36,6 +38,8 @@ class Stack:
         self.shapes = {name: tensor.shape for name, tensor in _learned(self.module).items()}
         self.learned = sum(shape.numel() for shape in self.shapes.values())
         self.shapes |= {name: tensor.shape for name, tensor in _tracked(self.module).items()}
+        starts = accumulate((shape.numel() for shape in self.shapes.values()), initial=0)
+        self.counters = [start for name, start in zip(self.shapes, starts, strict=False) if name.endswith(COUNTER)]
         self.weights = torch.empty(0)
         self.put(F.pad(weights, (0, -self.size % ALIGNED)).to(device))
 
@@ -94,6 +98,4 @@ def _learned(module: nn.Module) -> dict[str, Tensor]:
 
 def _tracked(module: nn.Module) -> dict[str, Tensor]:
     """Buffers that training changes. Batch norm counts batches in int64; as a float it is exact up to 2^24."""
-    return {
-        name: b for name, b in module.named_buffers() if b.is_floating_point() or name.endswith("num_batches_tracked")
-    }
+    return {name: b for name, b in module.named_buffers() if b.is_floating_point() or name.endswith(COUNTER)}

@@ -32,6 +32,8 @@ class Average:
         if self.on:
             b = torch.minimum(self.mean_decay, self.mean_steps / (self.mean_steps + 1))
             self.mean.lerp_(self.net.weights, 1 - b)
+            if self.net.counters:  # the number of batches is not averaged
+                self.mean[:, self.net.counters] = self.net.weights[:, self.net.counters]
             self.mean_steps += 1
 
     def restart(self, rows: Tensor) -> None:

@@ -20,12 +20,13 @@ from torch.nn.functional import one_hot
 
 from east import metrics
 from east.confusion import Confusion, check_range, per_class
-from east.losses import slopes
+from east.losses import MetricLoss, slopes
 from east.training.scores import StoredRule
 
 LOG_WEIGHTS = np.linspace(-3, 3, 25)
 SWEEPS = 5
 ROUNDS = 50
+SUM_TOLERANCE = 1e-3  # by which probabilities may miss their range, and rows a sum of 1
 
 Metric = Callable[[Confusion], Tensor]
 
@@ -374,11 +375,13 @@ def decide(
     """
     p = checked_probabilities(probabilities)
     function, metric_parameters = metrics.parse(metric, metric_parameters)
-    accepted = inspect.signature(function).parameters
-    if p.shape[-1] == 2 and "average" in accepted:
+    if p.shape[-1] == 2 and "average" in inspect.signature(function).parameters:
         metric_parameters = {"average": "positive", **metric_parameters}
-    score = partial(function, **metric_parameters)
     positive = metric_parameters.get("positive")
+    parameters = MetricLoss(function, **metric_parameters).metric_parameters  # checks them
+    if positive is not None and not 0 <= positive < p.shape[-1]:
+        raise ValueError(f"positive: expected a class from 0 to {p.shape[-1] - 1}, got {positive}")
+    score = partial(function, **parameters)
     if labels is None:
         rule, truth = expected(p, score, positive), p
     else:
@@ -395,13 +398,14 @@ def checked_probabilities(values: Any) -> Tensor:
             f"probabilities: expected numbers of shape [n] or [n, d], got {p.dtype} of shape {list(p.shape)}"
         )
     p = p.double()
-    if not ((p >= 0) & (p <= 1)).all():  # NaN fails as well
+    if not ((p >= -SUM_TOLERANCE) & (p <= 1 + SUM_TOLERANCE)).all():  # NaN fails as well
         raise ValueError(f"probabilities: expected 0 to 1, got {float(p.min()):g} to {float(p.max()):g}: logits?")
+    p = p.clamp(0, 1)
     if p.ndim == 1 or p.shape[1] == 1:
         p = p.reshape(-1)
         return torch.stack((1 - p, p), -1)
     sums = p.sum(-1)
-    if (sums - 1).abs().max() > 1e-3:
+    if (sums - 1).abs().max() > SUM_TOLERANCE:
         raise ValueError(
             f"probabilities: expected rows that sum to 1, got sums from {float(sums.min()):g} to {float(sums.max()):g}"
         )
@@ -409,6 +413,8 @@ def checked_probabilities(values: Any) -> Tensor:
 
 
 def checked_labels(values: Any, probabilities: Tensor) -> Tensor:
+    if not isinstance(values, Tensor) and (kind := np.asarray(values).dtype).kind not in "biuf":
+        raise ValueError(f"labels: expected class indices, got {kind}")
     labels = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values.cpu())
     if labels.shape != probabilities.shape[:1]:
         raise ValueError(f"labels: expected one per row, [{len(probabilities)}], got shape {list(labels.shape)}")
