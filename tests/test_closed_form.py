@@ -203,8 +203,6 @@ def test_a_second_derivative_is_refused_and_not_zero(metric):
 @pytest.mark.parametrize("classes", [2, 5, 40, 3000])
 def test_a_second_derivative_is_refused_however_it_is_asked_for(classes, threshold):
     """With respect to weights behind the logits, and by torch's hessian."""
-    if classes == 2 and threshold != "dynamic":
-        pytest.skip("two classes at fixed thresholds are differentiated by autograd, which has a second derivative")
     x, labels = torch.randn(6, 4, requires_grad=True), torch.arange(6) % classes
     weights = torch.randn(4, classes, requires_grad=True)
     loss = MetricLoss("mcc", threshold=threshold)
@@ -352,7 +350,9 @@ def test_extreme_logits_stay_finite(shape, dtype, T):
 
 
 @pytest.mark.parametrize("threshold", [0.3, [0.7], [k / 10 for k in range(1, 10)]], ids=str)
-@pytest.mark.parametrize("shape", [(40, 3), (30, 10), (20, 40), (8, 600), (2, 3, 8, 12)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(40, 2), (2, 3, 8, 2), (40, 3), (30, 10), (20, 40), (8, 600), (2, 3, 8, 12)], ids=str
+)
 def test_fixed_thresholds_count_as_composed(shape, threshold):
     for scale, T in ((0.01, 0.2), (0.3, 0.05), (3.0, 0.2), (30.0, 1e-3)):
         logits, labels = batch(shape, scale)
@@ -371,6 +371,23 @@ def test_fixed_thresholds_count_as_composed(shape, threshold):
         for w in (None, weights):
             ours, plain = (values_and_gradient(f, logits, labels, w) for f in (by_hand, by_autograd))
             torch.testing.assert_close(ours, plain, atol=1e-9, rtol=1e-9)
+
+
+def test_two_classes_may_have_a_temperature_per_trial_at_fixed_thresholds():
+    logits, labels = batch((3, 20, 2), 3.0)
+    together = MetricLoss("mcc", threshold=[0.2, 0.7], temperature=torch.tensor([0.2, 0.05, 0.01]))
+    alone = [MetricLoss("mcc", threshold=[0.2, 0.7], temperature=T) for T in (0.2, 0.05, 0.01)]
+    expected = torch.stack([loss(z, y) for loss, z, y in zip(alone, logits, labels, strict=True)])
+    torch.testing.assert_close(together.per_trial(logits, labels), expected, atol=1e-7, rtol=1e-6)
+
+
+def test_small_memberships_of_two_classes_keep_their_precision():
+    """float32 against float64, where one probability is as small as 1e-13."""
+    logits, labels = torch.tensor([[0.0, 30.0], [25.0, 0.0], [0.0, 0.1]]), torch.tensor([0, 1, 1])
+    loss = MetricLoss("f1", threshold=[0.1, 0.5, 0.9])
+    ours, exact = (loss.confusion(z, labels) for z in (logits, logits.double()))
+    for name in ("diagonal", "missed", "false_positives"):
+        torch.testing.assert_close(getattr(ours, name).double(), getattr(exact, name), rtol=1e-6, atol=0)
 
 
 def test_thresholds_near_the_ends_are_left_to_autograd():

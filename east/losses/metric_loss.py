@@ -301,7 +301,7 @@ class MetricLoss(Loss):
         if self.threshold == "dynamic":
             return soft_counts(*samples, T, self.detach_threshold)
         values = self.threshold if isinstance(self.threshold, tuple) else (float(self.threshold),)
-        if isinstance(T, Tensor) or not thresholds.covers(values, T, samples.logits.shape[-1]):
+        if not thresholds.covers(values, T, samples.logits.shape[-1]):
             return None
         counts = thresholds.counts_at(values, *samples, T)
         return counts if isinstance(self.threshold, tuple) else Counts(*(x.squeeze(0) for x in counts))

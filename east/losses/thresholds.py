@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from east.confusion import dtype_of_sums
 from east.losses.closed_form import Counts, slopes_by_margins, without_graph
 from east.losses.steps import half_width
 
@@ -56,16 +57,23 @@ class Steps(NamedTuple):
 
 
 def covers(thresholds: Sequence[float], temperature: float | Tensor, classes: int) -> bool:
-    """Whether few entries exceed the lowest corner. Two classes have a form of their own: 1 - H and H of one class."""
-    if classes == 2 or isinstance(temperature, Tensor):
+    """Whether the counts can be computed here: with two classes, or if few entries exceed the lowest corner."""
+    if classes == 2:
+        return True
+    if isinstance(temperature, Tensor):
         return False
     return min(t - half_width(temperature) * min(t, 1 - t) for t in thresholds) >= LOWEST_CORNER
 
 
 def counts_at(
-    thresholds: Sequence[float], logits: Tensor, labels: Tensor, weights: Tensor | None, temperature: float
+    thresholds: Sequence[float], logits: Tensor, labels: Tensor, weights: Tensor | None, temperature: float | Tensor
 ) -> Counts:
-    """Soft counts [k, ..., d] at k thresholds, of logits [..., n, d], labels [..., n]. Section 4, Bridging the Gap."""
+    """Soft counts [k, ..., d] at k thresholds, of logits [..., n, d], labels [..., n]. Section 4, Bridging the Gap.
+
+    temperature: a number, or with two classes also one per leading index.
+    """
+    if logits.shape[-1] == 2:
+        return Counts(*_BinaryCountsAt.apply(logits, labels, weights, BinarySteps.at(thresholds, temperature, logits)))
     steps = Steps.at(tuple(thresholds), float(temperature), logits.dtype, logits.device)
     *lead, n, d = logits.shape
     flat = logits.reshape(-1, n, d), labels.reshape(-1, n), None if weights is None else weights.reshape(-1, n)
@@ -142,5 +150,81 @@ class _CountsAt(Function):
             at_entries = (r[samples] * (P_entries - mean[samples]) * slope_extra).sum(-1)
             by_p.view(-1).index_add_(0, positions, at_entries)
             return by_p.sub_((by_p * p).sum(-1, keepdim=True)).mul_(p)  # through the softmax
+
+        return without_graph(gradient, ctx.logits), None, None, None
+
+
+class BinarySteps(NamedTuple):
+    """The steps of both classes at k thresholds, each [k, ..., 1]; a class's lower corner is 1 - the other's upper one.
+
+    `lower` are the lower corners of classes 1 and 0, `outer` the slopes below them, `middle` is the slope between the
+    corners, which are `width` apart.
+    """
+
+    lower: tuple[Tensor, Tensor]
+    outer: tuple[Tensor, Tensor]
+    middle: Tensor
+    width: Tensor
+
+    @classmethod
+    def at(cls, thresholds: Sequence[float], temperature: float | Tensor, logits: Tensor) -> "BinarySteps":
+        exact, device = dtype_of_sums(logits), logits.device
+        T = torch.as_tensor(temperature, dtype=exact, device=device).unsqueeze(-1)
+        tau = torch.tensor(thresholds, dtype=exact, device=device).view(-1, *(1,) * (logits.ndim - 1))
+        half = half_width(T) * torch.minimum(tau, 1 - tau)
+        lower, lower_of_0 = tau - half, 1 - tau - half
+        values = lower, lower_of_0, T / lower, T / lower_of_0, (1 - 2 * T) / (2 * half), 2 * half
+        one, zero, *others = (x.to(logits.dtype) for x in values)
+        return cls((one, zero), (others[0], others[1]), others[2], others[3])
+
+    def memberships(self, p: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """H [k, ..., n] of classes 1 and 0 with probabilities p, each [..., n]; small ones keep their precision."""
+
+        def step(k: int) -> Tensor:
+            lower, upper = self.lower[k], 1 - self.lower[1 - k]
+            low = p[k].minimum(lower) * self.outer[k]
+            middle = (p[k] - lower).clamp_min_(0).minimum(self.width).mul_(self.middle)
+            return low.add_(middle).addcmul_((p[k] - upper).clamp_min_(0), self.outer[1 - k])
+
+        return step(0), step(1)
+
+    def slopes(self, p: tuple[Tensor, Tensor]) -> Tensor:
+        """The slope [k, ..., n] of H of class 1."""
+        ends = (torch.where(p[k] < self.lower[k], self.outer[k] - self.middle, 0.0) for k in (0, 1))
+        return sum(ends, self.middle)
+
+
+class _BinaryCountsAt(Function):
+    """Diagonal, missed and false positives [k, ..., 2] of logits [..., n, 2] and labels [..., n]."""
+
+    @staticmethod
+    def forward(ctx, logits, labels, weights, steps):
+        difference = logits[..., 1] - logits[..., 0]
+        p = difference.sigmoid(), (-difference).sigmoid()
+        is_one = labels.to(logits.dtype)
+        of_class = torch.stack((1 - is_one, is_one), -1)  # [..., n, 2]
+        if weights is not None:
+            of_class = of_class * weights.unsqueeze(-1)
+        of_class = of_class.to(dtype_of_sums(of_class))
+        # As class 1 and as class 0, the mass of the samples of classes 0 and 1: false and true positives and so on.
+        fp_tp, tn_fn = ((H.to(of_class).unsqueeze(-2) @ of_class).squeeze(-2) for H in steps.memberships(p))
+        diagonal = torch.stack((tn_fn[..., 0], fp_tp[..., 1]), -1).to(logits.dtype)
+        missed = torch.stack((fp_tp[..., 0], tn_fn[..., 1]), -1).to(logits.dtype)
+        ctx.save_for_backward(labels, weights, *p)
+        ctx.steps, ctx.logits = steps, logits
+        return diagonal, missed, missed.flip(-1)
+
+    @staticmethod
+    def backward(ctx, by_diagonal, by_missed, by_false_positives):
+        labels, weights, *p = ctx.saved_tensors
+
+        def gradient() -> Tensor:
+            wrong = by_missed + by_false_positives.flip(-1)
+            by_H = wrong[..., 0] - by_diagonal[..., 0], by_diagonal[..., 1] - wrong[..., 1]  # of class 1, by true class
+            at_true = torch.where(labels == 1, by_H[1].unsqueeze(-1), by_H[0].unsqueeze(-1))
+            by_difference = (ctx.steps.slopes(tuple(p)) * at_true).sum(0) * p[0] * p[1]
+            if weights is not None:
+                by_difference = by_difference * weights
+            return torch.stack((-by_difference, by_difference), -1)
 
         return without_graph(gradient, ctx.logits), None, None, None
