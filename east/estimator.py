@@ -497,7 +497,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         choose("loss", self.loss, LOSSES)
         choose("decision", self.decision, DECISIONS)
         choose("missing", self.missing, MISSING)
-        if isinstance(self.hidden, Integral | str) or not all(isinstance(k, Integral) and k > 0 for k in self.hidden):
+        is_list = isinstance(self.hidden, Sequence | np.ndarray)
+        if not (is_list and all(isinstance(size, Integral) and size > 0 for size in self.hidden)):
             raise ValueError(f"hidden: expected the sizes of the layers, such as (128, 64), got {self.hidden!r}")
         for name in ("batch_size", "max_epochs", "patience", "n_init", "warmup"):
             value, least = getattr(self, name), int(name != "warmup")
@@ -505,12 +506,14 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
                 continue
             if not (isinstance(value, Integral) and int(value) >= least):
                 raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-        for name, low, high in (("lr", 0, np.inf), ("validation_fraction", 0, 1), ("cooling", 0, 1)):
+        for name, high in (("lr", 1000), ("validation_fraction", 1), ("cooling", 1)):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and low < float(value) < high):
-                raise ValueError(f"{name}: expected a number between {low} and {high}, got {value!r}")
-        if not (isinstance(self.dropout, Real) and 0 <= self.dropout < 1):
-            raise ValueError(f"dropout: expected a rate from 0 to below 1, got {self.dropout!r}")
+            if not (isinstance(value, Real) and 0 < float(value) < high):
+                raise ValueError(f"{name}: expected a number between 0 and {high}, got {value!r}")
+        for name, most in (("dropout", 0.99), ("weight_decay", 1000)):
+            value = getattr(self, name)
+            if not (isinstance(value, Real) and 0 <= float(value) <= most):
+                raise ValueError(f"{name}: expected a number from 0 to {most}, got {value!r}")
 
 
 def same(value: Any, default: Any) -> bool:
