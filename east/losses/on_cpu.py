@@ -262,7 +262,7 @@ def many_classes(
     total = H_true + rest
     r = 1 / total if w is None else w / total
     diagonal, missed = true.sums(H_true * r), true.sums(rest * r)
-    loss, D, P = loss_slopes(diagonal, missed, (torch.from_numpy(r[..., None, :]) @ H).numpy()[..., 0, :])
+    loss, D, P = loss_slopes(diagonal, missed, (r[..., None, :] @ H.numpy())[..., 0, :])
     if not needs_gradient:
         return loss, None
 
