@@ -506,14 +506,14 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
                 continue
             if not (isinstance(value, Integral) and int(value) >= least):
                 raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-        for name, high in (("lr", 1000), ("validation_fraction", 1), ("cooling", 1)):
+        for name in ("validation_fraction", "cooling"):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and 0 < float(value) < high):
-                raise ValueError(f"{name}: expected a number between 0 and {high}, got {value!r}")
-        for name, most in (("dropout", 0.99), ("weight_decay", 1000)):
+            if not (isinstance(value, Real) and 0 < float(value) < 1):
+                raise ValueError(f"{name}: expected a number between 0 and 1, got {value!r}")
+        for name, least, most in (("lr", 1e-12, 1000), ("dropout", 0, 0.99), ("weight_decay", 0, 1000)):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and 0 <= float(value) <= most):
-                raise ValueError(f"{name}: expected a number from 0 to {most}, got {value!r}")
+            if not (isinstance(value, Real) and least <= float(value) <= most):
+                raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {value!r}")
 
 
 def same(value: Any, default: Any) -> bool:

@@ -197,7 +197,7 @@ def test_classes_with_one_or_two_rows_are_used_for_training():
         ({"device": "tpu"}, "unknown device"),
         ({"hidden": None}, "hidden: expected the sizes of the layers"),
         ({"hidden": "12"}, "hidden: expected the sizes of the layers"),
-        ({"lr": 1e10}, "lr: expected a number between 0 and 1000"),
+        ({"lr": 1e10}, "lr: expected a number from 1e-12 to 1000"),
         ({"weight_decay": -1}, "weight_decay: expected a number from 0 to 1000, got -1"),
         ({"dropout": 0.999}, "dropout: expected a number from 0 to 0.99"),
     ],
