@@ -80,7 +80,7 @@ def headline(table: Table) -> Figure:
             axes.annotate(
                 f"{ours.mean:.3f}", (ours.mean, y), (0, 5), textcoords="offset points", ha="center", fontsize=8
             )
-        axes.set(title=f"{title} (n = {ours.n}, {presets})", yticks=range(len(ROWS)), ylim=(len(ROWS) - 0.5, -0.7))
+        axes.set(title=f"{title}\n(n = {ours.n}, {presets})", yticks=range(len(ROWS)), ylim=(len(ROWS) - 0.5, -0.7))
         axes.margins(x=0.2)
         axes.set_yticklabels(ROWS.values())
     figure.supxlabel("F1 of the positive class, test rows; n trials and the preset of their training", fontsize=9)

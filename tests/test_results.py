@@ -69,7 +69,7 @@ def test_the_command_writes_the_committed_table(tmp_path):
 
 
 def test_trials_with_their_own_splits_count_as_that_many_splits(committed):
-    table = committed("plugin")
+    table = committed("splits")
     cell = next(c for c in table.cells if (c.block, c.row, c.column) == ("mammography", "F1*", "f1_positive"))
     assert {split for split, _ in cell.splits} == set(range(10))
     splits = tables.comparisons(committed("splits"))
