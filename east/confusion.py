@@ -132,7 +132,7 @@ class Confusion:
         )
 
     @classmethod
-    def from_matrix(cls, matrix: Tensor | Any) -> "Confusion":
+    def from_matrix(cls, matrix: Any) -> "Confusion":
         """The counts of an existing confusion matrix [..., d, d]: a tensor, an array or a list."""
         matrix = torch.as_tensor(matrix)
         if matrix.ndim < 2 or matrix.shape[-1] != matrix.shape[-2]:

@@ -209,7 +209,7 @@ def counts_by_class(logits: Tensor) -> bool:
 
 
 def without_graph(gradient: Callable[[], Tensor], logits: Tensor) -> Tensor:
-    """Compute the gradient of the logits without a graph and in full precision."""
+    """Compute the gradient of the logits without a graph and in full precision; a second derivative raises an error."""
     if torch.is_autocast_enabled(logits.device.type):  # backward may run inside an autocast block that forward left
         with torch.autocast(logits.device.type, enabled=False):
             return without_graph(gradient, logits)

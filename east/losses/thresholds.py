@@ -7,6 +7,8 @@ at most 1 / lo per sample, are visited for each threshold; the rest is matrix pr
 With D and P the derivatives of the loss with respect to the diagonal and the predicted counts, and g_j = P_j, plus D_j
 at the true class, e = (g - mean of g weighted by H) w / sum H and dL/dp = sum_t e (c0 + c1 [p > lo] + c2 [p > hi]).
 Terms that are equal for all classes of a sample cancel in the softmax and are left out.
+
+With two classes the memberships are H of class 1 at t and of class 0 at 1 - t, which sum to 1 (`BinarySteps`).
 """
 
 from collections.abc import Sequence
@@ -174,8 +176,8 @@ class BinarySteps(NamedTuple):
         half = half_width(T) * torch.minimum(tau, 1 - tau)
         lower, lower_of_0 = tau - half, 1 - tau - half
         values = lower, lower_of_0, T / lower, T / lower_of_0, (1 - 2 * T) / (2 * half), 2 * half
-        one, zero, *others = (x.to(logits.dtype) for x in values)
-        return cls((one, zero), (others[0], others[1]), others[2], others[3])
+        lower, lower_of_0, outer, outer_of_0, middle, width = (x.to(logits.dtype) for x in values)
+        return cls((lower, lower_of_0), (outer, outer_of_0), middle, width)
 
     def memberships(self, p: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         """H [k, ..., n] of classes 1 and 0 with probabilities p, each [..., n]; small ones keep their precision."""
