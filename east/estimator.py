@@ -510,10 +510,10 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             value = getattr(self, name)
             if not (isinstance(value, Real) and 0 < float(value) < 1):
                 raise ValueError(f"{name}: expected a number between 0 and 1, got {value!r}")
-        for name, least, most in (("lr", 1e-12, 1000), ("dropout", 0, 0.99), ("weight_decay", 0, 1000)):
+        for name, low, high in (("lr", 1e-12, 1000), ("dropout", 0, 0.99), ("weight_decay", 0, 1000)):
             value = getattr(self, name)
-            if not (isinstance(value, Real) and least <= float(value) <= most):
-                raise ValueError(f"{name}: expected a number from {least:g} to {most:g}, got {value!r}")
+            if not (isinstance(value, Real) and low <= float(value) <= high):
+                raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, got {value!r}")
 
 
 def same(value: Any, default: Any) -> bool:
