@@ -214,6 +214,17 @@ def test_a_second_derivative_is_refused_however_it_is_asked_for(classes, thresho
             torch.autograd.functional.hessian(lambda z: loss(z, labels), torch.randn(6, classes))
 
 
+@pytest.mark.parametrize("threshold", ["dynamic", [0.2, 0.6]])
+@pytest.mark.parametrize("classes", [2, 5, 40, 3000])
+def test_backward_releases_the_logits(classes, threshold):
+    """As cross-entropy does; a training loop often keeps the loss until the next step."""
+    logits = torch.randn(6, classes, requires_grad=True) * 1.0
+    kept, value = weakref.ref(logits), MetricLoss("f1", threshold=threshold)(logits, torch.arange(6) % classes)
+    del logits
+    value.backward()
+    assert kept() is None
+
+
 @pytest.mark.parametrize("classes", [3, 64, 3000])
 def test_backward_under_autocast_is_exact(classes):
     logits, labels = batch((30, classes), 3.0, dtype=torch.float32)

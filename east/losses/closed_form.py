@@ -105,7 +105,7 @@ class _SoftCounts(Function):
             D, P = slopes_by_margins(by_diagonal, by_missed, by_false_positives)
             return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
 
-        return without_graph(gradient, ctx.logits), None, None, None, None
+        return without_graph(gradient, ctx, by_diagonal), None, None, None, None
 
 
 def slopes_by_margins(by_diagonal: Tensor, by_missed: Tensor, by_false_positives: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,6 +160,7 @@ class _SoftMetricLoss(Function):
         _, _, gradient, *deferred = ctx.saved_tensors
         if gradient is not None and not torch.is_grad_enabled() and is_one(upstream):
             # Not a view or a copy: autograd sees whether the graph still holds it, and copies it only then.
+            ctx.logits = None
             return gradient, None, None, None, None, None, None, None
 
         def scaled() -> Tensor:
@@ -169,7 +170,7 @@ class _SoftMetricLoss(Function):
             D, P = D * upstream.unsqueeze(-1), P * upstream.unsqueeze(-1)
             return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
 
-        return without_graph(scaled, ctx.logits), None, None, None, None, None, None, None
+        return without_graph(scaled, ctx, upstream), None, None, None, None, None, None, None
 
 
 def is_one(upstream: Tensor) -> bool:
@@ -208,16 +209,21 @@ def counts_by_class(logits: Tensor) -> bool:
     return d > 2 and (d < FEW_CLASSES or (logits.stride(-2) == 1 and n > 1))
 
 
-def without_graph(gradient: Callable[[], Tensor], logits: Tensor) -> Tensor:
-    """Compute the gradient of the logits without a graph and in full precision; a second derivative raises an error."""
-    if torch.is_autocast_enabled(logits.device.type):  # backward may run inside an autocast block that forward left
-        with torch.autocast(logits.device.type, enabled=False):
-            return without_graph(gradient, logits)
+def without_graph(gradient: Callable[[], Tensor], ctx: Any, upstream: Tensor) -> Tensor:
+    """Compute a gradient without a graph and in full precision; a second derivative raises an error.
+
+    ctx: whose `logits` the gradient belongs to. A plain backward releases them, as autograd does with what it saves.
+    upstream: the gradient that backward received.
+    """
+    if torch.is_autocast_enabled(upstream.device.type):  # backward may run inside an autocast block that forward left
+        with torch.autocast(upstream.device.type, enabled=False):
+            return without_graph(gradient, ctx, upstream)
     if not torch.is_grad_enabled():
+        ctx.logits = None
         return gradient()
     with torch.no_grad():
         result = gradient()
-    return _FirstDerivativeOnly.apply(result, logits)
+    return _FirstDerivativeOnly.apply(result.requires_grad_(), ctx.logits)
 
 
 class _FirstDerivativeOnly(Function):

@@ -153,7 +153,7 @@ class _CountsAt(Function):
             by_p.view(-1).index_add_(0, positions, at_entries)
             return by_p.sub_((by_p * p).sum(-1, keepdim=True)).mul_(p)  # through the softmax
 
-        return without_graph(gradient, ctx.logits), None, None, None
+        return without_graph(gradient, ctx, by_diagonal), None, None, None
 
 
 class BinarySteps(NamedTuple):
@@ -229,4 +229,4 @@ class _BinaryCountsAt(Function):
                 by_difference = by_difference * weights
             return torch.stack((-by_difference, by_difference), -1)
 
-        return without_graph(gradient, ctx.logits), None, None, None
+        return without_graph(gradient, ctx, by_diagonal), None, None, None
