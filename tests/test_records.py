@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from east import files
-from east.experiment import records
+from east.experiment import index, records
 from east.experiment.records import Record
 from east.settings import identity
 from east.training.provenance import provenance
@@ -258,6 +258,15 @@ def test_an_export_is_stable_deduplicated_and_keeps_earlier_exports(tmp_path):
     once = file.read_text()
     records.export(tmp_path)
     assert file.read_text() == once
+
+
+def test_the_index_keeps_whole_numbers_whole():
+    """Otherwise epoch 3 would be exported as 3.0, under another digest."""
+    best = {"epoch": 3, "val_loss": 0.5, "temperature": 1.0, "tie": None}
+    row = ["key", "family", 0, "trial", "done", best, 1, None, None, None, None, 0, 0, None]
+    _, _, files = index.ADAPTER.validate_json(json.dumps([1, ["{}"], {"a file": [[1, 2, 3, 4], [row]]}]))
+    ((_, ((*_, read, _, _, _, _, _, _, _, _),)),) = files.values()
+    assert json.dumps(read) == json.dumps(best)
 
 
 def test_an_export_stays_small_with_many_classes(tmp_path):

@@ -63,7 +63,7 @@ class Row(NamedTuple):
     length: int | None = None  # None: the whole file
 
 
-Packed = tuple[str, str, int, Literal["search", "trial"], Literal["done", "failed"], dict[str, float | None], int,
+Packed = tuple[str, str, int, Literal["search", "trial"], Literal["done", "failed"], dict[str, int | float | None], int,
                str | None, float | None, str | None, str | None, int, int, int | None]  # fmt: skip
 ADAPTER = TypeAdapter(tuple[int, list[str], dict[str, tuple[tuple[int, int, int, int], list[Packed]]]])
 
