@@ -39,8 +39,9 @@ def dense_convolution(images: Tensor, weight: Tensor) -> Tensor:
     if images.shape[-1] == 1:
         return F.linear(images.flatten(1), weight[:, :, 1, 1])[:, :, None, None]
     pixels = images.permute(0, 2, 3, 1).reshape(n, -1)  # a view where the memory is channels-last
-    windows = [weight[:, :, 1 - i : 3 - i, 1 - j : 3 - j] for i in (0, 1) for j in (0, 1)]
-    matrix = torch.stack([window.permute(0, 2, 3, 1) for window in windows]).flatten(0, 1).flatten(1)
+    by_cell = weight.permute(0, 2, 3, 1).contiguous()  # whose windows are faster to copy
+    windows = [by_cell[:, 1 - i : 3 - i, 1 - j : 3 - j] for i in (0, 1) for j in (0, 1)]
+    matrix = torch.stack(windows).flatten(0, 1).flatten(1)
     return F.linear(pixels, matrix).unflatten(1, (2, 2, -1)).permute(0, 3, 1, 2)
 
 

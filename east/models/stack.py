@@ -41,6 +41,7 @@ class Stack:
         starts = accumulate((shape.numel() for shape in self.shapes.values()), initial=0)
         self.counters = [start for name, start in zip(self.shapes, starts, strict=False) if name.endswith(COUNTER)]
         self.weights = torch.empty(0)
+        self._gradient: Tensor | None = None
         self.put(F.pad(weights, (0, -self.size % ALIGNED)).to(device))
 
     def put(self, weights: Tensor) -> None:
@@ -80,7 +81,10 @@ class Stack:
         pieces = torch.autograd.grad(values, self.leaves, torch.ones_like(values), materialize_grads=True)
         if self.mlp is not None:
             return self.mlp.backward(pieces[0])
-        return torch.cat([piece.flatten() for piece in pieces]).unsqueeze(0)
+        if self._gradient is None:  # kept: fresh memory for every step costs more than the copy
+            self._gradient = self.weights.new_empty(1, self.learned)
+        torch.cat([piece.flatten() for piece in pieces], out=self._gradient[0])
+        return self._gradient
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""

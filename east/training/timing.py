@@ -97,7 +97,7 @@ def timed_step(config: Science, batch: int, size: Size, device: torch.device) ->
     together = population_size(config, device, STACKED)
     # Not the config's key: points of a grid that differ in cooling, patience or rates take the same time.
     sections = tuple(str(section.to_json()) for section in (config.model, config.loss, config.hyper))
-    key = (*sections, size, device, together, torch.get_num_threads())
+    key = (*sections, config.protocol.precision, size, device, together, torch.get_num_threads())
     if key not in _KNOWN:
         _KNOWN[key] = _time(config, batch, size, device, together)
     return _KNOWN[key]
