@@ -200,7 +200,7 @@ class Setup:
         )
         self.net = models.Stack([initial(trial, splits) for trial in self.trials], device)
         if self.net.normalises and min(self.batch, len(self.train)) < 2:
-            got = f"hyper.batch_size={self.batch} and {len(self.train)} rows"
+            got = f"hyper.batch_size={self.batch}" if self.batch < 2 else f"{len(self.train)} training rows"
             raise ValueError(f"batch norm needs batches of at least 2 samples, got {got}")
         self.optimizer = Adam(self.net, hyper, decoupled=config.protocol.optimizer == "adamw")
         self.average = Average(self.net, [h.average for h in hyper])
