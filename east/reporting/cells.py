@@ -19,7 +19,7 @@ from east.settings.compose import PAPER_DATASETS
 
 CUSTOM = "custom"  # training settings of no preset
 MARKS = {
-    "△": "half training: Darknet-19 at half width, one point of the grid and at most 30 epochs.",
+    "△": "half training: Darknet-19 at half width in mixed precision, no search and at most 30 epochs.",
     "†": "budget training: a smaller grid, a shorter patience and at most 300 epochs.",
     "¶": "lean training: a few points of the grid and at most 40 epochs.",
     "‡": "quick training: no search and at most 20 epochs.",
