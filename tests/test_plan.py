@@ -133,6 +133,9 @@ def test_grid_points_that_take_the_same_time_are_timed_once(monkeypatch):
         one = asked.science("cifar10", None).with_grid_point(point)
         timing.step_seconds(one, plan.SIZES["cifar10"], torch.device("cpu"))
     assert len(timed) == 1
+    mixed = settings(Command.parse([*LONG, "preset=paper", "protocol.precision=bfloat16"])).science("cifar10", None)
+    timing.step_seconds(mixed.with_grid_point(point), plan.SIZES["cifar10"], torch.device("cpu"))
+    assert len(timed) == 2
 
 
 def test_every_kind_of_data_can_be_timed():
