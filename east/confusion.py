@@ -62,6 +62,10 @@ class Confusion:
             self._matrix = self._matrix()
         return self._matrix
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle, which cannot store the function that builds the matrix, and so stores the matrix."""
+        return self.__dict__ | {"_matrix": self.matrix}
+
     @property
     def classes(self) -> int:
         return self.diagonal.shape[-1]

@@ -1,6 +1,7 @@
 """Counts against scikit-learn and against the full matrix; the papers' laws of large numbers."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -163,3 +164,10 @@ def test_predictions_and_labels_may_be_any_integers(dtype):
 def test_a_matrix_may_be_a_list_or_an_array():
     for matrix in ([[1, 2], [3, 4]], np.array([[1, 2], [3, 4]])):
         assert Confusion.from_matrix(matrix).actual.tolist() == [3, 7]
+
+
+def test_counts_can_be_pickled():
+    counts = Confusion.from_memberships(*batch())
+    restored = pickle.loads(pickle.dumps(counts))
+    assert torch.equal(restored.matrix, counts.matrix)
+    assert metrics.f1(restored) == metrics.f1(counts)
