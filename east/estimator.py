@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
-from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
@@ -200,7 +200,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         """The metric of the predictions; larger is better."""
         predicted = self._decided(X)
         truth = column_or_1d(y)
-        unseen = np.setdiff1d(truth, self.classes_)  # classes that were not in training are never predicted
+        # Classes that were not in training are never predicted. unique_labels refuses text after numbers.
+        unseen = np.setdiff1d(unique_labels(self.classes_, truth), self.classes_)
         classes = [*self.classes_, *unseen]
         index = {name: k for k, name in enumerate(classes)}
         labels = torch.tensor([index[name] for name in truth])

@@ -214,6 +214,12 @@ def test_the_score_counts_classes_missing_from_training(rare):
     assert model.score(X, others) == pytest.approx(f1_score(others, model.predict(X), average="macro"))
 
 
+def test_the_score_refuses_text_where_training_had_numbers(rare):
+    X, y = rare
+    with pytest.raises(ValueError, match="Mix of label input types"):
+        quick(max_epochs=1).fit(X, y).score(X, y.astype(str))
+
+
 def test_a_constant_column_is_not_amplified(rare):
     X, y = rare
     model = quick(max_epochs=1).fit(np.column_stack((X, np.full(len(X), 0.1))), y)
