@@ -9,8 +9,8 @@ from torch.utils._pytree import tree_leaves
 
 from east import MetricLoss, metrics
 from east.confusion import Confusion
-from east.losses import by_hand, closed_form, metric_loss, steps, thresholds
-from east.losses.closed_form import soft_counts
+from east.losses import by_hand, closed_form, metric_loss, nodes, on_cpu, steps, thresholds
+from east.losses.nodes import soft_counts
 from east.metrics import f1
 
 # From few classes to many, on both sides of every switch of algorithm; logits from flat to those of a trained net.
@@ -22,7 +22,7 @@ TEMPERATURES = [1e-3, 0.05, 0.1, 0.2, 0.39]
 @pytest.fixture(autouse=True)
 def torch_alone(monkeypatch):
     """Use torch even for these small batches, which NumPy would compute; test_on_cpu.py covers that path."""
-    monkeypatch.setattr(closed_form.on_cpu, "covers", lambda _: False)
+    monkeypatch.setattr(on_cpu, "covers", lambda _: False)
 
 
 def composed(logits, labels, weights, temperature, detach_threshold=False):
@@ -92,8 +92,8 @@ def test_chunks_of_a_batch_add_up_to_the_batch(classes, metric, monkeypatch):
     weights = torch.rand(300, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     labels[::7] = -100
     results = []
-    for entries in (closed_form.CHUNK, 100):
-        monkeypatch.setattr(closed_form, "CHUNK", entries)
+    for entries in (nodes.CHUNK, 100):
+        monkeypatch.setattr(nodes, "CHUNK", entries)
         value = MetricLoss(metric)(logits.requires_grad_(), labels, weights)
         results.append((value, *torch.autograd.grad(value, logits)))
     torch.testing.assert_close(*results)
@@ -103,7 +103,7 @@ def test_chunks_of_a_batch_add_up_to_the_batch(classes, metric, monkeypatch):
 @pytest.mark.parametrize("classes", [2, 3, 40])
 def test_counting_images_in_place_gives_the_same_loss_and_gradient(classes, chunk, monkeypatch):
     """In any layout and in chunks, loss and gradient are those of all pixels as one batch of rows."""
-    monkeypatch.setattr(closed_form, "CHUNK", chunk)
+    monkeypatch.setattr(nodes, "CHUNK", chunk)
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(3, classes, 4, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     labels = torch.randint(classes, (3, 4, 5), generator=generator)
@@ -161,7 +161,7 @@ def test_no_tensor_of_a_batch_outlives_backward(classes, metric, monkeypatch):
     """Keeping the losses does not keep the batches, as with any torch loss; a second backward is refused."""
     kept = []
     monkeypatch.setattr(
-        closed_form, "count_batch", lambda *a, count=closed_form.count_batch, **k: remembered(*count(*a, **k), kept)
+        nodes, "count_batch", lambda *a, count=nodes.count_batch, **k: remembered(*count(*a, **k), kept)
     )
     logits, labels = batch((30, classes), 3.0)
     loss = MetricLoss(metric)(logits.requires_grad_(), labels)

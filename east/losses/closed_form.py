@@ -10,7 +10,7 @@ to one:
 - Apart from the 1 in 1 - hi, H is homogeneous in (p, s), and e = dL/dH is orthogonal to H. With S = p dH/dp at fixed s,
   Euler's identity gives dL/ds: sum_j e_j S_j + s dL/ds = shift = e1 lo [p1 - hi]+ / (1 - hi)^2.
 - Below lo, H = p, and the probabilities sum to 1, so sums over these entries need no pass over them. With many classes
-  few entries exceed lo, and the gradient is p times a matrix of rank two, plus terms at those few (`HugeSoftmax`).
+  few entries exceed lo, and the gradient is p times a matrix of rank two, plus terms at those few (huge_softmax.py).
 
 With D and P the derivatives of the loss with respect to the diagonal and the predicted counts, and g_j = P_j, plus D_j
 at the true class, e = (g - mean of g weighted by H) / sum H, times the sample's weight. The gradient with respect to
@@ -20,28 +20,15 @@ divided by it, and Q is sum_j e_j S_j. If the threshold is detached, dL/ds is 0 
 With two classes s = 1 and H sums to 1, so everything is a function of the difference of the logits (`TwoClasses`).
 """
 
-from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
-from itertools import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
 
 from east.confusion import per_class
-from east.losses import by_hand, on_cpu
-from east.losses.inputs import masked
-from east.losses.on_cpu import FEW_CLASSES, MANY_CLASSES
+from east.losses.on_cpu import FEW_CLASSES
 from east.losses.steps import half_width
-from east.metrics import Metric
-
-# With MANY_CLASSES, HugeSoftmax looks up the entries above lo on a CPU,
-SPARSE_CORNER = 0.125  # unless a is below this, where 1 - (sum of the entries above lo) loses precision,
-SPARSE_SHARE = 32  # or more than one block in 32 holds such an entry, as before any training
-BLOCK = 8  # classes per block, approximately; block maxima speed up the search for large entries
-LANES = 32  # the number of blocks is a multiple of this, for vectorised code
-CHUNK = 1 << 18  # entries; larger batches are counted in chunks, so that temporaries are few and stay in cache
 
 
 class Counts(NamedTuple):
@@ -54,216 +41,6 @@ class Counts(NamedTuple):
     @property
     def predicted(self) -> Tensor:
         return self.diagonal + self.false_positives
-
-
-def soft_counts(
-    logits: Tensor, labels: Tensor, weights: Tensor | None, temperature: float | Tensor, detach_threshold: bool = False
-) -> Counts:
-    """Soft counts [..., d] of logits [..., n, d] and labels [..., n]; eq. 4-5, arXiv 2405.20954.
-
-    `weights` [..., n] are sample weights; `temperature` is a number or a tensor over the leading dimensions.
-    """
-    step = step_for(temperature, logits)
-    return Counts(*_SoftCounts.apply(logits, labels, weights, step, detach_threshold))
-
-
-def soft_metric_loss(
-    logits: Tensor,
-    labels: Tensor,
-    weights: Tensor | None,
-    metric: Metric,
-    parameters: Mapping[str, Any],
-    temperature: float | Tensor,
-    detach_threshold: bool = False,
-    ignore_index: int | None = None,
-) -> Tensor:
-    """1 - metric of the soft counts as a single autograd node, for metrics with hand-derived slopes.
-
-    With `ignore_index`, all samples of logits [n, d], or [k, n, d] with k > 1, are one batch, except those with that
-    label; if no others are left, the loss is 0. Without it, there is one loss per leading index.
-    """
-    if logits.requires_grad and not torch.is_grad_enabled():
-        logits = logits.detach()  # otherwise forward would compute the gradient anyway
-    return _SoftMetricLoss.apply(
-        logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index
-    )
-
-
-class _SoftCounts(Function):
-    @staticmethod
-    def forward(ctx, logits, labels, weights, step, detach_threshold):
-        counts, state = count_batch(logits, labels, weights, step)
-        ctx.save_for_backward(labels, weights, *state)
-        ctx.kind, ctx.step, ctx.detach_threshold, ctx.logits = type(state), step, detach_threshold, logits
-        return tuple(counts)
-
-    @staticmethod
-    def backward(ctx, by_diagonal, by_missed, by_false_positives):
-        labels, weights, *state = ctx.saved_tensors
-
-        def gradient() -> Tensor:
-            D, P = slopes_by_margins(by_diagonal, by_missed, by_false_positives)
-            return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
-
-        return without_graph(gradient, ctx, by_diagonal), None, None, None, None
-
-
-def slopes_by_margins(by_diagonal: Tensor, by_missed: Tensor, by_false_positives: Tensor) -> tuple[Tensor, Tensor]:
-    """The slopes D and P by diagonal and predicted counts: if only the diagonal grows, both kinds of errors fall."""
-    return by_diagonal - by_missed - by_false_positives, by_false_positives
-
-
-class _SoftMetricLoss(Function):
-    """Where possible, forward computes the gradient, while its inputs are in memory, and backward only scales it.
-
-    BySample and HugeSoftmax leave it to backward: a pass over their gradient costs more than keeping the state that it
-    is computed from.
-    """
-
-    @staticmethod
-    def forward(ctx, logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index):
-        used_labels, used_weights, ctx.logits = labels, weights, logits
-        if ignore_index is not None:
-            used_labels, used_weights = masked(labels, weights, ignore_index, logits.dtype)
-        gradient, deferred = None, ()
-        needs_gradient = ctx.needs_input_grad[0]
-        sums_images = ignore_index is not None and logits.ndim > 2
-        if not sums_images and on_cpu.covers(logits):
-            batch = logits, used_labels, used_weights, temperature
-            loss, gradient = on_cpu.loss_and_gradient(*batch, metric, parameters, detach_threshold, needs_gradient)
-            ctx.save_for_backward(labels, weights, gradient)
-            return loss
-        step = step_for(temperature, logits)
-        in_one_chunk = ignore_index is None or logits.numel() <= CHUNK or not counts_by_class(logits)
-        if not sums_images and in_one_chunk:
-            counts, state = count_batch(logits, used_labels, used_weights, step)
-            loss, D, P = by_hand.loss_and_slopes(metric, parameters, *counts)
-            if isinstance(state, BySample | HugeSoftmax):
-                ctx.kind, ctx.step, ctx.detach_threshold = type(state), step, detach_threshold
-                deferred = used_labels, used_weights, D, P, *state
-            elif needs_gradient:
-                gradient = state.gradient(Upstream(used_labels, used_weights, D, P, step, detach_threshold))
-        else:
-            gradient = torch.empty_like(logits) if needs_gradient else None
-            chunks, states = list(split_into_chunks(logits, used_labels, used_weights, gradient)), []
-            counts = zip(*count_chunks(chunks, step, states), strict=True)
-            loss, D, P = by_hand.loss_and_slopes(metric, parameters, *(torch.stack(x).sum(0) for x in counts))
-            for (_, *batch, out), state in zip(chunks, states, strict=False):  # no states without a gradient
-                result = state.gradient(Upstream(*batch, D, P, step, detach_threshold, out))
-                out.copy_(result) if result is not out else None
-        # Saving labels and weights lets autograd notice if they are overwritten.
-        ctx.save_for_backward(labels, weights, gradient, *deferred)
-        return loss
-
-    @staticmethod
-    def backward(ctx, upstream):
-        _, _, gradient, *deferred = ctx.saved_tensors
-        if gradient is not None and not torch.is_grad_enabled() and is_one(upstream):
-            # Not a view or a copy: autograd sees whether the graph still holds it, and copies it only then.
-            ctx.logits = None
-            return gradient, None, None, None, None, None, None, None
-
-        def scaled() -> Tensor:
-            if gradient is not None:
-                return gradient * (upstream[..., None, None] if upstream.ndim else upstream)
-            labels, weights, D, P, *state = deferred
-            D, P = D * upstream.unsqueeze(-1), P * upstream.unsqueeze(-1)
-            return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
-
-        return without_graph(scaled, ctx, upstream), None, None, None, None, None, None, None
-
-
-def is_one(upstream: Tensor) -> bool:
-    """Whether a gradient is 1, as in `loss.backward()`; only on a CPU, where looking costs nothing."""
-    return upstream.device.type == "cpu" and upstream.ndim == 0 and upstream.item() == 1
-
-
-def count_chunks(chunks: list[tuple[Any, ...]], step: "Step", states: list["State"]) -> Iterator[Counts]:
-    """The counts of chunks (logits, labels, weights, gradient); `states` gets the state of chunks with a gradient."""
-    for logits, labels, weights, gradient in chunks:
-        counts, state = count_batch(logits, labels, weights, step, gradient)
-        if gradient is not None:
-            states.append(state)
-        yield counts
-
-
-def split_into_chunks(logits: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
-    """Chunks [k, d] of logits [n, d] or [..., n, d], each with its part of the other tensors; None stays None.
-
-    ByClass gets chunks of about CHUNK entries; the other forms take the n samples of a leading index at once.
-    """
-    if logits.ndim > 2:
-        for group in zip(logits, *(repeat(None) if x is None else x for x in others)):  # noqa: B905 (repeat has no end)
-            yield from split_into_chunks(*group)
-        return
-    n, d = logits.shape
-    count = -(-n * d // CHUNK) if counts_by_class(logits) else 1
-    rows = -(-n // count)
-    for start in range(0, n, rows):
-        yield tuple(None if x is None else x[start : start + rows] for x in (logits, *others))
-
-
-def counts_by_class(logits: Tensor) -> bool:
-    """Whether ByClass counts logits [..., n, d]: few classes, or pixels, whose samples are adjacent in memory."""
-    n, d = logits.shape[-2:]
-    return d > 2 and (d < FEW_CLASSES or (logits.stride(-2) == 1 and n > 1))
-
-
-def without_graph(gradient: Callable[[], Tensor], ctx: Any, upstream: Tensor) -> Tensor:
-    """Compute a gradient without a graph and in full precision; a second derivative raises an error.
-
-    ctx: whose `logits` the gradient belongs to. A plain backward releases them, as autograd does with what it saves.
-    upstream: the gradient that backward received.
-    """
-    if torch.is_autocast_enabled(upstream.device.type):  # backward may run inside an autocast block that forward left
-        with torch.autocast(upstream.device.type, enabled=False):
-            return without_graph(gradient, ctx, upstream)
-    if not torch.is_grad_enabled():
-        ctx.logits = None
-        return gradient()
-    with torch.no_grad():
-        result = gradient()
-    return _FirstDerivativeOnly.apply(result.requires_grad_(), ctx.logits)
-
-
-class _FirstDerivativeOnly(Function):
-    """The gradient, connected to the logits, but not differentiable: a second derivative would otherwise be 0."""
-
-    @staticmethod
-    def forward(ctx, gradient, logits):
-        return gradient.view_as(gradient)
-
-    @staticmethod
-    def backward(ctx, upstream):
-        raise RuntimeError(
-            "MetricLoss's closed form has no second derivative; instead, compute the metric of "
-            "Confusion.from_memberships(loss.memberships(logits), labels), which autograd differentiates throughout"
-        )
-
-
-def count_batch(
-    logits: Tensor, labels: Tensor, weights: Tensor | None, step: "Step", gradient: Tensor | None = None
-) -> tuple[Counts, "State"]:
-    """The soft counts of a batch and the state that their gradient needs, in the fastest form for the batch's shape.
-
-    gradient [n, d]: where the gradient will be written. ByClass stores x there in the meantime, and keeps less state.
-    """
-    classes = logits.shape[-1]
-    if classes == 2:
-        return TwoClasses.count_batch(logits, labels, weights, step)
-    if counts_by_class(logits):
-        return ByClass.count_batch(logits.mT, labels, weights, step, None if gradient is None else gradient.mT)
-    p = logits.softmax(-1)
-    if classes < MANY_CLASSES or p.device.type != "cpu":
-        return BySample.count_batch(p, top_two(p), labels, weights, step)
-    maxima = block_maxima(p)
-    top = top_two_of_blocks(p, maxima)
-    entries = None
-    if step.a.min() >= SPARSE_CORNER:
-        entries = Entries.above(p, step.a * top.p.sum(-1, keepdim=True), maxima)
-    if entries is None:
-        return BySample.count_batch(p, top, labels, weights, step)
-    return HugeSoftmax.count_batch(p, top, entries, labels, weights, step)
 
 
 class Step(NamedTuple):
@@ -371,6 +148,12 @@ class TwoClasses(NamedTuple):
 def signs_of_difference(dtype: torch.dtype, device: torch.device) -> Tensor:
     """The derivatives of z1 - z0 with respect to the two logits."""
     return torch.tensor([-1.0, 1.0], dtype=dtype).to(device)
+
+
+def counts_by_class(logits: Tensor) -> bool:
+    """Whether ByClass counts logits [..., n, d]: few classes, or pixels, whose samples are adjacent in memory."""
+    n, d = logits.shape[-2:]
+    return d > 2 and (d < FEW_CLASSES or (logits.stride(-2) == 1 and n > 1))
 
 
 class ByClass(NamedTuple):
@@ -527,146 +310,6 @@ class BySample(NamedTuple):
         return gradient.scatter_add_(-1, self.top_classes, shift.sub_(Q).div_(self.s) * self.top_p)
 
 
-class HugeSoftmax(NamedTuple):
-    """The state for many classes: H = p except at the m entries above lo, where H - p and S - p [m] are kept.
-
-    `rows`, `p_positions` and `count_positions` [m] locate these entries, as in `Entries`.
-    """
-
-    p: Tensor
-    H_extra: Tensor
-    S_extra: Tensor
-    rows: Tensor
-    p_positions: Tensor
-    count_positions: Tensor
-    H_true: Tensor
-    S_true: Tensor
-    total: Tensor
-    r: Tensor
-    s: Tensor
-    top_p: Tensor
-    top_classes: Tensor
-    shift_factor: Tensor
-
-    @classmethod
-    def count_batch(
-        cls, p: Tensor, top: TopTwo, entries: "Entries", labels: Tensor, weights: Tensor | None, step: Step
-    ) -> tuple[Counts, "HugeSoftmax"]:
-        s = top.p.sum(-1, keepdim=True)
-        lo, hi, gap_hi, bend_hi = corners(s, step)
-        p1 = top.p.narrow(-1, 0, 1)
-        row_corners = lo, hi, bend_hi, step.bend_lo.expand_as(lo)
-        H_extra, S_extra = corner_terms(entries.p, *(entries.take_rows(x) for x in row_corners))
-        true_class, d = labels.unsqueeze(-1), p.shape[-1]
-        p_true = p.gather(-1, true_class)
-        H_extra_true, S_extra_true = corner_terms(p_true, *row_corners)
-        H_true, S_true = p_true + H_extra_true, p_true + S_extra_true
-        H_extra_others = H_extra * (entries.classes != entries.take_rows(labels))
-        rest = p.scatter_(-1, true_class, 0).sum(-1, keepdim=True).add_(entries.sum_by_row(H_extra_others))
-        total = H_true + rest
-        r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
-        shift_factor = (p1 - hi).relu_() * lo / gap_hi**2
-        false_positives = (r.mT @ p).squeeze(-2)
-        false_positives.view(-1).index_add_(0, entries.count_positions, entries.take_rows(r) * H_extra_others)
-        p.scatter_(-1, true_class, p_true)
-        diagonal, missed = (per_class((r * x).squeeze(-1), labels, d) for x in (H_true, rest))
-        positions = entries.rows, entries.p_positions, entries.count_positions
-        per_row = H_true, S_true, total, r, s, top.p, top.classes, shift_factor
-        return Counts(diagonal, missed, false_positives), cls(p, H_extra, S_extra, *positions, *per_row)
-
-    def take_rows(self, x: Tensor) -> Tensor:
-        return x.flatten()[self.rows]
-
-    def sum_by_row(self, values: Tensor) -> Tensor:
-        return torch.zeros_like(self.total).view(-1).index_add_(0, self.rows, values).view(self.total.shape)
-
-    def gradient(self, upstream: Upstream) -> Tensor:
-        labels, D, P = upstream.labels, upstream.D, upstream.P
-        p, r, true_class = self.p, self.r, labels.unsqueeze(-1)
-        D_true = D.gather(-1, labels).unsqueeze(-1)
-        P_entries = P.flatten()[self.count_positions]
-        p_dot_P = p @ P.unsqueeze(-1)
-        mean = (p_dot_P + self.sum_by_row(self.H_extra * P_entries) + D_true * self.H_true) / self.total
-        at_entries = self.take_rows(r) * (P_entries - self.take_rows(mean)) * self.S_extra
-        at_true = r * D_true * self.S_true
-        Q = shift = r * (p_dot_P - mean) + self.sum_by_row(at_entries) + at_true
-        if not upstream.detach_threshold:
-            first = self.top_classes.narrow(-1, 0, 1)
-            P_first = P.gather(-1, first.squeeze(-1)).unsqueeze(-1)
-            shift = r * (P_first + (first == true_class) * D_true - mean) * self.shift_factor
-        gradient = torch.cat((r, -r * mean - shift), -1) @ torch.stack((P, torch.ones_like(P)), -2)
-        gradient.mul_(p).scatter_add_(-1, true_class, at_true)
-        gradient.view(-1).index_add_(0, self.p_positions, at_entries)
-        if upstream.detach_threshold:
-            return gradient
-        return gradient.scatter_add_(-1, self.top_classes, (shift - Q) / self.s * self.top_p)
-
-
-State = TwoClasses | ByClass | BySample | HugeSoftmax
-
-
-def corner_terms(p: Tensor, lo: Tensor, hi: Tensor, bend_hi: Tensor, bend_lo: Tensor) -> tuple[Tensor, Tensor]:
-    """What the corners add to p: H - p and S - p."""
-    excess_lo, excess_hi = (p - lo).relu_(), (p - hi).relu_()
-    H_extra = bend_lo * excess_lo + bend_hi * excess_hi
-    return H_extra, (bend_lo * excess_lo.sign_() + bend_hi * excess_hi.sign_()) * p
-
-
-class Entries:
-    """The m entries of p [..., n, d] above lo, and where they are: all [m].
-
-    `rows` are their samples, `p_positions` their positions in the flattened p, and `count_positions` the positions of
-    their `classes` in the flattened counts [..., d].
-    """
-
-    def __init__(self, p: Tensor, rows: Tensor, classes: Tensor):
-        n, d = p.shape[-2:]
-        self.shape = (*p.shape[:-1], 1)
-        self.rows, self.classes = rows, classes
-        self.p_positions = rows * d + classes
-        self.count_positions = rows // n * d + classes
-        self.p = p.view(-1)[self.p_positions]
-
-    def take_rows(self, x: Tensor) -> Tensor:
-        """x [..., n, 1] at the samples of the entries: [m]."""
-        return x.flatten()[self.rows]
-
-    def sum_by_row(self, values: Tensor) -> Tensor:
-        """Sum of values [m] over the entries of each sample: [..., n, 1]."""
-        return values.new_zeros(self.shape).view(-1).index_add_(0, self.rows, values).view(self.shape)
-
-    @classmethod
-    def above(cls, p: Tensor, lo: Tensor, maxima: Tensor) -> "Entries | None":
-        """The entries above lo [..., n, 1], looked up in blocks with a maximum above it; None if there are too many."""
-        d, blocks = p.shape[-1], maxima.shape[-1]
-        candidates = (maxima > lo).view(-1).nonzero().squeeze(-1)
-        if len(candidates) * SPARSE_SHARE > maxima.numel():
-            return None
-        rows = candidates // blocks
-        members = block_members(candidates - rows * blocks, blocks, d)
-        positions = (members + (rows * d).unsqueeze(-1)).clamp_max_(p.numel() - 1)
-        is_above = (p.view(-1).take(positions) > lo.view(-1)[rows].unsqueeze(-1)) & (members < d)
-        positions = positions[is_above]
-        rows = positions // d
-        return cls(p, rows, positions - rows * d)
-
-
-def block_maxima(p: Tensor) -> Tensor:
-    """Maxima [..., k] of k interleaved blocks of p [..., d]: block j holds the classes j, j+k, j+2k, …"""
-    blocks = max(LANES, p.shape[-1] // BLOCK // LANES * LANES)
-    whole = p.shape[-1] // blocks * blocks
-    maxima = p[..., :whole].unflatten(-1, (-1, blocks)).amax(-2)
-    remainder = p.shape[-1] - whole
-    maxima[..., :remainder] = torch.maximum(maxima[..., :remainder], p[..., whole:])
-    return maxima
-
-
-def block_members(block: Tensor, blocks: int, classes: int) -> Tensor:
-    """The classes [..., size] in each block [...]; indices beyond the last class are padding."""
-    size = -(-classes // blocks)
-    return block.unsqueeze(-1) + torch.arange(0, size * blocks, blocks, device=block.device)
-
-
 def top_two(p: Tensor) -> TopTwo:
     """The two largest entries of each sample; on a CPU one after the other with NumPy, twenty times as fast as topk."""
     return top_two_in_turn(p) if p.device.type == "cpu" else TopTwo(*p.topk(2))
@@ -684,12 +327,3 @@ def top_two_in_turn(p: Tensor) -> TopTwo:
 def argmax(p: Tensor) -> Tensor:
     """argmax [..., 1] of p [..., d] on the CPU, by NumPy."""
     return torch.from_numpy(p.numpy().argmax(-1, keepdims=True))
-
-
-def top_two_of_blocks(p: Tensor, maxima: Tensor) -> TopTwo:
-    """The two largest entries, which are in the two blocks with the largest maxima."""
-    d = p.shape[-1]
-    members = block_members(top_two_in_turn(maxima).classes, maxima.shape[-1], d).flatten(-2)
-    candidates = p.gather(-1, members.clamp_max(d - 1)).masked_fill_(members >= d, -1)
-    top, positions = top_two_in_turn(candidates)
-    return TopTwo(top, members.gather(-1, positions))

@@ -14,7 +14,7 @@ from east import metrics
 from east.choices import choose
 from east.confusion import Confusion, class_counts
 from east.losses import by_hand, steps, thresholds
-from east.losses.closed_form import Counts, soft_counts, soft_metric_loss
+from east.losses.closed_form import Counts
 from east.losses.inputs import (
     IGNORE_INDEX,
     Loss,
@@ -29,6 +29,7 @@ from east.losses.inputs import (
     refuse_unknown,
     summed_over_ranks,
 )
+from east.losses.nodes import soft_counts, soft_metric_loss
 from east.metrics import ratio
 
 BTG_THRESHOLDS = tuple(k / 10 for k in range(1, 10))

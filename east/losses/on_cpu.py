@@ -20,7 +20,7 @@ from east.losses.steps import half_width
 from east.metrics import Metric
 
 FEW_CLASSES = 32  # rows shorter than this are slow to reduce and to search: samples lie side by side instead
-MANY_CLASSES = 2048  # from here on, closed_form.HugeSoftmax saves passes over the entries
+MANY_CLASSES = 2048  # from here on, huge_softmax.py saves passes over the entries
 MOST_ENTRIES = 1 << 15  # with few classes; above this, torch uses several threads
 
 SIGNS = np.array((-1.0, 1.0))  # derivatives of z1 - z0 with respect to the two logits

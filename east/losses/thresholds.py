@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from east.confusion import dtype_of_sums
-from east.losses.closed_form import Counts, slopes_by_margins, without_graph
+from east.losses.closed_form import Counts
+from east.losses.nodes import slopes_by_margins, without_graph
 from east.losses.steps import half_width
 
 LOWEST_CORNER = 1e-3  # with a lower corner, almost every entry would have to be visited

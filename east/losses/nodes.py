@@ -1,0 +1,227 @@
+"""Soft counts, and 1 - metric of them, as autograd nodes: the fastest form for each batch, in chunks if it is large."""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from east.losses import by_hand, huge_softmax, on_cpu
+from east.losses.closed_form import (
+    ByClass,
+    BySample,
+    Counts,
+    Step,
+    TwoClasses,
+    Upstream,
+    counts_by_class,
+    step_for,
+    top_two,
+)
+from east.losses.huge_softmax import HugeSoftmax
+from east.losses.inputs import masked
+from east.losses.on_cpu import MANY_CLASSES
+from east.metrics import Metric
+
+CHUNK = 1 << 18  # entries; larger batches are counted in chunks, so that temporaries are few and stay in cache
+
+State = TwoClasses | ByClass | BySample | HugeSoftmax
+
+
+def soft_counts(
+    logits: Tensor, labels: Tensor, weights: Tensor | None, temperature: float | Tensor, detach_threshold: bool = False
+) -> Counts:
+    """Soft counts [..., d] of logits [..., n, d] and labels [..., n]; eq. 4-5, arXiv 2405.20954.
+
+    `weights` [..., n] are sample weights; `temperature` is a number or a tensor over the leading dimensions.
+    """
+    step = step_for(temperature, logits)
+    return Counts(*_SoftCounts.apply(logits, labels, weights, step, detach_threshold))
+
+
+def soft_metric_loss(
+    logits: Tensor,
+    labels: Tensor,
+    weights: Tensor | None,
+    metric: Metric,
+    parameters: Mapping[str, Any],
+    temperature: float | Tensor,
+    detach_threshold: bool = False,
+    ignore_index: int | None = None,
+) -> Tensor:
+    """1 - metric of the soft counts as a single autograd node, for metrics with hand-derived slopes.
+
+    With `ignore_index`, all samples of logits [n, d], or [k, n, d] with k > 1, are one batch, except those with that
+    label; if no others are left, the loss is 0. Without it, there is one loss per leading index.
+    """
+    if logits.requires_grad and not torch.is_grad_enabled():
+        logits = logits.detach()  # otherwise forward would compute the gradient anyway
+    return _SoftMetricLoss.apply(
+        logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index
+    )
+
+
+class _SoftCounts(Function):
+    @staticmethod
+    def forward(ctx, logits, labels, weights, step, detach_threshold):
+        counts, state = count_batch(logits, labels, weights, step)
+        ctx.save_for_backward(labels, weights, *state)
+        ctx.kind, ctx.step, ctx.detach_threshold, ctx.logits = type(state), step, detach_threshold, logits
+        return tuple(counts)
+
+    @staticmethod
+    def backward(ctx, by_diagonal, by_missed, by_false_positives):
+        labels, weights, *state = ctx.saved_tensors
+
+        def gradient() -> Tensor:
+            D, P = slopes_by_margins(by_diagonal, by_missed, by_false_positives)
+            return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
+
+        return without_graph(gradient, ctx, by_diagonal), None, None, None, None
+
+
+def slopes_by_margins(by_diagonal: Tensor, by_missed: Tensor, by_false_positives: Tensor) -> tuple[Tensor, Tensor]:
+    """The slopes D and P by diagonal and predicted counts: if only the diagonal grows, both kinds of errors fall."""
+    return by_diagonal - by_missed - by_false_positives, by_false_positives
+
+
+class _SoftMetricLoss(Function):
+    """Where possible, forward computes the gradient, while its inputs are in memory, and backward only scales it.
+
+    BySample and HugeSoftmax leave it to backward: a pass over their gradient costs more than keeping the state that it
+    is computed from.
+    """
+
+    @staticmethod
+    def forward(ctx, logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index):
+        used_labels, used_weights, ctx.logits = labels, weights, logits
+        if ignore_index is not None:
+            used_labels, used_weights = masked(labels, weights, ignore_index, logits.dtype)
+        gradient, deferred = None, ()
+        needs_gradient = ctx.needs_input_grad[0]
+        sums_images = ignore_index is not None and logits.ndim > 2
+        if not sums_images and on_cpu.covers(logits):
+            batch = logits, used_labels, used_weights, temperature
+            loss, gradient = on_cpu.loss_and_gradient(*batch, metric, parameters, detach_threshold, needs_gradient)
+            ctx.save_for_backward(labels, weights, gradient)
+            return loss
+        step = step_for(temperature, logits)
+        in_one_chunk = ignore_index is None or logits.numel() <= CHUNK or not counts_by_class(logits)
+        if not sums_images and in_one_chunk:
+            counts, state = count_batch(logits, used_labels, used_weights, step)
+            loss, D, P = by_hand.loss_and_slopes(metric, parameters, *counts)
+            if isinstance(state, BySample | HugeSoftmax):
+                ctx.kind, ctx.step, ctx.detach_threshold = type(state), step, detach_threshold
+                deferred = used_labels, used_weights, D, P, *state
+            elif needs_gradient:
+                gradient = state.gradient(Upstream(used_labels, used_weights, D, P, step, detach_threshold))
+        else:
+            gradient = torch.empty_like(logits) if needs_gradient else None
+            chunks, states = list(split_into_chunks(logits, used_labels, used_weights, gradient)), []
+            counts = zip(*count_chunks(chunks, step, states), strict=True)
+            loss, D, P = by_hand.loss_and_slopes(metric, parameters, *(torch.stack(x).sum(0) for x in counts))
+            for (_, *batch, out), state in zip(chunks, states, strict=False):  # no states without a gradient
+                result = state.gradient(Upstream(*batch, D, P, step, detach_threshold, out))
+                out.copy_(result) if result is not out else None
+        # Saving labels and weights lets autograd notice if they are overwritten.
+        ctx.save_for_backward(labels, weights, gradient, *deferred)
+        return loss
+
+    @staticmethod
+    def backward(ctx, upstream):
+        _, _, gradient, *deferred = ctx.saved_tensors
+        if gradient is not None and not torch.is_grad_enabled() and is_one(upstream):
+            # Not a view or a copy: autograd sees whether the graph still holds it, and copies it only then.
+            ctx.logits = None
+            return gradient, None, None, None, None, None, None, None
+
+        def scaled() -> Tensor:
+            if gradient is not None:
+                return gradient * (upstream[..., None, None] if upstream.ndim else upstream)
+            labels, weights, D, P, *state = deferred
+            D, P = D * upstream.unsqueeze(-1), P * upstream.unsqueeze(-1)
+            return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
+
+        return without_graph(scaled, ctx, upstream), None, None, None, None, None, None, None
+
+
+def is_one(upstream: Tensor) -> bool:
+    """Whether a gradient is 1, as in `loss.backward()`; only on a CPU, where looking costs nothing."""
+    return upstream.device.type == "cpu" and upstream.ndim == 0 and upstream.item() == 1
+
+
+def count_batch(
+    logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step, gradient: Tensor | None = None
+) -> tuple[Counts, State]:
+    """The soft counts of a batch and the state that their gradient needs, in the fastest form for the batch's shape.
+
+    gradient [n, d]: where the gradient will be written. ByClass stores x there in the meantime, and keeps less state.
+    """
+    classes = logits.shape[-1]
+    if classes == 2:
+        return TwoClasses.count_batch(logits, labels, weights, step)
+    if counts_by_class(logits):
+        return ByClass.count_batch(logits.mT, labels, weights, step, None if gradient is None else gradient.mT)
+    p = logits.softmax(-1)
+    if classes < MANY_CLASSES or p.device.type != "cpu":
+        return BySample.count_batch(p, top_two(p), labels, weights, step)
+    return huge_softmax.count_batch(p, labels, weights, step)
+
+
+def count_chunks(chunks: list[tuple[Any, ...]], step: Step, states: list[State]) -> Iterator[Counts]:
+    """The counts of chunks (logits, labels, weights, gradient); `states` gets the state of chunks with a gradient."""
+    for logits, labels, weights, gradient in chunks:
+        counts, state = count_batch(logits, labels, weights, step, gradient)
+        if gradient is not None:
+            states.append(state)
+        yield counts
+
+
+def split_into_chunks(logits: Tensor, *others: Tensor | None) -> Iterator[tuple[Any, ...]]:
+    """Chunks [k, d] of logits [n, d] or [..., n, d], each with its part of the other tensors; None stays None.
+
+    ByClass gets chunks of about CHUNK entries; the other forms take the n samples of a leading index at once.
+    """
+    if logits.ndim > 2:
+        for group in zip(logits, *(repeat(None) if x is None else x for x in others)):  # noqa: B905 (repeat has no end)
+            yield from split_into_chunks(*group)
+        return
+    n, d = logits.shape
+    count = -(-n * d // CHUNK) if counts_by_class(logits) else 1
+    rows = -(-n // count)
+    for start in range(0, n, rows):
+        yield tuple(None if x is None else x[start : start + rows] for x in (logits, *others))
+
+
+def without_graph(gradient: Callable[[], Tensor], ctx: Any, upstream: Tensor) -> Tensor:
+    """Compute a gradient without a graph and in full precision; a second derivative raises an error.
+
+    ctx: whose `logits` the gradient belongs to. A plain backward releases them, as autograd does with what it saves.
+    upstream: the gradient that backward received.
+    """
+    if torch.is_autocast_enabled(upstream.device.type):  # backward may run inside an autocast block that forward left
+        with torch.autocast(upstream.device.type, enabled=False):
+            return without_graph(gradient, ctx, upstream)
+    if not torch.is_grad_enabled():
+        ctx.logits = None
+        return gradient()
+    with torch.no_grad():
+        result = gradient()
+    return _FirstDerivativeOnly.apply(result.requires_grad_(), ctx.logits)
+
+
+class _FirstDerivativeOnly(Function):
+    """The gradient, connected to the logits, but not differentiable: a second derivative would otherwise be 0."""
+
+    @staticmethod
+    def forward(ctx, gradient, logits):
+        return gradient.view_as(gradient)
+
+    @staticmethod
+    def backward(ctx, upstream):
+        raise RuntimeError(
+            "MetricLoss's closed form has no second derivative; instead, compute the metric of "
+            "Confusion.from_memberships(loss.memberships(logits), labels), which autograd differentiates throughout"
+        )
