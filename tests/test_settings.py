@@ -129,7 +129,10 @@ def combinations(words):
         (["preset.model={table: foo}"], "write model=… instead"),
         (["preset.dataset.digits.imbalance=3"], "write dataset.imbalance=… instead"),
         (["preset.network.mlp.hidden=[8]"], "write model.hidden=… instead"),
-        (["dataset=adult", "preset=half"], "grid.batch_size: expected sizes for 'table' or 'adult', got ['image']"),
+        (
+            ["dataset=adult", "preset=budget", "preset.grid.batch_size={image: [128]}"],
+            "grid.batch_size: expected sizes for 'table' or 'adult', got ['image']",
+        ),
     ],
 )
 def test_a_wrong_setting_is_refused_with_a_suggestion(overrides, words):
