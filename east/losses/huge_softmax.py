@@ -1,7 +1,7 @@
 """The closed form for thousands of classes: only the entries above lo are visited one by one.
 
 Elsewhere H = p and the probabilities sum to 1, so counts and gradient are products with p, plus terms at these entries.
-Block maxima find them without a pass per threshold. See closed_form.py for the mathematics and the names.
+Maxima of blocks find them without looking at every entry. See closed_form.py for the mathematics and the names.
 """
 
 from typing import NamedTuple
