@@ -1,5 +1,6 @@
 """The loss by NumPy gives what torch's operations give, for every metric with hand-derived slopes."""
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,3 +79,10 @@ def test_large_batches_and_compilation_are_left_to_torch(monkeypatch):
     assert not on_cpu.covers(torch.empty(4, 2, device="meta"))
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
     assert not on_cpu.covers(torch.empty(4, 2))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_argmax_compares_floats_by_their_bits_as_numpy_does_by_value(dtype):
+    p = np.random.default_rng(0).choice([0.0, 1e-40, 1e-7, 0.3, 0.5, 1.0], (2, 300, 40)).astype(dtype)  # many ties
+    p[..., :7] = -1.0
+    assert (on_cpu.argmax(p) == p.argmax(-1)).all()

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from east.confusion import per_class
-from east.losses.on_cpu import FEW_CLASSES
+from east.losses.on_cpu import FEW_CLASSES, argmax
 from east.losses.steps import half_width
 
 
@@ -317,13 +317,8 @@ def top_two(p: Tensor) -> TopTwo:
 
 def top_two_in_turn(p: Tensor) -> TopTwo:
     """Find the largest entry of p >= 0, overwrite it to find the second largest, and put it back."""
-    first = argmax(p)
+    first = torch.from_numpy(argmax(p.numpy())).unsqueeze(-1)
     p1 = p.gather(-1, first)
-    second = argmax(p.scatter_(-1, first, -1.0))
+    second = torch.from_numpy(argmax(p.scatter_(-1, first, -1.0).numpy())).unsqueeze(-1)
     classes = torch.cat((first, second), -1)
     return TopTwo(p.scatter_(-1, first, p1).gather(-1, classes), classes)
-
-
-def argmax(p: Tensor) -> Tensor:
-    """argmax [..., 1] of p [..., d] on the CPU, by NumPy."""
-    return torch.from_numpy(p.numpy().argmax(-1, keepdims=True))

@@ -285,15 +285,24 @@ def many_classes(
 def top_two(p: Array, starts: Array) -> tuple[Array, Array, Array, Array]:
     """Flat positions [..., n] of the largest and the second largest entries of p [..., n, d] >= 0, and both entries.
 
-    `starts` [..., n] are the positions of the first entries. NumPy's argmax is twenty times as fast as torch's topk.
+    `starts` [..., n] are the positions of the first entries.
     """
     entries = p.reshape(-1)
-    at_first = starts + p.argmax(-1)
+    at_first = starts + argmax(p)
     p1 = entries.take(at_first)
     entries[at_first] = -1
-    at_second = starts + p.argmax(-1)
+    at_second = starts + argmax(p)
     entries[at_first] = p1
     return at_first, at_second, p1, entries.take(at_second)
+
+
+def argmax(p: Array) -> Array:
+    """argmax [..., n] of p [..., n, d] whose negative entries are not the largest.
+
+    The bits of floats >= 0, read as integers, have the same order, and NumPy compares integers faster. Its argmax of
+    floats is twenty times as fast as torch's topk.
+    """
+    return p.view(f"i{p.itemsize}").argmax(-1)
 
 
 def column(values: Array) -> Tensor:
