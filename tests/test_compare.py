@@ -120,6 +120,14 @@ def test_the_interval_covers_rows_and_seeds():
     assert samples[1].std() == pytest.approx(np.hypot((a - b) / np.sqrt(8), 0.011), rel=0.06)
 
 
+def test_the_decision_rules_of_one_network_share_its_seeds():
+    labels = np.arange(1000) % 2
+    trials = [part(np.where(np.arange(1000) < 1000 * share, labels, 1 - labels), labels) for share in (0.7, 0.8, 0.9)]
+    one, same = comparison.resampled([trials, trials], metrics.accuracy)
+    assert (one == same).all()
+    assert one.std() > 0.03, "seeds are resampled"
+
+
 def test_the_winner_is_chosen_on_validation_whatever_the_test_rows_say():
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 500)

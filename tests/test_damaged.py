@@ -388,6 +388,8 @@ def test_no_random_damage_to_a_results_folder_crashes_or_changes_a_number(count,
             path.write_bytes(mutated(whole[path], dice))
         found = {(r.key, r.seed): (r.scores, r.confusion, r.best) for r in records.scan(tmp_path)}
         assert all(true[which] == values for which, values in found.items())
+        intact = {seed for seed, path in enumerate(written) if path.read_bytes() == whole[path]}
+        assert intact <= {seed for _, seed in found}, "damage to one file hides no other record"
         with contextlib.suppress(ValueError):
             stored = records.arrays(dice.choice(written))
             assert all((stored[name] == arrays[name]).all() for name in stored.keys() & arrays.keys())

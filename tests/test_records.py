@@ -13,8 +13,10 @@ import pytest
 
 from east import files
 from east.experiment import index, records
+from east.experiment.ledger import Ledger
 from east.experiment.records import Record
 from east.settings import identity
+from east.training.population import Trial
 from east.training.provenance import provenance
 from tests.made import science
 
@@ -258,6 +260,39 @@ def test_an_export_is_stable_deduplicated_and_keeps_earlier_exports(tmp_path):
     once = file.read_text()
     records.export(tmp_path)
     assert file.read_text() == once
+
+
+def test_an_export_keeps_a_trial_and_a_search_with_the_same_seed(tmp_path):
+    for stage in records.STAGES:
+        records.write(tmp_path, record(seed=1000, stage=stage))
+    assert records.export(tmp_path) == {"mammography": 2}
+    for file in (tmp_path / "runs").rglob("*.json"):
+        file.unlink()
+    assert {r.stage for r in records.scan(tmp_path)} == set(records.STAGES)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_export_keeps_lines_that_it_cannot_read(tmp_path):
+    for seed in range(3):
+        records.write(tmp_path, record(seed=seed))
+    records.export(tmp_path)
+    file = tmp_path / "records" / "mammography.jsonl"
+    good, newer, damaged = file.read_bytes().splitlines(keepends=True)
+    newer, damaged = newer.replace(b'"schema":1', b'"schema":2'), damaged[:-50]
+    file.write_bytes(newer + good + damaged)
+    for old in (tmp_path / "runs").rglob("*.json"):
+        old.unlink()
+    for _ in range(2):
+        assert records.export(tmp_path) == {"mammography": 1}
+        assert set(file.read_bytes().splitlines()) == {good.rstrip(), newer.rstrip(), damaged.rstrip()}
+
+
+@pytest.mark.parametrize("stage", records.STAGES)
+def test_a_trial_with_a_record_of_a_newer_version_is_not_trained_again(stage, tmp_path):
+    one = record(stage=stage)
+    file = records.write(tmp_path, one)
+    file.write_bytes(file.read_bytes().replace(b'"schema":1', b'"schema":2'))
+    assert Ledger(tmp_path).missing([Trial(one.config, one.seed, stage)]) == []
 
 
 def test_the_index_keeps_whole_numbers_whole():

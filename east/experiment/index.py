@@ -7,7 +7,6 @@ it missing, damaged or out of date reads the files themselves and replaces the i
 the last one wins, and the next scan reads what it missed.
 """
 
-import hashlib
 import json
 import os
 import time
@@ -19,6 +18,7 @@ from typing import Literal, NamedTuple
 
 from pydantic import TypeAdapter
 
+from east.experiment import checked
 from east.files import read_regular, write_atomically
 
 VERSION = 2
@@ -82,8 +82,8 @@ class Index:
         file = folder / ".index"
         try:
             content = read_regular(file, MOST_BYTES)
-            body, _, digest = content.rpartition(b"\n")
-            if digest != _digest(body):
+            body, _, stored = content.rpartition(b"\n")
+            if stored != checked.digest(body):
                 return cls(file, {})
             version, configs, files = ADAPTER.validate_json(body)
             if version != VERSION:
@@ -121,8 +121,4 @@ class Index:
         }
         body = json.dumps([VERSION, list(configs), files], separators=(",", ":")).encode()
         with suppress(OSError):  # a read-only folder, for example, goes without an index
-            write_atomically(self.file, lambda stream: stream.write(body + b"\n" + _digest(body)))
-
-
-def _digest(body: bytes) -> bytes:
-    return hashlib.blake2b(body, digest_size=16).hexdigest().encode()
+            write_atomically(self.file, lambda stream: stream.write(body + b"\n" + checked.digest(body)))

@@ -42,7 +42,7 @@ class Ledger:
         return [trial for trial in trials if not self._complete(trial)]
 
     def _complete(self, trial: Trial) -> bool:
-        record, file = self.find(trial), records.path(self.results_dir, trial.config, trial.seed)
+        record, file = self.find(trial), records.path(self.results_dir, trial.config, trial.seed, trial.stage)
         if record is None:
             return records.is_newer(file)  # never overwritten, so training would be pointless
         if record.status == "failed" or trial.stage == "search":

@@ -284,19 +284,24 @@ def load(results_dir: str | Path) -> "pd.DataFrame":
 def export(results_dir: str | Path) -> dict[str, int]:
     """Write all finished records to records/<dataset>.jsonl; return the number of records per dataset.
 
-    One line per record in a fixed order, so that a commit shows only what is new. Earlier exports stay. Probabilities
-    are not exported; a trial keeps at most 40 epochs of its history, a search record none.
+    One line per record in a fixed order, so that a commit shows only what is new. Earlier exports stay, at the end also
+    lines that cannot be read, such as those of a newer version. Probabilities are not exported; a trial keeps at most
+    40 epochs of its history, a search record none.
     """
     root = Path(results_dir)
     datasets: dict[str, dict[tuple, bytes]] = {}
-    earlier = {line for file in export_files(root, Refused()) for line in _lines(file)}
+    exports = {file.path: list(_lines(file)) for file in export_files(root, Refused())}
+    earlier = {line for lines in exports.values() for line in lines}
     for record in scan(root):
         if record.status == "done" and (line := _exported(root, record, earlier)):
-            order = (record.config.loss.name, record.key, record.seed)
+            order = (record.config.loss.name, *record.identity)
             datasets.setdefault(record.config.dataset.name, {})[order] = line
     for dataset, lines in datasets.items():
         target = root / "records" / f"{checked.check_name(dataset)}.jsonl"
-        write_atomically(target, methodcaller("write", b"".join(lines[order] for order in sorted(lines))))
+        written = [lines[order] for order in sorted(lines)]
+        others = set(exports.get(str(target), [])).difference(written)
+        unreadable = [line.rstrip() + b"\n" for line in sorted(others) if line.strip() and not _is_record(line)]
+        write_atomically(target, methodcaller("write", b"".join(written + unreadable)))
     return {dataset: len(datasets[dataset]) for dataset in sorted(datasets)}
 
 
@@ -403,6 +408,14 @@ def _status(file: Path) -> str:
         return "newer"
     except UNREADABLE:
         return "unreadable"
+
+
+def _is_record(content: bytes) -> bool:
+    try:
+        _record(content)
+    except UNREADABLE:
+        return False
+    return True
 
 
 def is_newer(file: Path) -> bool:

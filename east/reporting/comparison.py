@@ -343,8 +343,9 @@ class Comparison:
 
 
 def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndarray:
-    """[candidates, RESAMPLES]: mean scores over resampled rows and seeds, the same rows for all.
+    """[candidates, RESAMPLES]: mean scores over resampled rows and seeds.
 
+    Rows are the same for all candidates, seeds for all with equally many: the rules of one network share its trials.
     Rows with the same label and the same decisions of all trials form one pattern, so that patterns are counted instead
     of rows.
     """
@@ -362,9 +363,10 @@ def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndar
         weights = torch.from_numpy(counts).double()
         scores.append(torch.stack([measure(weighted(of_trial, labels, weights, classes)) for of_trial in predicted]))
     values, means, first = torch.cat(scores, dim=1).numpy(), [], 0
+    seeds = {count: random.integers(count, size=(count, RESAMPLES)) for count in sorted(set(map(len, candidates)))}
     for candidate in candidates:
         trials = values[first : first + len(candidate)]
-        means.append(np.take_along_axis(trials, random.integers(len(trials), size=trials.shape), axis=0).mean(0))
+        means.append(np.take_along_axis(trials, seeds[len(trials)], axis=0).mean(0))
         first += len(candidate)
     return np.array(means)
 
