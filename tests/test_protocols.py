@@ -52,12 +52,14 @@ def test_the_number_of_trials_comes_from_user_preset_or_paper():
     assert settings(["dataset=adult", "trials=3", "seed=5"]).seeds == range(5, 8)
 
 
-def test_equal_budget_gives_two_seeds_to_losses_that_do_not_anneal():
+def test_equal_budget_gives_losses_that_do_not_anneal_a_seed_per_cooling_rate():
     equal = ["dataset=adult", "search=grid", "search.equal_budget=true"]
     assert protocols.search_seeds(settings([*equal, "loss=ce"])) == [1000, 1001]
     assert protocols.search_seeds(settings([*equal, "loss=f1"])) == [1000]
     counts = {loss: protocols.planned(settings([*equal, f"loss={loss}", "trials=10"])) for loss in ("f1", "ce")}
     assert counts == {"f1": 70, "ce": 70}
+    f1, ce = (protocols.planned(settings([*equal, f"loss={loss}", "preset=budget"])) for loss in ("f1", "ce"))
+    assert f1 == ce, "with a single rate as well"
 
 
 def test_halving_has_the_expected_rounds():
@@ -65,6 +67,8 @@ def test_halving_has_the_expected_rounds():
     config = settings(["dataset=adult", "loss=f1", "search=halving"])
     assert protocols.rounds(config) == [(5, 60), (15, 20), (None, 6)]
     assert protocols.planned(config) == 96
+    short = settings(["dataset=adult", "loss=f1", "search=halving", "protocol.max_epochs=10"])
+    assert protocols.rounds(short) == [(5, 60), (None, 20)], "15 epochs would be more than full training"
     assert protocols.rounds(settings(["dataset=adult", "search=grid"])) == [(None, 60)]
     assert protocols.rounds(settings(["dataset=adult", "search=none"])) == []
 

@@ -146,8 +146,8 @@ def test_halving_trains_the_best_in_full(tmp_path, pretend):
     assert (run.chosen.hyper.lr, run.chosen.hyper.batch_size) == (0.001, 256)
 
 
-def test_equal_budget_averages_two_seeds(tmp_path, pretend):
-    carry_out([run_of(tmp_path, *GRID, "loss=ce", "search.equal_budget=true")])
+def test_equal_budget_averages_a_seed_per_cooling_rate(tmp_path, pretend):
+    carry_out([run_of(tmp_path, *GRID, "preset.grid.r=[0.8,0.9]", "loss=ce", "search.equal_budget=true")])
     assert sorted(seed for _, stage, seed in pretend.seen if stage == "search") == [1000] * 4 + [1001] * 4
 
 

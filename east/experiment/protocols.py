@@ -4,9 +4,9 @@ from east.settings.settings import SEARCH_SEED, Settings
 
 
 def search_seeds(settings: Settings) -> list[int]:
-    """One seed per point; two for a loss without a cooling rate, if all losses should train equally often."""
-    twice = settings.search.equal_budget and not settings.loss.anneals
-    return [SEARCH_SEED, SEARCH_SEED + 1] if twice else [SEARCH_SEED]
+    """One seed per point; if all losses should train equally often, one per cooling rate for those without any."""
+    repeated = settings.search.equal_budget and not settings.loss.anneals
+    return [SEARCH_SEED + k for k in range(len(settings.axes.r) if repeated else 1)]
 
 
 def rounds(settings: Settings) -> list[tuple[int | None, int]]:
@@ -18,8 +18,9 @@ def rounds(settings: Settings) -> list[tuple[int | None, int]]:
     if search.name == "grid":
         return [(None, points)]
     counts = [max(1, points // search.factor**k) for k in range(search.rounds + 1)]
-    shortened = [(search.epochs * search.factor**k, counts[k]) for k in range(search.rounds)]
-    return [*shortened, (None, counts[-1])]
+    epochs = [search.epochs * search.factor**k for k in range(search.rounds)]
+    shortened = sum(count < settings.protocol.max_epochs for count in epochs)  # the next round is full training
+    return [*zip(epochs[:shortened], counts, strict=False), (None, counts[shortened])]
 
 
 def searches(settings: Settings) -> int:

@@ -221,12 +221,17 @@ class Settings(Section):
     def searched(self) -> bool:
         return self.search.name != "none"
 
+    @property
+    def axes(self) -> Grid:
+        """What a search varies: the preset's grid, else the protocol's."""
+        return self.preset.grid or self.protocol.grid
+
     def grid(self) -> list[Point]:
         """The points of the search: lr, dropout, batch_size, and r for a loss that anneals. Section 6.1, EAST.
 
         Hyperparameters that the user set are not searched.
         """
-        grid = self.preset.grid or self.protocol.grid
+        grid = self.axes
         axes: dict[str, tuple[float, ...]] = {"lr": grid.lr, "dropout": grid.dropout, "r": grid.r}
         axes["batch_size"] = grid.batch_sizes(self.dataset.name, self.dataset.kind, self.loss.name)
         if self.annealing.schedule == "none":
