@@ -58,6 +58,24 @@ def _created(file: Path) -> BinaryIO:
     return open(file, "wb")
 
 
+def replace_folder(finished: Path, target: Path) -> None:
+    """Move a finished folder to `target`, in place of what is there; of several writers the last one wins."""
+    old = temporary_name(target)
+    while True:
+        with suppress(FileNotFoundError):
+            target.rename(old)
+        try:
+            finished.rename(target)
+        except OSError:
+            if not target.exists():
+                with suppress(FileNotFoundError):
+                    old.rename(target)
+                raise
+        shutil.rmtree(old, ignore_errors=True)
+        if not finished.exists():
+            return  # otherwise another process has just put its folder there
+
+
 def temporary_name(target: Path) -> Path:
     """A hidden name beside `target`, unique to this process and call, that says which process owns it."""
     return target.with_name(f".{target.name}.{machine()}-{os.getpid()}.{time.monotonic_ns()}.tmp")

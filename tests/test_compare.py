@@ -19,7 +19,7 @@ import east
 from east import cli, data, metrics
 from east.data.common import folded
 from east.experiment import budget, records
-from east.experiment.runs import load, split, split_options
+from east.experiment.runs import load, split_options, splits_of
 from east.reporting import comparison
 from east.reporting.comparison import Candidate, Comparison, Judged, Part
 from east.reporting.pages import compare as page
@@ -172,7 +172,8 @@ def test_a_network_is_stopped_on_other_rows_than_it_is_judged_on(workplace, monk
     words = Command({"preset": "compare", "dataset": "csv", "dataset.path": "my.csv", "dataset.target": "label"})
     run = compare.planned("ce", words, compare.Score("f1_positive", "f1", "positive"), "table", 400).run
     loaded = load(run.settings.dataset, None)
-    weights = [split(loaded, Trial(run.science, seed)).val.weights.numpy() for seed in range(3)]
+    trials = [Trial(run.science, seed) for seed in range(3)]
+    weights = [one.val.weights.numpy() for one in splits_of(loaded, trials)]
     assert np.array_equal(sum(weights), np.full(96, 2.0))
     for seed, seen in enumerate(weights):
         labels = data.split(loaded, **split_options(run.science.split)).val.labels.numpy()
@@ -496,7 +497,7 @@ def test_minutes_stop_training_in_time(workplace, monkeypatch, capsys):
     epochs = {r.config.loss.name: r.epochs for r in records.scan("short") if not r.config.loss.classical}
     assert epochs["ce"] == 4
     assert "f1" not in epochs
-    assert "note: EAST f1_positive was not trained: it takes about 167 minutes, more than is left" in text
+    assert "note: EAST f1_positive was not trained: it takes about 2.8 h, more than is left" in text
 
 
 def test_work_that_exceeds_its_time_is_stopped():

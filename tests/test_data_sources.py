@@ -235,6 +235,10 @@ def test_decoded_arrays_are_built_once_and_repaired(cache):
     (place / "x.npy").write_bytes((place / "x.npy").read_bytes()[:500])
     np.testing.assert_array_equal(decoded("numbers-1", build)[0]["x"], np.arange(1000.0))
     assert len(built) == 2
+    content = (place / "x.npy").read_bytes()
+    (place / "x.npy").write_bytes(content[:-8] + bytes(8))  # as long as before
+    assert decoded("numbers-1", build)[0]["x"][-1] == 999
+    assert len(built) == 3
     (place / "digests.json").unlink()
     assert decoded("numbers-1", build)[1] == digests
 

@@ -68,6 +68,8 @@ def hostile_results(folder):
         "handler": "<g onload=\"document.title='ran'\"/>",
         "link": '<use href="http://example.org/#a"/>',
         "style": "<style>@import 'http://example.org'</style>",
+        "attribute": '<path style="fill:url(http://example.org/a)"/>',
+        "escape": '<path style="fill:\\75rl(http://example.org/a)"/>',
         "good": "<g><path d='M 0 0 L 1 1'/></g>",
     }.items():
         (folder / "studies" / f"{name}.svg").write_text(drawing.format(inside))
@@ -90,7 +92,7 @@ def test_text_of_a_record_stays_text_in_a_page(hostile):
     assert "&lt;script&gt;" in text
     assert "onload" not in text
     assert any("script.svg is left out: expected a drawing without scripts and links" in line for line in warned)
-    assert len([line for line in warned if "is left out" in line]) == 4
+    assert len([line for line in warned if "is left out" in line]) == 6
     assert "Study: good" in text
     assert any("epochs: expected a valid integer, got" in line for line in warned) or any(
         "others are not records" in line for line in warned

@@ -1,6 +1,8 @@
 """Saved models give the same probabilities from raw rows as in training, and their files hold only data."""
 
 import json
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import east
-from east import data
+from east import data, files
 from east.data import DataError
 from east.training import classical, decisions, saved
 from east.training.engine import train
@@ -84,6 +86,39 @@ def table(frame, tmp_path_factory):
 def stored(table, tmp_path_factory):
     model, outcome, splits = trained(table)
     return model.save(tmp_path_factory.mktemp("models") / "people"), outcome, splits
+
+
+def test_a_model_replaces_one_that_another_process_saves_at_the_same_time(stored, tmp_path, monkeypatch):
+    model, folder, rename, others = saved.load(stored[0]), tmp_path / "model", Path.rename, iter([True])
+
+    def interrupted(self, target):
+        if Path(target) == folder and next(others, False):
+            shutil.copytree(stored[0], folder)  # another process is faster
+        return rename(self, target)
+
+    model.save(folder)
+    monkeypatch.setattr(Path, "rename", interrupted)
+    model.save(folder)
+    assert repr(saved.load(folder)) == repr(model)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"], "nothing is left behind"
+
+
+def test_a_model_that_cannot_be_replaced_stays(stored, tmp_path, monkeypatch):
+    model, folder, rename = saved.load(stored[0]), tmp_path / "model", Path.rename
+    model.save(folder)
+
+    def refused(self, target):
+        if Path(target) == folder and (self / "new").exists():
+            raise PermissionError("no")
+        return rename(self, target)
+
+    finished = tmp_path / "finished"
+    finished.mkdir()
+    (finished / "new").touch()
+    monkeypatch.setattr(Path, "rename", refused)
+    with pytest.raises(PermissionError):
+        files.replace_folder(finished, folder)
+    assert repr(saved.load(folder)) == repr(model)
 
 
 def test_repr_says_what_a_model_is(stored):

@@ -21,6 +21,7 @@ from east.settings.sections import Dataset
 from east.settings.settings import Executor
 from east.training import devices, engine, population, saved
 from east.training.population import Outcome, Trial
+from tests.made import science
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "executor=inline", "device=cpu", "preset=quick"]  # fmt: skip
@@ -387,6 +388,18 @@ def test_the_number_of_slots_can_be_set(tmp_path, monkeypatch):
     monkeypatch.setattr(executors, "slots", lambda device: ["0", "1"])
     place = executors.choose_place(settings([*TINY, "executor=processes", "executor.slots=4"]), True)
     assert place.slots == ("0", "1", "0", "1")
+
+
+def test_trials_with_the_same_rows_share_them_in_memory():
+    loaded = runs.load(Dataset(name="digits", kind="table", limit=120), None)
+    trials = [
+        Trial(science(split={"seed": split, "folds": folds}), seed)
+        for split, folds in ((0, None), ("trial", None), (0, 2))
+        for seed in range(4)
+    ]
+    splits = runs.splits_of(loaded, trials)
+    assert [len({id(one.train.inputs) for one in splits[k : k + 4]}) for k in (0, 4)] == [1, 4]
+    assert len({id(one) for one in splits[8:]}) == 2
 
 
 def test_every_trial_of_bridging_the_gap_has_a_split_of_its_own(tmp_path):

@@ -311,7 +311,12 @@ def settle(finished: Path, target: Path) -> None:
 
 
 def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """The arrays of a decoded folder and their digests; mapped copy-on-write, so that the files cannot be changed."""
+    """The arrays of a decoded folder and their digests; mapped copy-on-write, so that the files cannot be changed.
+
+    ValueError if an array has changed since it was stored.
+    """
     digests = json.loads((folder / "digests.json").read_text(encoding="utf-8"))
     arrays = {name: np.load(folder / f"{name}.npy", mmap_mode="c", allow_pickle=False) for name in digests}
+    if damaged := [name for name, array in arrays.items() if digest(array) != digests[name]]:
+        raise ValueError(f"{folder}: {', '.join(damaged)} changed since it was decoded")
     return arrays, digests

@@ -79,7 +79,7 @@ def seconds(run: Run, splits: Splits) -> float:
     if run.settings.loss.classical:
         return seconds_to_fit(trial, splits) + OVERHEAD
     rows, batch = len(splits.train), run.science.hyper.batch_size or 1
-    protocol, steps_per_epoch = run.science.protocol, math.ceil(rows / batch)
+    protocol, steps_per_epoch = run.science.protocol, engine.batches_of(rows, batch)
     total = protocol.max_epochs if protocol.count == "steps" else protocol.max_epochs * steps_per_epoch
     one_epoch = run.science.but(protocol=protocol.but(max_epochs=1, stage_epochs=1, patience=1, warmup=0))
     trials = [Trial(one_epoch, seed) for seed in run.settings.seeds]

@@ -12,7 +12,7 @@ from east.experiment import records
 from east.experiment.executors import Lost
 from east.experiment.ledger import Ledger, model_folder
 from east.experiment.records import Record
-from east.experiment.runs import load, split
+from east.experiment.runs import load, splits_of
 from east.training import classical, engine, evaluation, saved
 from east.training.devices import describe_device
 from east.training.population import Outcome, Trial
@@ -57,7 +57,7 @@ def train_and_record(trials: Sequence[Trial], job: Job) -> list[str]:
     loaded = load(dataset, job.data_dir)
     if dataset.fingerprint not in (None, loaded.fingerprint):
         raise data.DataError(f"{loaded.name} has changed since this command started. Rerun the command.")
-    splits = [split(loaded, trial) for trial in trials]
+    splits = splits_of(loaded, trials)
     lines, next_splits = [], iter(splits)
     for outcomes, checkpoint in trained(trials, splits, job):
         for outcome in outcomes:

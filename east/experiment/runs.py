@@ -1,8 +1,9 @@
 """A run: one dataset and one loss under a protocol, with its data loaded and its parts checked."""
 
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,17 @@ def _load(name: str, data_dir: str | None, options: str) -> data.Data:
     return data.load(name, data_dir, **json.loads(options))
 
 
-def split(loaded: data.Data, trial: Trial) -> data.Splits:
-    """The split of a trial: the same for all seeds, or a new one for each."""
-    section = trial.config.split.at(trial.seed)
+def splits_of(loaded: data.Data, trials: Iterable[Trial]) -> list[data.Splits]:
+    """The split of each trial: one for all seeds, or a new one for each. Trials with the same rows share them."""
+    shared = cache(partial(split, loaded))
+    sections = [(trial.config.split.at(trial.seed), trial.seed) for trial in trials]
+    return [shared(section, seed % section.folds if section.folds else None) for section, seed in sections]
+
+
+def split(loaded: data.Data, section: Split, fold: int | None = None) -> data.Splits:
+    """The split of a section; early stopping ignores a fold of its validation rows."""
     splits = data.split(loaded, **split_options(section))
-    return splits if section.folds is None else leave_out(splits, section.folds, trial.seed % section.folds)
+    return splits if section.folds is None or fold is None else leave_out(splits, section.folds, fold)
 
 
 def split_options(split: Split) -> dict[str, Any]:

@@ -7,6 +7,7 @@ itself, so those rows would flatter it most. Intervals are 95 % bootstrap percen
 expect on new rows of the same kind.
 """
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -382,7 +383,8 @@ def rank_samples(part: Part, positive: int | None) -> dict[str, np.ndarray]:
         count = min(at_once, RESAMPLES - start)
         places = random.integers(rows, size=(count, rows)) + rows * np.arange(count)[:, None]
         weights = np.bincount(places.ravel(), minlength=count * rows).reshape(count, rows)
-        drawn.append(np.nanmean([ranking(values, truth, weights) for values, truth in ranked], axis=0))
+        with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a draw may lack positives
+            drawn.append(np.nanmean([ranking(values, truth, weights) for values, truth in ranked], axis=0))
     return dict(zip(("auroc", "average_precision"), np.concatenate(drawn, axis=1), strict=True))
 
 

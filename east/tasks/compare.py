@@ -272,8 +272,8 @@ def description(loaded: data.Data, split: Split) -> str:
 
 
 def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits) -> None:
-    """DataError if validation or test has no positives, so that every F1 would be 0."""
-    if score != "f1_positive" or loaded.positive is None:
+    """DataError if validation or test has no positives, so that every score of that class would be 0."""
+    if not score.endswith("_positive") or loaded.positive is None:
         return
     total = int(loaded.labels.eq(loaded.positive).sum())
     for part, name in ((splits.val, "validation"), (splits.test, "test")):
@@ -296,14 +296,10 @@ def estimate(plans: Sequence[Plan], minutes: float | None) -> str:
     total = sum(plan.seconds for plan in plans)
     if not total:
         return "everything is on record"
-    text = f"about {duration(total)} on this machine, estimated from a few steps of each"
+    text = f"about {display.duration(total)} on this machine, estimated from a few steps of each"
     if minutes is not None:
         return f"{text}; minutes={minutes:g} stops it in time"
     return f"{text}; minutes={max(1, round(total / 240)):g} would stop it sooner" if total > LONG else text
-
-
-def duration(seconds: float) -> str:
-    return f"{max(1, round(seconds))} s" if seconds < 100 else f"{round(seconds / 60)} minutes"
 
 
 class Turns:
@@ -321,7 +317,7 @@ class Turns:
         running, *later = self.plans[self.at :]
         left = max(running.seconds - (time.monotonic() - self.since), 0) + sum(plan.seconds for plan in later)
         done = f"{display.bar(self.at, len(self.plans))}{self.at} of {len(self.plans)} candidates done"
-        return f"{done}, {running.title} running, about {duration(left)} left"
+        return f"{done}, {running.title} running, about {display.duration(left)} left"
 
 
 def cheapest_first(plans: Sequence[Plan]) -> list[Plan]:
@@ -344,7 +340,7 @@ def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], 
                 share = next((s for s in budget.SHORTER if plan.seconds * s <= left), 0.0)
             if left <= 0 or not share or (plan.seconds > left and share == 1.0 and done):
                 notes.append(
-                    f"{plan.title} was not trained: it takes about {duration(plan.seconds)}, more than is left"
+                    f"{plan.title} was not trained: it takes about {display.duration(plan.seconds)}, more than is left"
                 )
                 continue
             if share < 1:

@@ -156,10 +156,10 @@ def collapse(run: Run, matrices: Sequence[Matrix], rows: int) -> str | None:
     one_class = sum(sum(map(any, zip(*matrix, strict=True))) == 1 for matrix in tested)
     if not one_class:
         return None
-    advice = ["a lower hyper.lr"]
+    advice, batch_size = ["a lower hyper.lr"], (run.chosen or run.science).hyper.batch_size
     if run.science.loss.anneals:
         advice = ["protocol.warmup=10", *advice]
-    if (run.science.hyper.batch_size or 0) < rows:
+    if (batch_size or 0) < rows:
         advice.append("a larger hyper.batch_size")
     if run.science.loss.options.get("average") == "macro":
         advice.append("loss.average=positive for a rare positive class")

@@ -24,7 +24,7 @@ from torch import Tensor
 from east import metrics
 from east.choices import ConfigError, choose
 from east.confusion import Confusion
-from east.experiment.runs import Run, load, split
+from east.experiment.runs import Run, load, splits_of
 from east.losses import MetricLoss
 from east.reporting import plots
 from east.settings import compose
@@ -80,7 +80,7 @@ def trained(command: Command, seeds: Sequence[int]) -> list[Outcome]:
     run = Run.of(compose.settings(command))
     trials = [Trial(run.science, seed) for seed in seeds]
     loaded = load(run.settings.dataset, run.settings.data_dir)
-    return engine.train(trials, [split(loaded, trial) for trial in trials], device=run.settings.device)
+    return engine.train(trials, splits_of(loaded, trials), device=run.settings.device)
 
 
 def with_defaults(command: Command, **defaults: Mapping[str, Any]) -> Command:

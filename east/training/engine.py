@@ -1,7 +1,7 @@
 """The training engine: it trains a population of trials at once; a single trial is a population of one.
 
-The trials of a population share data, network, loss and batch size, and are stacked in a leading dimension P. They may
-differ in seed, learning rate, dropout, weight decay, schedule, patience and split. All randomness of a trial is a
+The trials of a population share data, network, loss, batch size and protocol, and are stacked in a leading dimension P.
+They may differ in seed, split, learning rate, dropout, weight decay and annealing. All randomness of a trial is a
 function of its own seed, without generator state: a trial sees the same weights, batches and masks alone or with
 others, before or after a resume. `train_population` is the whole method.
 """
@@ -72,7 +72,7 @@ def train_in_turn(
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
     """Train one population after the other; yield its outcomes and the checkpoint to delete once they are saved.
 
-    trials: must share dataset, model, loss, batch size and optimiser. splits: one for all trials, or one each.
+    trials: must share dataset, model, loss, batch size and protocol. splits: one for all trials, or one each.
     checkpoint: a folder; a checkpoint of exactly these trials is resumed.
     """
     trials = list(trials)

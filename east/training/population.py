@@ -57,7 +57,7 @@ class Outcome:
     trial: Trial
     status: str  # done | failed
     error: str | None
-    stopped: str | None  # patience | stage_epochs | coolings | coldest | max_epochs | diverged
+    stopped: str | None  # patience | stage_epochs | coolings | coldest | max_epochs | diverged | fitted
     epochs: int
     seconds: float  # its share of the population's time
     best: dict[str, float | None]  # val_loss, val_metric, temperature and epoch of the weights that were kept

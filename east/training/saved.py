@@ -30,7 +30,7 @@ from east.choices import import_by_path
 from east.data import files, images
 from east.data.common import DataError, Kind, Splits, Table
 from east.data.encoding import Numeric
-from east.files import read_regular, temporary_name
+from east.files import read_regular, replace_folder, temporary_name
 from east.losses.inputs import two_or_more
 from east.settings.sections import Model as Network
 from east.settings.sections import Science
@@ -123,7 +123,7 @@ class Model:
         return replace(self, about={**self.about, "decision": name, "rule": rule.to_json()})
 
     def save(self, folder: str | Path) -> Path:
-        """Write the model; an existing folder is replaced as a whole."""
+        """Write the model; an existing folder is replaced as a whole, the last of several writers wins."""
         folder = Path(folder)
         temporary = temporary_name(folder)
         temporary.mkdir(parents=True)
@@ -134,9 +134,7 @@ class Model:
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
-        if folder.exists():
-            shutil.rmtree(folder)
-        temporary.rename(folder)
+        replace_folder(temporary, folder)
         return folder
 
 

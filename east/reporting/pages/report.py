@@ -401,9 +401,10 @@ def _checked_svg(file: Path) -> str | None:
                 raise ValueError(f"<{tag.rpartition('}')[2]}> does not draw")
             for name, value in element.attrib.items():
                 is_link = name.endswith("href") and not value.startswith(("#", "data:image/png;base64,"))
-                if is_link or name.lower().startswith("on"):
+                refers = re.search(r"\\|url\((?!#)", value, re.IGNORECASE)
+                if is_link or refers or name.lower().startswith("on"):
                     raise ValueError(f"{name.rpartition('}')[2]}={value!r} does not draw")
-            if tag == "style" and re.search(r"[<@\\]|url\(", element.text or ""):
+            if tag == "style" and re.search(r"[<@\\]|url\(", element.text or "", re.IGNORECASE):
                 raise ValueError("its style refers to something else")
         return ElementTree.tostring(root, encoding="unicode")  # as parsed and checked here, not as it was written
     except (OSError, ValueError, ElementTree.ParseError) as error:
