@@ -10,8 +10,8 @@ always inherits the caches and the memory of the same other one.
 Before all timing, a large tensor is allocated and freed, as activations are in training. Until that happens, glibc
 returns freed memory to the system after every step, and every loss pays to get it back, page by page. --cold skips it.
 
-Peak memory is measured in a fresh process that returns freed memory to the system at once. Every ratio is printed with its limit, if it has one. The figure shows the
-ratios by number of classes.
+Peak memory is measured in a fresh process that returns freed memory to the system at once. Every ratio is printed with
+its limit, if it has one. The figure shows the ratios by number of classes.
 """
 
 import argparse

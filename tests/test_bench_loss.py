@@ -31,7 +31,6 @@ def run(bench, path, monkeypatch, *options):
 def test_small_shapes_are_measured_and_written(bench, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "SHAPES", ((32, 2), (16, 500)))
     monkeypatch.setattr(bench, "DENSE", (2, 3, 4, 4))
-    monkeypatch.setattr(bench, "MEMORY_RUNS", 1)
     written = run(bench, tmp_path / "bench.json", monkeypatch, "--quick")
     shapes = [[32, 2]] * 9 + [[16, 500]] * 9 + [[2, 3, 4, 4]] * 8  # nine thresholds are not timed for segmentation
     assert [row["shape"] for row in written["rows"]] == shapes
