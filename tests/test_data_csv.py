@@ -375,6 +375,16 @@ def test_time_splits_oldest_to_newest():
         from_frame("csv", dated(), "state", time="seen", group="patient")
 
 
+def test_names_are_part_of_the_fingerprint_because_saved_models_contain_them(tmp_path):
+    swapped = frame().replace({"state": {"ill": "well", "well": "ill"}})
+    tables = frame(), swapped, frame().rename(columns={"age": "years"}), frame().replace({"job": {"nurse": "midwife"}})
+    prints = [
+        load("csv", path=write(tmp_path / f"{k}.csv", table), target="state").fingerprint
+        for k, table in enumerate(tables)
+    ]
+    assert len(set(prints)) == len(tables)
+
+
 def test_groups_and_times_are_part_of_the_fingerprint():
     prints = [
         from_frame("csv", dated().assign(patient=patient), "state", group="patient").fingerprint
@@ -515,6 +525,8 @@ def test_a_changed_image_folder_is_decoded_again(photographs):
     second = load("images", path=str(photographs), size=16)
     assert (len(first.labels), len(second.labels)) == (20, 19)
     assert first.fingerprint != second.fingerprint
+    (photographs / "dog").rename(photographs / "hound")
+    assert load("images", path=str(photographs), size=16).fingerprint != second.fingerprint
 
 
 def test_broken_images_are_named_and_nothing_is_cached(photographs):

@@ -6,6 +6,7 @@ RandomState, whose streams are frozen: a split seed gives the same rows on every
 """
 
 import hashlib
+import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -46,10 +47,12 @@ class Data:
     source: str = ""  # where the data originally came from
     path: str = ""  # where the files are on this machine
     limit: int | None = None  # number of rows requested, if not all
+    own: bool = False  # the user's own data: names count in the fingerprint, since saved models contain them
 
     def __post_init__(self) -> None:
         if not self.fingerprint:
-            object.__setattr__(self, "fingerprint", fingerprint(self.digests()))
+            names = [json.dumps(self.names())] if self.own else []
+            object.__setattr__(self, "fingerprint", fingerprint([*self.digests(), *names]))
 
     @property
     def inputs(self) -> Tensor:
@@ -58,6 +61,10 @@ class Data:
     def digests(self) -> list[str]:
         """What the fingerprint is made of."""
         return [digest(self.inputs), digest(self.labels)]
+
+    def names(self) -> list[tuple[str, ...]]:
+        """Names that appear in a saved model: of classes, and of a table's features."""
+        return [self.classes]
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -138,6 +145,9 @@ class Table(Data):
             return super().digests()
         split_by = [digest(values) for values in (self.groups, self.time) if values is not None]
         return [*super().digests(), *split_by, *self.raw.hidden_digests()]
+
+    def names(self) -> list[tuple[str, ...]]:
+        return [self.classes, self.columns]
 
     def take(self, rows: np.ndarray, **changes: Any) -> Self:
         if self.raw is not None:

@@ -51,7 +51,7 @@ def csv(
     table = from_frame("csv", frame, target, drop, categorical, positive, str(path), group, time, keep)
     note = files.text_format(file, delimiter).note if files.is_text(file) else None
     encoding = None if table.encoding is None else replace(table.encoding, delimiter=delimiter)
-    return replace(table, encoding=encoding, file_note=note)
+    return replace(table, encoding=encoding, file_note=note, own=True, fingerprint="")
 
 
 def from_frame(

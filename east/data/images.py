@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,8 @@ def images(root: Root = None, *, path: str | None = None, size: int = 64, positi
     if len(classes) == 2:
         positive = positive or min(classes, key=lambda name: len(files[name]))
         classes.sort(key=lambda name: name == positive)
-    return from_files("images", folder, {name: files[name] for name in classes}, size, positive)
+    images = from_files("images", folder, {name: files[name] for name in classes}, size, positive)
+    return replace(images, own=True, fingerprint="")
 
 
 def find(folder: Path) -> list[Path]:
