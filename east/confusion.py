@@ -116,13 +116,14 @@ class Confusion:
 
         weights [..., n]: the weight of each sample, 1 by default.
         """
+        predictions, labels = map(torch.as_tensor, (predictions, labels))
         predictions, labels = (x.long() if x.dtype in SMALL_INTEGERS else x for x in (predictions, labels))
         check_range("predictions", predictions, classes)
         check_range("labels", labels, classes)
         labels = labels.expand(predictions.shape)
         counts = torch.ones_like(predictions, dtype=torch.float64)
         if weights is not None:
-            counts = counts * weights
+            counts = counts * torch.as_tensor(weights)
 
         def matrix() -> Tensor:
             cells = per_class(counts, labels * classes + predictions, classes * classes)

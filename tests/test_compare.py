@@ -17,6 +17,7 @@ from sklearn.metrics import average_precision_score, confusion_matrix, f1_score,
 
 import east
 from east import cli, data, metrics
+from east.choices import ConfigError
 from east.data.common import folded
 from east.experiment import budget, records
 from east.experiment.runs import load, split_options, splits_of
@@ -272,6 +273,13 @@ def test_scores_that_are_unknown_or_do_not_fit_are_refused():
         compare.parse_score("mc", loaded)
     assert compare.parse_score("recall_macro", loaded) == compare.Score("recall_macro", "recall", "macro")
     assert compare.parse_score("f1", loaded).name == "f1_macro"
+    assert compare.parse_score("recall", loaded) == compare.Score("recall_macro", "recall", "macro")
+    assert compare.parse_score("accuracy", loaded) == compare.Score("accuracy", "accuracy")
+    two = replace(loaded, labels=torch.arange(3) % 2, classes=("a", "b"), positive=1)
+    assert compare.parse_score("recall", two) == compare.Score("recall_positive", "recall", "positive")
+    for path in ("sklearn.metrics.f1_score", "os.system", "math.nope"):
+        with pytest.raises(ConfigError, match=f"score={path}: expected a function of a Confusion"):
+            compare.parse_score(path, loaded)
 
 
 @pytest.fixture(scope="module")

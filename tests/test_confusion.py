@@ -30,6 +30,7 @@ def test_hard_counts_match_scikit_learn_for_a_whole_population():
     c = Confusion.from_predictions(torch.as_tensor(predictions), torch.as_tensor(labels), classes=4)
     expected = [confusion_matrix(y, h, labels=range(4)) for y, h in zip(labels, predictions, strict=True)]
     assert_same(c, Confusion.from_matrix(torch.as_tensor(np.array(expected))))
+    assert_same(c, Confusion.from_predictions(predictions, labels, classes=4))  # arrays
     assert c.matrix.dtype == torch.float64
 
 

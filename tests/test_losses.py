@@ -765,9 +765,10 @@ def test_parameters_that_make_no_sense_are_refused(parameters, message):
         MetricLoss(**parameters)
 
 
-def test_class_names_must_fit_the_logits():
+@pytest.mark.parametrize("loss", [MetricLoss, MetricCrossEntropy])
+def test_class_names_must_fit_the_logits(loss):
     with pytest.raises(ValueError, match="expected 3 names, one per class of the logits, got 2"):
-        MetricLoss("f1", classes=["a", "b"])(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
+        loss("f1", classes=["a", "b"])(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
 
 
 @pytest.mark.parametrize("loss", [MetricLoss("f1"), MetricCrossEntropy("f1")], ids=type)

@@ -1,5 +1,6 @@
 """MetricCrossEntropy: weights against numbers by hand and autograd, gradients, and its state."""
 
+import warnings
 from functools import partial
 
 import pytest
@@ -237,6 +238,16 @@ def test_counts_are_a_running_mean_that_includes_the_current_batch():
     torch.testing.assert_close(predicted, expected.sum(-2))
     fixed, _ = loss_at(expected.tolist(), "f1", **POSITIVE)
     torch.testing.assert_close(value, fixed(logits, labels, weights))
+
+
+def test_a_loss_that_cannot_count_inside_torch_func_says_so():
+    logits, labels, _ = drawn()
+    loss = MetricCrossEntropy("f1")
+    with pytest.warns(UserWarning, match="plain cross-entropy until it is called outside"):
+        torch.func.grad(lambda z: loss(z, labels))(logits.detach())
+    loss(logits, labels)
+    with warnings.catch_warnings(action="error"):
+        torch.func.grad(lambda z: loss(z, labels))(logits.detach())
 
 
 def test_counts_change_only_in_training():

@@ -223,7 +223,10 @@ def test_the_frame_has_one_flat_row_per_trial(tmp_path):
 
 
 def test_a_folder_without_records_is_empty(tmp_path):
-    assert records.load(tmp_path / "nowhere").empty
+    with pytest.raises(FileNotFoundError, match="nowhere is not a results folder"):
+        records.load(tmp_path / "nowhere")
+    (tmp_path / "empty" / "runs").mkdir(parents=True)
+    assert records.load(tmp_path / "empty").empty
     assert records.done(tmp_path / "nowhere") == {}
     assert records.export(tmp_path) == {}
 

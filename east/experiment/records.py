@@ -275,6 +275,8 @@ def load(results_dir: str | Path) -> "pd.DataFrame":
     """
     import pandas as pd
 
+    if not any(Path(results_dir, name).is_dir() for name in ("runs", "records")):
+        raise FileNotFoundError(f"{results_dir} is not a results folder: expected one with runs or records in it")
     scanned = scan(results_dir)
     configs = {(record.key, record.config.preset): record.config for record in scanned}  # the key has no preset
     flat = {setting: _flat_config(config) for setting, config in configs.items()}

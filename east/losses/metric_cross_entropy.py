@@ -11,6 +11,7 @@ that read `Confusion.matrix`.
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,7 +37,7 @@ from east.losses.inputs import (
     read_multilabel,
     summed_over_ranks,
 )
-from east.losses.metric_loss import UNUSED_IN_TRIALS, MetricLoss
+from east.losses.metric_loss import UNUSED_IN_TRIALS, MetricLoss, check_classes
 from east.metrics import EPS, ratio
 
 FORMS = ("class_weights", "soft_targets")
@@ -160,7 +161,9 @@ class MetricCrossEntropy(Loss):
     def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
         if self.multilabel:
             return read_multilabel(logits, labels, weights, self.ignore_index, self.label_average)
-        return super().read(logits, labels, weights)
+        samples = super().read(logits, labels, weights)
+        check_classes(self.classes, samples.logits.shape[-1])
+        return samples
 
     def compute(self, samples: Samples) -> Tensor:
         value = super().compute(samples)
@@ -187,6 +190,12 @@ class MetricCrossEntropy(Loss):
     def is_training_step(self, logits: Tensor) -> bool:
         """Whether this call updates the counts: not in validation, and not inside torch.func."""
         if inside_torch_func():
+            if self.training and self.counts is None:
+                warnings.warn(
+                    "inside torch.func MetricCrossEntropy does not update its counts: it is plain cross-entropy until "
+                    "it is called outside, or has counts='validation' and set_counts(...)",
+                    stacklevel=2,
+                )
             return False
         return self.training and torch.is_grad_enabled() and logits.requires_grad
 

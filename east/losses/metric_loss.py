@@ -180,9 +180,7 @@ class MetricLoss(Loss):
         return values
 
     def check_classes(self, classes: int) -> None:
-        """Refuse logits with another number of classes than were named."""
-        if self.classes is not None and len(self.classes) != classes:
-            raise ValueError(f"classes: expected {classes} names, one per class of the logits, got {len(self.classes)}")
+        check_classes(self.classes, classes)
 
     def class_index(self, name: str) -> int:
         if self.classes is None:
@@ -354,6 +352,12 @@ class MetricLoss(Loss):
         parts += [step, f"threshold={self.threshold}"]
         parts += [f"temperature={self.temperature}"] if self.anneals else []
         return ", ".join(part for part in parts if part)
+
+
+def check_classes(names: Sequence[str] | None, classes: int) -> None:
+    """Refuse logits with another number of classes than were named."""
+    if names is not None and len(names) != classes:
+        raise ValueError(f"classes: expected {classes} names, one per class of the logits, got {len(names)}")
 
 
 def name_of(metric: metrics.Metric) -> str:

@@ -5,6 +5,7 @@ cross-entropy and on EAST's loss of the score; each decides by argmax, by a rule
 the rule that its probabilities call for (expected). All see the same split. reporting/comparison.py judges them.
 """
 
+import inspect
 import math
 import re
 import shlex
@@ -19,9 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from east import data, display, metrics
 from east.choices import ConfigError, choose
+from east.confusion import Confusion
 from east.experiment import budget, records
 from east.experiment.budget import OutOfTime
 from east.experiment.ledger import model_folder
@@ -162,31 +165,45 @@ def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
 
 
 def parse_score(score: str | None, loaded: data.Data) -> Score:
-    """The score of `score=…`: f1 (f1_positive or f1_macro, whichever suits the data), any name of METRICS, with or
-    without its average (recall_macro), or a dotted path."""
-    if score in (None, "f1"):
-        score = "f1_macro" if loaded.positive is None else "f1_positive"
+    """The score of `score=…`: any name of METRICS, with or without its average (recall_macro), or a dotted path.
+
+    Without an average, f1, recall and others are those of the positive class, or macro if there is none.
+    """
+    score = score or "f1"
     if score in RANKINGS:
         raise ConfigError(f"score={score} judges a ranking, not decisions; it is reported whatever the score")
     if score == "cost":
         raise ConfigError("score=cost needs your costs: write a metric of your own, score=my_metrics.my_cost")
+    if "." in score:
+        return Score(score, checked_metric(score, len(loaded.classes)))
     try:
         function, parameters = metrics.parse(score)
     except ValueError:
-        if "." in score:
-            raise
         raise ConfigError(choose("score", score, [*metrics.METRICS, "f1_macro", "f1_positive"])) from None
-    if "." in score:
-        return Score(score, score)
     metric, average = function.__name__, parameters.get("average")
+    if average is None and "average" in inspect.signature(function).parameters:
+        average = "macro" if loaded.positive is None else "positive"
     if average != "positive":
-        return Score(score, metric, average)
+        return Score(f"{metric}_{average}" if average else metric, metric, average)
     if loaded.positive is None:
         raise ConfigError(
             f"score={metric}_positive needs a positive class: two classes, or dataset.positive=…; "
             f"or score={metric}_macro"
         )
     return Score(f"{metric}_positive", metric, average, None if loaded.positive == 1 else loaded.positive)
+
+
+def checked_metric(path: str, classes: int) -> str:
+    """The dotted path of the user's own metric, once it has been tried on a confusion matrix."""
+    try:
+        value = metrics.resolve(path)(Confusion.from_matrix(torch.eye(classes, dtype=torch.float64)))
+    except Exception as error:  # it is the user's code
+        raise ConfigError(
+            f"score={path}: expected a function of a Confusion; {type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(value, Tensor):
+        raise ConfigError(f"score={path}: expected a tensor, computed from the Confusion's counts, got {value!r}")
+    return path
 
 
 def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:

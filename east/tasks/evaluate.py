@@ -47,7 +47,8 @@ def main(command: Command) -> int:
     positive = model.about["positive"]
     with display.activity("scoring"):
         intervals = with_intervals(part, positive)
-    model_name = Path(settings.checkpoint).resolve().parent.name
+    checkpoint = Path(settings.checkpoint).resolve()
+    model_name = checkpoint.parent.name if checkpoint.name == "model" else checkpoint.name  # a comparison's is "model"
     name = re.sub(r"[^\w.-]+", "_", f"{source.name.partition('.')[0]}-{model_name}")
     folder = Path(settings.results_dir) / "evaluate" / name
     classes = tuple(map(printable, model.classes))  # class names of a downloaded model may hold control characters
