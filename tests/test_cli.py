@@ -15,6 +15,7 @@ from east.data import DataError, load
 from east.experiment import records
 from east.reporting import tables
 from east.settings.compose import settings
+from east.tasks import plan
 from east.tasks import reproduce as task_reproduce
 from east.tasks import run as task_run
 from tests.commands import TINY, environment, record_files
@@ -246,6 +247,30 @@ def test_reproduce_runs_the_requested_part_of_a_table(tmp_path, capsys):
     for wrong in (["task=reproduce"], [*table, "protocol=btg"]):
         assert cli.run([*wrong, f"results_dir={tmp_path}"]) == 2
         assert "takes a table=…, and that table's protocol. Choices: all, east_v2_1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["datasets=[mamography]"], "unknown dataset of table=east_v2_1 'mamography', did you mean 'mammography'?"),
+        (["losses=[f1x]"], "unknown loss of table=east_v2_1 'f1x', did you mean 'f1'?"),
+        (["losses=[f1,wmw]"], "unknown loss of table=east_v2_1 'wmw'"),
+        (["dataset=digits"], "unknown dataset of table=east_v2_1 'digits'. Choices: adult, caltech256, cifar10"),
+        (["datasets=cifar10_frog"], "unknown dataset of table=east_v2_1 'cifar10_frog', did you mean 'cifar10'?"),
+        (["table=all", "dataset=digits"], "unknown dataset of table=all 'digits'"),
+    ],
+)
+def test_reproduce_refuses_what_its_table_does_not_have(words, message, east_run):
+    answer = east_run("task=reproduce", "table=east_v2_1", "dry_run=true", *words)
+    assert answer.code == cli.BAD_CONFIG
+    assert message in answer.err
+
+
+def test_reproduce_takes_one_name_instead_of_a_list(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(plan, "made", lambda *_, **__: None)  # neither data nor a schedule are needed
+    for table, names, runs in (("all", "datasets=cifar10_frog", 3), ("btg_1", "losses=wmw", 4)):
+        assert cli.run(["task=reproduce", f"table={table}", names, "dry_run=true", f"results_dir={tmp_path}"]) == 0
+        assert f"{table}: {runs} runs to do" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("no_figures")

@@ -26,8 +26,8 @@ from east.reporting.recorded import labels
 from east.reporting.specs import VARIANTS, Question, Spec, blank_cells, names, papers_tables, spec, usual_preset
 from east.settings.command import Command
 
-__all__ = ["Cell", "Spec", "Table", "build", "build_all", "command", "comparisons", "labels", "names", "plan"]
-__all__ += ["papers_tables", "render", "spec", "usual_preset"]
+__all__ = ["Cell", "Spec", "Table", "blank_cells", "build", "build_all", "command", "comparisons", "labels", "names"]
+__all__ += ["papers_tables", "plan", "render", "spec", "usual_preset"]
 
 REFERENCES = ("ce", "bce")  # losses that the others are compared with
 RAREST = {"fewer than 10": (0, 10), "10 to 29": (10, 30), "30 or more": (30, math.inf)}  # validation rows of that class

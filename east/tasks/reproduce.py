@@ -2,7 +2,7 @@
 
 import sys
 
-from east.choices import ConfigError
+from east.choices import ConfigError, choose
 from east.experiment.runs import Run
 from east.experiment.scheduler import carry_out
 from east.reporting import tables
@@ -24,10 +24,9 @@ def main(command: Command) -> int:
     settings = compose.settings(command.without(*LISTS))
     preset = command.get("preset") or ("paper" if name == "all" else tables.usual_preset(tables.spec(name, folder)))
     options = {"rule": settings.selection, "variant": settings.variant, "config_dir": folder}
+    wanted = requested(command, settings.variant)
     missing = [needed.command for needed in tables.plan(name, settings.results_dir, preset=preset, **options)]
-    for plural, group in LISTS.items():
-        if names := command.get(plural) or ([command.get(group)] if group in command else []):
-            missing = [needed for needed in missing if needed.get(group) in names]
+    missing = [needed for needed in missing if all(needed.get(group) in names for group, names in wanted.items())]
     overrides = command.without("task", "table", "preset", *LISTS, *LISTS.values())
     if changed := overrides.among(SCIENCE):
         words = " ".join(f"{key}={typed(value)}" for key, value in changed.items())
@@ -44,6 +43,22 @@ def main(command: Command) -> int:
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def requested(command: Command, variant: str) -> dict[str, list[str]]:
+    """The datasets and losses that a command limits its table to; ConfigError if the table has no such cells."""
+    name, folder = command.get("table"), command.get("config_dir")
+    wanted: dict[str, list[str]] = {}
+    for plural, group in LISTS.items():
+        if names := command.get(plural) or command.get(group):
+            wanted[group] = [str(entry) for entry in (names if isinstance(names, list) else [names])]
+    parts = tables.papers_tables() if name == "all" else [name]
+    cells = [cell for part in parts for cell in tables.blank_cells(tables.spec(part, folder), variant)]
+    for group, names in wanted.items():
+        choices = {getattr(cell, group) for cell in cells}
+        for entry in names:
+            choose(f"{group} of table={name}", entry, choices)
+    return wanted
 
 
 def to_do(runs: int) -> str:
