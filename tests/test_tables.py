@@ -20,8 +20,9 @@ import yaml
 from sklearn import metrics
 
 from east import data
-from east.choices import CONF
+from east.choices import CONF, groups
 from east.experiment import records
+from east.experiment.runs import Run
 from east.reporting import cells, entries, fidelity, papers, specs, statistics, tables, writers
 from east.reporting.fidelity import Request
 from east.settings import identity
@@ -356,6 +357,35 @@ def test_the_runs_that_a_table_plans_are_the_records_that_it_shows(name, tmp_pat
     assert {(c.settings, len(c.values)) for c in table.cells} == {(1, 2)}
     assert {c.preset for c in table.cells if c.trains_networks} == {"quick"}
     assert {c.preset for c in table.cells if not c.trains_networks} <= {"paper"}, "a forest is trained in one way"
+
+
+def test_a_table_finds_the_records_of_every_dataset_file_and_of_variants(tmp_path):
+    """Records have the name of the loaded data, which is not always that of the file."""
+    own = {
+        "dataset/digits-rare": "{name: digits-rare, imbalance: 5}",
+        "dataset/digits-rarer": "{defaults: [digits, _self_], name: digits-rarer, imbalance: 50}",
+        "dataset/keel-glass": "{name: keel-glass, set: glass2}",
+    }
+    for file, text in own.items():
+        (tmp_path / "dataset").mkdir(exist_ok=True)
+        (tmp_path / f"{file}.yaml").write_text(text)
+    request = functools.partial(Request, loss="ce", protocol="east", config_dir=str(tmp_path))
+    names = {name: request(dataset=name).recorded for name in groups(tmp_path)["dataset"]}
+    variants = {
+        "digits-rare": "digits",
+        "digits-rarer": "digits",
+        "keel": "keel-abalone19",
+        "keel-glass": "keel-glass2",
+    }
+    assert names == {name: name for name in names} | variants
+    assert request(dataset="keel", overrides={"dataset.set": "glass4"}).recorded == "keel-glass4"
+    table = QUICK.changed(overrides={}, columns=({"dataset": ["digits-rare"], "metric": ["f1_macro"]},))
+    for loss in ("f1", "ce"):
+        words = ["dataset=digits-rare", f"loss={loss}", "preset=quick", f"config_dir={tmp_path}"]
+        config = Run.of(settings(Command.parse(words))).science
+        for seed in range(2):
+            records.write(tmp_path, records.Record(config=config, seed=seed, scores={"test": {"f1_macro": 0.5}}))
+    assert not tables.plan(table, tmp_path, preset="quick", config_dir=str(tmp_path))
 
 
 @functools.cache

@@ -55,8 +55,7 @@ class Run:
 
 def load(dataset: Dataset, data_dir: str | None) -> data.Data:
     """The data of a dataset section. The last dataset is cached, since the next job usually needs it again."""
-    name = dataset.name.partition("-")[0]  # keel-abalone19 is the set abalone19 of keel
-    return _load(name, data_dir, json.dumps({**dataset.options, "limit": dataset.limit}))
+    return _load(dataset.loader, data_dir, json.dumps({**dataset.options, "limit": dataset.limit}))
 
 
 @lru_cache(maxsize=1)

@@ -17,7 +17,9 @@ from east.reporting.entries import AXES, Entry, Ledger, Point
 from east.settings import compose, identity
 from east.settings.command import Command
 from east.settings.identity import Json
+from east.settings.messages import validated
 from east.settings.reading import read
+from east.settings.sections import Dataset
 from east.settings.settings import Grid, Settings
 
 PRESETS = ("paper", "half", "budget", "lean", "quick")  # from the fullest to the quickest
@@ -43,9 +45,11 @@ class Request:
 
     @property
     def recorded(self) -> str:
-        """The dataset's name in records: a KEEL set has its own."""
-        subset = self.overrides.get("dataset.set")
-        return f"{self.dataset}-{subset}" if subset else self.dataset
+        """The dataset's name in records: a variant has that of its dataset, a KEEL set its own."""
+        if self.family:
+            return self.dataset  # from a record
+        options = {key.removeprefix("dataset."): v for key, v in self.overrides.items() if key.startswith("dataset.")}
+        return _dataset(self.dataset, self.config_dir).but(**options).recorded
 
     @property
     def choices(self) -> Options:
@@ -78,6 +82,13 @@ class Request:
 
 
 @cache
+def _dataset(name: str, config_dir: str | None) -> Dataset:
+    """A dataset's file, without the rest of a command: composing that may import torch."""
+    content = compose.section(groups(config_dir), "dataset", name)["dataset"]
+    return validated(Dataset, content, "dataset")
+
+
+@cache
 def _composed(command: str, preset: str, config_dir: str | None) -> Settings | None:
     folder = {"config_dir": config_dir} if config_dir else {}
     try:
@@ -104,7 +115,7 @@ def _fits(entry: Entry, request: Request, preset: str) -> bool:
     settings = request.composed(preset)
     if settings is None:
         return False
-    science = settings.science(request.recorded, None)
+    science = settings.science(settings.dataset.recorded, None)
     ignored = ({*IGNORED} - {*request.overrides}) | {*request.ideal, *VARIED}  # a family has many values of VARIED
     if settings.loss.options.get("average", "given") is None:  # the record holds the average resolved from the data
         ignored.add("loss.average")

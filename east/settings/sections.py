@@ -84,6 +84,16 @@ class Dataset(Open):
     limit: int | None = Field(None, ge=3)
     fingerprint: str | None = None
 
+    @property
+    def loader(self) -> str:
+        """What reads the data: digits for the variant digits-rare, keel for each of its sets."""
+        return self.name.partition("-")[0]
+
+    @property
+    def recorded(self) -> str:
+        """The name of the loaded data, which records have: the loader's, and for a KEEL set its own."""
+        return f"keel-{self.options['set']}" if self.loader == "keel" and "set" in self.options else self.loader
+
 
 class Split(Section):
     """How rows are split into training, validation and test; seed=trial draws a new split for each trial."""
