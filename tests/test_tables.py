@@ -417,6 +417,41 @@ def test_other_cooling_rates_stay_out_of_the_papers_tables(tmp_path):
     assert at == {"r = 0.5": [0.9], "r = 0.7": [], "r = 0.8": [], "r = 0.9": [0.6], "r = 0.95": []}
 
 
+WITH_DEFAULTS_LIST = "{defaults: [btg, _self_], name: mine}"
+WITHOUT_NEW_SPLIT = """
+name: mine
+search: grid
+model: {table: mlp}
+hyper: {lr: 0.001, batch_size: 128, dropout: 0.25, weight_decay: 0.01}
+grid: {lr: [0.01], dropout: [0.25], r: [0.9], batch_size: {table: [128]}}
+"""
+
+
+@pytest.mark.parametrize("text, split", [(WITH_DEFAULTS_LIST, "trial"), (WITHOUT_NEW_SPLIT, 0)])
+def test_a_table_of_your_own_protocol_is_planned_and_filled(text, split, tmp_path):
+    """The protocol may leave its defaults to another file or to the program, the dataset's file its kind."""
+    for file, content in {"protocol/mine": text, "dataset/digits-rare": "{name: digits-rare, imbalance: 9}"}.items():
+        (tmp_path / file).parent.mkdir()
+        (tmp_path / f"{file}.yaml").write_text(content)
+    grid = {"lr": [0.1], "dropout": [0.25], "r": [0.9], "batch_size": {"table": [64]}}
+    columns = ({"dataset": ["digits-rare"], "metric": ["f1_macro"]},)
+    table = QUICK.changed(protocol="mine", overrides={}, rows={"CE": {"loss": "ce"}}, columns=columns, grid=grid)
+    (run,) = tables.plan(table, tmp_path, preset="quick", config_dir=str(tmp_path))
+    assert run.command.get("protocol.grid.lr") == [0.1]
+    assert run.command.get("protocol.grid.batch_size") == {"digits-rare": [64]}
+    config = settings(run.command.but(preset="quick", config_dir=str(tmp_path))).science("digits", "fingerprint")
+    for seed in range(2):
+        records.write(tmp_path, records.Record(config=config, seed=seed, scores={"test": {"f1_macro": 0.5}}))
+    (filled,) = tables.build(table, tmp_path, preset="quick", config_dir=str(tmp_path)).cells
+    assert (len(filled.values), filled.split, fidelity.usual_splits(filled)[0]) == (2, split, split)
+
+
+def test_records_of_an_unknown_protocol_are_listed(standard):
+    """Its file is in someone else's folder."""
+    other = standard.but(config=standard.config.but(protocol=standard.config.protocol.but(name="theirs")))
+    assert '"theirs"' in tables.render("grid", scanned=[other], preset="quick", format="json")
+
+
 # How close to the paper's protocol a record is, judged by its values
 
 

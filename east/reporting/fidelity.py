@@ -17,10 +17,8 @@ from east.reporting.entries import AXES, Entry, Ledger, Point
 from east.settings import compose, identity
 from east.settings.command import Command
 from east.settings.identity import Json
-from east.settings.messages import validated
-from east.settings.reading import read
 from east.settings.sections import Dataset
-from east.settings.settings import Grid, Settings
+from east.settings.settings import Grid, Protocol, Settings
 
 PRESETS = ("paper", "half", "budget", "lean", "quick")  # from the fullest to the quickest
 VARIED = (*(f"hyper.{name}" for name in identity.SEARCHED), "annealing.r")  # by a search
@@ -68,9 +66,7 @@ class Request:
         """The grid axes that the command must set, because the table differs there from the protocol."""
         if not self.grid or not self.protocol or self.loss in papers.BASELINES:
             return {}
-        files = groups(self.config_dir)
-        protocol = Grid.model_validate(read(files["protocol"][self.protocol])["grid"])
-        kind = read(files["dataset"][self.dataset])["kind"]
+        protocol, kind = _protocol(self.protocol, self.config_dir).grid, _dataset(self.dataset, self.config_dir).kind
         axes: Options = {}
         for name in ("lr", "dropout", "r"):
             if getattr(self.grid, name) != getattr(protocol, name):
@@ -83,9 +79,12 @@ class Request:
 
 @cache
 def _dataset(name: str, config_dir: str | None) -> Dataset:
-    """A dataset's file, without the rest of a command: composing that may import torch."""
-    content = compose.section(groups(config_dir), "dataset", name)["dataset"]
-    return validated(Dataset, content, "dataset")
+    return compose.from_file(Dataset, "dataset", name, config_dir)
+
+
+@cache
+def _protocol(name: str, config_dir: str | None) -> Protocol:
+    return compose.from_file(Protocol, "protocol", name, config_dir)
 
 
 @cache
@@ -179,5 +178,6 @@ def grid_points(request: Request, preset: str | None) -> set[Point]:
 
 def usual_splits(request: Request) -> tuple[int | str, int | str]:
     """Split seeds to look for, the protocol's own first; "trial" means a new split for each trial."""
-    new_split = request.protocol and read(groups(request.config_dir)["protocol"][request.protocol])["new_split"]
-    return ("trial", 0) if new_split else (0, "trial")
+    protocol, folder = request.protocol, request.config_dir
+    known = protocol in groups(folder)["protocol"]  # that of a record may be someone else's
+    return ("trial", 0) if known and _protocol(str(protocol), folder).new_split else (0, "trial")

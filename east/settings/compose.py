@@ -17,7 +17,7 @@ from east.choices import CONF, ConfigError, choose, groups, names_a_file
 from east.settings import options
 from east.settings.command import Command, text
 from east.settings.identity import SEARCHED
-from east.settings.messages import FROM_FILE, unknown_key, validated
+from east.settings.messages import FROM_FILE, Checked, unknown_key, validated
 from east.settings.reading import Composed, read
 from east.settings.sections import Dataset, Hyper, Kind, Loss
 from east.settings.settings import Settings
@@ -138,6 +138,11 @@ def section(files: Files, group: str, name: str) -> Composed:
         hint = f"; a variant of it is called {own_name}-….yaml" if group == "dataset" and own_name else ""
         raise ConfigError(f"{file}: expected name: {name}, as the file is called, got {own_name!r}{hint}")
     return content
+
+
+def from_file(model: type[Checked], group: str, name: str, config_dir: str | None = None) -> Checked:
+    """One file of a config group as a typed section; unlike a whole command, it never needs torch."""
+    return validated(model, composed(groups(config_dir), {group: name})[group], group)
 
 
 def by_hydra(file: Path) -> Composed:
