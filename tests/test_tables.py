@@ -25,7 +25,7 @@ from east.experiment import records
 from east.experiment.runs import Run
 from east.reporting import cells, entries, fidelity, papers, specs, statistics, tables, writers
 from east.reporting.fidelity import Request
-from east.settings import identity
+from east.settings import compose, identity
 from east.settings.command import Command
 from east.settings.compose import settings
 from east.settings.sections import Science
@@ -444,6 +444,27 @@ def test_a_table_of_your_own_protocol_is_planned_and_filled(text, split, tmp_pat
         records.write(tmp_path, records.Record(config=config, seed=seed, scores={"test": {"f1_macro": 0.5}}))
     (filled,) = tables.build(table, tmp_path, preset="quick", config_dir=str(tmp_path)).cells
     assert (len(filled.values), filled.split, fidelity.usual_splits(filled)[0]) == (2, split, split)
+
+
+def test_a_classical_model_of_your_own_does_not_count_as_the_papers_training(tmp_path):
+    """Its file says so; the caption and the count of cells at the paper's protocol are about networks."""
+    (tmp_path / "loss").mkdir()
+    forest = "{name: forest50, _target_: east.baselines.RandomForest, trains: classical, n_estimators: 50}"
+    (tmp_path / "loss" / "forest50.yaml").write_text(forest)
+    put(tmp_path, ["loss=forest50", "preset=paper", f"config_dir={tmp_path}"])
+    columns = ({"dataset": ["mammography"], "metric": ["f1_positive"]},)
+    own = QUICK.changed(overrides={}, rows={"50 trees": {"loss": "forest50"}}, columns=columns)
+    for table in (own, "grid"):
+        built = tables.build(table, tmp_path, config_dir=str(tmp_path))
+        filled = next(c for c in built.cells if c.values)
+        assert (filled.preset, filled.trains_networks, filled.papers_protocol) == ("paper", False, False)
+        assert "training paper" not in built.caption
+
+
+def test_the_file_of_a_loss_says_whether_it_trains_a_network():
+    classical = {name for name in groups()["loss"] if compose.is_classical(name)}
+    assert classical == {"rf", "ccs", "logistic", "boosting", "xgboost", "lightgbm", "catboost"}
+    assert {*papers.BASELINES} <= classical
 
 
 def test_records_of_an_unknown_protocol_are_listed(standard):

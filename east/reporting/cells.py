@@ -87,10 +87,6 @@ class Cell(Request):
         return (self.score.partition(".")[2] if self.score.startswith(DECISIONS) else self.score) + row
 
     @property
-    def trains_networks(self) -> bool:
-        return self.loss not in papers.BASELINES
-
-    @property
     def summary(self) -> statistics.Summary:
         return statistics.summarize(list(self.values.values()))
 

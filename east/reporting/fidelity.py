@@ -12,7 +12,6 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from east.choices import ConfigError, groups, without_imports
-from east.reporting import papers
 from east.reporting.entries import AXES, Entry, Ledger, Point
 from east.settings import compose, identity
 from east.settings.command import Command
@@ -62,9 +61,13 @@ class Request:
         return _composed(json.dumps(self.choices | grid), preset, self.config_dir)
 
     @property
+    def trains_networks(self) -> bool:
+        return not compose.is_classical(self.loss, self.config_dir)
+
+    @property
     def axes(self) -> Options:
         """The grid axes that the command must set, because the table differs there from the protocol."""
-        if not self.grid or not self.protocol or self.loss in papers.BASELINES:
+        if not self.grid or not self.protocol or not self.trains_networks:
             return {}
         protocol, kind = _protocol(self.protocol, self.config_dir).grid, _dataset(self.dataset, self.config_dir).kind
         axes: Options = {}

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,12 @@ def section(files: Files, group: str, name: str) -> Composed:
 def from_file(model: type[Checked], group: str, name: str, config_dir: str | None = None) -> Checked:
     """One file of a config group as a typed section; unlike a whole command, it never needs torch."""
     return validated(model, composed(groups(config_dir), {group: name})[group], group)
+
+
+@cache
+def is_classical(loss: str, config_dir: str | None = None) -> bool:
+    """Whether a loss's file says `trains: classical`, so that no network is trained; False if there is no such file."""
+    return loss in groups(config_dir)["loss"] and from_file(Loss, "loss", loss, config_dir).classical
 
 
 def by_hydra(file: Path) -> Composed:

@@ -55,7 +55,7 @@ CANDIDATES = {  # cheapest first; among the networks, the winner of conf/table/c
 }
 # The others run only when named, so that the answer does not depend on what is installed.
 USUAL = ("logistic", "boosting", "rf", "ce", "metric_ce", "east")
-CLASSICAL = ("logistic", "boosting", "rf", "xgboost", "lightgbm", "catboost")
+CLASSICAL = tuple(filter(compose.is_classical, CANDIDATES))
 SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
 COLUMNS = 30  # columns of the data that are described one by one
 HIDDEN = [128, 64]  # smaller than the papers' network: as good on tables of this size, and faster
