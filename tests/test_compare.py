@@ -590,6 +590,24 @@ def test_a_comparison_of_other_data_keeps_its_folder(tmp_path, monkeypatch):
     assert folders == ["my-mcc", "my-2-mcc", "my-3-mcc", "my-mcc", "my-mcc", "my-3-mcc"]
 
 
+@pytest.mark.parametrize("dataset", ["dataset=digits", "dataset.path=my.csv dataset.target=y", ""])
+def test_a_comparison_of_another_problem_keeps_its_folder(dataset, tmp_path):
+    """Another positive class or part of the rows is another problem; other candidates are not."""
+    settings = compose.settings(Command({"dataset": "digits", "results_dir": str(tmp_path)}))
+    loaded = data.Table(features=torch.zeros(2, 1), labels=torch.arange(2), classes=("a", "b"), name="digits")
+    folders = []
+    for words in ("dataset.positive=3", "dataset.positive=8", "dataset.positive=3 dataset.limit=500", "",
+                  "dataset.positive=8 candidates=[rf]", "minutes=1 dataset.positive=3", "candidates=[rf]"):  # fmt: skip
+        typed = f"east-run task=compare {dataset} {words}"
+        folder = compare.result_folder(settings, loaded, "mcc", typed)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "command.txt").write_text(typed)
+        folders.append(folder.name)
+    first, second, third, fourth = "digits-mcc", "digits-2-mcc", "digits-3-mcc", "digits-4-mcc"
+    assert folders == [first, second, third, fourth, second, first, fourth]
+    assert compare.data_of("east-run") == compare.data_of("east-run dataset=digits")
+
+
 def test_a_log_says_which_candidate_is_running(monkeypatch):
     monkeypatch.setattr(compare.time, "monotonic", lambda: 100.0)
     plans = [compare.Plan(name, name, None, seconds) for name, seconds in (("forest", 5), ("EAST", 20), ("other", 40))]

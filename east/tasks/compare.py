@@ -413,7 +413,7 @@ def verdict(result: Comparison) -> str:
 
 
 def result_folder(settings: Settings, loaded: data.Data, score: str, typed: str) -> Path:
-    """A folder such as my-f1_positive for my.csv, shared only by comparisons of the same file, target and score."""
+    """A folder such as my-f1_positive for my.csv, shared only by comparisons of the same data, classes and score."""
     path = settings.dataset.options.get("path")
     name = Path(str(path)).expanduser().resolve().name.partition(".")[0] if path else loaded.name
     for k in count(1):
@@ -425,15 +425,14 @@ def result_folder(settings: Settings, loaded: data.Data, score: str, typed: str)
     raise AssertionError
 
 
-def data_of(command: str) -> set[tuple[str, str]]:
-    """The parts of a command line that identify its data: a.csv and ./a.csv are the same file."""
+def data_of(command: str) -> dict[str, Any]:
+    """The values of a command line that say which data and classes: a.csv and ./a.csv are the same file."""
     with suppress(ValueError):  # not one of our command lines
-        split = (word.partition("=") for word in shlex.split(command))
-        data = {name: value for name, _, value in split if name in ("dataset.path", "dataset.target")}
+        data = Command.parse(shlex.split(command)[1:]).among(["dataset"])
         if "dataset.path" in data:
             data["dataset.path"] = str(Path(data["dataset.path"]).expanduser().resolve())
-        return {*data.items()}
-    return set()
+        return {"dataset": compose.DEFAULTS["dataset"], **data}
+    return {}
 
 
 def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: str) -> None:
