@@ -317,12 +317,39 @@ def test_the_plan_lists_each_missing_run_once():
     runs = {
         (r.command.get("dataset"), r.command.get("loss")): r for r in tables.plan("east_v2_1", GOLDEN, preset="budget")
     }
-    assert (runs["mammography", "f1"].done, runs["mammography", "f1"].trials) == (5, 10)
+    assert (runs["mammography", "f1"].done, runs["mammography", "f1"].trials) == (6, 10), "five done, one failed"
     assert runs["mammography", "accuracy"].done == 3
     paper = {
         (r.command.get("dataset"), r.command.get("loss")): r for r in tables.plan("east_v2_1", GOLDEN, preset="paper")
     }
     assert paper["mammography", "accuracy"].done == 0, "budget trials do not count for the paper's preset"
+
+
+def test_a_run_needs_no_more_trials_than_its_preset_trains():
+    """Unless the table says how many: preset=half trains three, and table=cifar10_dog asks it for five."""
+    assert {run.trials for run in tables.plan("east_v2_1", "/nowhere", preset="half")} == {3}
+    assert {run.trials for run in tables.plan("east_v2_1", "/nowhere", preset="paper")} == {10}
+    assert {run.trials for run in tables.plan("cifar10", "/nowhere", preset="paper")} == {3}
+    assert {run.trials for run in tables.plan("cifar10_dog", "/nowhere", preset="half")} == {5}
+
+
+@pytest.mark.parametrize(
+    "statuses, to_do",
+    [(["done"], [(1, 2)]), (["failed"], [(1, 2)]), (["done", "failed"], []), (["failed", "failed"], [])],
+)
+def test_a_failed_trial_is_not_to_do(statuses, to_do, tmp_path):
+    """The same trial would fail again, so no command trains it twice. The table asks for ten, preset=quick for two."""
+    table = QUICK.changed(rows={"CE": {"loss": "ce"}}, trials=10)
+    words = ("dataset=digits", "loss=ce", "dataset.imbalance=10")
+    for seed, status in enumerate(statuses):
+        scores = {"test": dict.fromkeys(("f1_macro", "accuracy", "mcc"), 0.5)} if status == "done" else {}
+        records.write(tmp_path, records.Record(science(*words, "preset=quick"), seed, scores=scores, status=status))
+    other = science(*words, "preset=quick", "split.seed=3")
+    for seed in range(2):
+        records.write(tmp_path, records.Record(other, seed, status="failed"))  # trials that no cell shows
+    assert [(run.done, run.trials) for run in tables.plan(table, tmp_path, preset="quick")] == to_do
+    shown = tables.build(table, tmp_path, preset="quick").cells[0]
+    assert (len(shown.values), shown.failed) == (statuses.count("done"), statuses.count("failed"))
 
 
 # Our own tables

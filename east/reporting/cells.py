@@ -138,7 +138,7 @@ class Cell(Request):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A family's chosen setting, and the scores of its trials that have the cell's score."""
+    """A family's chosen setting, and the scores of its trials that have the cell's score; none if all failed."""
 
     is_ideal: bool
     key: str
@@ -152,6 +152,10 @@ class Candidate:
     @property
     def trials(self) -> list[Entry]:
         return [entry for entry in self.family if entry.key == self.key and entry.is_trial]
+
+    @property
+    def failed(self) -> int:
+        return sum(not entry.done for entry in self.trials)
 
 
 def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None:
@@ -168,16 +172,21 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
             rates = cooling_rates(settings)
             kept = [entry for entry in family if entry.sections["annealing"].get("r") in rates]
             by_preset.setdefault(preset, []).extend([kept] if kept else [])
+    without_values: list[Candidate] = []
     for preset in by_preset if cell.family else accepted:
         by_split: dict[int | str, list[Candidate]] = {}
         for family in by_preset.get(preset, ()):
-            if candidate := _candidate(family, cell, rule):
+            candidate = _candidate(family, cell, rule)
+            if candidate and candidate.values:
                 by_split.setdefault(family[0].split, []).append(candidate)
+            elif candidate and (cell.family or family[0].split in usual_splits(cell)):
+                without_values.append(candidate)
         splits = list(by_split) if cell.family else [split for split in usual_splits(cell) if split in by_split]
         if splits:
             cell.preset = preset
             _show(cell, splits[0], by_split, ledger)
             return
+    cell.is_ideal, cell.failed = max(((c.is_ideal, c.failed) for c in without_values), default=(True, 0))
 
 
 def fill_shorter(cells: Sequence[Cell], ledger: Ledger) -> None:
@@ -198,13 +207,14 @@ def fill_shorter(cells: Sequence[Cell], ledger: Ledger) -> None:
 
 def _candidate(family: Family, cell: Cell, rule: str) -> Candidate | None:
     key = records.select((entry.record for entry in family), rule)
+    if key is None and not any(entry.done for entry in family):  # a rule chooses only among what succeeded
+        key = next((entry.key for entry in family if entry.is_trial), None)
     trials = [entry for entry in family if entry.key == key and entry.is_trial]
-    cell.failed += sum(not entry.done for entry in trials)  # shown if no trial succeeded; else `_show` replaces it
     values = {e.seed: value for e in trials if (value := e.value(cell.score, cell.position)) is not None}
     ideal = {tuple(name.split(".")): value for name, value in cell.ideal.items()}
     sections = family[0].sections
     is_ideal = all(sections[section].get(name) == value for (section, name), value in ideal.items())
-    return Candidate(is_ideal, key, dict(sorted(values.items())), family) if key and values else None
+    return Candidate(is_ideal, key, dict(sorted(values.items())), family) if key else None
 
 
 def _show(cell: Cell, split: int | str, by_split: Mapping[int | str, list[Candidate]], ledger: Ledger) -> None:
@@ -215,7 +225,7 @@ def _show(cell: Cell, split: int | str, by_split: Mapping[int | str, list[Candid
     trials = shown.trials
     scored = [entry for entry in trials if entry.seed in shown.values]
     cell.key, cell.values, cell.is_ideal = shown.key, shown.values, shown.is_ideal
-    cell.failed = sum(not entry.done for entry in trials)
+    cell.failed = shown.failed
     cell.settings = sum(candidate.is_ideal == shown.is_ideal for candidate in by_split[split])
     cell.rarest = min((entry.rarest for entry in scored if entry.rarest is not None), default=None)
     cell.capped = 2 * sum(entry.at_limit for entry in scored) > len(scored)

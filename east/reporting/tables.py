@@ -76,7 +76,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Missing:
-    """A run that a table still needs: its command, and how many of its trials are done."""
+    """A run that a table still needs: its command, how many of its trials are done or failed, and of how many."""
 
     command: Command
     done: int
@@ -259,14 +259,19 @@ def render(table: str | Spec, results_dir: str | Path = "results", format: str =
 def plan(
     table: str | Spec, results_dir: str | Path = "results", preset: str = "paper", **options: Any
 ) -> list[Missing]:
-    """The runs that a table (or "all") still needs, each once. Trials of this preset or a fuller one count as done."""
+    """The runs that a table (or "all") still needs, each once. Trials of this preset or a fuller one count as done.
+
+    A run needs as many trials as the table asks for and the preset trains. Failed ones are not trained again.
+    """
     options |= {"preset": preset}
     tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
     runs: dict[str, Missing] = {}
     for cell in (cell for built in tables for cell in built.cells):
-        done = len(cell.values) if cell.is_ideal else 0
-        if cell.trials and done < cell.trials:
-            runs.setdefault(command(cell), Missing(typed_command(cell), done, cell.trials))
+        done = len(cell.values) + cell.failed if cell.is_ideal else 0
+        settings = cell.composed(preset) if cell.trials else None
+        trials = min(cell.trials or 0, settings.trial_count) if settings else cell.trials
+        if trials and done < trials:
+            runs.setdefault(command(cell), Missing(typed_command(cell), done, trials))
     return list(runs.values())
 
 
