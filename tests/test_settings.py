@@ -1,5 +1,7 @@
 """Typed settings are composed and completed, or refused with a suggestion before any work."""
 
+import shlex
+
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
@@ -212,6 +214,42 @@ def test_quoted_values_can_be_swept(monkeypatch):
     monkeypatch.setenv("HOME", "/folder")
     jobs = sweep(["dataset=csv", "dataset.path=~/a.csv,b (1).csv", "dataset.target=été"])
     assert [composed(job).dataset.options["path"] for job in jobs] == ["/folder/a.csv", "b (1).csv"]
+
+
+TEXTS = [
+    *(
+        "plain",
+        "a/b-c.csv",
+        "",
+        " ",
+        "\t",
+        " a ",
+        "a b",
+        "a, b",
+        "a,b",
+        ",",
+        "null",
+        "NULL",
+        "true",
+        "False",
+        "1",
+        "-1",
+    ),
+    *("1e3", "1_000", "inf", "nan", "[a]", "{a: 1}", "a:b", "a=b", "f(x)", "glob(f*)", "it's", '"', "'", "a'\"b", "\\"),
+    *("a\\", "\\'", "'quoted'", "~/a.csv", "~", "été", ">50K", "100%", "$x", "#", "a\nb", "choice(a,b)", "[", "a}"),
+]
+NUMBERS = [0.1234567, 1e-05, 1e20, 0.1 + 0.2, -0.0, 5.0, float("inf"), 10**20, -3, True, False, None]
+
+
+@pytest.mark.parametrize("name", ["dataset.target", "dataset.path", "loss.metric"])
+def test_a_printed_command_is_read_back_as_the_same_values(name):
+    """Each value alone, in a list, and in a mapping; words that are typed as they are stay without quotes."""
+    for value in [*TEXTS, *NUMBERS, TEXTS, NUMBERS, [], {}, {"a b": TEXTS, "c:d, (e)": {"f": NUMBERS}, 1: 2.5}]:
+        command = Command({"dataset": "csv", name: value})
+        again = Command.parse(shlex.split(shlex.join(command.words)))
+        assert repr(again.values) == repr(command.values), command.words
+    plain = ["dataset=csv", "dataset.target=daten (1).csv", "hyper.lr=0.001", "losses=[f1,ce]", "loss.beta={dog:0.25}"]
+    assert Command.parse(plain).words == plain
 
 
 @pytest.mark.parametrize(

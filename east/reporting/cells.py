@@ -14,7 +14,6 @@ from east.reporting import papers, statistics
 from east.reporting.entries import Entry, Family, Ledger
 from east.reporting.fidelity import PRESETS, Options, Request, cooling_rates, searched_as, trained_as, usual_splits
 from east.settings.command import Command
-from east.settings.command import text as typed
 from east.settings.compose import PAPER_DATASETS
 
 CUSTOM = "custom"  # training settings of no preset
@@ -294,6 +293,5 @@ def command(cell: Cell) -> str:
     automatic = "paper" if cell.dataset in PAPER_DATASETS else "quick"
     options: Options = {"preset": cell.command_preset} if cell.command_preset != automatic else {}
     options |= {"selection": cell.rule} if cell.rule != "val_loss" else {}
-    values = typed_command(cell).but(options).values
     folder = ["--config-dir", cell.config_dir] if cell.config_dir else []
-    return shlex.join(["east-run", *folder, *(f"{name}={typed(value)}" for name, value in values.items())])
+    return shlex.join(["east-run", *folder, *typed_command(cell).but(options).words])

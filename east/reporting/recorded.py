@@ -103,7 +103,7 @@ def distinct_names(name: str, settings: Sequence[Values]) -> list[str]:
     """
     names = [name] * len(settings)
     for key in dict.fromkeys(key for values in settings for key in values):
-        suffixes = [f", {key}={typed(values[key])}" if values.get(key) is not None else "" for values in settings]
+        suffixes = [f", {key}={typed(values[key], key)}" if values.get(key) is not None else "" for values in settings]
         longer = [label + suffix for label, suffix in zip(names, suffixes, strict=True)]
         if len(set(longer)) > len(set(names)):
             names = longer

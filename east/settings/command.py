@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -50,6 +51,11 @@ class Command:
         """The same command with these values, which take precedence."""
         return Command({**self.values, **(values or {}), **plain})
 
+    @property
+    def words(self) -> list[str]:
+        """The command as one types it: parsing these words gives the same values."""
+        return [f"{name}={text(value, name)}" for name, value in self.values.items()]
+
     def without(self, *names: str) -> "Command":
         return Command({name: value for name, value in self.values.items() if name not in names})
 
@@ -72,7 +78,9 @@ class Command:
             raise ConfigError(f"{name}: expected a list such as {example}, got {entries!r}")
         for key, value in self.values.items():
             if key.partition(".")[0] == group and key != "dataset.limit":
-                raise ConfigError(f"{key}={text(value)}: `{group}` and `{group}.*` cannot be combined with {name}=[…]")
+                raise ConfigError(
+                    f"{key}={text(value, key)}: `{group}` and `{group}.*` cannot be combined with {name}=[…]"
+                )
         return list(dict.fromkeys(map(str, entries)))
 
 
@@ -126,15 +134,37 @@ def quoted(value: str) -> str:
     return QuotedString(value, Quote.single).with_quotes()
 
 
-def text(value: Any) -> str:
-    """A value as the command line takes it."""
+def text(value: Any, name: str | None = None) -> str:
+    """A value as the command line takes it: parsing gives the same value. name: whose value it is; None inside a list.
+
+    >>> text("true"), text("plain"), text([0.1234567, "a, b"])
+    ("'true'", 'plain', "[0.1234567,'a, b']")
+    """
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{name}:{text(item)}" for name, item in value.items()) + "}"
+        return "{" + ",".join(f"{_dict_key(key)}:{text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
         return "[" + ",".join(map(text, value)) + "]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    if isinstance(value, str):
+        return value if _reads_back(value, name) else quoted(value)
+    return repr(float(value)) if isinstance(value, float) else str(value)
+
+
+@cache
+def _reads_back(value: str, name: str | None) -> bool:
+    """Whether a text without quotes is read as this text, and not as a number, a list, a sweep or an error."""
+    word = f"{name}={value}" if name else f"value=[{value}]"
+    try:
+        (override,) = parsed([word])
+    except ConfigError:
+        return False
+    return override.value() == (value if name else [value])
+
+
+def _dict_key(key: Any) -> str:
+    """A key of a mapping; Hydra takes no quotes there."""
+    return re.sub(r"[\\()\[\]{}:=,]|^\s|\s$", r"\\\g<0>", key) if isinstance(key, str) else text(key)
 
 
 def unreadable(name: str, value: str) -> str:

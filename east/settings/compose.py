@@ -228,11 +228,11 @@ def refuse_settled_keys(typed: Mapping[str, Any], files: Files) -> None:
         if group in files and key in FROM_FILE:
             raise ConfigError(f"{name} comes from the chosen file: write {group}=… instead")
         if group in ("protocol", "preset") and first in ("search", "annealing", "model"):
-            raise ConfigError(f"{name}={text(value)}: write {first}=… instead")
+            raise ConfigError(f"{name}={text(value, name)}: write {first}=… instead")
         if group == "preset" and first in PRESCRIBED.values():
             prescribed = next(group for group, key in PRESCRIBED.items() if key == first)
             option = rest.partition(".")[2] or "size"
-            raise ConfigError(f"{name}={text(value)}: write {prescribed}.{option}=… instead")
+            raise ConfigError(f"{name}={text(value, name)}: write {prescribed}.{option}=… instead")
 
 
 def refuse_unknown_keys(typed: Mapping[str, Any], config: Composed) -> None:

@@ -33,7 +33,6 @@ from east.experiment.scheduler import carry_out, ledger_of, noting_saved_trials
 from east.reporting import writers
 from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, Measure, judge, on_unseen_rows
 from east.reporting.pages import compare as page
-from east.settings import command as commands
 from east.settings import compose
 from east.settings.command import Command
 from east.settings.sections import Loss, Split
@@ -96,7 +95,7 @@ class Plan:
 def main(command: Command) -> int:
     """Describe, estimate, train, judge and save, printing each result as soon as it is known."""
     started = time.monotonic()
-    typed = shlex.join(["east-run", *(f"{name}={commands.text(value)}" for name, value in command.values.items())])
+    typed = shlex.join(["east-run", *command.words])
     command, settings = checked(command)
     loaded = load(settings.dataset, settings.data_dir)
     if loaded.stratifiable and "split.stratify" not in command:

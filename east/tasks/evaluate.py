@@ -18,7 +18,6 @@ from east.data.common import DataError, shown
 from east.reporting import writers
 from east.reporting.comparison import INTERVAL, Interval, Part, rank_samples, resampled, scores_of
 from east.reporting.pages import compare as page
-from east.settings import command as commands
 from east.settings import compose
 from east.settings.command import Command
 from east.training import decisions, saved
@@ -54,7 +53,7 @@ def main(command: Command) -> int:
     classes = tuple(map(printable, model.classes))  # class names of a downloaded model may hold control characters
     scored = page.Scored(part, rule, classes, positive, labelled.frame)
     table = pd.DataFrame([{"score": n, "value": i.value, "low": i.low, "high": i.high} for n, i in intervals.items()])
-    typed = shlex.join(["east-run", *(f"{n}={commands.text(value)}" for n, value in command.values.items())])
+    typed = shlex.join(["east-run", *command.words])
     page.write_evaluation(folder, f"{source.name}: {len(labelled.labels):,} rows", scored, table, intervals, typed)
     print(writers.aligned([["", "value", "95 % interval"], *(line(n, i) for n, i in intervals.items())]))
     print(f"\nconfusion matrix of {len(labelled.labels):,} rows, true classes in rows\n{matrix(scored)}")

@@ -8,7 +8,6 @@ from east.experiment.scheduler import carry_out
 from east.reporting import tables
 from east.settings import compose
 from east.settings.command import LISTS, Command
-from east.settings.command import text as typed
 from east.tasks import plan, run, table
 
 # Sections that change results.
@@ -29,7 +28,7 @@ def main(command: Command) -> int:
     missing = [needed for needed in missing if all(needed.get(group) in names for group, names in wanted.items())]
     overrides = command.without("task", "table", "preset", *LISTS, *LISTS.values())
     if changed := overrides.among(SCIENCE):
-        words = " ".join(f"{key}={typed(value)}" for key, value in changed.items())
+        words = " ".join(Command(changed).words)
         print(f"note: trials with {words} do not fill cells of the table; they are shown separately")
     print(f"{name}: {to_do(len(missing))}", flush=True)
     runs_settings = [compose.settings(overrides.but(needed.values).but(preset=preset)) for needed in missing]
