@@ -551,6 +551,14 @@ def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monke
     assert len(re.findall(r"^EAST my_scores.caught", text, re.MULTILINE)) == 3
     assert (workplace / "own/compare/my-my_scores.caught/report.html").exists()
 
+    assert cli.run(words[1:]) == 0
+    assert "everything is on record" in capsys.readouterr().out
+    with open("my_scores.py", "a") as file:
+        file.write("\n# changed\n")
+    assert cli.run(words[1:]) == 0
+    assert len(list((workplace / "own/runs/csv/metric").glob("*/seed-0.json"))) == 2, "changed code makes new trials"
+    assert len(list((workplace / "own/runs/csv/logistic").glob("*/seed-0.json"))) == 1
+
 
 def test_a_comparison_of_many_classes_has_curves_with_a_matching_legend(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,8 @@
 """A run: one dataset and one loss under a protocol, with its data loaded and its parts checked."""
 
+import hashlib
 import json
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
@@ -20,6 +22,8 @@ from east.training.evaluation import check_decisions, metric_of
 from east.training.population import Trial
 from east.training.portable import can_export
 
+PACKAGE = Path(data.__file__).resolve().parents[1]
+
 
 @dataclass
 class Run:
@@ -37,7 +41,9 @@ class Run:
         assign(loaded, **split_options(settings.split.at(0)))  # raises if these data cannot be split this way
         check_parts(settings, loaded)
         science = settings.science(loaded.name, loaded.fingerprint)
-        return cls(settings, science.but(loss=with_average(science.loss, loaded.positive)))
+        loss, model = with_average(science.loss, loaded.positive), science.model
+        loss = loss.but(code=code_digest(loss.target, loss.options.get("metric")))
+        return cls(settings, science.but(loss=loss, model=model.but(code=code_digest(model.options.get("target")))))
 
     @property
     def name(self) -> str:
@@ -86,6 +92,22 @@ def with_average(loss: Loss, positive: int | None) -> Loss:
     if loss.options.get("average", "given") is not None:
         return loss
     return loss.but(average="macro" if positive is None else "positive")
+
+
+def code_digest(*paths: str | None) -> str | None:
+    """A digest of the files with the user's own code behind dotted paths, so that trials of changed code are new ones.
+
+    None for code of east and of installed packages.
+    """
+    state = hashlib.blake2b(digest_size=8)
+    own = False
+    for path in paths:
+        module = sys.modules.get(str(path).rpartition(".")[0])
+        file = Path(getattr(module, "__file__", None) or "")
+        if file.is_file() and PACKAGE not in file.resolve().parents and "site-packages" not in file.parts:
+            own = True
+            state.update(file.read_bytes())
+    return state.hexdigest() if own else None
 
 
 def check_parts(settings: Settings, loaded: data.Data) -> None:

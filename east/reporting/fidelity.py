@@ -21,7 +21,8 @@ from east.settings.settings import Grid, Protocol, Settings
 
 PRESETS = ("paper", "half", "budget", "lean", "quick")  # from the fullest to the quickest
 VARIED = (*(f"hyper.{name}" for name in identity.SEARCHED), "annealing.r")  # by a search
-IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", *VARIED)  # when a record is compared with a command
+# What may differ between a record and a command.
+IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", "loss.code", "model.code", *VARIED)
 
 Options: TypeAlias = dict[str, JsonValue]
 

@@ -14,7 +14,7 @@ from east.settings.reading import read
 from east.settings.sections import RefusedError
 from east.settings.settings import Settings
 
-FROM_FILE = ("name", "kind", "trains", "has_temperature")  # what a config file says of itself; nobody types it
+FROM_FILE = ("name", "kind", "trains", "has_temperature", "code")  # what a file says of itself; nobody types it
 Checked = TypeVar("Checked", bound=BaseModel)
 
 

@@ -124,6 +124,7 @@ class Model(Open):
 
     name: str
     outputs: int | None = Field(None, ge=1)
+    code: str | None = later(None)  # digest of the user's own code; set when a run starts, not typed
 
 
 class Loss(Open):
@@ -133,6 +134,7 @@ class Loss(Open):
     target: str = Field(alias="_target_")
     trains: Literal["network", "classical"] = label("network")
     has_temperature: bool | None = label(None)  # null: only losses with the linear step have one
+    code: str | None = later(None)  # as in Model, of a target or a metric
 
     @property
     def anneals(self) -> bool:
