@@ -198,6 +198,7 @@ class Part:
     labels: Tensor  # int64 [n]; graphs [n, pairs]
     index: Tensor  # int64 [n], rows of the data
     weights: Tensor | None = None  # float32 [n], how much each row counts; None: all count 1
+    groups: Tensor | None = None  # int64 [n]: rows of one group belong together
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -243,7 +244,9 @@ def split(data: Data, seed: int = 0, fractions: Sequence[float] = FRACTIONS, str
     parts = []
     for index in map(torch.from_numpy, rows):
         inputs = data.inputs[index]
-        parts.append(Part((inputs - mean) / std if data.kind == "table" else inputs, data.labels[index], index))
+        groups = None if data.groups is None else data.groups[index]
+        scaled = (inputs - mean) / std if data.kind == "table" else inputs
+        parts.append(Part(scaled, data.labels[index], index, groups=groups))
     train, val, test = parts
     return Splits(
         train,
@@ -342,8 +345,13 @@ def stratified(strata: np.ndarray, size: int, random: np.random.RandomState, lea
     return np.concatenate([random.permutation(np.flatnonzero(members == k))[: sizes[k]] for k in range(len(names))])
 
 
-def folded(labels: np.ndarray, folds: int) -> np.ndarray:
-    """The fold [n] of each row, 0 to folds - 1; the rows of a class are spread evenly."""
+def folded(labels: np.ndarray, folds: int, groups: np.ndarray | None = None) -> np.ndarray:
+    """The fold [n] of each row, 0 to folds - 1; the rows of a class, or their groups, are spread evenly."""
+    if groups is not None:
+        numbers, group_of_row = np.unique(groups, return_inverse=True)
+        largest = np.zeros(len(numbers), dtype=labels.dtype)
+        np.maximum.at(largest, group_of_row, labels)  # a group counts as positive if one of its rows is
+        return folded(largest, folds)[group_of_row]
     order = stratified(labels, len(labels), np.random.RandomState(0))  # class by class, shuffled within
     fold = np.empty(len(labels), dtype=np.int64)
     fold[order] = np.arange(len(labels)) % folds
@@ -352,7 +360,8 @@ def folded(labels: np.ndarray, folds: int) -> np.ndarray:
 
 def leave_out(splits: Splits, folds: int, fold: int) -> Splits:
     """The same split, but validation rows of one fold have weight 0: early stopping does not see them."""
-    kept = torch.from_numpy(folded(splits.val.labels.numpy(), folds) != fold)
+    groups = None if splits.val.groups is None else splits.val.groups.numpy()
+    kept = torch.from_numpy(folded(splits.val.labels.numpy(), folds, groups) != fold)
     name = fingerprint([splits.index_hash, f"without fold {fold} of {folds}"])
     return replace(splits, val=replace(splits.val, weights=kept.float()), index_hash=name)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
+from scipy.sparse import csr_array
 from torch import Tensor
 from torch.nn.functional import one_hot
 
@@ -46,6 +47,7 @@ class Part:
     labels: Tensor  # int64 [n]
     predicted: Tensor  # int64 [n]
     score: float
+    groups: Tensor | None = None  # int64 [n]: rows of one group are resampled and folded together
 
     @property
     def confusion(self) -> Confusion:
@@ -133,8 +135,13 @@ def judge(
     measure: Measure,
     positive: int | None,
     folds: int | None = None,
+    groups: Mapping[str, Tensor | None] | None = None,
 ) -> Judged:
-    """Apply a decision rule to a trial's probabilities. folds: `split.folds` of the trial."""
+    """Apply a decision rule to a trial's probabilities.
+
+    folds: `split.folds` of the trial. groups: the groups [n] of the rows of val and test, if they have any.
+    """
+    groups = groups or {}
     val, test, val_labels, test_labels = (
         torch.from_numpy(arrays[f"{part}_{kind}"]) for kind in ("probabilities", "labels") for part in ("val", "test")
     )
@@ -143,16 +150,21 @@ def judge(
         rule = decisions.expected(tuning_rows(val, val_labels)[0], measure, positive)
     if decision == "plugin":
         rule = decisions.tuned(*tuning_rows(val, val_labels), measure, positive)
-        on_val = cross_fitted(val, val_labels, measure, positive)
+        on_val = cross_fitted(val, val_labels, measure, positive, groups.get("val"))
     else:
         on_val = rule.decide(val)
 
-    def part(probabilities: Tensor, labels: Tensor, predicted: Tensor) -> Part:
+    def part(name: str, probabilities: Tensor, labels: Tensor, predicted: Tensor) -> Part:
         score = measure(Confusion.from_predictions(predicted, labels, probabilities.shape[-1]))
-        return Part(probabilities, labels, predicted, float(score))
+        return Part(probabilities, labels, predicted, float(score), groups.get(name))
 
-    unseen = None if folds is None else torch.from_numpy(folded(val_labels.numpy(), folds) == seed % folds)
-    return Judged(seed, rule, part(val, val_labels, on_val), part(test, test_labels, rule.decide(test)), unseen)
+    unseen = None if folds is None else folds_of(val_labels, folds, groups.get("val")) == seed % folds
+    on_test = part("test", test, test_labels, rule.decide(test))
+    return Judged(seed, rule, part("val", val, val_labels, on_val), on_test, unseen)
+
+
+def folds_of(labels: Tensor, folds: int, groups: Tensor | None) -> Tensor:
+    return torch.from_numpy(folded(labels.numpy(), folds, None if groups is None else groups.numpy()))
 
 
 def on_unseen_rows(candidates: Sequence[Candidate], measure: Measure) -> list[Candidate]:
@@ -182,7 +194,8 @@ def unseen_parts(trials: Sequence[Judged], rows: Tensor, measure: Measure) -> It
         predicted = torch.stack([part.predicted for part in parts])[owner, rows]
         labels = parts[0].labels[rows]
         score = measure(Confusion.from_predictions(predicted, labels, probabilities.shape[-1]))
-        yield Part(probabilities, labels, predicted, float(score))
+        groups = None if parts[0].groups is None else parts[0].groups[rows]
+        yield Part(probabilities, labels, predicted, float(score), groups)
 
 
 def tuning_rows(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -193,9 +206,11 @@ def tuning_rows(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     return probabilities[rows], labels[rows]
 
 
-def cross_fitted(probabilities: Tensor, labels: Tensor, measure: Measure, positive: int | None) -> Tensor:
-    """Plug-in decisions [n], each by a rule tuned without that row."""
-    fold = torch.from_numpy(folded(labels.numpy(), FOLDS))
+def cross_fitted(
+    probabilities: Tensor, labels: Tensor, measure: Measure, positive: int | None, groups: Tensor | None = None
+) -> Tensor:
+    """Plug-in decisions [n], each by a rule tuned without that row and its group."""
+    fold = folds_of(labels, FOLDS, groups)
     predicted = torch.empty_like(labels)
     for k in range(FOLDS):
         inside = fold == k
@@ -241,8 +256,10 @@ class Comparison:
 
     @cached_property
     def rarest(self) -> tuple[str, int]:
-        """The class with the fewest validation rows, and how many it has."""
-        counts = torch.bincount(self.candidates[0].val[0].labels, minlength=len(self.classes))
+        """The class with the fewest validation rows, or groups of rows, and how many it has."""
+        part = self.candidates[0].val[0]
+        labels = part.labels if part.groups is None else torch.stack((part.labels, part.groups)).unique(dim=1)[0]
+        counts = torch.bincount(labels, minlength=len(self.classes))
         return self.classes[int(counts.argmin())], int(counts.min())
 
     @cached_property
@@ -291,7 +308,8 @@ class Comparison:
         """Why the choice of winner is in doubt; None if it is not."""
         name, count = self.rarest
         if count < FEW:
-            rows = {0: "no validation rows", 1: "only 1 validation row"}.get(count, f"only {count} validation rows")
+            unit = "validation row" if self.candidates[0].val[0].groups is None else "validation group"
+            rows = {0: f"no {unit}s", 1: f"only 1 {unit}"}.get(count, f"only {count} {unit}s")
             return (
                 f"{rows} of {name!r}; the winner has the highest likelihood among the {len(self.contenders)} "
                 "candidates not clearly worse on validation than the best"
@@ -344,24 +362,23 @@ class Comparison:
 
 
 def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndarray:
-    """[candidates, RESAMPLES]: mean scores over resampled rows and seeds.
+    """[candidates, RESAMPLES]: mean scores over resampled rows, or whole groups of rows, and seeds.
 
     Rows are the same for all candidates, seeds for all with equally many: the rules of one network share its trials.
     Rows with the same label and the same decisions of all trials form one pattern, so that patterns are counted instead
     of rows.
     """
     parts = [part for candidate in candidates for part in candidate]
-    rows, random, classes = len(parts[0].labels), np.random.default_rng(0), parts[0].probabilities.shape[-1]
+    random, classes = np.random.default_rng(0), parts[0].probabilities.shape[-1]
     decisions_by_row = torch.stack([parts[0].labels, *(part.predicted for part in parts)], dim=1).numpy()
     patterns, pattern_of_row = np.unique(decisions_by_row, axis=0, return_inverse=True)
     labels, *predicted = torch.from_numpy(patterns).unbind(1)
-    at_once, scores = max(1, AT_ONCE // rows), []
-    for start in range(0, RESAMPLES, at_once):
-        count = min(at_once, RESAMPLES - start)
-        drawn = pattern_of_row.ravel()[random.integers(rows, size=(count, rows))]
-        drawn = drawn + len(patterns) * np.arange(count)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=count * len(patterns)).reshape(count, len(patterns))
-        weights = torch.from_numpy(counts).double()
+    units, unit_of_row = units_of(parts[0])
+    places = unit_of_row, pattern_of_row.ravel()
+    contents = csr_array((np.ones(len(unit_of_row)), places), shape=(units, len(patterns))).T  # [patterns, units]
+    scores = []
+    for times_drawn in draws(units, random):
+        weights = torch.from_numpy((contents @ times_drawn.T).T)
         scores.append(torch.stack([measure(weighted(of_trial, labels, weights, classes)) for of_trial in predicted]))
     values, means, first = torch.cat(scores, dim=1).numpy(), [], 0
     seeds = {count: random.integers(count, size=(count, RESAMPLES)) for count in sorted(set(map(len, candidates)))}
@@ -372,17 +389,32 @@ def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndar
     return np.array(means)
 
 
+def units_of(part: Part) -> tuple[int, np.ndarray]:
+    """How many units a bootstrap draws from, rows or groups of rows, and the unit [n] of each row."""
+    if part.groups is None:
+        return len(part.labels), np.arange(len(part.labels))
+    numbers, unit_of_row = np.unique(part.groups.numpy(), return_inverse=True)
+    return len(numbers), unit_of_row
+
+
+def draws(units: int, random: np.random.Generator) -> Iterator[np.ndarray]:
+    """How often each unit is drawn: RESAMPLES rows [units], some at a time to save memory."""
+    at_once = max(1, AT_ONCE // units)
+    for start in range(0, RESAMPLES, at_once):
+        count = min(at_once, RESAMPLES - start)
+        drawn = random.integers(units, size=(count, units)) + units * np.arange(count)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=count * units).reshape(count, units)
+
+
 def rank_samples(part: Part, positive: int | None) -> dict[str, np.ndarray]:
     """auroc and average_precision [RESAMPLES] over resampled rows, computed as in `evaluation.rank_scores`."""
-    rows, random = len(part.labels), np.random.default_rng(0)
     classes = range(part.probabilities.shape[-1]) if positive is None else [positive]
     ranked = [(part.probabilities[:, k].double().numpy(), (part.labels == k).numpy()) for k in classes]
     ranked = [(values, truth) for values, truth in ranked if truth.any() and not truth.all()]
-    at_once, drawn = max(1, AT_ONCE // rows), []
-    for start in range(0, RESAMPLES, at_once):
-        count = min(at_once, RESAMPLES - start)
-        places = random.integers(rows, size=(count, rows)) + rows * np.arange(count)[:, None]
-        weights = np.bincount(places.ravel(), minlength=count * rows).reshape(count, rows)
+    units, unit_of_row = units_of(part)
+    drawn = []
+    for times_drawn in draws(units, np.random.default_rng(0)):
+        weights = times_drawn[:, unit_of_row]
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a draw may lack positives
             drawn.append(np.nanmean([ranking(values, truth, weights) for values, truth in ranked], axis=0))
     return dict(zip(("auroc", "average_precision"), np.concatenate(drawn, axis=1), strict=True))

@@ -11,7 +11,7 @@ import re
 import shlex
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -118,7 +118,8 @@ def main(command: Command) -> int:
     deadline = None if settings.minutes is None else started + 60 * settings.minutes
     plans, failures, notes = trained(plans, deadline)
     with display.activity("judging the candidates"):
-        judged = candidates(plans, score.measure, loaded.positive)
+        groups = {"val": splits.val.groups, "test": splits.test.groups}
+        judged = candidates(plans, score.measure, loaded.positive, groups)
         if not judged:
             raise RuntimeError(
                 f"no candidate could be trained: {'; '.join([*failures, *notes]) or 'none has a record'}"
@@ -374,7 +375,9 @@ def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], 
     return done, failures, notes
 
 
-def candidates(plans: Sequence[Plan], measure: Measure, positive: int | None) -> list[Candidate]:
+def candidates(
+    plans: Sequence[Plan], measure: Measure, positive: int | None, groups: Mapping[str, Tensor | None] | None = None
+) -> list[Candidate]:
     """A candidate per decision rule of every plan with finished trials, judged by the recorded probabilities."""
     rated = []
     for plan in sorted(plans, key=lambda plan: list(CANDIDATES).index(plan.key)):
@@ -385,7 +388,9 @@ def candidates(plans: Sequence[Plan], measure: Measure, positive: int | None) ->
         arrays = {seed: records.arrays(file) for seed, file in files.items() if file.with_suffix(".npz").exists()}
         for decision in DECISIONS if arrays else ():
             folds = plan.run.science.split.folds
-            judged = [judge(stored, seed, decision, measure, positive, folds) for seed, stored in arrays.items()]
+            judged = [
+                judge(stored, seed, decision, measure, positive, folds, groups) for seed, stored in arrays.items()
+            ]
             rated.append(Candidate(plan.key, plan.title, decision, tuple(judged)))
     return on_unseen_rows(rated, measure)
 
