@@ -121,6 +121,25 @@ def test_the_interval_covers_rows_and_seeds():
     assert samples[1].std() == pytest.approx(np.hypot((a - b) / np.sqrt(8), 0.011), rel=0.06)
 
 
+def test_rows_of_one_group_are_resampled_and_folded_together():
+    """25 copies of every row in a group of their own add no information."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 200)
+    predicted = np.where(random.random(200) < 0.8, labels, 1 - labels)
+    groups = torch.arange(200).repeat_interleave(25)
+    once, repeated = part(predicted, labels), replace(part(predicted.repeat(25), labels.repeat(25)), groups=groups)
+    for measure in (metrics.accuracy, F1):
+        drawn, expected = (comparison.resampled([[one]], measure) for one in (repeated, once))
+        np.testing.assert_allclose(drawn, expected)
+    ranked, expected = (comparison.rank_samples(one, 1)["auroc"] for one in (repeated, once))
+    np.testing.assert_allclose(ranked, expected)
+    fold = folded(labels.repeat(25), 5, groups.numpy()).reshape(200, 25)
+    assert (fold == fold[:, :1]).all()
+    assert np.array_equal(fold[:, 0], folded(labels, 5))
+    judged = Candidate("ce", "CE", "argmax", (Judged(0, decisions.Argmax(), repeated, repeated),))
+    assert comparing(judged).rarest[1] == min(labels.sum(), (1 - labels).sum())
+
+
 def test_the_decision_rules_of_one_network_share_its_seeds():
     labels = np.arange(1000) % 2
     trials = [part(np.where(np.arange(1000) < 1000 * share, labels, 1 - labels), labels) for share in (0.7, 0.8, 0.9)]

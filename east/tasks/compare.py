@@ -387,10 +387,8 @@ def candidates(
         files = {trial.seed: records.path(folder, trial.config, trial.seed) for trial in trials}
         arrays = {seed: records.arrays(file) for seed, file in files.items() if file.with_suffix(".npz").exists()}
         for decision in DECISIONS if arrays else ():
-            folds = plan.run.science.split.folds
-            judged = [
-                judge(stored, seed, decision, measure, positive, folds, groups) for seed, stored in arrays.items()
-            ]
+            options = (decision, measure, positive, plan.run.science.split.folds, groups)
+            judged = [judge(stored, seed, *options) for seed, stored in arrays.items()]
             rated.append(Candidate(plan.key, plan.title, decision, tuple(judged)))
     return on_unseen_rows(rated, measure)
 
