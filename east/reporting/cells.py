@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from east.choices import choose
 from east.experiment import records
 from east.reporting import papers, statistics
-from east.reporting.entries import Entry, Family, Ledger
+from east.reporting.entries import Catalogue, Entry, Family
 from east.reporting.fidelity import PRESETS, Options, Request, cooling_rates, searched_as, trained_as, usual_splits
 from east.settings.command import Command
 from east.settings.compose import PAPER_DATASETS
@@ -157,11 +157,11 @@ class Candidate:
         return sum(not entry.done for entry in self.trials)
 
 
-def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None:
+def fill(cell: Cell, catalogue: Catalogue, rule: str, accepted: Sequence[str]) -> None:
     """Put the trials of the selected setting into a cell: those of the fullest preset that has any."""
     cell.rule = rule
     by_preset: dict[str, list[Family]] = {}
-    for family in ledger.families.get((cell.recorded, cell.loss, cell.protocol), ()):
+    for family in catalogue.families.get((cell.recorded, cell.loss, cell.protocol), ()):
         if cell.family and family[0].family != cell.family:
             continue
         preset = trained_as(family[0], cell)
@@ -183,12 +183,12 @@ def fill(cell: Cell, ledger: Ledger, rule: str, accepted: Sequence[str]) -> None
         splits = list(by_split) if cell.family else [split for split in usual_splits(cell) if split in by_split]
         if splits:
             cell.preset = preset
-            _show(cell, splits[0], by_split, ledger)
+            _show(cell, splits[0], by_split, catalogue)
             return
     cell.is_ideal, cell.failed = max(((c.is_ideal, c.failed) for c in without_values), default=(True, 0))
 
 
-def fill_shorter(cells: Sequence[Cell], ledger: Ledger) -> None:
+def fill_shorter(cells: Sequence[Cell], catalogue: Catalogue) -> None:
     """Fill `shorter` for every less full preset in the column of a cell: like is compared with like."""
     columns: dict[tuple[str, str], list[Cell]] = {}
     for cell in cells:
@@ -199,7 +199,7 @@ def fill_shorter(cells: Sequence[Cell], ledger: Ledger) -> None:
         for cell in column:
             for preset in presets[presets.index(cell.preset or "") + 1 :]:
                 shorter = replace(cell, values={}, splits={}, failed=0)
-                fill(shorter, ledger, cell.rule, [preset])
+                fill(shorter, catalogue, cell.rule, [preset])
                 if shorter.values:
                     cell.shorter = {**cell.shorter, preset: shorter}
 
@@ -216,7 +216,7 @@ def _candidate(family: Family, cell: Cell, rule: str) -> Candidate | None:
     return Candidate(is_ideal, key, dict(sorted(values.items())), family) if key else None
 
 
-def _show(cell: Cell, split: int | str, by_split: Mapping[int | str, list[Candidate]], ledger: Ledger) -> None:
+def _show(cell: Cell, split: int | str, by_split: Mapping[int | str, list[Candidate]], catalogue: Catalogue) -> None:
     """Fill the cell from one split; `cell.splits` gets the scores on all splits."""
     best = {split: max(candidates, key=lambda candidate: candidate.order) for split, candidates in by_split.items()}
     shown = best[split]
@@ -231,7 +231,7 @@ def _show(cell: Cell, split: int | str, by_split: Mapping[int | str, list[Candid
     cell.sources = sorted({entry.record.source for entry in trials})
     cell.commits = {entry.record.git for entry in trials if entry.record.git}
     cell.overlap = max((entry.overlap for entry in scored), default=0.0)
-    cell.search = None if cell.family else searched_as(cell, cell.preset, shown.family, ledger)
+    cell.search = None if cell.family else searched_as(cell, cell.preset, shown.family, catalogue)
     cell.constant = best_constant(scored, cell) if cell.published else []
     # With a split per trial only those trials count: several trials of one split would give it more weight.
     if "trial" in best:

@@ -130,7 +130,7 @@ def _sections(config: Science) -> dict[str, dict[str, Json]]:
 Family: TypeAlias = list[Entry]  # the points of one search, and the trials of the chosen point
 
 
-class Ledger:
+class Catalogue:
     """The records by dataset, loss and protocol."""
 
     def __init__(self, records: Iterable[Record]):

@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 from east.reporting import papers
 from east.reporting.cells import Cell
-from east.reporting.entries import Family, Ledger
+from east.reporting.entries import Catalogue, Family
 from east.reporting.fidelity import PRESETS
 from east.reporting.specs import POSITIVE, Spec
 from east.settings.command import text as typed
@@ -15,15 +15,15 @@ from east.settings.sections import Science
 Values: TypeAlias = Mapping[str, Json]  # dotted name -> value
 
 
-def blank_cells(table: Spec, ledger: Ledger, accepted: Sequence[str]) -> Iterator[Cell]:
+def blank_cells(table: Spec, catalogue: Catalogue, accepted: Sequence[str]) -> Iterator[Cell]:
     """One row per family of records, limited to the table's `datasets`, `losses` and `families`.
 
     Different data get different blocks even if they share a name, such as two files of dataset=csv.
     """
     blocks: dict[str, dict[str | None, dict[str, list[Family]]]] = {}  # dataset -> its fingerprint -> loss -> families
-    for names in sorted(ledger.families, key=str):
+    for names in sorted(catalogue.families, key=str):
         dataset, loss, _ = names
-        for family in ledger.families[names]:
+        for family in catalogue.families[names]:
             if _included(table, family, accepted):
                 by_data = blocks.setdefault(dataset, {})
                 by_loss = by_data.setdefault(family[0].config.dataset.fingerprint, {})

@@ -20,7 +20,7 @@ from east.experiment import records
 from east.experiment.records import Record
 from east.reporting import papers, recorded, statistics, writers
 from east.reporting.cells import TUNED_FOR, Cell, command, decided, fill, fill_shorter, typed_command
-from east.reporting.entries import Ledger
+from east.reporting.entries import Catalogue
 from east.reporting.fidelity import PRESETS
 from east.reporting.recorded import labels
 from east.reporting.specs import VARIANTS, Question, Spec, blank_cells, names, papers_tables, spec, usual_preset
@@ -208,19 +208,19 @@ def build(
     choose("selection rule", rule, records.RULES)
     quickest = choose("preset", preset or table.preset or "lean", PRESETS)
     accepted = PRESETS[: PRESETS.index(quickest) + 1]
-    ledger = Ledger(records.scan(results_dir) if scanned is None else scanned)
+    catalogue = Catalogue(records.scan(results_dir) if scanned is None else scanned)
     if table.rows:
         cells = list(blank_cells(table, variant))
     else:
         if quickest == PRESETS[-1]:  # the quickest includes users' presets
-            accepted += tuple(sorted({entry.label or "" for entry in ledger.entries} - {*PRESETS, ""}))
-        cells = list(recorded.blank_cells(table, ledger, accepted))
+            accepted += tuple(sorted({entry.label or "" for entry in catalogue.entries} - {*PRESETS, ""}))
+        cells = list(recorded.blank_cells(table, catalogue, accepted))
     cells = _with_plugin(cells) if table.paper else cells
     for cell in cells:
         cell.command_preset, cell.config_dir = preset or usual_preset(table), config_dir
-        fill(cell, ledger, rule, accepted)
+        fill(cell, catalogue, rule, accepted)
     if table.rows and not table.ranked:
-        fill_shorter(cells, ledger)
+        fill_shorter(cells, catalogue)
     cells = _worth_showing(table, cells)
     ids = {name for cell in cells for name in cell.findings}
     findings = {finding.id: finding for finding in papers.findings() if finding.id in ids}

@@ -44,7 +44,7 @@ from east.training.population import (
     initial,
     stream,
 )
-from east.training.progress import Checkpoints, Progress, TensorBoard
+from east.training.progress import Checkpoints, ProgressBar, TensorBoard
 
 CACHE_BYTES = 18 << 20  # what a step of a population may touch without falling out of the last-level cache
 CHECKPOINT_SECONDS = 60.0
@@ -115,7 +115,7 @@ def train_population(
     with ExitStack() as resources:
         # Modules with random layers draw from the global generator; its state is restored afterwards.
         resources.enter_context(torch.random.fork_rng([device] if device.type == "cuda" else []))
-        bar = resources.enter_context(Progress(annealing, progress))
+        bar = resources.enter_context(ProgressBar(annealing, progress))
         board = resources.enter_context(TensorBoard(setup.trials, tensorboard))
 
         while len(population.alive):

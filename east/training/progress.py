@@ -56,7 +56,7 @@ class Epoch:
             return None
 
 
-class Progress:
+class ProgressBar:
     """Reports the progress of a population, epoch by epoch.
 
     output: True shows it on the display, False nowhere; a file is rewritten every few seconds, for the command that
