@@ -18,6 +18,7 @@ from east.data import DataError, Encoding, caltech256, encode, load, read, split
 from east.data.columns import LEVELS, OWN, level_numbers
 from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
+from east.data.images import as_rgb
 from east.training.engine import populations
 from east.training.population import Trial
 from tests.made import science
@@ -551,6 +552,16 @@ def test_only_the_documented_formats_are_decoded(photographs):
     Image.open(photographs / "cat" / "00.png").save(photographs / "cat" / "tiff.png", format="TIFF")
     with pytest.raises(DataError, match=r"^1 of 25 images.*\n.*tiff.png: is not an image of a known format"):
         load("images", path=str(photographs), size=16)
+
+
+def test_16_bit_images_keep_their_shades(photographs):
+    shades = np.linspace(0, 65535, 256).reshape(16, 16).astype(np.uint16)
+    Image.fromarray(shades).save(photographs / "cat" / "00.png")
+    images = load("images", path=str(photographs), size=16)
+    assert images.pixels[0].flatten(1).tolist() == [list(range(256))] * 3
+    for mode, value in (("F", 0.5), ("I", -1), ("I", 65536)):
+        with pytest.raises(OSError, match=f"has pixels from {value:g} to {value:g}; expected 8 or 16 bits"):
+            as_rgb(Image.new(mode, (2, 2), value))
 
 
 def test_decompression_bombs_are_refused(photographs):

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -17,9 +18,13 @@ from east.choices import ConfigError, choose
 from east.data.common import DataError, Images, digest, fingerprint, listed, shown
 from east.data.sources import Dataset, Root, decoded
 
+if TYPE_CHECKING:
+    from PIL import Image
+
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # nothing else is decoded, whatever the file's extension
 MAX_PIXELS = 100_000_000  # per image, 300 MB decoded; a tiny file can claim far more
+DECODING = 2  # raised when `decode` gives other pixels, so that cached ones are not used
 
 
 def images(root: Root = None, *, path: str | None = None, size: int = 64, positive: str | None = None) -> Images:
@@ -70,7 +75,7 @@ def from_files(
         raise ConfigError(f"{name}: size must be a whole number of at least 8 pixels, got {size!r}")
     classes = tuple(files)
     paths = [path for class_files in files.values() for path in class_files]
-    state = hashlib.sha256(f"{folder.resolve()} {size}".encode())
+    state = hashlib.sha256(f"{folder.resolve()} {size} {DECODING}".encode())
     for path in paths:
         with suppress(OSError):  # a broken link: `decode` reports it
             stat = path.stat()
@@ -132,8 +137,20 @@ def thumbnail(path: Path, size: int) -> np.ndarray:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise OSError(f"has {width:,} x {height:,} pixels, more than {MAX_PIXELS:,}; make it smaller")
-        image = transform.center_crop(transform.resize(image.convert("RGB"), size), [size, size])
+        image = transform.center_crop(transform.resize(as_rgb(image), size), [size, size])
     return np.asarray(image).transpose(2, 0, 1)
+
+
+def as_rgb(image: "Image.Image") -> "Image.Image":
+    """Three channels of 8 bits. 16-bit grey values are divided by 257; Pillow would make all above 255 white."""
+    from PIL import Image
+
+    if image.mode != "F" and not image.mode.startswith("I"):
+        return image.convert("RGB")
+    pixels = np.asarray(image)
+    if image.mode == "F" or pixels.min() < 0 or pixels.max() > 65535:
+        raise OSError(f"has pixels from {pixels.min():g} to {pixels.max():g}; expected 8 or 16 bits: save it as 8 bits")
+    return Image.fromarray(np.round(pixels / 257).astype(np.uint8)).convert("RGB")
 
 
 DATASETS = {
