@@ -273,6 +273,23 @@ def test_new_files_are_read_with_the_delimiter_of_training(frame, stored, tmp_pa
     assert saved.predict_file(older, tmp_path / "new.csv", tmp_path / "out.csv") == len(frame)
 
 
+@pytest.mark.parametrize("format", ["csv", "parquet", "xlsx"])
+def test_kept_columns_are_copied_as_they_are_written(frame, stored, tmp_path, monkeypatch, format):
+    monkeypatch.setattr(saved, "FILE_ROWS", 3)
+    ids, new = ["00012", "1E5", "NA", "7", "TRUE", "1.50", "a, b"], tmp_path / f"new.{format}"
+    numbers = pd.array([1, None, 3, 4, 5, 6, -7], dtype="Int64")
+    rows = frame[:7].assign(id=ids, number=numbers, postcode=1)
+    if format == "csv":
+        rows.to_csv(new, index=False)
+    else:
+        pytest.importorskip("openpyxl" if format == "xlsx" else "pyarrow")
+        rows.to_parquet(new) if format == "parquet" else rows.to_excel(new, index=False)
+    saved.predict_file(east.load(stored[0]), new, tmp_path / "out.csv", keep=["id", "number"], safe=True)
+    written = pd.read_csv(tmp_path / "out.csv", dtype=str, keep_default_na=False)
+    assert written["id"].tolist() == ids
+    assert written["number"].tolist() == ["1", "", "3", "4", "5", "6", "-7"]
+
+
 @pytest.mark.parametrize(
     "change, message",
     [

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from east.choices import install_hint
 from east.data.common import DataError, shown
@@ -33,6 +33,7 @@ MAGIC = {
     b"PK\x03\x04": "Excel",
     b"\xd0\xcf\x11\xe0": "old Excel",
 }
+AS_WRITTEN: dict[str, Any] = {"dtype": str, "keep_default_na": False}  # options of pandas
 NEEDS = {"Parquet": "pyarrow", "Feather": "pyarrow", "Excel": "openpyxl"}
 ADVICE = {
     "Excel": "It is a ZIP archive: unpack it first, unless it is a damaged Excel workbook (.xlsx).",
@@ -62,15 +63,20 @@ def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
     return next(portions(path, delimiter))
 
 
-def portions(path: str | Path, delimiter: str | None = None, rows: int | None = None) -> Iterator["pd.DataFrame"]:
-    """The file as frames of `rows` rows each, or as a single one; only text is read in portions."""
+def portions(
+    path: str | Path, delimiter: str | None = None, rows: int | None = None, *, as_written: bool = False
+) -> Iterator["pd.DataFrame"]:
+    """The file as frames of `rows` rows each, or as a single one; only text is read in portions.
+
+    as_written: copy every cell (00012, 1E5, NA) instead of reading numbers and missing values.
+    """
     import pandas as pd
 
     path = regular(path)
     kind = file_kind(path)
     try:
         if kind not in ("text", "gzip"):
-            yield read_binary(path, kind)
+            yield read_binary(path, kind, as_written)
             return
         format = text_format(path, delimiter)
         refuse_duplicates(header(path, format), path)
@@ -79,8 +85,7 @@ def portions(path: str | Path, delimiter: str | None = None, rows: int | None = 
                 file,
                 sep=format.delimiter,
                 encoding=format.charset,
-                decimal=format.decimal,
-                na_values=["?"],
+                **(AS_WRITTEN if as_written else {"decimal": format.decimal, "na_values": ["?"]}),
                 skipinitialspace=True,
                 low_memory=False,
                 index_col=False,
@@ -139,8 +144,11 @@ def is_text(path: Path) -> bool:
     return file_kind(path) in ("text", "gzip")
 
 
-def read_binary(path: Path, kind: str) -> "pd.DataFrame":
-    """A Parquet or Feather file, or the first sheet of an Excel workbook. A named index becomes columns again."""
+def read_binary(path: Path, kind: str, as_written: bool = False) -> "pd.DataFrame":
+    """A Parquet or Feather file, or the first sheet of an Excel workbook. A named index becomes columns again.
+
+    as_written: text of a workbook stays text, and whole numbers stay whole beside missing ones.
+    """
     import pandas as pd
 
     if kind == "old Excel":
@@ -148,8 +156,11 @@ def read_binary(path: Path, kind: str) -> "pd.DataFrame":
     if kind == "Excel":
         first = pd.read_excel(path, header=None, nrows=1, engine="openpyxl")
         refuse_duplicates((str(name) for name in first.iloc[0].dropna()) if len(first) else (), path)
+        if as_written:
+            return pd.read_excel(path, engine="openpyxl", dtype=object, keep_default_na=False).infer_objects()
         return pd.read_excel(path, engine="openpyxl", na_values=["?"])
-    frame = pd.read_parquet(path) if kind == "Parquet" else pd.read_feather(path)
+    reader = pd.read_parquet if kind == "Parquet" else pd.read_feather
+    frame = reader(path, dtype_backend="numpy_nullable") if as_written else reader(path)
     refuse_duplicates(map(str, frame.columns), path)
     return frame.reset_index() if any(name is not None for name in frame.index.names) else frame
 

@@ -11,10 +11,12 @@ trees are tensors; classes, columns, encoding and decision rule are plain JSON.
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import repeat
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -48,6 +50,7 @@ ABOUT, WEIGHTS = "model.json", "weights.safetensors"
 MOST_BYTES = 1 << 28  # of model.json
 ROWS = 4096  # of a table that pass through a network at once
 FILE_ROWS = 50_000  # of a file in memory at once
+SIGNED_NUMBER = re.compile(r"[+-]\d+([.,]\d+)*([eE][+-]?\d+)?")
 IMAGES = 512  # of a folder in memory at once
 
 
@@ -314,7 +317,7 @@ def predict_file(
     """Write a label and one probability per class for each row of a table or image of a folder; return the row count.
 
     A CSV file is read in parts, so it may be larger than memory. `target` appears when everything is done.
-    keep: columns of the input to copy to the front of the output, or "all".
+    keep: columns of the input to copy to the front of the output as they are written there, or "all".
     safe: put an apostrophe before text that a spreadsheet would read as a formula.
     """
     source, target = Path(source).expanduser(), Path(target).expanduser()
@@ -341,10 +344,14 @@ def predict_file(
 
 
 def escape_formulas(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """The same table with an apostrophe before every text that begins like a formula: = + - @, tab or return."""
+    """The same table with an apostrophe before every text that begins like a formula: = + - @, tab or return.
+
+    Numbers such as -1.5 are no formulas.
+    """
 
     def escaped(value: object) -> object:
-        return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+        risky = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        return f"'{value}" if risky and not SIGNED_NUMBER.fullmatch(str(value)) else value
 
     cells = frame.apply(lambda column: column if column.dtype.kind in "biuf" else column.map(escaped))
     return cells.rename(columns=escaped)
@@ -356,9 +363,11 @@ def table_predictions(
     """Predictions for a table, a portion of the file at a time."""
     done = 0
     delimiter = model.about["encoding"].get("delimiter")  # older models did not save it
-    for frame in files.portions(source, delimiter, FILE_ROWS):
+    written = files.portions(source, delimiter, FILE_ROWS, as_written=True) if keep else repeat(None)
+    for frame, kept in zip(files.portions(source, delimiter, FILE_ROWS), written, strict=False):
         try:
-            yield with_columns(as_frame(model, model.predict_proba(frame)), frame, keep)
+            predicted = as_frame(model, model.predict_proba(frame))
+            yield predicted if kept is None or not keep else with_columns(predicted, kept, keep)
         except DataError as error:
             where = f" rows {done + 1} to {done + len(frame)}:" if done else ""
             raise DataError(f"{source}:{where} {error}") from None
@@ -390,13 +399,11 @@ def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
 
 
 def with_columns(
-    predicted: "pd.DataFrame", frame: "pd.DataFrame", keep: Sequence[str] | Literal["all"] | None
+    predicted: "pd.DataFrame", frame: "pd.DataFrame", keep: Sequence[str] | Literal["all"]
 ) -> "pd.DataFrame":
     """Predictions after the kept columns of the input; a column with the name of an output becomes input_<name>."""
     import pandas as pd
 
-    if not keep:
-        return predicted
     frame = frame.rename(columns=str)
     columns = list(map(str, frame))
     names = columns if keep == "all" else list(keep)
