@@ -155,6 +155,15 @@ def test_codes_that_lost_their_leading_zeros_are_not_new_categories():
         encode(frame().assign(job=[1, 2, 3] * 20), table.encoding)
 
 
+@pytest.mark.parametrize(
+    "labels, text",
+    [(["01", "02", "A1"], True), (["01", "02", "03"], True), ([1, 2, 3], False), ([1.5, 2.0, 3.0], False)],
+)
+def test_labels_that_were_words_are_words_in_new_files(labels, text):
+    encoding = from_frame("csv", frame().assign(state=labels * 20), "state").encoding
+    assert encoding.text_columns == ["job", *["state"] * text]
+
+
 @pytest.mark.parametrize("categorical, expected", [(None, [[1], [0], [0]]), ("smokes", [[0, 1], [1, 0], [0, 0]])])
 def test_a_blank_among_true_and_false_is_a_missing_value(tmp_path, categorical, expected):
     table = from_frame("csv", frame(), "state", ["age", "job", "postcode"], categorical)

@@ -290,12 +290,31 @@ def test_kept_columns_are_copied_as_they_are_written(frame, stored, tmp_path, mo
     assert written["number"].tolist() == ["1", "", "3", "4", "5", "6", "-7"]
 
 
+@pytest.mark.parametrize("format", ["csv", "xlsx"])
+@pytest.mark.parametrize("words", [["01", "02", "A1"], ["TRUE", "FALSE", "unknown"], ["1.0", "2.0", "3+"]])
+def test_words_that_look_like_numbers_stay_words_in_new_files(frame, tmp_path, monkeypatch, format, words):
+    """Every portion of the new file has one word only; a second column of TRUE and FALSE is categorical by request."""
+    pytest.importorskip("openpyxl")
+    codes = np.resize(words, len(frame))
+    rows = frame.assign(age=range(len(frame)), code=codes, flag=np.resize(["TRUE", "FALSE", ""], len(frame)))
+    path, new = tmp_path / "people.csv", tmp_path / f"new.{format}"
+    rows.to_csv(path, index=False)
+    table = data.load("csv", path=str(path), target="income", categorical=["postcode", "flag"])
+    model = trained(table)[0]
+    expected = model.predict_proba(rows.assign(flag=np.resize([True, False, None], len(frame))))
+    grouped = rows.assign(expected=expected[:, 1]).sort_values("code", kind="stable")
+    monkeypatch.setattr(saved, "FILE_ROWS", 25)
+    grouped[:60].to_csv(new, index=False) if format == "csv" else grouped[:60].to_excel(new, index=False)
+    saved.predict_file(model, new, tmp_path / "out.csv")
+    np.testing.assert_allclose(pd.read_csv(tmp_path / "out.csv")["p_high"], grouped["expected"][:60], atol=1e-6)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
         (lambda f: f.drop(columns=["age", "job"]), "columns are missing: age, job"),
         (lambda f: f.assign(age="old"), "age .expected numbers, got"),
-        (lambda f: f.assign(job=7), "job .expected text, got int64"),
+        (lambda f: f.assign(job=7), "job .expected text such as 'clerk', got numbers such as '7'"),
         (lambda f: f.iloc[:0], "has no rows"),
     ],
 )

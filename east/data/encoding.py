@@ -135,18 +135,33 @@ class Categorical:
         features[rows, by_row[rows]] = 1
         return features
 
+    @property
+    def written_as_text(self) -> bool:
+        """Whether a file's cells are the categories themselves; True and False are how pandas prints TRUE and false."""
+        return self.text and not set(self.categories) <= {"True", "False", MISSING}
+
     def typed(self, values: "pd.Series") -> Words:
         """Read new rows of this column. A few rows of 0 1 2 3+ may look like numbers, and one of them may be new."""
         import pandas as pd
 
+        if self.text and is_text(values):
+            return self.typed_words(words_column(self.name, values))
         if not self.text:
             fits = pd.api.types.is_numeric_dtype(values) or values.isna().all() or is_boolean(values)
         else:
             known = set(self.categories)
-            fits = is_text(values) or has_numbers(known) or set(words(values.dropna())) <= known
+            fits = has_numbers(known) or set(words(values.dropna())) <= known
         if not fits:
             raise DataError(f"expected {'text' if self.text else 'numbers'}, got {values.dtype}")
         return words_column(self.name, values)
+
+    def typed_words(self, column: Words) -> Words:
+        """Refuse words that are all numbers if no category is one: the file has probably mixed up its columns."""
+        numbers = bool(column.levels) and as_numbers(column.levels).notna().all()
+        if numbers and not self.other and as_numbers(self.categories).isna().all():
+            expected, got = shown(self.categories[0]), shown(column.levels[0])
+            raise DataError(f"expected text such as {expected}, got numbers such as {got}")
+        return column
 
     def describe(self) -> str:
         first = ", ".join(shown(c, 20, quoted=False) for c in self.categories[:6])
@@ -250,6 +265,14 @@ class Encoding:
         return np.concatenate(parts, axis=1, dtype=dtype, casting="unsafe")
 
     @property
+    def text_columns(self) -> list[str]:
+        """Columns, and maybe the target, that are text in a new file too, even if it has only their numbers or TRUE."""
+        named = [column.name for column in self.columns if isinstance(column, Categorical) and column.written_as_text]
+        classes = set(self.classes)
+        inferred = classes <= {"True", "False"} or classes == set(words(as_numbers(classes).dropna()))
+        return named if inferred or self.target is None else [*named, self.target]
+
+    @property
     def feature_names(self) -> tuple[str, ...]:
         """age, age_missing, job=clerk, job=nurse, seen_year, …"""
         return tuple(name for column in self.columns for name in column.feature_names)
@@ -332,10 +355,15 @@ def enumerated(names: Iterable[str], most: int = 60) -> str:
 
 def has_numbers(categories: set[str]) -> bool:
     """Whether some categories are numbers, all in the notation of `words`: otherwise a new 1 might mean 01."""
+    numbers = as_numbers(categories).dropna()
+    return not numbers.empty and set(words(numbers)) <= categories
+
+
+def as_numbers(levels: Iterable[str]) -> "pd.Series":
+    """The words as numbers, NaN for those that are none."""
     import pandas as pd
 
-    numbers = pd.to_numeric(pd.Series(sorted(categories)), errors="coerce").dropna()
-    return not numbers.empty and set(words(numbers)) <= categories
+    return pd.to_numeric(pd.Series(sorted(levels), dtype=object), errors="coerce")
 
 
 def as_text(days: float) -> str:

@@ -9,7 +9,7 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import islice
@@ -58,16 +58,22 @@ class TextFormat:
         return f"the text is not UTF-8 and was read as {name}. If words look wrong, save the file as UTF-8"
 
 
-def read(path: str | Path, delimiter: str | None = None) -> "pd.DataFrame":
+def read(path: str | Path, delimiter: str | None = None, text: Collection[str] = ()) -> "pd.DataFrame":
     """The whole file as a frame. The default `delimiter` is the most frequent one in the first line."""
-    return next(portions(path, delimiter))
+    return next(portions(path, delimiter, text=text))
 
 
 def portions(
-    path: str | Path, delimiter: str | None = None, rows: int | None = None, *, as_written: bool = False
+    path: str | Path,
+    delimiter: str | None = None,
+    rows: int | None = None,
+    *,
+    text: Collection[str] = (),
+    as_written: bool = False,
 ) -> Iterator["pd.DataFrame"]:
     """The file as frames of `rows` rows each, or as a single one; only text is read in portions.
 
+    text: columns that are words even where all of them look like numbers, such as 01.
     as_written: copy every cell (00012, 1E5, NA) instead of reading numbers and missing values.
     """
     import pandas as pd
@@ -76,16 +82,17 @@ def portions(
     kind = file_kind(path)
     try:
         if kind not in ("text", "gzip"):
-            yield read_binary(path, kind, as_written)
+            yield read_binary(path, kind, text, as_written)
             return
         format = text_format(path, delimiter)
         refuse_duplicates(header(path, format), path)
+        typed = {"dtype": dict.fromkeys(text, str), "decimal": format.decimal, "na_values": ["?"]}
         with opened(path) as file:
             reader = pd.read_csv(
                 file,
                 sep=format.delimiter,
                 encoding=format.charset,
-                **(AS_WRITTEN if as_written else {"decimal": format.decimal, "na_values": ["?"]}),
+                **(AS_WRITTEN if as_written else typed),
                 skipinitialspace=True,
                 low_memory=False,
                 index_col=False,
@@ -144,7 +151,7 @@ def is_text(path: Path) -> bool:
     return file_kind(path) in ("text", "gzip")
 
 
-def read_binary(path: Path, kind: str, as_written: bool = False) -> "pd.DataFrame":
+def read_binary(path: Path, kind: str, text: Collection[str] = (), as_written: bool = False) -> "pd.DataFrame":
     """A Parquet or Feather file, or the first sheet of an Excel workbook. A named index becomes columns again.
 
     as_written: text of a workbook stays text, and whole numbers stay whole beside missing ones.
@@ -155,10 +162,12 @@ def read_binary(path: Path, kind: str, as_written: bool = False) -> "pd.DataFram
         raise ValueError("it is in Excel's old format (.xls). Save it as .xlsx or CSV")
     if kind == "Excel":
         first = pd.read_excel(path, header=None, nrows=1, engine="openpyxl")
-        refuse_duplicates((str(name) for name in first.iloc[0].dropna()) if len(first) else (), path)
+        names = first.iloc[0].dropna().tolist() if len(first) else []
+        refuse_duplicates(map(str, names), path)
         if as_written:
             return pd.read_excel(path, engine="openpyxl", dtype=object, keep_default_na=False).infer_objects()
-        return pd.read_excel(path, engine="openpyxl", na_values=["?"])
+        types = {name: str for name in names if str(name) in text}
+        return pd.read_excel(path, engine="openpyxl", na_values=["?"], dtype=types)
     reader = pd.read_parquet if kind == "Parquet" else pd.read_feather
     frame = reader(path, dtype_backend="numpy_nullable") if as_written else reader(path)
     refuse_duplicates(map(str, frame.columns), path)

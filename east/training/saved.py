@@ -362,9 +362,10 @@ def table_predictions(
 ) -> Iterator["pd.DataFrame"]:
     """Predictions for a table, a portion of the file at a time."""
     done = 0
-    delimiter = model.about["encoding"].get("delimiter")  # older models did not save it
-    written = files.portions(source, delimiter, FILE_ROWS, as_written=True) if keep else repeat(None)
-    for frame, kept in zip(files.portions(source, delimiter, FILE_ROWS), written, strict=False):
+    encoding = data.Encoding.from_json(model.about["encoding"])
+    frames = files.portions(source, encoding.delimiter, FILE_ROWS, text=encoding.text_columns)
+    written = files.portions(source, encoding.delimiter, FILE_ROWS, as_written=True) if keep else repeat(None)
+    for frame, kept in zip(frames, written, strict=False):
         try:
             predicted = as_frame(model, model.predict_proba(frame))
             yield predicted if kept is None or not keep else with_columns(predicted, kept, keep)
