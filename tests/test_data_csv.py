@@ -15,10 +15,11 @@ from PIL import Image
 from torchvision import transforms
 
 from east.data import DataError, Encoding, caltech256, encode, load, read, split
-from east.data.columns import LEVELS, OWN, level_numbers
+from east.data.columns import LEVELS, OWN
 from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
 from east.data.images import as_rgb
+from east.data.notation import level_numbers
 from east.training.engine import populations
 from east.training.population import Trial
 from tests.made import science

@@ -4,6 +4,7 @@ import gzip
 import os
 import re
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -61,6 +62,48 @@ def test_decimal_commas_are_read(tmp_path):
     ):
         (tmp_path / "a.csv").write_text(content)
         assert read(tmp_path / "a.csv")["x"].tolist() == expected
+
+
+def written(path, **columns) -> str:
+    """A file of 20 rows with semicolons, each column repeating some cells, and a label."""
+    rows = zip(*(np.resize(cells, 20) for cells in columns.values()), strict=True)
+    lines = [";".join((*columns, "label")), *(";".join((*row, str(k % 2))) for k, row in enumerate(rows))]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+def test_a_decimal_comma_anywhere_makes_points_thousands_separators(tmp_path):
+    content = written(tmp_path / "a.csv", Anteil=["0,534", "1,500"], Menge=["48.253", "1.250"], Version=["2.1", "3"])
+    frame, marks = files.read_marked(content)
+    assert frame["Anteil"][:2].tolist() == [0.534, 1.5]
+    assert frame["Menge"][:2].tolist() == [48253, 1250]
+    assert frame["Version"][:2].tolist() == [2.1, 3]
+    assert marks == {"Anteil": ",", "Menge": ",", "Version": ".", "label": ","}
+    table = load("csv", path=content, target="label")
+    assert table.columns == ("Anteil", "Menge", "Version")
+    assert table.encoding.decimals == {"Anteil": ",", "Menge": ",", "Version": "."}
+    assert table.encoding.describe()[0].split(maxsplit=1)[1] == "numbers with a decimal comma, median 1.017"
+
+
+@pytest.mark.parametrize("version", ["2.1.3", "2.1", "1.234.567"])
+def test_a_version_does_not_switch_the_decimal_comma_off(tmp_path, version):
+    path = written(tmp_path / "a.csv", x=["1,5", "2,25", "unknown"], note=["a", "b", version, "c"], z=["1,500"])
+    assert read(path)["z"][0] == 1.5
+    assert read(path)["note"].tolist()[:4] == ["a", "b", version, "c"]
+
+
+def test_a_quoted_comma_in_a_file_with_commas_separates_thousands(tmp_path):
+    rows = "\n".join(f'"{70 + k},977",{k}.125,{k % 2}' for k in range(20))
+    (tmp_path / "a.csv").write_text(f"x,y,label\n{rows}\n")
+    table = load("csv", path=str(tmp_path / "a.csv"), target="label")
+    assert table.features[1].tolist() == [71977, 1.125]
+    assert table.encoding.decimals == {"x": ".", "y": "."}
+
+
+def test_numbers_in_an_unclear_notation_are_named_as_such(tmp_path):
+    path = written(tmp_path / "a.csv", x=[f"{k},500" for k in range(1, 21)], y=["a", "b", "c"])
+    (note,) = load("csv", path=path, target="label").notes
+    assert note.startswith("column 'x' is not used: it has numbers in an unclear notation: '1,500' may have a decimal")
 
 
 @pytest.mark.parametrize("content", ["<!DOCTYPE html><html>", "<html>\n", '<?xml version="1.0"?>', '[{"a": 1}]', "{\n"])

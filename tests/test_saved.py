@@ -290,6 +290,27 @@ def test_kept_columns_are_copied_as_they_are_written(frame, stored, tmp_path, mo
     assert written["number"].tolist() == ["1", "", "3", "4", "5", "6", "-7"]
 
 
+def test_new_files_are_read_in_the_notation_of_training(frame, tmp_path):
+    """1,500 and 48.253 alone do not show it. A model saved before the notation was noted finds it in the new file."""
+    shares = [f"{k % 7},{k:03}" for k in range(len(frame))]
+    rows = frame[["job", "income"]].assign(share=shares, amount=[f"{1 + k % 90}.253" for k in range(len(frame))])
+    path, new, out = tmp_path / "people.csv", tmp_path / "new.csv", tmp_path / "out.csv"
+    rows.to_csv(path, index=False, sep=";")
+    model = trained(data.load("csv", path=str(path), target="income"))[0]
+    numbers = {"share": [float(share.replace(",", ".")) for share in shares]}
+    numbers["amount"] = [253 + 1000 * (1 + k % 90) for k in range(len(frame))]
+    expected = model.predict_proba(rows.assign(**numbers))
+    np.testing.assert_array_equal(model.predict_proba(rows), expected)
+    clear = rows["share"].str.startswith("0")
+    rows[~clear].to_csv(new, index=False, sep=";")
+    saved.predict_file(model, new, out)
+    np.testing.assert_allclose(pd.read_csv(out)[["p_low", "p_high"]], expected[~clear], atol=1e-6)
+    for column in model.about["encoding"]["columns"]:
+        column.pop("decimal", None)
+    saved.predict_file(model, path, out)
+    np.testing.assert_allclose(pd.read_csv(out)[["p_low", "p_high"]], expected, atol=1e-6)
+
+
 @pytest.mark.parametrize("format", ["csv", "xlsx"])
 @pytest.mark.parametrize("words", [["01", "02", "A1"], ["TRUE", "FALSE", "unknown"], ["1.0", "2.0", "3+"]])
 def test_words_that_look_like_numbers_stay_words_in_new_files(frame, tmp_path, monkeypatch, format, words):

@@ -6,13 +6,14 @@ The kind of a column depends on all of its rows. The encoding learns from values
 """
 
 import re
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from east.data.common import DataError, digest, listed, shown
+from east.data.notation import find_decimal, is_unclear, level_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,10 +32,6 @@ DATE_FORMATS = (
     "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y",
 )  # fmt: skip
 ISO_START = re.compile(r"\d{4}-\d{2}-\d{2}([T ]|$)")
-THOUSANDS = {  # thousands separator -> numbers written with it
-    ",": re.compile(r"[+-]?(\d+|\d{1,3}(,\d{3})+)(\.\d+)?"),
-    ".": re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?"),
-}
 DAY = 86400.0
 
 
@@ -42,6 +39,7 @@ DAY = 86400.0
 class Numbers:
     name: str
     values: np.ndarray  # float64 [n], NaN where missing
+    decimal: str | None = None  # the decimal mark in the file; None if no number shows it
 
 
 @dataclass(frozen=True)
@@ -102,9 +100,14 @@ def take(column: Column, rows: np.ndarray) -> Column:
             return replace(column, days=column.days[rows])
 
 
-def read_columns(frame: "pd.DataFrame", categorical: Sequence[str], keep: Sequence[str], path: str) -> Columns:
-    """Every column of the frame; those in `keep` are used even if they look like ids or free text."""
-    used, dropped, faults = detect_all(frame, categorical, keep)
+def read_columns(
+    frame: "pd.DataFrame", categorical: Sequence[str], keep: Sequence[str], path: str, decimals: Mapping[str, str] = {}
+) -> Columns:
+    """Every column of the frame; those in `keep` are used even if they look like ids or free text.
+
+    decimals: the decimal marks of columns, as far as the file shows them.
+    """
+    used, dropped, faults = detect_all(frame, categorical, keep, decimals)
     if faults:
         raise DataError(
             f"{path}: some columns cannot be used. Repair them, leave them out (dataset.drop=[…]) or "
@@ -117,7 +120,10 @@ def read_columns(frame: "pd.DataFrame", categorical: Sequence[str], keep: Sequen
 
 
 def detect_all(
-    frame: "pd.DataFrame", categorical: Sequence[Hashable], keep: Sequence[Hashable]
+    frame: "pd.DataFrame",
+    categorical: Sequence[Hashable],
+    keep: Sequence[Hashable],
+    decimals: Mapping[str, str] = {},
 ) -> tuple[list[Column], list[Dropped], list[str]]:
     """The columns that can be used, those that cannot, and a line for each that the user has to decide about."""
     used: list[Column] = []
@@ -125,7 +131,7 @@ def detect_all(
     faults = []
     for name, values in frame.items():
         try:
-            column = detect(str(name), values, name in categorical, name in keep)
+            column = detect(str(name), values, name in categorical, name in keep, decimals.get(str(name)))
         except DataError as error:
             faults.append(f"column {shown(name)} {error}")
             continue
@@ -136,7 +142,9 @@ def detect_all(
     return used, dropped, faults
 
 
-def detect(name: str, values: "pd.Series", categorical: bool = False, keep: bool = False) -> Column | Dropped:
+def detect(
+    name: str, values: "pd.Series", categorical: bool = False, keep: bool = False, decimal: str | None = None
+) -> Column | Dropped:
     """Detect the kind of a column from all of its rows. DataError if the user has to decide."""
     import pandas as pd
 
@@ -151,21 +159,21 @@ def detect(name: str, values: "pd.Series", categorical: bool = False, keep: bool
     if is_boolean(values):
         return Numbers(name, values.astype("boolean").to_numpy(dtype=float, na_value=np.nan))
     if is_text(values):
-        return detect_text(words_column(name, values), keep)
+        return detect_text(words_column(name, values), keep, decimal)
     if not types.is_numeric_dtype(values) or types.is_complex_dtype(values):
         return Dropped(name, f"is of type {values.dtype}, which is neither numbers, text nor dates")
-    column = Numbers(name, values.to_numpy(dtype=float, na_value=np.nan))
+    column = Numbers(name, values.to_numpy(dtype=float, na_value=np.nan), decimal)
     check_range(column.values, values.index)
     if not keep and is_id(name, column.values):
         return Dropped(name, "is an id: a different whole number in every row")
     return column
 
 
-def detect_text(column: Words, keep: bool) -> Column | Dropped:
+def detect_text(column: Words, keep: bool, decimal: str | None = None) -> Column | Dropped:
     """Detect whether text holds numbers, dates or categories, or is not a feature."""
     counts = np.bincount(column.codes[column.codes >= 0], minlength=len(column.levels))
     levels, rows = len(column.levels), int(counts.sum())
-    numbers = level_numbers(column.levels)
+    numbers = level_numbers(column.levels, decimal)
     format, days = level_dates(column.levels)
     for kind, values in (("numbers", numbers), ("dates", days)):
         stray = np.isnan(values)
@@ -179,7 +187,14 @@ def detect_text(column: Words, keep: bool) -> Column | Dropped:
             if kind == "dates":
                 return Dates(column.name, by_row, format)
             check_range(by_row)
-            return Numbers(column.name, by_row)
+            return Numbers(column.name, by_row, decimal or find_decimal(column.levels))
+    if not keep and levels > FEW and is_unclear(column.levels):
+        example = next(level for level in column.levels if "," in level)
+        return Dropped(
+            column.name,
+            f"has numbers in an unclear notation: {shown(example)} may have a decimal comma or a thousands separator; "
+            "write such numbers without separators",
+        )
     if not keep and (levels > LEVELS or (levels > FEW and 2 * levels > rows)):
         example = shown(column.levels[int(column.codes[column.codes >= 0][0])])
         return Dropped(
@@ -205,30 +220,6 @@ def words(column: "pd.Series") -> np.ndarray:
     if pd.api.types.is_float_dtype(column):
         return np.array([str(int(value)) if value.is_integer() else str(value) for value in column], dtype=object)
     return column.astype(str).str.strip().to_numpy(dtype=object)
-
-
-def level_numbers(levels: Sequence[str]) -> np.ndarray:
-    """float64 [levels], NaN for words that are not numbers; all NaN if one has a leading zero, as codes do."""
-    import pandas as pd
-
-    if any(re.match(r"-?0\d", level) for level in levels):
-        return np.full(len(levels), np.nan)
-    return pd.to_numeric(pd.Series(without_thousands(levels), dtype=object), errors="coerce").to_numpy(dtype=float)
-
-
-def without_thousands(levels: Sequence[str]) -> Sequence[str]:
-    """Numbers such as 25,981.63 and 1.234,56 in Python's notation, if one of them shows which mark separates thousands.
-
-    1,500 alone does not show it.
-
-    >>> without_thousands(["25,981.63", "1,500"]), without_thousands(["1,500"])
-    (['25981.63', '1500'], ['1,500'])
-    """
-    for mark, number in THOUSANDS.items():
-        unambiguous = any(level.count(mark) > 1 or ("," in level and "." in level) for level in levels)
-        if unambiguous and all(number.fullmatch(level) for level in levels):
-            return [level.replace(mark, "").replace(",", ".") for level in levels]
-    return levels
 
 
 def level_dates(levels: Sequence[str]) -> tuple[str, np.ndarray]:

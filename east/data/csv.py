@@ -1,6 +1,6 @@
 """Your own table: a CSV, Parquet, Feather or Excel file with numbers, words, dates and missing values."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -44,11 +44,11 @@ def csv(
     if path is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
     file = files.regular(path)
-    frame = files.read(file, delimiter)
+    frame, decimals = files.read_marked(file, delimiter)
     if target is None:
         columns = shown(", ".join(map(str, frame.columns)), 300, quoted=False)
         raise DataError(f"dataset.target=COLUMN is missing: which column of {path} is the class? Columns: {columns}")
-    table = from_frame("csv", frame, target, drop, categorical, positive, str(path), group, time, keep)
+    table = from_frame("csv", frame, target, drop, categorical, positive, str(path), group, time, keep, decimals)
     note = files.text_format(file, delimiter).note if files.is_text(file) else None
     encoding = None if table.encoding is None else replace(table.encoding, delimiter=delimiter)
     return replace(table, encoding=encoding, file_note=note, own=True, fingerprint="")
@@ -65,8 +65,12 @@ def from_frame(
     group: str | int | None = None,
     time: str | int | None = None,
     keep: Names = None,
+    decimals: Mapping[str, str] = {},
 ) -> Table:
-    """A table of features and classes from a frame; the options are those of `csv`."""
+    """A table of features and classes from a frame; the options are those of `csv`.
+
+    decimals: the decimal marks of columns, as far as the file shows them.
+    """
     frame = frame.rename(columns=str).reset_index(drop=True)
     files.refuse_duplicates(frame.columns, path)
     target, drop, categorical, keep = str(target), names(drop), names(categorical), names(keep)
@@ -83,7 +87,7 @@ def from_frame(
     labels, classes, positive_index = encode_labels(frame[target], target, positive, path)
     unused = [Dropped(column, f"is the {role}") for role, column in split_by.items() if column not in keep]
     used = frame.drop(columns=list({target, *drop, *(column.name for column in unused)}))
-    raw = read_columns(used, categorical, keep, path)
+    raw = read_columns(used, categorical, keep, path, decimals)
     raw = Columns(raw.used, (*unused, *raw.dropped), frame)
     encoding = Encoding((), (), target, classes, positive_index).fitted(raw)
     return Table(

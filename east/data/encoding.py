@@ -2,7 +2,7 @@
 
 Everything here is learnt from training rows and saved with a model as plain JSON:
 
-    {"columns": [{"name": "age", "kind": "numeric", "median": 38.0, "indicator": true},
+    {"columns": [{"name": "age", "kind": "numeric", "median": 38.0, "indicator": true, "decimal": "."},
                  {"name": "job", "kind": "categorical", "text": true, "categories": ["clerk", "nurse"], "other": false},
                  {"name": "seen", "kind": "date", "format": "%d.%m.%Y", "origin": "2024-01-01", …},
                  {"name": "note", "kind": "dropped", "reason": "is free text …"}],
@@ -34,7 +34,6 @@ from east.data.columns import (
     check_range,
     is_boolean,
     is_text,
-    level_numbers,
     parse_dates,
     take,
     words,
@@ -42,6 +41,7 @@ from east.data.columns import (
 )
 from east.data.common import DataError, shown
 from east.data.files import refuse_duplicates
+from east.data.notation import SEPARATOR, level_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,11 +59,13 @@ class Numeric:
     name: str
     median: float
     indicator: bool
+    decimal: str | None = None  # the decimal mark of training; None: not shown there, or saved before it was noted
 
     @classmethod
     def fit(cls, column: Numbers) -> Self:
         present = column.values[~np.isnan(column.values)]
-        return cls(column.name, float(np.median(present)) if len(present) else 0.0, len(present) < len(column.values))
+        median = float(np.median(present)) if len(present) else 0.0
+        return cls(column.name, median, len(present) < len(column.values), column.decimal)
 
     @property
     def feature_names(self) -> list[str]:
@@ -82,7 +84,7 @@ class Numeric:
             column = Numbers(self.name, values.to_numpy(dtype=float, na_value=np.nan))
         else:
             text = words_column(self.name, values)
-            numbers = level_numbers(text.levels)
+            numbers = level_numbers(text.levels, self.decimal)
             if not is_text(values):
                 raise DataError(f"expected numbers, got {values.dtype}")
             if np.isnan(numbers).any():
@@ -94,7 +96,8 @@ class Numeric:
 
     def describe(self) -> str:
         gaps = ", missing values become the median and are marked" if self.indicator else ""
-        return f"numbers, median {self.median:g}{gaps}"
+        comma = " with a decimal comma" if self.decimal == "," else ""
+        return f"numbers{comma}, median {self.median:g}{gaps}"
 
 
 @dataclass(frozen=True)
@@ -273,6 +276,13 @@ class Encoding:
         return named if inferred or self.target is None else [*named, self.target]
 
     @property
+    def decimals(self) -> dict[str, str]:
+        """The decimal marks of the columns that showed them in training."""
+        return {
+            column.name: column.decimal for column in self.columns if isinstance(column, Numeric) and column.decimal
+        }
+
+    @property
     def feature_names(self) -> tuple[str, ...]:
         """age, age_missing, job=clerk, job=nurse, seen_year, …"""
         return tuple(name for column in self.columns for name in column.feature_names)
@@ -374,8 +384,9 @@ def as_text(days: float) -> str:
 
 def column_to_json(column: Encoder | Dropped) -> dict[str, Json]:
     match column:
-        case Numeric(name, median, indicator):
-            return {"name": name, "kind": "numeric", "median": median, "indicator": indicator}
+        case Numeric(name, median, indicator, decimal):
+            mark = {} if decimal is None else {"decimal": decimal}
+            return {"name": name, "kind": "numeric", "median": median, "indicator": indicator, **mark}
         case Categorical(name, categories, text, other):
             return {"name": name, "kind": "categorical", "text": text, "categories": categories, "other": other}
         case Date(name, format, origin, median, indicator):
@@ -390,7 +401,10 @@ def column_from_json(value: object) -> Encoder | Dropped:
     name, kind = json.required("name", str), json.required("kind", str)
     match kind:
         case "numeric":
-            return Numeric(name, json.number("median"), json.required("indicator", bool))
+            decimal = json.optional("decimal", str)
+            if decimal not in (None, *SEPARATOR):
+                raise DataError(f"column {shown(name)}: expected a point or a comma as 'decimal', got {shown(decimal)}")
+            return Numeric(name, json.number("median"), json.required("indicator", bool), decimal)
         case "categorical":
             other = json.optional("other", bool) or False
             return Categorical(name, tuple(json.words("categories")), json.required("text", bool), other)

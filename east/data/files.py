@@ -9,21 +9,23 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
+import numpy as np
+
 from east.choices import install_hint
 from east.data.common import DataError, shown
+from east.data.notation import NUMBER, are_numbers, find_decimal, level_numbers
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BLOCK = 1 << 20
-SAMPLE = 1000  # rows that are searched for a decimal comma
+SAMPLE = 1000  # rows of a new file that are searched for a decimal comma, if training did not show one
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -47,7 +49,6 @@ class TextFormat:
 
     charset: str  # a name that Python knows
     delimiter: str
-    decimal: str = "."
 
     @property
     def note(self) -> str | None:
@@ -58,9 +59,77 @@ class TextFormat:
         return f"the text is not UTF-8 and was read as {name}. If words look wrong, save the file as UTF-8"
 
 
-def read(path: str | Path, delimiter: str | None = None, text: Collection[str] = ()) -> "pd.DataFrame":
-    """The whole file as a frame. The default `delimiter` is the most frequent one in the first line."""
-    return next(portions(path, delimiter, text=text))
+def read(
+    path: str | Path, delimiter: str | None = None, text: Collection[str] = (), decimals: Mapping[str, str] = {}
+) -> "pd.DataFrame":
+    """The whole file as a frame. The default `delimiter` is the most frequent one in the first line.
+
+    text, decimals: what is known of its columns, see `portions`. The marks of other columns are found.
+    """
+    return read_marked(path, delimiter, text, decimals)[0]
+
+
+def read_marked(
+    path: str | Path,
+    delimiter: str | None = None,
+    text: Collection[str] = (),
+    decimals: Mapping[str, str] = {},
+    rows: int | None = None,
+) -> tuple["pd.DataFrame", dict[str, str]]:
+    """The first `rows` of a file (None: all), and the decimal marks of its columns as far as they are clear.
+
+    A column's own numbers decide first. One such as 48.253 or 1,500 is read by the others: a decimal comma anywhere in
+    the file makes its point a thousands separator, and a file with commas between columns has no other decimal commas.
+    """
+    frame = next(portions(path, delimiter, rows, text=text, decimals=decimals))
+    path = regular(path)
+    if not is_text(path):
+        return frame, dict(decimals)
+    undecided = [str(name) for name in frame if name not in text and name not in decimals]
+    marks, comma = text_marks(frame[undecided], text_format(path, delimiter).delimiter)
+    floats = [name for name in undecided if frame[name].dtype.kind == "f"]
+    if comma:
+        frame[floats] = next(portions(path, delimiter, rows, text=floats))[floats]  # 48.253 may mean 48253
+        whole = [name for name in undecided if frame[name].dtype.kind in "iu"]
+        marks |= dict.fromkeys(whole, ",")
+        marks |= {name: "," if all(map(NUMBER[","].fullmatch, distinct(frame[name]))) else "." for name in floats}
+    else:
+        marks |= {name: "." for name in floats if (frame[name].dropna() % 1 != 0).any()}
+    for name, mark in marks.items():
+        frame[name] = as_numbers(frame[name], mark)
+    return frame, {**marks, **decimals}
+
+
+def text_marks(frame: "pd.DataFrame", delimiter: str) -> tuple[dict[str, str], bool]:
+    """The decimal marks of columns of text that hold numbers, as far as they are clear; is there a decimal comma?
+
+    A point that separates thousands (1.234.567) is no proof of one: ids are written like this, too.
+    """
+    import pandas as pd
+
+    words = {str(name): distinct(values) for name, values in frame.items() if pd.api.types.is_string_dtype(values)}
+    words = {name: levels for name, levels in words.items() if are_numbers(levels)}
+    marks = {name: find_decimal(levels) for name, levels in words.items()}
+    comma = any(mark == "," and any("," in level for level in words[name]) for name, mark in marks.items())
+    default = "," if comma else "." if delimiter == "," else None
+    found = {name: mark or default for name, mark in marks.items()}
+    return {name: mark for name, mark in found.items() if mark}, comma
+
+
+def distinct(values: "pd.Series") -> list[str]:
+    """The different words of a column of text, without blanks around them."""
+    return [str(value).strip() for value in values.dropna().unique()]
+
+
+def as_numbers(values: "pd.Series", decimal: str) -> "pd.Series":
+    """A column of text as numbers with this decimal mark; unchanged if it has other words, or is no text."""
+    import pandas as pd
+
+    if not pd.api.types.is_string_dtype(values):
+        return values
+    codes, levels = pd.factorize(values)
+    numbers = level_numbers([str(level).strip() for level in levels], decimal)
+    return values if np.isnan(numbers).any() else pd.Series(np.append(numbers, np.nan)[codes], values.index)
 
 
 def portions(
@@ -69,11 +138,13 @@ def portions(
     rows: int | None = None,
     *,
     text: Collection[str] = (),
+    decimals: Mapping[str, str] = {},
     as_written: bool = False,
 ) -> Iterator["pd.DataFrame"]:
     """The file as frames of `rows` rows each, or as a single one; only text is read in portions.
 
     text: columns that are words even where all of them look like numbers, such as 01.
+    decimals: the decimal marks of columns; a point if nothing is said.
     as_written: copy every cell (00012, 1E5, NA) instead of reading numbers and missing values.
     """
     import pandas as pd
@@ -86,7 +157,8 @@ def portions(
             return
         format = text_format(path, delimiter)
         refuse_duplicates(header(path, format), path)
-        typed = {"dtype": dict.fromkeys(text, str), "decimal": format.decimal, "na_values": ["?"]}
+        commas = [name for name, mark in decimals.items() if mark == ","]
+        typed = {"dtype": dict.fromkeys([*text, *commas], str), "na_values": ["?"]}
         with opened(path) as file:
             reader = pd.read_csv(
                 file,
@@ -99,7 +171,8 @@ def portions(
                 iterator=True,
                 chunksize=rows,
             )
-            yield from refuse_long_rows(reader)
+            for frame in refuse_long_rows(reader):
+                yield frame.assign(**{name: as_numbers(frame[name], ",") for name in commas if name in frame})
     except pd.errors.ParserWarning:
         raise DataError(
             f"{path} cannot be read as a table: expected one field per column named in the first line, got rows with "
@@ -201,20 +274,7 @@ def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
             raise ValueError(f"it looks like {'HTML or XML' if markup[1] else 'JSON'}")
         outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any delimiter
         delimiter = max(",;\t|", key=outside.count)
-    return TextFormat(charset, delimiter, find_decimal(path, charset, delimiter))
-
-
-def find_decimal(path: Path, charset: str, delimiter: str) -> str:
-    """A comma if the first rows have numbers such as 1,5 or 0,125 but none such as 1.5; 1,500 may mean thousands."""
-    if delimiter == ",":
-        return "."
-    with codecs.getreader(charset)(opened(path)) as file:
-        rows = list(islice(file, 1, SAMPLE))
-    cells = [cell.strip().strip('"') for row in rows for cell in row.split(delimiter)]
-    if any(re.fullmatch(r"[+-]?\d*\.\d+", cell) for cell in cells):
-        return "."
-    with_comma = [cell for cell in cells if re.fullmatch(r"[+-]?\d+,\d+", cell)]
-    return "," if any(not re.fullmatch(r"[+-]?[1-9]\d{0,2},\d{3}", cell) for cell in with_comma) else "."
+    return TextFormat(charset, delimiter)
 
 
 def find_charset(path: Path) -> str:

@@ -72,7 +72,7 @@ def labelled_rows(model: Model, source: Path) -> Labelled:
     encoding = data.Encoding.from_json(model.about["encoding"])
     if encoding.target is None:
         raise DataError("this model was not trained on a file, so no column holds its classes")
-    frame = files.read(source, encoding.delimiter, encoding.text_columns)
+    frame = files.read(source, encoding.delimiter, encoding.text_columns, encoding.decimals)
     if encoding.target not in frame:
         raise DataError(f"{source}: expected the labels in a column {encoding.target!r}, as in training; it is missing")
     empty = frame[encoding.target].isna()

@@ -363,7 +363,10 @@ def table_predictions(
     """Predictions for a table, a portion of the file at a time."""
     done = 0
     encoding = data.Encoding.from_json(model.about["encoding"])
-    frames = files.portions(source, encoding.delimiter, FILE_ROWS, text=encoding.text_columns)
+    decimals, text = encoding.decimals, encoding.text_columns
+    if any(isinstance(column, Numeric) and column.decimal is None for column in encoding.columns):
+        decimals = files.read_marked(source, encoding.delimiter, text, decimals, files.SAMPLE)[1]
+    frames = files.portions(source, encoding.delimiter, FILE_ROWS, text=text, decimals=decimals)
     written = files.portions(source, encoding.delimiter, FILE_ROWS, as_written=True) if keep else repeat(None)
     for frame, kept in zip(frames, written, strict=False):
         try:

@@ -1,0 +1,71 @@
+"""How numbers are written in text: 1234.5, 1,234.5 or 1.234,5. A notation is named by its decimal mark.
+
+1,500 and 48.253 fit both. Another number shows the mark: 0,5 and 1.234,56 can only have a decimal comma.
+"""
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+SEPARATOR = {".": ",", ",": "."}  # decimal mark -> thousands separator
+NUMBER = {
+    decimal: re.compile(rf"[+-]?(?=[.,]?\d)(\d*|[1-9]\d{{0,2}}(\{separator}\d{{3}})+)(\{decimal}\d*)?([eE][+-]?\d+)?")
+    for decimal, separator in SEPARATOR.items()
+}
+CODE = re.compile(r"-?0\d+(?![\d.,])")  # 007, but not 07,5
+GLANCE = 1000  # words that decide whether a column may hold numbers
+
+
+def level_numbers(levels: Sequence[str], decimal: str | None = None) -> np.ndarray:
+    """float64 [levels], NaN for words that are not numbers. Without `decimal`, the words themselves must show it.
+
+    Then all are NaN if one has a leading zero, as codes do.
+
+    >>> level_numbers(["25,981.63", "1,500"]), level_numbers(["1,500"]), level_numbers(["1,500"], ",")
+    (array([25981.63,  1500.  ]), array([nan]), array([1.5]))
+    """
+    import pandas as pd
+
+    if decimal is None and any(CODE.match(level) for level in levels):
+        return np.full(len(levels), np.nan)
+    decimal = decimal or find_decimal(levels)
+    texts = levels if decimal is None else [plain(level, decimal) for level in levels]
+    return pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(dtype=float)
+
+
+def plain(level: str, decimal: str) -> str:
+    """A number in Python's notation. What is a number in the other notation only becomes blank."""
+    if NUMBER[decimal].fullmatch(level):
+        return level.replace(SEPARATOR[decimal], "").replace(decimal, ".")
+    return "" if NUMBER[SEPARATOR[decimal]].fullmatch(level) else level
+
+
+def find_decimal(levels: Sequence[str]) -> str | None:
+    """The decimal mark that these words show; None if they show none, or both."""
+    shown = [mark for mark, other in SEPARATOR.items() if any(map(NUMBER[mark].fullmatch, only(levels, other)))]
+    return shown[0] if len(shown) == 1 else None
+
+
+def only(levels: Sequence[str], other: str) -> list[str]:
+    """The words that are no numbers with the decimal mark `other`."""
+    return [level for level in levels if not NUMBER[other].fullmatch(level)]
+
+
+def is_number(level: str) -> bool:
+    return any(number.fullmatch(level) for number in NUMBER.values())
+
+
+def are_numbers(levels: Sequence[str]) -> bool:
+    """Whether at least half of the words are numbers in some notation, and none is a code such as 007."""
+    for words in (levels[:GLANCE], levels):
+        if 2 * sum(map(is_number, words)) < max(1, len(words)):
+            return False
+    return not any(CODE.match(level) for level in levels)
+
+
+def is_unclear(levels: Sequence[str]) -> bool:
+    """Whether all words are numbers in both notations, which give them different values."""
+    return all(number.fullmatch(level) for level in levels for number in NUMBER.values()) and any(
+        "," in level for level in levels
+    )
