@@ -212,16 +212,11 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def to_model(self) -> saved.Model:
         """The classifier as a model that can be saved: for `.save(folder)`, east.load, task=predict and east.export.
 
-        Its classes are the labels as text, it takes frames, and it computes in float32.
+        Its classes are the labels as text, it takes frames, scales them in float64 and computes in float32.
         """
         check_is_fitted(self)
-        mean, std = torch.from_numpy(self.mean_).float(), torch.from_numpy(self.scale_).float()
-        state = {f"net.{name}": tensor.cpu() for name, tensor in self.net_.state_dict().items()}
-        # A mean such as 2024.1 loses precision in float32; the first layer compensates for the rounding.
-        first = state["net.layers.0.weight"] / torch.from_numpy(self.scale_)
-        state["net.layers.0.weight"] = first * std
-        state["net.layers.0.bias"] = state["net.layers.0.bias"] + first @ (mean - torch.from_numpy(self.mean_))
-        tensors = {"mean": mean, "std": std} | {name: tensor.float() for name, tensor in state.items()}
+        tensors = {f"net.{name}": tensor.cpu().float() for name, tensor in self.net_.state_dict().items()}
+        tensors |= {"mean": torch.from_numpy(self.mean_), "std": torch.from_numpy(self.scale_)}
         config = self.trial_.config
         if self.loss != "ce":
             config = config.but(loss=config.loss.but(metric=self._metric_name()))  # JSON cannot hold a function
@@ -232,7 +227,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
                 kind="table",
                 classes=self._names(),
                 positive=self._positive(),
-                inputs_shape=(len(mean),),
+                inputs_shape=(len(self.mean_),),
                 encoding=self.encoding_,
                 decision=self.decision if self.decision == "argmax" else f"{self.decision}_{self._metric_name()}",
                 rule=self.rule_,

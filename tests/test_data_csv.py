@@ -337,7 +337,21 @@ def test_everything_is_learnt_from_the_training_rows_alone():
     assert isinstance(by_name["job"], Categorical)
     assert set(by_name["job"].categories) - {"(missing)"} == set(train["job"].dropna())
     expected = (encode(data, splits.encoding)[splits.test.index] - splits.mean) / splits.std
-    torch.testing.assert_close(splits.test.inputs, expected)
+    torch.testing.assert_close(splits.test.inputs, expected.float())
+
+
+def test_seconds_since_1970_keep_their_differences():
+    """float32 is exact to 128 seconds there, so scaling comes before rounding; a constant stays 0."""
+    seconds = 1.7e9 + np.random.RandomState(0).permutation(600)
+    rows = pd.DataFrame({"seen": seconds, "share": 0.1, "label": np.where(seconds % 2, "odd", "even")})
+    table = from_frame("csv", rows, "label")
+    splits = split(table)
+    train = seconds[splits.train.index]
+    expected = np.stack([(train - train.mean()) / train.std(), np.zeros(len(train))], axis=1).astype(np.float32)
+    np.testing.assert_allclose(splits.train.inputs, expected, rtol=1e-6, atol=1e-12)
+    assert splits.train.inputs.dtype == torch.float32
+    assert len(np.unique(splits.train.inputs[:, 0])) == len(train)
+    assert from_frame("csv", rows.assign(seen=seconds + 1), "label").fingerprint != table.fingerprint
 
 
 def test_splits_with_different_numbers_of_features_train_separately():

@@ -437,3 +437,10 @@ def test_a_classifier_becomes_a_saved_model(tmp_path):
     np.testing.assert_allclose(again.predict_proba(frame), model.predict_proba(frame), atol=1e-6)
     np.testing.assert_array_equal(again.predict(frame), model.predict(frame))
     assert again.about["decision"] == "plugin_mcc"
+
+
+def test_a_saved_classifier_tells_seconds_since_1970_apart(tmp_path):
+    X = 1.7e9 + np.random.default_rng(0).permutation(600)[:, None]
+    model = quick(max_epochs=3).fit(X, X[:, 0] > 1.7e9 + 300)
+    again = east.load(model.to_model().save(tmp_path / "model"))
+    np.testing.assert_allclose(again.predict_proba(X), model.predict_proba(X), atol=1e-6)

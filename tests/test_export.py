@@ -39,10 +39,10 @@ def run(path, features):
     """Probabilities and classes, from only the features and the two files."""
     about = json.loads(beside(path).read_text())
     scaling = about["scaling"]
-    mean, std = (np.array(scaling[name], dtype=np.float32) for name in ("mean", "std"))
+    mean, std = (np.array(scaling[name]) for name in ("mean", "std"))
     if about["kind"] == "image":
         mean, std = mean[:, None, None], std[:, None, None]
-    inputs = (features.astype(np.float32) / np.float32(scaling["divisor"]) - mean) / std
+    inputs = ((features / scaling["divisor"] - mean) / std).astype(np.float32)
     session = onnxruntime.InferenceSession(path.parent / about["network"])
     logits, p = session.run(["logits", "probabilities"], {about["input"]["name"]: inputs})
     np.testing.assert_allclose(torch.from_numpy(logits).softmax(-1), p, atol=1e-6)

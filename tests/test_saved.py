@@ -134,6 +134,19 @@ def test_raw_rows_give_the_probabilities_of_training(loss, frame, table, tmp_pat
     assert set(again.predict(frame)) == {"low", "high"}
 
 
+@pytest.mark.parametrize("loss", ["ce", "rf"])
+def test_seconds_since_1970_give_the_probabilities_of_training(loss, frame, tmp_path):
+    rows = frame[["income"]].assign(seen=1.7e9 + frame["age"].fillna(40))
+    rows.to_csv(tmp_path / "people.csv", index=False)
+    model, outcome, splits = trained(data.load("csv", path=str(tmp_path / "people.csv"), target="income"), loss=loss)
+    again = east.load(model.save(tmp_path / "model"))
+    test = rows.iloc[splits.test.index]
+    predicted = again.predict_proba(test)
+    np.testing.assert_allclose(predicted, outcome.probabilities["test"], atol=1e-6)
+    np.testing.assert_array_equal(again.predict_proba(test[["seen"]].to_numpy()), predicted)
+    assert len(np.unique(predicted, axis=0)) > 3
+
+
 def test_columns_may_have_any_order_with_others_among_them_and_no_target(frame, stored):
     model = east.load(stored[0])
     shuffled = frame.drop(columns="income")[["postcode", "job", "age"]].assign(note="x")

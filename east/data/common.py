@@ -125,7 +125,7 @@ class Table(Data):
 
     kind: ClassVar[Kind] = "table"
     field: ClassVar[str] = "features"
-    features: Tensor  # float32 [n, f], not yet scaled; for a file, encoded by all of its rows
+    features: Tensor  # float32 [n, f], not yet scaled; for a file, encoded by all of its rows, float64 once `fitted`
     columns: tuple[str, ...] = ()
     raw: "Columns | None" = None  # for a file: its columns before encoding
     encoding: "Encoding | None" = None  # for a file: how `features` are made from `raw`
@@ -159,7 +159,7 @@ class Table(Data):
         if self.raw is None or self.encoding is None:
             return self
         encoding = self.encoding.fitted(self.raw, train)
-        features = encoding.features(self.raw)
+        features = torch.from_numpy(encoding.array(self.raw, np.float64))  # seconds since 1970 do not fit in float32
         return replace(self, features=features, columns=encoding.feature_names, encoding=encoding)
 
 
@@ -216,7 +216,7 @@ class Splits:
     positive: int | None
     fingerprint: str
     index_hash: str  # 16 hex digits over the three parts' rows
-    mean: Tensor  # tables [f]; images [3], on the 0..1 scale; graphs [f] of zeros
+    mean: Tensor  # tables [f], float64 for a file; images [3], on the 0..1 scale; graphs [f] of zeros
     std: Tensor
     kind: Kind = "table"
     encoding: "Encoding | None" = None  # for a file: learnt from the training rows
@@ -245,7 +245,7 @@ def split(data: Data, seed: int = 0, fractions: Sequence[float] = FRACTIONS, str
     for index in map(torch.from_numpy, rows):
         inputs = data.inputs[index]
         groups = None if data.groups is None else data.groups[index]
-        scaled = (inputs - mean) / std if data.kind == "table" else inputs
+        scaled = ((inputs - mean) / std).float() if data.kind == "table" else inputs
         parts.append(Part(scaled, data.labels[index], index, groups=groups))
     train, val, test = parts
     return Splits(
@@ -373,7 +373,8 @@ def moments(data: Data, rows: np.ndarray) -> tuple[Tensor, Tensor]:
     if isinstance(data, Table):
         features = data.features[torch.from_numpy(rows)].double()
         mean, std = features.mean(0), features.std(0, correction=0)
-        return mean.float(), torch.where(std > 0, std, 1.0).float()
+        varies = (std > 0) & (features.amax(0) > features.amin(0))  # a constant's std may be a rounding error
+        return mean.to(data.features.dtype), torch.where(varies, std, 1.0).to(data.features.dtype)
     if not isinstance(data, Images):
         raise TypeError(f"expected a Table, Images or Graphs, got {type(data).__name__}")
     if data.normalise == "half":

@@ -4,7 +4,7 @@
 
 The graph takes encoded, scaled inputs [n, ...] (float32) and returns `logits` and `probabilities` [n, d]. In the JSON
 file, `encoding` turns the columns of a row into features, `scaling` turns those into inputs,
-(features / divisor - mean) / std, and `rule` turns probabilities into one of `classes`; null means argmax.
+(features / divisor - mean) / std in float64, and `rule` turns probabilities into one of `classes`; null means argmax.
 """
 
 import copy

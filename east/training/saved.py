@@ -31,7 +31,7 @@ from east import data, display, models
 from east.choices import import_by_path
 from east.data import files, images
 from east.data.common import DataError, Kind, Splits, Table
-from east.data.encoding import Numeric
+from east.data.encoding import Numeric, typed_columns
 from east.files import read_regular, replace_folder, temporary_name
 from east.losses.inputs import two_or_more
 from east.settings.sections import Model as Network
@@ -85,7 +85,8 @@ class Model:
         mean, std = self.tensors["mean"], self.tensors["std"]
         results = []
         for batch in inputs.split(ROWS if self.about["kind"] == "table" else 64):
-            batch = (batch - mean) / std if batch.ndim == 2 else batch
+            if batch.ndim == 2:  # in float64, unless the model's scaling is float32
+                batch = ((batch.to(mean.dtype) - mean) / std).float()
             if self.about["kind"] == "image":
                 batch = (batch.float() / 255 - mean[:, None, None]) / std[:, None, None]
             results.append(probabilities(self.net, batch.to(self.device)).cpu())
@@ -110,7 +111,8 @@ class Model:
         if isinstance(rows, pd.DataFrame):
             if self.about["kind"] != "table":
                 raise DataError(f"this model takes an array of {self.about['kind']}s, got a table")
-            return data.encode(rows, data.Encoding.from_json(self.about["encoding"]))
+            encoding = data.Encoding.from_json(self.about["encoding"])
+            return torch.from_numpy(encoding.array(typed_columns(rows, encoding), np.float64))
         inputs = torch.as_tensor(rows)
         expected = self.about["inputs_shape"]
         if list(inputs.shape[1:]) != expected:
@@ -119,7 +121,7 @@ class Model:
             raise DataError(f"expected images of bytes (uint8), got {inputs.dtype}")
         if not inputs.isfinite().all():
             raise DataError("expected finite numbers; only a frame with named columns may have missing values")
-        return inputs if self.about["kind"] == "image" else inputs.float()
+        return inputs.to({"image": torch.uint8, "table": torch.float64, "graph": torch.float32}[self.about["kind"]])
 
     def deciding(self, name: str, rule: decisions.Rule) -> "Model":
         """The same classifier with another decision rule, called `name`."""
