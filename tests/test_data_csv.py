@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torchvision import transforms
 
+from east.choices import ConfigError
 from east.data import DataError, Encoding, caltech256, encode, load, read, split
 from east.data.columns import LEVELS, OWN
 from east.data.csv import from_frame
@@ -66,9 +67,26 @@ def test_columns_become_features(tmp_path):
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
-def test_any_delimiter_is_detected(tmp_path, delimiter):
+def test_common_delimiters_are_detected(tmp_path, delimiter):
     table = load("csv", path=write(tmp_path / "a.csv", frame(), sep=delimiter), target="state")
     assert table.fingerprint == load("csv", path=write(tmp_path / "b.csv", frame()), target="state").fingerprint
+
+
+@pytest.mark.parametrize("typed", ["tab", r"\t", "\t"])
+def test_a_tab_can_be_typed(tmp_path, typed):
+    (tmp_path / "a.csv").write_text("a,b\tlabel\n" + "1\t0\n2\t1\n" * 30)
+    table = load("csv", path=str(tmp_path / "a.csv"), target="label", delimiter=typed)
+    assert (table.columns, table.encoding.delimiter) == (("a,b",), "\t")
+
+
+def test_unusual_delimiters_must_be_said(tmp_path):
+    path = write(tmp_path / "a.csv", frame(), sep=":")
+    with pytest.raises(DataError, match=r"a single column, 'age:job.*dataset.delimiter=':' \(or tab"):
+        load("csv", path=path, target="state")
+    assert "age" in load("csv", path=path, target="state", delimiter=":").columns
+    for typed in ("::", "", "comma"):
+        with pytest.raises(ConfigError, match=f"expected one character, tab or .* got '{typed}'"):
+            load("csv", path=path, target="state", delimiter=typed)
 
 
 def test_a_delimiter_inside_quotes_does_not_count(tmp_path):

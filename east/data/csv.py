@@ -43,11 +43,16 @@ def csv(
     """
     if path is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
-    file = files.regular(path)
+    file, delimiter = files.regular(path), files.named_delimiter(delimiter)
     frame, decimals = files.read_marked(file, delimiter)
     if target is None:
         columns = shown(", ".join(map(str, frame.columns)), 300, quoted=False)
         raise DataError(f"dataset.target=COLUMN is missing: which column of {path} is the class? Columns: {columns}")
+    if len(frame.columns) == 1 and str(target) in str(frame.columns[0]) and str(target) not in frame:
+        raise DataError(
+            f"{path} seems to have a single column, {shown(frame.columns[0])}. Say what is between the columns: "
+            "dataset.delimiter=':' (or tab, or any other character); only , ; | and tab are detected."
+        )
     table = from_frame("csv", frame, target, drop, categorical, positive, str(path), group, time, keep, decimals)
     note = files.text_format(file, delimiter).note if files.is_text(file) else None
     encoding = None if table.encoding is None else replace(table.encoding, delimiter=delimiter)

@@ -1,4 +1,4 @@
-"""Files of rows and columns, read into pandas frames: CSV with any delimiter (also gzipped), Parquet, Feather, Excel.
+"""Files of rows and columns, read into pandas frames: CSV (also gzipped), Parquet, Feather, Excel.
 
 A file's first bytes decide its format, not its name. Text may be UTF-8, UTF-16, or Windows-1252 (Latin-1).
 """
@@ -17,7 +17,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from east.choices import install_hint
+from east.choices import ConfigError, install_hint
 from east.data.common import DataError, shown
 from east.data.notation import NUMBER, are_numbers, find_decimal, level_numbers
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 BLOCK = 1 << 20
+DELIMITERS = ",;\t|"  # those that are detected; others must be said
 SAMPLE = 1000  # rows of a new file that are searched for a decimal comma, if training did not show one
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 MAGIC = {
@@ -66,7 +67,15 @@ def read(
 
     text, decimals: what is known of its columns, see `portions`. The marks of other columns are found.
     """
-    return read_marked(path, delimiter, text, decimals)[0]
+    return read_marked(path, named_delimiter(delimiter), text, decimals)[0]
+
+
+def named_delimiter(typed: str | None) -> str | None:
+    r"""The delimiter as it was typed: `tab` and `\t` are a tab, `\s+` is any blank space. None: it will be detected."""
+    delimiter = "\t" if typed in ("tab", r"\t") else typed
+    if delimiter is not None and len(delimiter) != 1 and delimiter != r"\s+":
+        raise ConfigError(rf"dataset.delimiter: expected one character, tab or \s+ (blank space), got {typed!r}")
+    return delimiter
 
 
 def read_marked(
@@ -273,7 +282,7 @@ def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
         if markup := re.match(r"\s*(?:(<!doctype|<html|<\?xml)|[\[{]\s*[{\"]|[\[{]\s*$)", first, re.IGNORECASE):
             raise ValueError(f"it looks like {'HTML or XML' if markup[1] else 'JSON'}")
         outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any delimiter
-        delimiter = max(",;\t|", key=outside.count)
+        delimiter = max(DELIMITERS, key=outside.count)
     return TextFormat(charset, delimiter)
 
 
