@@ -13,6 +13,7 @@ from torch import nn
 
 import east
 from east import data, files
+from east.choices import ConfigError
 from east.data import DataError
 from east.training import classical, decisions, saved
 from east.training.engine import train
@@ -357,6 +358,14 @@ def test_files_that_do_not_fit_are_refused_by_column(change, message, frame, sto
     with pytest.raises(DataError, match=message):
         saved.predict_file(east.load(stored[0]), tmp_path / "new.csv", tmp_path / "out.csv")
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
+
+
+@pytest.mark.parametrize("name", ["q.parquet", "q.xlsx", "q.csv.gz", "q.tsv"])
+def test_predictions_are_not_written_under_the_name_of_another_format(frame, stored, tmp_path, name):
+    frame.to_csv(tmp_path / "new.csv", index=False)
+    with pytest.raises(ConfigError, match=f"{name}: predictions are written as CSV; expected .* ends in .csv or .txt"):
+        saved.predict_file(east.load(stored[0]), tmp_path / "new.csv", tmp_path / name)
+    assert not (tmp_path / name).exists()
 
 
 def test_a_bad_value_far_down_names_its_rows_and_leaves_no_file(frame, stored, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from east import data, display, models
-from east.choices import import_by_path
+from east.choices import ConfigError, import_by_path
 from east.data import files, images
 from east.data.common import DataError, Kind, Splits, Table
 from east.data.encoding import Numeric, typed_columns
@@ -50,6 +50,7 @@ ABOUT, WEIGHTS = "model.json", "weights.safetensors"
 MOST_BYTES = 1 << 28  # of model.json
 ROWS = 4096  # of a table that pass through a network at once
 FILE_ROWS = 50_000  # of a file in memory at once
+ENDINGS = ("", ".csv", ".txt")  # of the file of predictions
 SIGNED_NUMBER = re.compile(r"[+-]\d+([.,]\d+)*([eE][+-]?\d+)?")
 IMAGES = 512  # of a folder in memory at once
 
@@ -323,6 +324,8 @@ def predict_file(
     safe: put an apostrophe before text that a spreadsheet would read as a formula.
     """
     source, target = Path(source).expanduser(), Path(target).expanduser()
+    if target.suffix.lower() not in ENDINGS:
+        raise ConfigError(f"output={target}: predictions are written as CSV; expected a name that ends in .csv or .txt")
     if model.about["kind"] == "graph":
         raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
     target.parent.mkdir(parents=True, exist_ok=True)
