@@ -360,6 +360,13 @@ def test_files_that_do_not_fit_are_refused_by_column(change, message, frame, sto
     assert [path.name for path in tmp_path.iterdir()] == ["new.csv"]
 
 
+def test_an_array_with_words_is_refused_with_advice(frame, stored):
+    model, words = east.load(stored[0]), frame.drop(columns="income").to_numpy()
+    for rows in (words, words.astype(str), words.tolist()):
+        with pytest.raises(DataError, match=r"expected numbers, got .*: pass a DataFrame with the columns of training"):
+            model.predict_proba(rows)
+
+
 @pytest.mark.parametrize("name", ["q.parquet", "q.xlsx", "q.csv.gz", "q.tsv"])
 def test_predictions_are_not_written_under_the_name_of_another_format(frame, stored, tmp_path, name):
     frame.to_csv(tmp_path / "new.csv", index=False)

@@ -114,7 +114,7 @@ class Model:
                 raise DataError(f"this model takes an array of {self.about['kind']}s, got a table")
             encoding = data.Encoding.from_json(self.about["encoding"])
             return torch.from_numpy(encoding.array(typed_columns(rows, encoding), np.float64))
-        inputs = torch.as_tensor(rows)
+        inputs = as_tensor(rows)
         expected = self.about["inputs_shape"]
         if list(inputs.shape[1:]) != expected:
             raise DataError(f"expected rows of shape {expected}, got an array of shape {list(inputs.shape)}")
@@ -292,6 +292,17 @@ def check_custom(target: str) -> None:
         raise DataError(f"model.target: {expected}; {error}") from error
     if not (isinstance(network, type) and issubclass(network, nn.Module)):
         raise DataError(f"model.target {target!r}: {expected}, got {network!r}")
+
+
+def as_tensor(rows: "np.ndarray | Tensor") -> Tensor:
+    """An array of numbers as a tensor; DataError if it has words or other objects."""
+    if isinstance(rows, np.ndarray) and not rows.flags.writeable:  # such as frame.to_numpy(); torch would warn
+        rows = rows.copy()
+    try:
+        return torch.as_tensor(rows)
+    except (TypeError, ValueError, RuntimeError):
+        got = f"an array of type {rows.dtype}" if isinstance(rows, np.ndarray) else type(rows).__name__
+        raise DataError(f"expected numbers, got {got}: pass a DataFrame with the columns of training") from None
 
 
 @torch.no_grad()
