@@ -7,9 +7,10 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
 from east.choices import install_hint
-from east.data import DataError, files, load, read
+from east.data import DataError, encode, files, load, read
 
 
 def frame(rows: int = 40) -> pd.DataFrame:
@@ -104,6 +105,16 @@ def test_numbers_in_an_unclear_notation_are_named_as_such(tmp_path):
     path = written(tmp_path / "a.csv", x=[f"{k},500" for k in range(1, 21)], y=["a", "b", "c"])
     (note,) = load("csv", path=path, target="label").notes
     assert note.startswith("column 'x' is not used: it has numbers in an unclear notation: '1,500' may have a decimal")
+    path = written(tmp_path / "a.csv", x=[f"{k},5" if k % 2 else f"{k}.5" for k in range(20)], y=["a", "b", "c"])
+    assert "numbers in an unclear notation: '1,5'" in load("csv", path=path, target="label").notes[0]
+
+
+def test_categorical_columns_keep_their_marks(tmp_path):
+    path = written(tmp_path / "a.csv", x=["0,5", "1,5"], size=["1,5", "2,5"], version=["2.125", "3.125"])
+    table = load("csv", path=path, target="label", categorical=["size", "version"])
+    assert table.columns == ("x", "size=1,5", "size=2,5", "version=2.125", "version=3.125")
+    new = read(path, text=table.encoding.text_columns, decimals=table.encoding.decimals)
+    assert torch.equal(encode(new, table.encoding), table.features)
 
 
 @pytest.mark.parametrize("content", ["<!DOCTYPE html><html>", "<html>\n", '<?xml version="1.0"?>', '[{"a": 1}]', "{\n"])

@@ -44,7 +44,8 @@ def csv(
     if path is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
     file, delimiter = files.regular(path), files.named_delimiter(delimiter)
-    frame, decimals = files.read_marked(file, delimiter)
+    as_names = dict.fromkeys(names(categorical), ".")  # cells of a categorical column are names, with any marks
+    frame, decimals = files.read_marked(file, delimiter, decimals=as_names)
     if target is None:
         columns = shown(", ".join(map(str, frame.columns)), 300, quoted=False)
         raise DataError(f"dataset.target=COLUMN is missing: which column of {path} is the class? Columns: {columns}")

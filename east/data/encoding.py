@@ -277,10 +277,10 @@ class Encoding:
 
     @property
     def decimals(self) -> dict[str, str]:
-        """The decimal marks of the columns that showed them in training."""
-        return {
-            column.name: column.decimal for column in self.columns if isinstance(column, Numeric) and column.decimal
-        }
+        """The decimal marks of the columns that showed them in training; numbers used as names have a point."""
+        marks = {column.name: column.decimal for column in self.columns if isinstance(column, Numeric)}
+        marks |= {column.name: "." for column in self.columns if isinstance(column, Categorical) and not column.text}
+        return {name: mark for name, mark in marks.items() if mark}
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -35,21 +35,21 @@ def level_numbers(levels: Sequence[str], decimal: str | None = None) -> np.ndarr
 
 
 def plain(level: str, decimal: str) -> str:
-    """A number in Python's notation. What is a number in the other notation only becomes blank."""
-    if NUMBER[decimal].fullmatch(level):
-        return level.replace(SEPARATOR[decimal], "").replace(decimal, ".")
-    return "" if NUMBER[SEPARATOR[decimal]].fullmatch(level) else level
+    """A number in Python's notation; blank if its separators are not where thousands end."""
+    if SEPARATOR[decimal] not in level:
+        return level.replace(decimal, ".")
+    return level.replace(SEPARATOR[decimal], "").replace(decimal, ".") if NUMBER[decimal].fullmatch(level) else ""
 
 
 def find_decimal(levels: Sequence[str]) -> str | None:
     """The decimal mark that these words show; None if they show none, or both."""
-    shown = [mark for mark, other in SEPARATOR.items() if any(map(NUMBER[mark].fullmatch, only(levels, other)))]
+    shown = [mark for mark in SEPARATOR if any(shows(level, mark) for level in levels)]
     return shown[0] if len(shown) == 1 else None
 
 
-def only(levels: Sequence[str], other: str) -> list[str]:
-    """The words that are no numbers with the decimal mark `other`."""
-    return [level for level in levels if not NUMBER[other].fullmatch(level)]
+def shows(level: str, decimal: str) -> bool:
+    """Whether a word is a number with this decimal mark only."""
+    return not NUMBER[SEPARATOR[decimal]].fullmatch(level) and NUMBER[decimal].fullmatch(level) is not None
 
 
 def is_number(level: str) -> bool:
@@ -57,15 +57,11 @@ def is_number(level: str) -> bool:
 
 
 def are_numbers(levels: Sequence[str]) -> bool:
-    """Whether at least half of the words are numbers in some notation, and none is a code such as 007."""
-    for words in (levels[:GLANCE], levels):
-        if 2 * sum(map(is_number, words)) < max(1, len(words)):
-            return False
-    return not any(CODE.match(level) for level in levels)
+    """Whether at least half of the first words are numbers in some notation, and none is a code such as 007."""
+    first = levels[:GLANCE]
+    return 2 * sum(map(is_number, first)) >= max(1, len(first)) and not any(map(CODE.match, levels))
 
 
 def is_unclear(levels: Sequence[str]) -> bool:
-    """Whether all words are numbers in both notations, which give them different values."""
-    return all(number.fullmatch(level) for level in levels for number in NUMBER.values()) and any(
-        "," in level for level in levels
-    )
+    """Whether all words are numbers, some with commas, but they show no decimal mark, or both."""
+    return any("," in level for level in levels) and all(map(is_number, levels)) and find_decimal(levels) is None
