@@ -390,6 +390,17 @@ def test_the_number_of_slots_can_be_set(tmp_path, monkeypatch):
     assert place.slots == ("0", "1", "0", "1")
 
 
+def test_a_file_that_has_changed_is_loaded_again(tmp_path, monkeypatch):
+    options = {"name": "csv", "kind": "table", "path": "my.csv", "target": "y"}
+    for folder, rows in (("a", 20), ("b", 30), ("b", 40)):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / folder)
+        lines = [f"{k / 7},{k % 2}" for k in range(rows)]
+        Path("my.csv").write_text("\n".join(["x,y", *lines]))
+        assert len(runs.load(Dataset(**options), None).labels) == rows
+    assert runs.load(Dataset(**options), None) is runs.load(Dataset(**options), None)
+
+
 def test_trials_with_the_same_rows_share_them_in_memory():
     loaded = runs.load(Dataset(name="digits", kind="table", limit=120), None)
     trials = [
@@ -455,7 +466,7 @@ def test_names_of_keel_datasets_lead_back_to_their_loader(monkeypatch):
     asked = []
     monkeypatch.setattr(runs, "_load", lambda *given: asked.append(given))
     runs.load(Dataset(name="keel-abalone19", set="abalone19", fingerprint="f"), None)
-    assert asked == [("keel", None, json.dumps({"set": "abalone19", "limit": None}))]
+    assert asked == [("keel", None, json.dumps({"set": "abalone19", "limit": None}), ())]
 
 
 def test_an_empty_queue_does_nothing():

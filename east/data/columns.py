@@ -81,14 +81,16 @@ class Columns:
         return replace(self, used=tuple(take(column, rows) for column in self.used), frame=frame)
 
     def hidden_digests(self) -> list[str]:
-        """Digests of the columns that the features do not fully reflect: rare words, numbers too fine for float32."""
+        """Digests of the columns that the features do not fully reflect: those with rare words."""
         digests = []
         for column in self.used:
             if isinstance(column, Words) and len(column.levels) > OWN + 1:
                 digests += [digest(column.codes), digest(np.array(column.levels))]
-            if isinstance(column, Numbers) and is_fine(column.values):
-                digests.append(digest(column.values))
         return digests
+
+    def fine_digests(self) -> list[str]:
+        """Digests of the numbers that are too fine for the float32 of features."""
+        return [digest(c.values) for c in self.used if isinstance(c, Numbers) and is_fine(c.values)]
 
 
 def take(column: Column, rows: np.ndarray) -> Column:

@@ -144,7 +144,8 @@ class Table(Data):
         if self.raw is None:
             return super().digests()
         split_by = [digest(values) for values in (self.groups, self.time) if values is not None]
-        return [*super().digests(), *split_by, *self.raw.hidden_digests()]
+        fine = self.raw.fine_digests() if self.own else []  # KEEL's records are older
+        return [*super().digests(), *split_by, *self.raw.hidden_digests(), *fine]
 
     def names(self) -> list[tuple[str, ...]]:
         return [self.classes, self.columns]

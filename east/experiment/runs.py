@@ -4,6 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -61,12 +62,25 @@ class Run:
 
 def load(dataset: Dataset, data_dir: str | None) -> data.Data:
     """The data of a dataset section. The last dataset is cached, since the next job usually needs it again."""
-    return _load(dataset.loader, data_dir, json.dumps({**dataset.options, "limit": dataset.limit}))
+    options = json.dumps({**dataset.options, "limit": dataset.limit})
+    return _load(dataset.loader, data_dir, options, state_of(dataset.options.get("path")))
 
 
 @lru_cache(maxsize=1)
-def _load(name: str, data_dir: str | None, options: str) -> data.Data:
+def _load(name: str, data_dir: str | None, options: str, state: tuple) -> data.Data:
     return data.load(name, data_dir, **json.loads(options))
+
+
+def state_of(path: str | None) -> tuple[tuple[str, int, int], ...]:
+    """Place, time and size of a file, or of a folder and those in it; in a notebook they may change between two runs."""
+    if path is None:
+        return ()
+    place = Path(path).expanduser().absolute()
+    with suppress(OSError):  # the loader reports it
+        folders = [entry for entry in place.iterdir() if entry.is_dir()] if place.is_dir() else []
+        stats = [(str(entry), entry.stat()) for entry in (place, *sorted(folders))]
+        return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
+    return ()
 
 
 def splits_of(loaded: data.Data, trials: Iterable[Trial]) -> list[data.Splits]:
