@@ -72,7 +72,7 @@ def _load(name: str, data_dir: str | None, options: str, state: tuple) -> data.D
 
 
 def state_of(path: str | None) -> tuple[tuple[str, int, int], ...]:
-    """Place, time and size of a file, or of a folder and those in it; in a notebook they may change between two runs."""
+    """Place, time and size of a file, or of a folder and those in it: a notebook may change them between two runs."""
     if path is None:
         return ()
     place = Path(path).expanduser().absolute()
