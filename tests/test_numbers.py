@@ -124,7 +124,7 @@ IN_NO_TABLE = {  # settings that a text mentions beside the tables: dataset, los
     "0.548 ± 0.474": ("kaggle", "dice", "f1_positive"),
     "0.633 ± 0.019": ("mammography", "f1", "f1_positive"),
     "0.633": ("mammography", "f1", "f1_positive"),
-    "0.643 ± 0.041": ("mammography", "mcc", "f1_positive"),
+    "0.599 ± 0.029": ("mammography", "mcc", "f1_positive"),
     "0.837 ± 0.012": ("kaggle", "ce", "f1_positive"),
     "0.728": ("cocktailparty", "mcc", "mcc"),
     "0.882": ("cocktailparty", "accuracy", "accuracy"),
