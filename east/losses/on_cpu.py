@@ -253,7 +253,8 @@ def many_classes(
         above_lo, bend_lo = above_lo.mul_(column(bend_lo)), 1.0
     S = torch.addcmul(p, p, above_lo, value=float(bend_lo))
     H = torch.addcmul(S, above_lo, column(lo), value=-float(bend_lo), out=above_lo)
-    H_flat = H.numpy().reshape(-1)
+    H_array = H.numpy()
+    H_flat = H_array.reshape(-1)
     H_flat[at_first] += bend_hi * excess_hi
     S.numpy().reshape(-1)[at_first] += (excess_hi > 0) * bend_hi * p1
     H_true = H_flat.take(at_true)
@@ -262,12 +263,12 @@ def many_classes(
     total = H_true + rest
     r = 1 / total if w is None else w / total
     diagonal, missed = true.sums(H_true * r), true.sums(rest * r)
-    loss, D, P = loss_slopes(diagonal, missed, (r[..., None, :] @ H.numpy())[..., 0, :])
+    loss, D, P = loss_slopes(diagonal, missed, (r[..., None, :] @ H_array)[..., 0, :])
     if not needs_gradient:
         return loss, None
 
     P, D_true = P.astype(z.dtype), true.pick(D.astype(z.dtype))
-    mean = (np.vecdot(H.numpy(), P[..., None, :]) + (true.pick(P) + D_true) * H_true) / total
+    mean = (np.vecdot(H_array, P[..., None, :]) + (true.pick(P) + D_true) * H_true) / total
     eS, eS_flat = torch.sub(torch.from_numpy(P[..., None, :]), column(mean), out=H), H_flat
     eS_flat[at_true] += D_true
     eS.mul_(S).mul_(column(r))
@@ -279,7 +280,7 @@ def many_classes(
         by_s = (shift - Q) / s
         eS_flat[at_first] += by_s * p1
         eS_flat[at_second] += by_s * p2
-    return loss, eS.numpy()
+    return loss, H_array  # the memory of eS
 
 
 def top_two(p: Array, starts: Array) -> tuple[Array, Array, Array, Array]:
