@@ -92,9 +92,9 @@ def check(key: str) -> None:
 # The values of protocol, network and annealing that were typed for some of the committed runs, and for how many kinds.
 # All other records have the values of today's config files: changing a file would orphan them.
 TYPED = {
-    ("protocol.warmup",): 28,
+    ("protocol.warmup",): 27,
     ("protocol.val_reduce",): 17,
-    ("protocol.max_epochs",): 3,
+    ("protocol.max_epochs",): 43,  # 40 of them are rounds of halving
     ("protocol.max_epochs", "protocol.stage_epochs"): 5,
     ("protocol.max_epochs", "protocol.stage_epochs", "protocol.warmup"): 3,
     ("protocol.max_epochs", "protocol.patience", "protocol.stage_epochs"): 32,
