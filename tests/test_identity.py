@@ -94,7 +94,7 @@ def check(key: str) -> None:
 TYPED = {
     ("protocol.warmup",): 27,
     ("protocol.val_reduce",): 17,
-    ("protocol.max_epochs",): 43,  # 40 of them are rounds of halving
+    ("protocol.max_epochs",): 83,  # 80 of them are rounds of halving
     ("protocol.max_epochs", "protocol.stage_epochs"): 5,
     ("protocol.max_epochs", "protocol.stage_epochs", "protocol.warmup"): 3,
     ("protocol.max_epochs", "protocol.patience", "protocol.stage_epochs"): 32,
