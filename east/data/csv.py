@@ -54,10 +54,11 @@ def csv(
             f"{path} seems to have a single column, {shown(frame.columns[0])}. Say what is between the columns: "
             "dataset.delimiter=':' (or tab, or any other character); only , ; | and tab are detected."
         )
-    table = from_frame("csv", frame, target, drop, categorical, positive, str(path), group, time, keep, decimals)
+    options = (target, drop, categorical, positive, str(path), group, time, keep, decimals)
+    table = from_frame("csv", frame, *options, own=True)
     note = files.text_format(file, delimiter).note if files.is_text(file) else None
     encoding = None if table.encoding is None else replace(table.encoding, delimiter=delimiter)
-    return replace(table, encoding=encoding, file_note=note, own=True, fingerprint="")
+    return replace(table, encoding=encoding, file_note=note)
 
 
 def from_frame(
@@ -72,10 +73,11 @@ def from_frame(
     time: str | int | None = None,
     keep: Names = None,
     decimals: Mapping[str, str] = {},
+    own: bool = False,
 ) -> Table:
     """A table of features and classes from a frame; the options are those of `csv`.
 
-    decimals: the decimal marks of columns, as far as the file shows them.
+    decimals: the decimal marks of columns, as far as the file shows them. own: see Data.
     """
     frame = frame.rename(columns=str).reset_index(drop=True)
     files.refuse_duplicates(frame.columns, path)
@@ -109,6 +111,7 @@ def from_frame(
         time=time_numbers(frame[split_by["time"]], path) if "time" in split_by else None,
         source=str(path),
         path=str(path),
+        own=own,
     )
 
 

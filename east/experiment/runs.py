@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from east import data, display, losses, models
-from east.choices import ConfigError, import_by_path
+from east.choices import HERE, ConfigError, import_by_path
 from east.data.common import assign, leave_out
 from east.settings.sections import Dataset, Loss, Science, Split
 from east.settings.settings import Settings
@@ -22,8 +22,6 @@ from east.training.devices import pick_device
 from east.training.evaluation import check_decisions, metric_of
 from east.training.population import Trial
 from east.training.portable import can_export
-
-PACKAGE = Path(data.__file__).resolve().parents[1]
 
 
 @dataclass
@@ -118,7 +116,7 @@ def code_digest(*paths: str | None) -> str | None:
     for path in paths:
         module = sys.modules.get(str(path).rpartition(".")[0])
         file = Path(getattr(module, "__file__", None) or "")
-        if file.is_file() and PACKAGE not in file.resolve().parents and "site-packages" not in file.parts:
+        if file.is_file() and HERE not in file.resolve().parents and "site-packages" not in file.parts:
             own = True
             state.update(file.read_bytes())
     return state.hexdigest() if own else None
