@@ -222,11 +222,11 @@ def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_
         targets = as_int64(labels)
     else:
         raise ValueError(wrong_shape(logits, labels))
-    rows, weights = classes_last(logits), read_weights(weights, shape, logits.dtype)
+    rows, weights = widened(classes_last(logits)), read_weights(weights, shape, logits.dtype)
     if logits.ndim > 2:
         targets = targets if targets.is_floating_point() else targets.flatten(1)
         weights = None if weights is None else weights.view(rows.shape[:-1])
-    return Samples(rows.to(at_least_float32(rows.dtype)), targets, weights)
+    return Samples(rows, targets, weights)
 
 
 def read_single_logits(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
@@ -234,7 +234,7 @@ def read_single_logits(logits: Tensor, labels: Tensor, weights: Tensor | None, i
     shape = without_classes(logits)
     if labels.shape not in (logits.shape, shape):
         raise ValueError(wrong_shape(logits, labels))
-    z = logits.reshape(-1).to(at_least_float32(logits.dtype))
+    z = widened(logits.reshape(-1))
     weights, flat = read_weights(weights, shape, z.dtype), labels.reshape(-1)
     rows = torch.stack((torch.zeros_like(z), z), -1)
     if not labels.is_floating_point():
@@ -272,7 +272,7 @@ def read_multilabel(logits: Tensor, labels: Tensor, weights: Tensor | None, igno
     def arranged(x: Tensor) -> Tensor:
         return x.reshape(-1) if average == "micro" else x if average == "samples" else x.mT
 
-    z = arranged(by_sample(logits)).to(at_least_float32(logits.dtype))
+    z = widened(arranged(by_sample(logits)))
     weights = None if weights is None else arranged(weights).to(z.dtype)
     rows, flat = torch.stack((torch.zeros_like(z), z), -1), arranged(by_sample(labels))
     if not labels.is_floating_point():
@@ -349,6 +349,11 @@ def by_sample(x: Tensor) -> Tensor:
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
+def widened(x: Tensor) -> Tensor:
+    """x, in float32 if it has less precision; asking is faster than a conversion that changes nothing."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def as_int64(labels: Tensor) -> Tensor:

@@ -52,8 +52,7 @@ def loss_and_gradient(
 
     def loss_slopes(diagonal: Array, missed: Array, false_positives: Array) -> by_hand.Slopes:
         loss, D, P = by_hand.loss_and_slopes_float64(metric, parameters, diagonal, missed, false_positives)
-        zeros = np.zeros(diagonal.shape)
-        return by_hand.Slopes(loss[..., 0], D + zeros, P + zeros)
+        return by_hand.Slopes(loss[..., 0], per_class(D, diagonal.shape), per_class(P, diagonal.shape))
 
     classes, z = logits.shape[-1], logits.detach().numpy()
     true = TrueClasses.from_labels(labels.numpy(), classes)
@@ -65,6 +64,11 @@ def loss_and_gradient(
         compute = few_classes if classes < FEW_CLASSES else many_classes
         loss, gradient = compute(batch, loss_slopes, detach_threshold, needs_gradient)
     return torch.from_numpy(np.asarray(loss, z.dtype)), None if gradient is None else torch.from_numpy(gradient)
+
+
+def per_class(slopes: Any, shape: tuple[int, ...]) -> Array:
+    """Slopes [..., d] of a metric whose slopes may be equal for all classes, and then are [..., 1] or a number."""
+    return slopes if np.shape(slopes) == shape else slopes + np.zeros(shape)
 
 
 class TrueClasses(NamedTuple):
@@ -241,7 +245,7 @@ def many_classes(
     """
     z, true, w, step = batch
     p = torch.from_numpy(z).softmax(-1).contiguous()
-    starts = np.arange(0, z.size, true.classes).reshape(true.labels.shape)
+    starts = first_positions(true.labels.shape, true.classes)
     at_true = starts + true.labels
     at_first, at_second, p1, p2 = top_two(p.numpy(), starts)
     s = p1 + p2
@@ -249,7 +253,7 @@ def many_classes(
     gap_hi, excess_hi = 1 - hi, np.maximum(p1 - hi, 0)
     bend_hi = lo / gap_hi - step.middle
     above_lo, bend_lo = torch.gt(p, column(lo), out=torch.empty_like(p)), step.bend_lo
-    if np.ndim(bend_lo):
+    if isinstance(bend_lo, np.ndarray):
         above_lo, bend_lo = above_lo.mul_(column(bend_lo)), 1.0
     S = torch.addcmul(p, p, above_lo, value=float(bend_lo))
     H = torch.addcmul(S, above_lo, column(lo), value=-float(bend_lo), out=above_lo)
@@ -281,6 +285,12 @@ def many_classes(
         eS_flat[at_first] += by_s * p1
         eS_flat[at_second] += by_s * p2
     return loss, H_array  # the memory of eS
+
+
+@lru_cache(maxsize=4)
+def first_positions(shape: tuple[int, ...], classes: int) -> Array:
+    """Flat positions [..., n] of the first entries of samples [..., n, d]."""
+    return np.arange(0, prod(shape) * classes, classes).reshape(shape)
 
 
 def top_two(p: Array, starts: Array) -> tuple[Array, Array, Array, Array]:
