@@ -1,8 +1,9 @@
 """Scores of a Confusion, hard or soft, for training and evaluation alike. METRICS lists them by name.
 
-Each is f(confusion, **parameters) -> Tensor[...], one number per leading index, larger is better. Denominators are
-clamped to at least EPS, so 0/0 scores 0, as in scikit-learn, and gradients stay finite. Counts that are differences are
-computed without cancellation and clamped to their range; a denominator below MIN_SHARE of the total scores 0.
+Each is f(confusion, **parameters) -> Tensor[...], one number per leading index, larger is better. A denominator of at
+most MIN_SHARE of the total counts as 0, and x/0 scores 0 with a gradient of 0 (`divisor`). This gives 0/0 the score of
+scikit-learn, keeps gradients finite, and makes scores independent of the scale of the counts. Counts that are
+differences are computed without cancellation and clamped to their range.
 `average`: macro (mean over classes), weighted (by class frequency), positive (one class), micro (counts summed over
 classes), none (one number per class).
 `absent`: whether a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954) or is ignored.
@@ -16,10 +17,9 @@ import torch
 from torch import Tensor
 
 from east.choices import choose, import_by_path
-from east.confusion import Confusion, sum_of_others
+from east.confusion import Confusion, dtype_of_sums, sum_of_others
 
-EPS = 1e-12
-MIN_SHARE = 1e-12  # a denominator below this share of the total counts as 0
+MIN_SHARE = 1e-12  # a denominator of at most this share of the total counts as 0
 RECALL_FLOOR = 1e-6  # a recall below this has no gradient in the geometric mean
 
 Metric = Callable[..., Tensor]
@@ -28,16 +28,21 @@ AVERAGES = ("macro", "weighted", "positive", "micro", "none")
 ABSENT = ("zero", "ignore")
 
 
-def ratio(part: Tensor, whole: Tensor) -> Tensor:
-    """part / whole, and 0 where both are 0, with a finite gradient everywhere."""
-    return part / whole.clamp_min(EPS)
+def divisor(whole: Tensor, total: Tensor | float = 0.0) -> Tensor:
+    """A denominator, infinite where it is at most MIN_SHARE of the total: quotients and their gradients are 0 there."""
+    return whole.masked_fill(whole <= MIN_SHARE * total, torch.inf)
+
+
+def ratio(part: Tensor, whole: Tensor, total: Tensor | float = 0.0) -> Tensor:
+    """part / whole, and 0 where whole is 0, or at most MIN_SHARE of the total; its gradient is finite everywhere."""
+    return part / divisor(whole, total)
 
 
 def averaged(part: Tensor, whole: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
     """The average [...] over classes of part / whole [..., d]; "micro" divides the sums instead."""
     if average == "micro":
-        return ratio(part.sum(-1), whole.sum(-1))
-    return average_over_classes(ratio(part, whole), c, average, positive, absent)
+        return ratio(part.sum(-1), whole.sum(-1), c.total)
+    return average_over_classes(ratio(part, whole, c.total.unsqueeze(-1)), c, average, positive, absent)
 
 
 def average_over_classes(values: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
@@ -55,10 +60,10 @@ def class_shares(c: Confusion, average: str, absent: str) -> float | Tensor:
     if average == "macro" and absent == "zero":
         return 1 / c.classes
     if average == "macro" and choose("absent", absent, ABSENT):
-        present = (c.actual > 0).to(c.actual.dtype)
+        present = present_classes(c).to(c.actual.dtype)
         return present / present.sum(-1, keepdim=True).clamp_min(1)
     if average == "weighted":
-        return c.actual / c.total.unsqueeze(-1).clamp_min(EPS)
+        return ratio(c.actual, c.total.unsqueeze(-1))
     raise ValueError(choose("average", average, AVERAGES))
 
 
@@ -68,17 +73,20 @@ def checked_class(positive: int, classes: int) -> int:
     return positive
 
 
-def clamped_ratio(part: Tensor, whole: Tensor, total: Tensor) -> Tensor:
-    """part / whole clamped to [0, 1], and 0 where whole is at most MIN_SHARE of the total."""
-    smallest = MIN_SHARE * total
-    score = part.clamp_min(0).minimum(whole) / whole.clamp_min(EPS).maximum(smallest)
-    return torch.where(whole > smallest, score, 0.0)
+def present_classes(c: Confusion) -> Tensor:
+    """Which classes [..., d] have samples: more than MIN_SHARE of the total."""
+    return c.actual > MIN_SHARE * c.total.unsqueeze(-1)
 
 
 def mean_of_present(values: Tensor, c: Confusion) -> Tensor:
     """Mean of values [..., d] over the classes that have samples."""
-    present = (c.actual > 0).to(values.dtype)
+    present = present_classes(c).to(values.dtype)
     return (values * present).sum(-1) / present.sum(-1).clamp_min(1)
+
+
+def recalls_of(c: Confusion) -> Tensor:
+    """The recall of each class [..., d], 0 for a class without samples."""
+    return ratio(c.diagonal, c.actual, c.total.unsqueeze(-1))
 
 
 def per_class_values(name: str, value: PerClass, classes: int, like: Tensor) -> float | Tensor:
@@ -98,7 +106,7 @@ def accuracy(c: Confusion) -> Tensor:
 
 def balanced_accuracy(c: Confusion) -> Tensor:
     """Mean recall of the classes that have samples (macro accuracy)."""
-    return mean_of_present(ratio(c.diagonal, c.actual), c)
+    return mean_of_present(recalls_of(c), c)
 
 
 def precision(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
@@ -138,7 +146,8 @@ def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, abs
     diagonal, actual, predicted = c.diagonal, c.actual, c.predicted
     if average == "micro":
         diagonal, actual, predicted = (x.sum(-1) for x in (diagonal, actual, predicted))
-    values = diagonal * actual.clamp_min(EPS).rsqrt() * predicted.clamp_min(EPS).rsqrt()
+    total = c.total if average == "micro" else c.total.unsqueeze(-1)
+    values = diagonal * divisor(actual, total).rsqrt() * divisor(predicted, total).rsqrt()
     return values if average == "micro" else average_over_classes(values, c, average, positive, absent)
 
 
@@ -157,11 +166,10 @@ def npv(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "
 def averaged_true_negatives(
     true_negatives: Tensor, whole: Tensor, c: Confusion, average: str, positive: int, absent: str
 ) -> Tensor:
-    """The average [...] over classes of true_negatives / whole [..., d], clamped to [0, 1]."""
+    """The average [...] over classes of true_negatives / whole [..., d]; as a difference, they can round below 0."""
     if average == "micro":
-        return clamped_ratio(true_negatives.sum(-1), whole.sum(-1), c.total)
-    scores = clamped_ratio(true_negatives, whole, c.total.unsqueeze(-1))
-    return average_over_classes(scores, c, average, positive, absent)
+        true_negatives = true_negatives.sum(-1, keepdim=True)
+    return averaged(true_negatives.clamp_min(0), whole, c, average, positive, absent)
 
 
 def mcc(c: Confusion) -> Tensor:
@@ -170,15 +178,14 @@ def mcc(c: Confusion) -> Tensor:
     With s, t and q the diagonal, actual and predicted counts as shares of the total, the covariance is sum(s - t q).
     Where q >= 1/2, s - t q is computed as t (1 - q) - missed: each form loses precision where the other is accurate.
     """
-    n = c.total.unsqueeze(-1).clamp_min(EPS)
+    n = divisor(c.total).unsqueeze(-1)
     shares = torch.stack((c.actual, c.predicted)) / n
     complement = sum_of_others(shares)
     t, q = shares.unbind(0)
     covariance = torch.where(q < 0.5, c.diagonal / n - t * q, t * complement[1] - c.missed / n).sum(-1)
     variances = (shares * complement).sum(-1)
-    actual_scale, predicted_scale = variances.clamp_min(EPS).rsqrt().unbind(0)
-    correlation = (covariance * actual_scale * predicted_scale).clamp(-1, 1)
-    return torch.where(variances.amin(0) > MIN_SHARE, correlation, 0.0)
+    actual_scale, predicted_scale = divisor(variances, 1.0).rsqrt().unbind(0)
+    return (covariance * actual_scale * predicted_scale).clamp(-1, 1)
 
 
 def kappa(c: Confusion) -> Tensor:
@@ -186,10 +193,16 @@ def kappa(c: Confusion) -> Tensor:
 
     Computed as 1 - missed / (missed by chance): both are sums of non-negative terms, so nothing cancels.
     """
-    n = c.total.clamp_min(EPS)
-    expected = (c.actual * sum_of_others(c.predicted)).sum(-1) / n**2
+    exact = dtype_of_sums(c.actual)  # the square of a float32 count can overflow
+    n = divisor(c.total).to(exact)
+    expected = (c.actual.to(exact) * sum_of_others(c.predicted)).sum(-1) / n**2
     missed = c.missed.sum(-1) / n
-    return torch.where(expected > MIN_SHARE, (1 - missed / expected.clamp_min(EPS)).clamp_min(-1), 0.0)
+    return beyond_chance(missed, expected, 1.0).clamp_min(-1).to(c.actual.dtype)
+
+
+def beyond_chance(observed: Tensor, expected: Tensor, largest: Tensor | float) -> Tensor:
+    """1 - observed / expected disagreement, and 0 where at most MIN_SHARE of the largest possible one is expected."""
+    return torch.where(expected > MIN_SHARE * largest, 1 - ratio(observed, expected, largest), 0.0)
 
 
 def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | None = None) -> Tensor:
@@ -199,10 +212,11 @@ def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | 
         disagreement = (rank.unsqueeze(-1) - rank) ** 2 / (c.classes - 1) ** 2
     else:
         disagreement = square_matrix("weights", weights, c)
-    n = c.total.clamp_min(EPS)
+    exact = dtype_of_sums(c.actual)
+    n = divisor(c.total).to(exact)
     observed = (disagreement * c.matrix).sum((-2, -1)) / n
-    expected = (c.actual * (c.predicted @ disagreement.T)).sum(-1) / n**2
-    return torch.where(expected > EPS, 1 - ratio(observed, expected), 0.0)
+    expected = (c.actual.to(exact) * (c.predicted @ disagreement.T)).sum(-1) / n**2
+    return beyond_chance(observed, expected, disagreement.max()).to(c.actual.dtype)
 
 
 def cost(c: Confusion, costs: Sequence[Sequence[float]] | Tensor) -> Tensor:
@@ -224,15 +238,15 @@ def gmean(c: Confusion) -> Tensor:
     A recall of at most RECALL_FLOOR counts as 0. The gradient is then that of the mean with recalls clamped to the
     floor, so that the other classes keep learning.
     """
-    recalls = ratio(c.diagonal, c.actual)
+    recalls = recalls_of(c)
     mean = mean_of_present(recalls.clamp_min(RECALL_FLOOR).log(), c).exp()
-    missed_entirely = ((recalls <= RECALL_FLOOR) & (c.actual > 0)).any(-1)
+    missed_entirely = ((recalls <= RECALL_FLOOR) & present_classes(c)).any(-1)
     return mean - torch.where(missed_entirely, mean, 0.0).detach()
 
 
 def youden(c: Confusion) -> Tensor:
     """Youden's J, TPR + TNR - 1; with k classes that have samples, (k balanced accuracy - 1) / (k - 1); 0 for k = 1."""
-    present = (c.actual > 0).sum(-1)
+    present = present_classes(c).sum(-1)
     return torch.where(present > 1, (present * balanced_accuracy(c) - 1) / (present - 1).clamp_min(1), 0.0)
 
 

@@ -1,5 +1,6 @@
 """MetricLoss in place of torch's losses: shapes, multilabel, soft targets, ignored labels, and errors."""
 
+import copy
 import math
 import tracemalloc
 import warnings
@@ -376,6 +377,28 @@ def test_integer_weights_repeat_rows_and_zero_is_absence(loss):
     times = torch.randint(0, 4, (30,), generator=torch.Generator().manual_seed(1))
     repeated = loss(logits.repeat_interleave(times, 0), labels.repeat_interleave(times))
     assert float(loss(logits, labels, times)) == pytest.approx(float(repeated), abs=1e-6)
+
+
+SCALES = [(torch.float64, 1e-30), (torch.float64, 1e30), (torch.float32, 1e-15), (torch.float32, 1e15)]
+
+
+@pytest.mark.parametrize("dtype, scale", SCALES, ids=str)
+@pytest.mark.parametrize("classes", [2, 3])
+def test_the_scale_of_the_weights_does_not_matter(classes, dtype, scale):
+    """On an ordinary batch, and where a class is almost never predicted."""
+    several = [MetricLoss(name, threshold=t) for name in sorted(METRICS.keys() - {"cost"}) for t in ("dynamic", 0.5)]
+    several += [MetricLoss("precision_weighted"), MetricLoss("recall", absent="ignore"), losses.MetricCrossEntropy()]
+    several += [losses.MetricCrossEntropy(metric, form="soft_targets") for metric in ("mcc", "quadratic_kappa")]
+    several += [CrossEntropy(), Focal(), Dice(), SigmoidF1(), *([WMW(), losses.AUROCLoss()] if classes == 2 else [])]
+    for logits, labels in (batch(30, classes, dtype=dtype), batch(30, classes, seed=1, dtype=dtype)):
+        logits[:, 0] += 8 * (labels == 0).sum()
+        weights = torch.rand(30, generator=torch.Generator().manual_seed(1), dtype=dtype)
+        for loss in several:
+            (value, gradient), scaled = (
+                value_and_gradient(copy.deepcopy(loss), logits, labels, w) for w in (weights, weights * scale)
+            )
+            tolerance = 1e-3 * float(gradient.norm()) + 1e-9
+            torch.testing.assert_close(scaled, (value, gradient), rtol=1e-4, atol=tolerance)
 
 
 # Refusals

@@ -157,11 +157,38 @@ def with_parameters(name, d):
 
 
 @pytest.mark.parametrize("name", METRICS)
-@pytest.mark.parametrize("scale", [1e-3, 7.0, 1e5])
+@pytest.mark.parametrize("scale", [1e-30, 1e-3, 7.0, 1e5, 1e30])
 def test_scores_do_not_depend_on_the_scale_of_the_counts(name, scale):
+    """Also where a class is almost absent, or almost never predicted."""
     matrix = torch.rand(20, 4, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    matrix[10:, 2] *= 1e-8
+    matrix[15:, :, 1] *= 1e-9
     metric = with_parameters(name, 4)
-    torch.testing.assert_close(metric(Confusion.from_matrix(scale * matrix)), metric(Confusion.from_matrix(matrix)))
+    for dtype in (torch.float64, torch.float32):
+        counts = matrix.to(dtype)
+        torch.testing.assert_close(metric(Confusion.from_matrix(scale * counts)), metric(Confusion.from_matrix(counts)))
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_a_class_within_rounding_of_the_total_is_absent(name):
+    """Scores and gradients are those of a class without samples and predictions."""
+    counts = torch.tensor([[5.0, 3, 1], [2, 4, 2], [1, 1, 7]], dtype=torch.float64)
+    counts[2], counts[:, 2] = 0, 0
+    almost = counts.clone()
+    almost[2, 2], almost[0, 2] = 1e-14, 2e-14
+    metric, results = with_parameters(name, 3), []
+    for matrix in (almost, counts):
+        matrix.requires_grad_()
+        score = metric(Confusion.from_matrix(matrix))
+        results.append((score, torch.autograd.grad(score, matrix)[0]))
+    torch.testing.assert_close(*results)
+
+
+def test_the_unit_of_the_disagreements_does_not_matter():
+    c = golden_batch(0.2, torch.float64)
+    disagreement = torch.tensor([[0.0, 1, 4], [1, 0, 1], [4, 1, 0]])
+    for unit in (1e-15, 1.0, 1e15):
+        torch.testing.assert_close(metrics.quadratic_kappa(c, unit * disagreement), metrics.quadratic_kappa(c))
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -242,7 +269,7 @@ def test_beta_moves_from_precision_to_recall():
         (lambda c: metrics.resolve("fbet"), ("metric 'fbet'", "did you mean 'fbeta'", "youden")),
         (lambda c: metrics.resolve("east.metrics.nothing"), ("east.metrics.nothing", "cannot be imported")),
         (lambda c: metrics.resolve("no_such_package.metric"), ("no_such_package", "cannot be imported")),
-        (lambda c: metrics.resolve("east.metrics.EPS"), ("expected a function", "float")),
+        (lambda c: metrics.resolve("east.metrics.MIN_SHARE"), ("expected a function", "float")),
         (lambda c: metrics.resolve(5), ("metric '5'", "youden")),
     ],
 )

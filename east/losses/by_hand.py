@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from east import metrics
-from east.metrics import EPS, MIN_SHARE, RECALL_FLOOR, Metric
+from east.metrics import MIN_SHARE, RECALL_FLOOR, Metric
 
 Array = Any  # a tensor or a NumPy array
 
@@ -42,9 +42,14 @@ class Margins(NamedTuple):
         return self.diagonal.shape[-1]
 
     @property
+    def negligible(self) -> Array:
+        """A count of at most this [..., 1] is 0 as a denominator."""
+        return MIN_SHARE * self.total
+
+    @property
     def present(self) -> Array:
         """1 for a class that has samples, else 0."""
-        return (self.actual > 0) * 1.0
+        return (self.actual > self.negligible) * 1.0
 
 
 class Slopes(NamedTuple):
@@ -111,6 +116,11 @@ def at_least(x: Array, least: float) -> Array:
     return x.clamp_min(least) if isinstance(x, Tensor) else np.maximum(x, least)
 
 
+def divisor(whole: Array, negligible: Array | float = 0.0) -> Array:
+    """A denominator, infinite where it is negligible: scores and slopes that are divided by it are 0 there."""
+    return library_of(whole).where(whole <= negligible, np.inf, whole)
+
+
 def library_of(x: Array) -> Any:
     """The module that works on x: torch or NumPy, whose log, exp and where agree."""
     return torch if isinstance(x, Tensor) else np
@@ -123,7 +133,7 @@ def class_shares(c: Margins, average: str, positive: int, absent: str) -> Array:
         one_hot[metrics.checked_class(positive, c.classes)] = 1
         return one_hot if library_of(c.actual) is np else torch.as_tensor(one_hot).to(c.actual)
     if average == "weighted":
-        return c.actual / at_least(c.total, EPS)
+        return c.actual / divisor(c.total)
     if average == "macro" and absent == "ignore":
         return c.present / at_least(class_sum(c.present), 1)
     metrics.choose("average", average, ("macro",))
@@ -156,7 +166,7 @@ def averaged_fraction(
         part, whole, share = class_sum(part), class_sum(whole), 1.0
     else:
         share = class_shares(c, average, positive, absent)
-    weights = share / (whole := at_least(whole, EPS))
+    weights = share / (whole := divisor(whole, c.negligible))
     values = part / whole
     score = class_sum(values * share)
     by_diagonal = weights * (part_by_diagonal - whole_by_diagonal * values)
@@ -189,13 +199,12 @@ def recall(c: Margins, **average: Any) -> Slopes:
 
 
 def accuracy(c: Margins) -> Slopes:
-    share = 1 / at_least(c.total, EPS)
+    share = 1 / divisor(c.total)
     return Slopes(class_sum(c.diagonal) * share, share)
 
 
 def balanced_accuracy(c: Margins) -> Slopes:
-    present = c.present
-    by_diagonal = present / at_least(class_sum(present), 1) / at_least(c.actual, EPS)
+    by_diagonal = 1 / at_least(class_sum(c.present), 1) / divisor(c.actual, c.negligible)
     return Slopes(class_sum(c.diagonal * by_diagonal), by_diagonal)
 
 
@@ -212,12 +221,12 @@ def gmean(c: Margins) -> Slopes:
     A recall at or below the floor makes the score 0, as in metrics.gmean.
     """
     xp, present = library_of(c.actual), c.present
-    k, actual = at_least(class_sum(present), 1), at_least(c.actual, EPS)
+    k, actual = at_least(class_sum(present), 1), divisor(c.actual, c.negligible)
     recalls = c.diagonal / actual
     clamped = at_least(recalls, RECALL_FLOOR)
     mean = xp.exp(class_sum(xp.log(clamped) * present) / k)
     missed_entirely = class_sum((recalls <= RECALL_FLOOR) * present)
-    by_diagonal = mean / k / clamped / actual * present * (recalls >= RECALL_FLOOR)
+    by_diagonal = mean / k / clamped / actual * (recalls >= RECALL_FLOOR)
     return Slopes(mean * (missed_entirely == 0), by_diagonal)
 
 
@@ -228,9 +237,10 @@ def fowlkes_mallows(c: Margins, average: str = "macro", positive: int = 1, absen
         diagonal, actual, predicted = (class_sum(x) for x in (diagonal, actual, predicted))
     else:
         share = class_shares(c, average, positive, absent)
-    weights = share * (at_least(actual, EPS) * at_least(predicted, EPS)) ** -0.5
+    predicted = divisor(predicted, c.negligible)
+    weights = share * (divisor(actual, c.negligible) * predicted) ** -0.5
     score = class_sum(diagonal * weights)
-    return Slopes(score, weights, diagonal * weights / at_least(predicted, EPS) * (predicted > EPS) * -0.5)
+    return Slopes(score, weights, diagonal * weights / predicted * -0.5)
 
 
 def specificity(c: Margins, average: str = "macro", positive: int = 1, absent: str = "zero") -> Slopes:
@@ -249,16 +259,14 @@ def npv(c: Margins, average: str = "macro", positive: int = 1, absent: str = "ze
 def averaged_true_negatives(
     true_negatives: Array, whole: Array, c: Margins, average: str, positive: int, absent: str
 ) -> tuple[Array, Array, Array]:
-    """The average of true_negatives / whole clamped to [0, 1], its slopes by true_negatives, and the ratios."""
+    """The average of true_negatives / whole, at least 0, its slopes by true_negatives, and the ratios."""
     if average == "micro":
         true_negatives, whole, share = class_sum(true_negatives), class_sum(whole), 1.0
     else:
         share = class_shares(c, average, positive, absent)
-    usable = whole > MIN_SHARE * c.total
-    unclamped = usable * (true_negatives >= 0) * (true_negatives <= whole)
-    whole = library_of(whole).where(usable, whole, 1.0)
-    values = (true_negatives / whole).clip(min=0, max=1) * usable
-    return class_sum(values * share), share * unclamped / whole, values
+    whole = divisor(whole, c.negligible)
+    values = at_least(true_negatives, 0.0) / whole
+    return class_sum(values * share), share * (true_negatives >= 0) / whole, values
 
 
 def mcc(c: Margins) -> Slopes:
@@ -267,29 +275,26 @@ def mcc(c: Margins) -> Slopes:
     t and q are the shares of actual and predicted counts, cov = sum(s - t q), U = sum t (1 - t), V = sum q (1 - q). As
     in metrics.mcc, each term of cov is computed in the form that loses no precision.
     """
-    n = at_least(c.total, EPS)
+    n = divisor(c.total)
     t, q = c.actual / n, c.predicted / n
     others = sum_of_others(q)
-    U, V = class_sum(t * sum_of_others(t)), class_sum(q * others)
-    usable = (U > MIN_SHARE) * (V > MIN_SHARE)
+    U, V = (divisor(class_sum(x), MIN_SHARE) for x in (t * sum_of_others(t), q * others))
     covariance = class_sum(library_of(q).where(q < 0.5, c.diagonal / n - t * q, t * others - c.missed / n))
-    scale = usable * (at_least(U, MIN_SHARE) * at_least(V, MIN_SHARE)) ** -0.5
+    scale = (U * V) ** -0.5
     by_diagonal = scale / n
-    by_predicted = (q * (covariance / at_least(V, MIN_SHARE)) - t) * by_diagonal
+    by_predicted = (q * (covariance / V) - t) * by_diagonal
     return Slopes((covariance * scale).clip(min=-1, max=1), by_diagonal, by_predicted)
 
 
 def kappa(c: Margins) -> Slopes:
     """1 - missed / (missed by chance), clamped to at least -1."""
-    n = at_least(c.total, EPS)
-    expected = class_sum(c.actual * sum_of_others(c.predicted)) / n**2
-    usable = expected > MIN_SHARE
-    expected = at_least(expected, MIN_SHARE)
+    n = divisor(c.total)
+    expected = divisor(class_sum(c.actual * sum_of_others(c.predicted)) / n**2, MIN_SHARE)
     missed = class_sum(c.missed) / n
     score = 1 - missed / expected
-    unclamped = usable * (score >= -1)
+    unclamped = score >= -1
     by_predicted = unclamped * missed / expected**2 * sum_of_others(c.actual) / n**2
-    return Slopes(at_least(score, -1) * usable, unclamped / (n * expected), by_predicted)
+    return Slopes(at_least(score, -1) * (expected < np.inf), unclamped / (n * expected), by_predicted)
 
 
 SLOPES: dict[Metric, Callable[..., Slopes]] = {

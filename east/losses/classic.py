@@ -87,7 +87,7 @@ class Dice(Loss):
         classes = p.shape[-1]
         overlap = per_class(w * p.gather(-1, labels.unsqueeze(-1)).squeeze(-1), labels, classes)
         actual = per_class(w, labels, classes)
-        dice = 2 * overlap / ((w.unsqueeze(-1) * p * p).sum(-2) + actual + 1e-7)
+        dice = ratio(2 * overlap, (w.unsqueeze(-1) * p * p).sum(-2) + actual)
         present = (actual > 0).to(p.dtype)
         return 1 - (dice * present).sum(-1) / present.sum(-1).clamp_min(1)
 
@@ -119,8 +119,8 @@ class WMW(Loss):
     def mean_margin(self, x: Tensor, x_weights: Tensor, y: Tensor, y_weights: Tensor) -> Tensor:
         """Weighted mean of max(0, gamma - (x - y))^power over all pairs of x [..., n] and y [..., m]."""
         margins = (self.gamma - (x.unsqueeze(-1) - y.unsqueeze(-2))).clamp_min(0) ** self.power
-        pairs = x_weights.unsqueeze(-1) * y_weights.unsqueeze(-2)
-        return ratio((margins * pairs).sum((-2, -1)), pairs.sum((-2, -1)))
+        x_shares, y_shares = (ratio(w, w.sum(-1, keepdim=True)) for w in (x_weights, y_weights))
+        return (margins * x_shares.unsqueeze(-1) * y_shares.unsqueeze(-2)).sum((-2, -1))
 
 
 class APPerf(Loss):

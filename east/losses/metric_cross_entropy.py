@@ -27,7 +27,7 @@ from east import metrics
 from east.choices import choose
 from east.confusion import Confusion, per_class
 from east.losses import by_hand, slopes
-from east.losses.by_hand import Array, at_least, class_sum
+from east.losses.by_hand import Array, at_least, class_sum, divisor
 from east.losses.inputs import (
     IGNORE_INDEX,
     Loss,
@@ -38,7 +38,7 @@ from east.losses.inputs import (
     summed_over_ranks,
 )
 from east.losses.metric_loss import UNUSED_IN_TRIALS, MetricLoss, check_classes
-from east.metrics import EPS, ratio
+from east.metrics import ratio
 
 FORMS = ("class_weights", "soft_targets")
 COUNTS = ("training", "validation")
@@ -308,12 +308,12 @@ def smoothed_margins(counts: Array, smoothing: float) -> tuple[Array, Array, Arr
     """Diagonal, actual and predicted counts of C + smoothing n t t^T; n is the total, t the actual class shares."""
     diagonal, actual, predicted = (counts[..., k, :] for k in range(3))
     mass = smoothing * actual
-    return diagonal + mass * (actual / at_least(class_sum(actual), EPS)), actual + mass, predicted + mass
+    return diagonal + mass * (actual / divisor(class_sum(actual))), actual + mass, predicted + mass
 
 
 def smoothed_cells(counts: Tensor, actual: Tensor, smoothing: float) -> Tensor:
     """C + smoothing n t t^T; n is the total, t the actual class shares."""
-    shares = actual / actual.sum(-1, keepdim=True).clamp_min(EPS)
+    shares = ratio(actual, actual.sum(-1, keepdim=True))
     return counts + smoothing * actual.unsqueeze(-1) * shares.unsqueeze(-2)
 
 
