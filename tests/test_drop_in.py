@@ -551,6 +551,19 @@ def test_one_class_found_with_certainty_has_kappa_0(threshold):
         assert float(loss(logits, torch.zeros(64).long())) == pytest.approx(1, abs=1e-3)
 
 
+@pytest.mark.parametrize("metric", ["kappa", "npv"])
+@pytest.mark.parametrize("classes", [2, 3, 10])
+def test_gradients_of_almost_certain_predictions_are_not_rounding_errors(classes, metric):
+    """Almost all mass is in one column, so that the slopes by counts are huge, and cancel."""
+    loss = MetricLoss(metric, temperature=0.02, threshold=0.3)
+    for seed in range(8):
+        logits = 2 * torch.randn(64, classes, generator=torch.Generator().manual_seed(seed))
+        logits[:, 0] += 25
+        labels = torch.arange(64) % (1 + seed % 2)
+        (_, ours), (_, exact) = (value_and_gradient(loss, z, labels) for z in (logits, logits.double()))
+        assert (ours - exact).norm() < 1e-3 * exact.norm() + 1e-5
+
+
 @pytest.mark.parametrize("threshold", ["dynamic", 0.9], ids=str)
 @pytest.mark.parametrize("classes", [2, 3])
 def test_margins_and_matrix_agree_at_the_highest_temperature(classes, threshold):

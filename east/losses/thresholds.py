@@ -6,7 +6,7 @@ at most 1 / lo per sample, are visited for each threshold; the rest is matrix pr
 
 With D and P the derivatives of the loss with respect to the diagonal and the predicted counts, and g_j = P_j, plus D_j
 at the true class, e = (g - mean of g weighted by H) w / sum H and dL/dp = sum_t e (c0 + c1 [p > lo] + c2 [p > hi]).
-Terms that are equal for all classes of a sample cancel in the softmax and are left out.
+The mean cancels in the softmax, but without it the rounding of large slopes would not.
 
 With two classes the memberships are H of class 1 at t and of class 0 at 1 - t, which sum to 1 (`BinarySteps`).
 """
@@ -147,7 +147,9 @@ class _CountsAt(Function):
             D_true, P_entries, P = D[true], P[classes], P.reshape(trials, d, k)
             mean = (p @ P).view(-1, k) * steps.c0
             mean = mean.index_add_(0, samples, P_entries * H_extra).addcmul_(D_true, H_true).div_(total)
-            by_p = (r * steps.c0).view(trials, n, k) @ P.mT
+            first_slopes = r * steps.c0
+            by_p = first_slopes.view(trials, n, k) @ P.mT
+            by_p.sub_((first_slopes * mean).sum(-1).view(trials, n, 1))
             at_true = (r * D_true * (steps.c0 + slope_extra_true)).sum(-1)
             by_p.scatter_add_(-1, labels.unsqueeze(-1), at_true.view(trials, n, 1))
             at_entries = (r[samples] * (P_entries - mean[samples]) * slope_extra).sum(-1)
