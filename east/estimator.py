@@ -29,7 +29,16 @@ from east.confusion import Confusion
 from east.data.columns import Columns, Numbers, detect_all
 from east.data.common import DataError, Part, Splits, listed, shown
 from east.data.encoding import Encoding, typed_columns
-from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Schedule, Science, Training
+from east.settings.sections import (
+    AnnealingSection,
+    DatasetSection,
+    Hyper,
+    LossSection,
+    ModelSection,
+    Schedule,
+    Science,
+    Training,
+)
 from east.training import decisions, saved
 from east.training.annealing import SCHEDULES, temperatures
 from east.training.engine import batches_of, train
@@ -343,7 +352,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def _config(self, rows: int) -> Science:
         """The trials' config, with the same sections as an east-run config."""
         loss = self._loss()
-        annealing = Annealing(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2)
+        annealing = AnnealingSection(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2)
         batch = int(min(self.batch_size, rows))
         steps = batches_of(rows, batch)
         max_epochs = int(self.max_epochs or max(LENGTH["epochs"], math.ceil(LENGTH["steps"] / steps)))
@@ -351,10 +360,10 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if loss.anneals:
             stages = len(temperatures(self.annealing, annealing.T0 or 0.2, self.cooling, annealing.T_min))
         return Science(
-            dataset=Dataset(name="estimator"),
-            model=Model(name="mlp", hidden=list(self.hidden)),
+            dataset=DatasetSection(name="estimator"),
+            model=ModelSection(name="mlp", hidden=list(self.hidden)),
             loss=loss,
-            annealing=annealing if loss.anneals else Annealing(),
+            annealing=annealing if loss.anneals else AnnealingSection(),
             protocol=Training(
                 name="estimator",
                 patience=int(self.patience or max(PATIENCE["epochs"], math.ceil(PATIENCE["steps"] / steps))),
@@ -403,13 +412,13 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         confusion = Confusion.from_predictions(rule.decide(p), val.labels, p.shape[-1], val.weights)
         return float(metric(confusion)), rule
 
-    def _loss(self) -> Loss:
+    def _loss(self) -> LossSection:
         options: dict[str, Any] = {}
         if self.loss != "ce":
             options |= {"metric": self.metric, "parameters": self._parameters()}
         if self.loss == "metric":
             options["step"] = self.step
-        return Loss(name=self.loss, target=LOSSES[self.loss], **options)
+        return LossSection(name=self.loss, target=LOSSES[self.loss], **options)
 
     def _score_of(self, classes: Sequence[str]) -> Callable[[Confusion], Tensor]:
         """The metric with its parameters, which MetricLoss checks and resolves whatever the loss."""

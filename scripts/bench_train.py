@@ -35,12 +35,12 @@ from torch import nn
 from east import models
 from east.data.common import Part, Splits
 from east.models.darknet import Convolution3x3
-from east.settings.sections import Dataset, Hyper, Loss, Model, Science, Training
+from east.settings.sections import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
 from east.training import engine, population
 
 FEATURES = 30
-MLP = Model(name="mlp", hidden=[512, 256, 128])
-BTG = Model(name="mlp_btg", hidden=[32, 16])
+MLP = ModelSection(name="mlp", hidden=[512, 256, 128])
+BTG = ModelSection(name="mlp_btg", hidden=[32, 16])
 DROPOUT = {"mlp": 0.25, "mlp_btg": 0.5}
 ROOT = Path(__file__).parent.parent
 SIZES = (1, 2, 3, 5, 10, 20)  # populations in the figure
@@ -62,18 +62,18 @@ def made_up(rows: int, classes: int = 2) -> Splits:
     return Splits(*parts, names, "made_up", positive, "", str(rows), torch.zeros(FEATURES), torch.ones(FEATURES))
 
 
-def trial(model: Model, batch: int, epochs: int, seed: int) -> population.Trial:
+def trial(model: ModelSection, batch: int, epochs: int, seed: int) -> population.Trial:
     config = Science(
-        dataset=Dataset(name="made_up"),
+        dataset=DatasetSection(name="made_up"),
         model=model,
-        loss=Loss(name="ce", target="east.losses.CrossEntropy"),
+        loss=LossSection(name="ce", target="east.losses.CrossEntropy"),
         protocol=Training(name="bench", patience=epochs, max_epochs=epochs),
         hyper=Hyper(lr=1e-3, batch_size=batch, dropout=DROPOUT[model.name], weight_decay=0.01),
     )
     return population.Trial(config, seed)
 
 
-def by_the_engine(model: Model, batch: int, rows: int, epochs: int, seeds: list[int], classes: int = 2) -> float:
+def by_the_engine(model: ModelSection, batch: int, rows: int, epochs: int, seeds: list[int], classes: int = 2) -> float:
     """Seconds to train the trials with the engine, in this process, with one thread."""
     torch.set_num_threads(1)
     splits, trials = made_up(rows, classes), [trial(model, batch, epochs, seed) for seed in seeds]
@@ -88,7 +88,7 @@ def by_all_cores(pool: ProcessPoolExecutor, workers: int, seeds: list[int], *arg
     return max(job.result() for job in jobs)
 
 
-def by_plain_loop(model: Model, batch: int, rows: int, epochs: int, seeds: list[int]) -> float:
+def by_plain_loop(model: ModelSection, batch: int, rows: int, epochs: int, seeds: list[int]) -> float:
     """Seconds to train the same trials one after another in an ordinary PyTorch loop."""
     torch.set_num_threads(1)
     splits = made_up(rows)
@@ -112,7 +112,7 @@ def by_plain_loop(model: Model, batch: int, rows: int, epochs: int, seeds: list[
     return time.process_time() - started
 
 
-def products(model: Model, batch: int, rows: int, epochs: int, trials: int) -> float:
+def products(model: ModelSection, batch: int, rows: int, epochs: int, trials: int) -> float:
     """Seconds for the matrix products alone: forward, both gradients, and the forward pass on validation rows."""
     torch.set_num_threads(1)
     layers = [m for m in models.build(model, (FEATURES,), 2).modules() if isinstance(m, nn.Linear)]
@@ -142,7 +142,7 @@ def darknet(width: float, dense: bool, images: int = 128) -> float:
     """Seconds for one forward and backward pass of Darknet-19 on 32x32 images."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    net = models.build(Model(name="darknet19", width=width), (3, 32, 32), 10)
+    net = models.build(ModelSection(name="darknet19", width=width), (3, 32, 32), 10)
     for module in net.modules():
         if isinstance(module, Convolution3x3) and not dense:
             module.__class__ = nn.Conv2d
@@ -203,7 +203,7 @@ def small_maps(rounds: int, width: float, images: int = 128) -> dict[str, float]
     return rates
 
 
-def one_population(model: Model, batch: int, rows: int, size: int) -> float:
+def one_population(model: ModelSection, batch: int, rows: int, size: int) -> float:
     """Seconds per trial and epoch when `size` trials train as one population."""
     torch.set_num_threads(1)
     members = [(trial(model, batch, 1, seed), made_up(rows)) for seed in range(size)]

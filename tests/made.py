@@ -5,7 +5,7 @@ from typing import Any
 from torch import nn
 
 from east import losses
-from east.settings.sections import Loss, Science
+from east.settings.sections import LossSection, Science
 
 DEFAULTS = {
     "dataset": {"name": "made"},
@@ -22,4 +22,4 @@ def science(config: dict[str, Any] | None = None, **sections: Any) -> Science:
 
 def build_loss(config: dict[str, Any], *arguments: Any, **options: Any) -> nn.Module:
     """losses.build for a plain mapping."""
-    return losses.build(Loss.model_validate(config), *arguments, **options)
+    return losses.build(LossSection.model_validate(config), *arguments, **options)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from east.settings import sections
-from east.settings.sections import Dataset, Loss, Model, Science, Training
+from east.settings.sections import AnnealingSection, DatasetSection, LossSection, ModelSection, Science, Training
 from east.training.annealing import Annealing, temperatures
 
 FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))
@@ -20,10 +19,10 @@ def config(schedule="geometric", patience=3, stage_epochs=None, max_epochs=1000,
            count="epochs", **others):  # fmt: skip
     defaults = {"T0": 0.2, "r": 0.5, "T_min": 0.01, "patience": outer_patience}
     return Science(
-        dataset=Dataset(name="toy"),
-        model=Model(name="mlp"),
-        loss=Loss(name="f1", target="east.losses.MetricLoss"),
-        annealing=sections.Annealing(name=schedule, schedule=schedule, **{**defaults, **others}),
+        dataset=DatasetSection(name="toy"),
+        model=ModelSection(name="mlp"),
+        loss=LossSection(name="f1", target="east.losses.MetricLoss"),
+        annealing=AnnealingSection(name=schedule, schedule=schedule, **{**defaults, **others}),
         protocol=Training(
             name="east",
             patience=patience,
@@ -93,7 +92,7 @@ def test_ablation_schedules_fall_from_t0_to_t_min_in_as_many_stages_as_geometric
 def test_every_annealing_config_is_complete(file):
     section = OmegaConf.to_container(OmegaConf.load(file))
     assert section["name"] == section["schedule"] == file.stem
-    annealing = Annealing([config().but(annealing=sections.Annealing(**section))], temperature=0.2)
+    annealing = Annealing([config().but(annealing=AnnealingSection(**section))], temperature=0.2)
     assert annealing.temperature.tolist() == [0.2]
     assert len(annealing.schedules[0]) == (1 if file.stem == "none" else 51)  # 0.2 x 0.9^50 = 0.00103
 

@@ -73,6 +73,17 @@ def test_imports_point_upwards(path):
     assert all(name[0] for name in names), f"{path.name} has a relative import"
 
 
+def test_a_class_has_its_name_to_itself():
+    """Two things of one name have to be told apart by their imports; only inside losses/ may modules share one."""
+    places = {}
+    for path in FILES:
+        place = "losses" if part_of(path) == "losses" else path.relative_to(PACKAGE).as_posix()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, set()).add(place)
+    assert {name: files for name, files in places.items() if len(files) > 1} == {}
+
+
 def modules_after(statement):
     """Names of all modules that a fresh interpreter has loaded after a statement."""
     command = f"{statement}; import sys; print(*sys.modules)"

@@ -22,7 +22,7 @@ from east.data.common import folded
 from east.experiment import budget, records
 from east.experiment.runs import load, split_options, splits_of
 from east.reporting import comparison
-from east.reporting.comparison import Candidate, Comparison, Judged, Part
+from east.reporting.comparison import Candidate, Comparison, JudgedPart, JudgedTrial
 from east.reporting.pages import compare as page
 from east.settings import compose
 from east.settings.command import Command
@@ -83,11 +83,11 @@ def test_every_row_is_decided_by_a_rule_tuned_without_it(monkeypatch):
 def part(predicted, labels, score=None):
     predicted, labels = torch.as_tensor(predicted), torch.as_tensor(labels)
     p = torch.nn.functional.one_hot(predicted, int(max(predicted.max(), labels.max(), 1)) + 1).double()
-    return Part(p, labels, predicted, float(f1_score(labels, predicted)) if score is None else score)
+    return JudgedPart(p, labels, predicted, float(f1_score(labels, predicted)) if score is None else score)
 
 
 def judged(predicted, labels, validation=0.0, seed=0):
-    return Judged(seed, decisions.Argmax(), part(labels, labels, validation), part(predicted, labels))
+    return JudgedTrial(seed, decisions.Argmax(), part(labels, labels, validation), part(predicted, labels))
 
 
 def comparing(*candidates, measure=F1, score="f1_positive", classes=("ok", "fraud")):
@@ -136,7 +136,7 @@ def test_rows_of_one_group_are_resampled_and_folded_together():
     fold = folded(labels.repeat(25), 5, groups.numpy()).reshape(200, 25)
     assert (fold == fold[:, :1]).all()
     assert np.array_equal(fold[:, 0], folded(labels, 5))
-    judged = Candidate("ce", "CE", "argmax", (Judged(0, decisions.Argmax(), repeated, repeated),))
+    judged = Candidate("ce", "CE", "argmax", (JudgedTrial(0, decisions.Argmax(), repeated, repeated),))
     assert comparing(judged).rarest[1] == min(labels.sum(), (1 - labels).sum())
 
 
@@ -205,17 +205,17 @@ def test_few_positives_make_the_choice_uncertain():
     """Two candidates miss one of three positives each; a third is luckier, but has a low likelihood."""
     labels = np.array([0] * 97 + [1] * 3)
     guesses = [np.where(np.arange(100) == missed, 0, labels) for missed in (97, 98)]
-    trials = [Judged(0, decisions.Argmax(), part(guess, labels), part(guess, labels)) for guess in guesses]
-    blind = Part(torch.full((100, 2), 0.5).double(), torch.as_tensor(labels), torch.as_tensor(labels), 1.0)
-    trials.append(Judged(0, decisions.Argmax(), blind, blind))
+    trials = [JudgedTrial(0, decisions.Argmax(), part(guess, labels), part(guess, labels)) for guess in guesses]
+    blind = JudgedPart(torch.full((100, 2), 0.5).double(), torch.as_tensor(labels), torch.as_tensor(labels), 1.0)
+    trials.append(JudgedTrial(0, decisions.Argmax(), blind, blind))
     result = comparing(*(Candidate(str(k), str(k), "argmax", (trial,)) for k, trial in enumerate(trials)))
     assert result.contenders == [0, 1, 2]
     assert result.winner.key == "0"
     reason = "only 3 validation rows of 'fraud'; the winner has the highest likelihood among the 3 candidates"
     assert f"the choice is uncertain: {reason}" in compare.verdict(result)
     many = np.tile(labels, 20)
-    sure = Judged(0, decisions.Argmax(), part(many, many), part(many, many))
-    off = Judged(0, decisions.Argmax(), part(1 - many, many), part(1 - many, many))
+    sure = JudgedTrial(0, decisions.Argmax(), part(many, many), part(many, many))
+    off = JudgedTrial(0, decisions.Argmax(), part(1 - many, many), part(1 - many, many))
     clear = comparing(Candidate("a", "a", "argmax", (sure,)), Candidate("b", "b", "argmax", (off,)))
     assert clear.uncertain is None
     assert "clearly ahead of all others" in compare.verdict(clear)
@@ -491,7 +491,7 @@ def test_mistakes_are_shown_with_their_values():
     p = torch.tensor([[0.7, 0.3], [0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
     columns = {"id": [10**17, 10**17 + 1, 3, 4], "<i>": ["a", "<script>" + "x" * 99_000, "b", None]}
     frame = pd.DataFrame(columns | {name: [0.5, np.nan, 1 / 3, 2.0] for name in "cdefg"}, index=[4, 7, 9, 30])
-    one = Part(p, labels, predicted, 0.0)
+    one = JudgedPart(p, labels, predicted, 0.0)
     text = page.mistakes(page.Scored(one, decisions.Argmax(), ("ok", "fraud"), 1, frame))
     rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in text.split("<tr>")[1:]]
     assert rows[0] == ["row", "true class (probability)", "predicted (probability)", "id", "&lt;i&gt;", *"cdef"]
@@ -637,7 +637,10 @@ def test_a_comparison_of_another_problem_keeps_its_folder(dataset, tmp_path):
 
 def test_a_log_says_which_candidate_is_running(monkeypatch):
     monkeypatch.setattr(compare.time, "monotonic", lambda: 100.0)
-    plans = [compare.Plan(name, name, None, seconds) for name, seconds in (("forest", 5), ("EAST", 20), ("other", 40))]
+    plans = [
+        compare.CandidatePlan(name, name, None, seconds)
+        for name, seconds in (("forest", 5), ("EAST", 20), ("other", 40))
+    ]
     turns = compare.Turns(plans)
     each = iter(turns)
     assert [next(each).title, next(each).title] == ["forest", "EAST"]
@@ -681,7 +684,7 @@ def test_resampled_ranking_scores_match_scikit_learn():
         assert auroc == pytest.approx(roc_auc_score(truth, values, sample_weight=one), abs=1e-12)
         assert precision == pytest.approx(average_precision_score(truth, values, sample_weight=one), abs=1e-12)
     p = torch.from_numpy(random.dirichlet([1, 1, 1], 300))
-    drawn = comparison.rank_samples(Part(p, torch.from_numpy(random.integers(0, 3, 300)), p.argmax(1), 0.0), None)
+    drawn = comparison.rank_samples(JudgedPart(p, torch.from_numpy(random.integers(0, 3, 300)), p.argmax(1), 0.0), None)
     assert {name: samples.shape for name, samples in drawn.items()} == {"auroc": (1000,), "average_precision": (1000,)}
     assert np.quantile(drawn["auroc"], 0.025) < 0.5 < np.quantile(drawn["auroc"], 0.975)
 
@@ -728,7 +731,7 @@ def test_an_output_in_the_home_folder_is_not_overwritten_either(tmp_path, monkey
 
 
 def test_candidates_take_turns_cheapest_first_and_networks_as_the_contest_ranks_them():
-    plans = [compare.Plan(key, key, None, seconds) for key, seconds in
+    plans = [compare.CandidatePlan(key, key, None, seconds) for key, seconds in
              (("ce", 5.0), ("rf", 9.0), ("east", 6.0), ("logistic", 0.1), ("metric_ce", 5.5))]  # fmt: skip
     plans = sorted(plans, key=lambda plan: list(compare.CANDIDATES).index(plan.key))
     assert [plan.key for plan in compare.cheapest_first(plans)] == ["logistic", "metric_ce", "ce", "east", "rf"]

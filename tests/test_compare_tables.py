@@ -142,7 +142,7 @@ def on_held_out(held, target, scores):
             labels = torch.tensor([place[word] for word in words(held[target])])
             predicted = judged.rule.decide(p)
             confusion = east.Confusion.from_predictions(predicted, labels, p.shape[1])
-            trials.append(comparison.Part(p, labels, predicted, float(measure(confusion))))
+            trials.append(comparison.JudgedPart(p, labels, predicted, float(measure(confusion))))
         result.append(trials)
     return result, measure
 

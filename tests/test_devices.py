@@ -10,7 +10,7 @@ from east.choices import CONF
 from east.data.common import Part, Splits
 from east.losses import on_cpu
 from east.models.darknet import Convolution3x3
-from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Science, Training
+from east.settings.sections import AnnealingSection, DatasetSection, Hyper, LossSection, ModelSection, Science, Training
 from east.training import engine, optimizer, saved
 from east.training.population import Trial
 from tests.elsewhere import ELSEWHERE, elsewhere
@@ -23,10 +23,10 @@ GEOMETRIC = {"name": "geometric", "schedule": "geometric", "T0": 0.2, "r": 0.5, 
 def trial(loss, model, seed=0):
     return Trial(
         Science(
-            dataset=Dataset(name="toy"),
-            model=Model(**model),
-            loss=Loss(**loss),
-            annealing=Annealing(**GEOMETRIC),
+            dataset=DatasetSection(name="toy"),
+            model=ModelSection(**model),
+            loss=LossSection(**loss),
+            annealing=AnnealingSection(**GEOMETRIC),
             protocol=Training(name="east", patience=2, stage_epochs=2, max_epochs=5),
             hyper=Hyper(lr=0.01, batch_size=32, dropout=0.25, weight_decay=0.01, clip=1.0),
         ),

@@ -14,7 +14,7 @@ import east
 from east import EASTClassifier, data, models
 from east.choices import ConfigError
 from east.data.common import Images
-from east.settings.sections import Model
+from east.settings.sections import ModelSection
 from east.training import decisions, saved
 from east.training.engine import train
 from east.training.export import beside, onnx_bytes
@@ -95,7 +95,9 @@ def test_the_program_of_the_guide_predicts_the_same(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [Model(name="tiny_darknet", width=0.25), Model(name="mlp", hidden=[8], outputs=1)])
+@pytest.mark.parametrize(
+    "model", [ModelSection(name="tiny_darknet", width=0.25), ModelSection(name="mlp", hidden=[8], outputs=1)]
+)
 def test_exported_image_models_predict_the_same(model, tmp_path, east_run):
     """A Darknet, and a perceptron on pixels with a single logit, exported by the command."""
     generator = torch.Generator().manual_seed(0)
@@ -122,7 +124,7 @@ def test_an_exported_darknet19_predicts_the_same():
     images = torch.randn(12, 3, 32, 32, generator=generator)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        net = models.build(Model(name="darknet19", width=1 / 16), (3, 32, 32), 5)
+        net = models.build(ModelSection(name="darknet19", width=1 / 16), (3, 32, 32), 5)
         net(images)
     session = onnxruntime.InferenceSession(onnx_bytes(net, [3, 32, 32]))
     net.eval()

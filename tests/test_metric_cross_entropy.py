@@ -15,8 +15,7 @@ import east
 from east import METRICS, Confusion, MetricCrossEntropy
 from east.data.common import Part, Splits
 from east.losses import metric_cross_entropy as mce
-from east.settings.sections import Dataset, Hyper, Model, Science, Training
-from east.settings.sections import Loss as Section
+from east.settings.sections import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
 from east.training import engine, population
 
 TWO, THREE, NEVER = [[90, 10], [4, 6]], [[50, 3, 2], [5, 20, 5], [1, 2, 12]], [[990, 0], [10, 0]]
@@ -382,9 +381,9 @@ def test_the_engine_sets_the_validation_counts(monkeypatch):
         parts.append(Part(x + y[:, None], y, torch.arange(n)))
     splits = Splits(*parts, ("a", "b", "c"), "made", None, "", "made", torch.zeros(4), torch.ones(4))
     config = Science(
-        dataset=Dataset(name="made"),
-        model=Model(name="mlp", hidden=[8]),
-        loss=Section(name="f1_ce", target="east.losses.MetricCrossEntropy", metric="f1", counts="validation"),
+        dataset=DatasetSection(name="made"),
+        model=ModelSection(name="mlp", hidden=[8]),
+        loss=LossSection(name="f1_ce", target="east.losses.MetricCrossEntropy", metric="f1", counts="validation"),
         protocol=Training(name="short", patience=3, max_epochs=3),
         hyper=Hyper(lr=1e-2, batch_size=20, dropout=0.0, weight_decay=0.0),
     )

@@ -13,11 +13,11 @@ from east import models
 from east.models import MLP, Stack, darknet
 from east.models.darknet import dense_convolution
 from east.models.mlp import Dropout, StackedMLP
-from east.settings.sections import Model
+from east.settings.sections import ModelSection
 
 
 def build(section, *arguments, **options):
-    return models.build(Model(**section), *arguments, **options)
+    return models.build(ModelSection(**section), *arguments, **options)
 
 
 class OwnNet(nn.Module):

@@ -17,7 +17,7 @@ import pytest
 from east.experiment import records
 from east.reporting import papers, tables
 from east.reporting.pages import html, report
-from east.settings.sections import Dataset
+from east.settings.sections import DatasetSection
 
 GOLDEN = Path(__file__).parent / "golden"
 SECTIONS = ("held", "own", "tables", "figures", "findings", "records")
@@ -202,7 +202,7 @@ def test_your_own_files_are_shown_by_name(tmp_path):
     """Two of your own files are both datasets called csv."""
     source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "digits")
     for name in ("trees.csv", "data/birds.csv"):
-        dataset = Dataset(name="csv", kind="table", path=name)
+        dataset = DatasetSection(name="csv", kind="table", path=name)
         records.write(tmp_path, records.Record(config=source.config.but(dataset=dataset), seed=0, scores=source.scores))
     for page in ("compare/birds-f1_macro", "evaluate/new-birds"):
         (tmp_path / page).mkdir(parents=True)

@@ -17,7 +17,7 @@ from east.experiment.runs import Run
 from east.experiment.scheduler import carry_out
 from east.settings.command import Command
 from east.settings.compose import settings as composed
-from east.settings.sections import Dataset
+from east.settings.sections import DatasetSection
 from east.settings.settings import Executor
 from east.training import devices, engine, population, saved
 from east.training.population import Outcome, Trial
@@ -397,12 +397,12 @@ def test_a_file_that_has_changed_is_loaded_again(tmp_path, monkeypatch):
         monkeypatch.chdir(tmp_path / folder)
         lines = [f"{k / 7},{k % 2}" for k in range(rows)]
         Path("my.csv").write_text("\n".join(["x,y", *lines]))
-        assert len(runs.load(Dataset(**options), None).labels) == rows
-    assert runs.load(Dataset(**options), None) is runs.load(Dataset(**options), None)
+        assert len(runs.load(DatasetSection(**options), None).labels) == rows
+    assert runs.load(DatasetSection(**options), None) is runs.load(DatasetSection(**options), None)
 
 
 def test_trials_with_the_same_rows_share_them_in_memory():
-    loaded = runs.load(Dataset(name="digits", kind="table", limit=120), None)
+    loaded = runs.load(DatasetSection(name="digits", kind="table", limit=120), None)
     trials = [
         Trial(science(split={"seed": split, "folds": folds}), seed)
         for split, folds in ((0, None), ("trial", None), (0, 2))
@@ -465,7 +465,7 @@ def test_the_plan_is_what_runs(tmp_path, pretend):
 def test_names_of_keel_datasets_lead_back_to_their_loader(monkeypatch):
     asked = []
     monkeypatch.setattr(runs, "_load", lambda *given: asked.append(given))
-    runs.load(Dataset(name="keel-abalone19", set="abalone19", fingerprint="f"), None)
+    runs.load(DatasetSection(name="keel-abalone19", set="abalone19", fingerprint="f"), None)
     assert asked == [("keel", None, json.dumps({"set": "abalone19", "limit": None}), ())]
 
 

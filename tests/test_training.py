@@ -16,7 +16,7 @@ import torch
 from east import data, models
 from east.data.common import Part, Splits
 from east.losses import CrossEntropy
-from east.settings.sections import Annealing, Dataset, Hyper, Loss, Model, Science, Training
+from east.settings.sections import AnnealingSection, DatasetSection, Hyper, LossSection, ModelSection, Science, Training
 from east.training import engine, population
 from east.training import optimizer as optimizer_module
 from east.training.averaging import Average
@@ -34,10 +34,10 @@ LOSSES = {
 
 def config(loss="ce", model=None, schedule="none", hyper=None, annealing=None, **protocol):
     return Science(
-        dataset=Dataset(name="toy", kind="table"),
-        model=Model(**(model or {"name": "mlp", "hidden": [16, 8]})),
-        loss=Loss(**LOSSES[loss]),
-        annealing=Annealing(name=schedule, schedule=schedule, **(annealing or {})),
+        dataset=DatasetSection(name="toy", kind="table"),
+        model=ModelSection(**(model or {"name": "mlp", "hidden": [16, 8]})),
+        loss=LossSection(**LOSSES[loss]),
+        annealing=AnnealingSection(name=schedule, schedule=schedule, **(annealing or {})),
         protocol=Training(name="east", **{"patience": 5, "max_epochs": 10, **protocol}),
         hyper=Hyper(**{"lr": 0.01, "batch_size": 32, "dropout": 0.25, "weight_decay": 0.01, **(hyper or {})}),
     )
@@ -327,7 +327,7 @@ def test_images_train_through_any_module_and_repeat_exactly():
     outcomes = train(trials, splits)
     assert all(o.history["train_loss"][-1] < o.history["train_loss"][0] for o in outcomes)
     assert same(outcomes[1], train(trials[1:], splits)[0])
-    net = models.build(Model(**model), (3, 16, 16), 2)
+    net = models.build(ModelSection(**model), (3, 16, 16), 2)
     net.load_state_dict(outcomes[0].weights)
     expected = net.eval()(splits.prepare(splits.test.inputs)).softmax(-1)
     torch.testing.assert_close(torch.as_tensor(outcomes[0].probabilities["test"]), expected)
@@ -418,7 +418,7 @@ def test_averaged_weights_are_used_if_they_validate_better(blobs):
 
 
 def test_batch_norm_statistics_are_averaged_too():
-    stack = models.Stack([models.build(Model(name="tiny_darknet", width=0.1), (3, 16, 16), 2)])
+    stack = models.Stack([models.build(ModelSection(name="tiny_darknet", width=0.1), (3, 16, 16), 2)])
     average, seen = Average(stack, [0.9]), []
     for _ in range(4):
         stack(torch.rand(1, 8, 3, 16, 16), training=True)

@@ -44,7 +44,7 @@ class Stamp(NamedTuple):
         return max(self.modified, self.changed) < time.time_ns() - SETTLED_SECONDS * 10**9
 
 
-class Row(NamedTuple):
+class IndexRow(NamedTuple):
     """What planning and selection need of one record, and its position in its file."""
 
     key: str
@@ -73,8 +73,8 @@ class Index:
     """The rows of every file: `known` from the last scan, `now` from this one."""
 
     file: Path
-    known: Mapping[str, tuple[Stamp, list[Row]]]
-    now: dict[str, tuple[Stamp, list[Row]]] = field(default_factory=dict)
+    known: Mapping[str, tuple[Stamp, list[IndexRow]]]
+    now: dict[str, tuple[Stamp, list[IndexRow]]] = field(default_factory=dict)
 
     @classmethod
     def read(cls, folder: Path) -> "Index":
@@ -89,14 +89,14 @@ class Index:
             if version != VERSION:
                 return cls(file, {})
             known = {
-                name: (Stamp(*stamp), [Row(*row[:11], configs[row[11]], *row[12:]) for row in rows])
+                name: (Stamp(*stamp), [IndexRow(*row[:11], configs[row[11]], *row[12:]) for row in rows])
                 for name, (stamp, rows) in files.items()
             }
             return cls(file, known)
         except (OSError, ValueError, IndexError, RecursionError):
             return cls(file, {})
 
-    def rows(self, name: str, stamp: Stamp) -> list[Row] | None:
+    def rows(self, name: str, stamp: Stamp) -> list[IndexRow] | None:
         """The records of a file, if it has not changed since they were read."""
         known_stamp, rows = self.known.get(name, (None, []))
         if known_stamp != stamp:
@@ -104,7 +104,7 @@ class Index:
         self.now[name] = stamp, rows
         return rows
 
-    def put(self, name: str, stamp: Stamp, rows: list[Row]) -> None:
+    def put(self, name: str, stamp: Stamp, rows: list[IndexRow]) -> None:
         """Remember the records of a file that was just read."""
         if stamp.settled:
             self.now[name] = stamp, rows

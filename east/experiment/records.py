@@ -28,12 +28,12 @@ from east.choices import ConfigError, choose, printable
 from east.experiment import checked
 from east.experiment.checked import MOST_BYTES, UNREADABLE, NewerError
 from east.experiment.folder import RecordFile, Refused, export_files, first_line, run_files
-from east.experiment.index import Index, Row
+from east.experiment.index import Index, IndexRow
 from east.files import open_regular, read_regular, write_atomically
 from east.settings.identity import SCHEMA, Json, plain
 from east.settings.sections import Science
-from east.settings.settings import Rule
-from east.training.scores import Decision, Matrix, Scores
+from east.settings.settings import SelectionRule
+from east.training.scores import JudgedRule, Matrix, Scores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 STAGES = ("search", "trial")
 STATUSES = ("done", "failed")
-RULES = get_args(Rule)
+RULES = get_args(SelectionRule)
 HISTORY_POINTS = 40
 KEPT_BYTES = 1 << 14  # the record of a larger file does not stay in memory, and is read again when needed
 MOST_ARRAY_BYTES = 1 << 33  # unpacked; a larger archive is not read
@@ -57,7 +57,7 @@ class Record:
     data: dict[str, Json] = field(default_factory=dict)  # name, fingerprint, sizes, index_hash
     confusion: dict[str, Matrix] = field(default_factory=dict)  # val, test: by argmax
     scores: dict[str, Scores] = field(default_factory=dict)  # val, test
-    decisions: dict[str, Decision] = field(default_factory=dict)  # other rules: thresholds, plugin_<metric>
+    decisions: dict[str, JudgedRule] = field(default_factory=dict)  # other rules: thresholds, plugin_<metric>
     best: dict[str, float | None] = field(default_factory=dict)  # val_loss, val_metric (1 - M), temperature, epoch
     epochs: int = 0
     stopped: str | None = None
@@ -108,7 +108,7 @@ class Record:
 
 PREFIXES = {"trial": "seed", "search": "search"}  # of file names, by stage
 STORED = [f.name for f in fields(Record) if f.name not in ("family", "source")]
-INDEXED = Row._fields[: Row._fields.index("config")]
+INDEXED = IndexRow._fields[: IndexRow._fields.index("config")]
 UNINDEXED = {f.name for f in fields(Record)} - {*INDEXED, "schema", "source"}
 
 
@@ -118,7 +118,7 @@ class Origin:
 
     root: Path
     source: str
-    row: Row
+    row: IndexRow
 
     def record(self) -> Record:
         """The record with only its indexed fields in memory."""
@@ -487,9 +487,9 @@ def _lines(file: RecordFile, refused: Refused | None = None) -> Iterator[bytes]:
             refused.add(file.path, error)
 
 
-def _row(record: Record, config: str, offset: int = 0, length: int | None = None) -> Row:
+def _row(record: Record, config: str, offset: int = 0, length: int | None = None) -> IndexRow:
     indexed = {name: getattr(record, name) for name in INDEXED}
-    return Row(**indexed, config=config, offset=offset, length=length)
+    return IndexRow(**indexed, config=config, offset=offset, length=length)
 
 
 def _sparse(matrix: Matrix) -> Any:

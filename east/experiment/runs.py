@@ -15,7 +15,7 @@ import torch
 from east import data, display, losses, models
 from east.choices import HERE, ConfigError, import_by_path
 from east.data.common import assign, leave_out
-from east.settings.sections import Dataset, Loss, Science, Split
+from east.settings.sections import DatasetSection, LossSection, Science, Split
 from east.settings.settings import Settings
 from east.training import classical
 from east.training.devices import pick_device
@@ -58,7 +58,7 @@ class Run:
         return Path(self.settings.results_dir) / "runs" / "checkpoints" / self.science.family
 
 
-def load(dataset: Dataset, data_dir: str | None) -> data.Data:
+def load(dataset: DatasetSection, data_dir: str | None) -> data.Data:
     """The data of a dataset section. The last dataset is cached, since the next job usually needs it again."""
     options = json.dumps({**dataset.options, "limit": dataset.limit})
     return _load(dataset.loader, data_dir, options, state_of(dataset.options.get("path")))
@@ -99,7 +99,7 @@ def split_options(split: Split) -> dict[str, Any]:
     return {"seed": split.seed, "fractions": split.fractions, "stratify": split.stratify}
 
 
-def with_average(loss: Loss, positive: int | None) -> Loss:
+def with_average(loss: LossSection, positive: int | None) -> LossSection:
     """The loss with its average resolved, if its config leaves that to the data (`average: null`)."""
     if loss.options.get("average", "given") is not None:
         return loss

@@ -10,10 +10,10 @@ from east.choices import import_by_path
 from east.losses.inputs import Loss, refuse_unknown
 from east.losses.metric_cross_entropy import MetricCrossEntropy
 from east.losses.metric_loss import MetricLoss
-from east.settings.sections import Loss as Section
+from east.settings.sections import LossSection
 
 
-def build(loss: Section, classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None) -> Loss:
+def build(loss: LossSection, classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None) -> Loss:
     """The loss that a config's `loss` section describes.
 
     labels: the training labels, for class_weights=balanced. positive: index of the positive class, for

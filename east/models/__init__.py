@@ -1,6 +1,6 @@
 """Networks as ordinary modules, and `Stack`, which holds a population of them in one tensor.
 
-net = east.models.build(Model(name="mlp", hidden=[512, 256, 128]), inputs_shape=(6,), outputs=2)
+net = east.models.build(ModelSection(name="mlp", hidden=[512, 256, 128]), inputs_shape=(6,), outputs=2)
 """
 
 import inspect
@@ -15,12 +15,12 @@ from east.models.darknet import DARKNET19, TINY, Darknet
 from east.models.gnn import GNN
 from east.models.mlp import MLP
 from east.models.stack import Stack
-from east.settings.sections import Model
+from east.settings.sections import ModelSection
 
 __all__ = ["GNN", "MLP", "MODELS", "TOGETHER", "Darknet", "Stack", "build"]
 
 
-def build(model: Model, inputs_shape: Sequence[int], outputs: int, dropout: float = 0.0) -> nn.Module:
+def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropout: float = 0.0) -> nn.Module:
     """The network of a config's `model` section, freshly initialised from torch's global generator.
 
     inputs_shape: of one sample. outputs: the number of classes; `model.outputs` overrides it, and 1 means a single

@@ -136,7 +136,7 @@ class Cell(Request):
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ChosenSetting:
     """A family's chosen setting, and the scores of its trials that have the cell's score; none if all failed."""
 
     is_ideal: bool
@@ -171,11 +171,11 @@ def fill(cell: Cell, catalogue: Catalogue, rule: str, accepted: Sequence[str]) -
             rates = cooling_rates(settings)
             kept = [entry for entry in family if entry.sections["annealing"].get("r") in rates]
             by_preset.setdefault(preset, []).extend([kept] if kept else [])
-    without_values: list[Candidate] = []
+    without_values: list[ChosenSetting] = []
     for preset in by_preset if cell.family else accepted:
-        by_split: dict[int | str, list[Candidate]] = {}
+        by_split: dict[int | str, list[ChosenSetting]] = {}
         for family in by_preset.get(preset, ()):
-            candidate = _candidate(family, cell, rule)
+            candidate = _chosen_setting(family, cell, rule)
             if candidate and candidate.values:
                 by_split.setdefault(family[0].split, []).append(candidate)
             elif candidate and (cell.family or family[0].split in usual_splits(cell)):
@@ -204,7 +204,7 @@ def fill_shorter(cells: Sequence[Cell], catalogue: Catalogue) -> None:
                     cell.shorter = {**cell.shorter, preset: shorter}
 
 
-def _candidate(family: Family, cell: Cell, rule: str) -> Candidate | None:
+def _chosen_setting(family: Family, cell: Cell, rule: str) -> ChosenSetting | None:
     key = records.select((entry.record for entry in family), rule)
     if key is None and not any(entry.done for entry in family):  # a rule chooses only among what succeeded
         key = next((entry.key for entry in family if entry.is_trial), None)
@@ -213,10 +213,12 @@ def _candidate(family: Family, cell: Cell, rule: str) -> Candidate | None:
     ideal = {tuple(name.split(".")): value for name, value in cell.ideal.items()}
     sections = family[0].sections
     is_ideal = all(sections[section].get(name) == value for (section, name), value in ideal.items())
-    return Candidate(is_ideal, key, dict(sorted(values.items())), family) if key else None
+    return ChosenSetting(is_ideal, key, dict(sorted(values.items())), family) if key else None
 
 
-def _show(cell: Cell, split: int | str, by_split: Mapping[int | str, list[Candidate]], catalogue: Catalogue) -> None:
+def _show(
+    cell: Cell, split: int | str, by_split: Mapping[int | str, list[ChosenSetting]], catalogue: Catalogue
+) -> None:
     """Fill the cell from one split; `cell.splits` gets the scores on all splits."""
     best = {split: max(candidates, key=lambda candidate: candidate.order) for split, candidates in by_split.items()}
     shown = best[split]

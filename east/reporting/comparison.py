@@ -40,7 +40,7 @@ Measure: TypeAlias = Callable[[Confusion], Tensor]
 
 
 @dataclass(frozen=True)
-class Part:
+class JudgedPart:
     """What a trial decided on one part of the data."""
 
     probabilities: Tensor  # [n, d]
@@ -60,13 +60,13 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedTrial:
     """One trial under a decision rule. Validation decisions are cross-fitted if the rule is tuned."""
 
     seed: int
     rule: decisions.Rule
-    val: Part
-    test: Part
+    val: JudgedPart
+    test: JudgedPart
     unseen: Tensor | None = None  # bool [n]: validation rows not used to stop its training; None: no row was
 
 
@@ -80,11 +80,11 @@ class Candidate:
     key: str
     title: str
     decision: str
-    trials: tuple[Judged, ...]
-    judged: tuple[Part, ...] = ()
+    trials: tuple[JudgedTrial, ...]
+    judged: tuple[JudgedPart, ...] = ()
 
     @property
-    def val(self) -> tuple[Part, ...]:
+    def val(self) -> tuple[JudgedPart, ...]:
         return self.judged or tuple(trial.val for trial in self.trials)
 
     @property
@@ -105,7 +105,7 @@ class Candidate:
         return float(np.mean([trial.test.score for trial in self.trials]))
 
     @property
-    def chosen(self) -> Judged:
+    def chosen(self) -> JudgedTrial:
         """The trial that is saved: the best on validation."""
         return max(self.trials, key=lambda trial: trial.val.score)
 
@@ -120,7 +120,7 @@ class Candidate:
         return {name: None if each[0][name] is None else float(np.mean([s[name] for s in each])) for name in each[0]}
 
 
-def scores_of(part: Part, positive: int | None) -> dict[str, float | None]:
+def scores_of(part: JudgedPart, positive: int | None) -> dict[str, float | None]:
     """The usual scores by the names that users see; None where they are undefined on these rows."""
     stored = evaluation.scores(part.confusion, positive)
     stored |= evaluation.rank_scores(part.probabilities, part.labels, positive)
@@ -136,7 +136,7 @@ def judge(
     positive: int | None,
     folds: int | None = None,
     groups: Mapping[str, Tensor | None] | None = None,
-) -> Judged:
+) -> JudgedTrial:
     """Apply a decision rule to a trial's probabilities.
 
     folds: `split.folds` of the trial. groups: the groups [n] of the rows of val and test, if they have any.
@@ -154,13 +154,13 @@ def judge(
     else:
         on_val = rule.decide(val)
 
-    def part(name: str, probabilities: Tensor, labels: Tensor, predicted: Tensor) -> Part:
+    def part(name: str, probabilities: Tensor, labels: Tensor, predicted: Tensor) -> JudgedPart:
         score = measure(Confusion.from_predictions(predicted, labels, probabilities.shape[-1]))
-        return Part(probabilities, labels, predicted, float(score), groups.get(name))
+        return JudgedPart(probabilities, labels, predicted, float(score), groups.get(name))
 
     unseen = None if folds is None else folds_of(val_labels, folds, groups.get("val")) == seed % folds
     on_test = part("test", test, test_labels, rule.decide(test))
-    return Judged(seed, rule, part("val", val, val_labels, on_val), on_test, unseen)
+    return JudgedTrial(seed, rule, part("val", val, val_labels, on_val), on_test, unseen)
 
 
 def folds_of(labels: Tensor, folds: int, groups: Tensor | None) -> Tensor:
@@ -183,8 +183,8 @@ def on_unseen_rows(candidates: Sequence[Candidate], measure: Measure) -> list[Ca
     return [replace(c, judged=tuple(unseen_parts(c.trials, rows, measure))) for c in candidates]
 
 
-def unseen_parts(trials: Sequence[Judged], rows: Tensor, measure: Measure) -> Iterator[Part]:
-    """Decisions of the trials on these validation rows [m]: one Part if each left out a fold, else one per trial."""
+def unseen_parts(trials: Sequence[JudgedTrial], rows: Tensor, measure: Measure) -> Iterator[JudgedPart]:
+    """Decisions of the trials on these validation rows [m]: one part if each left out a fold, else one per trial."""
     left_out = [(trial, trial.unseen) for trial in trials if trial.unseen is not None]
     owner = (
         torch.stack([unseen.int() for _, unseen in left_out]).argmax(0)[rows] if left_out else torch.zeros_like(rows)
@@ -195,7 +195,7 @@ def unseen_parts(trials: Sequence[Judged], rows: Tensor, measure: Measure) -> It
         labels = parts[0].labels[rows]
         score = measure(Confusion.from_predictions(predicted, labels, probabilities.shape[-1]))
         groups = None if parts[0].groups is None else parts[0].groups[rows]
-        yield Part(probabilities, labels, predicted, float(score), groups)
+        yield JudgedPart(probabilities, labels, predicted, float(score), groups)
 
 
 def tuning_rows(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -220,7 +220,9 @@ def cross_fitted(
 
 
 @dataclass(frozen=True)
-class Interval:
+class Estimate:
+    """A score, or a difference of scores, with its 95 % interval."""
+
     value: float
     low: float
     high: float
@@ -290,13 +292,13 @@ class Comparison:
         ahead = np.isclose(drawn, drawn.max(0))
         return float((ahead[self.best] / ahead.sum(0)).mean())  # ties share a win
 
-    def interval(self, k: int) -> Interval:
-        return Interval(self.candidates[k].test, *np.nanquantile(self.samples[k], INTERVAL).tolist())
+    def interval(self, k: int) -> Estimate:
+        return Estimate(self.candidates[k].test, *np.nanquantile(self.samples[k], INTERVAL).tolist())
 
-    def lead(self, k: int) -> Interval:
+    def lead(self, k: int) -> Estimate:
         """The winner's test score minus candidate k's."""
         low, high = np.nanquantile(self.samples[self.best] - self.samples[k], INTERVAL).tolist()
-        return Interval(self.winner.test - self.candidates[k].test, low, high)
+        return Estimate(self.winner.test - self.candidates[k].test, low, high)
 
     @property
     def behind(self) -> list[str]:
@@ -361,7 +363,7 @@ class Comparison:
         ]
 
 
-def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndarray:
+def resampled(candidates: Sequence[Sequence[JudgedPart]], measure: Measure) -> np.ndarray:
     """[candidates, RESAMPLES]: mean scores over resampled rows, or whole groups of rows, and seeds.
 
     Rows are the same for all candidates, seeds for all with equally many: the rules of one network share its trials.
@@ -389,7 +391,7 @@ def resampled(candidates: Sequence[Sequence[Part]], measure: Measure) -> np.ndar
     return np.array(means)
 
 
-def units_of(part: Part) -> tuple[int, np.ndarray]:
+def units_of(part: JudgedPart) -> tuple[int, np.ndarray]:
     """How many units a bootstrap draws from, rows or groups of rows, and the unit [n] of each row."""
     if part.groups is None:
         return len(part.labels), np.arange(len(part.labels))
@@ -406,7 +408,7 @@ def draws(units: int, random: np.random.Generator) -> Iterator[np.ndarray]:
         yield np.bincount(drawn.ravel(), minlength=count * units).reshape(count, units)
 
 
-def rank_samples(part: Part, positive: int | None) -> dict[str, np.ndarray]:
+def rank_samples(part: JudgedPart, positive: int | None) -> dict[str, np.ndarray]:
     """auroc and average_precision [RESAMPLES] over resampled rows, computed as in `evaluation.rank_scores`."""
     classes = range(part.probabilities.shape[-1]) if positive is None else [positive]
     ranked = [(part.probabilities[:, k].double().numpy(), (part.labels == k).numpy()) for k in classes]

@@ -16,7 +16,7 @@ from east.reporting.entries import AXES, Catalogue, Entry, Point
 from east.settings import compose, identity
 from east.settings.command import Command
 from east.settings.identity import Json
-from east.settings.sections import Dataset
+from east.settings.sections import DatasetSection
 from east.settings.settings import Grid, Protocol, Settings
 
 PRESETS = ("paper", "half", "budget", "lean", "quick")  # from the fullest to the quickest
@@ -82,8 +82,8 @@ class Request:
 
 
 @cache
-def _dataset(name: str, config_dir: str | None) -> Dataset:
-    return compose.from_file(Dataset, "dataset", name, config_dir)
+def _dataset(name: str, config_dir: str | None) -> DatasetSection:
+    return compose.from_file(DatasetSection, "dataset", name, config_dir)
 
 
 @cache

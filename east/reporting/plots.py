@@ -22,7 +22,7 @@ from east.reporting import statistics
 from east.reporting.cells import MARKS
 
 if TYPE_CHECKING:
-    from east.reporting.tables import Cell, Ranking, Table
+    from east.reporting.tables import Cell, Ranking, ResultTable
 
 P = ParamSpec("P")
 
@@ -146,7 +146,7 @@ def curves(history: Mapping[str, Sequence[float]], title: str = "") -> Figure:
 
 
 @styled
-def tradeoff(table: "Table") -> Figure:
+def tradeoff(table: "ResultTable") -> Figure:
     """Precision against recall of class dog, a point per beta, ours and published: EAST v2 Table 6."""
     precision, recall = "precision dog", "recall dog"
     figure = Figure(figsize=(4.6, 3.6))
@@ -197,7 +197,7 @@ def _published(cell: "Cell") -> Mean:
 
 
 @styled
-def dots(table: "Table", released: "Table | None" = None) -> Figure:
+def dots(table: "ResultTable", released: "ResultTable | None" = None) -> Figure:
     """A table as dots, ours and published with 95 % intervals of the means; blocks without results are left out.
 
     Each of our dots has the number of trials and the marks of its training beside it. `released` is the same table by
@@ -227,7 +227,7 @@ def dots(table: "Table", released: "Table | None" = None) -> Figure:
     return figure
 
 
-def _on_other_data(table: "Table", released: "Table | None") -> dict[tuple[str, str, str], "Cell"]:
+def _on_other_data(table: "ResultTable", released: "ResultTable | None") -> dict[tuple[str, str, str], "Cell"]:
     """The filled cells of the released variant that use other data than the table."""
     data = {(cell.block, cell.row, cell.column): cell.dataset for cell in table.cells}
     filled = {(c.block, c.row, c.column): c for c in (released.cells if released else ()) if c.values}
@@ -330,7 +330,7 @@ def lowest(cells: Iterable["Cell"]) -> float:
 
 
 @styled
-def lines(table: "Table") -> Figure:
+def lines(table: "ResultTable") -> Figure:
     """A table as lines: a panel per block, a line per row over the columns, with 95 % intervals of the means."""
     blocks = {block: cells for block, cells in table.blocks.items() if any(cell.values for cell in cells.values())}
     figure = Figure(figsize=(1.6 + 3.0 * max(len(blocks), 1), 3.2))
@@ -353,7 +353,7 @@ def lines(table: "Table") -> Figure:
 
 
 @styled
-def ranks(table: "Table") -> Figure:
+def ranks(table: "ResultTable") -> Figure:
     """Critical-difference diagrams, one per block: mean ranks, best at the left.
 
     A bar joins ranks that do not differ significantly.
@@ -370,7 +370,7 @@ def ranks(table: "Table") -> Figure:
 
 
 @styled
-def leads(table: "Table") -> Figure:
+def leads(table: "ResultTable") -> Figure:
     """How far each row is ahead of the reference row, with its interval over datasets: a panel for each block.
 
     The decisions of one loss share a line. Losses are sorted by the rank of their best decision. The axis covers the
@@ -521,7 +521,7 @@ def softened(
     return soft, {name: float(METRICS[name](counts)) for name in metrics}
 
 
-def figure_of(table: "Table", released: "Table | None" = None) -> Figure:
+def figure_of(table: "ResultTable", released: "ResultTable | None" = None) -> Figure:
     """The figure of a table, of the kind that its config names."""
     if table.figure == "dots":
         return dots(table, released)

@@ -40,22 +40,22 @@ CLASS_INDEX = {"cifar10": {"dog": 5, "frog": 6}, "caltech256": {"dog": 55, "frog
 POSITIVE = 1
 
 Labels = tuple[str, ...] | dict[str, str]  # names, or label -> name
-Decision = Literal["argmax", "plugin", "expected"]
-DECIDED: dict[Decision, str] = {"argmax": "", "plugin": " + plug-in", "expected": " + expected"}
+DecisionName = Literal["argmax", "plugin", "expected"]
+DECIDED: dict[DecisionName, str] = {"argmax": "", "plugin": " + plug-in", "expected": " + expected"}
 
 
 class Strict(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
 
-class Row(Strict):
+class RowSpec(Strict):
     """A loss with its parameters; `overrides` collects annealing=… and every key with a dot."""
 
     loss: str
     beta: float | dict[str, JsonValue] | None = None
     class_: str | None = Field(None, alias="class")
     block: str | None = None
-    decision: Decision | None = None
+    decision: DecisionName | None = None
     released: Options = {}
     overrides: Options = {}
 
@@ -67,14 +67,14 @@ class Row(Strict):
         return fields | ({"overrides": overrides} if overrides else {})
 
 
-class Columns(Strict):
+class ColumnsSpec(Strict):
     """Datasets times classes times metrics; `rows` replaces rows of the table; null leaves one out."""
 
     dataset: Labels
     metric: Labels
     block: str | None = None
     class_: tuple[str, ...] | None = Field(None, alias="class")
-    rows: dict[str, Row | None] = {}
+    rows: dict[str, RowSpec | None] = {}
 
 
 class Question(Strict):
@@ -99,10 +99,10 @@ class Spec(Strict):
     preset: str | None = None  # the quickest preset shown
     overrides: Options = {}
     class_: str | None = Field(None, alias="class")
-    rows: dict[str, Row] = {}
-    columns: tuple[Columns, ...] = ()
+    rows: dict[str, RowSpec] = {}
+    columns: tuple[ColumnsSpec, ...] = ()
     metric: Labels | None = None  # replaces the columns' metrics
-    decisions: tuple[Decision, ...] = ()
+    decisions: tuple[DecisionName, ...] = ()
     grid: Grid | None = None
     questions: tuple[Question, ...] = ()
     blocks: Literal["dataset", "metric"] = "dataset"
@@ -208,7 +208,7 @@ def blank_cells(table: Spec, variant: str) -> Iterator[Cell]:
                 )
 
 
-def _request(table: Spec, row: Row, dataset: str, options: Sequence[str], variant: str) -> Request:
+def _request(table: Spec, row: RowSpec, dataset: str, options: Sequence[str], variant: str) -> Request:
     """The runs that fill a row's cells."""
     overrides: Options = {f"dataset.{name}": value for name, value in map(_option, options)}
     overrides |= table.overrides | row.overrides
@@ -232,7 +232,7 @@ def _request(table: Spec, row: Row, dataset: str, options: Sequence[str], varian
     )
 
 
-def _published(table: Spec, row: Row, dataset: str, metric: str, of_class: str | None) -> papers.Published | None:
+def _published(table: Spec, row: RowSpec, dataset: str, metric: str, of_class: str | None) -> papers.Published | None:
     betas = tuple(row.beta.items()) if isinstance(row.beta, dict) else None
     return _index(table.paper, table.table).get((dataset, row.loss, betas, metric, of_class, row.block))
 
@@ -243,14 +243,14 @@ def _index(paper: str | None, table: int | None) -> dict[tuple, papers.Published
     return {(c.dataset, c.our_loss, c.our_beta, c.metric, c.class_, c.block): c for c in of_table}
 
 
-def _score(table: Spec, row: Row, dataset: str, metric: str, variant: str) -> str:
+def _score(table: Spec, row: RowSpec, dataset: str, metric: str, variant: str) -> str:
     score = papers.score_of(table.paper, dataset, row.loss, metric)
     if variant == "released" and table.paper == "btg" and row.loss in papers.LOGIT_JUDGED:
         return f"logit_{score}"
     return score if row.decision in (None, "argmax") else decided(score, row.decision)
 
 
-def _decided(table: Spec, rows: Mapping[str, Row | None]) -> Iterator[tuple[str, Row]]:
+def _decided(table: Spec, rows: Mapping[str, RowSpec | None]) -> Iterator[tuple[str, RowSpec]]:
     """The rows that are not null, each repeated for every decision of the table."""
     for label, row in rows.items():
         if row and not table.decisions:

@@ -26,7 +26,18 @@ from east.reporting.recorded import labels
 from east.reporting.specs import VARIANTS, Question, Spec, blank_cells, names, papers_tables, spec, usual_preset
 from east.settings.command import Command
 
-__all__ = ["Cell", "Spec", "Table", "blank_cells", "build", "build_all", "command", "comparisons", "labels", "names"]
+__all__ = [
+    "Cell",
+    "ResultTable",
+    "Spec",
+    "blank_cells",
+    "build",
+    "build_all",
+    "command",
+    "comparisons",
+    "labels",
+    "names",
+]
 __all__ += ["papers_tables", "plan", "render", "spec", "usual_preset"]
 
 REFERENCES = ("ce", "bce")  # losses that the others are compared with
@@ -36,7 +47,7 @@ PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-i
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RowPair:
     """Two rows of a column, trial by trial. `p_holm` is corrected over the table's questions; None if it is not one."""
 
     block: str
@@ -84,7 +95,7 @@ class Missing:
 
 
 @dataclass
-class Table:
+class ResultTable:
     """Cells with their caption. Blocks are sub-tables, usually one per dataset."""
 
     name: str
@@ -196,7 +207,7 @@ def build(
     today: date | None = None,
     scanned: Sequence[Record] | None = None,
     config_dir: str | None = None,
-) -> Table:
+) -> ResultTable:
     """A table, or the one of that name in conf/table, filled from the records.
 
     `rule` selects the setting, `variant="released"` includes the released code's quirks, `preset` is the quickest one
@@ -226,7 +237,9 @@ def build(
     findings = {finding.id: finding for finding in papers.findings() if finding.id in ids}
     caption = _caption(table, cells, rule, variant, today or date.today())
     shared = ("flipped", "ranked", "details", "figure", "reference", "next", "questions")
-    return Table(table.name, table.title, caption, cells, findings, **{name: getattr(table, name) for name in shared})
+    return ResultTable(
+        table.name, table.title, caption, cells, findings, **{name: getattr(table, name) for name in shared}
+    )
 
 
 def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
@@ -243,7 +256,7 @@ def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.block not in filled)
 
 
-def build_all(results_dir: str | Path = "results", **options: Any) -> list[Table]:
+def build_all(results_dir: str | Path = "results", **options: Any) -> list[ResultTable]:
     """Every table of the papers."""
     scanned = records.scan(results_dir)
     return [build(name, results_dir, scanned=scanned, **options) for name in papers_tables()]
@@ -275,12 +288,12 @@ def plan(
     return list(runs.values())
 
 
-def comparisons(table: Table) -> list[Comparison]:
+def comparisons(table: ResultTable) -> list[RowPair]:
     """Every loss against cross-entropy (or the table's reference row) in the same column, and the declared questions.
 
     Trials are paired by seed on one split, and by split where every trial has its own. Only cells that share protocol
     and splits are compared, by the fullest training that both have on record. A table that ranks its rows answers its
-    questions over the datasets of a block; all other rows are in `Table.rankings`.
+    questions over the datasets of a block; all other rows are in `ResultTable.rankings`.
     """
     questions = [(block, q.column or statistics.ALL, q.row, q.against) for q in table.questions for block in q.blocks]
     if table.ranked:
@@ -299,7 +312,7 @@ def comparisons(table: Table) -> list[Comparison]:
     return [replace(pair, p_holm=corrected.get(index)) for index, pair in enumerate(pairs)]
 
 
-def answer(table: Table) -> str | None:
+def answer(table: ResultTable) -> str | None:
     """One sentence about a table with a reference row: which row is best by the first score, and how sure that is."""
     first = [cell for cell in table.cells if cell.column == table.cells[0].column and cell.values]
     if not first or not table.reference:
@@ -314,7 +327,7 @@ def answer(table: Table) -> str | None:
     return f"{sentence}; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s."
 
 
-def _rivals(table: Table, cell: Cell, questions: Sequence[tuple[str, str, str, str]]) -> Iterator[Cell]:
+def _rivals(table: ResultTable, cell: Cell, questions: Sequence[tuple[str, str, str, str]]) -> Iterator[Cell]:
     """The cells of the same measure that a cell is compared with."""
     for rival in table.column(cell):
         declared = (cell.block, cell.column, cell.row, rival.row) in questions
@@ -342,7 +355,7 @@ def _trained_alike(cell: Cell, rival: Cell) -> tuple[Cell, Cell] | None:
     return None
 
 
-def _paired(cell: Cell, rival: Cell) -> list[Comparison]:
+def _paired(cell: Cell, rival: Cell) -> list[RowPair]:
     if (alike := _trained_alike(cell, rival)) is None:
         return []
     shown_alike = alike[0] is cell and alike[1] is rival
@@ -354,10 +367,10 @@ def _paired(cell: Cell, rival: Cell) -> list[Comparison]:
     ours, theirs = statistics.by_split(cell.splits), statistics.by_split(rival.splits)
     pairs["split"] = statistics.paired(ours, theirs, overlap=max(cell.overlap, rival.overlap))
     names = (cell.block, cell.column, cell.row, rival.row)
-    return [Comparison(*names, unit, **vars(pair), training=training) for unit, pair in pairs.items() if pair.n > 1]
+    return [RowPair(*names, unit, **vars(pair), training=training) for unit, pair in pairs.items() if pair.n > 1]
 
 
-def _over_datasets(table: Table, block: str, row: str, against: str) -> Iterator[Comparison]:
+def _over_datasets(table: ResultTable, block: str, row: str, against: str) -> Iterator[RowPair]:
     """One row against another by their means on each dataset of a block."""
     means: dict[str, dict[str, float]] = {row: {}, against: {}}
     for cell in table.blocks.get(block, {}).values():
@@ -365,7 +378,7 @@ def _over_datasets(table: Table, block: str, row: str, against: str) -> Iterator
             means[cell.row][cell.column] = cell.summary.mean
     pair = statistics.paired(means[row], means[against], overlap=0.0)
     if pair.n > 1:
-        yield Comparison(block, statistics.ALL, row, against, "dataset", **vars(pair))
+        yield RowPair(block, statistics.ALL, row, against, "dataset", **vars(pair))
 
 
 def _with_plugin(cells: Sequence[Cell]) -> list[Cell]:

@@ -14,7 +14,7 @@ from east.reporting.fidelity import PRESETS
 
 if TYPE_CHECKING:
     from east.reporting.statistics import Lead
-    from east.reporting.tables import Cell, Comparison, Ranking, Table
+    from east.reporting.tables import Cell, Ranking, ResultTable, RowPair
 
 WIDTH = 110  # of running text in a terminal
 MOST_COMMANDS = 40  # more would not be read
@@ -44,12 +44,12 @@ TEX = Style(
 )
 
 
-def texts(table: "Table", cell: "Cell", style: Style) -> list[str]:
+def texts(table: "ResultTable", cell: "Cell", style: Style) -> list[str]:
     """A cell as three strings: ours, published, difference."""
     return [_ours(table, cell, style), _published(table, cell, style), style.escape(difference(cell))]
 
 
-def _ours(table: "Table", cell: "Cell", style: Style) -> str:
+def _ours(table: "ResultTable", cell: "Cell", style: Style) -> str:
     ours = cell.summary
     if not ours.n:
         empty = "—" if cell.has_trials else "not run"
@@ -63,7 +63,7 @@ def _ours(table: "Table", cell: "Cell", style: Style) -> str:
     return _emphasis(table, cell, "ours", number, style) + style.escape(f" ({', '.join(facts)})") + raised
 
 
-def _published(table: "Table", cell: "Cell", style: Style) -> str:
+def _published(table: "ResultTable", cell: "Cell", style: Style) -> str:
     published = cell.published
     if not published:
         return ""
@@ -73,7 +73,7 @@ def _published(table: "Table", cell: "Cell", style: Style) -> str:
     return number + (style.raised.format(letters) if letters else "")
 
 
-def _emphasis(table: "Table", cell: "Cell", which: str, number: str, style: Style) -> str:
+def _emphasis(table: "ResultTable", cell: "Cell", which: str, number: str, style: Style) -> str:
     return (style.bold if table.best(cell, which) else "{}").format(style.escape(number.replace("-", "−")))
 
 
@@ -91,7 +91,7 @@ def _signed(number: float) -> str:
     return f"{number:+.3f}".replace("-", "−")
 
 
-def layout(table: "Table", style: Style) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def layout(table: "ResultTable", style: Style) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     """Each block as (name, header, lines); only columns with published numbers show them and the difference."""
     for block, cells in table.blocks.items() if table.details else ():
         rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
@@ -107,7 +107,7 @@ def layout(table: "Table", style: Style) -> Iterator[tuple[str, list[str], list[
         yield block, header, lines
 
 
-def heading(table: "Table", block: str, column: str) -> str:
+def heading(table: "ResultTable", block: str, column: str) -> str:
     """A column's name with its score and, if mixed, its presets.
 
     For example "f1 (f1_positive; RF, CCS: f1_macro; mixed training: paper, budget)".
@@ -126,7 +126,7 @@ def heading(table: "Table", block: str, column: str) -> str:
     return f"{column} ({'; '.join(facts)})" if facts else column
 
 
-def notes(table: "Table") -> Iterator[tuple[str, str]]:
+def notes(table: "ResultTable") -> Iterator[tuple[str, str]]:
     """Footnotes as (mark, text): the meaning of the marks, then the findings."""
     used = {mark for cell in table.cells for mark in cell.marks}
     yield from ((mark, text) for mark, text in MARKS.items() if mark in used)
@@ -134,7 +134,7 @@ def notes(table: "Table") -> Iterator[tuple[str, str]]:
         yield table.letter(name), f"{finding.status.capitalize()}: {finding.text} {finding.evidence}"
 
 
-def compared(pair: "Comparison") -> list[str]:
+def compared(pair: "RowPair") -> list[str]:
     """One paired comparison as strings."""
     ends = "—" if pair.low is None or pair.high is None else f"{_signed(pair.low)}, {_signed(pair.high)}"
     training = f" ({pair.training})" if pair.training else ""
@@ -152,7 +152,7 @@ UNITS = {
 }
 
 
-def how_compared(table: "Table", pairs: Sequence["Comparison"]) -> str:
+def how_compared(table: "ResultTable", pairs: Sequence["RowPair"]) -> str:
     """Which intervals, tests and corrections the comparisons use."""
     units, answered = {pair.over for pair in pairs}, sum(pair.p_holm is not None for pair in pairs)
     sentences = [sentence for unit, sentence in UNITS.items() if unit in units]
@@ -211,7 +211,7 @@ def lead(entry: "Lead") -> str:
     return f"{_signed(entry.mean)}{ends} {entry.ahead}:{entry.behind}"
 
 
-def markdown(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
+def markdown(tables: Sequence["ResultTable"], pairs: Sequence[list["RowPair"]]) -> str:
     parts = []
     for table, entries in zip(tables, pairs, strict=True):
         parts += [f"## {table.title}", MARKDOWN.escape(table.caption)]
@@ -233,7 +233,7 @@ def _pipes(header: list[str], lines: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *lines])
 
 
-def text(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
+def text(tables: Sequence["ResultTable"], pairs: Sequence[list["RowPair"]]) -> str:
     """For the terminal."""
     parts = []
     for table, entries in zip(tables, pairs, strict=True):
@@ -252,7 +252,7 @@ def text(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def to_run(table: "Table") -> list[str]:
+def to_run(table: "ResultTable") -> list[str]:
     """Commands that fill the empty cells; if there are many, the first few and one that runs all of them."""
     if len(table.missing) <= MOST_COMMANDS:
         return table.missing
@@ -261,7 +261,7 @@ def to_run(table: "Table") -> list[str]:
     return [*first, note]
 
 
-def stacked(table: "Table", block: str) -> list[list[str]]:
+def stacked(table: "ResultTable", block: str) -> list[list[str]]:
     """A block with its columns below each other, to fit a terminal."""
     cells = table.blocks[block]
     lines = [[block, "ours", "published", "Δ"]]
@@ -278,7 +278,7 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
-def latex(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
+def latex(tables: Sequence["ResultTable"], pairs: Sequence[list["RowPair"]]) -> str:
     parts = [r"% needs \usepackage{amssymb,booktabs,graphicx,textcomp}"]
     for table in tables:
         parts += [r"\begin{table}[p]", r"\centering", rf"\caption{{{TEX.escape(f'{table.title}. {table.caption}')}}}"]
@@ -300,7 +300,7 @@ def latex(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str
     return "\n".join(parts)
 
 
-def _latex_rankings(table: "Table") -> list[str]:
+def _latex_rankings(table: "ResultTable") -> list[str]:
     """A table's ranks, on a separate page."""
     parts = [r"\end{table}", r"\begin{table}[p]", r"\centering"] if table.rankings else []
     for sentence, (header, *lines) in map(ranked, table.rankings):
@@ -310,7 +310,7 @@ def _latex_rankings(table: "Table") -> list[str]:
     return parts
 
 
-def flat(table: "Table", cell: "Cell") -> dict[str, object]:
+def flat(table: "ResultTable", cell: "Cell") -> dict[str, object]:
     """A cell as one row of a CSV file."""
     ours, published, interval = cell.summary, cell.published, cell.interval
     constant = sum(cell.constant) / len(cell.constant) if cell.constant else None
@@ -333,7 +333,7 @@ def _finding(finding: papers.Finding) -> dict[str, str]:
     return {"id": finding.id, "status": finding.status, "text": finding.text, "evidence": finding.evidence}
 
 
-def csv_(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
+def csv_(tables: Sequence["ResultTable"], pairs: Sequence[list["RowPair"]]) -> str:
     """One line per cell; lists and mappings as JSON."""
     cells = [flat(table, cell) for table in tables for cell in table.cells]
     stream = io.StringIO()
@@ -344,7 +344,7 @@ def csv_(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
     return stream.getvalue()
 
 
-def json_(tables: Sequence["Table"], pairs: Sequence[list["Comparison"]]) -> str:
+def json_(tables: Sequence["ResultTable"], pairs: Sequence[list["RowPair"]]) -> str:
     """A list of tables: name, title, caption, cells (with the value of every seed), comparisons, findings, missing, and
     rankings if the table has them."""
     entries = [

@@ -20,7 +20,7 @@ from east.settings.command import Command, text
 from east.settings.identity import SEARCHED
 from east.settings.messages import FROM_FILE, Checked, unknown_key, validated
 from east.settings.reading import Composed, read
-from east.settings.sections import Dataset, Hyper, Kind, Loss
+from east.settings.sections import DatasetSection, Hyper, Kind, LossSection
 from east.settings.settings import Settings
 
 PAPER_DATASETS = (
@@ -87,10 +87,10 @@ def completed(files: Files, chosen: Mapping[str, str], typed: Mapping[str, Any])
     def content(group: str) -> Composed:
         return section(files, group, choices[group])[group]
 
-    kind = validated(Dataset, content("dataset"), "dataset").kind
+    kind = validated(DatasetSection, content("dataset"), "dataset").kind
     protocol = validated(Choices, content("protocol"), "protocol")
     typed_for_loss = {name.removeprefix("loss."): value for name, value in typed.items() if name.startswith("loss.")}
-    loss = validated(Loss, content("loss") | typed_for_loss, "loss")
+    loss = validated(LossSection, content("loss") | typed_for_loss, "loss")
     if choices["preset"] == "auto":
         choices["preset"] = "paper" if choices["dataset"] in PAPER_DATASETS else "quick"
     preset = validated(Choices, content("preset"), "preset")
@@ -149,7 +149,7 @@ def from_file(model: type[Checked], group: str, name: str, config_dir: str | Non
 @cache
 def is_classical(loss: str, config_dir: str | None = None) -> bool:
     """Whether a loss's file says `trains: classical`, so that no network is trained; False if there is no such file."""
-    return loss in groups(config_dir)["loss"] and from_file(Loss, "loss", loss, config_dir).classical
+    return loss in groups(config_dir)["loss"] and from_file(LossSection, "loss", loss, config_dir).classical
 
 
 def by_hydra(file: Path) -> Composed:

@@ -17,7 +17,7 @@ from pydantic.fields import FieldInfo
 from east.choices import ConfigError, groups, import_by_path, imports_allowed
 from east.settings.messages import TYPE_NAMES, expected, unknown_key
 from east.settings.reading import read
-from east.settings.sections import Loss
+from east.settings.sections import LossSection
 
 COMMON = {"dataset": ("name", "kind", "limit"), "model": ("name", "outputs")}  # `Settings` checks them
 FROM_DATA = ("positive",)  # parameters of a metric that the data fill in, so its own default does not count
@@ -76,7 +76,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def checked_loss(loss: Loss, typed: set[str]) -> Loss:
+def checked_loss(loss: LossSection, typed: set[str]) -> LossSection:
     """The loss without typed options that repeat a default; ConfigError for options that its target does not take."""
     open_questions = {key: value for key, value in loss.options.items() if not settled(loss, key, value)}
     if not open_questions:
@@ -111,14 +111,16 @@ def checked_loss(loss: Loss, typed: set[str]) -> Loss:
     }
     repeated = {key for key in typed & defaults.keys() if same(loss.options.get(key), defaults[key])}
     return (
-        Loss.model_validate(loss.model_dump(by_alias=True, exclude_unset=True, exclude=repeated)) if repeated else loss
+        LossSection.model_validate(loss.model_dump(by_alias=True, exclude_unset=True, exclude=repeated))
+        if repeated
+        else loss
     )
 
 
 ANY = "**"  # stands for the parameters of a metric that takes any
 
 
-def settled(loss: Loss, key: str, value: Any) -> bool:
+def settled(loss: LossSection, key: str, value: Any) -> bool:
     """Whether our own file of this loss lists the option, with the same value or another of the same simple type."""
     file = groups()["loss"].get(loss.name)
     ours = read(file) if file else {}

@@ -76,7 +76,7 @@ class Open(Section):
         return self.model_extra or {}
 
 
-class Dataset(Open):
+class DatasetSection(Open):
     """Which data to use and how to read them. `fingerprint` identifies the rows that were loaded."""
 
     name: str
@@ -119,7 +119,7 @@ class Split(Section):
         return self.but(seed=trial_seed) if self.seed == "trial" else self
 
 
-class Model(Open):
+class ModelSection(Open):
     """The network. outputs=1 is a single logit for two classes; null gives one logit per class."""
 
     name: str
@@ -127,14 +127,14 @@ class Model(Open):
     code: str | None = later(None)  # digest of the user's own code; set when a run starts, not typed
 
 
-class Loss(Open):
+class LossSection(Open):
     """The loss, or the classical model that is fitted instead."""
 
     name: str
     target: str = Field(alias="_target_")
     trains: Literal["network", "classical"] = label("network")
     has_temperature: bool | None = label(None)  # null: only losses with the linear step have one
-    code: str | None = later(None)  # as in Model, of a target or a metric
+    code: str | None = later(None)  # as in ModelSection, of a target or a metric
 
     @property
     def anneals(self) -> bool:
@@ -152,7 +152,7 @@ class Loss(Open):
         return options | (self.options.get("parameters") or {})
 
 
-class Annealing(Section):
+class AnnealingSection(Section):
     """The temperature schedule and the outer level of early stopping. Section 4, arXiv 2405.20954."""
 
     name: str = "none"
@@ -195,11 +195,11 @@ class Hyper(Section):
 class Science(Section):
     """Everything that determines a trial's result besides its seed. `preset` and `decisions` are labels."""
 
-    dataset: Dataset
+    dataset: DatasetSection
     split: Split = Split()
-    model: Model
-    loss: Loss
-    annealing: Annealing = Annealing()
+    model: ModelSection
+    loss: LossSection
+    annealing: AnnealingSection = AnnealingSection()
     protocol: Training
     hyper: Hyper = Hyper()
     preset: str | None = None

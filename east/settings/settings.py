@@ -8,16 +8,16 @@ from pydantic import Field, field_validator, model_validator
 
 from east.choices import ConfigError, choose, install_hint
 from east.settings.sections import (
-    Annealing,
+    AnnealingSection,
     Cooling,
     Count,
-    Dataset,
+    DatasetSection,
     Decay,
     Dropout,
     Hyper,
     Kind,
-    Loss,
-    Model,
+    LossSection,
+    ModelSection,
     Names,
     Norm,
     Rate,
@@ -39,7 +39,7 @@ NETWORKS: dict[Kind, tuple[str, ...]] = {
 EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # library -> extra that installs it
 
 Sizes: TypeAlias = Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
-Rule: TypeAlias = Literal["val_loss", "val_metric"]  # how a search chooses
+SelectionRule: TypeAlias = Literal["val_loss", "val_metric"]  # how a search chooses
 Point: TypeAlias = dict[str, float]  # of the grid: lr, dropout, batch_size, and r for a loss that anneals
 
 
@@ -91,7 +91,7 @@ class Protocol(Training):
         names = Training.model_fields.keys() & self.model_fields_set
         return Training(**{name: getattr(self, name) for name in names})
 
-    def hyperparameters(self, dataset: Dataset, loss: Loss) -> dict[str, float]:
+    def hyperparameters(self, dataset: DatasetSection, loss: LossSection) -> dict[str, float]:
         """The prescribed values for this loss, or else for this kind of data."""
         values = {name: v.get(loss.name, v.get(dataset.kind)) if isinstance(v, dict) else v for name, v in self.hyper}
         return {name: value for name, value in values.items() if value is not None}
@@ -138,11 +138,11 @@ class Executor(Section):
 class Settings(Section):
     """One dataset and one loss under a protocol, and how to run them."""
 
-    dataset: Dataset
-    loss: Loss
+    dataset: DatasetSection
+    loss: LossSection
     protocol: Protocol
-    model: Model
-    annealing: Annealing
+    model: ModelSection
+    annealing: AnnealingSection
     search: Search
     executor: Executor
     preset: Preset
@@ -164,7 +164,7 @@ class Settings(Section):
     save_model: bool = False
     debug: bool = False
     config_dir: str | None = None
-    selection: Rule = "val_loss"
+    selection: SelectionRule = "val_loss"
     variant: Literal["clean", "released"] = "clean"
     format: str | None = None
     study: str | None = None
@@ -245,10 +245,10 @@ class Settings(Section):
         split = self.split.but(seed="trial") if self.protocol.new_split else self.split
         model, annealing, protocol, hyper = self.model, self.annealing, self.protocol.training(), self.hyper
         if self.loss.classical:
-            model, hyper = Model(name=self.loss.name), Hyper()
-            annealing, protocol = Annealing(name="none", schedule="none"), Training(name=self.protocol.name)
+            model, hyper = ModelSection(name=self.loss.name), Hyper()
+            annealing, protocol = AnnealingSection(name="none", schedule="none"), Training(name=self.protocol.name)
         elif annealing.schedule == "none":
-            annealing = Annealing(name=annealing.name, schedule="none", T0=annealing.T0)
+            annealing = AnnealingSection(name=annealing.name, schedule="none", T0=annealing.T0)
         return Science(
             dataset=dataset,
             split=split,

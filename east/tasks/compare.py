@@ -35,7 +35,7 @@ from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, Mea
 from east.reporting.pages import compare as page
 from east.settings import compose
 from east.settings.command import Command
-from east.settings.sections import Loss, Split
+from east.settings.sections import LossSection, Split
 from east.settings.settings import Settings
 from east.training import saved
 
@@ -83,7 +83,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Plan:
+class CandidatePlan:
     """A candidate to train: its name in `candidates=[…]`, its title, its run, and how long that takes here."""
 
     key: str
@@ -150,7 +150,7 @@ def checked(command: Command) -> tuple[Command, Settings]:
     return command, settings
 
 
-def needs_trust(plan: Plan) -> bool:
+def needs_trust(plan: CandidatePlan) -> bool:
     """Whether loading the model runs code from outside east: a network or library named in the command."""
     settings = plan.run.settings
     return "target" in settings.model.options or "library" in settings.loss.options
@@ -219,7 +219,7 @@ def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:
     return [name for name in fitting if name in names]
 
 
-def planned(name: str, command: Command, score: Score, kind: str, rows: int, rarest: float = 0.5) -> Plan:
+def planned(name: str, command: Command, score: Score, kind: str, rows: int, rarest: float = 0.5) -> CandidatePlan:
     """A candidate's run, with settings suited to the number of training rows.
 
     rarest: share of the rarest class.
@@ -246,7 +246,7 @@ def planned(name: str, command: Command, score: Score, kind: str, rows: int, rar
         if kind != "graph" and "split.folds" not in command:
             settings = budget.judged_apart(settings)
     title = f"{CANDIDATES[name]} {score.name}" if name == "east" else CANDIDATES[name]
-    return Plan(name, title, Run.of(trained_for(settings, score)))
+    return CandidatePlan(name, title, Run.of(trained_for(settings, score)))
 
 
 def loss_of(name: str, metric: str) -> dict[str, str]:
@@ -261,7 +261,7 @@ def trained_for(settings: Settings, score: Score) -> Settings:
     loss = settings.loss
     if "metric" in loss.options:
         kept = {n: v for n, v in loss.options.items() if n not in ("metric", "average", "positive")}
-        loss = Loss(name=loss.name, _target_=loss.target, **kept, metric=score.metric, **score.parameters)
+        loss = LossSection(name=loss.name, _target_=loss.target, **kept, metric=score.metric, **score.parameters)
     return settings.but(loss=loss, save_model=False, keep_probabilities=True)
 
 
@@ -308,7 +308,7 @@ def needs_training(run: Run) -> bool:
     return bool(ledger_of([run]).missing(replace(run, chosen=run.science).trials))
 
 
-def estimate(plans: Sequence[Plan], minutes: float | None) -> str:
+def estimate(plans: Sequence[CandidatePlan], minutes: float | None) -> str:
     """How long it will take, and how to limit that."""
     total = sum(plan.seconds for plan in plans)
     if not total:
@@ -322,10 +322,10 @@ def estimate(plans: Sequence[Plan], minutes: float | None) -> str:
 class Turns:
     """The display's line about the candidates: done, running, time left."""
 
-    def __init__(self, plans: Sequence[Plan]):
+    def __init__(self, plans: Sequence[CandidatePlan]):
         self.plans, self.at, self.since = plans, 0, time.monotonic()
 
-    def __iter__(self) -> Iterator[Plan]:
+    def __iter__(self) -> Iterator[CandidatePlan]:
         for number, plan in enumerate(self.plans):
             self.at, self.since = number, time.monotonic()
             yield plan
@@ -337,15 +337,15 @@ class Turns:
         return f"{done}, {running.title} running, about {display.duration(left)} left"
 
 
-def cheapest_first(plans: Sequence[Plan]) -> list[Plan]:
+def cheapest_first(plans: Sequence[CandidatePlan]) -> list[CandidatePlan]:
     """The plans by cost. Networks cost about the same and stay in the order of CANDIDATES."""
     networks = min((plan.seconds for plan in plans if plan.key not in CLASSICAL), default=0.0)
     return sorted(plans, key=lambda plan: plan.seconds if plan.key in CLASSICAL else networks)
 
 
-def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], list[str], list[str]]:
+def trained(plans: Sequence[CandidatePlan], deadline: float | None) -> tuple[list[CandidatePlan], list[str], list[str]]:
     """Train one plan after another; return the plans as executed, failures, and notes on what was cut short."""
-    done: list[Plan] = []
+    done: list[CandidatePlan] = []
     failures: list[str] = []
     notes: list[str] = []
     turns = Turns(cheapest_first(plans))
@@ -376,7 +376,10 @@ def trained(plans: Sequence[Plan], deadline: float | None) -> tuple[list[Plan], 
 
 
 def candidates(
-    plans: Sequence[Plan], measure: Measure, positive: int | None, groups: Mapping[str, Tensor | None] | None = None
+    plans: Sequence[CandidatePlan],
+    measure: Measure,
+    positive: int | None,
+    groups: Mapping[str, Tensor | None] | None = None,
 ) -> list[Candidate]:
     """A candidate per decision rule of every plan with finished trials, judged by the recorded probabilities."""
     rated = []
@@ -437,7 +440,7 @@ def data_of(command: str) -> dict[str, Any]:
     return {}
 
 
-def save(result: Comparison, plans: Sequence[Plan], folder: Path, keep_models: str) -> None:
+def save(result: Comparison, plans: Sequence[CandidatePlan], folder: Path, keep_models: str) -> None:
     """Save the winner's best seed with its decision rule to folder/model; delete the others unless keep_models=all."""
     winner, chosen = result.winner, result.winner.chosen
     plan = next(plan for plan in plans if plan.key == winner.key)

@@ -16,7 +16,7 @@ from east.data import files, images
 from east.data.columns import words
 from east.data.common import DataError, shown
 from east.reporting import writers
-from east.reporting.comparison import INTERVAL, Interval, Part, rank_samples, resampled, scores_of
+from east.reporting.comparison import INTERVAL, Estimate, JudgedPart, rank_samples, resampled, scores_of
 from east.reporting.pages import compare as page
 from east.settings import compose
 from east.settings.command import Command
@@ -42,7 +42,7 @@ def main(command: Command) -> int:
     source = Path(settings.input).expanduser()
     labelled = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
     p, rule = torch.from_numpy(labelled.probabilities), model.rule
-    part = Part(p, torch.from_numpy(labelled.labels), rule.decide(p), 0.0)
+    part = JudgedPart(p, torch.from_numpy(labelled.labels), rule.decide(p), 0.0)
     positive = model.about["positive"]
     with display.activity("scoring"):
         intervals = with_intervals(part, positive)
@@ -61,7 +61,7 @@ def main(command: Command) -> int:
     return 0
 
 
-def line(name: str, score: Interval) -> list[str]:
+def line(name: str, score: Estimate) -> list[str]:
     return [name, f"{score.value:.3f}", "" if np.isnan(score.low) else f"{score.low:.3f} to {score.high:.3f}"]
 
 
@@ -109,7 +109,7 @@ def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
     return np.array([number[str(name)] for name in names])
 
 
-def with_intervals(part: Part, positive: int | None) -> dict[str, Interval]:
+def with_intervals(part: JudgedPart, positive: int | None) -> dict[str, Estimate]:
     """The usual scores with bootstrap intervals."""
     measures = {name: metrics.METRICS[name] for name in ("accuracy", "balanced_accuracy", "mcc", "gmean")}
     measures["f1_macro"] = metrics.f1
@@ -118,7 +118,7 @@ def with_intervals(part: Part, positive: int | None) -> dict[str, Interval]:
     values = {name: value for name, value in scores_of(part, positive).items() if value is not None}
     samples = rank_samples(part, positive) if "auroc" in values else {}
     samples |= {name: resampled([[part]], measures[name])[0] for name in values if name in measures}
-    return {name: Interval(value, *np.nanquantile(samples[name], INTERVAL).tolist()) for name, value in values.items()}
+    return {name: Estimate(value, *np.nanquantile(samples[name], INTERVAL).tolist()) for name, value in values.items()}
 
 
 def matrix(scored: page.Scored) -> str:

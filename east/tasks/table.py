@@ -27,7 +27,7 @@ def text(settings: Settings, preset: str | None) -> str:
     scanned = records.scan(settings.results_dir)
     names = tables.papers_tables() if settings.table == "all" else [settings.table]
 
-    def build(name: str, variant: str) -> tables.Table:
+    def build(name: str, variant: str) -> tables.ResultTable:
         return tables.build(
             name,
             settings.results_dir,
@@ -56,9 +56,9 @@ def text(settings: Settings, preset: str | None) -> str:
 def write(
     folder: Path,
     suffix: str,
-    built: Sequence[tables.Table],
-    pairs: Sequence[list[tables.Comparison]],
-    released: Mapping[str, tables.Table],
+    built: Sequence[tables.ResultTable],
+    pairs: Sequence[list[tables.RowPair]],
+    released: Mapping[str, tables.ResultTable],
 ) -> None:
     """Each table in every format, and its figure in the sibling folder; `released`: tables of the released code."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -14,10 +14,9 @@ from typing import get_args
 import numpy as np
 
 from east.choices import choose
-from east.settings import sections as settings
-from east.settings.sections import Science
+from east.settings.sections import AnnealingSection, Schedule, Science
 
-SCHEDULES = get_args(settings.Schedule)
+SCHEDULES = get_args(Schedule)
 LOSS, METRIC, TIE = 0, 1, 4  # columns of `best` and `stage_best`
 NO_BEST = (math.inf, math.inf, 0, 0, math.inf)
 STATE = ("stage", "epochs", "stage_epochs", "bad", "stage_best", "best", "bad_stages", "active")
@@ -103,7 +102,7 @@ class Annealing:
         self.stopped: list[str | None] = [None] * trials
 
     @staticmethod
-    def _schedule(config: settings.Annealing, temperature: float) -> list[float]:
+    def _schedule(config: AnnealingSection, temperature: float) -> list[float]:
         T0 = temperature if config.T0 is None else config.T0
         return temperatures(config.schedule, T0, 0.9 if config.r is None else config.r, config.T_min)
 

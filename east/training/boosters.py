@@ -14,8 +14,7 @@ import numpy as np
 from torch import get_num_threads
 
 from east.choices import ConfigError, choose
-
-Rows = tuple[np.ndarray, np.ndarray]
+from east.training.classical import Array, Validation
 
 CLASSES = {"xgboost": "XGBClassifier", "lightgbm": "LGBMClassifier", "catboost": "CatBoostClassifier"}
 LIBRARIES = tuple(CLASSES)  # a saved model stores the position of its library in here
@@ -37,9 +36,7 @@ class Booster:
         if find_spec(library) is None:
             raise ConfigError(f"{library} is not installed: pip install {library}")
 
-    def fit(
-        self, inputs: np.ndarray, labels: np.ndarray, classes: int, seed: int = 0, validation: Rows | None = None
-    ) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Validation = None) -> Self:
         """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur."""
         self.classes = classes
         self.present, renumbered = np.unique(labels, return_inverse=True)

@@ -21,7 +21,7 @@ from east.choices import choose, import_by_path
 from east.confusion import Confusion
 from east.data.common import Splits
 from east.losses.inputs import refuse_unknown
-from east.settings.sections import Loss
+from east.settings.sections import LossSection
 from east.training.evaluation import f1
 from east.training.population import Outcome, Trial
 
@@ -79,7 +79,7 @@ def as_tensors(classifier: "Classifier", splits: Splits, inputs: np.ndarray) -> 
 
 
 Array = np.ndarray
-Rows = tuple[Array, Array]  # inputs [n, f] and labels [n]
+Validation = tuple[Array, Array] | None  # inputs [n, f] and labels [n]
 
 
 class Classifier(Protocol):
@@ -87,7 +87,7 @@ class Classifier(Protocol):
 
     pca: float | None
 
-    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Validation = None) -> Self:
         """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur.
 
         validation: rows on which to choose between settings, for models with several.
@@ -99,7 +99,7 @@ class Classifier(Protocol):
         ...
 
 
-def build(loss: Loss) -> Classifier:
+def build(loss: LossSection) -> Classifier:
     """The classifier of a config's `loss` section."""
     target = import_by_path(loss.target)
     if not (isinstance(target, type) and all(hasattr(target, name) for name in ("fit", "probabilities"))):
@@ -123,7 +123,7 @@ class RandomForest:
         self.n_estimators, self.min_samples_leaf, self.pca = n_estimators, min_samples_leaf, pca
         self.max_samples = max_samples
 
-    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Validation = None) -> Self:
         """inputs [n, f], labels [n] from 0 to classes - 1, some of which may not occur."""
         self.classes = classes
         self.forest = RandomForestClassifier(
@@ -159,7 +159,7 @@ class LogisticRegression:
         self.pca = pca
         self.class_weights = None if class_weights is None else choose("class_weights", class_weights, CLASS_WEIGHTS)
 
-    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Validation = None) -> Self:
         """inputs [n, f], labels [n]; nothing is random, so the seed has no effect."""
         weights = row_weights(labels, classes, self.class_weights)
         std = inputs.std(0, dtype=np.float64)
@@ -221,7 +221,7 @@ class GradientBoosting:
         self.counts = sorted([iterations] if isinstance(iterations, int) else iterations)
         self.class_weights = None if class_weights is None else choose("class_weights", class_weights, CLASS_WEIGHTS)
 
-    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Validation = None) -> Self:
         """inputs [n, f], labels [n]. The seed matters only above 200,000 rows: bins are then made from a sample."""
         self.classes, self.present = classes, np.unique(labels)
         self.model: HistGradientBoostingClassifier | None = None
@@ -267,7 +267,7 @@ def row_weights(labels: np.ndarray, classes: int, kind: str | None) -> np.ndarra
     return np.ones(classes) if kind is None else len(labels) / (classes * counts.clip(min=1))
 
 
-def check_grid(name: str, values: Sequence[float], validation: Rows | None) -> None:
+def check_grid(name: str, values: Sequence[float], validation: Validation) -> None:
     if len(values) > 1 and (validation is None or len(validation[1]) == 0):
         raise ValueError(f"{name}: expected one value, or validation rows to choose by, got {list(values)} and no rows")
 
@@ -302,7 +302,7 @@ class CCS:
         self.beta, self.C, self.pca = beta, C, pca
         self.decode = choose("decode", decode, DECODINGS)
 
-    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Rows | None = None) -> Self:
+    def fit(self, inputs: Array, labels: Array, classes: int, seed: int = 0, validation: Validation = None) -> Self:
         """inputs [n, f], labels [n]; nothing is random, so the seed has no effect."""
         return self.fit_sets(inputs, labels[:, None] == (np.arange(classes) if classes > 2 else [1]))
 

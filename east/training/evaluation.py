@@ -19,7 +19,7 @@ from east.choices import choose
 from east.confusion import Confusion
 from east.losses import AUROCLoss, MetricCrossEntropy, MetricLoss
 from east.training.decisions import expected, tuned
-from east.training.scores import Decision, Evaluation, Judged, Scores
+from east.training.scores import Evaluation, Judged, JudgedRule, Scores
 
 THRESHOLDS = [k / 10 for k in range(1, 10)]
 AVERAGED = {"thresholds": THRESHOLDS, "logit_thresholds": torch.tensor(THRESHOLDS).sigmoid().tolist()}
@@ -111,11 +111,11 @@ def over_thresholds(
     labels: Mapping[str, Tensor],
     positive: int | None,
     thresholds: Sequence[float] = THRESHOLDS,
-) -> Decision:
+) -> JudgedRule:
     """Confusions at `p >= t` for every threshold, and the mean of each score over them. Section 5, Bridging the Gap."""
     if positive is None or probabilities["val"].shape[-1] != 2:
         raise ValueError(f"decision 'thresholds' is for two classes, got {probabilities['val'].shape[-1]}")
-    result: Decision = {"at": list(thresholds), "confusion": {}, "scores": {}}
+    result: JudgedRule = {"at": list(thresholds), "confusion": {}, "scores": {}}
     for part, p in probabilities.items():
         at = torch.tensor(thresholds, dtype=p.dtype)[:, None]
         predicted = torch.where(p[:, positive] >= at, positive, 1 - positive)

@@ -16,7 +16,7 @@ from typing_extensions import TypedDict
 from east import models
 from east.data import Encoding
 from east.data.common import Kind
-from east.settings.sections import Model as Network
+from east.settings.sections import ModelSection
 from east.training import decisions, portable
 from east.training.scores import StoredRule
 
@@ -136,7 +136,7 @@ def check_network(section: Mapping[str, JsonValue], state: Mapping[str, Tensor],
     """Weights must have the names and shapes of the described network, which is built without memory for this."""
     try:
         with torch.device("meta"):
-            net = models.build(Network.model_validate(section), shape, d)
+            net = models.build(ModelSection.model_validate(section), shape, d)
     except ValidationError as error:
         raise WrongDescriptionError(f"model.{explained(error)}") from None
     except (ValueError, TypeError, RuntimeError) as error:

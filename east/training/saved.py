@@ -34,8 +34,7 @@ from east.data.common import DataError, Kind, Splits, Table
 from east.data.encoding import Numeric, typed_columns
 from east.files import read_regular, replace_folder, temporary_name
 from east.losses.inputs import two_or_more
-from east.settings.sections import Model as Network
-from east.settings.sections import Science
+from east.settings.sections import ModelSection, Science
 from east.training import decisions, inspection, portable
 from east.training.devices import pick_device
 from east.training.inspection import About
@@ -277,7 +276,7 @@ def assembled(about: About, tensors: Mapping[str, Tensor], device: str) -> Model
     if net is None:
         if custom:
             check_custom(str(about["model"]["target"]))
-        net = models.build(Network.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
+        net = models.build(ModelSection.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
         net.load_state_dict(state)
     chosen = pick_device(device)
     return Model(about, dict(tensors), net.eval().to(chosen), chosen)

@@ -28,7 +28,7 @@ class Judged(TypedDict):
     scores: dict[str, Scores]
 
 
-class Decision(TypedDict):
+class JudgedRule(TypedDict):
     """A rule other than argmax. A mean over thresholds has one matrix for each of them."""
 
     rule: NotRequired[StoredRule | None]
@@ -40,4 +40,4 @@ class Decision(TypedDict):
 class Evaluation(Judged):
     """Argmax, and the other rules that were requested."""
 
-    decisions: dict[str, Decision]
+    decisions: dict[str, JudgedRule]

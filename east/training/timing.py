@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from east import models
 from east.data.common import Data, Graphs, Images, Table, split
-from east.settings.sections import Loss, Science
+from east.settings.sections import LossSection, Science
 from east.training.engine import Setup, batches_of, population_size, samples
 from east.training.population import Trial
 
@@ -103,7 +103,7 @@ def timed_step(config: Science, batch: int, size: Size, device: torch.device) ->
     return _KNOWN[key]
 
 
-def without_class_names(loss: Loss) -> Loss:
+def without_class_names(loss: LossSection) -> LossSection:
     """The loss with one beta for all classes: made-up rows have no class names, and it takes as long."""
     return loss.but(beta=1.0) if isinstance(loss.options.get("beta"), Mapping) else loss
 

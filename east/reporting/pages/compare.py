@@ -14,7 +14,7 @@ import numpy as np
 from sklearn.metrics import precision_recall_curve
 
 from east.data.common import Data, Splits, Table, shown
-from east.reporting.comparison import Comparison, Interval, Part, scores_of
+from east.reporting.comparison import Comparison, Estimate, JudgedPart, scores_of
 from east.reporting.pages import html
 from east.training import decisions
 
@@ -47,7 +47,7 @@ class Scored:
     frame: the rows as the user knows them, numbered from 0 by the index; None for the pairs of a graph.
     """
 
-    part: Part
+    part: JudgedPart
     rule: decisions.Rule
     classes: tuple[str, ...]
     positive: int | None
@@ -101,7 +101,7 @@ def rows_of(loaded: Data, index: np.ndarray) -> "pd.DataFrame | None":
 
 
 def write_evaluation(
-    folder: Path, title: str, scored: Scored, scores: "pd.DataFrame", intervals: dict[str, Interval], command: str
+    folder: Path, title: str, scored: Scored, scores: "pd.DataFrame", intervals: dict[str, Estimate], command: str
 ) -> None:
     """Write report.html and scores.csv of a saved model on labelled rows."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -18,6 +18,7 @@ from east.experiment.records import Record
 from east.files import read_regular
 from east.reporting import papers, plots, statistics, tables, writers
 from east.reporting.pages import html
+from east.reporting.tables import ResultTable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -77,11 +78,11 @@ def page(
     return html.document("east: results", header, body, script=html.read("report.js"))
 
 
-def _has_trials(table: tables.Table) -> bool:
+def _has_trials(table: ResultTable) -> bool:
     return any(cell.values for cell in table.cells)
 
 
-def _differs(released: tables.Table, papers: Sequence[tables.Table]) -> bool:
+def _differs(released: ResultTable, papers: Sequence[ResultTable]) -> bool:
     """Whether the released variant of a table shows records that the clean one does not."""
     clean = next(table for table in papers if table.name == released.name)
     keys = {(cell.block, cell.row, cell.column): cell.key for cell in clean.cells}
@@ -137,7 +138,7 @@ def _mean(values: Sequence[float | list[float] | None]) -> str:
 
 
 def _papers(
-    papers: Sequence[tables.Table], with_trials: Sequence[tables.Table], released: Mapping[str, tables.Table]
+    papers: Sequence[ResultTable], with_trials: Sequence[ResultTable], released: Mapping[str, ResultTable]
 ) -> str:
     """The tables that have trials, and the names of the others."""
     without = [table.name for table in papers if table not in with_trials]
@@ -149,7 +150,7 @@ def _papers(
     return (_overview(with_trials) + shown if with_trials else "") + (note if without else "")
 
 
-def _overview(papers: Sequence[tables.Table]) -> str:
+def _overview(papers: Sequence[ResultTable]) -> str:
     cells = [cell for table in papers for cell in table.cells if cell.published]
     facts = {
         "published cells": len(cells),
@@ -179,7 +180,7 @@ def _overview(papers: Sequence[tables.Table]) -> str:
     )
 
 
-def _table(table: tables.Table, released: tables.Table | None = None, level: int = 3) -> str:
+def _table(table: ResultTable, released: ResultTable | None = None, level: int = 3) -> str:
     """One table as HTML, with its notes, its comparisons and the commands that fill its empty cells."""
     anchor = table.name if level == 3 else f"{table.name}-released"
     parts = [f'<section id="{anchor}"><h{level}>{escape(table.title)}</h{level}>']
@@ -206,7 +207,7 @@ def _table(table: tables.Table, released: tables.Table | None = None, level: int
     return "".join(parts) + "</section>"
 
 
-def _block(table: tables.Table, block: str) -> str:
+def _block(table: ResultTable, block: str) -> str:
     cells = table.blocks[block]
     rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
     published = {column for (_, column), cell in cells.items() if cell.published}
@@ -226,7 +227,7 @@ def _block(table: tables.Table, block: str) -> str:
     return html.scrolling(f"{table.title}, {block}", f"{head}<tbody>{body}</tbody>")
 
 
-def _cell(table: tables.Table, cell: tables.Cell, with_published: bool) -> str:
+def _cell(table: ResultTable, cell: tables.Cell, with_published: bool) -> str:
     ours, published, difference = writers.texts(table, cell, STYLE)
     if cell.values:
         first = f'<td data-value="{cell.summary.mean:.6f}"><a href="#k-{cell.key}">{ours}</a></td>'
@@ -277,7 +278,7 @@ def _links(finding: str, shown: Set[str]) -> str:
     )
 
 
-def _records(every: Sequence[tables.Table], scanned: Sequence[Record]) -> str:
+def _records(every: Sequence[ResultTable], scanned: Sequence[Record]) -> str:
     """Each setting behind a cell: its values, and its trials with links to their files."""
     by_key: dict[str, list[Record]] = {}
     for record in scanned:
@@ -315,7 +316,7 @@ def _number(value: float | list[float] | None, places: int = 3) -> str:
 
 
 def _figures(
-    papers: Sequence[tables.Table], ours: Sequence[tables.Table], scanned: Sequence[Record], results_dir: Path
+    papers: Sequence[ResultTable], ours: Sequence[ResultTable], scanned: Sequence[Record], results_dir: Path
 ) -> str:
     figures = [(caption, _svg(figure)) for caption, figure in _drawn(papers, ours, scanned, results_dir)]
     studies = sorted((results_dir / "studies").glob("*.svg"))
@@ -324,7 +325,7 @@ def _figures(
 
 
 def _drawn(
-    papers: Sequence[tables.Table], ours: Sequence[tables.Table], scanned: Sequence[Record], results_dir: Path
+    papers: Sequence[ResultTable], ours: Sequence[ResultTable], scanned: Sequence[Record], results_dir: Path
 ) -> Iterator[tuple[str, "Figure"]]:
     """(caption, figure): the step, then the tables, then an example trial per dataset."""
     yield "The step at several temperatures, threshold 0.5", plots.steps(*plots.step_heights(TEMPERATURES), 0.5)
