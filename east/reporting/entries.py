@@ -140,18 +140,20 @@ class Catalogue:
             families.setdefault(entry.family, []).append(entry)
         self.families: dict[tuple[str, str, str | None], list[Family]] = {}
         for family in families.values():
-            config = family[0].config
-            names = (config.dataset.name, config.loss.name, config.protocol.name)
-            self.families.setdefault(names, []).append(family)
+            self.families.setdefault(names_of(family), []).append(family)
 
-    @cached_property
-    def searched(self) -> dict[str, set[Point]]:
-        """Searched points by `family_of_any_length`, so that all rounds of successive halving are together."""
-        points: dict[str, set[Point]] = {}
-        for entry in self.entries:
-            if entry.done and not entry.is_trial:
-                points.setdefault(entry.family_of_any_length, set()).add(entry.point)
-        return points
+    def searched_at_any_length(self, family: Family) -> set[Point]:
+        """Points searched in a family or in one that differs only in epochs, like the rounds of successive halving."""
+        length_free = family[0].family_of_any_length
+        relatives = self.families[names_of(family)]
+        rounds = (other for other in relatives if other[0].family_of_any_length == length_free)
+        return {entry.point for other in rounds for entry in other if entry.done and not entry.is_trial}
+
+
+def names_of(family: Family) -> tuple[str, str, str]:
+    """Dataset, loss and protocol."""
+    config = family[0].config
+    return config.dataset.name, config.loss.name, config.protocol.name
 
 
 def mean_over(matrices: Sequence[Sequence[Sequence[int]]], name: str, k: int) -> float | None:

@@ -4,7 +4,7 @@ Both are derived from the values in the records (patience, limits, cooling, grid
 """
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TypeAlias
@@ -12,7 +12,7 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from east.choices import ConfigError, groups, without_imports
-from east.reporting.entries import AXES, Catalogue, Entry, Point
+from east.reporting.entries import AXES, Catalogue, Entry, Family, Point
 from east.settings import compose, identity
 from east.settings.command import Command
 from east.settings.identity import Json
@@ -157,7 +157,7 @@ def cooling_rates(settings: Settings) -> set[Json]:
     return {None, *(searched or {settings.annealing.r})}
 
 
-def searched_as(request: Request, preset: str | None, family: Sequence[Entry], catalogue: Catalogue) -> str | None:
+def searched_as(request: Request, preset: str | None, family: Family, catalogue: Catalogue) -> str | None:
     """How the grid was searched: "grid", "halving", "part", "wider", "other"; None if there is nothing to search."""
     grid = grid_points(request, preset)
     if not grid:
@@ -167,8 +167,7 @@ def searched_as(request: Request, preset: str | None, family: Sequence[Entry], c
         return "grid" if grid == searched else "wider"
     if searched - grid:
         return "other"
-    of_any_length = catalogue.searched.get(family[0].family_of_any_length, set())
-    return "halving" if searched and grid <= of_any_length else "part"
+    return "halving" if searched and grid <= catalogue.searched_at_any_length(family) else "part"
 
 
 def grid_points(request: Request, preset: str | None) -> set[Point]:

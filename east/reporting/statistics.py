@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 import numpy as np
@@ -258,8 +259,14 @@ def sign_test(differences: Sequence[float], rope: float = 0.01, prior: float = 1
 
 
 def _student(mean: float, error: float, freedom: float) -> tuple[float, float]:
-    half = float(stats.t.ppf((1 + LEVEL) / 2, freedom)) * error
+    half = _t_quantile(freedom) * error
     return mean - half, mean + half
+
+
+@cache
+def _t_quantile(freedom: float) -> float:
+    """Of two-sided intervals; cached, because a table needs the same few thousands of times and SciPy is slow."""
+    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
 
 
 def _at_least(count: int, values: Sequence[float]) -> int:

@@ -5,7 +5,7 @@ they follow the protocol, writers.py how a table looks.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cached_property
@@ -205,21 +205,23 @@ def build(
     variant: str = "clean",
     preset: str | None = None,
     today: date | None = None,
-    scanned: Sequence[Record] | None = None,
+    scanned: Iterable[Record] | Catalogue | None = None,
     config_dir: str | None = None,
 ) -> ResultTable:
     """A table, or the one of that name in conf/table, filled from the records.
 
     `rule` selects the setting, `variant="released"` includes the released code's quirks, `preset` is the quickest one
-    to accept (default: lean, or what the table says). `scanned` are the records, if they have been read already.
-    `config_dir` is a folder with the user's configs, where this table may be.
+    to accept (default: lean, or what the table says). `scanned` are the records, if they have been read already, or
+    a catalogue of them that several tables share. `config_dir` is a folder with the user's configs, where this table
+    may be.
     """
     table = spec(table, config_dir) if isinstance(table, str) else table
     choose("variant", variant, VARIANTS)
     choose("selection rule", rule, records.RULES)
     quickest = choose("preset", preset or table.preset or "lean", PRESETS)
     accepted = PRESETS[: PRESETS.index(quickest) + 1]
-    catalogue = Catalogue(records.scan(results_dir) if scanned is None else scanned)
+    scanned = records.scan(results_dir) if scanned is None else scanned
+    catalogue = scanned if isinstance(scanned, Catalogue) else Catalogue(scanned)
     if table.rows:
         cells = list(blank_cells(table, variant))
     else:
@@ -258,8 +260,8 @@ def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
 
 def build_all(results_dir: str | Path = "results", **options: Any) -> list[ResultTable]:
     """Every table of the papers."""
-    scanned = records.scan(results_dir)
-    return [build(name, results_dir, scanned=scanned, **options) for name in papers_tables()]
+    catalogue = Catalogue(records.scan(results_dir))
+    return [build(name, results_dir, scanned=catalogue, **options) for name in papers_tables()]
 
 
 def render(table: str | Spec, results_dir: str | Path = "results", format: str = "markdown", **options: Any) -> str:

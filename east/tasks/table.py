@@ -7,6 +7,7 @@ from east import display
 from east.choices import choose
 from east.experiment import records
 from east.reporting import plots, tables, writers
+from east.reporting.entries import Catalogue
 from east.settings import compose
 from east.settings.command import Command
 from east.settings.settings import Settings
@@ -24,7 +25,7 @@ def main(command: Command) -> int:
 
 def text(settings: Settings, preset: str | None) -> str:
     """Render a table into results_dir/tables in every format; return it as text, or in the requested format."""
-    scanned = records.scan(settings.results_dir)
+    catalogue = Catalogue(records.scan(settings.results_dir))
     names = tables.papers_tables() if settings.table == "all" else [settings.table]
 
     def build(name: str, variant: str) -> tables.ResultTable:
@@ -34,7 +35,7 @@ def text(settings: Settings, preset: str | None) -> str:
             rule=settings.selection,
             variant=variant,
             preset=None if preset == "auto" else preset,
-            scanned=scanned,
+            scanned=catalogue,
             config_dir=settings.config_dir,
         )
 

@@ -17,6 +17,7 @@ from east.experiment import records
 from east.experiment.records import Record
 from east.files import read_regular
 from east.reporting import papers, plots, statistics, tables, writers
+from east.reporting.entries import Catalogue
 from east.reporting.pages import html
 from east.reporting.tables import ResultTable
 
@@ -48,7 +49,7 @@ def page(
     """The whole page as text."""
     scanned = records.scan(results_dir)
     today = today or date.today()
-    options |= {"scanned": scanned, "today": today, "config_dir": config_dir}
+    options |= {"scanned": Catalogue(scanned), "today": today, "config_dir": config_dir}
     build = lambda name, **changes: tables.build(name, results_dir, **{**options, **changes})  # noqa: E731
     papers = [build(name) for name in tables.papers_tables()]
     released = {table.name: build(table.name, variant="released") for table in papers}
