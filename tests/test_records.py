@@ -21,6 +21,11 @@ from east.training.provenance import provenance
 from tests.made import science
 
 
+def done(results_dir):
+    """(key, seed) -> status of all trials."""
+    return {(found.key, found.seed): found.status for found in records.scan(results_dir) if found.stage == "trial"}
+
+
 def config(loss="f1", lr=0.001, r=0.9, **dataset):
     return {
         "dataset": {"name": "mammography", "kind": "table", "limit": None, "fingerprint": "abc", **dataset},
@@ -134,7 +139,7 @@ def test_a_record_whose_arrays_were_deleted_is_overwritten(tmp_path):
 def test_a_record_never_appears_without_its_arrays(tmp_path):
     with pytest.raises(ValueError, match="inhomogeneous"):
         records.write(tmp_path, record(), arrays={"broken": [[1], [1, 2]]})
-    assert records.done(tmp_path) == {}
+    assert done(tmp_path) == {}
     assert not [file for file in tmp_path.rglob("*") if file.is_file()], "and nothing half-written stays"
 
 
@@ -185,21 +190,21 @@ def test_a_record_whose_config_was_edited_is_skipped(tmp_path):
     file = records.write(tmp_path, record())
     file.write_text(file.read_text().replace('"lr":0.001', '"lr":0.002'))
     with pytest.warns(UserWarning, match="its content has changed since it was written"):
-        assert records.done(tmp_path) == {}
+        assert done(tmp_path) == {}
 
 
 def test_a_truncated_record_is_skipped(tmp_path):
     file = records.write(tmp_path, record())
     file.write_text(file.read_text()[:-10])
     with pytest.warns(UserWarning, match="is not a record"):
-        assert records.done(tmp_path) == {}
+        assert done(tmp_path) == {}
 
 
 def test_done_reports_failed_trials_as_failed(tmp_path):
     good, bad = record(), record(seed=1, status="failed")
     for one in (good, bad):
         records.write(tmp_path, one)
-    assert records.done(tmp_path) == {(good.key, 0): "done", (good.key, 1): "failed"}
+    assert done(tmp_path) == {(good.key, 0): "done", (good.key, 1): "failed"}
 
 
 def test_the_frame_has_one_flat_row_per_trial(tmp_path):
@@ -227,7 +232,7 @@ def test_a_folder_without_records_is_empty(tmp_path):
         records.load(tmp_path / "nowhere")
     (tmp_path / "empty" / "runs").mkdir(parents=True)
     assert records.load(tmp_path / "empty").empty
-    assert records.done(tmp_path / "nowhere") == {}
+    assert done(tmp_path / "nowhere") == {}
     assert records.export(tmp_path) == {}
 
 
@@ -239,7 +244,7 @@ def test_an_export_counts_as_done_in_a_fresh_clone(tmp_path):
     assert records.export(here) == {"mammography": 3}
     clone.mkdir()
     (here / "records").rename(clone / "records")
-    assert set(records.done(clone).values()) == {"done"}
+    assert set(done(clone).values()) == {"done"}
     assert len(records.scan(clone)) == 3
     ours, theirs = records.load(here), records.load(clone)
     assert sorted(theirs["val.f1_pos"]) == sorted(ours[ours.status == "done"]["val.f1_pos"])
@@ -324,7 +329,7 @@ def test_a_done_export_beats_a_failed_run(tmp_path):
     records.write(tmp_path, record())
     records.export(tmp_path)
     records.write(tmp_path, record(status="failed"), force=True)
-    assert set(records.done(tmp_path).values()) == {"done"}
+    assert set(done(tmp_path).values()) == {"done"}
 
 
 def point(lr, val_loss, val_metric, seed=1000, **kwargs):
@@ -388,7 +393,7 @@ def test_concurrent_writers_leave_complete_files(tmp_path):
     for writer in writers:
         writer.join(120)
     assert sum(writer.exitcode for writer in writers) == 40
-    assert len(records.done(tmp_path)) == 40
+    assert len(done(tmp_path)) == 40
     assert not list(tmp_path.rglob("*.tmp"))
 
 

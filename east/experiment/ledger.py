@@ -6,6 +6,7 @@ from pathlib import Path
 
 from east.experiment import records
 from east.experiment.records import Record
+from east.settings.settings import Settings
 from east.training.population import Trial
 
 
@@ -28,6 +29,11 @@ class Ledger:
         self.records = {} if force else {record.identity: record for record in scanned}
         self.trained: set[tuple[str, int, str]] = set()
 
+    @classmethod
+    def of(cls, settings: Settings, scanned: Iterable[Record] = ()) -> "Ledger":
+        """The ledger of a command with these settings."""
+        return cls(settings.results_dir, scanned, settings.force, settings.save_model, settings.keep_probabilities)
+
     def find(self, trial: Trial) -> Record | None:
         """The record of a trial, if it has a readable one."""
         identity = trial.identity
@@ -44,7 +50,7 @@ class Ledger:
     def _complete(self, trial: Trial) -> bool:
         record, file = self.find(trial), records.path(self.results_dir, trial.config, trial.seed, trial.stage)
         if record is None:
-            return records.is_newer(file)  # never overwritten, so training would be pointless
+            return records.status(file) == "newer"  # never overwritten, so training would be pointless
         if record.status == "failed" or trial.stage == "search":
             return True  # failures are results too: the same trial would fail again
         if self.probabilities and not records.has_arrays(file):

@@ -165,16 +165,16 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
     and new ones are given. A failed or unreadable record is always overwritten, one of a newer version of east never.
     """
     target = path(results_dir, record.config, record.seed, record.stage)
-    status = _status(target) if os.path.lexists(target) else None  # a dangling link is overwritten too
-    if status == "newer":
+    before = status(target) if os.path.lexists(target) else None  # a dangling link is overwritten too
+    if before == "newer":
         raise FileExistsError(f"{target} comes from a newer version of east and is not overwritten")
-    if not force and status == "done" and (arrays is None or has_arrays(target)):
+    if not force and before == "done" and (arrays is None or has_arrays(target)):
         raise FileExistsError(f"{target} exists and is done; force=true replaces it")
     if arrays is not None:
         import numpy as np
 
         write_atomically(target.with_suffix(".npz"), lambda file: np.savez_compressed(file, **arrays))
-    write_atomically(target, lambda file: file.write(_dumps(record)), replace=force or status is not None)
+    write_atomically(target, lambda file: file.write(_dumps(record)), replace=force or before is not None)
     return target
 
 
@@ -228,11 +228,6 @@ def has_arrays(file: str | Path) -> bool:
     except ValueError as error:
         warnings.warn(str(error), stacklevel=2)
         return False
-
-
-def done(results_dir: str | Path) -> dict[tuple[str, int], str]:
-    """(key, seed) -> "done" or "failed", for all trials in runs/ and records/. A done record beats a failed one."""
-    return {(record.key, record.seed): record.status for record in scan(results_dir) if record.stage == "trial"}
 
 
 def scan(results_dir: str | Path) -> list[Record]:
@@ -402,8 +397,8 @@ def _record(content: bytes, whole: bool = False) -> tuple[Record, str]:
     return Record(**stored), text
 
 
-def _status(file: Path) -> str:
-    """done, failed, newer or unreadable."""
+def status(file: Path) -> str:
+    """done, failed, newer (of a later version of east: neither read nor replaced), or unreadable, also if missing."""
     try:
         return _record(read_regular(file, MOST_BYTES))[0].status
     except NewerError:
@@ -418,11 +413,6 @@ def _is_record(content: bytes) -> bool:
     except UNREADABLE:
         return False
     return True
-
-
-def is_newer(file: Path) -> bool:
-    """Whether a record comes from a later version of east and can be neither read nor replaced."""
-    return file.exists() and _status(file) == "newer"
 
 
 def _runs(root: Path, index: Index, refused: Refused) -> Iterator[Record]:

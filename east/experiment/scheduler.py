@@ -41,7 +41,6 @@ class Progress:
         self.run, self.ledger = run, ledger
         self.rounds = deque(protocols.rounds(run.settings))
         self.points = run.settings.grid() if self.rounds else [{}]
-        self.over = False
         self.stage: list[Trial] = []
         self._begin()
 
@@ -65,15 +64,13 @@ class Progress:
     def advance(self) -> bool:
         """Move to the next stage; False when the run is over, complete or not."""
         if not self.rounds or self.missing():
-            self.over = True
             return False
         configs = self._configs()
         place = {config.key: k for k, config in enumerate(configs)}
         ranked = self.ledger.ranking(place, self.run.settings.selection)
         self.points = [self.points[place[key]] for key in ranked]
         self.rounds.popleft()
-        if not self.points:  # no point could be trained
-            self.over = True
+        if not self.points:  # none could be trained
             return False
         self._begin()
         return True
@@ -186,8 +183,7 @@ def populations(stage: Sequence[Trial], device: torch.device, width: int) -> lis
 def ledger_of(runs: Sequence[Run]) -> Ledger:
     """The ledger of a command, with the records of its results folder."""
     settings = runs[0].settings
-    scanned = records.scan(settings.results_dir)
-    return Ledger(settings.results_dir, scanned, settings.force, settings.save_model, settings.keep_probabilities)
+    return Ledger.of(settings, records.scan(settings.results_dir))
 
 
 def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:

@@ -27,9 +27,9 @@ from east.choices import ConfigError, choose
 from east.confusion import Confusion
 from east.experiment import budget, records
 from east.experiment.budget import OutOfTime
-from east.experiment.ledger import model_folder
+from east.experiment.ledger import Ledger, model_folder
 from east.experiment.runs import Run, load, split_options
-from east.experiment.scheduler import carry_out, ledger_of, noting_saved_trials
+from east.experiment.scheduler import carry_out, noting_saved_trials
 from east.reporting import writers
 from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, Measure, judge, on_unseen_rows
 from east.reporting.pages import compare as page
@@ -303,9 +303,8 @@ def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits)
 
 def needs_training(run: Run) -> bool:
     """Whether a run has anything left to train; always assumed of a run with a search."""
-    if run.settings.searched:
-        return True
-    return bool(ledger_of([run]).missing(replace(run, chosen=run.science).trials))
+    ledger = Ledger.of(run.settings)  # no scan: only runs/ has the probabilities that a candidate needs
+    return run.settings.searched or bool(ledger.missing(replace(run, chosen=run.science).trials))
 
 
 def estimate(plans: Sequence[CandidatePlan], minutes: float | None) -> str:
@@ -385,10 +384,9 @@ def candidates(
     rated = []
     for plan in sorted(plans, key=lambda plan: list(CANDIDATES).index(plan.key)):
         folder = plan.run.settings.results_dir
-        done = records.done(folder)
-        trials = [trial for trial in plan.run.trials if done.get((trial.config.key, trial.seed)) == "done"]
-        files = {trial.seed: records.path(folder, trial.config, trial.seed) for trial in trials}
-        arrays = {seed: records.arrays(file) for seed, file in files.items() if file.with_suffix(".npz").exists()}
+        files = {trial.seed: records.path(folder, trial.config, trial.seed) for trial in plan.run.trials}
+        done = {s: f for s, f in files.items() if records.status(f) == "done" and f.with_suffix(".npz").exists()}
+        arrays = {seed: records.arrays(file) for seed, file in done.items()}
         for decision in DECISIONS if arrays else ():
             options = (decision, measure, positive, plan.run.science.split.folds, groups)
             judged = [judge(stored, seed, *options) for seed, stored in arrays.items()]
