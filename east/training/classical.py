@@ -22,7 +22,7 @@ from east.confusion import Confusion
 from east.data.common import Splits
 from east.losses.inputs import refuse_unknown
 from east.settings.sections import LossSection
-from east.training.evaluation import f1
+from east.training.evaluation import metric_of
 from east.training.population import Outcome, Trial
 
 DECODINGS = ("argmax", "set")
@@ -54,7 +54,7 @@ def fit(trial: Trial, splits: Splits, keep: bool = False) -> Outcome:
     labels = {"val": splits.val.labels.numpy(), "test": splits.test.labels.numpy()}
     predicted = torch.from_numpy(probabilities["val"].argmax(-1))
     confusion = Confusion.from_predictions(predicted, splits.val.labels, len(splits.classes))
-    one_minus_f1 = 1 - float(f1(splits.positive)(confusion))
+    one_minus_f1 = 1 - float(metric_of("f1", splits.positive)(confusion))
     return Outcome(
         trial=trial,
         status="done",

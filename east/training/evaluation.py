@@ -180,12 +180,7 @@ def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confus
         return metrics.balanced_accuracy
     if isinstance(loss, MetricLoss | MetricCrossEntropy):
         return partial(loss.metric, **loss.metric_parameters)
-    return f1(positive)
-
-
-def f1(positive: int | None) -> Callable[[Confusion], Tensor]:
-    """F1 of the positive class where there is one, else macro."""
-    return metrics.f1 if positive is None else partial(metrics.f1, average="positive", positive=positive)
+    return metric_of("f1", positive)
 
 
 def counts(c: Confusion) -> list:
