@@ -230,6 +230,11 @@ class Estimate:
     def __str__(self) -> str:
         return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
 
+    @property
+    def cells(self) -> list[str]:
+        """Value and interval for a table; the interval is blank if there is none."""
+        return [f"{self.value:.3f}", "" if np.isnan(self.low) else f"{self.low:.3f} to {self.high:.3f}"]
+
 
 @dataclass(frozen=True)
 class Comparison:

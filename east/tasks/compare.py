@@ -399,10 +399,9 @@ def verdict(result: Comparison) -> str:
     winner = result.winner
     lines = [["", "validation", "test", "95 % interval", "winner minus this, on test"]]
     for k, candidate in enumerate(result.candidates):
-        test, lead = result.interval(k), result.lead(k)
+        lead = result.lead(k)
         ahead = "winner" if k == result.best else f"{lead.value:+.3f}  {lead.low:+.3f} to {lead.high:+.3f}"
-        scores = [f"{candidate.validation:.3f}", f"{test.value:.3f}", f"{test.low:.3f} to {test.high:.3f}"]
-        lines.append([candidate.name, *scores, ahead])
+        lines.append([candidate.name, f"{candidate.validation:.3f}", *result.interval(k).cells, ahead])
     return "\n".join(
         [
             writers.aligned(lines),

@@ -3,14 +3,13 @@
 import re
 import shlex
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import torch
 
-from east import data, display, metrics
+from east import data, display
 from east.choices import ConfigError, printable
 from east.data import files, images
 from east.data.columns import words
@@ -21,6 +20,7 @@ from east.reporting.pages import compare as page
 from east.settings import compose
 from east.settings.command import Command
 from east.training import decisions, saved
+from east.training.evaluation import metric_of
 from east.training.saved import Model
 
 
@@ -45,24 +45,19 @@ def main(command: Command) -> int:
     part = JudgedPart(p, torch.from_numpy(labelled.labels), rule.decide(p), 0.0)
     positive = model.about["positive"]
     with display.activity("scoring"):
-        intervals = with_intervals(part, positive)
+        scores = with_intervals(part, positive)
     checkpoint = Path(settings.checkpoint).resolve()
     model_name = checkpoint.parent.name if checkpoint.name == "model" else checkpoint.name  # a comparison's is "model"
     name = re.sub(r"[^\w.-]+", "_", f"{source.name.partition('.')[0]}-{model_name}")
     folder = Path(settings.results_dir) / "evaluate" / name
     classes = tuple(map(printable, model.classes))  # class names of a downloaded model may hold control characters
     scored = page.Scored(part, rule, classes, positive, labelled.frame)
-    table = pd.DataFrame([{"score": n, "value": i.value, "low": i.low, "high": i.high} for n, i in intervals.items()])
     typed = shlex.join(["east-run", *command.words])
-    page.write_evaluation(folder, f"{source.name}: {len(labelled.labels):,} rows", scored, table, intervals, typed)
-    print(writers.aligned([["", "value", "95 % interval"], *(line(n, i) for n, i in intervals.items())]))
+    page.write_evaluation(folder, f"{source.name}: {len(labelled.labels):,} rows", scored, scores, typed)
+    print(writers.aligned([["", "value", "95 % interval"], *([name, *score.cells] for name, score in scores.items())]))
     print(f"\nconfusion matrix of {len(labelled.labels):,} rows, true classes in rows\n{matrix(scored)}")
     print(f"decides by: {decisions.explained(rule, classes)}\nreport: {folder / 'report.html'}")
     return 0
-
-
-def line(name: str, score: Estimate) -> list[str]:
-    return [name, f"{score.value:.3f}", "" if np.isnan(score.low) else f"{score.low:.3f} to {score.high:.3f}"]
 
 
 def labelled_rows(model: Model, source: Path) -> Labelled:
@@ -111,13 +106,9 @@ def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
 
 def with_intervals(part: JudgedPart, positive: int | None) -> dict[str, Estimate]:
     """The usual scores with bootstrap intervals."""
-    measures = {name: metrics.METRICS[name] for name in ("accuracy", "balanced_accuracy", "mcc", "gmean")}
-    measures["f1_macro"] = metrics.f1
-    if positive is not None:
-        measures["f1_positive"] = partial(metrics.f1, average="positive", positive=positive)
     values = {name: value for name, value in scores_of(part, positive).items() if value is not None}
     samples = rank_samples(part, positive) if "auroc" in values else {}
-    samples |= {name: resampled([[part]], measures[name])[0] for name in values if name in measures}
+    samples |= {name: resampled([[part]], metric_of(name, positive))[0] for name in values if name not in samples}
     return {name: Estimate(value, *np.nanquantile(samples[name], INTERVAL).tolist()) for name, value in values.items()}
 
 

@@ -100,16 +100,14 @@ def rows_of(loaded: Data, index: np.ndarray) -> "pd.DataFrame | None":
     return loaded.raw.frame.iloc[index].drop(columns=loaded.encoding.target)
 
 
-def write_evaluation(
-    folder: Path, title: str, scored: Scored, scores: "pd.DataFrame", intervals: dict[str, Estimate], command: str
-) -> None:
+def write_evaluation(folder: Path, title: str, scored: Scored, scores: dict[str, Estimate], command: str) -> None:
     """Write report.html and scores.csv of a saved model on labelled rows."""
+    import pandas as pd
+
     folder.mkdir(parents=True, exist_ok=True)
-    scores.to_csv(folder / "scores.csv", index=False)
-    lines = [
-        [name, f"{i.value:.3f}", "" if np.isnan(i.low) else f"{i.low:.3f} to {i.high:.3f}"]
-        for name, i in intervals.items()
-    ]
+    frame = pd.DataFrame([{"score": name, **vars(estimate)} for name, estimate in scores.items()])
+    frame.to_csv(folder / "scores.csv", index=False)
+    lines = [[name, *estimate.cells] for name, estimate in scores.items()]
     sections = {
         "Scores": f"{table(['score', 'value', '95 % interval'], lines, 'Scores')}"
         "<p class='caption'>Intervals: bootstrap over rows.</p>",
@@ -153,10 +151,9 @@ def winner(result: Comparison, notes: Sequence[str]) -> str:
 def candidates(result: Comparison) -> str:
     lines = []
     for k, candidate in enumerate(result.candidates):
-        test, lead = result.interval(k), result.lead(k)
-        scores = [f"{candidate.validation:.3f}", f"{test.value:.3f}", f"{test.low:.3f} to {test.high:.3f}"]
+        lead = result.lead(k)
         ahead = ["", ""] if k == result.best else [f"{lead.value:+.3f}", f"{lead.low:+.3f} to {lead.high:+.3f}"]
-        lines.append([candidate.name, *scores, *ahead])
+        lines.append([candidate.name, f"{candidate.validation:.3f}", *result.interval(k).cells, *ahead])
     header = ["", "validation", "test", "95 % interval", "winner minus this", "95 % interval"]
     return table(header, lines, "All candidates", marked=result.best)
 
