@@ -6,6 +6,7 @@ import os
 import tarfile
 import zlib
 from dataclasses import replace
+from itertools import repeat
 
 import numpy as np
 import pandas as pd
@@ -20,7 +21,7 @@ from east.data.columns import LEVELS, OWN
 from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
 from east.data.images import as_rgb
-from east.data.notation import level_numbers
+from east.data.notation import level_numbers, split_unit
 from east.training.engine import populations
 from east.training.population import Trial
 from tests.made import science
@@ -210,16 +211,27 @@ def dated(rows: int = 60) -> pd.DataFrame:
     return frame(rows).assign(seen=[None, *days.strftime("%d.%m.%Y")[1:]], patient=[f"p{k // 3}" for k in range(rows)])
 
 
-@pytest.mark.parametrize("format", ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%b-%Y"])
-def test_dates_become_numbers(format):
+FORMATS = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%SZ", "%d.%m.%Y", "%m/%d/%Y", "%d/%m/%Y", "%d-%b-%Y"]
+MONTHS = ["%Y-%m", "%m/%Y", "%b-%Y", "%b %Y", "%B %Y"]
+
+
+@pytest.mark.parametrize("format, freq", [*zip(FORMATS, repeat("3D")), *zip(MONTHS, repeat("MS"))])
+def test_dates_become_numbers(format, freq):
     """pandas' calendar is the oracle; days of the month above 12 distinguish 13/02 from 02/13."""
-    days = pd.Series(pd.date_range("2023-12-25", periods=60, freq="3D"))
+    days = pd.Series(pd.date_range("2023-12-25", periods=60, freq=freq))
     table = from_frame("csv", frame().assign(seen=days.dt.strftime(format))[["seen", "state"]], "state")
     assert table.columns == ("seen_year", "seen_month", "seen_weekday", "seen_days")
     expected = [days.dt.year, days.dt.month, days.dt.day_of_week, (days - days[0]).dt.days]
     np.testing.assert_array_equal(table.features, np.stack(expected, axis=1))
     typed = from_frame("csv", frame().assign(seen=days)[["seen", "state"]], "state")
     assert torch.equal(typed.features, table.features)
+
+
+def test_times_of_a_web_server_are_read():
+    times = pd.Series(pd.date_range("2024-03-30 23:00", periods=60, freq="17min", tz="Europe/Berlin"))
+    written = times.dt.strftime("%d/%b/%Y:%H:%M:%S %z")  # summer time begins in between: +0100, then +0200
+    table = from_frame("csv", frame().assign(seen=written)[["seen", "state"]], "state")
+    np.testing.assert_allclose(table.features[:, 3], np.arange(60) * 17 / 1440, rtol=1e-6)
 
 
 def test_missing_dates_become_the_median_and_are_marked():
@@ -264,6 +276,37 @@ def test_thousands_separators_are_read_in_new_rows_too():
     assert encode(rows, table.encoding).flatten().tolist() == [1000.5 + 7 * k for k in range(60)]
     with pytest.raises(DataError, match=r"price \(expected numbers, got 'dear'\)"):
         encode(rows.assign(price="dear"), table.encoding)
+
+
+@pytest.mark.parametrize(
+    "texts, unit, expected",
+    [
+        (["$1,500.25", "-$0.50", "$ 12"], "$", [1500.25, -0.5, 12]),
+        (["12.5%", "-3 %", "0%"], "%", [12.5, -3, 0]),
+        (["1.234,50 €", "0,5 €", "€ -7"], "€", [1234.5, 0.5, -7]),
+        (["\N{MINUS SIGN}1.5", "2.25", "3"], None, [-1.5, 2.25, 3]),
+    ],
+)
+def test_currency_and_percent_signs_are_read(texts, unit, expected):
+    found, bare = split_unit(texts)
+    assert (found, level_numbers(bare).tolist()) == (unit, expected)
+
+
+def test_new_rows_need_the_unit_of_training():
+    rows = pd.DataFrame({"rate": [f"{k}.5%" for k in range(60)], "y": ["a", "b"] * 30})
+    table = from_frame("t", rows, "y")
+    assert table.features.flatten().tolist() == [k + 0.5 for k in range(60)]
+    assert table.encoding.describe() == ["rate                 numbers with %, median 30"]
+    encoding = Encoding.from_json(json.loads(json.dumps(table.encoding.to_json())))
+    assert encode(pd.DataFrame({"rate": ["7%", None]}), encoding).flatten().tolist() == [7, 30]
+    for cells in (["7"], [0.07], ["$7"], ["7%", "0.07"]):  # 7% may be 7 or 0.07 there
+        with pytest.raises(DataError, match=r"rate \(expected numbers with %, got '(7|0.07|\$7)'\)"):
+            encode(pd.DataFrame({"rate": cells}), encoding)
+    with pytest.raises(DataError, match=r"'rate' has numbers with %, but also 1 text such as '0.07'"):
+        from_frame("t", rows.assign(rate=["0.07", *rows["rate"][1:]]), "y")
+    dollars = from_frame("t", rows.assign(rate=rows["rate"].str.replace("%", "$")), "y")
+    assert torch.equal(dollars.features, table.features)
+    assert dollars.fingerprint != table.fingerprint  # the saved model differs
 
 
 def test_the_description_of_a_column_is_one_line():
@@ -465,6 +508,7 @@ def test_an_encoding_saved_before_dates_and_rare_words_is_read():
         ({"name": "a", "kind": "numeric", "median": float("nan"), "indicator": True}, "'median' to be a finite number"),
         ({"name": "a", "kind": "numeric", "median": 10**400, "indicator": True}, "'median' to be a finite number"),
         ({"name": "a", "kind": "numeric", "median": 1.0, "indicator": "yes"}, "'indicator' to be of type bool"),
+        ({"name": "a", "kind": "numeric", "median": 1, "indicator": True, "unit": "kg"}, "one of .* as 'unit'"),
         ({"name": "a", "kind": "categorical", "text": True, "categories": ["x", 3]}, "to be a list of words"),
         ({"name": "a", "kind": "date", "format": "%Q"}, "expected a date format"),
         ({"name": "a", "kind": "date", "format": "ISO8601", "origin": "soon"}, "'origin' to be a date"),

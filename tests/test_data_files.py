@@ -101,6 +101,15 @@ def test_a_quoted_comma_in_a_file_with_commas_separates_thousands(tmp_path):
     assert table.encoding.decimals == {"x": ".", "y": "."}
 
 
+def test_units_follow_the_notation_of_the_file(tmp_path):
+    path = written(tmp_path / "a.csv", Preis=[f"{k}.250 €" for k in range(1, 21)], Anteil=["0,5 %", "12,25 %"] * 10)
+    table = load("csv", path=path, target="label")
+    assert table.encoding.columns[0].describe() == "numbers with € and with a decimal comma, median 10750"
+    assert table.columns == ("Preis", "Anteil=0,5 %", "Anteil=12,25 %")  # few values are categories
+    new = read(path, text=table.encoding.text_columns, decimals=table.encoding.decimals)
+    assert torch.equal(encode(new, table.encoding), table.features)
+
+
 def test_numbers_in_an_unclear_notation_are_named_as_such(tmp_path):
     path = written(tmp_path / "a.csv", x=[f"{k},500" for k in range(1, 21)], y=["a", "b", "c"])
     (note,) = load("csv", path=path, target="label").notes

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from east.data.common import DataError, digest, listed, shown
-from east.data.notation import find_decimal, is_unclear, level_numbers
+from east.data.notation import find_decimal, is_unclear, level_numbers, split_unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -29,7 +29,8 @@ DATE_FORMATS = (
     "%d.%m.%Y", "%d.%m.%Y %H:%M", "%d.%m.%Y %H:%M:%S", "%d.%m.%y",
     "%m/%d/%Y", "%m/%d/%Y %H:%M", "%m/%d/%Y %H:%M:%S", "%m/%d/%Y %I:%M %p", "%m/%d/%Y %I:%M:%S %p", "%m/%d/%y",
     "%d/%m/%Y", "%d/%m/%Y %H:%M", "%d/%m/%Y %H:%M:%S", "%d/%m/%y", "%d-%m-%Y", "%m-%d-%Y",
-    "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y",
+    "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y", "%d/%b/%Y:%H:%M:%S %z",
+    "%Y-%m", "%m/%Y", "%b-%Y", "%b %Y", "%B %Y",
 )  # fmt: skip
 ISO_START = re.compile(r"\d{4}-\d{2}-\d{2}([T ]|$)")
 DAY = 86400.0
@@ -40,6 +41,7 @@ class Numbers:
     name: str
     values: np.ndarray  # float64 [n], NaN where missing
     decimal: str | None = None  # the decimal mark in the file; None if no number shows it
+    unit: str | None = None  # the currency or percent sign of all numbers
 
 
 @dataclass(frozen=True)
@@ -81,11 +83,13 @@ class Columns:
         return replace(self, used=tuple(take(column, rows) for column in self.used), frame=frame)
 
     def hidden_digests(self) -> list[str]:
-        """Digests of the columns that the features do not fully reflect: those with rare words."""
+        """Digests of the columns that the features do not fully reflect: those with rare words or a unit."""
         digests = []
         for column in self.used:
             if isinstance(column, Words) and len(column.levels) > OWN + 1:
                 digests += [digest(column.codes), digest(np.array(column.levels))]
+            if isinstance(column, Numbers) and column.unit:
+                digests.append(digest(np.array(column.unit)))
         return digests
 
     def fine_digests(self) -> list[str]:
@@ -177,7 +181,8 @@ def detect_text(column: Words, keep: bool, decimal: str | None = None) -> Column
     """Detect whether text holds numbers, dates or categories, or is not a feature."""
     counts = np.bincount(column.codes[column.codes >= 0], minlength=len(column.levels))
     levels, rows = len(column.levels), int(counts.sum())
-    numbers = level_numbers(column.levels, decimal)
+    unit, bare = split_unit(column.levels)
+    numbers = level_numbers(bare, decimal)
     format, days = level_dates(column.levels)
     for kind, values in (("numbers", numbers), ("dates", days)):
         stray = np.isnan(values)
@@ -185,14 +190,15 @@ def detect_text(column: Words, keep: bool, decimal: str | None = None) -> Column
         if 0 < counts[stray].sum() < 0.5 * rows and levels > FEW:
             example = shown(column.levels[int(np.flatnonzero(stray)[0])])
             count = int(counts[stray].sum())
-            raise DataError(f"has {kind}, but also {count:,} {'text' if count == 1 else 'texts'} such as {example}")
+            measured = f"numbers with {unit}" if unit and kind == "numbers" else kind
+            raise DataError(f"has {measured}, but also {count:,} {'text' if count == 1 else 'texts'} such as {example}")
         if not stray.any() and not few:
             by_row = np.append(values, np.nan)[column.codes]
             if kind == "dates":
                 return Dates(column.name, by_row, format)
             check_range(by_row)
-            return Numbers(column.name, by_row, decimal or find_decimal(column.levels))
-    if not keep and levels > FEW and is_unclear(column.levels):
+            return Numbers(column.name, by_row, decimal or find_decimal(bare), unit)
+    if not keep and levels > FEW and is_unclear(bare):
         example = next(level for level in column.levels if "," in level)
         return Dropped(
             column.name,

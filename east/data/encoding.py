@@ -41,7 +41,7 @@ from east.data.columns import (
 )
 from east.data.common import DataError, shown
 from east.data.files import refuse_duplicates
-from east.data.notation import SEPARATOR, level_numbers
+from east.data.notation import SEPARATOR, UNITS, level_numbers, split_unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -60,12 +60,13 @@ class Numeric:
     median: float
     indicator: bool
     decimal: str | None = None  # the decimal mark of training; None: not shown there, or saved before it was noted
+    unit: str | None = None  # the currency or percent sign of training
 
     @classmethod
     def fit(cls, column: Numbers) -> Self:
         present = column.values[~np.isnan(column.values)]
         median = float(np.median(present)) if len(present) else 0.0
-        return cls(column.name, median, len(present) < len(column.values), column.decimal)
+        return cls(column.name, median, len(present) < len(column.values), column.decimal, column.unit)
 
     @property
     def feature_names(self) -> list[str]:
@@ -76,20 +77,27 @@ class Numeric:
         values = np.where(absent, self.median, column.values)
         return np.stack([values, absent][: 1 + self.indicator], axis=1)
 
+    @property
+    def kind(self) -> str:
+        return f"numbers with {self.unit}" if self.unit else "numbers"
+
     def typed(self, values: "pd.Series") -> Numbers:
         """Read new rows of this column; DataError says what was expected and what it got."""
         import pandas as pd
 
-        if pd.api.types.is_numeric_dtype(values) or values.isna().all() or is_boolean(values):
+        plain = self.unit is None and (pd.api.types.is_numeric_dtype(values) or is_boolean(values))
+        if plain or values.isna().all():
             column = Numbers(self.name, values.to_numpy(dtype=float, na_value=np.nan))
         else:
             text = words_column(self.name, values)
-            numbers = level_numbers(text.levels, self.decimal)
-            if not is_text(values):
+            unit, levels = split_unit(text.levels)
+            numbers = level_numbers(levels, self.decimal)
+            strays = np.isnan(numbers) if unit == self.unit else np.full(len(numbers), True)
+            if not is_text(values) and self.unit is None:
                 raise DataError(f"expected numbers, got {values.dtype}")
-            if np.isnan(numbers).any():
-                stray = text.levels[int(np.flatnonzero(np.isnan(numbers))[0])]
-                raise DataError(f"expected numbers, got {shown(stray)}")
+            if strays.any():
+                stray = text.levels[int(np.flatnonzero(strays)[0])]
+                raise DataError(f"expected {self.kind}, got {shown(stray)}")
             column = Numbers(self.name, np.append(numbers, np.nan)[text.codes])
         check_range(column.values, values.index)
         return column
@@ -97,7 +105,7 @@ class Numeric:
     def describe(self) -> str:
         gaps = ", missing values become the median and are marked" if self.indicator else ""
         comma = " with a decimal comma" if self.decimal == "," else ""
-        return f"numbers{comma}, median {self.median:g}{gaps}"
+        return f"{self.kind}{' and' if self.unit and comma else ''}{comma}, median {self.median:g}{gaps}"
 
 
 @dataclass(frozen=True)
@@ -384,9 +392,9 @@ def as_text(days: float) -> str:
 
 def column_to_json(column: Encoder | Dropped) -> dict[str, Json]:
     match column:
-        case Numeric(name, median, indicator, decimal):
-            mark = {} if decimal is None else {"decimal": decimal}
-            return {"name": name, "kind": "numeric", "median": median, "indicator": indicator, **mark}
+        case Numeric(name, median, indicator, decimal, unit):
+            marks = {key: mark for key, mark in (("decimal", decimal), ("unit", unit)) if mark is not None}
+            return {"name": name, "kind": "numeric", "median": median, "indicator": indicator, **marks}
         case Categorical(name, categories, text, other):
             return {"name": name, "kind": "categorical", "text": text, "categories": categories, "other": other}
         case Date(name, format, origin, median, indicator):
@@ -404,7 +412,10 @@ def column_from_json(value: object) -> Encoder | Dropped:
             decimal = json.optional("decimal", str)
             if decimal not in (None, *SEPARATOR):
                 raise DataError(f"column {shown(name)}: expected a point or a comma as 'decimal', got {shown(decimal)}")
-            return Numeric(name, json.number("median"), json.required("indicator", bool), decimal)
+            unit = json.optional("unit", str)
+            if unit not in (None, *UNITS):
+                raise DataError(f"column {shown(name)}: expected one of {UNITS} as 'unit', got {shown(unit)}")
+            return Numeric(name, json.number("median"), json.required("indicator", bool), decimal, unit)
         case "categorical":
             other = json.optional("other", bool) or False
             return Categorical(name, tuple(json.words("categories")), json.required("text", bool), other)

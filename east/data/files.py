@@ -19,7 +19,7 @@ import numpy as np
 
 from east.choices import ConfigError, install_hint
 from east.data.common import DataError, shown
-from east.data.notation import NUMBER, are_numbers, find_decimal, level_numbers
+from east.data.notation import NUMBER, are_numbers, find_decimal, level_numbers, split_unit
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -116,7 +116,8 @@ def text_marks(frame: "pd.DataFrame", delimiter: str) -> tuple[dict[str, str], b
     """
     import pandas as pd
 
-    words = {str(name): distinct(values) for name, values in frame.items() if pd.api.types.is_string_dtype(values)}
+    text = {str(name): values for name, values in frame.items() if pd.api.types.is_string_dtype(values)}
+    words = {name: split_unit(distinct(values))[1] for name, values in text.items()}
     words = {name: levels for name, levels in words.items() if are_numbers(levels)}
     marks = {name: find_decimal(levels) for name, levels in words.items()}
     comma = any(mark == "," and any("," in level for level in words[name]) for name, mark in marks.items())

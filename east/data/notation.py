@@ -1,9 +1,11 @@
 """How numbers are written in text: 1234.5, 1,234.5 or 1.234,5. A notation is named by its decimal mark.
 
 1,500 and 48.253 fit both. Another number shows the mark: 0,5 and 1.234,56 can only have a decimal comma.
+Numbers may have a unit, a currency or percent sign: $1,234.50 or 12,5 %.
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,8 +15,26 @@ NUMBER = {
     decimal: re.compile(rf"[+-]?(?=[.,]?\d)(\d*|[1-9]\d{{0,2}}(\{separator}\d{{3}})+)(\{decimal}\d*)?([eE][+-]?\d+)?")
     for decimal, separator in SEPARATOR.items()
 }
+UNITS = "%$€£¥₹₽₩₺₪₫฿₴"
+MEASURE = re.compile(rf"([+-]?)([{UNITS}]?)\s*([+-]?[\d.,]+(?:[eE][+-]?\d+)?)\s*([{UNITS}]?)")
 CODE = re.compile(r"-?0\d+(?![\d.,])")  # 007, but not 07,5
 GLANCE = 1000  # words that decide whether a column may hold numbers
+
+
+def split_unit(levels: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The unit of most words, and the words without it; those with another unit, or none, become blank.
+
+    >>> split_unit(["$1,500", "-$0.50", "€3"]), split_unit(["12 kg"])
+    (('$', ['1,500', '-0.50', '']), (None, ['12 kg']))
+    """
+    levels = [level.replace("\N{MINUS SIGN}", "-") for level in levels]
+    first = [MEASURE.fullmatch(level) for level in levels[:GLANCE]]
+    counts = Counter(match[2] + match[4] for match in first if match)
+    unit = max(UNITS, key=lambda unit: counts[unit])
+    if not counts[unit] or 2 * counts[unit] < len(first):
+        return None, levels
+    matches = map(MEASURE.fullmatch, levels)
+    return unit, [match[1] + match[3] if match and match[2] + match[4] == unit else "" for match in matches]
 
 
 def level_numbers(levels: Sequence[str], decimal: str | None = None) -> np.ndarray:
