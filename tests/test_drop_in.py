@@ -133,6 +133,36 @@ def test_an_ignored_sample_does_not_count(loss):
     torch.testing.assert_close(zero_weight, (value, gradient))
 
 
+@pytest.mark.parametrize("garbage", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("loss", [*BINARY_FAMILY, losses.MetricCrossEntropy("f1")], ids=named)
+def test_logits_of_an_ignored_sample_may_be_anything(loss, garbage):
+    """As padding is in sequences and images; torch's cross_entropy has a finite loss then, but a gradient of NaN."""
+    images = [(2, 2, 128, 128)] if isinstance(loss, MetricLoss) and loss.threshold == "dynamic" else []
+    for shape in ((12, 2), (6, 2, 3), (6, 1, 3), *images):
+        logits, _ = batch(*shape)
+        chance = torch.rand(2, shape[0], *shape[2:], generator=torch.Generator().manual_seed(1))
+        labels, ignored = (chance[0] < 0.5).long(), chance[1] < 0.3
+        padded = logits.masked_fill(ignored.unsqueeze(1), garbage)
+        as_label, as_weight = labels.masked_fill(ignored, -100), (~ignored).double()
+        wanted = value_and_gradient(copy.deepcopy(loss), logits, as_label)
+        kinds = [(as_label,), (labels, as_weight), *([(as_label.double(),)] if shape[1] == 1 else [])]
+        for target in kinds:
+            torch.testing.assert_close(value_and_gradient(copy.deepcopy(loss), padded, *target), wanted)
+        padded[0], as_label[0] = math.nan, 0
+        assert loss(padded, as_label).isnan()  # what counts is not hidden
+
+
+def test_a_multilabel_cell_that_is_ignored_may_be_anything():
+    logits, labels = torch.randn(12, 4), torch.arange(48).reshape(12, 4) % 2
+    ignored = torch.arange(48).reshape(12, 4) % 5 == 0
+    padded, as_label = logits.masked_fill(ignored, math.nan), labels.masked_fill(ignored, -100)
+    for average in ("macro", "micro", "weighted", "samples"):
+        loss = MetricLoss("f1", multilabel=True, average=average)
+        wanted = value_and_gradient(loss, logits, as_label)
+        for target in (as_label, as_label.float()):
+            torch.testing.assert_close(value_and_gradient(loss, padded, target), wanted)
+
+
 @pytest.mark.parametrize("loss", BINARY_FAMILY, ids=named)
 @pytest.mark.parametrize("shape", [(6, 2), (1, 2, 1, 1), (6, 1)])
 def test_a_batch_that_is_all_ignored_has_no_loss_and_no_gradient(loss, shape):

@@ -9,7 +9,8 @@ loss(logits, labels, weights=None) follows torch.nn.functional.cross_entropy and
 | [n, d, ...], d >= 2     | class indices [n, ...], or soft targets [n, d, ...] (float) |
 | [n], [n, 1, ...]        | 0 or 1, or a share in [0, 1] (float), with or without axis 1 |
 
-A single logit z stands for the two logits (0, z). Samples labelled `ignore_index` are left out. Soft targets are shares
+A single logit z stands for the two logits (0, z). Samples labelled `ignore_index` or of weight 0 are left out, whatever
+their logits: not even NaN or infinity reaches the loss or its gradient. Soft targets are shares
 that sum to 1 over the classes. A float multilabel batch with exactly one positive per row looks the same and is read as
 soft targets; if samples can have several labels, pass multilabel=True or integer labels.
 
@@ -128,7 +129,7 @@ class Loss(nn.Module):
             return self.value(*samples)
         logits, labels, weights = samples
         used_labels, used_weights = masked(labels, weights, self.ignore_index, logits.dtype)
-        value = self.value(logits, used_labels, used_weights)
+        value = self.value(blanked(logits, used_weights), used_labels, used_weights)
         if self.keeps_labels and used_labels is labels and used_weights is None:
             return value
         any_left = torch.ones_like(value, dtype=torch.bool) if used_weights is None else (used_weights != 0).any(-1)
@@ -188,11 +189,22 @@ def masked(
     """Labels with 0 in place of `ignore_index`, and weights that are 0 there. Soft targets are returned unchanged."""
     if labels.is_floating_point():
         return labels, weights
-    can_inspect = weights is None and labels.device.type == "cpu" and not is_tracing()
-    if can_inspect and ignore_index < 0 <= np.minimum.reduce(labels.numpy(), None):
-        return labels, None  # nothing to mask; on other devices, reading the data would cost a synchronisation
+    if can_inspect(labels) and ignore_index < 0 <= np.minimum.reduce(labels.numpy(), None):
+        return labels, weights  # nothing to mask
     valid = labels != ignore_index
     return labels * valid, valid.to(dtype) if weights is None else weights * valid
+
+
+def blanked(logits: Tensor, weights: Tensor | None) -> Tensor:
+    """Logits [..., n, d] with 0 for samples of weight 0, which keeps NaN and infinity out of the loss."""
+    if weights is None or (can_inspect(weights) and weights.all()):
+        return logits
+    return logits.masked_fill((weights == 0).unsqueeze(-1), 0.0)
+
+
+def can_inspect(x: Tensor) -> bool:
+    """Whether reading the data is free: on other devices it costs a synchronisation, and a tracer does not allow it."""
+    return x.device.type == "cpu" and not is_tracing()
 
 
 def check_types(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:

@@ -51,7 +51,8 @@ class MetricLoss(Loss):
     absent: whether a class without samples in the batch scores 0 in a macro mean (zero) or is left out (ignore).
     multilabel: logits and 0/1 labels [n, L, ...] are L binary problems; `average` is then macro, micro, weighted, or
         samples (the mean over samples of the score over a sample's labels, for metrics with an `average`).
-    ignore_index: samples with this label are left out; if there are no others, the loss and its gradient are 0.
+    ignore_index: samples with this label are left out, whatever their logits; if there are no others, the loss and its
+        gradient are 0.
     gather: sum the counts over torch.distributed's ranks ("auto": when training with gradients in a process group).
 
     >>> loss = MetricLoss("f1")

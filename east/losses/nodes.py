@@ -1,5 +1,6 @@
 """Soft counts, and 1 - metric of them, as autograd nodes: the fastest form for each batch, in chunks if it is large."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from itertools import repeat
 from typing import Any
@@ -21,7 +22,7 @@ from east.losses.closed_form import (
     top_two,
 )
 from east.losses.huge_softmax import HugeSoftmax
-from east.losses.inputs import masked
+from east.losses.inputs import blanked, masked
 from east.losses.on_cpu import MANY_CLASSES
 from east.metrics import Metric
 
@@ -58,9 +59,16 @@ def soft_metric_loss(
     """
     if logits.requires_grad and not torch.is_grad_enabled():
         logits = logits.detach()  # otherwise forward would compute the gradient anyway
-    return _SoftMetricLoss.apply(
-        logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index
-    )
+    rest = temperature, detach_threshold, metric, parameters
+    if ignore_index is None:
+        return _SoftMetricLoss.apply(logits, labels, weights, None, *rest)
+    counted = masked(labels, weights, ignore_index, logits.dtype)
+    if logits.device.type != "cpu" or on_cpu.covers(logits):
+        return _SoftMetricLoss.apply(blanked(logits, counted[1]), labels, weights, counted, *rest)
+    loss = _SoftMetricLoss.apply(logits, labels, weights, counted, *rest)
+    if counted[1] is not None and math.isnan(loss.item()):  # blanking copies the logits, which is rarely needed
+        loss = _SoftMetricLoss.apply(blanked(logits, counted[1]), labels, weights, counted, *rest)
+    return loss
 
 
 class _SoftCounts(Function):
@@ -91,24 +99,22 @@ class _SoftMetricLoss(Function):
     """Where possible, forward computes the gradient, while its inputs are in memory, and backward only scales it.
 
     BySample and HugeSoftmax leave it to backward: a pass over their gradient costs more than keeping the state that it
-    is computed from.
+    is computed from. `counted`: labels and weights as `masked` returns them, if all samples are one batch.
     """
 
     @staticmethod
-    def forward(ctx, logits, labels, weights, temperature, detach_threshold, metric, parameters, ignore_index):
-        used_labels, used_weights, ctx.logits = labels, weights, logits
-        if ignore_index is not None:
-            used_labels, used_weights = masked(labels, weights, ignore_index, logits.dtype)
-        gradient, deferred = None, ()
+    def forward(ctx, logits, labels, weights, counted, temperature, detach_threshold, metric, parameters):
+        used_labels, used_weights = (labels, weights) if counted is None else counted
+        ctx.logits, gradient, deferred = logits, None, ()
         needs_gradient = ctx.needs_input_grad[0]
-        sums_images = ignore_index is not None and logits.ndim > 2
+        sums_images = counted is not None and logits.ndim > 2
         if not sums_images and on_cpu.covers(logits):
             batch = logits, used_labels, used_weights, temperature
             loss, gradient = on_cpu.loss_and_gradient(*batch, metric, parameters, detach_threshold, needs_gradient)
             ctx.save_for_backward(labels, weights, gradient)
             return loss
         step = step_for(temperature, logits)
-        in_one_chunk = ignore_index is None or logits.numel() <= CHUNK or not counts_by_class(logits)
+        in_one_chunk = counted is None or logits.numel() <= CHUNK or not counts_by_class(logits)
         if not sums_images and in_one_chunk:
             counts, state = count_batch(logits, used_labels, used_weights, step)
             loss, D, P = by_hand.loss_and_slopes(metric, parameters, *counts)
