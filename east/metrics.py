@@ -143,11 +143,13 @@ def jaccard(c: Confusion, average: str = "macro", positive: int = 1, absent: str
 
 def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
     """Geometric mean of precision and recall."""
-    diagonal, actual, predicted = c.diagonal, c.actual, c.predicted
+    exact = dtype_of_sums(c.actual)  # in float32, the gradient of a root of a tiny count can overflow
+    diagonal, actual, predicted, total = (x.to(exact) for x in (c.diagonal, c.actual, c.predicted, c.total))
     if average == "micro":
         diagonal, actual, predicted = (x.sum(-1) for x in (diagonal, actual, predicted))
-    total = c.total if average == "micro" else c.total.unsqueeze(-1)
-    values = diagonal * divisor(actual, total).rsqrt() * divisor(predicted, total).rsqrt()
+    else:
+        total = total.unsqueeze(-1)
+    values = (diagonal * divisor(actual, total).rsqrt() * divisor(predicted, total).rsqrt()).to(c.actual.dtype)
     return values if average == "micro" else average_over_classes(values, c, average, positive, absent)
 
 

@@ -219,6 +219,7 @@ def test_the_matrix_is_not_built_if_margins_suffice(name):
         pytest.param([[0, 4, 0], [0, 0, 4], [4, 0, 0]], id="all wrong"),
         pytest.param([[4, 0, 0], [0, 4, 0], [0, 0, 4]], id="all right"),
         pytest.param([[0, 0, 0], [0, 0, 0], [0, 0, 0]], id="no weight at all"),
+        pytest.param([[1e-16, 1e-27, 0], [1e-16, 1e-27, 0], [0, 0, 0]], id="tiny weights, almost one prediction"),
     ],
 )
 def test_degenerate_counts_have_finite_scores_and_gradients(name, matrix):
