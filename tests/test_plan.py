@@ -47,6 +47,13 @@ def slow(monkeypatch):
     monkeypatch.setattr(timing, "step_seconds", lambda *_: 1.0)
 
 
+def test_without_a_search_no_grid_is_needed():
+    """A protocol's grid may have no batch sizes for these data, as long as nothing is searched."""
+    words = ["dataset=digits", "search=none", "protocol.grid.batch_size={image:[32]}", "trials=3"]
+    item = plan.Item(settings(Command.parse(words)), None, Size(1000, (64,), 10), plan.Counter())
+    assert item.seconds(lambda *_: 2.0) == 6.0
+
+
 @pytest.mark.usefixtures("no_data", "slow")
 def test_a_dry_run_downloads_nothing(east_run):
     answer = east_run(*LONG, "dry_run=true")

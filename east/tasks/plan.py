@@ -80,8 +80,8 @@ class Item:
         """Seconds of all trainings one after another, assuming that a trial takes as long as a search point."""
         if self.settings.loss.classical or self.size is None:
             return None if any(self.todo) else 0.0
-        points = [self.science.with_grid_point(point) for point in self.settings.grid() if self.settings.searched]
-        points = points or [self.science]
+        grid = self.settings.grid() if self.settings.searched else [{}]
+        points = [self.science.with_grid_point(point) for point in grid]
         each = [of_trial(point, self.size, self.epochs_per_trial(point, self.size)) for point in points]
         rounds = protocols.rounds(self.settings)
         epochs = self.epochs_per_trial(points[0], self.size)
