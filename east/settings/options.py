@@ -52,9 +52,7 @@ def check(group: str, section: Mapping[str, Any]) -> None:
             continue
         if key not in known:
             raise ConfigError(unknown_key(f"{group}.{key}", [f"{group}.{name}" for name in (*COMMON[group], *known)]))
-        if (
-            group == "dataset" and isinstance(value, float) and isinstance(known[key], int)
-        ):  # 1.5 where the default is 1
+        if group == "dataset" and isinstance(value, float) and isinstance(known[key], int):  # 1.5 where it is 1
             loader = import_by_path("east.data.datasets")()[str(section["name"]).partition("-")[0]].load
             check_type(f"dataset.{key}", value, signature(loader)[key])
         if not (value is None or known[key] is None or has_type_of(known[key], value)):

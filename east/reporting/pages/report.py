@@ -152,26 +152,12 @@ def _papers(
 
 
 def _overview(papers: Sequence[ResultTable]) -> str:
-    cells = [cell for table in papers for cell in table.cells if cell.published]
-    facts = {
-        "published cells": len(cells),
-        "with our trials": sum(bool(cell.values) for cell in cells),
-        "at the paper's protocol": sum(cell.papers_protocol for cell in cells),
-        "reproduced or close ✓": sum(cell.ticked for cell in cells),
-        **{word: sum(cell.word == word for cell in cells) for word in statistics.WORDS},
-    }
-    boxes = "".join(f"<li><strong>{number}</strong> {name}</li>" for name, number in facts.items())
-    lines = []
-    for table in papers:
-        published = [cell for cell in table.cells if cell.published]
-        counts = [
-            len(published),
-            sum(bool(cell.values) for cell in published),
-            sum(cell.papers_protocol for cell in published),
-            sum(cell.ticked for cell in published),
-            *(sum(cell.word == word for cell in published) for word in statistics.WORDS),
-        ]
-        lines.append([f'<a href="#{table.name}">{table.name}</a> {escape(table.title)}', *map(str, counts)])
+    counts = {table.name: _counts(table) for table in papers}
+    names = ["published cells", "with our trials", "at the paper's protocol", "reproduced or close ✓"]
+    totals = zip([*names, *statistics.WORDS], map(sum, zip(*counts.values(), strict=True)), strict=True)
+    boxes = "".join(f"<li><strong>{number}</strong> {name}</li>" for name, number in totals)
+    link = '<a href="#{0}">{0}</a> {1}'
+    lines = [[link.format(t.name, escape(t.title)), *map(str, counts[t.name])] for t in papers]
     header = ["table", "cells", "with trials", "at the paper's protocol", "✓", *statistics.WORDS]
     return (
         f'<ul class="facts">{boxes}</ul><p class="caption">By Welch\'s 95 % interval of ours − published. Reproduced: '
@@ -179,6 +165,14 @@ def _overview(papers: Sequence[ResultTable]) -> str:
         "anything else. ✓: reproduced or close, unless always predicting one class earns that word too."
         f"</p>{_simple(header, lines, 'What each table holds')}"
     )
+
+
+def _counts(table: ResultTable) -> list[int]:
+    """How many cells are published, have trials of ours, follow the paper's protocol, are ticked, have each verdict."""
+    cells = [cell for cell in table.cells if cell.published]
+    facts = [(True, bool(cell.values), cell.papers_protocol, cell.ticked) for cell in cells]
+    verdicts = [sum(cell.word == word for cell in cells) for word in statistics.WORDS]
+    return [*(sum(column) for column in zip(*facts, strict=True)), *verdicts]
 
 
 def _table(table: ResultTable, released: ResultTable | None = None, level: int = 3) -> str:
