@@ -22,12 +22,12 @@ from torch.nn.functional import one_hot
 from east.confusion import Confusion
 from east.data.common import folded, stratified
 from east.reporting.papers import SCORES, STORED
+from east.reporting.specs import DECIDED, DecisionName
 from east.training import decisions, evaluation
 
 if TYPE_CHECKING:
     import pandas as pd
 
-DECISIONS = {"argmax": "", "plugin": " + plug-in", "expected": " + expected"}
 REPORTED = tuple(name for name in SCORES if name not in ("auroc_thresholded", "precision", "recall", "trained_for"))
 FOLDS = 5
 RESAMPLES = 1000
@@ -79,7 +79,7 @@ class Candidate:
 
     key: str
     title: str
-    decision: str
+    decision: DecisionName
     trials: tuple[JudgedTrial, ...]
     judged: tuple[JudgedPart, ...] = ()
 
@@ -89,7 +89,7 @@ class Candidate:
 
     @property
     def name(self) -> str:
-        return f"{self.title}{DECISIONS[self.decision]}"
+        return f"{self.title}{DECIDED[self.decision]}"
 
     @property
     def validation(self) -> float:

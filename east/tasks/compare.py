@@ -31,8 +31,9 @@ from east.experiment.ledger import Ledger, model_folder
 from east.experiment.runs import Run, load, split_options
 from east.experiment.scheduler import carry_out, noting_saved_trials
 from east.reporting import writers
-from east.reporting.comparison import DECISIONS, FEW, Candidate, Comparison, Measure, judge, on_unseen_rows
+from east.reporting.comparison import FEW, Candidate, Comparison, Measure, judge, on_unseen_rows
 from east.reporting.pages import compare as page
+from east.reporting.specs import DECIDED
 from east.settings import compose
 from east.settings.command import Command
 from east.settings.sections import LossSection, Split
@@ -387,7 +388,7 @@ def candidates(
         files = {trial.seed: records.path(folder, trial.config, trial.seed) for trial in plan.run.trials}
         done = {s: f for s, f in files.items() if records.status(f) == "done" and f.with_suffix(".npz").exists()}
         arrays = {seed: records.arrays(file) for seed, file in done.items()}
-        for decision in DECISIONS if arrays else ():
+        for decision in DECIDED if arrays else ():
             options = (decision, measure, positive, plan.run.science.split.folds, groups)
             judged = [judge(stored, seed, *options) for seed, stored in arrays.items()]
             rated.append(Candidate(plan.key, plan.title, decision, tuple(judged)))
