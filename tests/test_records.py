@@ -280,6 +280,25 @@ def test_an_export_keeps_a_trial_and_a_search_with_the_same_seed(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_export_keeps_the_line_of_a_file_that_becomes_unreadable(tmp_path, monkeypatch):
+    """Its disk may fail after the scan: what was exported earlier is then all that is left."""
+    file = records.write(tmp_path, record(seed=3))
+    records.write(tmp_path, record(seed=4))
+    assert records.export(tmp_path) == {"mammography": 2}
+    before = (tmp_path / "records" / "mammography.jsonl").read_bytes()
+    read = records.read
+
+    def failing(path):
+        if path == file:
+            raise OSError("input/output error")
+        return read(path)
+
+    monkeypatch.setattr(records, "read", failing)
+    with pytest.warns(UserWarning, match="seed-3.json is not exported"):
+        assert records.export(tmp_path) == {"mammography": 2}
+    assert (tmp_path / "records" / "mammography.jsonl").read_bytes() == before
+
+
 def test_an_export_keeps_lines_that_it_cannot_read(tmp_path):
     for seed in range(3):
         records.write(tmp_path, record(seed=seed))

@@ -297,22 +297,23 @@ def export(results_dir: str | Path) -> dict[str, int]:
         target = root / "records" / f"{checked.check_name(dataset)}.jsonl"
         written = [lines[order] for order in sorted(lines)]
         others = set(exports.get(str(target), [])).difference(written)
-        unreadable = [line.rstrip() + b"\n" for line in sorted(others) if line.strip() and not _is_record(line)]
+        unreadable = [line.rstrip() + b"\n" for line in sorted(others) if line.strip() and not _identity(line)]
         write_atomically(target, methodcaller("write", b"".join(written + unreadable)))
     return {dataset: len(datasets[dataset]) for dataset in sorted(datasets)}
 
 
 def _exported(root: Path, record: Record, earlier: set[bytes]) -> bytes | None:
-    """The line of a record in an export; None, and a warning, if its file has just become unreadable."""
-    history = record.history
-    if record.source.startswith("runs/"):
-        try:
-            history = read(root / record.source).history
-        except UNREADABLE as error:
-            warnings.warn(f"{root / record.source} is not exported ({first_line(error)})", stacklevel=3)
-            return None
-        history = _thin(history) if record.stage == "trial" else {}
-    values = {**record.to_json(), "history": history}
+    """The line of a record in an export. If its file has just become unreadable: the earlier line, if it has one."""
+    file, identity = root / record.source, record.identity
+    try:
+        if record.source.startswith("runs/"):
+            record = read(file)
+            record.history = _thin(record.history) if record.stage == "trial" else {}
+        values = record.to_json()
+    except UNREADABLE as error:
+        warnings.warn(f"{file} is not exported ({first_line(error)})", stacklevel=3)
+        same = (line for line in earlier if identity[0].encode() in line and _identity(line) == identity)
+        return next((line.rstrip() + b"\n" for line in same), None)
     values["confusion"] = {split: _sparse(matrix) for split, matrix in record.confusion.items()}
     text = json.dumps(values, separators=(",", ":")).encode()
     unsigned = text + b"\n"  # as exported before digests were introduced
@@ -407,12 +408,12 @@ def status(file: Path) -> str:
         return "unreadable"
 
 
-def _is_record(content: bytes) -> bool:
+def _identity(line: bytes) -> tuple[str, int, str] | None:
+    """Which trial a line of an export holds; None if it is not a record."""
     try:
-        _record(content)
+        return _record(line)[0].identity
     except UNREADABLE:
-        return False
-    return True
+        return None
 
 
 def _runs(root: Path, index: Index, refused: Refused) -> Iterator[Record]:
