@@ -145,11 +145,9 @@ def test_holm_matches_an_example_by_hand():
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
 
 
-def test_spread_distinguishes_seeds_from_splits():
+def test_the_seeds_of_a_split_are_averaged():
     values = {("a", 0): 1.0, ("a", 1): 3.0, ("b", 0): 5.0, ("b", 1): 7.0}
     assert statistics.by_split(values) == {"a": 2.0, "b": 6.0}
-    assert statistics.spread(values) == pytest.approx((2**0.5, 8**0.5))
-    assert statistics.spread({("a", 0): 1.0}) == (None, None)
 
 
 @given(st.lists(st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=4, max_size=4), min_size=2, max_size=5))

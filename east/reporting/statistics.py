@@ -1,7 +1,7 @@
 """95 % intervals, paired comparisons and ranks, as pure functions of lists of numbers. Distributions are SciPy's.
 
 ± is the sample standard deviation over trials (ddof 1) everywhere; an interval is always that of a mean. The papers'
-trials differ only in their initial weights, on one split, so their ± says nothing about other splits: see `spread`.
+trials differ only in their initial weights, on one split, so their ± says nothing about other splits.
 """
 
 import itertools
@@ -189,19 +189,6 @@ def by_split(values: Mapping[tuple[Split, int], float]) -> dict[Split, float]:
     for (split, _), value in values.items():
         splits.setdefault(split, []).append(value)
     return {split: math.fsum(scores) / len(scores) for split, scores in splits.items()}
-
-
-def spread(values: Mapping[tuple[Split, int], float]) -> tuple[float | None, float | None]:
-    """(split, seed) -> score: standard deviation over seeds within a split, and between the splits' means.
-
-    The first pools the splits' variances. Either is None without enough trials or splits.
-    """
-    means = by_split(values)
-    freedom = len(values) - len(means)
-    squares = math.fsum((value - means[split]) ** 2 for (split, _), value in values.items())
-    within = math.sqrt(squares / freedom) if freedom else None
-    between = float(np.std(list(means.values()), ddof=1)) if len(means) > 1 else None
-    return within, between
 
 
 def mean_ranks(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
