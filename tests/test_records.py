@@ -16,6 +16,8 @@ from east.experiment import index, records
 from east.experiment.ledger import Ledger
 from east.experiment.records import Record
 from east.settings import identity
+from east.settings.command import Command
+from east.settings.compose import settings
 from east.training.population import Trial
 from east.training.provenance import provenance
 from tests.made import science
@@ -319,7 +321,7 @@ def test_a_trial_with_a_record_of_a_newer_version_is_not_trained_again(stage, tm
     one = record(stage=stage)
     file = records.write(tmp_path, one)
     file.write_bytes(file.read_bytes().replace(b'"schema":1', b'"schema":2'))
-    assert Ledger(tmp_path).missing([Trial(one.config, one.seed, stage)]) == []
+    assert Ledger(settings(Command({"results_dir": str(tmp_path)}))).missing([Trial(one.config, one.seed, stage)]) == []
 
 
 def test_the_index_keeps_whole_numbers_whole():

@@ -53,7 +53,7 @@ def pretend(monkeypatch):
                 return executors.Lost("broken")
             best = {"val_loss": hyper.lr * hyper.batch_size, "val_metric": -hyper.lr}
             record = records.Record(trial.config, trial.seed, trial.stage, best=best)
-            records.write(job.results_dir, record, force=job.force)
+            records.write(job.settings.results_dir, record, force=job.settings.force)
         return []
 
     monkeypatch.setattr(scheduler, "run_job", run_job)

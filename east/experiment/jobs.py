@@ -13,6 +13,7 @@ from east.experiment.executors import Lost
 from east.experiment.ledger import Ledger, model_folder
 from east.experiment.records import Record
 from east.experiment.runs import load, splits_of
+from east.settings.settings import Settings
 from east.training import classical, engine, evaluation, saved
 from east.training.devices import describe_device
 from east.training.population import Outcome, Trial
@@ -26,24 +27,15 @@ class Job:
 
     trials: tuple[Trial, ...]
     run: int  # index of the command's run that they belong to
-    results_dir: str
+    settings: Settings  # of that run; a worker may be in another folder, so results_dir is absolute
     checkpoints: str
-    data_dir: str | None = None
-    device: str = "auto"
-    force: bool = False
-    save_model: bool = False
-    keep_probabilities: bool = False
-    compile: bool = False
-    tensorboard: bool = False
-    progress: bool = False  # whether to show progress in this process
-    heartbeat: str | None = field(default=None, compare=False)  # file to write it to, for a command in another process
+    heartbeat: str | None = field(default=None, compare=False)  # file for its progress, if a worker runs it
 
 
 def run_job(job: Job) -> list[str] | Lost:
     """Train one population and record its trials; return a line for each that failed. Runs in any process."""
     try:
-        ledger = Ledger(job.results_dir, (), job.force, job.save_model, job.keep_probabilities)
-        trials = ledger.missing(job.trials)
+        trials = Ledger(job.settings).missing(job.trials)
         return train_and_record(trials, job) if trials else []
     except Exception as error:  # the other jobs continue
         if os.environ.get("EAST_DEBUG"):
@@ -54,7 +46,7 @@ def run_job(job: Job) -> list[str] | Lost:
 def train_and_record(trials: Sequence[Trial], job: Job) -> list[str]:
     """Train trials and record them; delete a population's checkpoint once all of its trials are recorded."""
     dataset = trials[0].config.dataset
-    loaded = load(dataset, job.data_dir)
+    loaded = load(dataset, job.settings.data_dir)
     if dataset.fingerprint not in (None, loaded.fingerprint):
         raise data.DataError(f"{loaded.name} has changed since this command started. Rerun the command.")
     splits = splits_of(loaded, trials)
@@ -76,16 +68,17 @@ def trained(
     trials: Sequence[Trial], splits: Sequence[data.Splits], job: Job
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
     """The outcomes of one population after another, each with the checkpoint to delete once they are recorded."""
+    settings = job.settings
     if trials[0].config.loss.classical:
-        return (([classical.fit(t, s, keep=job.save_model)], None) for t, s in zip(trials, splits, strict=True))
+        return (([classical.fit(t, s, keep=settings.save_model)], None) for t, s in zip(trials, splits, strict=True))
     return engine.train_in_turn(
         trials,
         splits,
-        device=job.device,
+        device=settings.device,
         checkpoint=Path(job.checkpoints),
-        progress=Path(job.heartbeat) if job.heartbeat else job.progress,
-        tensorboard=Path(job.results_dir) / "tensorboard" if job.tensorboard else None,
-        compile=job.compile,
+        progress=Path(job.heartbeat) if job.heartbeat else True,
+        tensorboard=Path(settings.results_dir) / "tensorboard" if settings.tensorboard else None,
+        compile=settings.compile,
     )
 
 
@@ -96,7 +89,7 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
     """
     trial, arrays = outcome.trial, None
     judged: Evaluation = {"confusion": {}, "scores": {}, "decisions": {}}
-    config = trial.config
+    config, settings = trial.config, job.settings
     if outcome.status == "done":
         trained_for = None
         if config.loss.name == "metric":  # it trains any metric, so no other score says how well it did
@@ -114,7 +107,7 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
         seed=trial.seed,
         stage=trial.stage,
         data={name: getattr(splits, name) for name in ("name", "fingerprint", "sizes", "index_hash")},
-        device="cpu" if config.loss.classical else describe_device(job.device),
+        device="cpu" if config.loss.classical else describe_device(settings.device),
         history=outcome.history,
         best=outcome.best,
         epochs=outcome.epochs,
@@ -126,9 +119,11 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
         **judged,
     )
     with suppress(FileExistsError):  # another process was faster, with the same result
-        records.write(job.results_dir, record, arrays, force=job.force)
-    if outcome.status == "done" and trial.stage == "trial" and job.save_model:  # last: the record stays if this fails
-        saved.from_outcome(outcome, loaded, splits).save(model_folder(trial, job.results_dir))
+        records.write(settings.results_dir, record, arrays, force=settings.force)
+    if (
+        outcome.status == "done" and trial.stage == "trial" and settings.save_model
+    ):  # last: the record stays if this fails
+        saved.from_outcome(outcome, loaded, splits).save(model_folder(trial, settings.results_dir))
     if outcome.status == "failed":
         return f"{splits.name} {config.loss.name} seed {trial.seed}: {outcome.error}"
     return None

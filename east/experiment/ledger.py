@@ -13,49 +13,39 @@ from east.training.population import Trial
 class Ledger:
     """Knows which trials are done, and reads records that appear while the command runs.
 
-    scanned: records read beforehand. force: only trials of this command count as done.
-    models, probabilities: a trial without them counts as missing.
+    settings: with `force`, only trials of this command count as done; with `save_model` or `keep_probabilities`, a
+    trial without them counts as missing. scanned: records read beforehand.
     """
 
-    def __init__(
-        self,
-        results_dir: str | Path,
-        scanned: Iterable[Record] = (),
-        force: bool = False,
-        models: bool = False,
-        probabilities: bool = False,
-    ):
-        self.results_dir, self.force, self.models, self.probabilities = results_dir, force, models, probabilities
-        self.records = {} if force else {record.identity: record for record in scanned}
+    def __init__(self, settings: Settings, scanned: Iterable[Record] = ()):
+        self.settings = settings
+        self.records = {} if settings.force else {record.identity: record for record in scanned}
         self.trained: set[tuple[str, int, str]] = set()
-
-    @classmethod
-    def of(cls, settings: Settings, scanned: Iterable[Record] = ()) -> "Ledger":
-        """The ledger of a command with these settings."""
-        return cls(settings.results_dir, scanned, settings.force, settings.save_model, settings.keep_probabilities)
 
     def find(self, trial: Trial) -> Record | None:
         """The record of a trial, if it has a readable one."""
         identity = trial.identity
-        if identity not in self.records and (not self.force or identity in self.trained):
+        if identity not in self.records and (not self.settings.force or identity in self.trained):
             with suppress(*records.UNREADABLE):
-                file = records.path(self.results_dir, trial.config, trial.seed, trial.stage)
-                self.records[identity] = records.read(file)
+                self.records[identity] = records.read(self._file(trial))
         return self.records.get(identity)
+
+    def _file(self, trial: Trial) -> Path:
+        return records.path(self.settings.results_dir, trial.config, trial.seed, trial.stage)
 
     def missing(self, trials: Iterable[Trial]) -> list[Trial]:
         """Trials without a record, or without the model or the probabilities that this command needs."""
         return [trial for trial in trials if not self._complete(trial)]
 
     def _complete(self, trial: Trial) -> bool:
-        record, file = self.find(trial), records.path(self.results_dir, trial.config, trial.seed, trial.stage)
+        record, file = self.find(trial), self._file(trial)
         if record is None:
             return records.status(file) == "newer"  # never overwritten, so training would be pointless
         if record.status == "failed" or trial.stage == "search":
             return True  # failures are results too: the same trial would fail again
-        if self.probabilities and not records.has_arrays(file):
+        if self.settings.keep_probabilities and not records.has_arrays(file):
             return False
-        return not self.models or model_folder(trial, self.results_dir).exists()
+        return not self.settings.save_model or model_folder(trial, self.settings.results_dir).exists()
 
     def note_trained(self, trials: Iterable[Trial]) -> None:
         """Note that this command has trained these trials."""

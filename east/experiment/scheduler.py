@@ -132,30 +132,15 @@ def cut(
 
     The whole stage is divided first, then finished trials are dropped, so that a rerun finds its checkpoints.
     """
-    settings = run.settings
+    settings = run.settings.but(results_dir=str(Path(run.settings.results_dir).resolve()))
     device = torch.device("cuda") if place.executor.gpus else pick_device(settings.device)
     unfinished = {trial.identity for trial in missing}
+    checkpoints, inline = str(run.checkpoints.resolve()), place.executor.name == "inline"
     jobs = []
     for population in populations(stage, device, workers):
-        trials = tuple(trial for trial in population if trial.identity in unfinished)
-        if trials:
-            jobs.append(
-                Job(
-                    trials,
-                    number,
-                    results_dir=str(Path(settings.results_dir).resolve()),
-                    checkpoints=str(run.checkpoints.resolve()),
-                    data_dir=settings.data_dir,
-                    device=settings.device,
-                    force=settings.force,
-                    save_model=settings.save_model,
-                    keep_probabilities=settings.keep_probabilities,
-                    compile=settings.compile,
-                    tensorboard=settings.tensorboard,
-                    progress=place.executor.name == "inline",
-                    heartbeat=None if place.executor.name == "inline" else heartbeat(settings.results_dir),
-                )
-            )
+        if trials := tuple(trial for trial in population if trial.identity in unfinished):
+            heartbeat = str(Path(settings.results_dir, "runs", "progress", f"{uuid.uuid4().hex}.json"))
+            jobs.append(Job(trials, number, settings, checkpoints, None if inline else heartbeat))
     return jobs
 
 
@@ -183,7 +168,7 @@ def populations(stage: Sequence[Trial], device: torch.device, width: int) -> lis
 def ledger_of(runs: Sequence[Run]) -> Ledger:
     """The ledger of a command, with the records of its results folder."""
     settings = runs[0].settings
-    return Ledger.of(settings, records.scan(settings.results_dir))
+    return Ledger(settings, records.scan(settings.results_dir))
 
 
 def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
@@ -227,11 +212,6 @@ def noting_saved_trials(saved: Callable[[], object]) -> Iterator[None]:
         if saved() and RESUMABLE not in getattr(error, "__notes__", ()):
             error.add_note(RESUMABLE)
         raise
-
-
-def heartbeat(results_dir: str) -> str:
-    """A new file name for a worker's progress."""
-    return str(Path(results_dir).resolve() / "runs" / "progress" / f"{uuid.uuid4().hex}.json")
 
 
 class Watch:

@@ -304,7 +304,7 @@ def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits)
 
 def needs_training(run: Run) -> bool:
     """Whether a run has anything left to train; always assumed of a run with a search."""
-    ledger = Ledger.of(run.settings)  # no scan: only runs/ has the probabilities that a candidate needs
+    ledger = Ledger(run.settings)  # no scan: only runs/ has the probabilities that a candidate needs
     return run.settings.searched or bool(ledger.missing(replace(run, chosen=run.science).trials))
 
 
