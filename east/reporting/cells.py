@@ -34,13 +34,8 @@ PRESET_MARKS = {"half": "△", "budget": "†", "lean": "¶", "quick": "‡", CU
 SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+", "other": "≠"}
 
 DECISIONS = ("plugin_", "expected_")  # prefixes of scores under a decision rule other than argmax
-TUNED_FOR = {
-    "f1_pos": "f1",
-    "f1_macro": "f1",
-    "accuracy": "accuracy",
-    "mcc": "mcc",
-    "gmean": "gmean",
-}  # score -> the plug-in's metric
+# Scores -> the metric that a decision rule for them is made for.
+TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "mcc", "gmean": "gmean"}
 
 
 @dataclass(kw_only=True)

@@ -159,15 +159,10 @@ def how_compared(table: "ResultTable", pairs: Sequence["RowPair"]) -> str:
     if not answered:
         sentences.append("The table declares no question of these: p-values are not corrected for multiplicity.")
     else:
-        open_ones = table.declared - answered
-        sentences.append(
-            f"Holm's correction is over the {table.declared} questions that the table declares"
-            + (
-                f", {open_ones} of which are open: not run, or not with the same training and splits."
-                if open_ones
-                else "."
-            )
-        )
+        unanswered = table.declared - answered
+        why = f", {unanswered} of which are open: not run, or not with the same training and splits"
+        declared = f"the {table.declared} questions that the table declares{why if unanswered else ''}"
+        sentences.append(f"Holm's correction is over {declared}.")
     if any(pair.training for pair in pairs):
         sentences.append(
             "In brackets: the training that is compared, where the table shows one of the two with fuller training."

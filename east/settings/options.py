@@ -108,11 +108,9 @@ def checked_loss(loss: LossSection, typed: set[str]) -> LossSection:
         key: p.default for key, p in (of_metric | accepted).items() if key not in {*FROM_DATA, *named_in_conf()}
     }
     repeated = {key for key in typed & defaults.keys() if same(loss.options.get(key), defaults[key])}
-    return (
-        LossSection.model_validate(loss.model_dump(by_alias=True, exclude_unset=True, exclude=repeated))
-        if repeated
-        else loss
-    )
+    if not repeated:
+        return loss
+    return LossSection.model_validate(loss.model_dump(by_alias=True, exclude_unset=True, exclude=repeated))
 
 
 ANY = "**"  # stands for the parameters of a metric that takes any
