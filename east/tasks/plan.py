@@ -314,8 +314,9 @@ def with_records(items: Sequence[Item], runs: Sequence[Run]) -> list[Item]:
             continue
         progress, done = Progress(item.run, ledger), Counter[str]()
         while True:
-            done[progress.stage[0].stage] += len(progress.stage) - len(progress.missing())
-            if progress.missing() or not progress.advance():
+            missing = progress.missing()
+            done[progress.stage[0].stage] += len(progress.stage) - len(missing)
+            if missing or not progress.advance():
                 break
         similar = epochs.get(similarity_key(item.run.science))
         result.append(replace(item, done=done, epochs=median(similar) if similar else None))
