@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from east.choices import choose
 from east.experiment import records
 from east.reporting import papers, statistics
-from east.reporting.entries import Catalogue, Entry, Family
+from east.reporting.entries import Catalogue, Entry, Family, SplitSeed
 from east.reporting.fidelity import PRESETS, Options, Request, cooling_rates, searched_as, trained_as, usual_splits
 from east.settings.command import Command
 from east.settings.compose import PAPER_DATASETS
@@ -51,12 +51,12 @@ class Cell(Request):
     findings: list[str] = field(default_factory=list)
     trials: int | None = None  # how many the table needs
     values: dict[int, float] = field(default_factory=dict)  # seed -> score
-    splits: dict[tuple[int | str, int], float] = field(default_factory=dict)  # (split, seed) -> score, over splits
+    splits: dict[tuple[SplitSeed, int], float] = field(default_factory=dict)  # (split, seed) -> score, over splits
     constant: list[float] = field(default_factory=list)  # score of always predicting one class, trial by trial
     failed: int = 0
     capped: bool = False  # more than half of the trials ended at an epoch limit
     settings: int = 0  # how many families of records fit
-    split: int | str | None = None  # seed of the split; "trial": every trial has its own
+    split: SplitSeed | None = None
     overlap: float = 0.0  # test rows / training rows, see statistics.t_interval
     rule: str = "val_loss"  # that selected the setting
     has_trials: bool = False  # whether its records hold finished trials, even if those lack this score
@@ -168,7 +168,7 @@ def fill(cell: Cell, catalogue: Catalogue, rule: str, accepted: Sequence[str]) -
             by_preset.setdefault(preset, []).extend([kept] if kept else [])
     without_values: list[ChosenSetting] = []
     for preset in by_preset if cell.family else accepted:
-        by_split: dict[int | str, list[ChosenSetting]] = {}
+        by_split: dict[SplitSeed, list[ChosenSetting]] = {}
         for family in by_preset.get(preset, ()):
             candidate = _chosen_setting(family, cell, rule)
             if candidate and candidate.values:
@@ -212,7 +212,7 @@ def _chosen_setting(family: Family, cell: Cell, rule: str) -> ChosenSetting | No
 
 
 def _show(
-    cell: Cell, split: int | str, by_split: Mapping[int | str, list[ChosenSetting]], catalogue: Catalogue
+    cell: Cell, split: SplitSeed, by_split: Mapping[SplitSeed, list[ChosenSetting]], catalogue: Catalogue
 ) -> None:
     """Fill the cell from one split; `cell.splits` gets the scores on all splits."""
     best = {split: max(candidates, key=lambda candidate: candidate.order) for split, candidates in by_split.items()}

@@ -17,6 +17,7 @@ AXES = (*identity.SEARCHED, "r")  # of a grid
 LIMITS = ("max_epochs", "stage_epochs")  # why a trial that was still improving stopped
 
 Point: TypeAlias = tuple[float | None, ...]  # values of AXES
+SplitSeed: TypeAlias = int | str  # "trial": every trial has its own split
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ class Entry:
         return self.config.preset
 
     @property
-    def split(self) -> int | str:
+    def split(self) -> SplitSeed:
         return self.config.split.seed
 
     @property

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from pydantic import JsonValue
 
 from east.choices import ConfigError, groups, without_imports
-from east.reporting.entries import AXES, Catalogue, Entry, Family, Point
+from east.reporting.entries import AXES, Catalogue, Entry, Family, Point, SplitSeed
 from east.settings import compose, identity
 from east.settings.command import Command
 from east.settings.identity import Json
@@ -179,8 +179,8 @@ def grid_points(request: Request, preset: str | None) -> set[Point]:
     return {tuple((fixed | point)[name] for name in AXES) for point in settings.grid()}
 
 
-def usual_splits(request: Request) -> tuple[int | str, int | str]:
-    """Split seeds to look for, the protocol's own first; "trial" means a new split for each trial."""
+def usual_splits(request: Request) -> tuple[SplitSeed, SplitSeed]:
+    """Split seeds to look for, the protocol's own first."""
     protocol, folder = request.protocol, request.config_dir
     known = protocol in groups(folder)["protocol"]  # that of a record may be someone else's
     return ("trial", 0) if known and _protocol(str(protocol), folder).new_split else (0, "trial")

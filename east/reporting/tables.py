@@ -26,19 +26,8 @@ from east.reporting.recorded import labels
 from east.reporting.specs import VARIANTS, Question, Spec, blank_cells, names, papers_tables, spec, usual_preset
 from east.settings.command import Command
 
-__all__ = [
-    "Cell",
-    "ResultTable",
-    "Spec",
-    "blank_cells",
-    "build",
-    "build_all",
-    "command",
-    "comparisons",
-    "labels",
-    "names",
-]
-__all__ += ["papers_tables", "plan", "render", "spec", "usual_preset"]
+__all__ = ["Cell", "ResultTable", "Spec", "blank_cells", "build", "build_all", "command", "comparisons"]
+__all__ += ["labels", "names", "papers_tables", "plan", "render", "spec", "usual_preset"]
 
 REFERENCES = ("ce", "bce")  # losses that the others are compared with
 RAREST = {"fewer than 10": (0, 10), "10 to 29": (10, 30), "30 or more": (30, math.inf)}  # validation rows of that class
@@ -238,10 +227,9 @@ def build(
     ids = {name for cell in cells for name in cell.findings}
     findings = {finding.id: finding for finding in papers.findings() if finding.id in ids}
     caption = _caption(table, cells, rule, variant, today or date.today())
-    shared = ("flipped", "ranked", "details", "figure", "reference", "next", "questions")
-    return ResultTable(
-        table.name, table.title, caption, cells, findings, **{name: getattr(table, name) for name in shared}
-    )
+    names_of_shared = ("flipped", "ranked", "details", "figure", "reference", "next", "questions")
+    shared = {name: getattr(table, name) for name in names_of_shared}
+    return ResultTable(table.name, table.title, caption, cells, findings, **shared)
 
 
 def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
