@@ -499,6 +499,7 @@ def test_mistakes_are_shown_with_their_values():
     assert rows[1] == ["8", "fraud (0.1000)", "ok (0.9000)", str(10**17 + 1), cut, "", "", "", ""]
     assert rows[2] == ["5", "fraud (0.3000)", "ok (0.7000)", str(10**17), "a", "0.5", "0.5", "0.5", "0.5"]
     assert rows[3] == ["31", "ok (0.4000)", "fraud (0.6000)", "4", "", "2", "2", "2", "2"]
+    assert text.count('<td class="word">') == 9  # both classes and the text, in three rows
     assert "3 of 4 rows are wrong" in text
     assert "The first 6 of 7 columns are shown." in text
 
@@ -687,6 +688,25 @@ def test_resampled_ranking_scores_match_scikit_learn():
     drawn = comparison.rank_samples(JudgedPart(p, torch.from_numpy(random.integers(0, 3, 300)), p.argmax(1), 0.0), None)
     assert {name: samples.shape for name, samples in drawn.items()} == {"auroc": (1000,), "average_precision": (1000,)}
     assert np.quantile(drawn["auroc"], 0.025) < 0.5 < np.quantile(drawn["auroc"], 0.975)
+
+
+def test_what_to_check_in_a_file_is_said_before_and_on_the_page(tmp_path, monkeypatch, capsys):
+    """A guessed character set, and columns that may give the class away."""
+    monkeypatch.chdir(tmp_path)
+    rows = pd.DataFrame({"a": np.arange(200) % 7, "city": ["Köln", "Bern"] * 100, "y": [0, 0, 0, 1] * 50})
+    rows["paid"] = [f"day {k}" if y else None for k, y in enumerate(rows["y"])]
+    rows["approved"] = np.where(rows["y"], "no", "yes")
+    rows.to_csv("my.csv", index=False, encoding="latin-1")
+    assert cli.run(["task=compare", "dataset.path=my.csv", "dataset.target=y", "candidates=[logistic]"]) == 0
+    text = capsys.readouterr().out
+    shown = next(tmp_path.rglob("report.html")).read_text()
+    for note in (
+        "the text is not UTF-8 and was read as Windows-1252 (Latin-1)",
+        "the class of every row follows from one column alone: approved. Leave out what is known only once the class",
+    ):
+        assert f"note: {note}" in text
+        assert note in shown
+    assert "balance      0 150 (75.00%), 1 50 (25.00%)" in shown
 
 
 def test_too_few_rows_are_reported(tmp_path, monkeypatch, capsys):

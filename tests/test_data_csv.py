@@ -17,7 +17,7 @@ from torchvision import transforms
 
 from east.choices import ConfigError
 from east.data import DataError, Encoding, caltech256, encode, load, read, split
-from east.data.columns import LEVELS, OWN
+from east.data.columns import LEVELS, OWN, detect, tells_class
 from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
 from east.data.images import as_rgb
@@ -359,6 +359,34 @@ def test_ids_free_text_and_empty_columns_are_dropped_with_a_note():
         from_frame("csv", frame().assign(age=None)[["age", "state"]], "state")
 
 
+def test_columns_that_tell_the_class_are_found():
+    labels = np.repeat([0, 1, 2], 20)
+    numbers = np.arange(60.0)
+    late = np.where(numbers < 20, np.nan, numbers)  # missing in one class only
+    words = np.array(["a", "b", "c", "d"])[np.arange(60) // 10 % 4]  # a and b return in the last class
+    for values, expected in (
+        (numbers, True),
+        (late, True),
+        (numbers % 20, False),
+        (np.where(numbers % 20 < 10, np.nan, labels), False),  # missing in every class
+        (np.where(labels == 1, 9.0, 5.0), False),
+        (np.array(["x", "y", "z"])[labels], True),
+        (words, False),
+        (np.array([f"{label} {k % 5}" for k, label in enumerate(labels)]), False),  # 15 words in 60 rows
+        (pd.date_range("2024-01-01", periods=60), True),
+    ):
+        assert tells_class(detect("c", pd.Series(values), keep=True), labels) is expected
+    assert not tells_class(detect("c", pd.Series(numbers)), np.repeat([0, 1], [57, 3])), "three rows may be luck"
+
+
+def test_long_names_of_columns_are_apart_from_what_they_hold():
+    rows = pd.DataFrame({"How satisfied are you?": ["a", "b"] * 30, "x": range(60), "y": ["a", "b"] * 30})
+    assert from_frame("t", rows, "y").encoding.describe() == [
+        "How satisfied are you? 2 categories: a, b",
+        "x                      numbers, median 29.5",
+    ]
+
+
 def test_a_huge_cell_is_never_printed_whole():
     book = "x" * 100_000
     note = from_frame("csv", frame().assign(job=[f"{book}{k}" for k in range(60)]), "state").notes[0]
@@ -564,6 +592,12 @@ def test_unusable_files_say_why(tmp_path, change, options, message):
         load("csv", **{"path": path, "target": "state", **options})
     assert str(caught.value).startswith(path)
     assert len(str(caught.value).splitlines()) <= 3
+
+
+def test_a_title_above_the_columns_is_noticed(tmp_path):
+    (tmp_path / "a.csv").write_text("Report of May,,\na,b,label\n" + "1,2,0\n2,3,1\n" * 20)
+    with pytest.raises(DataError, match=r"unknown column 'label'.*\. Delete what is above the names of the columns"):
+        load("csv", path=str(tmp_path / "a.csv"), target="label")
 
 
 def test_a_header_without_rows_is_refused(tmp_path):

@@ -266,6 +266,25 @@ def as_days(values: "pd.Series") -> np.ndarray:
     return np.where(values.isna(), np.nan, seconds / DAY)
 
 
+def tells_class(column: Column, labels: np.ndarray) -> bool:
+    """Whether the column alone tells the class of every row: each word by itself, numbers and dates by their range.
+
+    Missing values count as a word, or as the largest number. Words that hardly repeat, and classes with fewer than
+    FEW rows, prove nothing.
+    """
+    match column:
+        case Words(codes=values) | Numbers(values=values) | Dates(days=values):
+            ranks = np.unique(values, return_inverse=True)[1]
+    order = np.lexsort((labels, ranks))
+    new_value, new_class = np.diff(ranks[order]) != 0, np.diff(labels[order]) != 0
+    counts = np.bincount(labels)
+    if counts[counts > 0].min() < FEW or (new_class & ~new_value).any():
+        return False
+    if isinstance(column, Words):
+        return FEW * (1 + int(new_value.sum())) <= len(labels)
+    return 1 + int(new_class.sum()) == int(np.count_nonzero(counts))
+
+
 def check_range(values: np.ndarray, index: "pd.Index | None" = None) -> None:
     """DataError if a number does not fit in float32, in which networks compute; it names the first."""
     bad = np.flatnonzero(np.abs(values) > LARGEST)

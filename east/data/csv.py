@@ -89,7 +89,9 @@ def from_frame(
         for column in (target, *drop, *categorical, *keep, *split_by.values()):
             choose("column", column, frame.columns)
     except ValueError as error:
-        raise DataError(f"{path}: {shown(error, 500, quoted=False)}") from None
+        nameless = sum(name.startswith("Unnamed: ") for name in frame.columns)
+        hint = ". Delete what is above the names of the columns" if 2 * nameless > len(frame.columns) else ""
+        raise DataError(f"{path}: {shown(error, 500, quoted=False)}{hint}") from None
     if target in split_by.values():
         raise ConfigError(f"dataset.target, dataset.group and dataset.time must differ, got {target!r} twice")
     labels, classes, positive_index = encode_labels(frame[target], target, positive, path)

@@ -79,7 +79,8 @@ class Numeric:
 
     @property
     def kind(self) -> str:
-        return f"numbers with {self.unit}" if self.unit else "numbers"
+        marks = [*([self.unit] if self.unit else []), *(["a decimal comma"] if self.decimal == "," else [])]
+        return f"numbers with {' and '.join(marks)}" if marks else "numbers"
 
     def typed(self, values: "pd.Series") -> Numbers:
         """Read new rows of this column; DataError says what was expected and what it got."""
@@ -104,8 +105,7 @@ class Numeric:
 
     def describe(self) -> str:
         gaps = ", missing values become the median and are marked" if self.indicator else ""
-        comma = " with a decimal comma" if self.decimal == "," else ""
-        return f"{self.kind}{' and' if self.unit and comma else ''}{comma}, median {self.median:g}{gaps}"
+        return f"{self.kind}, median {self.median:g}{gaps}"
 
 
 @dataclass(frozen=True)
@@ -302,10 +302,12 @@ class Encoding:
 
     def describe(self, most: int = 30) -> list[str]:
         """A line for each column: what it is and how it is encoded."""
-        names = [shown(column.name, 40, quoted=False) for column in self.columns]
-        lines = [f"{name:<20} {column.describe()}" for name, column in zip(names, self.columns, strict=True)]
-        lines += [f"{shown(column.name, 40, quoted=False):<20} not used: {column.reason}" for column in self.dropped]
-        return [*lines[:most], *([f"… and {len(lines) - most} more columns"] if len(lines) > most else [])]
+        texts = [(column.name, column.describe()) for column in self.columns]
+        texts += [(column.name, f"not used: {column.reason}") for column in self.dropped]
+        names = [shown(name, 40, quoted=False) for name, _ in texts[:most]]
+        width = max(20, *map(len, names))
+        lines = [f"{name:<{width}} {text}" for name, (_, text) in zip(names, texts, strict=False)]
+        return [*lines, *([f"… and {len(texts) - most} more columns"] if len(texts) > most else [])]
 
     def to_json(self) -> dict[str, Json]:
         return {

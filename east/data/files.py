@@ -37,6 +37,7 @@ MAGIC = {
     b"\xd0\xcf\x11\xe0": "old Excel",
 }
 AS_WRITTEN: dict[str, Any] = {"dtype": str, "keep_default_na": False}  # options of pandas
+UNEVEN = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # as pandas says it
 NEEDS = {"Parquet": "pyarrow", "Feather": "pyarrow", "Excel": "openpyxl"}
 ADVICE = {
     "Excel": "It is a ZIP archive: unpack it first, unless it is a damaged Excel workbook (.xlsx).",
@@ -196,6 +197,11 @@ def portions(
         raise
     except Exception as error:  # on damaged files the readers raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
+        if uneven := UNEVEN.search(reason):
+            raise DataError(
+                f"{path} cannot be read as a table: line {uneven[2]} has {uneven[3]} fields, but the first line has "
+                f"{uneven[1]}. Delete what is above the names of the columns, or set dataset.delimiter=…."
+            ) from error
         advice = f" {ADVICE[kind]}" if kind in ADVICE else ""
         raise DataError(f"{path} cannot be read as a table: {shown(reason, 200, quoted=False)}.{advice}") from error
 

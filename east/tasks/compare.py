@@ -25,6 +25,8 @@ from torch import Tensor
 from east import data, display, metrics
 from east.choices import ConfigError, choose
 from east.confusion import Confusion
+from east.data.columns import tells_class
+from east.data.encoding import enumerated
 from east.experiment import budget, records
 from east.experiment.budget import OutOfTime
 from east.experiment.ledger import Ledger, model_folder
@@ -104,7 +106,8 @@ def main(command: Command) -> int:
     score = parse_score(settings.score, loaded)
     names = parse_candidates(settings.candidates, loaded.kind)
     split = compose.settings(command).split
-    print(description(loaded, split), flush=True)
+    about, checks = overview(loaded, split), file_notes(loaded)
+    print(description(about, loaded, split), *(f"note: {note}" for note in checks), sep="\n", flush=True)
     splits = data.split(loaded, **split_options(split))
     rarest = float(torch.bincount(loaded.labels.flatten(), minlength=len(loaded.classes)).min()) / loaded.labels.numel()
     refuse_without_positives(score.name, loaded, splits)
@@ -131,7 +134,7 @@ def main(command: Command) -> int:
         notes += [f"failed: {line}" for line in failures] + result.notes()
         winner = next(plan for plan in plans if plan.key == result.winner.key)
         predict = predict_command(folder, loaded.kind, needs_trust(winner))
-        page.write(folder, result, loaded, splits, notes, typed, predict)
+        page.write(folder, result, loaded, splits, about, [*checks, *notes], typed, predict)
     print("\n".join(["", verdict(result), *(f"note: {note}" for note in notes)]))
     print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict}")
     return 0
@@ -266,12 +269,32 @@ def trained_for(settings: Settings, score: Score) -> Settings:
     return settings.but(loss=loss, save_model=False, keep_probabilities=True)
 
 
-def description(loaded: data.Data, split: Split) -> str:
-    """The data described column by column, with notes on what limits the answer."""
+def overview(loaded: data.Data, split: Split) -> str:
+    """The data in a few lines: rows, classes, split."""
     about = data.describe(loaded, **split_options(split))
     if loaded.name in ("csv", "images"):
         about["name"] = Path(loaded.path).name
-    lines = [data.describe_text({name: about[name] for name in SHOWN})]
+    return data.describe_text({name: about[name] for name in SHOWN})
+
+
+def file_notes(loaded: data.Data) -> list[str]:
+    """What the user should check in a file: a guessed character set, and columns that may give the class away."""
+    if not isinstance(loaded, data.Table) or loaded.raw is None:
+        return []
+    labels = loaded.labels.numpy()
+    telling = [column.name for column in loaded.raw.used if tells_class(column, labels)]
+    notes = [loaded.file_note] if loaded.file_note else []
+    if telling:
+        notes.append(
+            f"the class of every row follows from one column alone: {enumerated(telling)}. Leave out what is known "
+            "only once the class is: dataset.drop=[…]"
+        )
+    return notes
+
+
+def description(about: str, loaded: data.Data, split: Split) -> str:
+    """The data described column by column, with notes on what limits the answer."""
+    lines = [about]
     splits = data.split(loaded, **split_options(split))
     lines += [f"  {line}" for line in (splits.encoding.describe(COLUMNS) if splits.encoding else ())]
     rows = splits.val.labels.numel()

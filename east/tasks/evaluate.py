@@ -53,7 +53,8 @@ def main(command: Command) -> int:
     classes = tuple(map(printable, model.classes))  # class names of a downloaded model may hold control characters
     scored = page.Scored(part, rule, classes, positive, labelled.frame)
     typed = shlex.join(["east-run", *command.words])
-    page.write_evaluation(folder, f"{source.name}: {len(labelled.labels):,} rows", scored, scores, typed)
+    title = f"{model_name} on {source.name}: {len(labelled.labels):,} rows"
+    page.write_evaluation(folder, title, scored, scores, typed)
     print(writers.aligned([["", "value", "95 % interval"], *([name, *score.cells] for name, score in scores.items())]))
     print(f"\nconfusion matrix of {len(labelled.labels):,} rows, true classes in rows\n{matrix(scored)}")
     print(f"decides by: {decisions.explained(rule, classes)}\nreport: {folder / 'report.html'}")

@@ -35,7 +35,8 @@ STYLE = """
 tr.winner td, tr.winner th { font-weight: 700; background: var(--panel); }
 svg text { font: 12px system-ui, sans-serif; fill: currentColor; } .axis { stroke: var(--soft); fill: none; }
 .grid { stroke: var(--line); fill: none; } .curve { fill: none; stroke-width: 2; } .dash { stroke-dasharray: 4 4; }
-.right { text-align: right; } td.hit { background: var(--panel); font-weight: 700; }
+thead th { white-space: normal; }
+td.hit { background: var(--panel); font-weight: 700; }
 """
 COLOURS = ("var(--link)", "var(--bad)", "var(--good)", "var(--maybe)", "var(--soft)", "var(--ink)")
 
@@ -59,13 +60,14 @@ def write(
     result: Comparison,
     loaded: Data,
     splits: Splits,
+    about: str,
     notes: Sequence[str],
     command: str,
     predict: str,
 ) -> None:
     """Write report.html, scores.csv, predictions.csv and command.txt of a comparison.
 
-    predict: the command that applies the saved model.
+    about: the data in a few lines. predict: the command that applies the saved model.
     """
     folder.mkdir(parents=True, exist_ok=True)
     chosen = result.winner.chosen
@@ -77,7 +79,8 @@ def write(
     sections = {
         "The winner": winner(result, notes),
         "All candidates": candidates(result),
-        **of_model(scored, f"Decisions of the saved model, seed {chosen.seed}"),
+        **of_model(scored, f"Decisions of the saved model, seed {chosen.seed}", boxes(scored)),
+        "The data": f"<pre>{escape(about)}</pre>",
         "How the columns were read": columns(splits),
         "Predict new rows": f"<pre>{escape(predict)}</pre>",
         "How this was made": f"<pre>{escape(command)}</pre>{method(result)}",
@@ -108,10 +111,9 @@ def write_evaluation(folder: Path, title: str, scored: Scored, scores: dict[str,
     frame = pd.DataFrame([{"score": name, **vars(estimate)} for name, estimate in scores.items()])
     frame.to_csv(folder / "scores.csv", index=False)
     lines = [[name, *estimate.cells] for name, estimate in scores.items()]
+    values = table(["score", "value", "95 % interval"], lines, "Scores")
     sections = {
-        "Scores": f"{table(['score', 'value', '95 % interval'], lines, 'Scores')}"
-        "<p class='caption'>Intervals: bootstrap over rows.</p>",
-        **of_model(scored, "Decisions on these rows"),
+        **of_model(scored, "Scores", f'{values}<p class="caption">Intervals: bootstrap over rows.</p>'),
         "How this was made": f"<pre>{escape(command)}</pre>",
     }
     write_page(folder, title, sections)
@@ -125,11 +127,13 @@ def write_page(folder: Path, title: str, sections: dict[str, str]) -> None:
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]], label: str, marked: int | None = None) -> str:
-    """A table of plain text; `marked`: the winner's row."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in header)
+    """A table of plain text, with words on the left of their cells; `marked`: the winner's row."""
+    words = [all(text[0] not in "+-.0123456789" for text in column if text) for column in zip(*lines, strict=True)]
+    kinds = [' class="word"' if word else "" for word in words] or [""] * len(header)
+    head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(header, kinds, strict=True))
     rows = ""
     for k, (first, *others) in enumerate(lines):
-        cells = "".join(f"<td>{escape(text)}</td>" for text in others)
+        cells = "".join(f"<td{kind}>{escape(text)}</td>" for text, kind in zip(others, kinds[1:], strict=True))
         kind = ' class="winner"' if k == marked else ""
         rows += f'<tr{kind}><th scope="row">{escape(first)}</th>{cells}</tr>'
     return html.scrolling(label, f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>")
@@ -185,14 +189,17 @@ def predictions(result: Comparison, rows: "pd.DataFrame | None") -> "pd.DataFram
     return pd.concat(frames, ignore_index=True)
 
 
-def of_model(scored: Scored, title: str) -> dict[str, str]:
-    """Sections about one model's decisions; `title` is that of the first."""
+def boxes(scored: Scored) -> str:
     scores = {name: value for name, value in scores_of(scored.part, scored.positive).items() if value is not None}
-    boxes = "".join(f"<li><strong>{value:.3f}</strong> {escape(name)}</li>" for name, value in scores.items())
+    items = "".join(f"<li><strong>{value:.3f}</strong> {escape(name)}</li>" for name, value in scores.items())
+    return f'<ul class="facts">{items}</ul>'
+
+
+def of_model(scored: Scored, title: str, scores: str) -> dict[str, str]:
+    """Sections about one model's decisions; the first has this title and begins with these scores, in HTML."""
     decides_by = decisions.explained(scored.rule, scored.classes)
     return {
-        title: f'<ul class="facts">{boxes}</ul>'
-        f'<p class="caption">Decides by: {escape(decides_by)}</p>{confusion(scored)}',
+        title: f'{scores}<p class="caption">Decides by: {escape(decides_by)}</p>{confusion(scored)}',
         "Precision, recall and calibration": f'<div class="gallery">{recall_curves(scored)}{calibration(scored)}</div>',
         "Most confident mistakes": mistakes(scored),
     }
