@@ -217,6 +217,15 @@ def test_your_own_files_are_shown_by_name(tmp_path):
     ]
 
 
+def test_long_tables_are_folded(results, monkeypatch):
+    scanned = records.scan(results)
+    assert "<details>" not in report._held(scanned, results)
+    monkeypatch.setattr(report, "FOLDED", 2)
+    folded = report._held(scanned, results)
+    rows = len({record.key for record in scanned if (record.stage, record.status) == ("trial", "done")})
+    assert folded.startswith(f"<details><summary>{rows} rows</summary><div")
+
+
 def test_the_released_variant_is_shown_if_it_has_records(page):
     ids = {attributes.get("id") for _, attributes in page.tags}
     assert "east_v2_1-released" in ids

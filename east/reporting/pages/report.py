@@ -32,6 +32,7 @@ MOST_SVG_BYTES = 1 << 25
 ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", XLINK)
 TEMPERATURES = [0.2, 0.1, 0.05, 0.01]
+FOLDED = 100  # rows above which a table is folded, so that the next one is in reach
 SHOWN_SCORES = ("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc")
 
 
@@ -110,7 +111,8 @@ def _held(scanned: Sequence[Record], results_dir: Path) -> str:
         name = f"{_data_name(group[0])}{part}, {config.loss.name}"
         lines.append([escape(name), escape(f"{config.protocol.name} {config.preset or ''}"), str(len(group)), *means])
     header = ["data, loss", "protocol, preset", "trials", *map(papers.shown, SHOWN_SCORES)]
-    return f"{pages}{_simple(header, lines, 'Finished trials: means on test rows', words=2)}"
+    label = "Finished trials: means on test rows"
+    return f"{pages}{_folded(_simple(header, lines, label, words=2), len(lines))}"
 
 
 def _pages(results_dir: Path, folder: str, title: str) -> str:
@@ -180,7 +182,8 @@ def _table(table: ResultTable, released: ResultTable | None = None, level: int =
     anchor = table.name if level == 3 else f"{table.name}-released"
     parts = [f'<section id="{anchor}"><h{level}>{escape(table.title)}</h{level}>']
     parts += [f'<p class="caption">{escape(table.caption[:1].upper() + table.caption[1:])}</p>']
-    parts += [_block(table, block) for block in table.blocks]
+    blocks = "".join(_block(table, block) for block in table.blocks)
+    parts += [_folded(blocks, len({(cell.block, cell.row) for cell in table.cells}))]
     notes = "".join(f"<dt><sup>{escape(mark)}</sup></dt><dd>{escape(text)}</dd>" for mark, text in writers.notes(table))
     parts += [f'<dl class="notes">{notes}</dl>'] if notes else []
     for sentence, (header, *lines) in map(writers.ranked, table.rankings):
@@ -234,6 +237,11 @@ def _cell(table: ResultTable, cell: tables.Cell, with_published: bool) -> str:
     gap = f' data-value="{cell.difference:.6f}"' if cell.difference is not None else ""
     verdict = ' class="good"' if cell.ticked else ' class="bad"' if cell.word == "differs" else ""
     return f"{first}<td{value}>{published}</td><td{gap}{verdict}>{difference}</td>"
+
+
+def _folded(text: str, rows: int) -> str:
+    """Tables as they are, or behind a line to click if they are long."""
+    return text if rows <= FOLDED else f"<details><summary>{rows:,} rows</summary>{text}</details>"
 
 
 def _simple(header: Sequence[str], lines: Iterable[Sequence[str]], label: str, words: int = 1) -> str:
