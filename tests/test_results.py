@@ -132,71 +132,6 @@ def test_the_first_records_still_give_the_first_values(stem, expected, first):
         assert known[place] == [None if v is None else pytest.approx(v, rel=1e-12) for v in values], place
 
 
-# What the findings say about our runs, recomputed from the confusion matrices
-
-
-def by_hand(records_of_key, score):
-    """Mean and sample deviation of a score over the trials of a key, from only their confusion matrices."""
-    values = []
-    for record in records_of_key:
-        rule = record.decisions.get("logit_thresholds" if score.startswith("logit") else "thresholds", {})
-        matrices = rule["confusion"]["test"] if "thresholds" in score else [record.confusion["test"]]
-        f1 = [2 * m[1][1] / whole if (whole := sum(m[1]) + m[0][1] + m[1][1]) else 0.0 for m in matrices]
-        values.append(sum(f1) / len(f1))
-    mean = sum(values) / len(values)
-    return mean, (sum((value - mean) ** 2 for value in values) / (len(values) - 1)) ** 0.5
-
-
-STATED = [  # finding, table, block, row, column, and whether the deviation is printed as well
-    ("adult_ce_residual", "east_v2_1_released", "adult", "CE", "f1", True),
-    ("adult_loader", "east_v2_1_released", "adult", "F1*", "f1", True),
-    ("adult_loader", "east_v2_1", "adult", "CE", "f1", False),
-    ("adult_loader", "east_v2_1", "adult", "F1*", "f1", False),
-    ("adult_loader_others", "east_v1_2_released", "adult", "CE", "f1", True),
-    ("adult_loader_others", "east_v2_1_released", "adult", "MCC*", "f1", True),
-    ("adult_loader_others", "east_v2_1", "adult", "MCC*", "f1", False),
-    ("adult_loader_others", "east_v1_2_released", "adult", "F1*", "f1", True),
-    ("adult_loader_others", "east_v1_2", "adult", "F1*", "f1", False),
-    ("adult_loader_others", "east_v2_1_released", "adult", "Acc*", "f1", True),
-    ("adult_loader_others", "east_v2_1", "adult", "Acc*", "f1", True),
-    ("accuracy_collapse", "warmup", "mammography", "Acc*, warm", "f1_positive", True),
-    ("accuracy_collapse", "warmup", "kaggle", "Acc*, warm", "f1_positive", True),
-    ("mammography_gap", "east_v2_1", "mammography", "CE", "f1", True),
-    ("mammography_gap", "east_v2_1", "mammography", "F1*", "f1", True),
-    ("mammography_gap", "east_v2_1", "mammography", "MCC*", "f1", True),
-    ("mammography_gap", "splits", "mammography", "CE", "f1_positive", True),
-    ("mammography_gap", "splits", "mammography", "F1*", "f1_positive", True),
-    ("f1_trained", "f1_average", "kaggle", "F1*, positive class", "f1_positive", False),
-    ("f1_trained", "warmup", "kaggle", "F1*, warm", "f1_positive", True),
-    ("f1_trained", "f1_average", "adult_released", "F1*, positive class", "f1_positive", True),
-]
-
-
-@pytest.mark.parametrize("finding, stem, block, row, column, spread", STATED)
-def test_the_numbers_in_a_finding_come_from_records(finding, stem, block, row, column, spread, first, first_records):
-    (cell,) = [c for c in first(stem).cells if (c.block, c.row, c.column) == (block, row, column)]
-    assert_stated(finding, cell, first_records, spread)
-
-
-def assert_stated(finding, cell, kept, spread=True):
-    mean, deviation = by_hand([r for r in kept if (r.key, r.stage) == (cell.key, "trial")], cell.score)
-    (text,) = [" ".join(f.evidence.split()) for f in papers.findings() if f.id == finding]
-    assert (f"{mean:.3f} ± {deviation:.3f}" if spread else f"{mean:.3f}") in text
-
-
-def test_the_corrupted_adult_explains_bridging_the_gaps_column(committed, committed_records):
-    """The scores of its rows; the interval contains 0 in 14 of the 15 cells, and in 1 with the paper's formulas."""
-    counts = []
-    for stem in ("btg_1_released", "btg_1"):
-        adult = [cell for cell in committed(stem).cells if cell.block == "adult" and cell.interval]
-        assert len(adult) == 15
-        counts.append(sum(cell.interval.low <= 0 <= cell.interval.high for cell in adult))
-    assert counts == [14, 1]
-    for cell in committed("btg_1_released").cells:
-        if (cell.block, cell.column) == ("adult", "f1") and cell.row in ("F1*", "Acc*", "AUROC*", "BCE"):
-            assert_stated("adult_loader", cell, committed_records)
-
-
 def test_eleven_cells_of_adult_fit_with_the_loader_bug_and_three_without(first):
     """Welch's interval contains 0 in 11 of 15 cells on the corrupted data and in 3 on clean data."""
     counts = []
@@ -227,6 +162,17 @@ def test_every_cell_that_differs_has_a_cause_or_says_that_it_is_open(committed):
         for cell in committed(stem).cells:
             if cell.word == "differs":
                 assert set(cell.findings) - meaning, f"{stem}: {cell.block} {cell.row} {cell.column}"
+
+
+def test_a_cell_that_differs_even_with_the_quirks_is_not_called_explained(committed):
+    """The quirks are the confirmed causes; what is left is suspected, open or impossible."""
+    status = {finding.id: finding.status for finding in papers.findings()}
+    stems = {file.stem for file in FILES if file.stem.startswith(("east_v", "btg"))}
+    for stem in sorted(stem for stem in stems if f"{stem}_released" not in stems):
+        for cell in committed(stem).cells:
+            if cell.word == "differs":
+                left = {status[name] for name in cell.findings}
+                assert left & {"suspected", "open"} or "ccs_impossible" in cell.findings, (stem, cell.row, cell.column)
 
 
 def test_tables_do_not_depend_on_test_scores_of_searches(first_records, first):

@@ -1,0 +1,203 @@
+"""Scores, intervals and p-values recomputed from the confusion matrices of committed records, without code of east."""
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+from scipy import stats
+
+from tests.tracked import tracked
+
+ROOT = Path(__file__).parents[1]
+TABLES = [file for file in tracked("results/tables") if file.suffix == ".json"]
+POSITIVE, DOG = 1, 5  # the class of a bare precision or recall: dog in CIFAR-10, else the positive one
+
+
+def scores_of(counts, of=POSITIVE):
+    """Score name -> mean over confusion matrices [m, d, d] with true classes in rows."""
+    right, actual, predicted = np.diagonal(counts, axis1=1, axis2=2), counts.sum(2), counts.sum(1)
+    total = counts.sum((1, 2))
+    fbeta = {b: (1 + b**2) * right / np.maximum(b**2 * actual + predicted, 1) for b in (1, 2, 3)}
+    spread = [np.sqrt(total**2 - (margin**2).sum(1)) for margin in (actual, predicted)]
+    mcc = (right.sum(1) * total - (actual * predicted).sum(1)) / np.maximum(spread[0] * spread[1], 1)
+    precision, recall = right / np.maximum(predicted, 1), right / np.maximum(actual, 1)
+    present = actual > 0
+    balanced = recall.sum(1) / present.sum(1)  # also the "AUROC" of predictions
+    scores = {f"f{b}_positive": values[:, 1] for b, values in fbeta.items()}
+    scores |= {f"f{b}_pos": values[:, 1] for b, values in fbeta.items()}  # as records name it
+    scores |= {"f1_macro": fbeta[1].mean(1), "accuracy": right.sum(1) / total, "mcc": mcc}
+    scores |= {"balanced_accuracy": balanced, "auroc_thresholded": balanced}
+    scores |= {"precision": precision[:, of], "recall": recall[:, of]}
+    scores["gmean"] = np.prod(np.where(present, recall, 1), 1) ** (1 / present.sum(1))
+    return {name: float(values.mean()) for name, values in scores.items()}
+
+
+def matrices(stored):
+    """[m, d, d] from a record's matrix, several matrices, or nonzero cells."""
+    if isinstance(stored, dict):
+        dense = np.zeros((stored["classes"], stored["classes"]))
+        for row, column, count in stored["cells"]:
+            dense[row, column] = count
+        stored = dense
+    counts = np.asarray(stored, dtype=float)
+    return counts[None] if counts.ndim == 2 else counts
+
+
+@cache
+def records():
+    """key -> its records, without the contest's, which are many."""
+    by_key = defaultdict(list)
+    for file in tracked("results/records"):
+        for line in file.read_text().splitlines():
+            if '"name":"contest"' not in line:
+                record = json.loads(line)
+                by_key[record["key"]].append(record)
+    return by_key
+
+
+def trials(key):
+    return [r for r in records()[key] if (r["stage"], r["status"]) == ("trial", "done")]
+
+
+@cache
+def scored(key, score):
+    """The scores of a setting's trials."""
+    return tuple(value(record, score) for record in trials(key))
+
+
+def value(record, score):
+    """A score such as "test.mcc" or "thresholds.test.f1_positive"."""
+    *rule, split, name = score.split(".")
+    judged = record["decisions"][rule[0]] if rule else record
+    of = DOG if record["config"]["dataset"]["name"] == "cifar10" else POSITIVE
+    return scores_of(matrices(judged["confusion"][split]), of)[name]
+
+
+@cache
+def tables():
+    """name -> the committed table."""
+    return {file.stem: json.loads(file.read_text())[0] for file in TABLES}
+
+
+def signed(number, digits=3):
+    return f"{number:+.{digits}f}".replace("-", "−")
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Trials of one setting. In a text: "0.158 ± 0.016"; `:m` 0.158; `:s` 0.016; `:p` published; `:pm` its mean."""
+
+    values: tuple[float, ...]
+    published: tuple[str, str] = ("", "")
+
+    @property
+    def mean(self):
+        return float(np.mean(self.values))
+
+    def __format__(self, what):
+        mean, deviation = (
+            f"{self.mean:.3f}".replace("-", "−"),
+            f"{np.std(self.values, ddof=1):.3f}" if len(self.values) > 1 else "",
+        )
+        shown = {"": f"{mean} ± {deviation}", "m": mean, "s": deviation}
+        return (shown | {"p": " ± ".join(self.published), "pm": self.published[0]})[what]
+
+
+def in_table(name, block, row, column):
+    return next(c for c in tables()[name]["cells"] if (c["block"], c["row"], c["column"]) == (block, row, column))
+
+
+def cell(name, block, row, column="f1"):
+    """The trials of a table's cell, by their confusion matrices."""
+    shown = in_table(name, block, row, column)
+    digits = 2 if name.startswith("btg") else 3
+    known = shown["published_mean"] is not None
+    published = (f"{shown['published_mean']:.{digits}f}", f"{shown['published_std']:.2f}") if known else ("", "")
+    return Scores(scored(shown["key"], shown["score"]), published)
+
+
+def setting(dataset, loss, preset, score="test.f1_positive", lr=None, split=0, **options):
+    """The trials of a setting that no table shows, such as one of a shorter preset."""
+    options = {"warmup": None, "average": "macro" if loss == "f1" else None} | options
+    found = [
+        key
+        for key, group in records().items()
+        for config in [group[0]["config"]]
+        if (config["dataset"]["name"], config["loss"]["name"], config["preset"]) == (dataset, loss, preset)
+        and (config["protocol"]["name"], config["split"]["seed"]) == ("east", split)
+        and (config["protocol"].get("warmup"), config["loss"].get("average")) == (options["warmup"], options["average"])
+        and lr in (None, config["hyper"]["lr"])
+        and trials(key)
+    ]
+    (key,) = found
+    return Scores(scored(key, score))
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A mean difference and its interval. In a text: "+0.014 [+0.009, +0.019]"; `:to` "+0.014, +0.009 to +0.019"."""
+
+    mean: float
+    low: float
+    high: float
+    p: float | None = None
+    p_holm: float | None = None
+    n: int = 0
+
+    def __format__(self, what):
+        mean, low, high = map(signed, (self.mean, self.low, self.high))
+        shown = {"": f"{mean} [{low}, {high}]", "to": f"{mean}, {low} to {high}", "d": mean}
+        return (shown | {"ends": f"{low} to {high}", "h": f"{self.p_holm or 0:.3f}", "n": f"{self.n}"})[what]
+
+    @property
+    def excludes_zero(self):
+        return self.low > 0 or self.high < 0
+
+
+def pair(name, block, column, row, against="CE", over="seed"):
+    """A comparison of a table; test_numbers.py recomputes them."""
+    names = (block, column, row, against, over)
+    for c in tables()[name]["comparisons"]:
+        if (c["block"], c["column"], c["row"], c["against"], c["over"]) == names:
+            return Difference(c["difference"], c["low"] or 0.0, c["high"] or 0.0, c["p"], c["p_holm"], c["n"])
+    raise LookupError(f"{name} has no comparison {names}")
+
+
+def lead(differences):
+    """Mean over datasets with its t interval and p-value."""
+    test = stats.ttest_1samp(differences, 0)
+    return Difference(float(np.mean(differences)), *map(float, test.confidence_interval(0.95)), float(test.pvalue))
+
+
+def welch(values, mean, deviation):
+    """The interval of ours minus a published mean of ten trials, whose deviation counts as at least 0.005."""
+    n = len(values)
+    ours, theirs = np.var(values, ddof=1) / n, max(deviation, 0.005) ** 2 / 10
+    freedom = (ours + theirs) ** 2 / (ours**2 / (n - 1) + theirs**2 / 9)
+    reach = stats.t.ppf(0.975, freedom) * np.sqrt(ours + theirs)
+    return np.mean(values) - mean - reach, np.mean(values) - mean + reach
+
+
+def word(low, high):
+    inside, contains_zero = low >= -0.02 and high <= 0.02, low <= 0 <= high
+    words = {(True, True): "reproduced", (True, False): "close", (False, False): "differs", (False, True): "imprecise"}
+    return words[inside, contains_zero]
+
+
+def sign_flip(differences):
+    """The share of sign patterns whose sum is at least as far from 0."""
+    sums = [abs(np.dot(signs, differences)) for signs in product((1, -1), repeat=len(differences))]
+    return np.mean([total >= sums[0] - 1e-12 for total in sums])
+
+
+def holm(p_values):
+    """p-values corrected for their number."""
+    corrected, largest = {}, 0.0
+    for rank, i in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        largest = max(largest, min(1.0, (len(p_values) - rank) * p_values[i]))
+        corrected[i] = largest
+    return [corrected[i] for i in range(len(p_values))]
