@@ -89,7 +89,10 @@ def signed(number, digits=3):
 
 @dataclass(frozen=True)
 class Scores:
-    """Trials of one setting. In a text: "0.158 ± 0.016"; `:m` 0.158; `:s` 0.016; `:p` published; `:pm` its mean."""
+    """Trials of one setting. In a text: "0.158 ± 0.016"; `:m` 0.158; `:s` 0.016; `:p` published; `:pm` its mean.
+
+    `:ends` is the lowest and the highest: "0.143 to 0.181".
+    """
 
     values: tuple[float, ...]
     published: tuple[str, str] = ("", "")
@@ -103,7 +106,8 @@ class Scores:
             f"{self.mean:.3f}".replace("-", "−"),
             f"{np.std(self.values, ddof=1):.3f}" if len(self.values) > 1 else "",
         )
-        shown = {"": f"{mean} ± {deviation}", "m": mean, "s": deviation}
+        ends = f"{min(self.values):.3f} to {max(self.values):.3f}"
+        shown = {"": f"{mean} ± {deviation}", "m": mean, "s": deviation, "ends": ends}
         return (shown | {"p": " ± ".join(self.published), "pm": self.published[0]})[what]
 
 
