@@ -659,7 +659,7 @@ def shorter_training():
     long = {(c["dataset"], c["loss"], c["search"]) for c in networks if c["preset"] == "paper"}
     assert {place for place in long if place[0] not in FOUR[::2]} == {("adult_released", "ce", "halving")}
     assert {search for dataset, _, search in long if dataset in FOUR[::2]} == {"grid"}
-    yield "CE on the corrupted Adult follows it too, except that its grid was searched by halving. **Every other network"
+    yield "CE on the corrupted Adult follows it too, except that its grid was searched by halving. **Every other"
     for block, words in (
         ("mammography", "Mammography {3:.1f} for MCC*, {0:.1f} for F1*, {2:.1f} for Acc* and {1:.1f} for CE"),
         ("cocktailparty", "CocktailParty {0:.1f} for F1*, {3:.1f} for MCC* and {1:.1f} for CE"),
