@@ -123,6 +123,13 @@ def test_a_mean_far_from_the_others_is_an_arrow():
     assert plots.near([0.0] * 3 + [0.7, 0.72]) == (0.0, 0.72), "what most have is not left out"
 
 
+def test_the_published_numbers_are_on_the_axis_also_far_below_ours():
+    table = filled("east_v2_1", lambda cell: 0.9)
+    for axes in plots.dots(table).axes:
+        arrows = [text for text in axes.texts if "◂" in text.get_text() and text.get_color() == plots.GREY]
+        assert len(arrows) <= 2, axes.get_title(loc="left")
+
+
 def filled(name, value):
     """A table whose cells hold value(cell) for three seeds."""
     table = tables.build(name, "/nowhere")

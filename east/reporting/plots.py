@@ -248,10 +248,14 @@ class Dot:
 def _panel(axes: Axes, rows: Sequence[tuple["Cell", "Cell | None"]]) -> None:
     """One column of a block, a line per row: a cell, and the same on the released loader's data.
 
-    The axis covers the bulk of the means; an outlier is an arrow at its end.
+    The axis covers the bulk of the means, and of the published ones; an outlier is an arrow at its end.
     """
     drawn = [dot for y, (cell, released) in enumerate(rows) for dot in _dots_of(y, cell, released)]
     low, high = near([dot.mean.at for dot in drawn])
+    published = [dot.mean.at for dot in drawn if dot.colour == GREY]
+    if published and not low <= np.median(published) <= high:
+        ends = near(published)
+        low, high = min(low, ends[0]), max(high, ends[1])
     inside = [dot.mean for dot in drawn if low <= dot.mean.at <= high]
     low, high = (
         min([low, *(m.at - min(m.reach, high - low + CUT) for m in inside)]),
@@ -277,7 +281,8 @@ def _panel(axes: Axes, rows: Sequence[tuple["Cell", "Cell | None"]]) -> None:
 
 def _arrow(axes: Axes, value: float, line: float, below: bool, look: Mapping[str, Any]) -> None:
     """A number beside the end of an axis that does not reach it."""
-    text = f"◂ {value:.3f}" if below else f"{value:.3f} ▸"
+    number = f"{round(value, 3) + 0:.3f}".replace("-", "−")  # + 0: not -0.000
+    text = f"◂ {number}" if below else f"{number} ▸"
     axes.annotate(
         text, (0 if below else 1, line), (2 if below else -2, 0), xycoords=("axes fraction", "data"),
         textcoords="offset points", ha="left" if below else "right", **look,
