@@ -94,10 +94,10 @@ def loss_and_slopes_float64(
     """1 - metric and its slopes at counts [..., d] from `to_float64`; all 0 where the counts are empty."""
     margins = Margins.of(diagonal, missed, false_positives)
     score, D, P = SLOPES[metric](margins, **parameters)
-    counted = margins.total != 0
-    if isinstance(counted, Tensor) or not counted.all():
-        return Slopes((1 - score) * counted, -D * counted, -P * counted)
-    return Slopes(1 - score, -D, -P)
+    loss, total = 1 - score, margins.total
+    if isinstance(total, Tensor) or not total.all():
+        loss = loss * (total != 0)  # the slopes are 0 there already
+    return Slopes(loss, -D, -P)
 
 
 def to_float64(counts: Tensor) -> Array:

@@ -59,16 +59,15 @@ def soft_metric_loss(
     """
     if logits.requires_grad and not torch.is_grad_enabled():
         logits = logits.detach()  # otherwise forward would compute the gradient anyway
-    rest = temperature, detach_threshold, metric, parameters
-    if ignore_index is None:
-        return _SoftMetricLoss.apply(logits, labels, weights, None, *rest)
-    counted = masked(labels, weights, ignore_index, logits.dtype)
-    if logits.device.type != "cpu" or on_cpu.covers(logits):
-        return _SoftMetricLoss.apply(blanked(logits, counted[1]), labels, weights, counted, *rest)
-    loss = _SoftMetricLoss.apply(logits, labels, weights, counted, *rest)
-    if counted[1] is not None and math.isnan(loss.item()):  # blanking copies the logits, which is rarely needed
-        loss = _SoftMetricLoss.apply(blanked(logits, counted[1]), labels, weights, counted, *rest)
-    return loss
+    counted = None if ignore_index is None else masked(labels, weights, ignore_index, logits.dtype)
+    rest = labels, weights, counted, temperature, detach_threshold, metric, parameters
+    if counted is None or counted[1] is None:
+        return _SoftMetricLoss.apply(logits, *rest)
+    if logits.device.type == "cpu" and not on_cpu.covers(logits):
+        loss = _SoftMetricLoss.apply(logits, *rest)
+        if not math.isnan(loss.item()):  # then there is no need to copy large logits
+            return loss
+    return _SoftMetricLoss.apply(blanked(logits, counted[1]), *rest)
 
 
 class _SoftCounts(Function):
