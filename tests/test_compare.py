@@ -19,6 +19,7 @@ import east
 from east import cli, data, metrics
 from east.choices import ConfigError
 from east.data.common import folded
+from east.data.csv import from_frame
 from east.experiment import budget, records
 from east.experiment.runs import load, split_options, splits_of
 from east.reporting import comparison
@@ -707,6 +708,13 @@ def test_what_to_check_in_a_file_is_said_before_and_on_the_page(tmp_path, monkey
         assert f"note: {note}" in text
         assert note in shown
     assert "balance      0 150 (75.00%), 1 50 (25.00%)" in shown
+
+
+def test_classes_that_differ_only_in_capital_letters_are_named():
+    rows = pd.DataFrame({"a": np.arange(60), "y": ["Yes", "No", "yes"] * 20})
+    assert compare.file_notes(from_frame("csv", rows, "y")) == [
+        "these classes differ only in capital letters: Yes, yes"
+    ]
 
 
 def test_too_few_rows_are_reported(tmp_path, monkeypatch, capsys):

@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -278,12 +279,15 @@ def overview(loaded: data.Data, split: Split) -> str:
 
 
 def file_notes(loaded: data.Data) -> list[str]:
-    """What the user should check in a file: a guessed character set, and columns that may give the class away."""
+    """What the user should check in a file: a guessed character set, similar classes, columns that tell the class."""
     if not isinstance(loaded, data.Table) or loaded.raw is None:
         return []
     labels = loaded.labels.numpy()
     telling = [column.name for column in loaded.raw.used if tells_class(column, labels)]
     notes = [loaded.file_note] if loaded.file_note else []
+    alike = Counter(name.casefold() for name in loaded.classes)
+    if similar := [name for name in loaded.classes if alike[name.casefold()] > 1]:
+        notes.append(f"these classes differ only in capital letters: {enumerated(similar)}")
     if telling:
         notes.append(
             f"the class of every row follows from one column alone: {enumerated(telling)}. Leave out what is known "
