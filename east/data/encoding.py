@@ -305,7 +305,7 @@ class Encoding:
         texts = [(column.name, column.describe()) for column in self.columns]
         texts += [(column.name, f"not used: {column.reason}") for column in self.dropped]
         names = [shown(name, 40, quoted=False) for name, _ in texts[:most]]
-        width = max(20, *map(len, names))
+        width = max([20, *map(len, names)])
         lines = [f"{name:<{width}} {text}" for name, (_, text) in zip(names, texts, strict=False)]
         return [*lines, *([f"… and {len(texts) - most} more columns"] if len(texts) > most else [])]
 
