@@ -15,7 +15,7 @@ from east import metrics
 from east.confusion import Confusion
 from east.experiment import records
 from east.reporting import plots, statistics, tables
-from east.reporting.tables import Table
+from east.reporting.tables import ResultTable
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPERATURES = (0.4, 0.2, 0.1, 0.05, 0.01)
@@ -44,7 +44,7 @@ METHODS = {
 
 
 @plots.styled
-def contest(table: Table) -> Figure:
+def contest(table: ResultTable) -> Figure:
     """F1 lead of each method over cross-entropy with a tuned rule, on the held-out datasets."""
     figure = Figure(figsize=(9.2, 3.6))
     blocks = [entry for entry in table.rankings if entry.block.startswith("held out")]
@@ -66,7 +66,7 @@ def contest(table: Table) -> Figure:
 
 
 @plots.styled
-def headline(table: Table) -> Figure:
+def headline(table: ResultTable) -> Figure:
     """F1 of the positive class on four datasets: mean and 95 % interval of the mean over trials."""
     figure = Figure(figsize=(9.2, 1.9))
     panels = figure.subplots(1, len(TITLES), sharey=True)

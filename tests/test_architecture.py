@@ -164,3 +164,12 @@ def test_a_private_interface_is_used_in_one_place_and_still_exists(name):
     module, _, attribute = path.partition(":")
     library = import_module(module.partition(".")[0])
     assert hasattr(import_module(module), attribute), f"gone in {library.__name__} {library.__version__}: see {place}"
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "scripts").rglob("*.py")), ids=lambda file: file.name)
+def test_a_script_imports_what_exists(file):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "east":
+            module = import_module(node.module)
+            for name in node.names:
+                assert hasattr(module, name.name) or import_module(f"{node.module}.{name.name}"), name.name

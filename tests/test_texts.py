@@ -210,6 +210,7 @@ def reproduce():
         "CocktailParty, Mammography | `budget`": hours(FOUR[::2], "east", "budget"),
         "CocktailParty as published, five losses | `paper`": hours(FOUR[:1], "east", "paper", five),
         "Mammography as published, six losses | `paper`": hours(FOUR[2:3], "east", "paper", [*five, "f1_ce"]),
+        "CocktailParty, Mammography, ten stratified splits | `paper`": hours(FOUR[::2], "east", "paper", None, True),
     }.items():
         yield f"{words} | {spent:.1f} |"
     warm = [cell("warmup", b, "F1*, warm", "f1_positive") for b in ("kaggle", "mammography")]
@@ -368,6 +369,8 @@ def training_on_the_metric(pairs, questions, won, lost):
         f"the higher mean in {WORDS[won]}: F1 on Adult, {adult:d} (95 % interval {adult:ends}, p = {adult:h} by "
         f"Holm's correction for all {questions})."
     )
+    behind = pair(EAST, "adult", "f1", "F1*", "CE + plug-in")
+    yield f"on Adult it is {-behind.mean:.3f} behind."
     yield f"ahead in the other {WORDS[len(pairs) - won]}, in {WORDS[lost]} of them with p < 0.05"
     named = {(b, "Acc*") for b in FOUR} | {(b, "MCC*") for b in FOUR[:3]} | {("mammography", "F1*"), ("kaggle", "F1*")}
     assert named == {place for place, p in pairs.items() if p.mean < 0 and p.p_holm < 0.05}
@@ -402,13 +405,14 @@ def metric_cross_entropy():
     ours = {b: cell("plugin", b, "Metric CE", "f1_positive") for b in FOUR}
     yield f"has F1 {ours['cocktailparty']} on CocktailParty, {ours['adult']} on Adult and {ours['kaggle']} on Kaggle."
     cocktail, adult, mammography, kaggle = (plugin(b) for b in FOUR)
-    assert not any(p.excludes_zero for p in (cocktail, adult, kaggle))
-    yield f"are {cocktail}, {adult} and {kaggle}, none distinguishable from zero."
+    assert not any(p.excludes_zero for p in (cocktail, kaggle))
+    assert min(p.p_holm for p in (cocktail, adult, kaggle)) == adult.p_holm > 0.05
     declared = sum(c["p_holm"] is not None for c in tables()["plugin"]["comparisons"])
     yield (
-        f"it is behind: {ours['mammography']}, {mammography}, p = {mammography:h} by Holm's correction for the "
-        f"table's {WORDS[declared]} questions."
+        f"are {cocktail}, {adult} and {kaggle}, none significant (Adult: p = {adult:h} by Holm's correction for the "
+        f"table's {WORDS[declared]} questions)."
     )
+    yield f"behind: {ours['mammography']}, {mammography}, p = {mammography:h} by the same correction."
     over = [cell(SPLITS, "mammography", row, "f1_positive") for row in ("CE", "CE + plug-in", "Metric CE")]
     pairs = [(row, against) for row in ("F1*", "Metric CE") for against in ("CE", "CE + plug-in")]
     assert not any(pair(SPLITS, "mammography", "f1_positive", *p, over="split").excludes_zero for p in pairs)
@@ -442,7 +446,12 @@ def loader_bug():
         "close",
     }
     f1, mcc, ce, tuned = (cell(EAST, "adult", row) for row in ("F1*", "MCC*", "CE", "CE + plug-in"))
-    yield f"On clean data F1* has {f1}, MCC* {mcc}, CE {ce}, and CE with a tuned threshold {tuned}."
+    lean = {loss: setting("adult", loss, "lean") for loss in ("f1", "ce")}
+    lean_tuned = setting("adult", "ce", "lean", "plugin_f1.test.f1_positive")
+    yield (
+        f"F1* has {f1}, CE {ce}, and CE with a tuned threshold {tuned}; lean training had {lean['f1']}, {lean['ce']} "
+        f"and {lean_tuned}. MCC* has {mcc} with lean training."
+    )
 
 
 def in_a_row(group, what):
@@ -539,16 +548,15 @@ def kaggle_and_averages():
     cocktail, mammography = ((setting(b, "f1", "budget"), ours(b, positive)) for b in FOUR[::2])
     yield (
         f"CocktailParty {cocktail[0]:m} and {cocktail[1]:m}, Mammography {mammography[0]:m} and {mammography[1]:m}; "
-        f"clean Adult {ours('adult', both):m} and {ours('adult', positive):m})."
+        f"lean training on clean Adult {setting('adult', 'f1', 'lean'):m} and {ours('adult', positive):m})."
     )
 
 
 def dice_and_version_1():
     dice = judged(QUIRKS, row="Dice")
     tabular = [c for c in dice if c["block"] in FOUR]
-    assert [(c["block"], c["column"]) for c in tabular if c["word"] == "differs"] == [("mammography", "mcc")]
-    assert fitting(dice) - fitting(tabular) == len(dice) - len(tabular) == 3
-    yield f"contains 0 in {fitting(tabular)} of the {len(tabular)} cells of the four tables"
+    assert fitting(dice) == len(dice) == len(tabular) + 3
+    yield f"contains 0 in all {len(tabular)} cells of the four tables and in all three on CIFAR-10"
     noise = cell(QUIRKS, "cifar10", "Dice", "accuracy")
     yield f"(accuracy {noise} against {noise:p})"
     cocktail, adult, mammography, kaggle = (cell(EAST, b, "Dice") for b in FOUR)
@@ -638,7 +646,7 @@ def f1_of_epochs(record):
 EPOCHS = {"paper": 5000, "budget": 300}  # limits of the presets; what was run with others beside the tables is left out
 
 
-def hours(datasets, protocol, preset, losses=None):
+def hours(datasets, protocol, preset, losses=None, stratified=False):
     """Core-hours of the records of a preset, with its searches. Forests and CCS have no epochs."""
     return sum(
         r["seconds"] / 3600
@@ -648,6 +656,7 @@ def hours(datasets, protocol, preset, losses=None):
         if (c["protocol"]["name"], c["preset"]) == (protocol, preset)
         and c["dataset"]["name"] in datasets
         and c["loss"]["name"] in (losses or [c["loss"]["name"]])
+        and c["split"]["stratify"] == stratified
         and c["protocol"].get("max_epochs") in (None, EPOCHS[preset])
     )
 
@@ -657,9 +666,13 @@ def shorter_training():
         c for name in tables() if name.startswith("east_v") for c in judged(name) if c["loss"] not in ("rf", "ccs")
     ]
     long = {(c["dataset"], c["loss"], c["search"]) for c in networks if c["preset"] == "paper"}
-    assert {place for place in long if place[0] not in FOUR[::2]} == {("adult_released", "ce", "halving")}
+    halved = {("adult", loss, "halving") for loss in ("f1", "dice", "ce")} | {("adult_released", "ce", "halving")}
+    assert {place for place in long if place[0] not in FOUR[::2]} == halved
     assert {search for dataset, _, search in long if dataset in FOUR[::2]} == {"grid"}
-    yield "CE on the corrupted Adult follows it too, except that its grid was searched by halving. **Every other"
+    yield (
+        "F1*, Dice and CE on Adult, CE on the corrupted Adult, and metric cross-entropy on both follow it too, except "
+        "that their grids were searched by halving. **Every other"
+    )
     for block, words in (
         ("mammography", "Mammography {3:.1f} for MCC*, {0:.1f} for F1*, {2:.1f} for Acc* and {1:.1f} for CE"),
         ("cocktailparty", "CocktailParty {0:.1f} for F1*, {3:.1f} for MCC* and {1:.1f} for CE"),
@@ -717,10 +730,7 @@ def findings():
     ]
     accuracy, f1, mcc = (cell(QUIRKS, "mammography", "Dice", column) for column in ("accuracy", "f1", "mcc"))
     says["dice_labels"] = [
-        (
-            f"accuracy {accuracy} and F1 {f1} (published {accuracy:p} and {f1:pm}), though its MCC differs, {mcc} "
-            f"({mcc:p})"
-        ),
+        (f"accuracy {accuracy}, F1 {f1} and MCC {mcc} (published {accuracy:p}, {f1:pm} and {mcc:p})"),
         f"Caltech256's {1 / 257:.3f} is 1/257.",
     ]
     wmw, correct = (

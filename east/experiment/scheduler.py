@@ -4,6 +4,7 @@
 with a record are skipped, so rerunning a command finishes it.
 """
 
+import errno
 import math
 import shutil
 import tempfile
@@ -271,5 +272,7 @@ def check_writable(results_dir: str) -> None:
         Path(results_dir).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=results_dir) as file:
             file.write(bytes(1 << 16))
-    except (PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # a full disk is no mistake of the command
+            raise
         raise ConfigError(f"results_dir={results_dir} cannot be written to: {error.strerror}") from error
