@@ -1,9 +1,7 @@
 """Plan, run what is missing, select, run the trials; with tiny networks or with jobs that only pretend to train."""
 
-import errno
 import heapq
 import json
-import os
 import pickle
 import shutil
 from collections import deque
@@ -473,15 +471,3 @@ def test_names_of_keel_datasets_lead_back_to_their_loader(monkeypatch):
 
 def test_an_empty_queue_does_nothing():
     assert list(executors.execute(None, deque(), executors.Place(Executor(name="inline")))) == []
-
-
-@pytest.mark.parametrize(
-    "code, refusal", [(errno.EROFS, ConfigError), (errno.EACCES, ConfigError), (errno.ENOSPC, OSError)]
-)
-def test_a_disk_that_cannot_be_written_to_is_a_mistake_and_a_full_one_is_not(code, refusal, tmp_path, monkeypatch):
-    def full_or_forbidden(**options):
-        raise OSError(code, os.strerror(code))
-
-    monkeypatch.setattr(scheduler.tempfile, "TemporaryFile", full_or_forbidden)
-    with pytest.raises(refusal, match=os.strerror(code)):
-        scheduler.check_writable(str(tmp_path))

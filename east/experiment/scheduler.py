@@ -4,7 +4,6 @@
 with a record are skipped, so rerunning a command finishes it.
 """
 
-import errno
 import math
 import shutil
 import tempfile
@@ -272,7 +271,5 @@ def check_writable(results_dir: str) -> None:
         Path(results_dir).mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=results_dir) as file:
             file.write(bytes(1 << 16))
-    except OSError as error:
-        if error.errno == errno.ENOSPC:  # a full disk is no mistake of the command
-            raise
+    except (PermissionError, FileExistsError, FileNotFoundError, NotADirectoryError) as error:
         raise ConfigError(f"results_dir={results_dir} cannot be written to: {error.strerror}") from error
