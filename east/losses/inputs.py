@@ -364,8 +364,9 @@ def at_least_float32(dtype: torch.dtype) -> torch.dtype:
 
 
 def widened(x: Tensor) -> Tensor:
-    """x, in float32 if it has less precision; asking is faster than a conversion that changes nothing."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+    """x in float32 or better; asking first is faster than a conversion that changes nothing."""
+    dtype = at_least_float32(x.dtype)
+    return x if x.dtype == dtype else x.to(dtype)
 
 
 def as_int64(labels: Tensor) -> Tensor:
