@@ -37,6 +37,11 @@ def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: 
         temporary.unlink(missing_ok=True)
 
 
+def write_text(target: Path, text: str) -> None:
+    """Write a text atomically: whoever reads meanwhile, or after a kill, finds the old text or the new one, complete."""
+    write_atomically(target, lambda file: file.write(text.encode()))
+
+
 def _link(temporary: Path, target: Path) -> None:
     """Give a file its final name, if it is free: of several processes exactly one succeeds, even on network disks."""
     try:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from east.experiment import records
-from east.reporting import papers, tables
+from east.reporting import papers, plots, tables
 from east.reporting.pages import html, report
 from east.settings.sections import DatasetSection
 
@@ -186,6 +186,21 @@ def test_a_page_without_any_record_says_what_to_run(tmp_path):
     assert "No records yet" in words
     assert "east-run task=compare dataset.path=my.csv" in words
     assert "No trials yet for east_v2_1" in words
+
+
+def test_a_full_disk_leaves_the_old_page_and_figure(tmp_path, monkeypatch):
+    def full(_):
+        raise OSError(28, "No space left on device")
+
+    figure = plots.steps(np.linspace(0, 1, 5), {0.1: np.linspace(0, 1, 5)}, 0.5)
+    files = [report.write(tmp_path), *plots.save(figure, tmp_path / "steps")]
+    before = [file.read_bytes() for file in files]
+    monkeypatch.setattr("east.files.os.fsync", full)
+    for write in (lambda: report.write(tmp_path), lambda: plots.save(figure, tmp_path / "steps")):
+        with pytest.raises(OSError, match="No space left"):
+            write()
+    assert [file.read_bytes() for file in files] == before
+    assert sorted(tmp_path.iterdir()) == sorted(files)
 
 
 def test_your_own_runs_come_before_the_papers_tables(page, results):

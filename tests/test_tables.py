@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -141,6 +142,14 @@ def test_confirmed_and_suspected_findings_are_distinguished(east_v2_1):
     assert f"<sup>{letter['adult_loader_others']}</sup> Suspected: " in text
     assert "adult_loader" in cell(east_v2_1, dataset="adult", row="CE", column="f1").findings
     assert "adult_loader_others" in cell(east_v2_1, dataset="adult", row="Acc*", column="f1").findings
+
+
+def test_findings_beyond_the_alphabet_have_marks_of_their_own(east_v2_1):
+    finding = next(iter(east_v2_1.findings.values()))
+    many = replace(east_v2_1, findings={str(k): finding for k in range(60)})
+    marks = [many.letter(name) for name in many.findings]
+    assert (marks[0], marks[25], marks[26], marks[59]) == ("a", "z", "aa", "hhh")
+    assert len(set(marks)) == 60
 
 
 # Which records fill a cell

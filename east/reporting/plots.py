@@ -7,7 +7,7 @@ markers are filled, published ones hollow.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from east.files import write_atomically
 from east.reporting import statistics
 from east.reporting.cells import MARKS
 
@@ -81,7 +82,6 @@ def save(
     background: by default white in a png, transparent in the others.
     """
     target = Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
     files = [target.with_name(f"{target.name}.{suffix}") for suffix in formats]
     with style():
         figure.draw_without_rendering()
@@ -90,7 +90,8 @@ def save(
         stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
         with style():
             facecolor = background or ("white" if suffix == "png" else "none")
-            figure.savefig(file, dpi=150, metadata=stamp, facecolor=facecolor)
+            options = {"format": suffix, "dpi": 150, "metadata": stamp, "facecolor": facecolor}
+            write_atomically(file, partial(figure.savefig, **options))
     return files
 
 

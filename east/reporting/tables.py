@@ -119,7 +119,9 @@ class ResultTable:
         return [c for c in self.blocks[cell.block].values() if c.column == cell.column]
 
     def letter(self, finding: str) -> str:
-        return "abcdefghijklmnopqrstuvwxyz"[list(self.findings).index(finding)]
+        """a, b, …, z, aa, bb, …: the mark of a finding."""
+        repeats, place = divmod(list(self.findings).index(finding), 26)
+        return "abcdefghijklmnopqrstuvwxyz"[place] * (repeats + 1)
 
     def best(self, cell: Cell, which: str) -> bool:
         """Whether this is the highest number of its column, to three decimals. `which`: "ours" or "published".

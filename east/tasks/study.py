@@ -25,6 +25,7 @@ from east import metrics
 from east.choices import ConfigError, choose
 from east.confusion import Confusion
 from east.experiment.runs import Run, load, splits_of
+from east.files import write_text
 from east.losses import MetricLoss
 from east.reporting import plots
 from east.settings import compose
@@ -71,7 +72,7 @@ def run(name: str, command: Command, results_dir: str | Path) -> list[Path]:
     frame = study.compute(command)
     target = Path(results_dir) / "studies" / name
     files = plots.save(study.draw(frame), target)
-    frame.to_csv(target.with_suffix(".csv"), index=False, float_format="%.6g")
+    write_text(target.with_suffix(".csv"), frame.to_csv(index=False, float_format="%.6g"))
     return [target.with_suffix(".csv"), *files]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from east import display
 from east.choices import choose
 from east.experiment import records
+from east.files import write_text
 from east.reporting import plots, tables, writers
 from east.reporting.entries import Catalogue
 from east.settings import compose
@@ -62,11 +63,10 @@ def write(
     released: Mapping[str, tables.ResultTable],
 ) -> None:
     """Each table in every format, and its figure in the sibling folder; `released`: tables of the released code."""
-    folder.mkdir(parents=True, exist_ok=True)
     for table, compared in zip(built, pairs, strict=True):
         for form, ending in FILES.items():
             content = writers.WRITERS[form]([table], [compared])
-            (folder / f"{table.name}{suffix}.{ending}").write_text(content, encoding="utf-8")
+            write_text(folder / f"{table.name}{suffix}.{ending}", content)
         if any(cell.values for cell in table.cells):
             figure = plots.figure_of(table, released.get(table.name))
             plots.save(figure, folder.with_name("figures") / f"{table.name}{suffix}")

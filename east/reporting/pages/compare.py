@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.metrics import precision_recall_curve
 
 from east.data.common import Data, Splits, Table, shown
+from east.files import write_text
 from east.reporting.comparison import Comparison, Estimate, JudgedPart, scores_of
 from east.reporting.pages import html
 from east.training import decisions
@@ -69,13 +70,12 @@ def write(
 
     about: the data in a few lines. predict: the command that applies the saved model.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     chosen = result.winner.chosen
     rows = rows_of(loaded, splits.test.index.numpy())
     scored = Scored(chosen.test, chosen.rule, result.classes, result.positive, rows)
-    result.frame().to_csv(folder / "scores.csv", index=False)
-    predictions(result, rows).to_csv(folder / "predictions.csv", index=False)
-    (folder / "command.txt").write_text(command + "\n", encoding="utf-8")
+    write_text(folder / "scores.csv", result.frame().to_csv(index=False))
+    write_text(folder / "predictions.csv", predictions(result, rows).to_csv(index=False))
+    write_text(folder / "command.txt", command + "\n")
     sections = {
         "The winner": winner(result, notes),
         "All candidates": candidates(result),
@@ -107,9 +107,8 @@ def write_evaluation(folder: Path, title: str, scored: Scored, scores: dict[str,
     """Write report.html and scores.csv of a saved model on labelled rows."""
     import pandas as pd
 
-    folder.mkdir(parents=True, exist_ok=True)
     frame = pd.DataFrame([{"score": name, **vars(estimate)} for name, estimate in scores.items()])
-    frame.to_csv(folder / "scores.csv", index=False)
+    write_text(folder / "scores.csv", frame.to_csv(index=False))
     lines = [[name, *estimate.cells] for name, estimate in scores.items()]
     values = table(["score", "value", "95 % interval"], lines, "Scores")
     sections = {
@@ -123,7 +122,7 @@ def write_page(folder: Path, title: str, sections: dict[str, str]) -> None:
     """Write report.html; sections without text are left out."""
     body = "".join(f"<section><h2>{escape(name)}</h2>{text}</section>" for name, text in sections.items() if text)
     page = html.document(title, f"<h1>{escape(title)}</h1>", body, STYLE)
-    (folder / "report.html").write_text(page, encoding="utf-8")
+    write_text(folder / "report.html", page)
 
 
 def table(header: Sequence[str], lines: Sequence[Sequence[str]], label: str, marked: int | None = None) -> str:

@@ -15,7 +15,7 @@ from xml.etree import ElementTree
 
 from east.experiment import records
 from east.experiment.records import Record
-from east.files import read_regular
+from east.files import read_regular, write_text
 from east.reporting import papers, plots, statistics, tables, writers
 from east.reporting.entries import Catalogue
 from east.reporting.pages import html
@@ -39,8 +39,7 @@ SHOWN_SCORES = ("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc")
 def write(results_dir: str | Path = "results", target: str | Path | None = None, **options: Any) -> Path:
     """Write the page, by default to <results_dir>/report.html; `options` go to `page` and `tables.build`."""
     target = Path(target or Path(results_dir) / "report.html")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(page(results_dir, **options), encoding="utf-8")
+    write_text(target, page(results_dir, **options))
     return target
 
 
