@@ -38,7 +38,7 @@ def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: 
 
 
 def write_text(target: Path, text: str) -> None:
-    """Write a text atomically: whoever reads meanwhile, or after a kill, finds the old text or the new one, complete."""
+    """Write a text atomically: a reader finds all of the old text or all of the new one, even after a kill."""
     write_atomically(target, lambda file: file.write(text.encode()))
 
 
