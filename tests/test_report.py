@@ -241,6 +241,17 @@ def test_long_tables_are_folded(results, monkeypatch):
     assert folded.startswith(f"<details><summary>{rows} rows</summary><div")
 
 
+def test_a_large_folder_lists_its_settings_once_and_draws_few_examples(results, text, monkeypatch):
+    assert "<h3>All records</h3>" in text
+    drawn = re.findall(r"Confusion matrix, test: (\w+)", text)
+    assert len({*drawn}) == 3
+    monkeypatch.setattr(report, "FOLDED", 2)
+    monkeypatch.setattr(report, "EXAMPLES", 1)
+    large = report.page(results)
+    assert "<h3>All records</h3>" not in large
+    assert {*re.findall(r"Confusion matrix, test: (\w+)", large)} == {"digits"}  # the one that was run there
+
+
 def test_the_released_variant_is_shown_if_it_has_records(page):
     ids = {attributes.get("id") for _, attributes in page.tags}
     assert "east_v2_1-released" in ids

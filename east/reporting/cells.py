@@ -7,6 +7,7 @@ trials: those of the fullest preset on record (fidelity.py).
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from east.choices import choose
 from east.experiment import records
@@ -36,6 +37,8 @@ SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+", "other": "≠"}
 DECISIONS = ("plugin_", "expected_")  # prefixes of scores under a decision rule other than argmax
 # Scores -> the metric that a decision rule for them is made for.
 TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "mcc", "gmean": "gmean"}
+
+summarize = lru_cache(maxsize=1 << 16)(statistics.summarize)  # a table asks for a cell's summary many times
 
 
 @dataclass(kw_only=True)
@@ -82,7 +85,7 @@ class Cell(Request):
 
     @property
     def summary(self) -> statistics.Summary:
-        return statistics.summarize(list(self.values.values()))
+        return summarize(tuple(self.values.values()))
 
     @property
     def papers_protocol(self) -> bool:

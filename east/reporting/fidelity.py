@@ -6,7 +6,7 @@ Both are derived from the values in the records (patience, limits, cooling, grid
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from typing import TypeAlias
 
 from pydantic import JsonValue
@@ -21,6 +21,7 @@ from east.settings.settings import Grid, Protocol, Settings
 
 PRESETS = ("paper", "half", "budget", "lean", "quick")  # from the fullest to the quickest
 VARIED = (*(f"hyper.{name}" for name in identity.SEARCHED), "annealing.r")  # by a search
+ANSWERS = 1 << 17  # kept in memory: the cells of a row, and several tables, ask the same question about a record
 # What may differ between a record and a command.
 IGNORED = ("dataset.fingerprint", "dataset.path", "split.seed", "loss.code", "model.code", *VARIED)
 
@@ -56,10 +57,14 @@ class Request:
         choices |= {"protocol": self.protocol} if self.protocol else {}
         return choices | {f"loss.{name}": value for name, value in self.parameters.items()} | self.overrides
 
+    @property
+    def command(self) -> str:
+        """The command's values as JSON, with the table's grid."""
+        return json.dumps(self.choices | ({"protocol.grid": self.grid.to_json()} if self.grid else {}))
+
     def composed(self, preset: str) -> Settings | None:
         """The settings of a run under a preset; None if the preset lacks a key, such as a cooling rate."""
-        grid = {"protocol.grid": self.grid.to_json()} if self.grid else {}
-        return _composed(json.dumps(self.choices | grid), preset, self.config_dir)
+        return _composed(self.command, preset, self.config_dir)
 
     @property
     def trains_networks(self) -> bool:
@@ -104,7 +109,9 @@ def _composed(command: str, preset: str, config_dir: str | None) -> Settings | N
 def trained_as(entry: Entry, request: Request) -> str | None:
     """The fullest preset whose command composes exactly the record's settings."""
     if not request.family:
-        fitting = (preset for preset in PRESETS if _fits(entry, request, preset))
+        command, folder = request.command, request.config_dir
+        ignored = frozenset(({*IGNORED} - {*request.overrides}) | {*request.ideal, *VARIED})  # a family varies VARIED
+        fitting = (preset for preset in PRESETS if _fits(entry, command, preset, folder, ignored))
         return next(fitting, None) if entry.has_all_classes(request.dataset) else None
     known = groups(request.config_dir)
     if entry.config.protocol.name not in known["protocol"]:
@@ -113,18 +120,19 @@ def trained_as(entry: Entry, request: Request) -> str | None:
     return next((preset for preset in presets if _trained_alike(entry, preset, request.config_dir)), None)
 
 
-def _fits(entry: Entry, request: Request, preset: str) -> bool:
-    """Whether the command makes this record under this preset, at any point of its grid."""
-    settings = request.composed(preset)
+@lru_cache(maxsize=ANSWERS)
+def _fits(entry: Entry, command: str, preset: str, config_dir: str | None, ignored: frozenset[str]) -> bool:
+    """Whether the command makes this record under this preset, except in ignored keys."""
+    settings = _composed(command, preset, config_dir)
     if settings is None:
         return False
     science = settings.science(settings.dataset.recorded, None)
-    ignored = ({*IGNORED} - {*request.overrides}) | {*request.ideal, *VARIED}  # a family has many values of VARIED
     if settings.loss.options.get("average", "given") is None:  # the record holds the average resolved from the data
-        ignored.add("loss.average")
+        ignored |= {"loss.average"}
     return all(_alike(entry, getattr(science, name).to_json(), name, ignored) for name in identity.SECTIONS)
 
 
+@lru_cache(maxsize=ANSWERS)
 def _trained_alike(entry: Entry, preset: str, config_dir: str | None) -> bool:
     """Whether the record's protocol, schedule and network match a preset."""
     config, known = entry.config, groups(config_dir)

@@ -90,8 +90,8 @@ def save(
         stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
         with style():
             facecolor = background or ("white" if suffix == "png" else "none")
-            options = {"format": suffix, "dpi": 150, "metadata": stamp, "facecolor": facecolor}
-            write_atomically(file, partial(figure.savefig, **options))
+            draw = partial(figure.savefig, format=suffix, dpi=150, metadata=stamp, facecolor=facecolor)
+            write_atomically(file, draw)
     return files
 
 

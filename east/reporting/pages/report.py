@@ -33,6 +33,7 @@ ElementTree.register_namespace("", SVG)
 ElementTree.register_namespace("xlink", XLINK)
 TEMPERATURES = [0.2, 0.1, 0.05, 0.01]
 FOLDED = 100  # rows above which a table is folded, so that the next one is in reach
+EXAMPLES = 12  # datasets with figures of a trial
 SHOWN_SCORES = ("f1_pos", "f1_macro", "accuracy", "balanced_accuracy", "mcc")
 
 
@@ -53,7 +54,9 @@ def page(
     build = lambda name, **changes: tables.build(name, results_dir, **{**options, **changes})  # noqa: E731
     papers = [build(name) for name in tables.papers_tables()]
     released = {table.name: build(table.name, variant="released") for table in papers}
-    ours = [build(name) for name in tables.names(config_dir) if name not in released]
+    settings = {record.key for record in scanned if (record.stage, record.status) == ("trial", "done")}
+    left_out = {*released, *(["grid"] if len(settings) > FOLDED else [])}  # `held` lists every setting
+    ours = [build(name) for name in tables.names(config_dir) if name not in left_out]
     ours = [table for table in ours if table.name == "quickstart" or _has_trials(table)]
     with_trials = [table for table in papers if _has_trials(table) or _has_trials(released[table.name])]
     every = [*papers, *(table for table in released.values() if _differs(table, papers)), *ours]
@@ -329,7 +332,7 @@ def _figures(
 def _drawn(
     papers: Sequence[ResultTable], ours: Sequence[ResultTable], scanned: Sequence[Record], results_dir: Path
 ) -> Iterator[tuple[str, "Figure"]]:
-    """(caption, figure): the step, then the tables, then an example trial per dataset."""
+    """(caption, figure): the step, then the tables, then example trials."""
     yield "The step at several temperatures, threshold 0.5", plots.steps(*plots.step_heights(TEMPERATURES), 0.5)
     for betas in (table for table in papers if table.name == "east_v2_6"):
         yield f"{betas.title}: a point per beta", plots.tradeoff(betas)
@@ -375,11 +378,14 @@ def _arrays(file: Path) -> dict[str, "np.ndarray"]:
 
 
 def _examples(scanned: Sequence[Record], in_cells: set[str | None]) -> list[Record]:
-    """A trial with seed 0 per dataset, preferably one behind a cell, then one of EAST's F1 loss."""
-    trials = [r for r in scanned if (r.stage, r.status, r.seed) == ("trial", "done", 0)]
-    on_all_rows = [r for r in trials if not r.config.dataset.limit]
-    by_preference = sorted(on_all_rows, key=lambda r: (r.key in in_cells, r.config.loss.name == "f1"))
-    return list({r.config.dataset.name: r for r in by_preference}.values())  # the last of each dataset stays
+    """A trial with seed 0 for each of a few datasets: rather one of this folder's runs, behind a cell, or of F1*."""
+
+    def preference(record: Record) -> tuple[bool, ...]:
+        return record.source.startswith("runs/"), record.key in in_cells, record.config.loss.name == "f1"
+
+    trials = [r for r in scanned if (r.stage, r.status, r.seed) == ("trial", "done", 0) and not r.config.dataset.limit]
+    chosen = {r.config.dataset.name: r for r in sorted(trials, key=preference)}  # the last of each dataset stays
+    return sorted(chosen.values(), key=preference, reverse=True)[:EXAMPLES]
 
 
 def _svg(figure: "Figure") -> str:
