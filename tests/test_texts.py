@@ -141,7 +141,7 @@ def readme():
         f"on {n} held-out datasets, metric cross-entropy, a loss that grew out of the papers below, scores about "
         f"{mce} F1"
     )
-    yield f"(two classes {two}, many {many}; p = {p} after correction for all rows of the table)"
+    yield f"(two classes {two}, many {many}, with 95 % intervals; p = {p} after correction for all rows of the table)"
     yield f"{n} held-out datasets, one network"
     pairs = answers()
     lean = sum(in_table(EAST, block, row, "f1")["preset"] != "paper" for block, row in pairs)
