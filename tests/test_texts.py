@@ -274,8 +274,8 @@ def which_loss():
         four = [ahead("Metric CE", row, [b], name) for row in (REFERENCE, own) for b in HELD_OUT]
         assert len(four) == count
         yield (
-            f"{four[0]} with two classes and {four[1]} with many, over cross-entropy stopped by its own loss with "
-            f"the rule without labels {four[2]} and {four[3]}"
+            f"{four[0]} with two classes and {four[1]} with many; over cross-entropy stopped by its own loss with "
+            f"the rule without labels it is {four[2]} and {four[3]}"
         )
     assert least_p("contest_mcc") == 1
     yield f"(p at least {least_p('contest_gmean'):.2f} after Holm's correction)"
@@ -284,7 +284,7 @@ def which_loss():
         for name in ("contest_mcc", "contest_gmean")
     ]
     yield f"is worth {gains[0]:.2f} MCC there with two classes."
-    yield f"it gains most there: {gains[1]:.2f} with two classes over the most probable class."
+    yield f"its gain over the most probable class is the largest: {gains[1]:.2f} with two classes."
     forms = {"stopped by its own loss": "stopped by its loss", "counts from validation rows": "validation counts"}
     for words in (*forms, "smoothing 0.1", "decay 0.99", "averaged weights", "soft targets"):
         row = forms.get(words, words)
