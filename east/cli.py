@@ -40,7 +40,7 @@ TASKS = (
 HELP = """\
 east-run: train classifiers on the metric they are judged by, and reproduce the papers that propose it.
 
-  east-run                                           quickstart: four ways to a high F1, embedded data, a minute
+  east-run                                           quickstart: four ways to a high F1 on built-in data, 1-2 minutes
   east-run dataset=mammography loss=f1 preset=budget search, select, ten trials, beside the published number
   east-run dataset=adult 'losses=[f1,ce,mcc]'        several losses, one table; also 'datasets=[…]'
   east-run task=reproduce table=east_v2_1            run what a paper's table still needs, then show it

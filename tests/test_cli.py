@@ -246,7 +246,8 @@ def test_reproduce_runs_the_requested_part_of_a_table(tmp_path, capsys):
     assert "east_v2_1: 1 run to do" in capsys.readouterr().out
     for wrong in (["task=reproduce"], [*table, "protocol=btg"]):
         assert cli.run([*wrong, f"results_dir={tmp_path}"]) == 2
-        assert "takes a table=…, and that table's protocol. Choices: all, east_v2_1" in capsys.readouterr().err
+        told = capsys.readouterr().err
+        assert "needs table=… and uses its protocol, so protocol=… cannot be set. Choices: all, east_v2_1" in told
 
 
 @pytest.mark.parametrize(

@@ -71,7 +71,7 @@ def test_days_on_a_cpu_are_refused_if_nobody_can_be_asked(sweep, east_run, monke
     answer = east_run(*sweep, *LONG)
     assert answer.code == 2
     assert "48 search trainings and 10 trials of darknet19: about" in answer.err
-    assert re.search(r"Instead: .*one GPU about .* by arithmetic", answer.err)
+    assert re.search(r"Instead: .*one GPU would take about .* \(calculated with", answer.err)
     assert "yes=true starts it anyway" in answer.err
 
 

@@ -146,7 +146,7 @@ def checked(command: Command) -> tuple[Command, Settings]:
     if unusable := sorted({"loss", "losses", "datasets"} & set(command.values)):
         raise ConfigError(
             f"task=compare does not take {', '.join(unusable)}: it compares models on one dataset=… by one score=…; "
-            "candidates=[…] says which"
+            "candidates=[…] chooses the models"
         )
     command = command if "preset" in command else command.but(preset="compare")
     settings = compose.settings(command)
@@ -290,8 +290,8 @@ def file_notes(loaded: data.Data) -> list[str]:
         notes.append(f"these classes differ only in capital letters: {enumerated(similar)}")
     if telling:
         notes.append(
-            f"the class of every row follows from one column alone: {enumerated(telling)}. Leave out what is known "
-            "only once the class is: dataset.drop=[…]"
+            f"the class of every row follows from one column alone: {enumerated(telling)}. If such a column is known "
+            "only after the class, leave it out: dataset.drop=[…]"
         )
     return notes
 
@@ -342,7 +342,7 @@ def estimate(plans: Sequence[CandidatePlan], minutes: float | None) -> str:
         return "everything is on record"
     text = f"about {display.duration(total)} on this machine, estimated from a few steps of each"
     if minutes is not None:
-        return f"{text}; minutes={minutes:g} stops it in time"
+        return f"{text}; limited by minutes={minutes:g}"
     return f"{text}; minutes={max(1, round(total / 240)):g} would stop it sooner" if total > LONG else text
 
 

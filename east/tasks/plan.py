@@ -150,7 +150,9 @@ class Plan:
         known = [cost for cost in costs if cost is not None]
         total = f"time left: about {duration(sum(known) / self.width)} on this machine, {slots(self.width)}"
         untimed = costs.count(None)
-        return f"{writers.aligned(lines)}\n{total}" + (f"; {untimed} runs are not timed" if untimed else "")
+        return f"{writers.aligned(lines)}\n{total}" + (
+            f"; {untimed} {'runs are' if untimed > 1 else 'run is'} not timed" if untimed else ""
+        )
 
     def confirmed(self) -> float:
         """Print the estimate if it is more than a minute, and return the seconds. ConfigError if the user declines.
@@ -183,15 +185,16 @@ class Plan:
         """How much there is to train."""
         search, trials = (sum(counts) for counts in zip(*(item.todo for item in self.items), strict=True))
         nets = ", ".join(dict.fromkeys(item.science.model.name for item in self.items))
-        parts = [f"{count} {unit}" for count, unit in ((search, "search trainings"), (trials, "trials")) if count]
+        units = ((search, "search training"), (trials, "trial"))
+        parts = [f"{count} {unit}{'s' if count > 1 else ''}" for count, unit in units if count]
         return f"{' and '.join(parts) or 'nothing'} of {nets}"
 
     def where(self) -> str:
         executor = self.place.executor
         if executor.gpus:
-            return f"on {slots(self.width)} with a GPU each, by arithmetic ({assumed()})"
+            return f"with {slots(self.width)}, each on a GPU ({assumed()})"
         if executor.name in ("ray", "submitit"):
-            return f"on {slots(self.width)} as fast as this machine's cores"
+            return f"with {slots(self.width)}, each as fast as a core of this machine"
         return f"on this machine ({self.device.type}, {slots(self.width)})"
 
     def instead(self, seconds: float) -> str:
@@ -205,12 +208,12 @@ class Plan:
             shorter = sum(cost for cost in other.costs() if cost is not None) / other.width
             if shorter < min(seconds / 2, DAY):
                 options.append(f"preset={preset} takes about {duration(shorter)}")
-        options.append(f"one GPU about {duration(self.on_gpu())} by arithmetic ({assumed()})")
+        options.append(f"one GPU would take about {duration(self.on_gpu())} ({assumed()})")
         return f"Instead: {'; '.join(options)}."
 
 
 def assumed() -> str:
-    return f"{timing.GPU_FLOPS / 1e12:.0f} TFLOP/s assumed"
+    return f"calculated with {timing.GPU_FLOPS / 1e12:.0f} TFLOP/s"
 
 
 def slots(count: int) -> str:

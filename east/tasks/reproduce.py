@@ -19,7 +19,9 @@ def main(command: Command) -> int:
     name, folder = command.get("table"), command.get("config_dir")
     if name in (None, "grid") or "protocol" in command:
         choices = ", ".join(name for name in tables.names(folder) if name != "grid")
-        raise ConfigError(f"task=reproduce takes a table=…, and that table's protocol. Choices: all, {choices}")
+        raise ConfigError(
+            f"task=reproduce needs table=… and uses its protocol, so protocol=… cannot be set. Choices: all, {choices}"
+        )
     settings = compose.settings(command.without(*LISTS))
     preset = command.get("preset") or ("paper" if name == "all" else tables.usual_preset(tables.spec(name, folder)))
     options = {"rule": settings.selection, "variant": settings.variant, "config_dir": folder}

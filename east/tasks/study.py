@@ -68,7 +68,7 @@ def run(name: str, command: Command, results_dir: str | Path) -> list[Path]:
     study = STUDIES[choose("study", name, STUDIES)]
     for setting in command.values:
         if setting.partition(".")[0] not in study.takes:
-            raise ConfigError(f"{setting}: study={name} takes {', '.join(study.takes) or 'no settings, it simulates'}")
+            raise ConfigError(f"{setting}: study={name} takes {', '.join(study.takes) or 'no settings: it simulates'}")
     frame = study.compute(command)
     target = Path(results_dir) / "studies" / name
     files = plots.save(study.draw(frame), target)
