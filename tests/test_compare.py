@@ -7,6 +7,7 @@ import time
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -28,7 +29,7 @@ from east.reporting.pages import compare as page
 from east.settings import compose
 from east.settings.command import Command
 from east.tasks import compare
-from east.training import decisions
+from east.training import decisions, saved
 from east.training.population import Trial
 
 F1 = partial(metrics.f1, average="positive")
@@ -512,6 +513,15 @@ def test_rows_of_a_limited_file_keep_their_numbers(workplace, monkeypatch):
     pd.testing.assert_frame_equal(rows, file.drop(columns="label").loc[rows.index])
     assert rows.index[-1] > 50
     assert (file["label"][rows.index] == np.array(loaded.classes)[loaded.labels]).all()
+
+
+@pytest.mark.parametrize("source", ["graphs.csv", "."])
+@pytest.mark.parametrize("task", ["predict", "evaluate"])
+def test_a_model_of_graphs_takes_no_files(task, source, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(saved, "load", lambda *_: SimpleNamespace(about={"kind": "graph"}))
+    assert cli.run([f"task={task}", "checkpoint=model", f"input={source}", "output=new.csv"]) == 3
+    assert "graphs have no file format here; use east.load(…).predict_proba(array)" in capsys.readouterr().err
 
 
 def test_minutes_stop_training_in_time(workplace, monkeypatch, capsys):

@@ -39,6 +39,7 @@ def main(command: Command) -> int:
         missing = [f"{name}=…" for name in ("checkpoint", "input") if not getattr(settings, name)]
         raise ConfigError(f"task=evaluate needs {' '.join(missing)}: a saved model, and labelled rows")
     model = saved.load(settings.checkpoint, settings.device, settings.trust)
+    saved.refuse_graphs(model)
     source = Path(settings.input).expanduser()
     labelled = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
     p, rule = torch.from_numpy(labelled.probabilities), model.rule

@@ -320,6 +320,12 @@ def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
     return data.Encoding(tuple(columns), classes=table.classes, positive=table.positive)
 
 
+def refuse_graphs(model: Model) -> None:
+    """DataError for a model of graphs, which cannot be read from a file."""
+    if model.about["kind"] == "graph":
+        raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
+
+
 def predict_file(
     model: Model,
     source: str | Path,
@@ -336,8 +342,7 @@ def predict_file(
     source, target = Path(source).expanduser(), Path(target).expanduser()
     if target.suffix.lower() not in ENDINGS:
         raise ConfigError(f"output={target}: predictions are written as CSV; expected a name that ends in .csv or .txt")
-    if model.about["kind"] == "graph":
-        raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
+    refuse_graphs(model)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = temporary_name(target)
     done = 0
