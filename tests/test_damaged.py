@@ -13,7 +13,7 @@ import pytest
 import safetensors.torch
 
 from east import cli
-from east.experiment import index, records
+from east.experiment import checked, index, records
 from east.training import engine, population
 from tests.commands import TINY
 from tests.test_interruption import INLINE, SMALL, Killed, results_of
@@ -135,6 +135,10 @@ REFUSED = {
     "extra": (lambda t: changed(t, colour="red"), "unknown field 'colour'"),
     "newer": (lambda t: changed(t, schema=2, rows=[]), "expected schema 1, got 2; it comes from a newer version"),
 }
+
+
+def test_a_large_matrix_without_any_count_has_as_many_rows_as_classes():
+    assert len(list(checked.Cells(2001, []))) == 2001
 
 
 @pytest.mark.parametrize("kind", REFUSED)

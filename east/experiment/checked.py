@@ -102,9 +102,10 @@ class Cells(Sequence[list[int]]):
     def __getitem__(self, row: int | slice) -> list[int] | list[list[int]]:
         if isinstance(row, slice):
             return [self[i] for i in range(*row.indices(self.classes))]
+        number = range(self.classes)[row]  # IndexError beyond the last row, which ends an iteration
         counts = [0] * self.classes
         for i, j, count in self.cells:
-            if i == range(self.classes)[row]:
+            if i == number:
                 counts[j] = count
         return counts
 
