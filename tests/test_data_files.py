@@ -52,6 +52,11 @@ def test_text_that_turns_latin_1_late_is_detected(tmp_path):
     assert parts[1]["city"].iloc[-1] == "Zürich"
 
 
+def test_latin_1_in_the_last_byte_is_detected(tmp_path):
+    (tmp_path / "a.csv").write_bytes("x,city\n1.5,Bern\n2.5,Orbé".encode("latin-1"))
+    assert read(tmp_path / "a.csv")["city"].iloc[-1] == "Orbé"
+
+
 def test_decimal_commas_are_read(tmp_path):
     """As German Excel writes them; a number with a point, or only groups of three digits, is ambiguous."""
     for content, expected in (

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import chain
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -301,17 +302,15 @@ def find_charset(path: Path) -> str:
         for bom, charset in BOMS.items():
             if start.startswith(bom):
                 return charset
-        block = start
-        while block:
+        for block in chain([start], iter(lambda: file.read(BLOCK), b""), [b""]):  # the last ends the text
             zeros = zeros or 0 in block
             if valid:
                 try:
-                    decoder.decode(block)
+                    decoder.decode(block, final=not block)
                 except UnicodeDecodeError:
                     valid = False
             if not valid:
                 bytes_seen.update(block)
-            block = file.read(BLOCK)
     if zeros:
         return utf16_without_mark(start)
     if valid:
