@@ -28,6 +28,7 @@ from east.reporting.comparison import Candidate, Comparison, JudgedPart, JudgedT
 from east.reporting.pages import compare as page
 from east.settings import compose
 from east.settings.command import Command
+from east.settings.sections import Split
 from east.tasks import compare
 from east.training import decisions, saved
 from east.training.population import Trial
@@ -732,6 +733,15 @@ def test_too_few_rows_are_reported(tmp_path, monkeypatch, capsys):
     pd.DataFrame({"a": range(6), "label": [0, 1] * 3}).to_csv("six.csv", index=False)
     assert cli.run([*COMPARE, "dataset.path=six.csv"]) == 3
     assert "csv has too few rows to compare: 6 leave 1 for validation" in capsys.readouterr().err
+
+
+def test_a_single_validation_group_is_reported():
+    """A rule tuned without that group would be tuned on no rows at all."""
+    rows = pd.DataFrame({"a": np.arange(70), "patient": np.arange(70) % 7, "label": [0, 1] * 35})
+    loaded = from_frame("csv", rows, "label", group="patient")
+    with pytest.raises(data.DataError, match="too few groups to compare: 7 leave 1 for validation"):
+        compare.description("", loaded, Split())
+    compare.description("", loaded, Split(fractions=(0.5, 0.25, 0.25)))
 
 
 @pytest.mark.parametrize(

@@ -301,12 +301,7 @@ def description(about: str, loaded: data.Data, split: Split) -> str:
     lines = [about]
     splits = data.split(loaded, **split_options(split))
     lines += [f"  {line}" for line in (splits.encoding.describe(COLUMNS) if splits.encoding else ())]
-    rows = splits.val.labels.numel()
-    if rows < 2:
-        raise data.DataError(
-            f"{loaded.name} has too few rows to compare: {len(loaded.labels)} leave {rows} for validation. "
-            "Expected at least 2, because a plug-in rule is tuned on some of them and judged on the others."
-        )
+    refuse_single_unit(loaded, splits)
     for part, name in (("val", "validation"), ("test", "test")):
         counts = torch.bincount(getattr(splits, part).labels.flatten(), minlength=len(loaded.classes))
         rarest = int(counts.argmin())
@@ -314,6 +309,19 @@ def description(about: str, loaded: data.Data, split: Split) -> str:
             few = {0: "no rows", 1: "only 1 row"}.get(int(counts[rarest]), f"only {int(counts[rarest])} rows")
             lines.append(f"note: {few} of {loaded.classes[rarest]!r} for {name}; expect wide intervals")
     return "\n".join(lines)
+
+
+def refuse_single_unit(loaded: data.Data, splits: data.Splits) -> None:
+    """DataError if validation has fewer than two rows, or groups of rows that belong together."""
+    unit, total, left = "rows", len(loaded.labels), splits.val.labels.numel()
+    if loaded.groups is not None and splits.val.groups is not None:
+        unit, total, left = "groups", len(loaded.groups.unique()), len(splits.val.groups.unique())
+    if left < 2:
+        raise data.DataError(
+            f"{loaded.name} has too few {unit} to compare: {total} leave {left} for validation. Expected at least 2, "
+            "because a plug-in rule is tuned on some of them and judged on the others. split.fractions=[0.5,0.25,0.25] "
+            "gives validation a larger share."
+        )
 
 
 def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits) -> None:
