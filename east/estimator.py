@@ -40,7 +40,7 @@ from east.settings.sections import (
     Training,
 )
 from east.training import decisions, saved
-from east.training.annealing import SCHEDULES, temperatures
+from east.training.annealing import SCHEDULES, stages_of
 from east.training.engine import batches_of, train
 from east.training.population import Outcome, Trial
 
@@ -356,9 +356,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         batch = int(min(self.batch_size, rows))
         steps = batches_of(rows, batch)
         max_epochs = int(self.max_epochs or max(LENGTH["epochs"], math.ceil(LENGTH["steps"] / steps)))
-        stages = 1
-        if loss.anneals:
-            stages = len(temperatures(self.annealing, annealing.T0 or 0.2, self.cooling, annealing.T_min))
+        stages = stages_of(annealing) if loss.anneals else 1
         return Science(
             dataset=DatasetSection(name="estimator"),
             model=ModelSection(name="mlp", hidden=list(self.hidden)),

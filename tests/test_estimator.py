@@ -419,6 +419,13 @@ def test_training_is_as_long_as_in_the_contest_by_default(loss, stages, rows, lo
     assert protocol.stage_epochs == -(-longest // stages)
 
 
+def test_cooling_every_epoch_takes_the_whole_training():
+    model = EASTClassifier(loss="metric", annealing="per_epoch")
+    model.classes_ = np.array([0, 1])
+    protocol = model._config(300).protocol
+    assert protocol.stage_epochs == protocol.max_epochs == 1500
+
+
 def test_verbose_prints_plain_lines_without_a_terminal(rare, capsys):
     quick(loss="metric", verbose=True, max_epochs=3).fit(*rare)
     first, last = capsys.readouterr().out.splitlines()

@@ -17,7 +17,7 @@ from east.data.common import Part, Splits
 from east.experiment.runs import Run
 from east.settings.settings import Settings
 from east.training import classical, engine
-from east.training.annealing import temperatures
+from east.training.annealing import stages_of
 from east.training.population import Trial
 
 BATCHES = (32, 512)
@@ -54,11 +54,9 @@ def seeds(rows: int, classical: bool) -> int:
 def equally_long(settings: Settings) -> Settings:
     """Settings under which a network uses all of its steps: an annealed loss divides them among its temperatures."""
     most, annealing = settings.protocol.max_epochs, settings.annealing
-    stages = 1
-    if settings.loss.anneals and annealing.schedule not in ("none", "per_epoch"):
-        stages = len(temperatures(annealing.schedule, annealing.T0 or 0.2, annealing.r or 0.9, annealing.T_min))
+    stages = stages_of(annealing) if settings.loss.anneals else 1
     protocol = settings.protocol.but(stage_epochs=math.ceil(most / stages), patience=most)
-    return settings.but(protocol=protocol, annealing=annealing.but(patience=max(stages, 1)))
+    return settings.but(protocol=protocol, annealing=annealing.but(patience=stages))
 
 
 def judged_apart(settings: Settings) -> Settings:

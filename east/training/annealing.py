@@ -47,6 +47,17 @@ def temperatures(schedule: str, T0: float = 0.2, r: float = 0.9, T_min: float = 
     return [T0 * r**k for k in steps]
 
 
+def schedule_of(annealing: AnnealingSection, temperature: float = 0.2) -> list[float]:
+    """The temperatures of a config; `temperature` is the loss's own, for configs without T0."""
+    T0 = temperature if annealing.T0 is None else annealing.T0
+    return temperatures(annealing.schedule, T0, 0.9 if annealing.r is None else annealing.r, annealing.T_min)
+
+
+def stages_of(annealing: AnnealingSection) -> int:
+    """How many stages of early stopping there are: one per temperature, but per_epoch cools within a single one."""
+    return 1 if annealing.schedule == "per_epoch" else len(schedule_of(annealing))
+
+
 @dataclass
 class Verdict:
     """What to do after an epoch, as bool arrays [P]. A trial whose stage is over either cools or is finished."""
@@ -75,7 +86,7 @@ class Annealing:
         steps: int = 1,
     ):
         annealing, protocol = [config.annealing for config in configs], [config.protocol for config in configs]
-        self.schedules = [self._schedule(a, temperature) if anneals else [math.nan] for a in annealing]
+        self.schedules = [schedule_of(a, temperature) if anneals else [math.nan] for a in annealing]
         self.stages = np.array([len(schedule) for schedule in self.schedules])
         self.per_epoch = np.array([anneals and a.schedule == "per_epoch" for a in annealing])
         self.by_metric = by_metric
@@ -100,11 +111,6 @@ class Annealing:
         self.best = self.stage_best.copy()
         self.active = np.ones(trials, dtype=bool)
         self.stopped: list[str | None] = [None] * trials
-
-    @staticmethod
-    def _schedule(config: AnnealingSection, temperature: float) -> list[float]:
-        T0 = temperature if config.T0 is None else config.T0
-        return temperatures(config.schedule, T0, 0.9 if config.r is None else config.r, config.T_min)
 
     @property
     def temperature(self) -> np.ndarray:
