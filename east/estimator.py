@@ -383,7 +383,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if not finished:
             raise RuntimeError(f"no initialisation could be trained: {self.outcomes_[0].error}")
         judged = [(*self._judged(outcome, splits.val), outcome) for outcome in finished]
-        self.validation_score_, self.rule_, best = max(judged, key=lambda entry: (entry[0], -entry[2].missed[1]))
+        self.validation_score_, self.rule_, best = min(judged, key=lambda entry: (-entry[0], entry[2].val_loss))
         self.trial_, self.n_iter_ = best.trial, best.epochs
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
             self.net_ = models.build(best.trial.config.model, splits.train.inputs.shape[1:], len(self.classes_))

@@ -426,6 +426,15 @@ def test_cooling_every_epoch_takes_the_whole_training():
     assert protocol.stage_epochs == protocol.max_epochs == 1500
 
 
+def test_equal_validation_scores_are_decided_by_cross_entropy():
+    X, y = load_iris(return_X_y=True)
+    model = quick(n_init=3, max_epochs=3).fit(X[:100], y[:100])  # two classes that a line separates
+    assert [outcome.best["val_metric"] for outcome in model.outcomes_] == [0, 0, 0]
+    ties = [outcome.best["tie"] for outcome in model.outcomes_]
+    assert ties[0] > min(ties)
+    assert model.trial_ == model.outcomes_[ties.index(min(ties))].trial
+
+
 def test_verbose_prints_plain_lines_without_a_terminal(rare, capsys):
     quick(loss="metric", verbose=True, max_epochs=3).fit(*rare)
     first, last = capsys.readouterr().out.splitlines()

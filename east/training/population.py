@@ -67,10 +67,10 @@ class Outcome:
     weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
 
     @property
-    def missed(self) -> tuple[float, float]:
-        """1 - M and the loss on validation, to compare outcomes by; infinite if no weights were kept."""
-        metric, loss = self.best["val_metric"], self.best["val_loss"]
-        return math.inf if metric is None else metric, math.inf if loss is None else loss
+    def val_loss(self) -> tuple[float, float]:
+        """The validation loss and what breaks its ties, to compare outcomes by; infinite if no weights were kept."""
+        loss = self.best["val_loss"]
+        return math.inf if loss is None else loss, self.best.get("tie") or 0.0
 
 
 class CheckpointState(TypedDict):
