@@ -158,9 +158,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         """Metric, average, loss and step, then the parameters that differ from their defaults."""
         values = self.get_params(deep=False)
         always = {"metric": self.metric, "average": self._average(), "loss": self.loss, "step": self.step}
-        parameters = {name: value for name, value in always.items() if value is not None}
-        if self.loss != "metric":
-            del parameters["step"]
+        used = {name: value for name, value in always.items() if name != "step" or self.loss == "metric"}
+        parameters = {name: value for name, value in used.items() if value is not None}
         for name, parameter in inspect.signature(type(self)).parameters.items():
             if name not in always and not same(values[name], parameter.default):
                 parameters[name] = values[name]

@@ -406,6 +406,7 @@ def test_repr_shows_metric_average_and_step():
         repr(EASTClassifier(mcc, loss="metric", step="none"))
         == "EASTClassifier(metric=mcc, loss='metric', step='none')"
     )
+    assert repr(EASTClassifier("mcc", step=None)) == "EASTClassifier(metric='mcc', loss='metric_ce')"
 
 
 @pytest.mark.parametrize("loss, stages", [("metric_ce", 1), ("metric", 9)])
