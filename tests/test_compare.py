@@ -1,12 +1,14 @@
 """task=compare and task=predict: the choice is sound, its numbers are right, and the winner is saved."""
 
 import re
+import shlex
 import shutil
 import sys
 import time
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -726,6 +728,14 @@ def test_classes_that_differ_only_in_capital_letters_are_named():
     assert compare.file_notes(from_frame("csv", rows, "y")) == [
         "these classes differ only in capital letters: Yes, yes"
     ]
+
+
+def test_the_command_for_new_rows_can_be_pasted_into_a_shell():
+    words = shlex.split(compare.predict_command(Path("my results/it's me"), "table", trust=True))
+    assert (words[0], Command.parse(words[1:]).values) == ("east-run", {
+        "task": "predict", "checkpoint": "my results/it's me/model", "input": "new.csv", "output": "predictions.csv",
+        "trust": True,
+    })  # fmt: skip
 
 
 def test_too_few_rows_are_reported(tmp_path, monkeypatch, capsys):

@@ -162,11 +162,12 @@ def needs_trust(plan: CandidatePlan) -> bool:
 
 
 def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
+    """How to predict new rows with the winner: a command for a shell; Python for graphs, which have no file format."""
     if kind == "graph":
         return f'east.load("{folder / "model"}"{", trust=True" if trust else ""}).predict_proba(graphs)'
     rows = "new.csv" if kind == "table" else "FOLDER"
-    command = f"east-run task=predict checkpoint={folder / 'model'} input={rows} output=predictions.csv"
-    return f"{command} trust=true" if trust else command
+    values = {"task": "predict", "checkpoint": str(folder / "model"), "input": rows, "output": "predictions.csv"}
+    return shlex.join(["east-run", *Command(values | ({"trust": True} if trust else {})).words])
 
 
 def parse_score(score: str | None, loaded: data.Data) -> Score:
