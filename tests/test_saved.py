@@ -14,7 +14,8 @@ from torch import nn
 import east
 from east import data, files
 from east.choices import ConfigError
-from east.data import DataError
+from east.data import DataError, images
+from east.tasks import evaluate
 from east.training import classical, decisions, saved
 from east.training.engine import train
 from east.training.population import Trial
@@ -220,6 +221,30 @@ def test_a_folder_of_images_becomes_a_file_of_labels(tmp_path):
     assert written["p_light"].diff().iloc[1] > 0.2
     with pytest.raises(DataError, match="expected input= a folder"):
         saved.predict_file(model, tmp_path / "out.csv", tmp_path / "x.csv")
+
+
+def test_labelled_images_pass_through_a_few_at_a_time(tmp_path, monkeypatch):
+    from PIL import Image
+
+    labels = torch.arange(40) % 2
+    pixels = torch.zeros(40, 3, 8, 8, dtype=torch.uint8) + 200 * labels.to(torch.uint8)[:, None, None, None]
+    model = trained(data.Images(pixels=pixels, labels=labels, classes=("dark", "light"), name="toy", positive=1))[0]
+    for name, value in (("dark/a.png", 0), ("light/b.png", 200), ("light/c.png", 200)):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        Image.new("RGB", (8, 8), (value,) * 3).save(tmp_path / name)
+    steps, decode, predict = [], images.decode, saved.Model.predict_proba
+    monkeypatch.setattr(saved, "IMAGES", 2)
+    monkeypatch.setattr(images, "decode", lambda *a: (steps.append("decode"), decode(*a))[1])
+    monkeypatch.setattr(saved.Model, "predict_proba", lambda *a: (steps.append("predict"), predict(*a))[1])
+    labelled = evaluate.labelled_images(model, tmp_path)
+    assert steps == ["decode", "predict"] * 2
+    assert labelled.labels.tolist() == [0, 1, 1]
+    assert labelled.frame["file"].tolist() == ["dark/a.png", "light/b.png", "light/c.png"]
+    np.testing.assert_allclose(labelled.probabilities, predict(model, pixels[[0, 1, 1]]), atol=1e-6)
+    (tmp_path / "light").rename(tmp_path / "lamp")
+    with pytest.raises(DataError, match="does not know the class 'lamp'"):
+        evaluate.labelled_images(model, tmp_path)
+    assert len(steps) == 4  # nothing was decoded in vain
 
 
 class Net(nn.Module):

@@ -84,13 +84,13 @@ def labelled_images(model: Model, source: Path) -> Labelled:
     if model.about["kind"] != "image":
         raise DataError(f"this model takes {model.about['kind']}s: expected input= a file, got the folder {source}")
     image_files = images.find(source)
-    size = model.about["inputs_shape"][-1]
-    parts = [images.decode(image_files[k : k + saved.IMAGES], size) for k in range(0, len(image_files), saved.IMAGES)]
-    if not parts:
+    if not image_files:
         raise DataError(f"{source} has no images")
     paths = [file.relative_to(source) for file in image_files]
     labels = numbered(model, np.array([path.parts[0] for path in paths], dtype=object), source)
-    probabilities = np.concatenate([model.predict_proba(part) for part in parts])
+    size, at_once = model.about["inputs_shape"][-1], saved.IMAGES
+    batches = (image_files[k : k + at_once] for k in range(0, len(image_files), at_once))
+    probabilities = np.concatenate([model.predict_proba(images.decode(batch, size)) for batch in batches])
     return Labelled(probabilities, labels, pd.DataFrame({"file": [str(path) for path in paths]}))
 
 
