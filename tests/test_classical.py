@@ -213,6 +213,11 @@ def test_one_class_in_training_is_certain_and_settings_are_not_chosen_on_trainin
         type(method)(class_weights="balance")
 
 
+def test_the_setting_that_cannot_be_chosen_is_named_with_its_values():
+    with pytest.raises(ValueError, match=r"iterations: expected one value, .* got \[25, 50\] and no rows"):
+        baselines.GradientBoosting(leaves=4, iterations=(50, 25)).fit(*problem(), 3)
+
+
 @pytest.mark.parametrize("loss", ["rf", "ccs", "logistic", "boosting"])
 @pytest.mark.parametrize("data", [table(2), table(4), images()], ids=["binary", "multiclass", "images"])
 def test_outcomes_have_the_same_form_as_the_engines(loss, data):

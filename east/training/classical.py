@@ -227,7 +227,8 @@ class GradientBoosting:
         self.model: HistGradientBoostingClassifier | None = None
         if len(self.present) == 1:
             return self
-        check_grid("leaves and iterations", [*self.leaves, *self.counts][1:], validation)
+        check_grid("leaves", self.leaves, validation)
+        check_grid("iterations", self.counts, validation)
         weights, best = row_weights(labels, classes, self.class_weights), np.inf
         for leaves in self.leaves:
             model = HistGradientBoostingClassifier(
