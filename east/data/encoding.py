@@ -328,9 +328,8 @@ class Encoding:
         if positive is not None and not 0 <= positive < max(1, len(classes)):
             raise DataError(f"the encoding: expected 'positive' to number one of {len(classes)} classes")
         delimiter = json.optional("delimiter", str)
-        if (
-            delimiter not in (None, r"\s+") and len(str(delimiter)) != 1
-        ):  # pandas would take it for a regular expression
+        # pandas would take a longer one for a regular expression.
+        if delimiter not in (None, r"\s+") and len(str(delimiter)) != 1:
             raise DataError(f"the encoding: expected 'delimiter' to be one character, got {shown(delimiter)}")
         return cls(
             columns=tuple(column for column in columns if not isinstance(column, Dropped)),

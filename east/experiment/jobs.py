@@ -120,9 +120,8 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
     )
     with suppress(FileExistsError):  # another process was faster, with the same result
         records.write(settings.results_dir, record, arrays, force=settings.force)
-    if (
-        outcome.status == "done" and trial.stage == "trial" and settings.save_model
-    ):  # last: the record stays if this fails
+    # Last: the record stays if this fails.
+    if outcome.status == "done" and trial.stage == "trial" and settings.save_model:
         saved.from_outcome(outcome, loaded, splits).save(model_folder(trial, settings.results_dir))
     if outcome.status == "failed":
         return f"{splits.name} {config.loss.name} seed {trial.seed}: {outcome.error}"

@@ -264,8 +264,7 @@ def attempted(settings: Settings, make: Callable[[Settings], T], failures: list[
 
 def item_of(settings: Settings) -> Item:
     """A run, with its data if they need no download."""
-    name = settings.dataset.name.partition("-")[0]
-    downloadable = bool(data.datasets()[name].needs)
+    downloadable = bool(data.datasets()[settings.dataset.loader].needs)
     try:
         with offline(downloadable):
             run = Run.of(settings)
