@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import tarfile
+import tracemalloc
 import zlib
 from dataclasses import replace
 from itertools import repeat
@@ -17,7 +18,7 @@ from torchvision import transforms
 
 from east.choices import ConfigError
 from east.data import DataError, Encoding, caltech256, encode, load, read, split
-from east.data.columns import LEVELS, OWN, detect, tells_class
+from east.data.columns import LEVELS, OWN, detect, tells_class, words_column
 from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
 from east.data.images import as_rgb
@@ -329,6 +330,19 @@ def test_frequent_words_have_a_feature_each_and_the_rest_share_one():
     new = encode(pd.DataFrame({"word": ["w79", "w00", "never seen", None]}), table.encoding)
     assert new[:, [-2, -1]].tolist() == [[1, 0], [0, 1], [0, 1], [0, 0]]
     assert new.sum(1).tolist() == [1, 1, 1, 0]
+
+
+def test_one_long_text_does_not_make_every_row_long():
+    texts = pd.Series(
+        ["short", None, "x" * 100_000, "été", "Ärger", "short", "short 2", "𝒳", "\ufb01"] * 50, dtype=object
+    )
+    tracemalloc.start()
+    column = words_column("note", texts)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10e6  # the text itself has 5 MB
+    assert column.levels == tuple(sorted(set(texts.dropna())))
+    assert [None if code < 0 else column.levels[code] for code in column.codes] == texts.tolist()
 
 
 def test_ids_free_text_and_empty_columns_are_dropped_with_a_note():

@@ -217,9 +217,12 @@ def detect_text(column: Words, keep: bool, decimal: str | None = None) -> Column
 
 def words_column(name: str, values: "pd.Series") -> Words:
     """The values as words, coded by their alphabetical order."""
+    import pandas as pd
+
     present = values.notna().to_numpy()
     codes = np.full(len(values), -1, dtype=np.int64)
-    levels, codes[present] = np.unique(words(values[present]).astype(str), return_inverse=True)
+    # As objects: an array of strings would give every row the space of the longest.
+    codes[present], levels = pd.factorize(words(values[present]), sort=True)
     return Words(name, codes, tuple(levels.tolist()), is_text(values))
 
 
