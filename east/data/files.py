@@ -164,27 +164,10 @@ def portions(
     path = regular(path)
     kind = file_kind(path)
     try:
-        if kind not in ("text", "gzip"):
+        if kind in ("text", "gzip"):
+            yield from text_portions(path, delimiter, rows, text, decimals, as_written)
+        else:
             yield read_binary(path, kind, text, as_written)
-            return
-        format = text_format(path, delimiter)
-        refuse_duplicates(header(path, format), path)
-        commas = [name for name, mark in decimals.items() if mark == ","]
-        typed = {"dtype": dict.fromkeys([*text, *commas], str), "na_values": ["?"]}
-        with opened(path) as file:
-            reader = pd.read_csv(
-                file,
-                sep=format.delimiter,
-                encoding=format.charset,
-                **(AS_WRITTEN if as_written else typed),
-                skipinitialspace=True,
-                low_memory=False,
-                index_col=False,
-                iterator=True,
-                chunksize=rows,
-            )
-            for frame in refuse_long_rows(reader):
-                yield frame.assign(**{name: as_numbers(frame[name], ",") for name in commas if name in frame})
     except pd.errors.ParserWarning:
         raise DataError(
             f"{path} cannot be read as a table: expected one field per column named in the first line, got rows with "
@@ -205,6 +188,37 @@ def portions(
             ) from error
         advice = f" {ADVICE[kind]}" if kind in ADVICE else ""
         raise DataError(f"{path} cannot be read as a table: {shown(reason, 200, quoted=False)}.{advice}") from error
+
+
+def text_portions(
+    path: Path,
+    delimiter: str | None,
+    rows: int | None,
+    text: Collection[str],
+    decimals: Mapping[str, str],
+    as_written: bool,
+) -> Iterator["pd.DataFrame"]:
+    """`portions` of a text file, with the errors of pandas."""
+    import pandas as pd
+
+    format = text_format(path, delimiter)
+    refuse_duplicates(header(path, format), path)
+    commas = [name for name, mark in decimals.items() if mark == ","]
+    typed = {"dtype": dict.fromkeys([*text, *commas], str), "na_values": ["?"]}
+    with opened(path) as file:
+        reader = pd.read_csv(
+            file,
+            sep=format.delimiter,
+            encoding=format.charset,
+            **(AS_WRITTEN if as_written else typed),
+            skipinitialspace=True,
+            low_memory=False,
+            index_col=False,
+            iterator=True,
+            chunksize=rows,
+        )
+        for frame in refuse_long_rows(reader):
+            yield frame.assign(**{name: as_numbers(frame[name], ",") for name in commas if name in frame})
 
 
 def regular(path: str | Path) -> Path:
