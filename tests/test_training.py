@@ -24,6 +24,7 @@ from east.training.engine import train
 from east.training.evaluation import evaluate
 from east.training.optimizer import Adam
 from east.training.population import Outcome, Trial
+from east.training.progress import TensorBoard
 
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
@@ -619,6 +620,13 @@ def test_tensorboard_gets_every_epoch(blobs, tmp_path):
     for folder, outcome in zip(folders, outcomes, strict=True):
         events = EventAccumulator(str(folder)).Reload()
         assert [e.value for e in events.Scalars("val_loss")] == pytest.approx(outcome.history["val_loss"])
+
+
+def test_tensorboard_separates_settings_that_differ_only_in_cooling(tmp_path):
+    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
+    trials = [Trial(config(schedule="geometric", annealing={"r": r}), 0) for r in (0.5, 0.8)]
+    with TensorBoard(trials, tmp_path):
+        assert len(list(tmp_path.iterdir())) == 2
 
 
 @pytest.mark.slow

@@ -125,7 +125,7 @@ class TensorBoard:
         for trial in trials:
             config = trial.config
             hyper = "-".join(f"{name}{value}" for name, value in config.hyper.to_json().items() if value is not None)
-            name = f"{config.dataset.name}-{config.loss.name}-{hyper}-seed{trial.seed}"
+            name = f"{config.dataset.name}-{config.loss.name}-{hyper}-{config.key}-seed{trial.seed}"
             self.writers.append(SummaryWriter(str(Path(folder) / name)))
 
     def __enter__(self) -> Self:
