@@ -54,8 +54,20 @@ def csv(
             f"{path} seems to have a single column, {shown(frame.columns[0])}. Say what is between the columns: "
             "dataset.delimiter=':' (or tab, or any other character); only , ; | and tab are detected."
         )
-    options = (target, drop, categorical, positive, str(path), group, time, keep, decimals)
-    table = from_frame("csv", frame, *options, own=True)
+    table = from_frame(
+        "csv",
+        frame,
+        target,
+        drop=drop,
+        categorical=categorical,
+        positive=positive,
+        path=str(path),
+        group=group,
+        time=time,
+        keep=keep,
+        decimals=decimals,
+        own=True,
+    )
     note = files.text_format(file, delimiter).note if files.is_text(file) else None
     encoding = None if table.encoding is None else replace(table.encoding, delimiter=delimiter)
     return replace(table, encoding=encoding, file_note=note)
@@ -85,13 +97,7 @@ def from_frame(
     if group is not None and time is not None:
         raise ConfigError("dataset.group and dataset.time cannot be combined: rows are split by one or the other")
     split_by = {role: str(column) for role, column in (("group", group), ("time", time)) if column is not None}
-    try:
-        for column in (target, *drop, *categorical, *keep, *split_by.values()):
-            choose("column", column, frame.columns)
-    except ValueError as error:
-        nameless = sum(name.startswith("Unnamed: ") for name in frame.columns)
-        hint = ". Delete what is above the names of the columns" if 2 * nameless > len(frame.columns) else ""
-        raise DataError(f"{path}: {shown(error, 500, quoted=False)}{hint}") from None
+    refuse_missing_columns((target, *drop, *categorical, *keep, *split_by.values()), frame, path)
     if target in split_by.values():
         raise ConfigError(f"dataset.target, dataset.group and dataset.time must differ, got {target!r} twice")
     labels, classes, positive_index = encode_labels(frame[target], target, positive, path)
@@ -115,6 +121,17 @@ def from_frame(
         path=str(path),
         own=own,
     )
+
+
+def refuse_missing_columns(columns: Sequence[str], frame: "pd.DataFrame", path: str) -> None:
+    """DataError if the frame lacks one of the columns that were named."""
+    try:
+        for column in columns:
+            choose("column", column, frame.columns)
+    except ValueError as error:
+        nameless = sum(name.startswith("Unnamed: ") for name in frame.columns)
+        hint = ". Delete what is above the names of the columns" if 2 * nameless > len(frame.columns) else ""
+        raise DataError(f"{path}: {shown(error, 500, quoted=False)}{hint}") from None
 
 
 def group_numbers(column: "pd.Series", path: str) -> Tensor:
