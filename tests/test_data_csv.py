@@ -19,6 +19,7 @@ from torchvision import transforms
 from east.choices import ConfigError
 from east.data import DataError, Encoding, caltech256, encode, load, read, split
 from east.data.columns import LEVELS, OWN, detect, tells_class, words_column
+from east.data.common import leave_out
 from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
 from east.data.images import as_rgb
@@ -520,6 +521,15 @@ def test_groups_and_times_are_part_of_the_fingerprint():
     ]
     prints += [from_frame("csv", dated().assign(t=t), "state", time="t").fingerprint for t in (range(60), range(1, 61))]
     assert len(set(prints)) == 4
+
+
+def test_a_fold_that_holds_all_validation_rows_is_refused():
+    """Early stopping would see no rows: every epoch has a loss of 0, and the first is kept."""
+    rows = frame().assign(patient=np.arange(60) % 7)
+    splits = split(from_frame("csv", rows, "state", group="patient"))
+    with pytest.raises(DataError, match=r"split\.folds=3 leaves no validation rows .* at least two groups of rows"):
+        leave_out(splits, 3, 0)
+    assert leave_out(splits, 3, 1).val.weights.all()
 
 
 def test_a_limited_table_keeps_its_columns_and_groups():

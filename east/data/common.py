@@ -361,8 +361,15 @@ def folded(labels: np.ndarray, folds: int, groups: np.ndarray | None = None) -> 
 
 def leave_out(splits: Splits, folds: int, fold: int) -> Splits:
     """The same split, but validation rows of one fold have weight 0: early stopping does not see them."""
+    if splits.kind == "graph":
+        raise ConfigError(f"split.folds: expected a table or images, got the graphs of {splits.name}")
     groups = None if splits.val.groups is None else splits.val.groups.numpy()
     kept = torch.from_numpy(folded(splits.val.labels.numpy(), folds, groups) != fold)
+    if not kept.any():
+        raise DataError(
+            f"{splits.name}: split.folds={folds} leaves no validation rows for early stopping: expected at least two "
+            f"{'rows' if groups is None else 'groups of rows'} for validation."
+        )
     name = fingerprint([splits.index_hash, f"without fold {fold} of {folds}"])
     return replace(splits, val=replace(splits.val, weights=kept.float()), index_hash=name)
 
