@@ -223,6 +223,14 @@ def test_a_folder_of_images_becomes_a_file_of_labels(tmp_path):
         saved.predict_file(model, tmp_path / "out.csv", tmp_path / "x.csv")
 
 
+def test_kept_columns_have_names_of_their_own():
+    predicted = pd.DataFrame({"label": ["no"], "p_no": [0.9], "p_yes": [0.1]})
+    rows = pd.DataFrame({"label": [1], "input_label": [2], "age": [3]})
+    output = ["label", "p_no", "p_yes"]
+    assert list(saved.with_columns(predicted, rows, "all")) == ["input_input_label", "input_label", "age", *output]
+    assert list(saved.with_columns(predicted, rows, ["age", "label", "age"])) == ["age", "input_label", *output]
+
+
 def test_labelled_images_pass_through_a_few_at_a_time(tmp_path, monkeypatch):
     from PIL import Image
 

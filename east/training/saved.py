@@ -425,17 +425,23 @@ def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
 def with_columns(
     predicted: "pd.DataFrame", frame: "pd.DataFrame", keep: Sequence[str] | Literal["all"]
 ) -> "pd.DataFrame":
-    """Predictions after the kept columns of the input; a column with the name of an output becomes input_<name>."""
+    """Predictions after the kept columns of the input, each once; those with the name of an output become input_…"""
     import pandas as pd
 
     frame = frame.rename(columns=str)
     columns = list(map(str, frame))
-    names = columns if keep == "all" else list(keep)
+    names = columns if keep == "all" else list(dict.fromkeys(keep))
     missing = [name for name in names if name not in columns]
     if missing:
         available = ", ".join(columns[:20])
         raise DataError(f"keep: expected columns of the input, got {', '.join(missing)}; it has {available}")
-    kept = frame[names].rename(columns={name: f"input_{name}" for name in names if name in predicted})
+    new_names: dict[str, str] = {}
+    for name in names:
+        new_name = name
+        while new_name in predicted or (new_name != name and new_name in names):
+            new_name = f"input_{new_name}"
+        new_names[name] = new_name
+    kept = frame[names].rename(columns=new_names)
     return pd.concat([kept.reset_index(drop=True), predicted.reset_index(drop=True)], axis=1)
 
 
