@@ -83,25 +83,15 @@ def trained(
 
 
 def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits, job: Job) -> str | None:
-    """Record an outcome, and save its model if the job says so; return a line if the trial failed.
-
-    A search is judged by argmax on validation rows alone, so that nothing can be chosen by a test score.
-    """
-    trial, arrays = outcome.trial, None
+    """Record an outcome, and save its model if the job says so; return a line if the trial failed."""
+    trial, config, settings = outcome.trial, outcome.trial.config, job.settings
+    parts = ("val", "test") if trial.stage == "trial" else ("val",)  # so that no search can choose by a test score
     judged: Evaluation = {"confusion": {}, "scores": {}, "decisions": {}}
-    config, settings = trial.config, job.settings
+    arrays = None
     if outcome.status == "done":
-        trained_for = None
-        if config.loss.name == "metric":  # it trains any metric, so no other score says how well it did
-            loss = losses.build(config.loss, splits.classes, splits.train.labels, splits.positive)
-            trained_for = evaluation.validation_metric(loss, splits.positive)
-        parts = [part for part in outcome.probabilities if part != "test" or trial.stage == "trial"]
-        probabilities = {part: outcome.probabilities[part] for part in parts}
-        labels = {part: outcome.labels[part] for part in parts}
-        decisions = config.decisions if trial.stage == "trial" else ()  # a search would tune them for nothing
-        judged = evaluation.evaluate(probabilities, labels, splits.positive, decisions, trained_for)
-        arrays = {f"{part}_probabilities": values for part, values in probabilities.items()}
-        arrays |= {f"{part}_labels": values for part, values in labels.items()}
+        judged = evaluated(outcome, splits, parts)
+        arrays = {f"{part}_probabilities": outcome.probabilities[part] for part in parts}
+        arrays |= {f"{part}_labels": outcome.labels[part] for part in parts}
     record = Record(
         config=config,
         seed=trial.seed,
@@ -126,3 +116,16 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
     if outcome.status == "failed":
         return f"{splits.name} {config.loss.name} seed {trial.seed}: {outcome.error}"
     return None
+
+
+def evaluated(outcome: Outcome, splits: data.Splits, parts: Sequence[str]) -> Evaluation:
+    """The scores of a finished trial on these parts; a search is judged by argmax alone."""
+    trial, trained_for = outcome.trial, None
+    loss = trial.config.loss
+    if loss.name == "metric":  # it trains any metric, so no other score says how well it did
+        built = losses.build(loss, splits.classes, splits.train.labels, splits.positive)
+        trained_for = evaluation.validation_metric(built, splits.positive)
+    probabilities = {part: outcome.probabilities[part] for part in parts}
+    labels = {part: outcome.labels[part] for part in parts}
+    decisions = trial.config.decisions if trial.stage == "trial" else ()  # a search would tune them for nothing
+    return evaluation.evaluate(probabilities, labels, splits.positive, decisions, trained_for)
