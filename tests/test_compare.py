@@ -289,6 +289,21 @@ def test_all_networks_get_the_same_number_of_steps(rows, batch, trials):
     assert forest.loss.options.get("max_samples") == (5000 if rows > 20_000 else None)
 
 
+def test_a_share_of_the_steps_keeps_the_patience_of_other_presets():
+    command, score = Command({"preset": "quick"}), compare.Score("f1_macro", "f1", "macro")
+    run = compare.planned("ce", command, score, "table", 300).run
+    half = budget.shorter(run, 0.5).settings.protocol
+    assert half.max_epochs == run.settings.protocol.max_epochs // 2
+    assert (half.patience, half.stage_epochs) == (run.settings.protocol.patience, run.settings.protocol.stage_epochs)
+
+
+@pytest.mark.parametrize("setting", ["protocol.patience=5", "protocol.stage_epochs=5", "annealing.patience=2"])
+def test_a_patience_that_has_no_effect_is_refused(setting, capsys):
+    assert cli.run(["task=compare", setting]) == 2
+    name = setting.partition("=")[0]
+    assert f"{name}: task=compare trains all networks for the same number" in capsys.readouterr().err
+
+
 def test_scores_that_are_unknown_or_do_not_fit_are_refused():
     loaded = data.Table(features=torch.zeros(3, 1), labels=torch.arange(3), classes=("a", "b", "c"), name="t")
     with pytest.raises(ValueError, match="f1_positive needs a positive class"):
@@ -416,13 +431,19 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, 
     assert {path: path.stat().st_mtime_ns for path in workplace.glob("files/runs/**/*.json")} == before
     assert {record.config.preset for record in records.scan("files")} == {"compare"}
 
-    # Deleted probabilities and a deleted model are restored.
-    deleted = min(workplace.glob("files/runs/**/*.npz"))
+    # Deleted probabilities and a deleted model are restored; a model that was there before stays.
+    (winner,) = (workplace / "files/models").iterdir()
+    key = winner.name.split("-")[-2]
+    deleted = min(file for file in workplace.glob("files/runs/**/*.npz") if key in str(file))
     deleted.unlink()
-    shutil.rmtree(workplace / "files/models")
+    shutil.rmtree(winner)
+    seed = model.about["seed"]
+    own = winner.with_name(winner.name.replace(f"-seed{seed}", f"-seed{1 - seed}"))
+    own.mkdir()
+    (own / "mine").touch()
     assert cli.run([*COMPARE, *QUICK, "trials=2", "results_dir=files"]) == 0
     assert deleted.exists()
-    assert len(list((workplace / "files/models").iterdir())) == 1
+    assert {*(workplace / "files/models").iterdir()} == {winner, own}
 
 
 @pytest.fixture(scope="module")

@@ -65,10 +65,10 @@ def judged_apart(settings: Settings) -> Settings:
 
 
 def shorter(run: Run, share: float) -> Run:
-    """The same training with a share of its steps."""
-    settings = run.settings
-    most = max(1, round(settings.protocol.max_epochs * share))
-    return Run.of(equally_long(settings.but(protocol=settings.protocol.but(max_epochs=most))))
+    """The same training with a share of its steps; only preset=compare divides them among the stages."""
+    protocol = run.settings.protocol
+    settings = run.settings.but(protocol=protocol.but(max_epochs=max(1, round(protocol.max_epochs * share))))
+    return Run.of(equally_long(settings) if settings.preset.name == "compare" else settings)
 
 
 def seconds(run: Run, splits: Splits) -> float:

@@ -42,6 +42,7 @@ from east.settings.command import Command
 from east.settings.sections import LossSection, Split
 from east.settings.settings import Settings
 from east.training import saved
+from east.training.population import Trial
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; all others use `metric`
 CANDIDATES = {  # cheapest first; among the networks, the winner of conf/table/contest.yaml first
@@ -88,12 +89,13 @@ class Score:
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """A candidate to train: its name in `candidates=[…]`, its title, its run, and how long that takes here."""
+    """A candidate to train: its name in `candidates=[…]`, its title, its run, how long that takes here, its models."""
 
     key: str
     title: str
     run: Run
     seconds: float = 0.0
+    models: tuple[Path, ...] = ()  # saved by its training; those of earlier runs are not among them
 
 
 def main(command: Command) -> int:
@@ -150,6 +152,12 @@ def checked(command: Command) -> tuple[Command, Settings]:
         )
     command = command if "preset" in command else command.but(preset="compare")
     settings = compose.settings(command)
+    unused = [name for name in ("protocol.patience", "protocol.stage_epochs", "annealing.patience") if name in command]
+    if unused and settings.preset.name == "compare":
+        raise ConfigError(
+            f"{unused[0]}: task=compare trains all networks for the same number of steps, whatever their patience; "
+            "set protocol.max_epochs=…, or choose preset=quick or preset=budget, which stop by patience"
+        )
     if settings.split.seed == "trial" or settings.protocol.new_split:
         raise ConfigError("task=compare judges all candidates on one split; split.seed=trial and protocol=btg use many")
     return command, settings
@@ -401,13 +409,16 @@ def trained(plans: Sequence[CandidatePlan], deadline: float | None) -> tuple[lis
                 notes.append(f"{plan.title} was trained for {share:.0%} of the usual steps, to stop in time")
             save_model = not run.settings.searched and needs_training(run)
             run = replace(run, settings=run.settings.but(save_model=save_model))
+            trials = [Trial(run.science, seed) for seed in run.settings.seeds if save_model]
+            folders = (model_folder(trial, run.settings.results_dir) for trial in trials)
+            models = tuple(folder for folder in folders if not folder.exists())
             try:
                 with budget.stop_after(None if deadline is None else left):
                     failures += carry_out([run])
             except OutOfTime:
                 notes.append(f"{plan.title} was stopped: time is up")
                 continue
-            done.append(replace(plan, run=run))
+            done.append(replace(plan, run=run, models=models))
     return done, failures, notes
 
 
@@ -475,20 +486,22 @@ def data_of(command: str) -> dict[str, Any]:
 
 
 def save(result: Comparison, plans: Sequence[CandidatePlan], folder: Path, keep_models: str) -> None:
-    """Save the winner's best seed with its decision rule to folder/model; delete the others unless keep_models=all."""
+    """Save the winner's best seed with its decision rule to folder/model.
+
+    Of the models that this command trained, that one alone stays in results_dir/models, unless keep_models=all.
+    """
     winner, chosen = result.winner, result.winner.chosen
     plan = next(plan for plan in plans if plan.key == winner.key)
     settings = plan.run.settings
     kept = next(trial for trial in plan.run.trials if trial.seed == chosen.seed)
     source = model_folder(kept, settings.results_dir)
     if not source.exists():
-        carry_out([Run.of(settings.but(save_model=True, force=False, seed=chosen.seed, trials=1))])
+        again = Run.of(settings.but(save_model=True, force=False, seed=chosen.seed, trials=1))
+        if failures := carry_out([again]):
+            raise RuntimeError(f"the winner could not be trained again to be saved: {failures[0]}")
     names = {"argmax": "argmax", "plugin": f"plug-in for {result.score}", "expected": f"expected {result.score}"}
     model = saved.load(source, trust=needs_trust(plan))
     model.deciding(names[winner.decision], chosen.rule).save(folder / "model")
-    for run in (plan.run for plan in plans):
-        if keep_models == "all" or not run.settings.save_model:
-            continue
-        for trial in run.trials:
-            if trial != kept:
-                shutil.rmtree(model_folder(trial, settings.results_dir), ignore_errors=True)
+    for model_of_trial in (folder for plan in plans for folder in plan.models):
+        if keep_models != "all" and model_of_trial != source:
+            shutil.rmtree(model_of_trial, ignore_errors=True)
