@@ -94,7 +94,7 @@ def check(key: str) -> None:
 ROUNDS = (5, 15)  # the epochs of halving, which nobody types
 TYPED = {
     ("protocol.warmup",): 27,
-    ("protocol.val_reduce",): 17,
+    ("protocol.val_reduce",): 22,
     ("protocol.max_epochs",): 3,
     ("protocol.max_epochs", "protocol.stage_epochs"): 5,
     ("protocol.max_epochs", "protocol.stage_epochs", "protocol.warmup"): 3,

@@ -206,7 +206,7 @@ def reproduce():
     five = ["f1", "accuracy", "mcc", "dice", "ce"]
     for words, spent in {
         "Adult, CocktailParty, Kaggle, Mammography | `budget`": hours([*FOUR, *adult], "btg", "budget"),
-        "CocktailParty and Mammography as published | `paper`": hours([*FOUR, *adult], "btg", "paper"),
+        "CocktailParty, Kaggle and Mammography as published | `paper`": hours([*FOUR, *adult], "btg", "paper"),
         "CocktailParty as graphs | `paper`": hours([BTG_3], "btg", "paper"),
         "CocktailParty, Mammography | `budget`": hours(FOUR[::2], "east", "budget"),
         "CocktailParty as published, five losses | `paper`": hours(FOUR[:1], "east", "paper", five),
@@ -468,7 +468,8 @@ def released_code():
     for name, words in (("btg_1_released", "released code (`variant=released`)"), ("btg_1", "the paper's formulas")):
         yield f"| {words} | {' | '.join(str(fitting(judged(name, b))) for b in blocks)} |"
     assert in_words(judged("btg_1_released", "mammography"))["close"] == 2
-    assert in_words(judged("btg_1_released", "kaggle", "BCE"))["differs"] == 2
+    bce = cell("btg_1_released", "kaggle", "BCE")
+    yield f"it has F1 {bce} (published {bce:p}), too imprecise to tell."
     f1, acc, auroc, bce = (cell("btg_1_released", "adult", row) for row in ("F1*", "Acc*", "AUROC*", "BCE"))
     yield f"F1* has {f1} (published {f1:p}), Acc* {acc} ({acc:p}), AUROC* {auroc} ({auroc:p}), BCE {bce} ({bce:p})."
     f1, accuracy, bce = (cell("btg_3", BTG_3, *place) for place in (("F1*",), ("F1*", "accuracy"), ("BCE",)))
@@ -802,13 +803,6 @@ def findings():
     ]
     bce, f1 = (cell("btg_3", BTG_3, row) for row in ("BCE", "F1*"))
     says["graph_network"] = [f"BCE has F1 {bce} where {bce:pm} is published, and is ahead of F1*, {f1} ({f1:pm})."]
-    released, formulas = (
-        [cell(name, "kaggle", "BCE", column) for column in ("f1", "auroc")] for name in ("btg_1_released", "btg_1")
-    )
-    says["kaggle_bce"] = [
-        f'BCE has F1 {released[0]} (published {released[0]:p}) and "AUROC" {released[1]:m} ({released[1]:p})',
-        f"it has {formulas[0]} and {formulas[1]:m}",
-    ]
     lean, lean_mcc = (setting("adult_released", "ce", "lean", score) for score in ("test.f1_positive", "test.mcc"))
     mcc, bce = bug("CE", "mcc"), cell("btg_1_released", "adult", "BCE", "auroc")
     says["adult_ce_residual"] = [
