@@ -148,8 +148,8 @@ def readme():
     yield f"({WORDS[len(pairs)]} pairs of a dataset and a metric, {WORDS[lean]} with shorter training)"
     won, clearly, lost = won_and_lost(pairs)
     yield (
-        f"the higher mean than plain cross-entropy in {WORDS[won]} pairs, significantly so in {WORDS[clearly]}; it lost "
-        f"significantly in {WORDS[lost]}, and never beat a tuned threshold"
+        f"the higher mean than plain cross-entropy in {WORDS[won]} pairs, significantly so in {WORDS[clearly]}; it "
+        f"lost significantly in {WORDS[lost]}, and never beat a tuned threshold"
     )
 
 
@@ -678,8 +678,8 @@ def shorter_training():
     assert {place for place in long if place[0] not in FOUR[::2]} == halved
     assert {search for dataset, _, search in long if dataset in FOUR[::2]} == {"grid"}
     yield (
-        "F1*, MCC*, Dice and CE on Adult, Dice and CE on the corrupted Adult, and metric cross-entropy on both follow it "
-        "too, except that their grids were searched by halving. **Every other"
+        "F1*, MCC*, Dice and CE on Adult, Dice and CE on the corrupted Adult, and metric cross-entropy on both follow "
+        "it too, except that their grids were searched by halving. **Every other"
     )
     for block, words in (
         ("mammography", "Mammography {3:.1f} for MCC*, {0:.1f} for F1*, {2:.1f} for Acc* and {1:.1f} for CE"),
