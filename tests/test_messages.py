@@ -97,7 +97,7 @@ BAD = [
     ("--config-dir nowhere loss=f1", "expected a folder"),
     ("--config-dir conf loss=broken", "broken.yaml"),
     # other tasks
-    ("task=reproduce", "takes a table=…"),
+    ("task=reproduce", "needs table=…"),
     ("task=reproduce table=east_v2_9", "did you mean 'east_v2_"),
     ("task=table table=nope", "unknown table 'nope'"),
     ("task=table format=docx", "docx"),
