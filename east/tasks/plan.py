@@ -150,9 +150,9 @@ class Plan:
         known = [cost for cost in costs if cost is not None]
         total = f"time left: about {duration(sum(known) / self.width)} on this machine, {slots(self.width)}"
         untimed = costs.count(None)
-        return f"{writers.aligned(lines)}\n{total}" + (
-            f"; {untimed} {'runs are' if untimed > 1 else 'run is'} not timed" if untimed else ""
-        )
+        if untimed:
+            total += f"; {untimed} {'runs are' if untimed > 1 else 'run is'} not timed"
+        return f"{writers.aligned(lines)}\n{total}"
 
     def confirmed(self) -> float:
         """Print the estimate if it is more than a minute, and return the seconds. ConfigError if the user declines.
@@ -192,9 +192,9 @@ class Plan:
     def where(self) -> str:
         executor = self.place.executor
         if executor.gpus:
-            return f"with {slots(self.width)}, each on a GPU ({assumed()})"
+            return f"on GPUs ({slots(self.width)}, {assumed()})"
         if executor.name in ("ray", "submitit"):
-            return f"with {slots(self.width)}, each as fast as a core of this machine"
+            return f"on cores as fast as this machine's ({slots(self.width)})"
         return f"on this machine ({self.device.type}, {slots(self.width)})"
 
     def instead(self, seconds: float) -> str:
