@@ -10,8 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-SMALL_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32)  # no indices for torch's scatter
-
 
 class Confusion:
     """Counts over d classes: `diagonal`, `actual`, `predicted` [..., d], `total` [...], `matrix` [..., d, d].
@@ -114,12 +112,14 @@ class Confusion:
     ) -> "Confusion":
         """Hard counts of predicted classes [..., n] and labels [..., n], in float64: exact up to 2^53 samples.
 
-        weights [..., n]: the weight of each sample, 1 by default.
+        Labels may omit leading dimensions. weights [..., n]: the weight of each sample, 1 by default.
         """
-        predictions, labels = map(torch.as_tensor, (predictions, labels))
-        predictions, labels = (x.long() if x.dtype in SMALL_INTEGERS else x for x in (predictions, labels))
-        check_range("predictions", predictions, classes)
-        check_range("labels", labels, classes)
+        predictions = checked_indices("predictions", torch.as_tensor(predictions), classes)
+        labels = checked_indices("labels", torch.as_tensor(labels), classes)
+        if labels.shape[-1:] != predictions.shape[-1:]:
+            raise ValueError(
+                f"labels: expected one per prediction, {list(predictions.shape)}, got shape {list(labels.shape)}"
+            )
         labels = labels.expand(predictions.shape)
         counts = torch.ones_like(predictions, dtype=torch.float64)
         if weights is not None:
@@ -153,6 +153,13 @@ class Confusion:
             missed=off_diagonal.sum(-1),
             false_positives=off_diagonal.sum(-2),
         )
+
+
+def checked_indices(name: str, values: Tensor, classes: int) -> Tensor:
+    """Class indices of any integer type as int64, which torch's scatter needs; ValueError if one is out of range."""
+    indices = values if values.is_floating_point() else values.long()
+    check_range(name, indices, classes)
+    return indices
 
 
 def check_range(name: str, indices: Tensor, classes: int) -> None:

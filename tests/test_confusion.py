@@ -83,6 +83,9 @@ def test_integer_matrices_give_the_same_counts_as_floats():
         (lambda: Confusion.from_predictions(torch.tensor([0, 3]), torch.tensor([0, 1]), 3), ("predictions", "0 to 2")),
         (lambda: Confusion.from_predictions(torch.tensor([0, 1]), torch.tensor([-1, 1]), 3), ("labels", "-1 to 1")),
         (lambda: Confusion.from_predictions(torch.tensor([0.2]), torch.tensor([1]), 3), ("integers", "float32")),
+        (lambda: Confusion.from_predictions([0, 1, 1], [1], 2), ("one per prediction, [3]", "shape [1]")),
+        (lambda: Confusion.from_predictions([0, 1, 1], 1, 2), ("one per prediction, [3]", "shape []")),
+        (lambda: Confusion.from_predictions([0], np.array([2**64 - 1], np.uint64), 2), ("labels", "0 to 1")),
         (lambda: Confusion.from_matrix(torch.ones(2, 3)), ("[..., d, d]", "(2, 3)")),
     ],
 )
@@ -156,7 +159,10 @@ def test_weighted_predictions_match_scikit_learn():
         np.testing.assert_allclose(ours, theirs)
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int8, torch.int32])
+INTEGERS = ("bool", "uint8", "int8", "int16", "uint16", "int32", "uint32", "int64", "uint64")
+
+
+@pytest.mark.parametrize("dtype", [getattr(torch, name) for name in INTEGERS])
 def test_predictions_and_labels_may_be_any_integers(dtype):
     predictions, labels = torch.tensor([1, 0, 1], dtype=dtype), torch.tensor([1, 1, 0], dtype=dtype)
     assert Confusion.from_predictions(predictions, labels, 2).matrix.tolist() == [[0, 1], [1, 1]]

@@ -70,8 +70,9 @@ class MetricCrossEntropy(Loss):
 
     metric: a name from east.METRICS, a dotted path, or a function of a Confusion. Its parameters (average, beta, costs)
         are keyword arguments. `classes` (names) allows beta and the positive class to be given by name.
-    form: class_weights, w_k = [G_kk - mean_(j != k) G_kj]+ divided by its mean, at least `floor`; or soft_targets,
-        g_kj = G_kj - min_j G_kj, which tells wrong classes apart as the metric does. With two classes they are equal.
+    form: with G = dM/dC at the counts, class_weights, w_k = [G_kk - mean_(j != k) G_kj]+ divided by its mean, at least
+        `floor`; or soft_targets, g_kj = G_kj - min_j G_kj, which tells wrong classes apart as the metric does. With two
+        classes they are equal.
     counts: training, a running mean of hard confusion counts over the batches (`decay`), updated only in training mode
         and by logits that require a gradient; or validation, the counts last passed to `set_counts`.
     smoothing: how much is added of the counts that guessing by class frequency would give, so that no slope is 0/0.

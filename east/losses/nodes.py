@@ -59,15 +59,32 @@ def soft_metric_loss(
     """
     if logits.requires_grad and not torch.is_grad_enabled():
         logits = logits.detach()  # otherwise forward would compute the gradient anyway
-    counted = None if ignore_index is None else masked(labels, weights, ignore_index, logits.dtype)
-    rest = labels, weights, counted, temperature, detach_threshold, metric, parameters
-    if counted is None or counted[1] is None:
-        return _SoftMetricLoss.apply(logits, *rest)
-    if logits.device.type == "cpu" and not on_cpu.covers(logits):
-        loss = _SoftMetricLoss.apply(logits, *rest)
+    rest = temperature, detach_threshold, metric, parameters
+    if on_cpu.covers(logits) and (ignore_index is None or logits.ndim == 2):
+        return loss_on_cpu(logits, labels, weights, ignore_index, *rest)
+    if ignore_index is None:
+        return _SoftMetricLoss.apply(logits, labels, weights, None, *rest)
+    counted = masked(labels, weights, ignore_index, logits.dtype)
+    if counted[1] is None:
+        return _SoftMetricLoss.apply(logits, labels, weights, counted, *rest)
+    if logits.device.type == "cpu":
+        loss = _SoftMetricLoss.apply(logits, labels, weights, counted, *rest)
         if not math.isnan(loss.item()):  # then there is no need to copy large logits
             return loss
-    return _SoftMetricLoss.apply(blanked(logits, counted[1]), *rest)
+    return _SoftMetricLoss.apply(blanked(logits, counted[1]), labels, weights, counted, *rest)
+
+
+def loss_on_cpu(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int | None, *rest: Any) -> Tensor:
+    """soft_metric_loss for logits that on_cpu covers; `rest` are its temperature and what follows."""
+    classes, counted = logits.shape[-1], (labels, weights)
+    if not on_cpu.are_classes(labels, classes) or ignore_index in range(classes):
+        if ignore_index is not None:
+            counted = masked(labels, weights, ignore_index, logits.dtype)
+        if not on_cpu.are_classes(counted[0], classes):
+            raise IndexError("a label is not the index of a class")  # Loss.forward and per_trial report its value
+    if ignore_index is not None:
+        logits = blanked(logits, counted[1])
+    return _LossOnCPU.apply(logits, labels, weights, *counted, *rest)
 
 
 class _SoftCounts(Function):
@@ -94,6 +111,23 @@ def slopes_by_margins(by_diagonal: Tensor, by_missed: Tensor, by_false_positives
     return by_diagonal - by_missed - by_false_positives, by_false_positives
 
 
+class _LossOnCPU(Function):
+    """Forward computes the gradient, backward only scales it. `counted_labels` and `counted_weights` may be masked."""
+
+    @staticmethod
+    def forward(ctx, logits, labels, weights, counted_labels, counted_weights, *rest):
+        batch = logits, counted_labels, counted_weights, *rest
+        loss, gradient = on_cpu.loss_and_gradient(*batch, needs_gradient=ctx.needs_input_grad[0])
+        ctx.logits = logits
+        ctx.save_for_backward(labels, weights, gradient)  # labels, weights: to notice if they are overwritten
+        return loss
+
+    @staticmethod
+    def backward(ctx, upstream):
+        gradient = ctx.saved_tensors[2]
+        return scaled(gradient, ctx, upstream), None, None, None, None, None, None, None, None
+
+
 class _SoftMetricLoss(Function):
     """Where possible, forward computes the gradient, while its inputs are in memory, and backward only scales it.
 
@@ -106,13 +140,8 @@ class _SoftMetricLoss(Function):
         used_labels, used_weights = (labels, weights) if counted is None else counted
         ctx.logits, gradient, deferred = logits, None, ()
         needs_gradient = ctx.needs_input_grad[0]
-        sums_images = counted is not None and logits.ndim > 2
-        if not sums_images and on_cpu.covers(logits):
-            batch = logits, used_labels, used_weights, temperature
-            loss, gradient = on_cpu.loss_and_gradient(*batch, metric, parameters, detach_threshold, needs_gradient)
-            ctx.save_for_backward(labels, weights, gradient)
-            return loss
         step = step_for(temperature, logits)
+        sums_images = counted is not None and logits.ndim > 2
         in_one_chunk = counted is None or logits.numel() <= CHUNK or not counts_by_class(logits)
         if not sums_images and in_one_chunk:
             counts, state = count_batch(logits, used_labels, used_weights, step)
@@ -137,19 +166,25 @@ class _SoftMetricLoss(Function):
     @staticmethod
     def backward(ctx, upstream):
         _, _, gradient, *deferred = ctx.saved_tensors
-        if gradient is not None and not torch.is_grad_enabled() and is_one(upstream):
-            # Not a view or a copy: autograd sees whether the graph still holds it, and copies it only then.
-            ctx.logits = None
-            return gradient, None, None, None, None, None, None, None
+        if gradient is not None:
+            return scaled(gradient, ctx, upstream), None, None, None, None, None, None, None
 
-        def scaled() -> Tensor:
-            if gradient is not None:
-                return gradient * (upstream[..., None, None] if upstream.ndim else upstream)
+        def from_state() -> Tensor:
             labels, weights, D, P, *state = deferred
             D, P = D * upstream.unsqueeze(-1), P * upstream.unsqueeze(-1)
             return ctx.kind(*state).gradient(Upstream(labels, weights, D, P, ctx.step, ctx.detach_threshold))
 
-        return without_graph(scaled, ctx, upstream), None, None, None, None, None, None, None
+        return without_graph(from_state, ctx, upstream), None, None, None, None, None, None, None
+
+
+def scaled(gradient: Tensor, ctx: Any, upstream: Tensor) -> Tensor:
+    """The gradient [..., n, d] from forward times the one [...] that backward received; ctx as in `without_graph`."""
+    if is_one(upstream) and not torch.is_grad_enabled():
+        # Not a view or a copy: autograd sees whether the graph still holds it, and copies it only then.
+        ctx.logits = None
+        return gradient
+    factor = upstream[..., None, None] if upstream.ndim else upstream
+    return without_graph(lambda: gradient * factor, ctx, upstream)
 
 
 def is_one(upstream: Tensor) -> bool:

@@ -38,17 +38,25 @@ def covers(logits: Tensor) -> bool:
     return logits.shape[-1] < MANY_CLASSES and logits.stride(-1) == 1  # in images, adjacent entries are pixels
 
 
+def are_classes(labels: Tensor, classes: int) -> bool:
+    """Whether all labels are indices of classes."""
+    return bool(np.maximum.reduce(labels.numpy().view(np.uint64), None) < classes)  # negative ones become huge numbers
+
+
 def loss_and_gradient(
     logits: Tensor,
     labels: Tensor,
     weights: Tensor | None,
     temperature: float | Tensor,
+    detach_threshold: bool,
     metric: Metric,
     parameters: Mapping[str, Any],
-    detach_threshold: bool = False,
     needs_gradient: bool = True,
 ) -> tuple[Tensor, Tensor | None]:
-    """1 - metric [...] of the soft counts of logits [..., n, d], and the gradient [..., n, d] if it is needed."""
+    """1 - metric [...] of the soft counts of logits [..., n, d], and the gradient [..., n, d] if it is needed.
+
+    All labels [..., n] must be indices of classes.
+    """
 
     def loss_slopes(diagonal: Array, missed: Array, false_positives: Array) -> by_hand.Slopes:
         loss, D, P = by_hand.loss_and_slopes_float64(metric, parameters, diagonal, missed, false_positives)
@@ -80,8 +88,6 @@ class TrueClasses(NamedTuple):
 
     @classmethod
     def from_labels(cls, labels: Array, classes: int) -> "TrueClasses":
-        if np.maximum.reduce(labels.view(np.uint64), None) >= classes:  # a negative label becomes a huge number
-            raise IndexError("a label is not the index of a class")  # Loss.forward and per_trial report its value
         if labels.ndim == 1:
             return cls(labels, labels, classes)
         offsets = np.arange(0, labels[..., 0].size * classes, classes).reshape(*labels.shape[:-1], 1)
@@ -92,9 +98,10 @@ class TrueClasses(NamedTuple):
         shape = *self.labels.shape[:-1], self.classes
         return np.bincount(self.positions, values.reshape(-1), prod(shape)).reshape(shape)
 
-    def pick(self, by_class: Array) -> Array:
-        """The value [..., n] of each sample's true class, from values by class [..., d]."""
-        return by_class.reshape(-1).take(self.positions).reshape(self.labels.shape)
+    def pick(self, by_class: Array, offsets: Array | None = None) -> Array:
+        """The value [..., n] of each sample's true class, or of true class + offset, from values by class [..., d]."""
+        positions = self.positions.reshape(self.labels.shape)
+        return by_class.reshape(-1).take(positions if offsets is None else positions + offsets)
 
     def entry_positions(self) -> Array:
         """The positions of the true classes in flattened entries [..., d, n]."""
@@ -242,12 +249,15 @@ def many_classes(
     """The loss and its gradient in layout [..., n, d], with the names and formulas of closed_form.BySample.
 
     p, S, H and eS are tensors; what has one number per sample is an array, also of positions in their flat memory.
+
+    Subtracting p shift needs no pass of its own: shift is not 0 only if p1 > hi, and then p1 is the only entry above
+    lo, as p2 = s - p1 < s - hi = lo. In all others p = S, so e S - p shift = (e - shift) S.
     """
     z, true, w, step = batch
     p = torch.from_numpy(z).softmax(-1).contiguous()
-    starts = first_positions(true.labels.shape, true.classes)
+    p_flat, starts = p.numpy().reshape(-1), first_positions(true.labels.shape, true.classes)
     at_true = starts + true.labels
-    at_first, at_second, p1, p2 = top_two(p.numpy(), starts)
+    at_first, at_second, p1, p2 = pop_top_two(p.numpy(), starts)
     s = p1 + p2
     lo, hi = s * step.a, s * (1 - step.a)
     gap_hi, excess_hi = 1 - hi, np.maximum(p1 - hi, 0)
@@ -259,8 +269,9 @@ def many_classes(
     H = torch.addcmul(S, above_lo, column(lo), value=-float(bend_lo), out=above_lo)
     H_array = H.numpy()
     H_flat = H_array.reshape(-1)
-    H_flat[at_first] += bend_hi * excess_hi
-    S.numpy().reshape(-1)[at_first] += (excess_hi > 0) * bend_hi * p1
+    H_flat[at_first] = p1 + step.bend_lo * (p1 - lo) + bend_hi * excess_hi
+    S1 = p1 * (step.middle + (excess_hi > 0) * bend_hi)
+    S.numpy().reshape(-1)[at_first] = S1
     H_true = H_flat.take(at_true)
     H_flat[at_true] = 0
     rest = H.sum(-1).numpy()  # summing the other entries is more precise than total - H_true
@@ -273,16 +284,21 @@ def many_classes(
 
     P, D_true = P.astype(z.dtype), true.pick(D.astype(z.dtype))
     mean = (np.vecdot(H_array, P[..., None, :]) + (true.pick(P) + D_true) * H_true) / total
-    eS, eS_flat = torch.sub(torch.from_numpy(P[..., None, :]), column(mean), out=H), H_flat
+    shift = 0
+    if not detach_threshold:
+        g1 = true.pick(P, at_first - at_true) + D_true * (at_first == at_true)
+        shift = (g1 - mean) * S1 * (excess_hi / gap_hi / p1)
+    eS, eS_flat = torch.sub(torch.from_numpy(P[..., None, :]), column(mean + shift), out=H), H_flat
     eS_flat[at_true] += D_true
     eS.mul_(S).mul_(column(r))
-    Q = shift = eS.sum(-1).numpy()
-    if not detach_threshold:
-        shift = eS_flat.take(at_first) * (excess_hi / gap_hi / p1)
-    eS.addcmul_(p, column(shift), value=-1)
-    if not detach_threshold:
-        by_s = (shift - Q) / s
-        eS_flat[at_first] += by_s * p1
+    Q = eS.sum(-1).numpy()
+    if detach_threshold:
+        p_flat[at_first] = p1
+        eS.addcmul_(p, column(Q), value=-1)
+    else:
+        shift_1 = shift * r * (S1 - p1)
+        by_s = (Q + shift_1) / -s
+        eS_flat[at_first] += shift_1 + by_s * p1
         eS_flat[at_second] += by_s * p2
     return loss, H_array  # the memory of eS
 
@@ -293,17 +309,16 @@ def first_positions(shape: tuple[int, ...], classes: int) -> Array:
     return np.arange(0, prod(shape) * classes, classes).reshape(shape)
 
 
-def top_two(p: Array, starts: Array) -> tuple[Array, Array, Array, Array]:
+def pop_top_two(p: Array, starts: Array) -> tuple[Array, Array, Array, Array]:
     """Flat positions [..., n] of the largest and the second largest entries of p [..., n, d] >= 0, and both entries.
 
-    `starts` [..., n] are the positions of the first entries.
+    The largest entries become -1. `starts` [..., n] are the positions of the first entries.
     """
     entries = p.reshape(-1)
     at_first = starts + argmax(p)
     p1 = entries.take(at_first)
     entries[at_first] = -1
     at_second = starts + argmax(p)
-    entries[at_first] = p1
     return at_first, at_second, p1, entries.take(at_second)
 
 
