@@ -15,6 +15,7 @@ import safetensors.torch
 from east import cli
 from east.experiment import checked, index, records
 from east.training import engine, population
+from east.training.scores import Best
 from tests.commands import TINY
 from tests.test_interruption import INLINE, SMALL, Killed, results_of
 from tests.test_records import record
@@ -332,7 +333,7 @@ def test_a_damaged_or_foreign_index_is_not_trusted(damage, tmp_path, settled):
     if damage:
         file.write_bytes(damage(file.read_bytes()))
     else:  # the index of other records with the same names and times
-        write_many(tmp_path / "b", best={"val_loss": 0.0, "val_metric": 0.0})
+        write_many(tmp_path / "b", best=Best(0.0, 0.0))
         records.scan(tmp_path / "b")
         file.write_bytes((tmp_path / "b" / "runs" / ".index").read_bytes())
     assert contents(records.scan(tmp_path / "a")) == fresh

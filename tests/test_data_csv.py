@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import shutil
 import tarfile
 import tracemalloc
 import zlib
@@ -145,6 +146,37 @@ def test_numbers_can_be_labels(tmp_path):
     many = frame().assign(state=[(2, 10, 1)[k % 3] for k in range(60)])
     table = load("csv", path=write(tmp_path / "b.csv", many), target="state", positive=10)
     assert (table.classes, table.positive) == (("1", "2", "10"), 2)
+
+
+@pytest.mark.parametrize("dtype", ["int64", str, object, "category", "string", "float64"])
+def test_numbers_stored_as_text_are_labels_like_numbers(dtype):
+    """The larger one is positive, though it is frequent; ten classes are in the order of their numbers."""
+    two = pd.Series([int(k % 3 > 0) for k in range(60)]).astype(dtype)
+    table = from_frame("csv", frame().assign(state=two), "state")
+    assert ([float(name) for name in table.classes], int(table.labels.sum())) == ([0, 1], 40)
+    many = pd.Series([k % 12 for k in range(60)]).astype(dtype)
+    table = from_frame("csv", frame().assign(state=many), "state")
+    assert [float(name) for name in table.classes] == list(range(12))
+    assert table.labels.tolist() == [k % 12 for k in range(60)]
+
+
+@pytest.mark.parametrize(
+    "labels, classes",
+    [
+        (["1", "01", "2"], ("01", "1", "2")),  # 1 and 01 are different names
+        (["10", "9", "9a"], ("10", "9", "9a")),
+        (["10", "9", "inf"], ("10", "9", "inf")),
+        (["003", "010", "1"], ("1", "003", "010")),
+        (pd.Categorical(["low", "high", "middle"], ["low", "middle", "high"], ordered=True), ("low", "middle", "high")),
+        (pd.Categorical([0.5, 10.0, 2.0], [10.0, 2.0, 0.5], ordered=True), ("10.0", "2.0", "0.5")),
+        (pd.Categorical(["low", "high", "middle"], ["low", "middle", "high"]), ("high", "low", "middle")),
+    ],
+)
+def test_classes_are_ordered_by_number_or_category_or_word(labels, classes):
+    repeated = pd.Series(labels).take(list(range(3)) * 20).reset_index(drop=True)
+    table = from_frame("csv", frame().assign(state=repeated), "state")
+    assert table.classes == classes
+    assert [table.classes[k] for k in table.labels] == [str(label) for label in repeated]
 
 
 def test_new_rows_are_encoded_as_in_training():
@@ -372,6 +404,26 @@ def test_ids_free_text_and_empty_columns_are_dropped_with_a_note():
     assert "customerId" in kept.columns
     with pytest.raises(DataError, match="no feature column is left besides the target; 'age' is empty"):
         from_frame("csv", frame().assign(age=None)[["age", "state"]], "state")
+
+
+def test_ids_stored_as_text_are_dropped_like_numbers():
+    ids = np.random.RandomState(0).permutation(60) + 1000
+    for values in (ids, ids.astype(str), pd.array(ids.astype(str), "string")):
+        table = from_frame("csv", frame().assign(customerId=values), "state")
+        assert table.notes == ("column 'customerId' is not used: it is an id: a different whole number in every row",)
+        assert "customerId" in from_frame("csv", frame().assign(customerId=values), "state", keep="customerId").columns
+
+
+def test_a_category_column_holds_names_even_if_they_look_like_numbers():
+    codes = [(1010, 2020, 3030)[k % 3] for k in range(60)]
+    for categories in (codes, [str(code) for code in codes], [f"2024-01-{k % 20 + 1:02}" for k in range(60)]):
+        rows = frame().assign(postcode=pd.Categorical(categories))
+        table = from_frame("csv", rows, "state", ["age", "job", "smokes"])
+        assert table.columns == tuple(f"postcode={code}" for code in sorted(set(map(str, categories))))
+        plain = rows.assign(postcode=categories)  # a CSV file has no categories
+        np.testing.assert_array_equal(encode(plain, table.encoding), table.features)
+    everyone = frame().assign(name=pd.Categorical([f"person {k}" for k in range(60)]))
+    assert "is free text or an id" in from_frame("csv", everyone, "state").notes[0]
 
 
 def test_columns_that_tell_the_class_are_found():
@@ -708,6 +760,44 @@ def test_16_bit_images_keep_their_shades(photographs):
             as_rgb(Image.new(mode, (2, 2), value))
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P"])
+def test_transparent_images_have_a_white_background(photographs, mode):
+    """A black square on nothing stays visible, and half of black is grey."""
+    drawing = Image.new("RGBA", (16, 16), (0, 0, 0, 0))
+    drawing.paste((0, 0, 0, 255), (4, 4, 12, 12))
+    drawing.convert(mode).save(photographs / "cat" / "00.png")
+    pixels = load("images", path=str(photographs), size=16).pixels[0]
+    assert (pixels[:, 4:12, 4:12] == 0).all()
+    assert int((pixels == 0).sum()) == 3 * 64
+    assert int((pixels == 255).sum()) == 3 * 192
+    assert as_rgb(Image.new("RGBA", (1, 1), (0, 0, 0, 127))).getpixel((0, 0)) == (128, 128, 128)
+
+
+def test_photographs_are_turned_upright(photographs):
+    """EXIF orientation 6: the camera was held at a right angle, and the first row is the right side."""
+    photograph = Image.new("RGB", (16, 16), "white")
+    photograph.paste((0, 0, 0), (0, 0, 16, 8))
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    photograph.save(photographs / "cat" / "00.png", exif=exif)
+    photograph.save(photographs / "cat" / "01.png", exif=b"Exif\0\0damaged")
+    turned, damaged = load("images", path=str(photographs), size=16).pixels[:2]
+    assert (turned[:, :, :8] == 255).all()
+    assert (turned[:, :, 8:] == 0).all()
+    assert (damaged[:, :8] == 0).all()
+
+
+def test_a_thin_strip_does_not_fill_the_memory(photographs, monkeypatch):
+    """64 pixels wide it would have 245 million pixels; only the square in its middle is scaled."""
+    strip = np.zeros((60_000, 1, 3), np.uint8)
+    strip[29_990:30_010] = 200
+    Image.fromarray(strip).save(photographs / "cat" / "00.png")
+    scaled, resize = [], transforms.functional.resize
+    monkeypatch.setattr(transforms.functional, "resize", lambda x, n: scaled.append(x.size) or resize(x, n))
+    assert (load("images", path=str(photographs), size=64).pixels[0] == 200).all()
+    assert max(max(size) for size in scaled) == 60  # of the other images
+
+
 def test_decompression_bombs_are_refused(photographs):
     """A PNG whose header claims 60,000 x 60,000 pixels, and one that only exceeds our own limit."""
     for name, side in (("bomb", 60_000), ("large", 12_000)):
@@ -787,6 +877,28 @@ def test_an_image_folder_without_classes_is_refused(tmp_path):
     (tmp_path / "only").mkdir()
     with pytest.raises(DataError, match="with images in each; none in only"):
         load("images", path=str(tmp_path))
+
+
+def test_parts_of_a_split_are_not_classes(photographs):
+    parts = photographs.parent / "parts"
+    for part in ("train", "test"):
+        shutil.copytree(photographs, parts / part)
+    message = (
+        r"(?s)but test, train look like parts of a split, with the same folders in each \(cat, dog\).*path=\S*/train"
+    )
+    with pytest.raises(DataError, match=message):
+        load("images", path=str(parts), size=16)
+    assert load("images", path=str(parts / "train"), size=16).classes == ("cat", "dog")
+    for old, new in (("train", "fold 1"), ("test", "fold 2")):
+        (parts / old).rename(parts / new)
+    with pytest.raises(DataError, match="but fold 1, fold 2 look like parts of a split"):
+        load("images", path=str(parts), size=16)
+    shutil.rmtree(parts / "fold 2" / "dog")
+    assert load("images", path=str(parts), size=16).classes == ("fold 1", "fold 2")
+    (photographs / "cat").rename(photographs / "Train")
+    (photographs / "dog").rename(photographs / "val")
+    with pytest.raises(DataError, match="but Train, val look like parts of a split"):
+        load("images", path=str(photographs), size=16)
 
 
 def test_images_are_normalised_by_the_training_part(photographs):

@@ -43,6 +43,19 @@ def test_every_character_set_gives_the_same_table(tmp_path, expected, charset, g
     assert any("save the file as UTF-8" in note for note in table.notes) == guessed
 
 
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "SEP=;", "\nsep=;", "sep=\t", "sep=:"])
+@pytest.mark.parametrize("charset", ["utf-8", "utf-8-sig", "utf-16"])
+def test_the_line_in_which_excel_names_the_delimiter_is_skipped(tmp_path, expected, line, charset):
+    delimiter = line.strip('"\n')[-1]
+    content = frame().to_csv(index=False, sep=delimiter, lineterminator="\r\n")
+    path = tmp_path / "a.csv"
+    path.write_bytes(f"{line}\r\n{content}".encode(charset))
+    for typed in (None, delimiter):
+        table = load("csv", path=str(path), target="label", delimiter=typed)
+        assert (table.fingerprint, table.columns) == (expected.fingerprint, expected.columns)
+    assert next(files.portions(path, rows=3, as_written=True)).shape == (3, 4)
+
+
 def test_text_that_turns_latin_1_late_is_detected(tmp_path):
     """It is detected beyond the first block, and every chunk is decoded alike."""
     rows = "\n".join(["1.5,Bern,0", "2.5,Bern,1"] * 100_000)

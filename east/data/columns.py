@@ -162,6 +162,8 @@ def detect(
         return Dropped(name, "is empty")
     if categorical:
         return words_column(name, values)
+    if isinstance(values.dtype, pd.CategoricalDtype):  # names, also where they look like numbers
+        return unless_free_text(words_column(name, values), keep)
     if types.is_datetime64_any_dtype(values):
         return Dates(name, as_days(values), "ISO8601")
     if is_boolean(values):
@@ -172,9 +174,7 @@ def detect(
         return Dropped(name, f"is of type {values.dtype}, which is neither numbers, text nor dates")
     column = Numbers(name, values.to_numpy(dtype=float, na_value=np.nan), decimal)
     check_range(column.values, values.index)
-    if not keep and is_id(name, column.values):
-        return Dropped(name, "is an id: a different whole number in every row")
-    return column
+    return unless_id(column, keep)
 
 
 def detect_text(column: Words, keep: bool, decimal: str | None = None) -> Column | Dropped:
@@ -197,7 +197,7 @@ def detect_text(column: Words, keep: bool, decimal: str | None = None) -> Column
             if kind == "dates":
                 return Dates(column.name, by_row, format)
             check_range(by_row)
-            return Numbers(column.name, by_row, decimal or find_decimal(bare), unit)
+            return unless_id(Numbers(column.name, by_row, decimal or find_decimal(bare), unit), keep)
     if not keep and levels > FEW and is_unclear(bare):
         example = next(level for level in column.levels if "," in level)
         return Dropped(
@@ -205,6 +205,19 @@ def detect_text(column: Words, keep: bool, decimal: str | None = None) -> Column
             f"has numbers in an unclear notation: {shown(example)} may have a decimal comma or a thousands separator; "
             "write such numbers without separators",
         )
+    return unless_free_text(column, keep)
+
+
+def unless_id(column: Numbers, keep: bool) -> Numbers | Dropped:
+    """The column, unless it is an id."""
+    if not keep and is_id(column.name, column.values):
+        return Dropped(column.name, "is an id: a different whole number in every row")
+    return column
+
+
+def unless_free_text(column: Words, keep: bool) -> Words | Dropped:
+    """The column, unless it has so many different words that it is free text or an id."""
+    levels, rows = len(column.levels), int((column.codes >= 0).sum())
     if not keep and (levels > LEVELS or (levels > FEW and 2 * levels > rows)):
         example = shown(column.levels[int(column.codes[column.codes >= 0][0])])
         return Dropped(

@@ -180,7 +180,10 @@ def names(typed: Names) -> list[str]:
 def encode_labels(
     column: "pd.Series", target: str, positive: str | None, path: str
 ) -> tuple[np.ndarray, tuple[str, ...], int | None]:
-    """Labels int64 [n], class names, and the index of the positive class."""
+    """Labels int64 [n], class names, and the index of the positive class.
+
+    Classes are in the order of their numbers, even if these are stored as text; or of ordered categories; or of words.
+    """
     import pandas as pd
 
     empty = np.flatnonzero(column.isna())
@@ -195,6 +198,13 @@ def encode_labels(
     values, labels, counts = np.unique(
         column.to_numpy() if numeric else words(column), return_inverse=True, return_counts=True
     )
+    numbers = ranks = None if numeric else distinct_numbers(values)
+    if isinstance(column.dtype, pd.CategoricalDtype) and column.dtype.ordered:
+        ranks = column.cat.categories.astype(str).str.strip().get_indexer_for(pd.Index(values))
+    if ranks is not None:
+        order = np.argsort(ranks)
+        values, labels, counts = values[order], np.argsort(order)[labels], counts[order]
+    numeric = numeric or numbers is not None
     classes = words(pd.Series(values)).tolist()
     if len(classes) < 2:
         got = f"only {shown(classes[0])}" if classes else "no rows"
@@ -215,6 +225,14 @@ def encode_labels(
     if positive_index == 0:
         labels, classes = 1 - labels, classes[::-1]
     return labels, tuple(classes), 1
+
+
+def distinct_numbers(values: np.ndarray) -> np.ndarray | None:
+    """Words as numbers [d], if each is one and no two are the same, as 1 and 01 are; else None."""
+    import pandas as pd
+
+    numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").to_numpy(dtype=float)
+    return numbers if np.isfinite(numbers).all() and len(np.unique(numbers)) == len(numbers) else None
 
 
 DATASETS = {

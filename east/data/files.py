@@ -38,6 +38,7 @@ MAGIC = {
     b"\xd0\xcf\x11\xe0": "old Excel",
 }
 AS_WRITTEN: dict[str, Any] = {"dtype": str, "keep_default_na": False}  # options of pandas
+SEP = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # a first line that Excel writes and reads
 UNEVEN = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # as pandas says it
 NEEDS = {"Parquet": "pyarrow", "Feather": "pyarrow", "Excel": "openpyxl"}
 ADVICE = {
@@ -52,6 +53,7 @@ class TextFormat:
 
     charset: str  # a name that Python knows
     delimiter: str
+    skip: int = 0  # lines above the names of the columns
 
     @property
     def note(self) -> str | None:
@@ -210,6 +212,7 @@ def text_portions(
             file,
             sep=format.delimiter,
             encoding=format.charset,
+            skiprows=format.skip,
             **(AS_WRITTEN if as_written else typed),
             skipinitialspace=True,
             low_memory=False,
@@ -298,9 +301,12 @@ def opened(path: Path) -> IO[bytes]:
 def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
     """Character set and delimiter of a text file; the whole file is checked for bytes that are not UTF-8."""
     charset = find_charset(path)
+    with codecs.getreader(charset)(opened(path)) as file:
+        lines = enumerate(file, start=1)
+        number, first = next(((k, line) for k, line in lines if line.strip()), (0, ""))
+    if said := SEP.fullmatch(first):
+        return TextFormat(charset, delimiter or said[1], skip=number)
     if delimiter is None:
-        with codecs.getreader(charset)(opened(path)) as file:
-            first = next((line for line in file if line.strip()), "")
         if markup := re.match(r"\s*(?:(<!doctype|<html|<\?xml)|[\[{]\s*[{\"]|[\[{]\s*$)", first, re.IGNORECASE):
             raise ValueError(f"it looks like {'HTML or XML' if markup[1] else 'JSON'}")
         outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any delimiter
@@ -353,6 +359,7 @@ def header(path: Path, format: TextFormat) -> list[str]:
             file,
             sep=format.delimiter,
             encoding=format.charset,
+            skiprows=format.skip,
             header=None,
             nrows=1,
             dtype=str,

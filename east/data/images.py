@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif"}
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")  # nothing else is decoded, whatever the file's extension
 MAX_PIXELS = 100_000_000  # per image, 300 MB decoded; a tiny file can claim far more
-DECODING = 2  # raised when `decode` gives other pixels, so that cached ones are not used
+PARTS = {"train", "training", "val", "valid", "validation", "test"}  # of a split; no classes
+DECODING = 3  # raised when `decode` gives other pixels, so that cached ones are not used
 
 
 def images(root: Root = None, *, path: str | None = None, size: int = 64, positive: str | None = None) -> Images:
@@ -37,11 +38,8 @@ def images(root: Root = None, *, path: str | None = None, size: int = 64, positi
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise DataError(f"dataset=images: {folder} is not a folder. Expected one with a folder of images per class.")
-    files = {
-        entry.name: find(entry)
-        for entry in sorted(folder.iterdir())
-        if entry.is_dir() and not entry.name.startswith(".")
-    }
+    files = {entry.name: find(entry) for entry in subfolders(folder)}
+    refuse_parts(folder, files)
     empty = [name for name in files if not files[name]]
     if empty or len(files) < 2:
         got = f"none in {', '.join(empty)}" if empty else f"found {len(files)} ({', '.join(files) or 'none'})"
@@ -54,6 +52,25 @@ def images(root: Root = None, *, path: str | None = None, size: int = 64, positi
         classes.sort(key=lambda name: name == positive)
     images = from_files("images", folder, {name: files[name] for name in classes}, size, positive)
     return replace(images, own=True, fingerprint="")
+
+
+def subfolders(folder: Path) -> list[Path]:
+    """The folders in a folder, except hidden ones."""
+    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
+def refuse_parts(folder: Path, files: dict[str, list[Path]]) -> None:
+    """DataError if the folders are parts of a split, such as train and test, in which the classes are folders."""
+    inside = [{entry.name for entry in subfolders(folder / name)} for name in files]
+    direct = any(path.parent == folder / name for name, paths in files.items() for path in paths)
+    alike = len(files) > 1 and len(inside[0]) > 1 and all(names == inside[0] for names in inside)
+    if files and ({name.lower() for name in files} <= PARTS or (alike and not direct)):
+        held = f", with the same folders in each ({', '.join(sorted(inside[0])[:5])})" if alike else ""
+        part = next((name for name in files if name.lower().startswith("train")), next(iter(files)))
+        raise DataError(
+            f"dataset=images: expected one folder per class in {folder}, but {', '.join(files)} look like parts of a "
+            f"split{held}. Name one of them, such as dataset.path={folder / part}; rename them if they are classes."
+        )
 
 
 def find(folder: Path) -> list[Path]:
@@ -137,14 +154,32 @@ def thumbnail(path: Path, size: int) -> np.ndarray:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise OSError(f"has {width:,} x {height:,} pixels, more than {MAX_PIXELS:,}; make it smaller")
-        image = transform.center_crop(transform.resize(as_rgb(image), size), [size, size])
+        shorter, longer = sorted(image.size)
+        if size * size * longer > MAX_PIXELS * shorter:  # scaling all of a thin strip would fill the memory
+            image = transform.center_crop(image, [shorter, shorter])
+        image = transform.center_crop(transform.resize(as_rgb(upright(image)), size), [size, size])
     return np.asarray(image).transpose(2, 0, 1)
 
 
+def upright(image: "Image.Image") -> "Image.Image":
+    """The image turned as its EXIF orientation says."""
+    from PIL import ImageOps
+
+    with suppress(Exception):  # damaged EXIF data, of an image that may be sound
+        return ImageOps.exif_transpose(image)
+    return image
+
+
 def as_rgb(image: "Image.Image") -> "Image.Image":
-    """Three channels of 8 bits. 16-bit grey values are divided by 257; Pillow would make all above 255 white."""
+    """Three channels of 8 bits. 16-bit grey values are divided by 257; Pillow would make all above 255 white.
+
+    Transparent pixels show a white background, where black ones would hide a black drawing.
+    """
     from PIL import Image
 
+    if "A" in image.getbands() or (image.mode in ("1", "L", "P", "RGB") and "transparency" in image.info):
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
     if image.mode != "F" and not image.mode.startswith("I"):
         return image.convert("RGB")
     pixels = np.asarray(image)
