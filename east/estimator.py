@@ -66,8 +66,9 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. The network is
         trained for it, it selects among the initialisations, and `score` returns it.
     average, positive, beta, costs: parameters of the metric. `positive` is a label of y and implies
-        average="positive", the score of that class; average="positive" alone means the second of two classes. `costs`
-        [d, d] has true classes in rows and predicted ones in columns, in the order of classes_.
+        average="positive", the score of that class; average="positive" alone means the larger of two numbers, or True,
+        and is refused for text. `costs` [d, d] has true classes in rows and predicted ones in columns, in the order of
+        classes_.
     metric_parameters: other parameters of the metric, by name.
     loss: metric_ce (MetricCrossEntropy), metric (EAST's MetricLoss with this `step`) or ce (cross-entropy).
     decision: argmax, or the rule that is best for the metric on the validation rows: plugin uses their labels, expected
@@ -181,6 +182,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
+        metrics.check_leading(self._score_of(self._names()), len(self.classes_))
         self._warn_of_class_weights()
         random = check_random_state(self.random_state)
         splits = self._split(columns, labels, weights, random)
@@ -326,8 +328,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.encoding_ = Encoding((), classes=tuple(self._names()), positive=self._positive())
         self.encoding_ = self.encoding_.fitted(columns, train_rows)
         X = self.encoding_.array(columns, np.float64)
-        self.mean_, scale = X[train_rows].mean(0), X[train_rows].std(0)
-        self.scale_ = np.where(np.ptp(X[train_rows], axis=0) > 0, scale, 1.0)  # a constant's std is rounding error
+        self.mean_, self.scale_ = moments(X[train_rows])
         weighted = np.ptp(weights) > 0
 
         def part(rows: np.ndarray) -> Part:
@@ -382,7 +383,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if not finished:
             raise RuntimeError(f"no initialisation could be trained: {self.outcomes_[0].error}")
         judged = [(*self._judged(outcome, splits.val), outcome) for outcome in finished]
-        self.validation_score_, self.rule_, best = min(judged, key=lambda entry: (-entry[0], entry[2].val_loss))
+        self.validation_score_, self.rule_, best = min(judged, key=lambda entry: (-entry[0], entry[2].order))
         self.trial_, self.n_iter_ = best.trial, best.epochs
         with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
             self.net_ = models.build(best.trial.config.model, splits.train.inputs.shape[1:], len(self.classes_))
@@ -441,9 +442,11 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         has_label, index = self._positive_label() is not None, self._positive()
         if has_label and "average" in accepted:
             parameters.setdefault("average", "positive")
-        if parameters.get("average") == "positive" and index is None:
+        of_one_class = has_label or self._average() == "positive"
+        is_text = any(isinstance(name, str | bytes) for name in self.classes_)  # whose order means nothing
+        if of_one_class and not has_label and (index is None or is_text):
             raise ValueError(f"average='positive': expected positive=, one of the classes {self.classes_.tolist()}")
-        if "positive" in accepted and (has_label or parameters.get("average") == "positive"):
+        if "positive" in accepted and of_one_class:
             parameters["positive"] = index
         return parameters
 
@@ -452,7 +455,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return (self.metric_parameters or {}).get("positive") if self.positive is None else self.positive
 
     def _average(self) -> str | None:
-        """The average that the metric will use, for __repr__; None for a metric without one."""
+        """The average that the metric will use; None for a metric without one."""
         try:
             metric, parameters = metrics.parse(self.metric, self.metric_parameters)
         except ValueError:
@@ -521,6 +524,19 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 def same(value: Any, default: Any) -> bool:
     """Whether a parameter has its default value; arrays cannot be compared with ==."""
     return value is default or (type(value) is type(default) and np.array_equal(value, default))
+
+
+def moments(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation of each column; a constant column gets 1.
+
+    The squares of 1e-170 and 1e200 do not fit in float64, so columns are first divided by a power of two, which rounds
+    nothing.
+    """
+    exponents = np.frexp(np.abs(X).max(0))[1]
+    near_one = np.ldexp(X, -exponents)
+    mean, std = (np.ldexp(values, exponents) for values in (near_one.mean(0), near_one.std(0)))
+    varies = (std > 0) & (np.ptp(near_one, axis=0) > 0)  # a constant's std may be a rounding error
+    return mean, np.where(varies, std, 1.0)
 
 
 def has_words(X: Any) -> bool:

@@ -2,9 +2,11 @@
 
 import inspect
 import json
+import warnings
 from functools import partial
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sklearn import metrics as sk
@@ -79,6 +81,19 @@ def test_always_and_never_can_be_chosen():
     certain = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
     assert tuned(certain, torch.tensor([0, 0]), accuracy, 1).decide(certain).tolist() == [0, 0]
     assert tuned(certain, torch.tensor([1, 1]), accuracy, 1).decide(certain).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_metric_that_is_undefined_for_some_decisions_can_be_tuned(classes, labelled):
+    """The precision of a class that is never predicted is NaN here, and 0 in east's own metric."""
+    random = np.random.default_rng(0)
+    p = random.dirichlet(np.ones(classes), 60)
+    labels = np.array([random.choice(classes, p=row) for row in p]) if labelled else None
+    decision = east.decide(p, lambda c: c.diagonal[..., 1] / c.predicted[..., 1], labels)
+    defined = east.decide(p, lambda c: METRICS["precision"](c, average="positive"), labels)
+    assert decision.value == pytest.approx(defined.value)
+    assert decision.value > 0.5
 
 
 def test_adjacent_floats_can_be_separated():
@@ -212,6 +227,8 @@ def test_decide_takes_arrays_tensors_and_single_columns():
     p, y = drawn(100, 2, 0)
     rules = {east.decide(x, "mcc").rule.value for x in (p, p.numpy(), p[:, 1], p[:, 1:], p[:, 1].tolist())}
     assert len(rules) == 1
+    of_labels = {east.decide(p, "f1", y.numpy().astype(kind)).rule for kind in ("bool", "uint16", "uint64", "int64")}
+    assert len(of_labels) == 1
     decision = east.decide(p.requires_grad_(), "f1", labels=y.bool())
     assert isinstance(decision.predict(p), torch.Tensor)
     assert isinstance(decision.predict(p.detach().numpy()), np.ndarray)
@@ -221,6 +238,21 @@ def test_decide_takes_arrays_tensors_and_single_columns():
     assert macro.value == pytest.approx(sk.f1_score(y, macro.predict(p), average="macro"))
     own = east.decide(p, lambda c: METRICS["mcc"](c), y)
     assert own.rule == east.decide(p, "mcc", y).rule
+
+
+def test_frames_cause_no_warning():
+    """Their arrays cannot be written to, about which torch would warn."""
+    p, y = drawn(100, 2, 0)
+    frame, truth = pd.DataFrame(p.numpy()), pd.Series(y.numpy())
+    always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # else only the first of a process
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            decision = east.decide(frame, "f1", truth)
+            np.testing.assert_array_equal(decision.predict(frame), decision.predict(p))
+    finally:
+        torch.set_warn_always(always)
 
 
 @pytest.mark.parametrize(
@@ -285,3 +317,65 @@ def test_decide_refuses_a_positive_class_without_effect():
 def test_probabilities_may_miss_their_range_by_rounding():
     p = np.array([1.0000001, 0.2, -1e-7], np.float32)
     assert east.decide(p, "f1").predict(p).tolist() == [1, 0, 0]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 4])
+@pytest.mark.parametrize("labelled", [False, True])
+def test_a_metric_that_indexes_its_counts_from_the_left_is_refused(classes, labelled):
+    p, y = drawn(30, classes, 0)
+    for metric in (lambda c: c.diagonal[1] / c.actual[1], lambda c: c.matrix[0, 1], lambda c: c.diagonal.sum()):
+        with pytest.raises(
+            ValueError, match=r"one number per leading index, .*from the right, as in c\.diagonal\[\.\.\., 1\]"
+        ):
+            east.decide(p, metric, y if labelled else None)
+    with pytest.raises(ValueError, match=r"out of bounds.*; index classes from the right"):
+        east.decide(p, lambda c: c.diagonal[3], y)
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_gives_one_number_per_leading_index(name):
+    for classes in (2, 3):
+        east.metrics.check_leading(measure(name, classes, positive=1), classes)
+
+
+def weights_by_all_scores(p, y, metric, start):
+    """Coordinate ascent that looks at the scores of all classes for every class of every sweep."""
+    logs, weights = p.clamp_min(1e-30).log(), start.double().clone()
+
+    def value(w):
+        return float(metric(Confusion.from_predictions((logs + w).argmax(-1), y, len(w))))
+
+    best = value(weights)
+    for _ in range(decisions.SWEEPS):
+        previous = best
+        for k in range(len(weights)):
+            tried = [torch.where(torch.arange(len(weights)) == k, w, weights) for w in decisions.LOG_WEIGHTS]
+            values = [value(w) for w in tried]
+            if max(values) > best + 1e-12:
+                best = max(values)
+                weights = tried[int(np.argmax(values))]
+        if best == previous:
+            break
+    return weights.exp()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_class_weights_are_those_of_a_search_over_all_scores(seed):
+    """Also where many scores are equal, so that the order of the classes decides."""
+    p, y = drawn(40, 4, seed, 0.5)
+    p = (8 * p).round().clamp_min(seed % 2) / 8
+    y[:4] = torch.arange(4)
+    for start in (torch.zeros(4), -p.mean(0).log()):
+        found = decisions.best_weights(p, y, METRICS["f1"], start)
+        np.testing.assert_array_equal(found.weights, weights_by_all_scores(p, y, METRICS["f1"], start))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_class_without_validation_rows_keeps_its_neutral_weight(weighted):
+    """Its mean probability on these rows says little: 1 / mean would be 1e6."""
+    p, y = drawn(300, 3, 0, 1.0)
+    p = torch.cat((p, torch.full((300, 1), 1e-6)), 1)
+    y[::10] = 3 if weighted else y[::10]
+    weights = (y < 3).double() if weighted else None
+    for start in (torch.zeros(4), -p.mean(0).log()):
+        assert decisions.best_weights(p, y, METRICS["f1"], start, weights).weights[3] == 1

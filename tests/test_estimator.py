@@ -116,7 +116,7 @@ def test_the_metric_may_be_a_function(rare):
 def test_several_initialisations_are_one_population_and_the_best_is_kept(rare):
     X, y = rare
     many = quick(n_init=3).fit(X, y)
-    scores = [1 - outcome.best["val_metric"] for outcome in many.outcomes_]
+    scores = [1 - outcome.best.val_metric for outcome in many.outcomes_]
     assert len(set(scores)) > 1
     assert many.validation_score_ == max(scores)
     # Each member trains as it would alone.
@@ -199,6 +199,7 @@ def test_classes_with_one_or_two_rows_are_used_for_training():
         ({"hidden": "12"}, "hidden: expected the sizes of the layers"),
         ({"lr": 1e10}, "lr: expected a number from 1e-12 to 1000"),
         ({"weight_decay": -1}, "weight_decay: expected a number from 0 to 1000, got -1"),
+        ({"metric": lambda c: c.diagonal[1]}, "one number per leading index, .*; index classes from the right"),
         ({"dropout": 0.999}, "dropout: expected a number from 0 to 0.99"),
     ],
 )
@@ -394,6 +395,39 @@ def test_with_several_classes_the_positive_one_must_be_named():
     assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X), labels=[2], average="macro"))
 
 
+@pytest.mark.parametrize(
+    "options", [{"average": "positive"}, {"metric": "f1_positive"}, {"loss": "ce", "metric": "f1_pos"}]
+)
+@pytest.mark.parametrize("dtype", [object, str, "category", "string"])
+def test_of_two_words_the_positive_one_must_be_named(rare, options, dtype):
+    """Like in scikit-learn: their alphabetical order says nothing, and "ok" comes after "fraud"."""
+    X, y = rare
+    words = pd.Series(np.where(y == 1, "fraud", "ok")).astype(dtype)
+    message = r"average='positive': expected positive=, one of the classes \['fraud', 'ok'\]"
+    with pytest.raises(ValueError, match=message):
+        quick(**options, max_epochs=1).fit(X, words)
+    model = quick(**options, positive="fraud", max_epochs=3).fit(X, words)
+    assert model.score(X, words) == pytest.approx(f1_score(words, model.predict(X), pos_label="fraud"))
+
+
+@pytest.mark.parametrize("labels", [(0, 1), (-1, 1), (1.0, 2.0), (False, True)])
+def test_of_two_numbers_the_larger_one_is_positive(rare, labels):
+    X, y = rare
+    y = np.array(labels)[y]
+    model = quick(average="positive", max_epochs=3).fit(X, y)
+    assert model.score(X, y) == pytest.approx(f1_score(y == labels[1], model.predict(X) == labels[1]))
+
+
+def test_features_of_any_size_are_scaled(rare):
+    """The square of 1e-170 is 0, that of 1e200 infinite; a power of two rounds nothing."""
+    X, y = rare
+    plain = quick(max_epochs=2).fit(X, y)
+    sizes = 2.0 ** np.array([-1000, -600, -564, 0, 5, 600, 664, 1000])
+    scaled = quick(max_epochs=2).fit(X * sizes, y)
+    np.testing.assert_array_equal(scaled.scale_, plain.scale_ * sizes)
+    np.testing.assert_array_equal(scaled.predict_proba(X * sizes), plain.predict_proba(X))
+
+
 def test_repr_shows_metric_average_and_step():
     assert repr(EASTClassifier()) == "EASTClassifier(metric='f1', average='macro', loss='metric_ce')"
     assert repr(EASTClassifier("f1", loss="metric", positive="fraud", n_init=3)) == (
@@ -430,8 +464,8 @@ def test_cooling_every_epoch_takes_the_whole_training():
 def test_equal_validation_scores_are_decided_by_cross_entropy():
     X, y = load_iris(return_X_y=True)
     model = quick(n_init=3, max_epochs=3).fit(X[:100], y[:100])  # two classes that a line separates
-    assert [outcome.best["val_metric"] for outcome in model.outcomes_] == [0, 0, 0]
-    ties = [outcome.best["tie"] for outcome in model.outcomes_]
+    assert [outcome.best.val_metric for outcome in model.outcomes_] == [0, 0, 0]
+    ties = [outcome.best.tie for outcome in model.outcomes_]
     assert ties[0] > min(ties)
     assert model.trial_ == model.outcomes_[ties.index(min(ties))].trial
 

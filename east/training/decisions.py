@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from east import metrics
-from east.confusion import Confusion, check_range, per_class
+from east.confusion import Confusion, checked_indices, per_class
 from east.losses import MetricLoss, slopes
 from east.training.scores import StoredRule
 
@@ -159,6 +159,8 @@ def tuned(
     labels, and coordinate ascent on class weights; ties go to the first.
     """
     p, classes = probabilities.double(), probabilities.shape[-1]
+    metrics.check_leading(metric, classes)
+    metric = defined(metric)
     if classes == 2:
         positive = 1 if positive is None else positive
         return Threshold(best_threshold(p[:, positive], labels == positive, metric, positive, weights), positive)
@@ -172,11 +174,23 @@ def tuned(
 def expected(probabilities: Tensor, metric: Metric, positive: int | None = None, weights: Tensor | None = None) -> Rule:
     """The rule that maximises the metric of the counts expected under probabilities [n, d]: no labels needed."""
     p = probabilities.double()
+    metrics.check_leading(metric, p.shape[-1])
+    metric = defined(metric)
     if p.shape[-1] == 2:
         positive = 1 if positive is None else positive
         return Threshold(best_threshold(p[:, positive], p[:, positive], metric, positive, weights), positive)
     truth = weighted(p, weights)
     return best_of([Argmax(), fixed_point(p, truth, metric)], p, truth, metric)
+
+
+def defined(metric: Metric) -> Metric:
+    """The metric with 0 where it is undefined (0/0), as east's own metrics score it: NaN has no place in a ranking."""
+
+    def score(c: Confusion) -> Tensor:
+        value = metric(c)
+        return value.masked_fill(value.isnan(), 0.0)
+
+    return score
 
 
 def weighted(truth: Tensor, weights: Tensor | None) -> Tensor:
@@ -312,21 +326,26 @@ def rule_of(values: Tensor) -> Rule:
 def best_weights(
     probabilities: Tensor, labels: Tensor, metric: Metric, start: Tensor, row_weights: Tensor | None = None
 ) -> ClassWeights:
-    """Weights [d] such that argmax_k w_k p_k maximises the metric: coordinate ascent on a grid of log w_k."""
+    """Weights [d] such that argmax_k w_k p_k maximises the metric: coordinate ascent on a grid of log w_k.
+
+    A class without rows keeps a weight of 1: nothing is known about its best weight.
+    """
     logs = torch.log(probabilities.double().clamp_min(1e-30))
     grid, classes = torch.tensor(LOG_WEIGHTS), logs.shape[-1]
-    weights = start.double().clone()
+    present = torch.bincount(labels, row_weights, classes) > 0
+    weights = torch.where(present, start.double(), 0.0)
 
     def values_of(predicted: Tensor) -> Tensor:
         return metric(Confusion.from_predictions(predicted, labels, classes, row_weights))
 
-    best = float(values_of((logs + weights).argmax(-1)))
+    scores, ranked = two_best(logs + weights)  # so that trying a class costs O(n), not O(n d)
+    best = float(values_of(ranked[:, 0]))
     for _ in range(SWEEPS):
         previous = best
-        for k in range(classes):
-            scores = logs + weights
-            scores[:, k] = -torch.inf
-            rival_score, rival = scores.max(-1)
+        for k in present.nonzero().flatten().tolist():
+            leads = ranked[:, 0] == k
+            rival_score = torch.where(leads, scores[:, 1], scores[:, 0])
+            rival = torch.where(leads, ranked[:, 1], ranked[:, 0])
             score = logs[:, k] + grid[:, None]
             # Ties go to the lower index, as in argmax.
             wins = (score > rival_score) | ((score == rival_score) & (k < rival))
@@ -334,9 +353,18 @@ def best_weights(
             if float(values.max()) > best + 1e-12:
                 best = float(values.max())
                 weights[k] = grid[values.argmax()]
+                changed = (ranked == k).any(-1) | (logs[:, k] + weights[k] >= scores[:, 1])
+                scores[changed], ranked[changed] = two_best(logs[changed] + weights)
         if best == previous:
             break
     return ClassWeights(tuple(weights.exp().tolist()))
+
+
+def two_best(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """The two highest scores [n, 2] of each row and their classes [n, 2]; ties go to the lower index."""
+    first_score, first = scores.max(-1)
+    second_score, second = scores.scatter(-1, first.unsqueeze(-1), -torch.inf).max(-1)
+    return torch.stack((first_score, second_score), -1), torch.stack((first, second), -1)
 
 
 @dataclass(frozen=True)
@@ -381,7 +409,7 @@ def decide(
     parameters = MetricLoss(function, **metric_parameters).metric_parameters  # checks them
     if positive is not None and not 0 <= positive < p.shape[-1]:
         raise ValueError(f"positive: expected a class from 0 to {p.shape[-1] - 1}, got {positive}")
-    score = partial(function, **parameters)
+    score = defined(partial(function, **parameters))
     if labels is None:
         rule, truth = expected(p, score, positive), p
     else:
@@ -392,7 +420,7 @@ def decide(
 
 def checked_probabilities(values: Any) -> Tensor:
     """Probabilities [n, d] in float64, on the CPU; [n] and [n, 1] are taken as those of class 1 of two."""
-    p = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values.detach().cpu())
+    p = as_cpu_tensor(values)
     if not p.is_floating_point() or p.ndim not in (1, 2) or p.numel() == 0:
         raise ValueError(
             f"probabilities: expected numbers of shape [n] or [n, d], got {p.dtype} of shape {list(p.shape)}"
@@ -412,11 +440,17 @@ def checked_probabilities(values: Any) -> Tensor:
     return p
 
 
+def as_cpu_tensor(values: Any) -> Tensor:
+    """A tensor, array, frame or list as a tensor; arrays that cannot be written to are copied: torch would warn."""
+    if isinstance(values, Tensor):
+        return values.detach().cpu()
+    return torch.as_tensor(np.require(values, requirements="W"))
+
+
 def checked_labels(values: Any, probabilities: Tensor) -> Tensor:
     if not isinstance(values, Tensor) and (kind := np.asarray(values).dtype).kind not in "biuf":
         raise ValueError(f"labels: expected class indices, got {kind}")
-    labels = torch.as_tensor(np.asarray(values) if not isinstance(values, Tensor) else values.cpu())
+    labels = as_cpu_tensor(values)
     if labels.shape != probabilities.shape[:1]:
         raise ValueError(f"labels: expected one per row, [{len(probabilities)}], got shape {list(labels.shape)}")
-    check_range("labels", labels.int() if labels.dtype == torch.bool else labels, probabilities.shape[-1])
-    return labels.long()
+    return checked_indices("labels", labels, probabilities.shape[-1])
