@@ -1,6 +1,7 @@
-"""Read regular files only, write files atomically, and clean up after killed writers."""
+"""Read regular files only, write files atomically, clean up after killed writers, and name folders of results."""
 
 import hashlib
+import json
 import os
 import platform
 import re
@@ -8,12 +9,14 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import BinaryIO
 
+MADE_FROM = "made_from.json"  # in a folder of results: which input they are of
 STALE_SECONDS = 24 * 3600  # after which a temporary file from another machine counts as abandoned
 LEFTOVER = re.compile(r"\..+\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<pid>\d+)\.\d+\.tmp")
 
@@ -158,3 +161,22 @@ def _remove(path: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
+
+
+def result_folder(parent: Path, name: str, suffix: str, made_from: Mapping[str, object]) -> Path:
+    """parent/name-suffix, else name-2-suffix and so on: the first that is new or holds results of the same input.
+
+    made_from: what identifies the input, with absolute paths; it is stored in the folder. A folder without it is never
+    used.
+    """
+    content = json.dumps(made_from, indent=2, sort_keys=True) + "\n"
+    for k in count(1):
+        title = f"{name}-{suffix}" if k == 1 else f"{name}-{k}-{suffix}"
+        folder = parent / re.sub(r"[^\w.-]+", "_", title)
+        file = folder / MADE_FROM
+        if not folder.exists():
+            with suppress(FileExistsError):  # another command has just taken it
+                write_atomically(file, lambda stream: stream.write(content.encode()), replace=False)
+        if file.is_file() and file.read_bytes() == content.encode():
+            return folder
+    raise AssertionError

@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 
 from east.settings.sections import AnnealingSection, DatasetSection, LossSection, ModelSection, Science, Training
 from east.training.annealing import Annealing, temperatures
+from east.training.scores import Best
 
 FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))
 
@@ -103,7 +104,7 @@ def test_the_temperature_does_not_fall_during_warm_up():
     visited, verdicts = run(annealing, lambda p, epoch, T: (1 / epoch, 0.5))
     assert visited == [[0.2, 0.2, 0.2, 0.2, 0.1, 0.05]]
     assert [verdict.cooled[0] for verdict in verdicts] == [False, False, True, False, False, False]
-    assert annealing.best_of(0)["epoch"] == 6
+    assert annealing.best_of(0).epoch == 6
 
 
 @pytest.mark.parametrize("warmup", [3, 4, 99])
@@ -113,7 +114,7 @@ def test_warm_up_ends_before_the_last_epoch(warmup):
     visited, _ = run(annealing, lambda p, epoch, T: (1 / epoch, 0.5))
     assert len(visited[0]) == 4
     assert annealing.stopped == ["max_epochs"]
-    assert annealing.best_of(0)["epoch"] == 4
+    assert annealing.best_of(0).epoch == 4
 
 
 def test_bad_schedules_are_refused():
@@ -130,7 +131,7 @@ def test_a_curve_that_never_falls_again_ends_after_p_out_coolings():
     assert visited[0] == [0.2] * 4 + [0.2 * 0.8] * 4 + [0.2 * 0.8**2] * 4
     assert annealing.stopped == ["coolings"]
     assert [bool(v.cooled[0]) for v in verdicts] == [e in (4, 8) for e in range(1, 13)]
-    assert annealing.best_of(0) == {"val_loss": 1.0, "val_metric": 0.5, "temperature": 0.2, "epoch": 1}
+    assert annealing.best_of(0) == Best(val_loss=1.0, val_metric=0.5, temperature=0.2, epoch=1)
 
 
 @pytest.mark.parametrize("outer", ["soft", "hard"])
@@ -155,7 +156,7 @@ def test_population_follows_the_plain_loop_on_random_curves(outer):
     for p, s in enumerate(settings):
         expected, final = plain_loop(curves[p], T0=0.2, T_min=0.01, outer=outer, **s)
         assert visited[p] == pytest.approx(expected)
-        assert annealing.best_of(p)["epoch"] == final
+        assert annealing.best_of(p).epoch == final
     assert {"coolings", "max_epochs", "coldest"} <= set(annealing.stopped)
 
 
@@ -165,7 +166,7 @@ def test_without_annealing_patience_ends_the_single_stage():
     visited, _ = run(annealing, lambda p, epoch, T: (losses[epoch], 0.0))
     assert visited == [[0.15] * 5]
     assert annealing.stopped == ["patience"]
-    assert annealing.best_of(0)["epoch"] == 3
+    assert annealing.best_of(0).epoch == 3
 
 
 def test_a_loss_without_temperature_has_one_stage_whatever_the_schedule():
@@ -184,7 +185,7 @@ def test_per_epoch_cools_every_epoch_and_stays_at_the_coldest():
 def test_per_epoch_with_the_hard_rule_keeps_the_best_decisions():
     annealing = Annealing([config("per_epoch", patience=100, max_epochs=8, outer="hard")])
     run(annealing, lambda p, epoch, T: (-epoch, abs(epoch - 3)))
-    assert annealing.best_of(0)["epoch"] == 3
+    assert annealing.best_of(0).epoch == 3
 
 
 def test_ties_in_the_metric_go_to_the_lower_cross_entropy():
@@ -193,7 +194,7 @@ def test_ties_in_the_metric_go_to_the_lower_cross_entropy():
     for loss, metric, tie in epochs:
         annealing.update(np.array([loss]), np.array([metric]), np.array([tie]))
     assert annealing.stopped == ["patience"]
-    assert annealing.best_of(0)["epoch"] == 3
+    assert annealing.best_of(0).epoch == 3
 
 
 def test_the_state_survives_json_in_mid_training():
@@ -217,7 +218,7 @@ def test_a_failed_trial_stops_and_has_no_best_epoch():
     annealing.update(np.array([np.nan, 1.0]), np.array([np.nan, 1.0]))
     assert annealing.active.tolist() == [False, True]
     assert annealing.stopped == ["diverged", None]
-    assert annealing.best_of(0)["val_loss"] is None
+    assert annealing.best_of(0) == Best()
 
 
 def test_lengths_in_steps_are_rounded_up_to_whole_epochs():
@@ -236,5 +237,5 @@ def test_a_metric_that_stops_training_also_chooses_the_kept_epoch():
     for row in numbers:
         annealing.update(*(np.array([value]) for value in row))
     best = annealing.best_of(0)
-    assert best == {"epoch": 3, "val_loss": 0.4, "val_metric": 0.4, "tie": 0.5, "temperature": None}
+    assert best == Best(epoch=3, val_loss=0.4, val_metric=0.4, tie=0.5)
     assert annealing.stopped == ["patience"]

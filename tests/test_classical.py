@@ -23,6 +23,7 @@ from east.training import classical
 from east.training.classical import CCS, PrincipalAxes, RandomForest, best_sets
 from east.training.evaluation import evaluate
 from east.training.population import Trial
+from east.training.scores import Best
 from tests.made import science
 
 CONF = Path(__file__).parent.parent / "conf" / "loss"
@@ -233,7 +234,7 @@ def test_outcomes_have_the_same_form_as_the_engines(loss, data):
         np.testing.assert_array_equal(outcome.labels[part], getattr(splits, part).labels)
     scores = evaluate(outcome.probabilities, outcome.labels, splits.positive)["scores"]
     f1 = scores["val"]["f1_macro" if splits.positive is None else "f1_pos"]
-    assert outcome.best == pytest.approx({"val_loss": 1 - f1, "val_metric": 1 - f1, "temperature": None, "epoch": None})
+    assert outcome.best == Best(val_loss=pytest.approx(1 - f1), val_metric=pytest.approx(1 - f1))
     assert scores["test"]["accuracy"] > 1.3 / len(splits.classes)
 
 

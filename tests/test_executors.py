@@ -121,6 +121,34 @@ def test_slots_are_gpus_if_there_are_any_and_cores_otherwise(monkeypatch):
     assert len(executors.slots("cpu")) == len(os.sched_getaffinity(0))
 
 
+@pytest.mark.parametrize(
+    ("executor", "at_once"),
+    [
+        (Executor(name="inline"), 1),
+        (Executor(name="ray"), 2),  # started on this machine
+        (Executor(name="ray", parallel=1), 1),
+        (Executor(name="ray", address="head:6379"), 64),
+        (Executor(name="submitit", cluster="local"), 2),
+        (Executor(name="submitit"), 64),
+    ],
+)
+def test_no_more_jobs_run_at_once_than_this_machine_has_cores_if_they_run_here(executor, at_once, monkeypatch):
+    monkeypatch.setattr(executors, "slots", lambda device: [None, None])
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert Place(executor).parallel == Place(executor).width == at_once
+
+
+def test_a_ray_cluster_named_by_the_environment_is_not_this_machine(monkeypatch):
+    monkeypatch.setattr(executors, "slots", lambda device: [None, None])
+    monkeypatch.setenv("RAY_ADDRESS", "head:6379")
+    assert Place(Executor(name="ray")).parallel == 64
+    assert Place(Executor(name="ray", address="local")).parallel == 2
+
+
+def test_a_run_on_gpus_of_a_cluster_is_not_divided():
+    assert Place(Executor(name="ray", address="head:6379", gpus=1)).width == 1
+
+
 def test_exit_codes_are_put_in_words():
     assert executors.ending(-9) == "SIGKILL, as when memory runs out"
     assert executors.ending(-15) == "SIGTERM"

@@ -103,3 +103,11 @@ def test_baselines_have_no_network_and_no_hyperparameters():
     plain = settings(["dataset=adult", "loss=rf"]).science("adult", "f")
     stored = plain.to_json()
     assert (stored["model"], stored["hyper"], stored["protocol"]) == ({"name": "rf"}, {}, {"name": "east"})
+
+
+def test_a_value_that_a_grid_repeats_is_searched_once():
+    repeated = ["lr=[0.01,0.01,0.001]", "dropout=[0,0.0]", "r=[0.8,0.8]", "batch_size={table: [128,128]}"]
+    grid = ["dataset=adult", "search=grid", *(f"protocol.grid.{values}" for values in repeated)]
+    assert [point["lr"] for point in settings(grid).grid()] == [0.01, 0.001]
+    equal = settings([*grid, "loss=ce", "search.equal_budget=true"])
+    assert protocols.searches(equal) == protocols.searches(settings(grid)) == 2

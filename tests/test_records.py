@@ -21,6 +21,7 @@ from east.settings.command import Command
 from east.settings.compose import settings
 from east.training.population import Trial
 from east.training.provenance import provenance
+from east.training.scores import Best
 from tests.made import science
 
 
@@ -51,7 +52,7 @@ def record(seed=0, score=0.75, stage="trial", best=None, status="done", **kwargs
         confusion={"val": [[1, 0], [1, 0]], "test": [[1, 0], [0, 1]]},
         scores={"val": {"f1_pos": score - 0.1}, "test": {"f1_pos": score, "recall": [1.0, score]}},
         decisions={"thresholds": {"at": [0.5], "scores": {"test": {"f1_pos": score / 2}}}},
-        best=best or {"val_loss": 0.2, "val_metric": 0.7, "temperature": 0.1, "epoch": 3},
+        best=best or Best(val_loss=0.2, val_metric=0.7, temperature=0.1, epoch=3),
         epochs=100,
         status=status,
         history={"epoch": list(range(100)), "val_loss": [1 / (i + 3) for i in range(100)]},
@@ -99,13 +100,13 @@ def test_a_record_survives_a_round_trip_at_its_path(tmp_path):
 
 
 def test_numpy_numbers_are_stored_plainly_and_nan_as_null(tmp_path):
-    one = record(best={"val_loss": np.float32(0.5), "val_metric": float("nan"), "epoch": np.int64(3)})
+    one = record(best=Best(val_loss=np.float32(0.5), val_metric=float("nan"), epoch=np.int64(3)))
     one.confusion = {"test": np.eye(2, dtype=np.int64)}
     stored = records.read(records.write(tmp_path, one))
-    assert stored.best == {"val_loss": 0.5, "val_metric": None, "epoch": 3}
+    assert stored.best == Best(val_loss=0.5, epoch=3)
     assert stored.confusion == {"test": [[1, 0], [0, 1]]}
     with pytest.raises(TypeError, match="plain JSON types"):
-        records.write(tmp_path, record(best={"val_loss": object()}), force=True)
+        records.write(tmp_path, record(best=Best(val_loss=object())), force=True)
 
 
 def test_done_records_are_never_overwritten_without_force_but_failed_and_broken_ones_are(tmp_path):
@@ -327,7 +328,7 @@ def test_a_trial_with_a_record_of_a_newer_version_is_not_trained_again(stage, tm
 
 def test_the_index_keeps_whole_numbers_whole():
     """Otherwise epoch 3 would be exported as 3.0, under another digest."""
-    best = {"epoch": 3, "val_loss": 0.5, "temperature": 1.0, "tie": None}
+    best = Best(val_loss=0.5, temperature=1.0, epoch=3)
     row = ["key", "family", 0, "trial", "done", best, 1, None, None, None, None, 0, 0, None]
     _, _, files = index.ADAPTER.validate_json(json.dumps([1, ["{}"], {"a file": [[1, 2, 3, 4], [row]]}]))
     ((_, ((*_, read, _, _, _, _, _, _, _, _),)),) = files.values()
@@ -355,7 +356,7 @@ def test_a_done_export_beats_a_failed_run(tmp_path):
 
 
 def point(lr, val_loss, val_metric, seed=1000, **kwargs):
-    return record(lr=lr, seed=seed, stage="search", best={"val_loss": val_loss, "val_metric": val_metric}, **kwargs)
+    return record(lr=lr, seed=seed, stage="search", best=Best(val_loss, val_metric), **kwargs)
 
 
 def test_selection_follows_either_rule():
@@ -383,7 +384,7 @@ def test_selection_ignores_numbers_that_are_not_finite_and_breaks_ties_by_key():
 
 def test_selection_never_looks_at_trials(tmp_path):
     search = [point(0.1, 0.3, 0.5), point(0.01, 0.2, 0.5)]
-    trial = record(lr=0.5, best={"val_loss": 0.0, "val_metric": 1.0})
+    trial = record(lr=0.5, best=Best(0.0, 1.0))
     for one in (*search, trial):
         records.write(tmp_path, one)
     assert records.select(records.scan(tmp_path)) == search[1].key

@@ -136,5 +136,5 @@ def test_a_row_of_every_loss_and_kind_of_data_runs(pair, caltech, tmp_path, monk
         for name, score in record.scores[split].items():
             for value in score if isinstance(score, list) else [score]:
                 assert value is None or (-1 if name == "mcc" else 0) <= value <= 1, name
-    assert asked.loss.classical or math.isfinite(record.best["val_loss"])
+    assert asked.loss.classical or math.isfinite(record.best.val_loss)
     assert asked.loss.classical or record.epochs == 1

@@ -13,6 +13,7 @@ import torch
 
 from east.choices import ConfigError
 from east.experiment import executors, protocols, records, runs, scheduler
+from east.experiment.jobs import run_job
 from east.experiment.runs import Run
 from east.experiment.scheduler import carry_out
 from east.settings.command import Command
@@ -21,6 +22,8 @@ from east.settings.sections import DatasetSection
 from east.settings.settings import Executor
 from east.training import devices, engine, population, saved
 from east.training.population import Outcome, Trial
+from east.training.progress import Epoch
+from east.training.scores import Best
 from tests.made import science
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
@@ -51,7 +54,7 @@ def pretend(monkeypatch):
             seen.append((name, trial.stage, trial.seed))
             if trial.seed in broken or name in broken:
                 return executors.Lost("broken")
-            best = {"val_loss": hyper.lr * hyper.batch_size, "val_metric": -hyper.lr}
+            best = Best(hyper.lr * hyper.batch_size, -hyper.lr)
             record = records.Record(trial.config, trial.seed, trial.stage, best=best)
             records.write(job.settings.results_dir, record, force=job.settings.force)
         return []
@@ -152,6 +155,26 @@ def test_equal_budget_averages_a_seed_per_cooling_rate(tmp_path, pretend):
     assert sorted(seed for _, stage, seed in pretend.seen if stage == "search") == [1000] * 4 + [1001] * 4
 
 
+def test_a_search_ranks_its_points_by_its_own_seeds_only(tmp_path, pretend):
+    """An interrupted search with equal budgets leaves a second seed of the best point, which must not count here."""
+    run = run_of(tmp_path, *GRID, "loss=ce")
+    best = run.science.with_grid_point({"lr": 0.001, "batch_size": 256})
+    records.write(tmp_path, records.Record(best, 1001, "search", best=Best(99.0, 0.0)))
+    carry_out([run])
+    assert (run.chosen.hyper.lr, run.chosen.hyper.batch_size) == (0.001, 256)
+
+
+def test_a_large_search_is_ranked_in_one_pass(tmp_path, monkeypatch):
+    run, passes, real = run_of(tmp_path), [], records.ranked
+    points = [run.science.with_grid_point({"lr": 1 / (k + 1)}) for k in range(300)]
+    found = [records.Record(point, 1000, "search", best=Best(point.hyper.lr, 0.0)) for point in points]
+    ledger = scheduler.Ledger(run.settings, found)
+    monkeypatch.setattr(records, "ranked", lambda *given: passes.append(given) or real(*given))
+    ranked = ledger.ranking([Trial(point, 1000, "search") for point in points[:200]], "val_loss")
+    assert ranked == [point.key for point in reversed(points[:200])]
+    assert len(passes) == 1
+
+
 def test_runs_share_one_queue(tmp_path, pretend, monkeypatch):
     """If the second run's jobs end first, its trials begin before the first run has finished its search."""
 
@@ -205,7 +228,7 @@ def test_a_broken_record_is_repeated_and_an_export_counts_as_done(tmp_path, pret
 
 def test_a_failed_trial_is_named_and_recorded_and_not_repeated(tmp_path, monkeypatch, capsys):
     def train_in_turn(trials, splits, **_):
-        yield [Outcome(t, "failed", "diverged in epoch 1", "diverged", 1, 0.1, {}, {}) for t in trials], None
+        yield [Outcome(t, "failed", "diverged in epoch 1", "diverged", 1, 0.1, Best(), {}) for t in trials], None
 
     monkeypatch.setattr(engine, "train_in_turn", train_in_turn)
     line = "digits f1 seed 0: diverged in epoch 1"
@@ -248,6 +271,69 @@ def test_a_checkpoint_stays_until_all_its_trials_are_recorded(tmp_path, monkeypa
     assert carry_out([run_of(tmp_path, "trials=3")]) == []
     assert sorted(seed for _, seed in recorded(tmp_path)) == [0, 1, 2]
     assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.fixture
+def checkpointed(tmp_path, monkeypatch):
+    """A function that carries out a run up to its first checkpoint."""
+    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0)
+    save = population.Population.save
+
+    def save_then_stop(self, file):
+        save(self, file)
+        raise KeyboardInterrupt
+
+    def start(*overrides):
+        with monkeypatch.context() as patch:
+            patch.setattr(population.Population, "save", save_then_stop)
+            with pytest.raises(KeyboardInterrupt) as caught:
+                carry_out([run_of(tmp_path, *overrides)])
+        return caught.value
+
+    return start
+
+
+@pytest.mark.parametrize("other", [["hyper.lr=0.0001", "trials=1"], ["seed=5", "trials=1"], ["trials=3"]])
+def test_a_finished_command_leaves_the_checkpoints_of_others(other, tmp_path, checkpointed):
+    checkpointed(*other)
+    (kept,) = tmp_path.rglob("*.safetensors")
+    for _ in range(2):  # the second time there is nothing to train
+        assert carry_out([run_of(tmp_path, "trials=1")]) == []
+        assert list(tmp_path.rglob("*.safetensors")) == [kept]
+    assert carry_out([run_of(tmp_path, *other)]) == []
+    assert not (tmp_path / "runs" / "checkpoints").exists()
+
+
+def test_a_checkpoint_is_deleted_once_other_commands_have_recorded_its_trials(tmp_path, checkpointed):
+    """Two commands share the trials of the interrupted one; the last that finishes deletes the checkpoint."""
+    checkpointed("trials=2")
+    for seed in (0, 1):
+        assert list(tmp_path.rglob("*.safetensors"))
+        assert carry_out([run_of(tmp_path, "trials=1", f"seed={seed}")]) == []
+    assert not (tmp_path / "runs" / "checkpoints").exists()
+
+
+def test_a_population_finds_its_checkpoint_however_the_work_is_divided(tmp_path, checkpointed, monkeypatch):
+    """Here populations of one trial each: first three in one job, then the last one alone."""
+    monkeypatch.setattr(engine, "population_size", lambda config, device, trials: 1)
+    checkpointed("trials=3")
+    (kept,) = tmp_path.rglob("*.safetensors")
+    resumed, load = [], population.Population.load
+    monkeypatch.setattr(population.Population, "load", lambda self, file: resumed.append(file) or load(self, file))
+    assert carry_out([run_of(tmp_path, "trials=1")]) == []
+    assert resumed == [kept]
+
+
+def test_an_interrupted_command_with_nothing_but_a_checkpoint_can_be_resumed(tmp_path, checkpointed, monkeypatch):
+    assert checkpointed("trials=1").__notes__ == [scheduler.RESUMABLE]
+
+    def stop(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine, "train_population", stop)
+    with pytest.raises(KeyboardInterrupt) as caught:  # before the first checkpoint of another setting
+        carry_out([run_of(tmp_path, "trials=1", "hyper.lr=0.5")])
+    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_checkpoint_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch):
@@ -300,6 +386,26 @@ def test_a_read_only_folder_is_reported_before_any_training(tmp_path, pretend):
     assert pretend.seen == []
 
 
+def test_an_interruption_leaves_no_progress_files(tmp_path, monkeypatch):
+    """The files of a running job and of its killed worker are deleted, after the workers have ended."""
+    ended = []
+
+    def interrupted(function, queue, place):
+        try:
+            for job in queue:
+                Epoch(1.0, 2, 1, 1).write(Path(job.heartbeat))
+            yield queue.popleft(), []
+            raise KeyboardInterrupt
+        finally:
+            ended.append(len(list((tmp_path / "runs" / "progress").iterdir())))
+
+    monkeypatch.setitem(executors.RUNNERS, "processes", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        carry_out([run_of(tmp_path, "trials=4", "executor=processes", "executor.slots=2")])
+    assert ended[0] > 0
+    assert not list((tmp_path / "runs" / "progress").iterdir())
+
+
 def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):
     """A checkpoint belongs to exactly its population's trials, so finished trials are removed after cutting jobs."""
     run = run_of(tmp_path, "trials=10")
@@ -311,6 +417,24 @@ def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):
     assert seeds == [[0, 1, 2, 3, 4], [5, 6, 7], [8], [9]]
     assert after == before[1:]
     assert pickle.loads(pickle.dumps(before)) == before  # any executor can pickle them
+
+
+def test_a_job_can_run_in_another_folder(tmp_path, monkeypatch):
+    """All its paths are absolute, and the record has the path as it was typed."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    Path("my.csv").write_text("\n".join(["x,y", *(f"{k / 7},{k % 2}" for k in range(40))]))
+    file = ["dataset=csv", "dataset.path=my.csv", "dataset.target=y", "dataset.limit=null"]
+    run = run_of("results", *file, "data_dir=data", "trials=1")
+    run.chosen = run.science
+    place = executors.Place(Executor(name="processes"), (None,))
+    (job,) = scheduler.cut(run.trials, run.trials, run, 0, place, 1)
+    assert job.settings.data_dir == str(tmp_path / "here" / "data")
+    monkeypatch.chdir(tmp_path)
+    assert run_job(job) == []
+    (record,) = recorded(tmp_path / "here" / "results").values()
+    assert record.config.dataset.options["path"] == "my.csv"
+    assert record.key == run.science.key
 
 
 def simulate_workers(populations, workers, start, seconds):
@@ -399,6 +523,14 @@ def test_a_file_that_has_changed_is_loaded_again(tmp_path, monkeypatch):
         Path("my.csv").write_text("\n".join(["x,y", *lines]))
         assert len(runs.load(DatasetSection(**options), None).labels) == rows
     assert runs.load(DatasetSection(**options), None) is runs.load(DatasetSection(**options), None)
+
+
+def test_a_run_keeps_the_notes_on_its_file(tmp_path):
+    """Several datasets would have to be loaded again for them: only the last one stays in memory."""
+    (tmp_path / "my.csv").write_text("\n".join(["x,age,y", *(f"{k / 7},,{k % 2}" for k in range(40))]))
+    run = run_of(tmp_path, "dataset=csv", f"dataset.path={tmp_path}/my.csv", "dataset.target=y", "dataset.limit=null")
+    (note,) = run.notes
+    assert note == "csv: column 'age' is not used: it is empty"
 
 
 def test_trials_with_the_same_rows_share_them_in_memory():

@@ -98,15 +98,15 @@ def test_an_outcome_is_complete(blobs):
     assert set(outcome.history) == set(population.HISTORY)
     assert [len(v) for v in outcome.history.values()] == [outcome.epochs] * 5
     best = outcome.history["val_loss"].index(min(outcome.history["val_loss"]))
-    assert outcome.best["epoch"] == best + 1
-    assert outcome.best["val_loss"] == outcome.history["val_loss"][best]
+    assert outcome.best.epoch == best + 1
+    assert outcome.best.val_loss == outcome.history["val_loss"][best]
     net = models.build(outcome.trial.config.model, (5,), 2)
     net.load_state_dict(outcome.weights)
     with torch.no_grad():
         expected = net.eval()(blobs.test.inputs).softmax(-1)
     torch.testing.assert_close(torch.as_tensor(outcome.probabilities["test"]), expected)
     hard = evaluate(outcome.probabilities, outcome.labels, 1)["scores"]["val"]
-    assert outcome.best["val_metric"] == pytest.approx(1 - hard["f1_macro"])
+    assert outcome.best.val_metric == pytest.approx(1 - hard["f1_macro"])
     json.dumps([outcome.history, outcome.best])
 
 
@@ -221,7 +221,7 @@ def test_each_stage_returns_to_its_best_weights_then_cools_and_stops_after_p_out
     expected = [0.2 * 0.8**k for k, epochs in enumerate(stages) for _ in range(epochs)]
     assert [T for (T,) in scripted.temperatures] == pytest.approx(expected)
     assert outcome.history["temperature"] == pytest.approx(expected)
-    assert outcome.best["temperature"] == pytest.approx(0.2 * 0.8)
+    assert outcome.best.temperature == pytest.approx(0.2 * 0.8)
     assert outcome.stopped == "coolings"
     assert outcome.epochs == 13
     for cooled_after, best in ((4, 2), (7, 5), (10, 8)):
@@ -231,15 +231,15 @@ def test_each_stage_returns_to_its_best_weights_then_cools_and_stops_after_p_out
     assert {k: v.tolist() for k, v in outcome.weights.items()} == {
         k: v.tolist() for k, v in kept.state_dict(scripted.ends[4][0]).items()
     }
-    assert outcome.best["epoch"] == 5
-    assert outcome.best["val_loss"] == pytest.approx(0.4)
+    assert outcome.best.epoch == 5
+    assert outcome.best.val_loss == pytest.approx(0.4)
 
 
 def test_warm_up_uses_cross_entropy_and_does_not_count(blobs, scripted):
     # The lowest validation loss is during warm-up. Then P_in = 2 ends the only stage, which is best at epoch 4.
     scripted.losses = [[v] for v in (0.1, 0.2, 0.9, 0.8, 0.85, 0.9)]
     (warm,) = train([Trial(config("f1", patience=2, max_epochs=99, warmup=2), 0)], blobs)
-    assert (warm.epochs, warm.best["epoch"], warm.stopped) == (6, 4, "patience")
+    assert (warm.epochs, warm.best.epoch, warm.stopped) == (6, 4, "patience")
     assert torch.equal(scripted.starts[2], scripted.ends[1]), "goes on from the last weights of warm-up"
     scripted.losses = [[0.5], [0.5]]
     (plain,) = train([Trial(config("f1", max_epochs=2), 0)], blobs)
@@ -252,7 +252,7 @@ def test_warm_up_trains_like_cross_entropy(blobs):
     )
     assert warm.history["train_loss"][:3] == plain.history["train_loss"][:3]
     assert warm.history["train_loss"][3] != plain.history["train_loss"][3]
-    assert warm.best["epoch"] == 4
+    assert warm.best.epoch == 4
 
 
 def test_cooling_resets_the_moments_unless_they_are_kept(blobs, scripted):
@@ -285,7 +285,7 @@ def test_a_diverging_trial_fails_with_a_reason_and_the_others_continue(blobs):
 def test_a_loss_without_temperature_reports_no_temperature(blobs):
     (outcome,) = train([Trial(config("ce", schedule="geometric", max_epochs=2), 0)], blobs)
     assert outcome.history["temperature"] == [None, None]
-    assert outcome.best["temperature"] is None
+    assert outcome.best.temperature is None
 
 
 def test_single_logits_give_two_probabilities(blobs):
@@ -357,7 +357,7 @@ def test_a_last_batch_of_one_image_is_left_out():
     for batch in (rows - 1, rows):
         (outcome,) = train([Trial(config("ce", model, hyper={"batch_size": batch}, max_epochs=2), 0)], splits)
         assert outcome.status == "done"
-        assert set(v.item() for k, v in outcome.weights.items() if "num_batches" in k) == {outcome.best["epoch"]}
+        assert set(v.item() for k, v in outcome.weights.items() if "num_batches" in k) == {outcome.best.epoch}
 
 
 def test_images_train_in_mixed_precision_when_asked():
@@ -415,7 +415,7 @@ def test_averaged_weights_are_used_if_they_validate_better(blobs):
     net.load_state_dict(averaged.weights)
     with torch.no_grad():
         value = torch.nn.functional.cross_entropy(net.eval()(blobs.val.inputs), blobs.val.labels)
-    assert float(value) == pytest.approx(averaged.best["val_loss"], abs=1e-5)
+    assert float(value) == pytest.approx(averaged.best.val_loss, abs=1e-5)
 
 
 def test_batch_norm_statistics_are_averaged_too():
@@ -505,8 +505,8 @@ def test_a_loss_may_stop_training_by_the_metric(blobs, monkeypatch):
     monkeypatch.setitem(LOSSES, "state", {"name": "state", "_target_": f"{__name__}.Remembering"})
     (outcome,) = train([Trial(config("state", patience=12, max_epochs=12), 1)], blobs)
     lowest = min(outcome.history["val_metric"])
-    assert outcome.best["val_metric"] == lowest
-    assert outcome.history["val_metric"][outcome.best["epoch"] - 1] == lowest
+    assert outcome.best.val_metric == lowest
+    assert outcome.history["val_metric"][outcome.best.epoch - 1] == lowest
 
 
 KILLED = """

@@ -14,6 +14,7 @@ from dataclasses import replace
 from types import FrameType
 
 from east.data.common import Part, Splits
+from east.experiment import protocols
 from east.experiment.runs import Run
 from east.settings.settings import Settings
 from east.training import classical, engine
@@ -29,7 +30,7 @@ PROBE_TREES = (1, 4)  # trees that are timed
 PROBE_ROWS = 256  # validation and test rows while timing; only training is timed
 SHORTER = (1.0, 0.5, 0.25)  # shares of the steps to fall back to when time is short
 MOST_FOLDS = 5  # of the validation rows
-OVERHEAD = 0.5  # seconds to evaluate and record a trial
+OVERHEAD = 0.5  # seconds to evaluate and record the trials of a candidate
 
 
 def batch_size(rows: int, rarest: float = 0.5) -> int:
@@ -72,10 +73,17 @@ def shorter(run: Run, share: float) -> Run:
 
 
 def seconds(run: Run, splits: Splits) -> float:
-    """Estimated seconds of a run on this machine, extrapolated from a few steps or trees."""
-    trial = Trial(run.science, run.settings.seed)
-    if run.settings.loss.classical:
-        return seconds_to_fit(trial, splits) + OVERHEAD
+    """Estimated seconds of a run on this machine, search included, extrapolated from a few steps or trees."""
+    settings = run.settings
+    if settings.loss.classical:
+        return seconds_to_fit(Trial(run.science, settings.seed), splits) * settings.trial_count + OVERHEAD
+    searches = len(protocols.search_seeds(settings)) * protocols.whole_searches(settings, settings.protocol.max_epochs)
+    trainings = searches + settings.trial_count
+    return seconds_to_train(run, splits) * trainings / settings.trial_count
+
+
+def seconds_to_train(run: Run, splits: Splits) -> float:
+    """Estimated seconds of the trials of a network, without a search."""
     rows, batch = len(splits.train), run.science.hyper.batch_size or 1
     protocol, steps_per_epoch = run.science.protocol, engine.batches_of(rows, batch)
     total = protocol.max_epochs if protocol.count == "steps" else protocol.max_epochs * steps_per_epoch

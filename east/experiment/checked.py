@@ -56,6 +56,17 @@ class StoredDecision(TypedDict, total=False):
     scores: dict[str, CheckedScores]
 
 
+class StoredBest(TypedDict, total=False):
+    """The epoch that was kept; see Best."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    val_loss: Finite | None
+    val_metric: Finite | None
+    temperature: Finite | None
+    epoch: Finite | None  # 1.0 in early records, which must be exported as they are
+    tie: Finite | None
+
+
 class Stored(TypedDict):
     """The JSON of a record."""
 
@@ -68,7 +79,7 @@ class Stored(TypedDict):
     confusion: dict[str, CheckedMatrix | SparseMatrix]
     scores: dict[str, CheckedScores]
     decisions: dict[str, StoredDecision]
-    best: dict[str, Finite | None]
+    best: StoredBest
     epochs: Whole
     stopped: str | None
     status: Literal["done", "failed"]
@@ -91,6 +102,9 @@ class Cells(Sequence[list[int]]):
 
     def __init__(self, classes: int, cells: Sequence[Sequence[int]]):
         self.classes, self.cells = classes, cells
+        self.by_row: dict[int, list[tuple[int, int]]] = {}
+        for i, j, count in cells:
+            self.by_row.setdefault(i, []).append((j, count))
 
     def __len__(self) -> int:
         return self.classes
@@ -104,9 +118,8 @@ class Cells(Sequence[list[int]]):
             return [self[i] for i in range(*row.indices(self.classes))]
         number = range(self.classes)[row]  # IndexError beyond the last row, which ends an iteration
         counts = [0] * self.classes
-        for i, j, count in self.cells:
-            if i == number:
-                counts[j] = count
+        for j, count in self.by_row.get(number, ()):
+            counts[j] = count
         return counts
 
 

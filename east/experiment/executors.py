@@ -16,7 +16,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -30,7 +30,7 @@ from east.settings.settings import Executor, Settings
 
 Job: TypeAlias = Any  # whatever the function takes; it must survive pickling
 Function: TypeAlias = Callable[[Job], Any]
-Results: TypeAlias = Iterator[tuple[Job, Any]]
+Results: TypeAlias = Generator[tuple[Job, Any], None, None]  # closing it ends the workers
 Slot: TypeAlias = str | None  # a GPU's number, or None for a core
 
 WORTH_REPORTING = 60.0  # seconds; a longer command reports how long its workers were idle
@@ -52,11 +52,19 @@ class Place:
     folder: Path = Path()
 
     @property
+    def parallel(self) -> int:
+        """How many jobs run at once."""
+        executor = self.executor
+        if executor.name not in ("ray", "submitit"):
+            return len(self.slots)
+        cluster = executor.address or os.environ.get("RAY_ADDRESS")  # which Ray joins if no address is given
+        local = executor.cluster == "local" if executor.name == "submitit" else cluster in (None, "", "local")
+        return min(executor.parallel, len(slots("cpu"))) if local else executor.parallel
+
+    @property
     def width(self) -> int:
         """How many jobs keep every slot busy; 1 on a cluster's GPUs, where a population is better left whole."""
-        if self.executor.name == "processes":
-            return len(self.slots)
-        return self.executor.parallel if self.executor.name in ("ray", "submitit") and not self.executor.gpus else 1
+        return 1 if self.executor.name in ("ray", "submitit") and self.executor.gpus else self.parallel
 
 
 def choose_place(settings: Settings, much_work: bool) -> Place:

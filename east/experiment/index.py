@@ -10,7 +10,7 @@ the last one wins, and the next scan reads what it missed.
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,9 @@ from pydantic import TypeAdapter
 
 from east.experiment import checked
 from east.files import read_regular, write_atomically
+from east.training.scores import Best
 
-VERSION = 2
+VERSION = 3
 FEWEST_RECORDS = 64  # a smaller folder is read just as quickly without an index
 SETTLED_SECONDS = 2  # a younger file may change again without a change of its times
 MOST_BYTES = 1 << 30
@@ -52,7 +53,7 @@ class IndexRow(NamedTuple):
     seed: int
     stage: Literal["search", "trial"]
     status: Literal["done", "failed"]
-    best: dict[str, float | None]
+    best: Best
     epochs: int
     stopped: str | None
     seconds: float | None
@@ -63,9 +64,15 @@ class IndexRow(NamedTuple):
     length: int | None = None  # None: the whole file
 
 
-Packed = tuple[str, str, int, Literal["search", "trial"], Literal["done", "failed"], dict[str, int | float | None], int,
+Number = int | float | None
+PackedBest = tuple[Number, Number, Number, Number, Number]
+Packed = tuple[str, str, int, Literal["search", "trial"], Literal["done", "failed"], PackedBest, int,
                str | None, float | None, str | None, str | None, int, int, int | None]  # fmt: skip
 ADAPTER = TypeAdapter(tuple[int, list[str], dict[str, tuple[tuple[int, int, int, int], list[Packed]]]])
+
+
+def unpacked(row: Packed, configs: Sequence[str]) -> IndexRow:
+    return IndexRow(*row[:5], Best(*row[5]), *row[6:11], configs[row[11]], *row[12:])
 
 
 @dataclass
@@ -89,7 +96,10 @@ class Index:
             if version != VERSION:
                 return cls(file, {})
             known = {
-                name: (Stamp(*stamp), [IndexRow(*row[:11], configs[row[11]], *row[12:]) for row in rows])
+                name: (
+                    Stamp(*stamp),
+                    [unpacked(row, configs) for row in rows],
+                )
                 for name, (stamp, rows) in files.items()
             }
             return cls(file, known)

@@ -1,8 +1,9 @@
 """A job: trials that train as one population, in any process. Each is evaluated and recorded when it ends."""
 
 import os
+import shutil
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from east.experiment.runs import load, splits_of
 from east.settings.settings import Settings
 from east.training import classical, engine, evaluation, saved
 from east.training.devices import describe_device
-from east.training.population import Outcome, Trial
+from east.training.population import Identity, Outcome, Trial, trials_in
 from east.training.provenance import provenance
 from east.training.scores import Evaluation
 
@@ -27,9 +28,21 @@ class Job:
 
     trials: tuple[Trial, ...]
     run: int  # index of the command's run that they belong to
-    settings: Settings  # of that run; a worker may be in another folder, so results_dir is absolute
-    checkpoints: str
+    settings: Settings  # of that run; a worker may be in another folder, so its paths are absolute
+    checkpoints: str  # the folder of its family
     heartbeat: str | None = field(default=None, compare=False)  # file for its progress, if a worker runs it
+
+
+def delete_checkpoints(family: Path, recorded: Set[Identity]) -> None:
+    """Delete unreadable checkpoints and those of recorded trials; other settings of the family keep theirs."""
+    files = [*family.glob("*.safetensors")]
+    done = [file for file in files if trials_in(file) <= recorded]
+    for file in done:
+        file.unlink(missing_ok=True)
+    if len(done) == len(files):  # what else is there are damaged checkpoints that were set aside
+        shutil.rmtree(family, ignore_errors=True)
+        with suppress(OSError):  # other families have theirs
+            family.parent.rmdir()
 
 
 def run_job(job: Job) -> list[str] | Lost:
@@ -45,9 +58,8 @@ def run_job(job: Job) -> list[str] | Lost:
 
 def train_and_record(trials: Sequence[Trial], job: Job) -> list[str]:
     """Train trials and record them; delete a population's checkpoint once all of its trials are recorded."""
-    dataset = trials[0].config.dataset
-    loaded = load(dataset, job.settings.data_dir)
-    if dataset.fingerprint not in (None, loaded.fingerprint):
+    loaded = load(job.settings.dataset, job.settings.data_dir)
+    if trials[0].config.dataset.fingerprint not in (None, loaded.fingerprint):
         raise data.DataError(f"{loaded.name} has changed since this command started. Rerun the command.")
     splits = splits_of(loaded, trials)
     lines, next_splits = [], iter(splits)

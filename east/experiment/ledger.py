@@ -51,15 +51,9 @@ class Ledger:
         """Note that this command has trained these trials."""
         self.trained |= {trial.identity for trial in trials}
 
-    def ranking(self, keys: Iterable[str], rule: str) -> list[str]:
-        """Keys of searched points from best to worst; those that could not be trained are left out."""
-        keys = set(keys)
-        left = [record for record in self.records.values() if record.key in keys and record.stage == "search"]
-        ranked = []
-        while (best := records.select(left, rule)) is not None:
-            ranked.append(best)
-            left = [record for record in left if record.key != best]
-        return ranked
+    def ranking(self, stage: Iterable[Trial], rule: str) -> list[str]:
+        """Keys of the points of a search stage from best to worst; those that could not be trained are left out."""
+        return records.ranked((record for trial in stage if (record := self.find(trial))), rule)
 
 
 def model_folder(trial: Trial, results_dir: str | Path) -> Path:

@@ -31,3 +31,8 @@ def searches(settings: Settings) -> int:
 def planned(settings: Settings) -> int:
     """Trainings of a run, search included."""
     return searches(settings) + settings.trial_count
+
+
+def whole_searches(settings: Settings, epochs: float) -> float:
+    """Trainings of a search with one seed, counted in full ones of `epochs` epochs: rounds of halving are shorter."""
+    return sum(count * min((limit or epochs) / epochs, 1) for limit, count in rounds(settings))

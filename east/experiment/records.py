@@ -33,7 +33,7 @@ from east.files import open_regular, read_regular, write_atomically
 from east.settings.identity import SCHEMA, Json, plain
 from east.settings.sections import Science
 from east.settings.settings import SelectionRule
-from east.training.scores import JudgedRule, Matrix, Scores
+from east.training.scores import Best, JudgedRule, Matrix, Scores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -58,7 +58,7 @@ class Record:
     confusion: dict[str, Matrix] = field(default_factory=dict)  # val, test: by argmax
     scores: dict[str, Scores] = field(default_factory=dict)  # val, test
     decisions: dict[str, JudgedRule] = field(default_factory=dict)  # other rules: thresholds, plugin_<metric>
-    best: dict[str, float | None] = field(default_factory=dict)  # val_loss, val_metric (1 - M), temperature, epoch
+    best: Best = field(default_factory=Best)
     epochs: int = 0
     stopped: str | None = None
     status: str = "done"
@@ -96,8 +96,8 @@ class Record:
         self.key, self.family = self.key or self.config.key, self.family or self.config.family
 
     def to_json(self) -> dict[str, Json]:
-        stored = {name: getattr(self, name) for name in STORED} | {"config": self.config.to_json()}
-        return plain(stored)
+        stored = {name: getattr(self, name) for name in STORED}
+        return plain(stored | {"config": self.config.to_json(), "best": self.best.to_json()})
 
     def but(self, **changes: Any) -> "Record":
         """A copy with other values; key and family follow a new config."""
@@ -321,30 +321,35 @@ def _exported(root: Path, record: Record, earlier: set[bytes]) -> bytes | None:
 
 
 def select(records: Iterable[Record], rule: str = "val_loss") -> str | None:
-    """The key that a named rule chooses among the records of one family.
+    """The key that a named rule chooses among the records of one family: the first of `ranked`.
+
+    If a family was never searched, the one key that all its trials share is chosen. None if nothing can be chosen.
+    """
+    done = [record for record in records if record.status == "done"]
+    if best := ranked(done, rule):
+        return best[0]
+    keys = {record.key for record in done}
+    return keys.pop() if len(keys) == 1 and all(record.stage == "trial" for record in done) else None
+
+
+def ranked(records: Iterable[Record], rule: str = "val_loss") -> list[str]:
+    """The keys of searched points from best to worst by a named rule, without those that could not be trained.
 
     `val_loss` (the papers' words): lowest validation loss. `val_metric`: lowest 1 - M on validation, hard predictions.
     Only search records count; several seeds of one point are averaged. Ties go to the lower `tie`, if a metric stopped
-    the trials, then to the lower key. If a family was never searched, the one key that all its trials share is chosen.
-    None if nothing can be chosen.
+    the trials, then to the lower key.
     """
     choose("selection rule", rule, RULES)
     points: dict[str, list[tuple[float, float]]] = {}
-    trials = set()
     for record in records:
-        value, tie = record.best.get(rule), record.best.get("tie")
         if record.status == "done" and record.stage == "search":
+            value, tie = getattr(record.best, rule), record.best.tie
             points.setdefault(record.key, []).append((math.nan if value is None else value, tie or 0.0))
-        elif record.status == "done":
-            trials.add(record.key)
     means = {
         key: tuple(math.fsum(column) / len(column) for column in zip(*rows, strict=True))
         for key, rows in points.items()
     }
-    finite = {key: mean for key, mean in means.items() if math.isfinite(mean[0])}
-    if finite:
-        return min(finite, key=lambda key: (*finite[key], key))
-    return trials.pop() if len(trials) == 1 and not points else None
+    return sorted((key for key, mean in means.items() if math.isfinite(mean[0])), key=lambda key: (*means[key], key))
 
 
 def _flat_config(config: Science) -> dict[str, object]:
@@ -369,7 +374,7 @@ def _flatten(record: Record, config: Mapping[str, object]) -> dict[str, object]:
         for rule, decision in record.decisions.items():
             scores = decision.get("scores", {}).get(part, {})
             row |= {f"{rule}.{part}.{name}": value for name, value in scores.items()}
-    row |= {f"best.{name}": value for name, value in record.best.items()}
+    row |= {f"best.{name}": value for name, value in record.best.to_json().items()}
     row |= {f"data.{name}": value for name, value in record.data.items()}
     confusion = {part: record.confusion[part] for part in parts if part in record.confusion}
     return row | {"confusion": confusion, "source": record.source}
@@ -395,6 +400,7 @@ def _record(content: bytes, whole: bool = False) -> tuple[Record, str]:
     text, config, key, family = checked.identity(values)
     stored: dict[str, Any] = {name: values[name] for name in STORED if name in values}  # type: ignore[literal-required]
     stored |= {"config": config, "family": family, "key": key, "confusion": checked.confusion(values)}
+    stored["best"] = Best(**stored["best"])
     return Record(**stored), text
 
 

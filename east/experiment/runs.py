@@ -31,6 +31,7 @@ class Run:
     settings: Settings
     science: Science
     chosen: Science | None = field(default=None)
+    notes: tuple[str, ...] = ()  # on how its files were read
 
     @classmethod
     def of(cls, settings: Settings) -> "Run":
@@ -42,7 +43,8 @@ class Run:
         science = settings.science(loaded.name, loaded.fingerprint)
         loss, model = with_average(science.loss, loaded.positive), science.model
         loss = loss.but(code=code_digest(loss.target, loss.options.get("metric")))
-        return cls(settings, science.but(loss=loss, model=model.but(code=code_digest(model.options.get("target")))))
+        science = science.but(loss=loss, model=model.but(code=code_digest(model.options.get("target"))))
+        return cls(settings, science, notes=tuple(f"{loaded.name}: {note}" for note in loaded.notes))
 
     @property
     def name(self) -> str:
@@ -146,5 +148,5 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
         loss(torch.zeros(count, model.outputs or count), torch.arange(count))
         if settings.protocol.stop_by not in (None, "loss"):
             metric_of(settings.protocol.stop_by, loaded.positive)
-    except (ValueError, TypeError, ImportError, RuntimeError) as error:
+    except (ValueError, TypeError, ImportError, RuntimeError, OSError) as error:
         raise ConfigError(str(error)) from error

@@ -5,13 +5,12 @@ with a record are skipped, so rerunning a command finishes it.
 """
 
 import math
-import shutil
 import tempfile
 import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -20,14 +19,15 @@ from east import display
 from east.choices import ConfigError
 from east.experiment import executors, protocols, records
 from east.experiment.executors import Lost, Place
-from east.experiment.jobs import Job, run_job
+from east.experiment.jobs import Job, delete_checkpoints, run_job
 from east.experiment.ledger import Ledger
 from east.experiment.runs import Run
 from east.files import sweep
 from east.settings.sections import Science
+from east.settings.settings import Settings
 from east.training.devices import pick_device
 from east.training.engine import population_size
-from east.training.population import Trial
+from east.training.population import Trial, trials_in
 from east.training.progress import Epoch
 
 MANY_RUNS = 8  # per worker: enough to keep each one busy without splitting a run
@@ -67,7 +67,7 @@ class Progress:
             return False
         configs = self._configs()
         place = {config.key: k for k, config in enumerate(configs)}
-        ranked = self.ledger.ranking(place, self.run.settings.selection)
+        ranked = self.ledger.ranking(self.stage, self.run.settings.selection)
         self.points = [self.points[place[key]] for key in ranked]
         self.rounds.popleft()
         if not self.points:  # none could be trained
@@ -119,10 +119,10 @@ class Scheduler:
         return self.done > 0 or any(len(progress.missing()) < len(progress.stage) for progress in self.progress)
 
     def sweep(self) -> None:
-        """Delete checkpoints of complete runs, left by commands that divided the work differently."""
-        for progress in self.progress:
-            if progress.run.chosen and not self.ledger.missing(progress.run.trials):
-                shutil.rmtree(progress.run.checkpoints, ignore_errors=True)
+        """Delete the checkpoints of finished trials; those of other settings of the same family stay."""
+        unfinished = {trial.identity for progress in self.progress for trial in progress.missing()}
+        for family in {progress.run.checkpoints for progress in self.progress}:
+            delete_checkpoints(family, self.ledger.records.keys() - unfinished)
 
 
 def cut(
@@ -132,16 +132,32 @@ def cut(
 
     The whole stage is divided first, then finished trials are dropped, so that a rerun finds its checkpoints.
     """
-    settings = run.settings.but(results_dir=str(Path(run.settings.results_dir).resolve()))
+    inline = place.executor.name == "inline"
+    # Inline jobs find the data that the plan has loaded only by the paths that it used.
+    settings = run.settings if inline else with_absolute_paths(run.settings)
     device = torch.device("cuda") if place.executor.gpus else pick_device(settings.device)
     unfinished = {trial.identity for trial in missing}
-    checkpoints, inline = str(run.checkpoints.resolve()), place.executor.name == "inline"
+    checkpoints = str(run.checkpoints.resolve())
     jobs = []
     for population in populations(stage, device, workers):
         if trials := tuple(trial for trial in population if trial.identity in unfinished):
             heartbeat = str(Path(settings.results_dir, "runs", "progress", f"{uuid.uuid4().hex}.json"))
             jobs.append(Job(trials, number, settings, checkpoints, None if inline else heartbeat))
     return jobs
+
+
+def with_absolute_paths(settings: Settings) -> Settings:
+    """The settings as a worker in another folder needs them."""
+    absolute = lambda path: path and str(Path(path).expanduser().absolute())  # noqa: E731
+    dataset = settings.dataset
+    if path := dataset.options.get("path"):
+        dataset = dataset.but(path=absolute(path))
+    return settings.but(
+        dataset=dataset,
+        results_dir=str(Path(settings.results_dir).resolve()),
+        data_dir=absolute(settings.data_dir),
+        config_dir=absolute(settings.config_dir),
+    )
 
 
 def populations(stage: Sequence[Trial], device: torch.device, width: int) -> list[list[Trial]]:
@@ -186,9 +202,14 @@ def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
         for folder in ("runs", "models", "records"):
             sweep(Path(settings.results_dir, folder))
     watch = Watch(scheduler, expected)
-    with display.shown(watch) if queue else nullcontext(), noting_saved_trials(scheduler.anything_saved):
+    with (
+        display.shown(watch) if queue else nullcontext(),
+        noting_saved_trials(lambda: scheduler.anything_saved() or watch.any_checkpoint()),
+        closing(watch),
+        closing(executors.execute(run_job, queue, place)) as results,  # workers end before their files are deleted
+    ):
         watch.add(queue)
-        for job, result in executors.execute(run_job, queue, place):
+        for job, result in results:
             lost = isinstance(result, Lost)
             lines = [f"{runs[job.run].name}: {result.reason}"] if lost else result
             failures += lines
@@ -227,13 +248,27 @@ class Watch:
         # Replaced, not changed: the display reads it from another thread.
         self.open = {**self.open, **{id(job): job for job in jobs}}
 
-    def remove(self, job: Job) -> None:
-        self.open = {number: running for number, running in self.open.items() if number != id(job)}
+    def close(self) -> None:
+        """Delete the files of jobs that were interrupted."""
+        for job in self.open.values():
+            self._delete_heartbeat(job)
+
+    def any_checkpoint(self) -> bool:
+        """Whether an unfinished job can be resumed from a checkpoint."""
+        files = {file for job in self.open.values() for file in Path(job.checkpoints).glob("*.safetensors")}
+        unfinished = {trial.identity for job in self.open.values() for trial in job.trials}
+        return any(trials_in(file) & unfinished for file in files)
+
+    def _delete_heartbeat(self, job: Job) -> None:
         if job.heartbeat:
             Path(job.heartbeat).unlink(missing_ok=True)  # left by a worker that was killed
+
+    def remove(self, job: Job) -> None:
+        self.open = {number: running for number, running in self.open.items() if number != id(job)}
+        self._delete_heartbeat(job)
         for trial in job.trials:
             record = self.scheduler.ledger.find(trial)
-            shortfall = record.best.get("val_metric") if record else None  # 1 - metric
+            shortfall = record.best.val_metric if record else None  # 1 - metric
             self._note_score(None if shortfall is None else 1 - shortfall)
 
     def _note_score(self, score: float | None) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from east.choices import choose
 from east.settings.sections import AnnealingSection, Schedule, Science
+from east.training.scores import Best
 
 SCHEDULES = get_args(Schedule)
 LOSS, METRIC, TIE = 0, 1, 4  # columns of `best` and `stage_best`
@@ -178,21 +179,13 @@ class Annealing:
         self.epochs[p] += 1
         self.stopped[p] = "diverged"
 
-    def best_of(self, p: int) -> dict[str, float | None]:
-        """Validation numbers, temperature and epoch of the weights that trial p has kept; None where there are none.
-
-        If the metric decides, trials are chosen by it too: `val_loss` is 1 - M as well, and `tie` breaks its ties.
-        """
+    def best_of(self, p: int) -> Best:
+        """The epoch that trial p has kept."""
         if not np.isfinite(self.best[p, LOSS]):
-            return dict.fromkeys(("val_loss", "val_metric", "temperature", "epoch"))
+            return Best()
         val_loss, val_metric, temperature, epoch, tie = self.best[p].tolist()
-        numbers = {
-            "val_loss": val_loss,
-            "val_metric": val_metric,
-            "temperature": None if math.isnan(temperature) else temperature,
-            "epoch": int(epoch),
-        }
-        return numbers | {"val_loss": val_metric, "tie": tie} if self.by_metric else numbers
+        best = Best(val_loss, val_metric, None if math.isnan(temperature) else temperature, int(epoch))
+        return best._replace(val_loss=val_metric, tie=tie) if self.by_metric else best
 
     @property
     def lowest_metric(self) -> float:

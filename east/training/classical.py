@@ -2,7 +2,7 @@
 
 Tables are scaled already; images are flattened, standardised pixel by pixel and projected on the principal axes that
 hold a given share of the training part's variance. Settings with several values are chosen by cross-entropy on
-validation. For all models `best["val_loss"]` and `best["val_metric"]` are 1 - F1 of the decisions.
+validation. For all models `best.val_loss` and `best.val_metric` are 1 - F1 of the decisions.
 """
 
 import inspect
@@ -24,6 +24,7 @@ from east.losses.inputs import refuse_unknown
 from east.settings.sections import LossSection
 from east.training.evaluation import metric_of
 from east.training.population import Outcome, Trial
+from east.training.scores import Best
 
 DECODINGS = ("argmax", "set")
 CLASS_WEIGHTS = ("balanced",)
@@ -62,7 +63,7 @@ def fit(trial: Trial, splits: Splits, keep: bool = False) -> Outcome:
         stopped="fitted",
         epochs=0,
         seconds=time.perf_counter() - started,
-        best={"val_loss": one_minus_f1, "val_metric": one_minus_f1, "temperature": None, "epoch": None},
+        best=Best(val_loss=one_minus_f1, val_metric=one_minus_f1),
         history={},
         probabilities=probabilities,
         labels=labels,

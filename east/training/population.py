@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypeAlias, TypedDict
 
 import numpy as np
 import safetensors.torch
@@ -22,9 +22,12 @@ from east.settings.sections import Science
 from east.training.annealing import Annealing, Verdict
 from east.training.averaging import Average
 from east.training.optimizer import Adam
+from east.training.scores import Best
 
 CHECKPOINT = 2  # version of the layout; a checkpoint of another version is not resumed
 HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
+
+Identity: TypeAlias = tuple[str, int, str]  # key, seed and stage of a trial
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Trial:
     stage: str = "trial"  # or "search"
 
     @property
-    def identity(self) -> tuple[str, int, str]:
+    def identity(self) -> Identity:
         """What identifies the trial's record."""
         return self.config.key, self.seed, self.stage
 
@@ -60,17 +63,16 @@ class Outcome:
     stopped: str | None  # patience | stage_epochs | coolings | coldest | max_epochs | diverged | fitted
     epochs: int
     seconds: float  # its share of the population's time
-    best: dict[str, float | None]  # val_loss, val_metric, temperature and epoch of the weights that were kept
+    best: Best
     history: dict[str, list]  # HISTORY, one entry per epoch; temperatures are None where the loss has none
     probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: float32 [n, d]
     labels: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: int64 [n]
     weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
 
     @property
-    def val_loss(self) -> tuple[float, float]:
-        """The validation loss and what breaks its ties, to compare outcomes by; infinite if no weights were kept."""
-        loss = self.best["val_loss"]
-        return math.inf if loss is None else loss, self.best.get("tie") or 0.0
+    def order(self) -> tuple[float, float]:
+        """Lowest for the best outcome: validation loss, then what breaks its ties; infinite if no weights were kept."""
+        return math.inf if self.best.val_loss is None else self.best.val_loss, self.best.tie or 0.0
 
 
 class CheckpointState(TypedDict):
@@ -184,6 +186,7 @@ class Population:
         file.parent.mkdir(parents=True, exist_ok=True)
         text = json.dumps(state)
         about = {"format": str(CHECKPOINT), "state": text, "digest": digest(text, tensors)}
+        about["trials"] = json.dumps([trial.identity for trial in self.trials])
         content = safetensors.torch.save(tensors, metadata=about)
         write_atomically(file, lambda stream: stream.write(content))
 
@@ -316,6 +319,15 @@ def initial(trial: Trial, splits: Splits) -> nn.Module:
         torch.manual_seed(stream(trial.seed, "init"))
         config, shape = trial.config, splits.train.inputs.shape[1:]
         return models.build(config.model, shape, len(splits.classes), config.hyper.dropout or 0.0)
+
+
+def trials_in(file: Path) -> set[Identity]:
+    """The trials of a checkpoint; none if it does not say, or cannot be read."""
+    try:
+        with safe_open(file, framework="pt") as stored:
+            return {(key, seed, stage) for key, seed, stage in json.loads(stored.metadata()["trials"])}
+    except Exception:  # a damaged file can raise nearly anything
+        return set()
 
 
 def identity(members: Sequence[Member]) -> str:

@@ -14,6 +14,7 @@ from east.experiment.records import Record, export, write
 from east.settings.command import Command
 from east.settings.compose import settings
 from east.settings.sections import Science
+from east.training.scores import Best
 
 HERE = Path(__file__).parent
 
@@ -83,12 +84,7 @@ def put(
         confusion={"test": matrix} if found else {},
         scores=found,
         decisions=decisions,
-        best={
-            "val_loss": more.get("val_loss", 0.25),
-            "val_metric": more.get("val_metric", 0.3),
-            "temperature": 0.1,
-            "epoch": 9,
-        },
+        best=Best(more.get("val_loss", 0.25), more.get("val_metric", 0.3), temperature=0.1, epoch=9),
         epochs=30,
         stopped="patience",
         status=more.get("status", "done"),
