@@ -32,6 +32,7 @@ FLAGS = (
     *("-h", "--help", "--version", "-m", "--multirun", "-r", "--run", *WITH_VALUE, "--resolve"),
     *("--hydra-help", "-sc", "--shell-completion", "--config-dir", "-cd"),
 )
+FROM_FILES = ("table", "records", "report", "predict", "evaluate", "export")  # tasks that read results or a model
 TASKS = (
     *("run", "train", "data", "table", "reproduce", "records", "report"),
     *("compare", "predict", "evaluate", "export", "study"),
@@ -40,7 +41,7 @@ TASKS = (
 HELP = """\
 east-run: train classifiers on the metric they are judged by, and reproduce the papers that propose it.
 
-  east-run                                           quickstart: four ways to a high F1 on built-in data, 1-2 minutes
+  east-run                                           quickstart: four methods for F1 on built-in data, 1-2 minutes
   east-run dataset=mammography loss=f1 preset=budget search, select, ten trials, beside the published number
   east-run dataset=adult 'losses=[f1,ce,mcc]'        several losses, one table; also 'datasets=[…]'
   east-run task=reproduce table=east_v2_1            run what a paper's table still needs, then show it
@@ -77,10 +78,11 @@ def main() -> None:
     usable_streams()
     try:
         os.getcwd()
-        code = run(sys.argv[1:])
     except FileNotFoundError:
         print("The working directory has been deleted. Change to a folder that exists.", file=sys.stderr)
-        code = FAILED
+        sys.exit(FAILED)
+    try:
+        code = run(sys.argv[1:])
     except KeyboardInterrupt:  # a second Ctrl-C while the first was being handled
         code = INTERRUPTED
     try:
@@ -146,9 +148,11 @@ def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
     flags, words, queue = [], [], list(arguments)
     while queue:
         word = queue.pop(0)
-        name, _, value = word.partition("=")
+        name, given, value = word.partition("=")
         if name in ("--config-dir", "-cd"):
-            folder = value or (queue.pop(0) if queue else "")
+            folder = value if given or not queue else queue.pop(0)
+            if not folder:
+                raise ConfigError(f"{name}: expected a folder such as one with loss/mine.yaml, got nothing")
             from east.settings.command import quoted
 
             words.append(f"config_dir={quoted(str(Path(folder).resolve()))}")
@@ -217,6 +221,8 @@ def checked(task: str, command: "Command") -> "list[Settings]":
     from east.settings import command as commands
     from east.settings import compose
 
+    if task in FROM_FILES and (unread := command.among([*commands.LISTS, *commands.LISTS.values()])):
+        raise ConfigError(f"{commands.Command(unread).words[0]}: task={task} takes no dataset or loss; leave it out")
     if task not in ("run", "train"):  # these read datasets=[…], dataset=all and the like themselves
         command = command.without(*commands.LISTS, *(["dataset"] if command.get("dataset") == "all" else []))
     settings = compose.all_settings(command)
@@ -233,7 +239,8 @@ def announcement(settings: "Sequence[Settings]", command: "Command") -> str:
     auto = "" if command.get("preset", "auto") != "auto" else " (auto)"
     datasets = ", ".join(dict.fromkeys(of_run.dataset.name for of_run in settings))
     losses = ", ".join(dict.fromkeys(of_run.loss.name for of_run in settings))
-    how = f"protocol={settings[0].protocol.name} preset={presets}{auto} search={settings[0].search.name}"
+    searches = ", ".join(dict.fromkeys(of_run.search.name for of_run in settings))
+    how = f"protocol={settings[0].protocol.name} preset={presets}{auto} search={searches}"
     return f"{datasets}: {losses} | {how}"
 
 

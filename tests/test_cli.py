@@ -68,6 +68,16 @@ def test_version(capsys):
         (["loss=fbeta", "loss.beta={dgo: 2}"], 2, "unknown class 'dgo'"),
         (["dataset=csv", "dataset.path=/nowhere.csv", "dataset.target=y"], 3, "/nowhere.csv"),
         (["--config-dir", "/nowhere", "loss=f1"], 2, "expected a folder"),
+        (["task=table", "losses=[nonsense]"], 2, "losses=[nonsense]: task=table takes no dataset or loss"),
+        (["task=report", "dataset.limit=10"], 2, "dataset.limit=10: task=report takes no dataset or loss"),
+        (["--config-dir=", "task=data"], 2, "loss/mine.yaml, got nothing"),
+        (["-cd", "", "loss=f1"], 2, "-cd: expected a folder such as one with loss/mine.yaml, got nothing"),
+        (["task=reproduce"], 2, "config: task=reproduce needs table=…: all, east_v2_1, "),
+        (
+            ["task=reproduce", "table=btg_1", "protocol=btg"],
+            2,
+            "config: protocol=btg: table=btg_1 has a protocol of its own; leave it out",
+        ),
     ],
 )
 def test_an_error_is_one_line_and_an_exit_code(arguments, code, words, capsys, tmp_path):
@@ -77,6 +87,11 @@ def test_an_error_is_one_line_and_an_exit_code(arguments, code, words, capsys, t
     assert "Traceback" not in error
     assert len(error.splitlines()) <= 3
     assert not (tmp_path / "results").exists()
+
+
+def test_a_config_dir_at_the_end_needs_its_folder(capsys):
+    assert cli.run(["task=data", "--config-dir"]) == cli.BAD_CONFIG
+    assert "--config-dir: expected a folder such as one with loss/mine.yaml, got nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("word", ["debug=true", "debug=True", "++debug=TRUE"])
@@ -103,6 +118,16 @@ def test_the_config_of_your_own_metric_is_shown(tmp_path, monkeypatch, east_run)
     monkeypatch.setattr(sys, "path", [*sys.path])
     answer = east_run("loss=metric", "loss.metric=shown_metric.hits", "loss.share=0.5", "--cfg", "job", "-p", "loss")
     assert "share: 0.5" in answer.out
+
+
+def test_train_announces_and_plans_one_trial_without_a_search(east_run):
+    answer = east_run("task=train", *TINY, "preset=budget", "dry_run=true")
+    assert "digits: f1 | protocol=east preset=budget search=none" in answer.out
+    assert re.search(r"digits f1 +none +0 of 1", answer.out)
+    for word in ("search=grid", "trials=7", "search.factor=2"):
+        answer = east_run("task=train", *TINY, word)
+        assert answer.code == cli.BAD_CONFIG
+        assert f"{word}: task=train trains one trial without a search" in answer.err
 
 
 @pytest.mark.usefixtures("no_figures")
@@ -244,10 +269,6 @@ def test_reproduce_runs_the_requested_part_of_a_table(tmp_path, capsys):
     assert "mammography ce" in told
     assert cli.run([*table, "dataset=adult", "loss=mcc"]) == 0
     assert "east_v2_1: 1 run to do" in capsys.readouterr().out
-    for wrong in (["task=reproduce"], [*table, "protocol=btg"]):
-        assert cli.run([*wrong, f"results_dir={tmp_path}"]) == 2
-        told = capsys.readouterr().err
-        assert "needs table=… and uses its protocol, so protocol=… cannot be set. Choices: all, east_v2_1" in told
 
 
 @pytest.mark.parametrize(
@@ -265,6 +286,16 @@ def test_reproduce_refuses_what_its_table_does_not_have(words, message, east_run
     answer = east_run("task=reproduce", "table=east_v2_1", "dry_run=true", *words)
     assert answer.code == cli.BAD_CONFIG
     assert message in answer.err
+
+
+def test_reproduce_takes_the_default_preset_by_its_name(monkeypatch, east_run):
+    monkeypatch.setattr(plan, "made", lambda *_, **__: None)  # neither data nor a schedule are needed
+    for table in ("quickstart", "all"):
+        left_open, typed = (
+            east_run("task=reproduce", f"table={table}", *preset, "dry_run=true") for preset in ([], ["preset=auto"])
+        )
+        assert typed == left_open
+        assert typed.code == 0
 
 
 def test_reproduce_takes_one_name_instead_of_a_list(tmp_path, monkeypatch, capsys):

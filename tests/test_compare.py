@@ -24,7 +24,9 @@ from east.choices import ConfigError
 from east.data.common import folded
 from east.data.csv import from_frame
 from east.experiment import budget, records
+from east.experiment.ledger import model_folder
 from east.experiment.runs import load, split_options, splits_of
+from east.files import result_folder
 from east.reporting import comparison
 from east.reporting.comparison import Candidate, Comparison, JudgedPart, JudgedTrial
 from east.reporting.pages import compare as page
@@ -380,7 +382,7 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(workplace, monkeypatch, 
     assert cli.run([*COMPARE, *QUICK, "trials=2", "results_dir=files"]) == 0
     folder = workplace / "files/compare/my-f1_positive"
     names = {path.name for path in folder.iterdir()}
-    assert names == {"report.html", "scores.csv", "predictions.csv", "command.txt", "model"}
+    assert names == {"report.html", "scores.csv", "predictions.csv", "command.txt", "made_from.json", "model"}
     scores = pd.read_csv(folder / "scores.csv").set_index("winner")
     best = scores.loc[True]
     rows = pd.read_csv(folder / "predictions.csv")
@@ -496,6 +498,19 @@ def test_a_saved_model_is_scored_on_labelled_rows(workplace, fitted, monkeypatch
     assert "decides by: fraud if p_fraud >= 0.2, else ok" in text
 
 
+def test_another_file_of_the_same_name_is_scored_on_a_page_of_its_own(workplace, fitted, monkeypatch, capsys):
+    reports = []
+    for place in ("here", "there", "here"):
+        (workplace / place).mkdir(exist_ok=True)
+        shutil.copy(workplace / "labelled.csv", workplace / place / "rows.csv")
+        monkeypatch.chdir(workplace / place)
+        assert cli.run(["task=evaluate", f"checkpoint={fitted}", "input=rows.csv", "results_dir=../scored"]) == 0
+        reports.append(capsys.readouterr().out.strip().splitlines()[-1])
+    names = ("rows-threshold", "rows-2-threshold")
+    first, second = (f"report: ../scored/evaluate/{name}/report.html" for name in names)
+    assert reports == [first, second, first]
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
@@ -583,6 +598,27 @@ def test_time_is_estimated_from_a_few_steps(monkeypatch):
     assert taken == [2, 10]
 
 
+@pytest.mark.parametrize(
+    "candidate, values, trainings",
+    [
+        ("ce", {"preset": "quick"}, 2),
+        ("ce", {"preset": "budget"}, 2 + 4),
+        ("ce", {"preset": "paper"}, 2 + 30),
+        ("ce", {"preset": "paper", "search": "halving"}, 2 + 30 * 5 / 20 + 10 * 15 / 20 + 3),
+        ("ce", {"preset": "paper", "search.equal_budget": True}, 2 + 2 * 30),
+        ("rf", {"preset": "paper"}, 2),
+    ],
+)
+def test_an_estimate_includes_the_search_and_every_trial(candidate, values, trainings, monkeypatch):
+    """The trials of a network are timed together, a forest alone."""
+    monkeypatch.setattr(budget, "OVERHEAD", 0)
+    monkeypatch.setattr(budget, "extrapolated", lambda *_: 10.0 if candidate == "rf" else 20.0)
+    command = Command({"dataset": "digits", "protocol.max_epochs": 20, "trials": 2, "device": "cpu"} | values)
+    run = compare.planned(candidate, command, compare.Score("f1_macro", "f1", "macro"), "table", 1100).run
+    splits = data.split(load(run.settings.dataset, None), **split_options(run.settings.split))
+    assert budget.seconds(run, splits) == pytest.approx(10 * trainings)
+
+
 def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monkeypatch, capsys):
     monkeypatch.chdir(workplace)
     (workplace / "my_scores.py").write_text(
@@ -615,6 +651,48 @@ def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monke
     assert len(list((workplace / "own/runs/csv/logistic").glob("*/seed-0.json"))) == 1
 
 
+def test_a_score_that_is_undefined_counts_as_zero_and_is_noted(workplace, monkeypatch, capsys):
+    """The precision of a class that is never predicted is 0/0, of which NumPy and torch make NaN."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.syspath_prepend(workplace)
+    (workplace / "undefined.py").write_text(
+        "def precision(c):\n    m = c.matrix\n    return m[..., 1, 1] / (m[..., 0, 1] + m[..., 1, 1])\n"
+    )
+    command = [*COMPARE, "score=undefined.precision", "results_dir=undefined", "candidates=[logistic]", "trials=1"]
+    assert cli.run(command) == 0
+    text = capsys.readouterr().out
+    note = "undefined.precision is undefined (0/0) if a class is never predicted; such a score counts as 0"
+    assert text.count(note) == 1
+    shown = (workplace / "undefined/compare/my-undefined.precision/report.html").read_text()
+    assert note in shown
+    assert not re.search(r"\bnan\b", text + shown)
+
+
+def test_a_candidate_with_an_undefined_score_does_not_win(monkeypatch):
+    monkeypatch.setitem(metrics.METRICS, "precision", lambda c: c.diagonal[..., 1] / c.predicted[..., 1])
+    measure = compare.Score("precision", "precision").measure
+    labels = np.arange(400) % 2
+    p = np.stack([1 - labels, labels], 1) * 0.6 + 0.2
+    candidates = []
+    for name, values in (("blind", [[0.9, 0.1]] * 400), ("sharp", p)):
+        values = np.array(values)
+        arrays = {"val_probabilities": values, "val_labels": labels}
+        arrays |= {"test_probabilities": values, "test_labels": labels}
+        candidates.append(Candidate(name, name, "argmax", (comparison.judge(arrays, 0, "argmax", measure, 1),)))
+    result = comparing(*candidates, measure=measure, score="precision")
+    assert [candidate.validation for candidate in result.candidates] == [0, 1]
+    assert result.winner.key == "sharp"
+    assert "nan" not in compare.verdict(result)
+
+
+def test_a_metric_that_fails_for_a_constant_prediction_is_refused_before_training(workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    monkeypatch.syspath_prepend(workplace)
+    (workplace / "picky.py").write_text("def score(c):\n    assert c.predicted.all(), 'empty'\n    return c.total\n")
+    assert cli.run([*COMPARE, "score=picky.score"]) == 2
+    assert "score=picky.score: expected a function of a Confusion; AssertionError: empty" in capsys.readouterr().err
+
+
 def test_a_comparison_of_many_classes_has_curves_with_a_matching_legend(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(comparison, "FOLDS", 2)
@@ -637,38 +715,47 @@ def test_a_candidate_that_predicts_only_one_class_is_reported():
     assert result.notes() == [f"cross-entropy {note}", f"cross-entropy + plug-in {note}"]
 
 
-def test_a_comparison_of_other_data_keeps_its_folder(tmp_path, monkeypatch):
-    """With the same name and score, another file or target still gets its own folder."""
-    command = Command({"dataset": "csv", "dataset.path": "my.csv", "results_dir": str(tmp_path)})
-    settings = compose.settings(command)
-    loaded = data.Table(features=torch.zeros(2, 1), labels=torch.arange(2), classes=("a", "b"), name="csv")
+def folder_names(parent, commands):
+    """The names of the folders of comparisons by mcc, one after another."""
+    table = data.Table(features=torch.zeros(2, 1), labels=torch.arange(2), classes=("a", "b"), name="digits")
     folders = []
-    for words in ("my.csv,y", "old/my.csv,y", "my.csv,z", "my.csv,y", "./my.csv,y", "old/../my.csv,z"):
-        path, target = words.split(",")
-        typed = f"east-run dataset.path={path} dataset.target={target} candidates=[rf]"
-        folder = compare.result_folder(settings, loaded, "mcc", typed)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "command.txt").write_text(typed)
-        folders.append(folder.name)
-    assert folders == ["my-mcc", "my-2-mcc", "my-3-mcc", "my-mcc", "my-mcc", "my-3-mcc"]
+    for words in commands:
+        dataset = compose.settings(Command.parse(words.split())).dataset
+        name, values = compare.data_name(dataset, table), compare.data_values(dataset)
+        folders.append(result_folder(parent, name, "mcc", values).name)
+    return folders
 
 
-@pytest.mark.parametrize("dataset", ["dataset=digits", "dataset.path=my.csv dataset.target=y", ""])
+def test_a_comparison_of_other_data_keeps_its_folder(tmp_path):
+    """With the same name and score, another file or target still gets its own folder."""
+    files = ("my.csv,y", "old/my.csv,y", "my.csv,z", "my.csv,y", "./my.csv,y", "old/../my.csv,z")
+    commands = [f"dataset.path={words.replace(',', ' dataset.target=')} candidates=[rf]" for words in files]
+    expected = ["my-mcc", "my-2-mcc", "my-3-mcc", "my-mcc", "my-mcc", "my-3-mcc"]
+    assert folder_names(tmp_path, commands) == expected
+
+
+def test_the_same_relative_path_in_another_working_directory_is_another_file(tmp_path, monkeypatch):
+    folders = []
+    for place in ("first", "second", "first"):
+        (tmp_path / place).mkdir(exist_ok=True)
+        monkeypatch.chdir(tmp_path / place)
+        folders += folder_names(tmp_path / "shared", ["dataset.path=my.csv"])
+    assert folders == ["my-mcc", "my-2-mcc", "my-mcc"]
+
+
+def test_a_folder_that_does_not_say_what_it_was_made_from_is_not_overwritten(tmp_path):
+    (tmp_path / "digits-mcc").mkdir()
+    assert folder_names(tmp_path, ["dataset=digits", "dataset=digits"]) == ["digits-2-mcc", "digits-2-mcc"]
+
+
+@pytest.mark.parametrize("dataset", ["dataset=digits", "dataset.path=digits.csv dataset.target=y", ""])
 def test_a_comparison_of_another_problem_keeps_its_folder(dataset, tmp_path):
     """Another positive class or part of the rows is another problem; other candidates are not."""
-    settings = compose.settings(Command({"dataset": "digits", "results_dir": str(tmp_path)}))
-    loaded = data.Table(features=torch.zeros(2, 1), labels=torch.arange(2), classes=("a", "b"), name="digits")
-    folders = []
-    for words in ("dataset.positive=3", "dataset.positive=8", "dataset.positive=3 dataset.limit=500", "",
-                  "dataset.positive=8 candidates=[rf]", "minutes=1 dataset.positive=3", "candidates=[rf]"):  # fmt: skip
-        typed = f"east-run task=compare {dataset} {words}"
-        folder = compare.result_folder(settings, loaded, "mcc", typed)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "command.txt").write_text(typed)
-        folders.append(folder.name)
+    commands = ("dataset.positive=3", "dataset.positive=8", "dataset.positive=3 dataset.limit=500", "",
+                "dataset.positive=8 candidates=[rf]", "minutes=1 dataset.positive=3", "candidates=[rf]")  # fmt: skip
+    folders = folder_names(tmp_path, [f"task=compare {dataset} {words}" for words in commands])
     first, second, third, fourth = "digits-mcc", "digits-2-mcc", "digits-3-mcc", "digits-4-mcc"
     assert folders == [first, second, third, fourth, second, first, fourth]
-    assert compare.data_of("east-run") == compare.data_of("east-run dataset=digits")
 
 
 def test_a_log_says_which_candidate_is_running(monkeypatch):
@@ -699,8 +786,45 @@ def test_an_interruption_says_that_finished_candidates_are_saved(monkeypatch):
     score, words = compare.Score("f1_macro", "f1", "macro"), Command({"preset": "compare"})
     plans = [compare.planned(name, words, score, "table", 500) for name in ("logistic", "rf")]
     with pytest.raises(KeyboardInterrupt) as caught:
-        compare.trained(plans, None)
+        compare.trained(plans, None, set())
     assert caught.value.__notes__ == ["Finished trials are saved. Rerun the same command to resume."]
+
+
+def test_an_interrupted_comparison_deletes_the_models_of_its_finished_candidates(workplace, monkeypatch, capsys):
+    """A model that was there before stays."""
+    monkeypatch.chdir(workplace)
+    command = [*COMPARE, "results_dir=interrupted", "model.hidden=[8]", "protocol.max_epochs=2"]
+    assert cli.run([*command, "candidates=[logistic]", "trials=1", "keep_models=all"]) == 0
+    (before,) = (workplace / "interrupted/models").iterdir()
+    ran, real = [], compare.carry_out
+
+    def carry_out(runs):
+        if ran:
+            raise KeyboardInterrupt
+        ran.extend(runs)
+        failures = real(runs)
+        assert len(list((workplace / "interrupted/models").iterdir())) == 2, "that of the other seed"
+        return failures
+
+    monkeypatch.setattr(compare, "carry_out", carry_out)
+    assert cli.run([*command, "candidates=[logistic,ce]", "trials=2"]) == 130
+    assert "Finished trials are saved." in capsys.readouterr().err
+    assert [*(workplace / "interrupted/models").iterdir()] == [before]
+
+
+def test_models_of_a_candidate_that_ran_out_of_time_are_deleted_with_the_others(tmp_path, monkeypatch):
+    words = Command({"preset": "compare", "results_dir": str(tmp_path)})
+    plan = compare.planned("logistic", words, compare.Score("f1_macro", "f1", "macro"), "table", 500)
+
+    def carry_out(runs):
+        model_folder(Trial(runs[0].science, 0), tmp_path).mkdir(parents=True)
+        raise budget.OutOfTime
+
+    monkeypatch.setattr(compare, "carry_out", carry_out)
+    with compare.new_models(keep=False) as models:
+        assert compare.trained([plan], None, models) == ([], [], ["logistic regression was stopped: time is up"])
+        assert list((tmp_path / "models").iterdir())
+    assert not list((tmp_path / "models").iterdir())
 
 
 def test_a_positive_class_missing_from_validation_or_test_is_refused(tmp_path, monkeypatch, capsys):

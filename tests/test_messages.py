@@ -105,7 +105,7 @@ BAD = [
     ("task=predict checkpoint=nowhere input=one.csv output=out.csv", "nowhere"),
     ("task=compare dataset=digits score=f11", "did you mean"),
     ("task=compare losses=[f1]", "does not take losses"),
-    ("task=compare dataset=digits score=auroc", "judges a ranking, not decisions"),
+    ("task=compare dataset=digits score=auroc", "cannot choose decisions; choose another score"),
     ("task=compare dataset=digits score=cost", "needs your costs"),
     ("task=compare dataset=digits candidates=forest", "did you mean 'rf'?"),
     ("task=compare dataset=digits candidates=", "candidates: expected a list such as [logistic,rf]"),
@@ -204,6 +204,18 @@ def test_mistyped_names_and_values_are_refused_without_torch(folder):
     )
     assert answer.returncode == 0, answer.stderr
     assert len(light) > 25
+
+
+def test_a_network_that_cannot_read_its_files_is_explained(folder, monkeypatch, east_run):
+    Path("pretrained_net.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, inputs_shape, outputs):\n"
+        "        open('weights.pt')\n"
+    )
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    answer = east_run(*SMALL, "model=custom", "model.target=pretrained_net.Net")
+    check(answer.code, answer.err, "config: [Errno 2] No such file or directory: 'weights.pt'")
 
 
 def test_a_warning_is_printed_once(capsys):

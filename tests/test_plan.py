@@ -9,9 +9,11 @@ import pytest
 import torch
 
 from east import data, display
+from east.experiment import executors
 from east.experiment.runs import load, split_options
 from east.settings.command import Command
 from east.settings.compose import all_settings, settings
+from east.settings.settings import Executor
 from east.tasks import plan
 from east.training import timing
 from east.training.population import Trial
@@ -106,6 +108,12 @@ def test_minutes_are_announced_and_seconds_are_not(monkeypatch, capsys):
     assert re.match(r"4 trials of mlp: about \d+ min on this machine", capsys.readouterr().out)
     assert plan.made(all_settings(Command.parse(TINY))).confirmed() < 60
     assert capsys.readouterr().out == ""
+
+
+def test_a_local_ray_is_planned_with_the_cores_of_this_machine(monkeypatch):
+    monkeypatch.setattr(executors, "slots", lambda device: [None, None])
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert plan.Plan([], executors.Place(Executor(name="ray")), lambda preset: ()).width == 2
 
 
 def test_step_time_and_operations_grow_with_the_network():
@@ -220,3 +228,22 @@ def test_seeds_below_two_to_the_32_including_the_searchs_can_be_used(tmp_path, e
     assert east_run(*TINY, "seed=4294967295", "trials=1").code == 0
     assert list(tmp_path.rglob("seed-4294967295.json"))
     assert Trial(science(), 1, "search").identity != Trial(science(), 1).identity
+
+
+def test_timing_a_large_network_with_many_classes_takes_a_few_small_steps(monkeypatch):
+    """An epoch of the stand-in has two rows per class: timing whole epochs took minutes for 257 classes."""
+    rows = []
+
+    def samples(logits, labels):
+        rows.append(labels.shape[-1])
+        return engine_samples(logits, labels)
+
+    engine_samples = timing.samples
+    monkeypatch.setattr(timing, "samples", samples)
+    monkeypatch.setattr(timing, "operations", lambda *_: timing.STEP_OPERATIONS / 8)
+    hyper = {"batch_size": 64, "dropout": 0.0, "lr": 0.1, "weight_decay": 0.0}
+    config = science(model={"name": "tiny_darknet"}, hyper=hyper)
+    assert timing.timed_step(config, 8, Size(1000, (3, 16, 16), 257, "image"), torch.device("cpu")) > 0
+    assert timing.step_seconds(config, Size(1000, (3, 16, 16), 257, "image"), torch.device("cpu")) > 0
+    assert rows[: timing.STEPS + 1] == [8] * (timing.STEPS + 1)
+    assert len(rows) <= 2 * (timing.STEPS + 1)

@@ -154,6 +154,7 @@ def test_a_wrong_setting_is_refused_with_a_suggestion(overrides, words):
         (["datasets=[adlut]"], "unknown dataset 'adlut', did you mean 'adult'?"),
         (["losses=[f1,ce]", "loss.beta=2"], "loss.beta=2: `loss` and `loss.*` cannot be combined with losses=[…]"),
         (["losses=[f1,ce]", "loss=mcc"], "loss=mcc: `loss`"),
+        (["losses=[f1,ce]", "loss={beta: 2}"], "loss.beta=2: `loss`"),
         (["datasets=[adult]", "dataset.split=pooled"], "combined with datasets=[…]"),
     ],
 )
@@ -169,6 +170,27 @@ def test_lists_give_every_combination_in_order():
         ("adult", "ce"), ("adult", "f1"), ("digits", "ce"), ("digits", "f1"),
     ]  # fmt: skip
     assert {c.dataset.limit for c in found} == {100}
+
+
+def test_a_search_of_several_losses_leaves_classical_models_as_they_are():
+    searching = ["search=halving", "search.factor=2", "preset=budget"]
+    network, classical = combinations(["losses=[ce,logistic]", *searching])
+    assert (network.search.name, network.search.factor) == ("halving", 2)
+    assert classical == settings(["loss=logistic", "preset=budget"])
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["loss=rf", "search=grid"], "search=grid: a search needs a loss that trains a network, got rf; leave it out"),
+        (["loss=ccs", "search=halving"], "search=halving: a search needs a loss that trains a network, got ccs"),
+        (["losses=[rf,logistic]", "search={factor: 3}"], "search.factor=3: a search needs .* got rf, logistic"),
+    ],
+)
+def test_a_search_without_a_network_is_refused(words, message):
+    with pytest.raises(ConfigError, match=message):
+        combinations(words)
+    assert not any(found.searched for found in combinations([words[0], "search=none"]))
 
 
 def test_lists_are_composed_with_the_rest_of_the_command():
@@ -311,6 +333,21 @@ def test_mappings_can_be_values():
         assert found.loss.options["parameters"] == {"beta": 2}
     found = settings(["preset=quick", "search=grid", "preset.grid.lr=[0.5]", "hyper.batch_size=8", "hyper.dropout=0"])
     assert [point["lr"] for point in found.grid()] == [0.5, 0.5], "two cooling rates, as in the protocol"
+
+
+@pytest.mark.parametrize(
+    ("mappings", "keys"),
+    [
+        (["hyper={lr: 0.1, clip: 1}", "split={stratify: false}"], "hyper.lr=0.1 hyper.clip=1 split.stratify=false"),
+        (["hyper={lr: 0.1}", "hyper.lr=0.2"], "hyper.lr=0.2"),
+        (["hyper.lr=0.2", "hyper={lr: 0.1}"], "hyper.lr=0.1"),
+        (["dataset={path: a.csv, target: y}"], "dataset.path=a.csv dataset.target=y"),
+        (["loss=fbeta", "loss={beta: {dog: 0.25}}"], "loss=fbeta loss.beta={dog:0.25}"),
+        (["protocol={grid: {lr: [0.1]}}"], "protocol.grid={lr:[0.1]}"),
+    ],
+)
+def test_a_section_typed_as_a_mapping_is_the_same_command_as_its_keys(mappings, keys):
+    assert Command.parse(mappings).values == Command.parse(keys.split()).values
 
 
 def test_your_own_configs_are_composed(tmp_path):

@@ -136,3 +136,11 @@ def test_the_command_writes_its_files(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.splitlines()[0] == str(tmp_path / "studies" / "gap.csv")
     assert cli.run(["task=study", f"results_dir={tmp_path}"]) == 2
     assert "task=study needs study=…: gap, or all" in capsys.readouterr().err
+
+
+def test_all_studies_are_checked_before_the_first_one_trains(east_run, monkeypatch):
+    trained = []
+    monkeypatch.setattr(study, "trained", lambda *given: trained.append(given))
+    answer = east_run("task=study", "study=all", *SMALL)
+    assert (answer.code, trained) == (cli.BAD_CONFIG, [])
+    assert "dataset: study=gap takes no settings" in answer.err

@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from east.choices import ConfigError, printable
+from east.choices import ConfigError, groups, printable
 
 PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoint", "config_dir")
 TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if necessary
@@ -34,7 +34,7 @@ class Command:
         overrides = list(parsed(words))
         for override in overrides:
             refuse_syntax(override)
-        return cls(with_dataset({override.key_or_group: override.value() for override in overrides}))
+        return cls(with_dataset(flattened((override.key_or_group, override.value()) for override in overrides)))
 
     def __contains__(self, name: str) -> bool:
         return name in self.values
@@ -102,6 +102,15 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
             values = value.split(",") if all(value.split(",")) else [value]  # a sweep, unless it is the delimiter ","
             values = [os.path.expanduser(item) if name in PATHS else item for item in values]
             yield parser.parse_override(f"{name}={','.join(map(quoted, values))}")
+
+
+def flattened(typed: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """Sections typed as a whole, such as hyper={lr: 0.1}, as dotted names; other mappings are values and stay."""
+    values: dict[str, Any] = {}
+    for name, value in typed:
+        is_section = isinstance(value, Mapping) and name in (*groups(), "hyper", "split")
+        values |= {f"{name}.{key}": item for key, item in value.items()} if is_section else {name: value}
+    return values
 
 
 def with_dataset(values: dict[str, Any]) -> dict[str, Any]:

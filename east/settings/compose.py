@@ -30,6 +30,7 @@ PAPER_DATASETS = (
 PRESCRIBED = {"dataset": "dataset", "model": "network"}  # groups whose options a preset gives, and under which key
 DEFAULTS = {"dataset": "digits", "loss": "f1", "protocol": "east", "executor": "auto", "preset": "auto"}
 COMMAND_ONLY = ("losses", "datasets")  # read by Command.each
+SINGLE = {"search": "none", "trials": 1}  # what task=train means
 VARIANTS = ("executor", "search")  # groups whose `name` is one of ours: executor/cluster.yaml can be a submitit
 FIXABLE = {*(f"hyper.{name}" for name in Hyper.model_fields), "annealing.r"}  # a search leaves them alone if typed
 Files = Mapping[str, Mapping[str, Path]]
@@ -37,21 +38,19 @@ Files = Mapping[str, Mapping[str, Path]]
 
 def settings(command: Command) -> Settings:
     """The settings of a command that names one dataset and one loss."""
+    if command.get("task") == "train":
+        command = of_one_trial(command)
     folder = command.get("config_dir")
     files = groups(folder)
     files["table"]["all"] = CONF  # not a file; a table's file is not composed into the config anyway
     dataset = command.get("dataset", "")
     if names_a_file(str(dataset)) and dataset not in files["dataset"]:
         raise ConfigError(f"dataset={dataset}: did you mean dataset.path={dataset}?")
-    chosen = {
-        name: choose(name, str(value), files[name])
-        for name, value in command.values.items()
-        if name in files and not isinstance(value, Mapping)
-    }
+    if is_classical(str(command.get("loss")), folder):  # a search of several losses is for those that train a network
+        command = command.without(*command.among(["search"])).but(search="none")
+    chosen = {name: choose(name, str(value), files[name]) for name, value in command.values.items() if name in files}
+    typed = {name: value for name, value in command.values.items() if name not in chosen}
     table = chosen.pop("table", "grid")
-    others = {name: value for name, value in command.values.items() if name not in (*chosen, "table")}
-    typed = dict(flattened(others, files))
-
     refuse_settled_keys(typed, files)
     config = composed(files, completed(files, chosen, typed))
     if any(name.startswith("preset.grid.") for name in typed) and config["preset"].get("grid") is None:
@@ -76,8 +75,22 @@ def settings(command: Command) -> Settings:
 
 
 def all_settings(command: Command) -> list[Settings]:
-    """The settings of every dataset and loss of a command."""
-    return [settings(single) for single in command.each()]
+    """The settings of every dataset and loss of a command; its search applies to the losses that train a network."""
+    found = [settings(single) for single in command.each()]
+    search = Command(command.among(["search"])).words
+    if search and search != ["search=none"] and all(of_run.loss.classical for of_run in found):
+        names = ", ".join(dict.fromkeys(of_run.loss.name for of_run in found))
+        raise ConfigError(f"{search[0]}: a search needs a loss that trains a network, got {names}; leave it out")
+    return found
+
+
+def of_one_trial(command: Command) -> Command:
+    """A command of task=train, which trains one trial without a search; ConfigError if it asks for more."""
+    for name, value in command.among([*SINGLE]).items():
+        if value != SINGLE.get(name):
+            word = f"{name}={text(value, name)}"
+            raise ConfigError(f"{word}: task=train trains one trial without a search; leave it out, or use task=run")
+    return Command(SINGLE).but(command.values)
 
 
 def completed(files: Files, chosen: Mapping[str, str], typed: Mapping[str, Any]) -> dict[str, str]:
@@ -98,7 +111,7 @@ def completed(files: Files, chosen: Mapping[str, str], typed: Mapping[str, Any])
     if "model" not in choices and network is None:
         raise ConfigError(f"protocol={choices['protocol']} names no network for {kind} data: write model=…")
     choices.setdefault("model", str(network))
-    choices.setdefault("search", "none" if loss.classical else preset.search or protocol.search or "none")
+    choices.setdefault("search", preset.search or protocol.search or "none")
     choices.setdefault("annealing", protocol.annealing if loss.anneals else "none")
     return choices
 
@@ -200,15 +213,6 @@ def completed_hyper(checked: Settings) -> Hyper:
         if getattr(hyper, name) is None and not (checked.searched and name in SEARCHED):
             raise ConfigError(f"hyper.{name} is open, and protocol={checked.protocol.name} prescribes none: write it")
     return hyper
-
-
-def flattened(values: Mapping[str, Any], files: Files) -> Iterator[tuple[str, Any]]:
-    """Flatten sections that were typed as a whole, such as hyper={lr: 0.1}, into dotted names."""
-    for name, value in values.items():
-        if isinstance(value, Mapping) and (name in files or name in ("hyper", "split")):
-            yield from ((f"{name}.{key}", item) for key, item in value.items())
-        else:
-            yield name, value
 
 
 def leaves(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

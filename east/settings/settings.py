@@ -4,7 +4,7 @@ from importlib.util import find_spec
 from itertools import product
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
 from east.choices import ConfigError, choose, install_hint
 from east.settings.sections import (
@@ -38,7 +38,8 @@ NETWORKS: dict[Kind, tuple[str, ...]] = {
 }
 EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # library -> extra that installs it
 
-Sizes: TypeAlias = Annotated[tuple[Count, ...], Field(strict=False, min_length=1)]
+Distinct = AfterValidator(lambda values: tuple(dict.fromkeys(values)))  # a search trains each point once
+Sizes: TypeAlias = Annotated[tuple[Count, ...], Field(strict=False, min_length=1), Distinct]
 SelectionRule: TypeAlias = Literal["val_loss", "val_metric"]  # how a search chooses
 Point: TypeAlias = dict[str, float]  # of the grid: lr, dropout, batch_size, and r for a loss that anneals
 
@@ -46,9 +47,9 @@ Point: TypeAlias = dict[str, float]  # of the grid: lr, dropout, batch_size, and
 class Grid(Section):
     """The values that a search tries."""
 
-    lr: Annotated[tuple[Rate, ...], Field(strict=False, min_length=1)]
-    dropout: Annotated[tuple[Dropout, ...], Field(strict=False, min_length=1)]
-    r: Annotated[tuple[Cooling, ...], Field(strict=False, min_length=1)]
+    lr: Annotated[tuple[Rate, ...], Field(strict=False, min_length=1), Distinct]
+    dropout: Annotated[tuple[Dropout, ...], Field(strict=False, min_length=1), Distinct]
+    r: Annotated[tuple[Cooling, ...], Field(strict=False, min_length=1), Distinct]
     batch_size: dict[str, Sizes | dict[str, Sizes]] = Field(
         description="sizes of at least 1 by dataset or kind of data, and optionally by loss, such as {table: [128,256]}"
     )

@@ -7,21 +7,20 @@ the rule that its probabilities call for (expected). All see the same split. rep
 
 import inspect
 import math
-import re
 import shlex
 import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 from east import data, display, metrics
 from east.choices import ConfigError, choose
@@ -33,15 +32,17 @@ from east.experiment.budget import OutOfTime
 from east.experiment.ledger import Ledger, model_folder
 from east.experiment.runs import Run, load, split_options
 from east.experiment.scheduler import carry_out, noting_saved_trials
+from east.files import result_folder
 from east.reporting import writers
 from east.reporting.comparison import FEW, Candidate, Comparison, Measure, judge, on_unseen_rows
 from east.reporting.pages import compare as page
 from east.reporting.specs import DECIDED
 from east.settings import compose
 from east.settings.command import Command
-from east.settings.sections import LossSection, Split
+from east.settings.identity import Json
+from east.settings.sections import DatasetSection, LossSection, Split
 from east.settings.settings import Settings
-from east.training import saved
+from east.training import decisions, saved
 from east.training.population import Trial
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; all others use `metric`
@@ -83,64 +84,114 @@ class Score:
         return {name: value for name, value in options.items() if value is not None}
 
     @property
-    def measure(self) -> Measure:
+    def as_written(self) -> Measure:
         return partial(metrics.resolve(self.metric), **self.parameters)
+
+    @property
+    def measure(self) -> Measure:
+        """The metric that ranks candidates: 0 where the user's is undefined."""
+        return decisions.defined(self.as_written)
+
+    def notes(self, classes: int) -> list[str]:
+        """A note if a metric of the user's own is undefined for a model that always predicts the same class."""
+        if any(self.as_written(counts).isnan().any() for counts in extreme_counts(classes)):
+            return [f"{self.name} is undefined (0/0) if a class is never predicted; such a score counts as 0"]
+        return []
 
 
 @dataclass(frozen=True)
 class CandidatePlan:
-    """A candidate to train: its name in `candidates=[…]`, its title, its run, how long that takes here, its models."""
+    """A candidate to train: its name in `candidates=[…]`, its title, its run, and how long that takes here."""
 
     key: str
     title: str
     run: Run
     seconds: float = 0.0
-    models: tuple[Path, ...] = ()  # saved by its training; those of earlier runs are not among them
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is compared on which data: the command with its defaults, its settings, the data and their split, the score.
+
+    names: of the candidates. about: the data in a few lines. checks: what the user should know of data and score.
+    """
+
+    command: Command
+    settings: Settings
+    loaded: data.Data
+    splits: data.Splits
+    score: Score
+    names: tuple[str, ...]
+    about: str
+    checks: tuple[str, ...]
+
+    @property
+    def rarest(self) -> float:
+        """Share of the rarest class."""
+        labels = self.loaded.labels.flatten()
+        return float(torch.bincount(labels, minlength=len(self.loaded.classes)).min()) / labels.numel()
 
 
 def main(command: Command) -> int:
     """Describe, estimate, train, judge and save, printing each result as soon as it is known."""
-    started = time.monotonic()
-    typed = shlex.join(["east-run", *command.words])
-    command, settings = checked(command)
-    loaded = load(settings.dataset, settings.data_dir)
-    if loaded.stratifiable and "split.stratify" not in command:
-        command = command.but({"split.stratify": True})  # keeps rare classes in every part
-    score = parse_score(settings.score, loaded)
-    names = parse_candidates(settings.candidates, loaded.kind)
-    split = compose.settings(command).split
-    about, checks = overview(loaded, split), file_notes(loaded)
-    print(description(about, loaded, split), *(f"note: {note}" for note in checks), sep="\n", flush=True)
-    splits = data.split(loaded, **split_options(split))
-    rarest = float(torch.bincount(loaded.labels.flatten(), minlength=len(loaded.classes)).min()) / loaded.labels.numel()
-    refuse_without_positives(score.name, loaded, splits)
-    plans = [planned(name, command, score, loaded.kind, len(splits.train), rarest) for name in names]
-    candidate_count = f"{len(plans)} candidates" if len(plans) > 1 else "1 candidate"
-    print(f"\n{score.name}: {candidate_count}: {', '.join(plan.title for plan in plans)}", flush=True)
+    started, typed = time.monotonic(), shlex.join(["east-run", *command.words])
+    problem = described(command)
+    settings, loaded, splits = problem.settings, problem.loaded, problem.splits
+    plans = planned_all(problem)
     if settings.dry_run:
         return 0
     with display.activity("timing a few steps"):
         plans = [replace(p, seconds=budget.seconds(p.run, splits)) if needs_training(p.run) else p for p in plans]
     print(estimate(plans, settings.minutes), flush=True)
     deadline = None if settings.minutes is None else started + 60 * settings.minutes
-    plans, failures, notes = trained(plans, deadline)
-    with display.activity("judging the candidates"):
-        groups = {"val": splits.val.groups, "test": splits.test.groups}
-        judged = candidates(plans, score.measure, loaded.positive, groups)
-        if not judged:
-            raise RuntimeError(
-                f"no candidate could be trained: {'; '.join([*failures, *notes]) or 'none has a record'}"
-            )
-        result = Comparison(score.name, score.measure, tuple(judged), tuple(loaded.classes), loaded.positive)
-        folder = result_folder(settings, loaded, score.name, typed)
-        save(result, plans, folder, settings.keep_models)
-        notes += [f"failed: {line}" for line in failures] + result.notes()
-        winner = next(plan for plan in plans if plan.key == result.winner.key)
-        predict = predict_command(folder, loaded.kind, needs_trust(winner))
-        page.write(folder, result, loaded, splits, about, [*checks, *notes], typed, predict)
+    with new_models(settings.keep_models == "all") as models:
+        plans, failures, notes = trained(plans, deadline, models)
+        with display.activity("judging the candidates"):
+            result = compared(problem, plans, [*failures, *notes])
+            folder = answer_folder(problem)
+            models.discard(save(result, plans, folder))
+            notes += [f"failed: {line}" for line in failures] + result.notes()
+            winner = next(plan for plan in plans if plan.key == result.winner.key)
+            predict = predict_command(folder, loaded.kind, needs_trust(winner))
+            page.write(folder, result, loaded, splits, problem.about, [*problem.checks, *notes], typed, predict)
     print("\n".join(["", verdict(result), *(f"note: {note}" for note in notes)]))
     print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict}")
     return 0
+
+
+def described(command: Command) -> Problem:
+    """Load, split and describe the data, and parse the score; ConfigError or DataError if something does not fit."""
+    command, settings = checked(command)
+    loaded = load(settings.dataset, settings.data_dir)
+    if loaded.stratifiable and "split.stratify" not in command:
+        command = command.but({"split.stratify": True})  # keeps rare classes in every part
+    score = parse_score(settings.score, loaded)
+    names = tuple(parse_candidates(settings.candidates, loaded.kind))
+    split = compose.settings(command).split
+    about, checks = overview(loaded, split), (*file_notes(loaded), *score.notes(len(loaded.classes)))
+    print(description(about, loaded, split), *(f"note: {note}" for note in checks), sep="\n", flush=True)
+    splits = data.split(loaded, **split_options(split))
+    refuse_without_positives(score.name, loaded, splits)
+    return Problem(command, settings, loaded, splits, score, names, about, checks)
+
+
+def planned_all(problem: Problem) -> list[CandidatePlan]:
+    """The plans of all candidates; their titles are printed."""
+    command, score, kind, rows = problem.command, problem.score, problem.loaded.kind, len(problem.splits.train)
+    plans = [planned(name, command, score, kind, rows, problem.rarest) for name in problem.names]
+    candidate_count = f"{len(plans)} candidates" if len(plans) > 1 else "1 candidate"
+    print(f"\n{score.name}: {candidate_count}: {', '.join(plan.title for plan in plans)}", flush=True)
+    return plans
+
+
+def compared(problem: Problem, plans: Sequence[CandidatePlan], reasons: Sequence[str]) -> Comparison:
+    """The judged candidates; RuntimeError with the reasons if there are none."""
+    score, loaded, splits = problem.score, problem.loaded, problem.splits
+    groups = {"val": splits.val.groups, "test": splits.test.groups}
+    judged = candidates(plans, score.measure, loaded.positive, groups)
+    if not judged:
+        raise RuntimeError(f"no candidate could be trained: {'; '.join(reasons) or 'none has a record'}")
+    return Comparison(score.name, score.measure, tuple(judged), tuple(loaded.classes), loaded.positive)
 
 
 def checked(command: Command) -> tuple[Command, Settings]:
@@ -185,7 +236,10 @@ def parse_score(score: str | None, loaded: data.Data) -> Score:
     """
     score = score or "f1"
     if score in RANKINGS:
-        raise ConfigError(f"score={score} judges a ranking, not decisions; it is reported whatever the score")
+        raise ConfigError(
+            f"score={score} is a ranking metric and cannot choose decisions; choose another score, such as f1 or mcc "
+            "(AUROC and average precision are reported anyway)"
+        )
     if score == "cost":
         raise ConfigError("score=cost needs your costs: write a metric of your own, score=my_metrics.my_cost")
     if "." in score:
@@ -208,16 +262,24 @@ def parse_score(score: str | None, loaded: data.Data) -> Score:
 
 
 def checked_metric(path: str, classes: int) -> str:
-    """The dotted path of the user's own metric, once it has been tried on a confusion matrix."""
-    try:
-        value = metrics.resolve(path)(Confusion.from_matrix(torch.eye(classes, dtype=torch.float64)))
-    except Exception as error:  # it is the user's code
-        raise ConfigError(
-            f"score={path}: expected a function of a Confusion; {type(error).__name__}: {error}"
-        ) from error
-    if not isinstance(value, Tensor):
-        raise ConfigError(f"score={path}: expected a tensor, computed from the Confusion's counts, got {value!r}")
+    """The dotted path of the user's own metric, once it has been tried on a few confusion matrices."""
+    for counts in extreme_counts(classes):
+        try:
+            value = metrics.resolve(path)(counts)
+        except Exception as error:  # it is the user's code
+            raise ConfigError(
+                f"score={path}: expected a function of a Confusion; {type(error).__name__}: {error}"
+            ) from error
+        if not isinstance(value, Tensor):
+            raise ConfigError(f"score={path}: expected a tensor, computed from the Confusion's counts, got {value!r}")
     return path
+
+
+def extreme_counts(classes: int) -> Iterator[Confusion]:
+    """Counts of a model that is always right, and of models that always predict the first or the last class."""
+    yield Confusion.from_matrix(torch.eye(classes, dtype=torch.float64))
+    for k in (0, classes - 1):
+        yield Confusion.from_matrix(one_hot(torch.full((classes,), k), classes).double())
 
 
 def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:
@@ -387,8 +449,24 @@ def cheapest_first(plans: Sequence[CandidatePlan]) -> list[CandidatePlan]:
     return sorted(plans, key=lambda plan: plan.seconds if plan.key in CLASSICAL else networks)
 
 
-def trained(plans: Sequence[CandidatePlan], deadline: float | None) -> tuple[list[CandidatePlan], list[str], list[str]]:
-    """Train one plan after another; return the plans as executed, failures, and notes on what was cut short."""
+@contextmanager
+def new_models(keep: bool) -> Iterator[set[Path]]:
+    """A set for the folders of new models, which are deleted at the end of this block, however it ends, unless kept."""
+    folders: set[Path] = set()
+    try:
+        yield folders
+    finally:
+        for folder in () if keep else folders:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def trained(
+    plans: Sequence[CandidatePlan], deadline: float | None, models: set[Path]
+) -> tuple[list[CandidatePlan], list[str], list[str]]:
+    """Train one plan after another; return the plans as executed, failures, and notes on what was cut short.
+
+    models: gets the folders of the models that this saves; those of earlier commands are not among them.
+    """
     done: list[CandidatePlan] = []
     failures: list[str] = []
     notes: list[str] = []
@@ -396,10 +474,8 @@ def trained(plans: Sequence[CandidatePlan], deadline: float | None) -> tuple[lis
     with display.shown(turns), noting_saved_trials(lambda: done):
         for plan in turns:
             left = math.inf if deadline is None else deadline - time.monotonic()
-            run, share = plan.run, 1.0
-            if plan.seconds > left and plan.key not in CLASSICAL and not run.settings.searched:
-                share = next((s for s in budget.SHORTER if plan.seconds * s <= left), 0.0)
-            if left <= 0 or not share or (plan.seconds > left and share == 1.0 and done):
+            run, share = plan.run, affordable_share(plan, left, first=not done)
+            if not share:
                 notes.append(
                     f"{plan.title} was not trained: it takes about {display.duration(plan.seconds)}, more than is left"
                 )
@@ -407,19 +483,37 @@ def trained(plans: Sequence[CandidatePlan], deadline: float | None) -> tuple[lis
             if share < 1:
                 run = budget.shorter(run, share)
                 notes.append(f"{plan.title} was trained for {share:.0%} of the usual steps, to stop in time")
-            save_model = not run.settings.searched and needs_training(run)
-            run = replace(run, settings=run.settings.but(save_model=save_model))
-            trials = [Trial(run.science, seed) for seed in run.settings.seeds if save_model]
-            folders = (model_folder(trial, run.settings.results_dir) for trial in trials)
-            models = tuple(folder for folder in folders if not folder.exists())
+            run, saved_here = saving_models(run)
             try:
                 with budget.stop_after(None if deadline is None else left):
                     failures += carry_out([run])
+                done.append(replace(plan, run=run))
             except OutOfTime:
                 notes.append(f"{plan.title} was stopped: time is up")
-                continue
-            done.append(replace(plan, run=run, models=models))
+            # Not after an interruption: without its models, a rerun would train the finished trials of this plan again.
+            models.update(saved_here)
     return done, failures, notes
+
+
+def affordable_share(plan: CandidatePlan, left: float, first: bool) -> float:
+    """The share of a plan's steps that can be trained in the seconds left; 0: none. Only networks can be shortened.
+
+    first: whether no plan has been trained yet; such a one is tried even if it takes too long.
+    """
+    if left <= 0 or plan.seconds <= left:
+        return float(left > 0)
+    if plan.key in CLASSICAL or plan.run.settings.searched:
+        return float(first)
+    return next((share for share in budget.SHORTER if plan.seconds * share <= left), 0.0)
+
+
+def saving_models(run: Run) -> tuple[Run, list[Path]]:
+    """The run with its models saved, unless it is searched or on record; and the folders of those that are new."""
+    save_model = not run.settings.searched and needs_training(run)
+    trials = [Trial(run.science, seed) for seed in run.settings.seeds if save_model]
+    folders = (model_folder(trial, run.settings.results_dir) for trial in trials)
+    new = [folder for folder in folders if not folder.exists()]
+    return replace(run, settings=run.settings.but(save_model=save_model)), new
 
 
 def candidates(
@@ -462,34 +556,31 @@ def verdict(result: Comparison) -> str:
     )
 
 
-def result_folder(settings: Settings, loaded: data.Data, score: str, typed: str) -> Path:
+def answer_folder(problem: Problem) -> Path:
     """A folder such as my-f1_positive for my.csv, shared only by comparisons of the same data, classes and score."""
-    path = settings.dataset.options.get("path")
-    name = Path(str(path)).expanduser().resolve().name.partition(".")[0] if path else loaded.name
-    for k in count(1):
-        title = f"{name or loaded.name}-{score}" if k == 1 else f"{name or loaded.name}-{k}-{score}"
-        folder = Path(settings.results_dir) / "compare" / re.sub(r"[^\w.-]+", "_", title)
-        file = folder / "command.txt"
-        if not file.is_file() or data_of(file.read_text(encoding="utf-8", errors="replace")) == data_of(typed):
-            return folder
-    raise AssertionError
+    dataset, parent = problem.settings.dataset, Path(problem.settings.results_dir) / "compare"
+    return result_folder(parent, data_name(dataset, problem.loaded), problem.score.name, data_values(dataset))
 
 
-def data_of(command: str) -> dict[str, Any]:
-    """The values of a command line that say which data and classes: a.csv and ./a.csv are the same file."""
-    with suppress(ValueError):  # not one of our command lines
-        data = Command.parse(shlex.split(command)[1:]).among(["dataset"])
-        if "dataset.path" in data:
-            data["dataset.path"] = str(Path(data["dataset.path"]).expanduser().resolve())
-        return {"dataset": compose.DEFAULTS["dataset"], **data}
-    return {}
+def data_name(dataset: DatasetSection, loaded: data.Data) -> str:
+    """The name of a user's file or folder without its ending, else of the dataset."""
+    path = absolute_path(dataset)
+    return (path.name.partition(".")[0] if path else "") or loaded.name
 
 
-def save(result: Comparison, plans: Sequence[CandidatePlan], folder: Path, keep_models: str) -> None:
-    """Save the winner's best seed with its decision rule to folder/model.
+def data_values(dataset: DatasetSection) -> dict[str, Json]:
+    """What identifies data and classes: a.csv and ./a.csv are the same file, a.csv in another folder is another."""
+    path = absolute_path(dataset)
+    return dataset.to_json() | ({"path": str(path)} if path else {})
 
-    Of the models that this command trained, that one alone stays in results_dir/models, unless keep_models=all.
-    """
+
+def absolute_path(dataset: DatasetSection) -> Path | None:
+    path = dataset.options.get("path")
+    return Path(str(path)).expanduser().resolve() if path else None
+
+
+def save(result: Comparison, plans: Sequence[CandidatePlan], folder: Path) -> Path:
+    """Save the winner's best seed with its decision rule to folder/model; return its folder in results_dir/models."""
     winner, chosen = result.winner, result.winner.chosen
     plan = next(plan for plan in plans if plan.key == winner.key)
     settings = plan.run.settings
@@ -502,6 +593,4 @@ def save(result: Comparison, plans: Sequence[CandidatePlan], folder: Path, keep_
     names = {"argmax": "argmax", "plugin": f"plug-in for {result.score}", "expected": f"expected {result.score}"}
     model = saved.load(source, trust=needs_trust(plan))
     model.deciding(names[winner.decision], chosen.rule).save(folder / "model")
-    for model_of_trial in (folder for plan in plans for folder in plan.models):
-        if keep_models != "all" and model_of_trial != source:
-            shutil.rmtree(model_of_trial, ignore_errors=True)
+    return source

@@ -1,6 +1,5 @@
 """task=evaluate: score a saved model on labelled rows: all scores with intervals, confusion matrix, and a page."""
 
-import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +13,7 @@ from east.choices import ConfigError, printable
 from east.data import files, images
 from east.data.columns import words
 from east.data.common import DataError, shown
+from east.files import result_folder
 from east.reporting import writers
 from east.reporting.comparison import INTERVAL, Estimate, JudgedPart, rank_samples, resampled, scores_of
 from east.reporting.pages import compare as page
@@ -47,10 +47,11 @@ def main(command: Command) -> int:
     positive = model.about["positive"]
     with display.activity("scoring"):
         scores = with_intervals(part, positive)
-    checkpoint = Path(settings.checkpoint).resolve()
+    checkpoint = Path(settings.checkpoint).expanduser().resolve()
     model_name = checkpoint.parent.name if checkpoint.name == "model" else checkpoint.name  # a comparison's is "model"
-    name = re.sub(r"[^\w.-]+", "_", f"{source.name.partition('.')[0]}-{model_name}")
-    folder = Path(settings.results_dir) / "evaluate" / name
+    made_from = {"checkpoint": str(checkpoint), "input": str(source.resolve())}
+    parent, name = Path(settings.results_dir) / "evaluate", source.name.partition(".")[0]
+    folder = result_folder(parent, name, model_name, made_from)
     classes = tuple(map(printable, model.classes))  # class names of a downloaded model may hold control characters
     scored = page.Scored(part, rule, classes, positive, labelled.frame)
     typed = shlex.join(["east-run", *command.words])

@@ -85,7 +85,7 @@ class Item:
         each = [of_trial(point, self.size, self.epochs_per_trial(point, self.size)) for point in points]
         rounds = protocols.rounds(self.settings)
         epochs = self.epochs_per_trial(points[0], self.size)
-        whole_trainings = sum(count * min((limit or 1e9) / epochs, 1) for limit, count in rounds)
+        whole_trainings = protocols.whole_searches(self.settings, epochs)
         searches = sum(count for _, count in rounds) or 1
         search, trials = self.todo
         return mean(each) * (search * whole_trainings / searches + trials)
@@ -106,10 +106,9 @@ class Plan:
     @property
     def width(self) -> int:
         """How many trainings run at once."""
-        executor = self.place.executor
-        if executor.name in ("ray", "submitit"):
-            return executor.parallel if executor.address or executor.cluster != "local" else len(executors.slots("cpu"))
-        return max(1, min(len(self.place.slots), sum(sum(item.todo) for item in self.items)))
+        if self.place.executor.name in ("ray", "submitit"):
+            return self.place.parallel
+        return max(1, min(self.place.parallel, sum(sum(item.todo) for item in self.items)))
 
     @property
     def device(self) -> torch.device:

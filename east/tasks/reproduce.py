@@ -17,13 +17,15 @@ SCIENCE = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper"
 def main(command: Command) -> int:
     """Run a table's missing trials, limited to dataset=… and loss=… if given, and render it."""
     name, folder = command.get("table"), command.get("config_dir")
-    if name in (None, "grid") or "protocol" in command:
+    if name in (None, "grid"):
         choices = ", ".join(name for name in tables.names(folder) if name != "grid")
-        raise ConfigError(
-            f"task=reproduce needs table=… and uses its protocol, so protocol=… cannot be set. Choices: all, {choices}"
-        )
+        raise ConfigError(f"task=reproduce needs table=…: all, {choices}")
+    if "protocol" in command:
+        raise ConfigError(f"protocol={command.get('protocol')}: table={name} has a protocol of its own; leave it out")
     settings = compose.settings(command.without(*LISTS))
-    preset = command.get("preset") or ("paper" if name == "all" else tables.usual_preset(tables.spec(name, folder)))
+    preset = command.get("preset", "auto")
+    if preset == "auto":
+        preset = "paper" if name == "all" else tables.usual_preset(tables.spec(name, folder))
     options = {"rule": settings.selection, "variant": settings.variant, "config_dir": folder}
     wanted = requested(command, settings.variant)
     missing = [needed.command for needed in tables.plan(name, settings.results_dir, preset=preset, **options)]

@@ -8,7 +8,7 @@ from pathlib import Path
 from east.experiment import records
 from east.experiment.ledger import model_folder
 from east.experiment.records import Matrix, Record
-from east.experiment.runs import Run, load
+from east.experiment.runs import Run
 from east.experiment.scheduler import carry_out
 from east.reporting import plots, tables, writers
 from east.settings.command import Command
@@ -32,17 +32,11 @@ def perform(command: Command, show: Callable[[Sequence[Run], Sequence[str]], tup
         return 0
     seconds = work.confirmed()
     runs = work.runs()
-    for note in notes(runs):
+    for note in dict.fromkeys(note for run in runs for note in run.notes):
         print(note, flush=True)
     text, complete = show(runs, carry_out(runs, seconds))
     print(text)
     return 0 if complete else 1
-
-
-def notes(runs: Sequence[Run]) -> list[str]:
-    """Notes on how the runs' files were read."""
-    datasets = [load(run.settings.dataset, run.settings.data_dir) for run in runs]
-    return list(dict.fromkeys(f"{loaded.name}: {note}" for loaded in datasets for note in loaded.notes))
 
 
 def results(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:

@@ -57,18 +57,28 @@ def main(command: Command) -> int:
     settings = compose.settings(command)
     if not settings.study:
         raise ConfigError(f"task=study needs study=…: {', '.join(STUDIES)}, or all")
-    for name in list(STUDIES) if settings.study == "all" else [choose("study", settings.study, STUDIES)]:
-        for file in run(name, command.without("task", "study", "results_dir", "debug"), settings.results_dir):
+    names = list(STUDIES) if settings.study == "all" else [settings.study]
+    command = command.without("task", "study", "results_dir", "debug")
+    for name in names:
+        checked(name, command)  # before the first one trains
+    for name in names:
+        for file in run(name, command, settings.results_dir):
             print(file, flush=True)
     return 0
 
 
-def run(name: str, command: Command, results_dir: str | Path) -> list[Path]:
-    """Carry out a study; write results_dir/studies/<name>.csv and its figure, return the files."""
+def checked(name: str, command: Command) -> Study:
+    """The study of this name; ConfigError if there is none, or if it does not take what the command sets."""
     study = STUDIES[choose("study", name, STUDIES)]
     for setting in command.values:
         if setting.partition(".")[0] not in study.takes:
             raise ConfigError(f"{setting}: study={name} takes {', '.join(study.takes) or 'no settings: it simulates'}")
+    return study
+
+
+def run(name: str, command: Command, results_dir: str | Path) -> list[Path]:
+    """Carry out a study; write results_dir/studies/<name>.csv and its figure, return the files."""
+    study = checked(name, command)
     frame = study.compute(command)
     target = Path(results_dir) / "studies" / name
     files = plots.save(study.draw(frame), target)

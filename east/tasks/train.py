@@ -10,7 +10,6 @@ from east.tasks import run
 
 def main(command: Command) -> int:
     """Train; return 0 if every trial is on record."""
-    command = command.without("search", "trials").but(search="none", trials=1)
     return run.perform(command, trials)
 
 
