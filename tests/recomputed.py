@@ -124,8 +124,12 @@ def cell(name, block, row, column="f1"):
     return Scores(scored(shown["key"], shown["score"]), published)
 
 
-def setting(dataset, loss, preset, score="test.f1_positive", lr=None, split=0, **options):
+def setting(dataset, loss, preset, score="test.f1_positive", **options):
     """The trials of a setting that no table shows, such as one of a shorter preset."""
+    return Scores(scored(setting_key(dataset, loss, preset, **options), score))
+
+
+def setting_key(dataset, loss, preset, lr=None, split=0, **options):
     options = {"warmup": None, "average": "macro" if loss == "f1" else None} | options
     found = [
         key
@@ -138,7 +142,7 @@ def setting(dataset, loss, preset, score="test.f1_positive", lr=None, split=0, *
         and trials(key)
     ]
     (key,) = found
-    return Scores(scored(key, score))
+    return key
 
 
 @dataclass(frozen=True)

@@ -234,9 +234,9 @@ def test_your_own_files_are_shown_by_name(tmp_path):
 
 def test_long_tables_are_folded(results, monkeypatch):
     scanned = records.scan(results)
-    assert "<details>" not in report._held(scanned, results)
+    assert "<details>" not in report._held(report._finished(scanned), results)
     monkeypatch.setattr(report, "FOLDED", 2)
-    folded = report._held(scanned, results)
+    folded = report._held(report._finished(scanned), results)
     rows = len({record.key for record in scanned if (record.stage, record.status) == ("trial", "done")})
     assert folded.startswith(f"<details><summary>{rows} rows</summary><div")
 

@@ -31,6 +31,7 @@ from east.settings.command import Command
 from east.settings.compose import settings
 from east.settings.sections import Science
 from east.settings.settings import Settings
+from east.training.scores import Best
 
 GOLDEN = Path(__file__).parent / "golden"
 DAY = date(2026, 1, 2)
@@ -436,7 +437,7 @@ def put(folder, overrides, seed=0, stage="trial", val_loss=0.3, f1=0.5, plugin=N
     plain = science("dataset=mammography", *overrides)
     one = lambda value: {"test": dict.fromkeys(("f1_pos", "accuracy", "mcc"), value)}  # noqa: E731
     rules = {} if plugin is None else {f"plugin_{m}": {"scores": one(plugin)} for m in ("f1", "accuracy", "mcc")}
-    best = {"val_loss": val_loss, "val_metric": val_loss}
+    best = Best(val_loss, val_loss)
     records.write(folder, records.Record(plain, seed, stage, scores=one(f1), decisions=rules, best=best, **more))
 
 
@@ -451,6 +452,26 @@ def test_other_cooling_rates_stay_out_of_the_papers_tables(tmp_path):
     own = tables.build("cooling", tmp_path)
     at = {c.row: list(c.values.values()) for c in own.cells if (c.block, c.column) == ("mammography", "f1_positive")}
     assert at == {"r = 0.5": [0.9], "r = 0.7": [], "r = 0.8": [], "r = 0.9": [0.6], "r = 0.95": []}
+
+
+def test_a_hyperparameter_set_by_hand_does_not_empty_a_row_that_is_not_searched(tmp_path):
+    """A table of all records shows the setting with the most trials, and marks it."""
+    quick = ["loss=ce", "preset=quick", "search=none"]
+    for seed, overrides in enumerate([[], ["hyper.lr=0.3"], ["hyper.lr=0.4"], ["hyper.lr=0.4"]]):
+        put(tmp_path, [*quick, *overrides], seed=seed, f1=0.1 * (seed + 1))
+    found = cell(tables.build("east_v2_1", tmp_path, preset="quick"), dataset="mammography", row="CE", column="f1")
+    assert found.values == {0: 0.1}
+    listed = cell(tables.build("grid", tmp_path, preset="quick"), row="ce", column="f1_positive")
+    assert (list(listed.values), listed.settings) == ([2, 3], 3)
+    assert "§" in listed.marks
+
+
+def test_an_unfinished_search_does_not_empty_a_row_that_is_not_searched(tmp_path):
+    quick = ["loss=ce", "preset=quick", "search=none"]
+    put(tmp_path, quick, f1=0.6)
+    put(tmp_path, [*quick, "hyper.lr=0.3"], seed=1000, stage="search", val_loss=0.1)
+    found = cell(tables.build("east_v2_1", tmp_path, preset="quick"), dataset="mammography", row="CE", column="f1")
+    assert found.values == {0: 0.6}
 
 
 WITH_DEFAULTS_LIST = "{defaults: [btg, _self_], name: mine}"

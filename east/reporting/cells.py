@@ -5,17 +5,18 @@ trials: those of the fullest preset on record (fidelity.py).
 """
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 from east.choices import choose
 from east.experiment import records
 from east.reporting import papers, statistics
-from east.reporting.entries import Catalogue, Entry, Family, SplitSeed
+from east.reporting.entries import Catalogue, Entry, Family, SplitSeed, point_of
 from east.reporting.fidelity import PRESETS, Options, Request, cooling_rates, searched_as, trained_as, usual_splits
 from east.settings.command import Command
 from east.settings.compose import PAPER_DATASETS
+from east.settings.settings import Settings
 
 CUSTOM = "custom"  # training settings of no preset
 MARKS = {
@@ -34,7 +35,7 @@ MARKS = {
 PRESET_MARKS = {"half": "△", "budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
 SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+", "other": "≠"}
 
-DECISIONS = ("plugin_", "expected_")  # prefixes of scores under a decision rule other than argmax
+DECISION_PREFIXES = ("plugin_", "expected_")  # of scores under a rule other than argmax
 # Scores -> the metric that a decision rule for them is made for.
 TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "mcc", "gmean": "gmean"}
 
@@ -81,7 +82,7 @@ class Cell(Request):
     def measure(self) -> str:
         """The score without its decision rule: a different rule does not make it a different measure."""
         row = f" of {self.row}" if self.score.endswith(".trained_for") else ""  # each row has its own metric
-        return (self.score.partition(".")[2] if self.score.startswith(DECISIONS) else self.score) + row
+        return (self.score.partition(".")[2] if self.score.startswith(DECISION_PREFIXES) else self.score) + row
 
     @property
     def summary(self) -> statistics.Summary:
@@ -166,18 +167,17 @@ def fill(cell: Cell, catalogue: Catalogue, rule: str, accepted: Sequence[str]) -
         if cell.family:  # listed however it was trained
             by_preset.setdefault(preset or CUSTOM, []).append(family)
         elif preset and preset in accepted and (settings := cell.composed(preset)):
-            rates = cooling_rates(settings)
-            kept = [entry for entry in family if entry.sections["annealing"].get("r") in rates]
+            kept = _of_command(family, settings)
             by_preset.setdefault(preset, []).extend([kept] if kept else [])
     without_values: list[ChosenSetting] = []
     for preset in by_preset if cell.family else accepted:
         by_split: dict[SplitSeed, list[ChosenSetting]] = {}
         for family in by_preset.get(preset, ()):
-            candidate = _chosen_setting(family, cell, rule)
-            if candidate and candidate.values:
-                by_split.setdefault(family[0].split, []).append(candidate)
-            elif candidate and (cell.family or family[0].split in usual_splits(cell)):
-                without_values.append(candidate)
+            for candidate in _chosen_settings(family, cell, rule):
+                if candidate.values:
+                    by_split.setdefault(family[0].split, []).append(candidate)
+                elif cell.family or family[0].split in usual_splits(cell):
+                    without_values.append(candidate)
         splits = list(by_split) if cell.family else [split for split in usual_splits(cell) if split in by_split]
         if splits:
             cell.preset = preset
@@ -202,16 +202,32 @@ def fill_shorter(cells: Sequence[Cell], catalogue: Catalogue) -> None:
                     cell.shorter = {**cell.shorter, preset: shorter}
 
 
-def _chosen_setting(family: Family, cell: Cell, rule: str) -> ChosenSetting | None:
+def _of_command(family: Family, settings: Settings) -> Family:
+    """The records of a family that a command makes: at the cooling rates that it may have, and without a search only
+    those at its own point, if there are any; other points were set by hand."""
+    rates = cooling_rates(settings)
+    kept = [entry for entry in family if entry.sections["annealing"].get("r") in rates]
+    if settings.searched:
+        return kept
+    point = point_of(settings.science(settings.dataset.recorded, None))
+    return [entry for entry in kept if entry.point == point] or kept
+
+
+def _chosen_settings(family: Family, cell: Cell, rule: str) -> Iterator[ChosenSetting]:
+    """The setting that the rule chooses; of a family that is listed but was never searched, every setting."""
     key = records.select((entry.record for entry in family), rule)
-    if key is None and not any(entry.done for entry in family):  # a rule chooses only among what succeeded
-        key = next((entry.key for entry in family if entry.is_trial), None)
-    trials = [entry for entry in family if entry.key == key and entry.is_trial]
-    values = {e.seed: value for e in trials if (value := e.value(cell.score, cell.position)) is not None}
+    keys = [key] if key else []
+    if key is None and not any(entry.done and not entry.is_trial for entry in family):
+        tried = list(dict.fromkeys(entry.key for entry in family if entry.is_trial))
+        none_done = not any(entry.done for entry in family)  # a rule chooses only among what succeeded
+        keys = tried if cell.family else tried[:1] if none_done else []
     ideal = {tuple(name.split(".")): value for name, value in cell.ideal.items()}
     sections = family[0].sections
     is_ideal = all(sections[section].get(name) == value for (section, name), value in ideal.items())
-    return ChosenSetting(is_ideal, key, dict(sorted(values.items())), family) if key else None
+    for key in keys:
+        trials = [entry for entry in family if entry.key == key and entry.is_trial]
+        values = {e.seed: value for e in trials if (value := e.value(cell.score, cell.position)) is not None}
+        yield ChosenSetting(is_ideal, key, dict(sorted(values.items())), family)
 
 
 def _show(

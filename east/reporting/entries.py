@@ -1,6 +1,6 @@
 """Records as tables see them, grouped by what a cell looks for. Only `Entry` knows the layout of a record."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias, cast
@@ -68,8 +68,7 @@ class Entry:
     @property
     def point(self) -> Point:
         """Its values on the axes of the grid."""
-        hyper, annealing = self.sections["hyper"], self.sections["annealing"]
-        return tuple((annealing if name == "r" else hyper).get(name) for name in AXES)  # type: ignore[misc]
+        return _point(self.sections["hyper"], self.sections["annealing"])
 
     @property
     def sections(self) -> dict[str, dict[str, Json]]:
@@ -116,6 +115,15 @@ class Entry:
         """The family regardless of the number of epochs: the rounds of successive halving share it."""
         protocol = {name: value for name, value in self.sections["protocol"].items() if name != "max_epochs"}
         return identity.family({**self.sections, "protocol": protocol})
+
+
+def point_of(config: Science) -> Point:
+    """The values of a config on the axes of the grid."""
+    return _point(config.hyper.to_json(), config.annealing.to_json())
+
+
+def _point(hyper: Mapping[str, Json], annealing: Mapping[str, Json]) -> Point:
+    return tuple((annealing if name == "r" else hyper).get(name) for name in AXES)  # type: ignore[misc]
 
 
 _SECTIONS: dict[int, tuple[Science, dict[str, dict[str, Json]]]] = {}  # by id of the config, which stays referenced

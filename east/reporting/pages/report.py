@@ -54,14 +54,14 @@ def page(
     build = lambda name, **changes: tables.build(name, results_dir, **{**options, **changes})  # noqa: E731
     papers = [build(name) for name in tables.papers_tables()]
     released = {table.name: build(table.name, variant="released") for table in papers}
-    settings = {record.key for record in scanned if (record.stage, record.status) == ("trial", "done")}
+    settings = _finished(scanned)
     left_out = {*released, *(["grid"] if len(settings) > FOLDED else [])}  # `held` lists every setting
     ours = [build(name) for name in tables.names(config_dir) if name not in left_out]
     ours = [table for table in ours if table.name == "quickstart" or _has_trials(table)]
     with_trials = [table for table in papers if _has_trials(table) or _has_trials(released[table.name])]
     every = [*papers, *(table for table in released.values() if _differs(table, papers)), *ours]
     sections = {
-        "held": ("What this folder holds", _held(scanned, Path(results_dir))),
+        "held": ("What this folder holds", _held(settings, Path(results_dir))),
         "own": ("Runs and tables of this folder", "".join(_table(table) for table in ours if _has_trials(table))),
         "tables": ("The papers' tables", _papers(papers, with_trials, released)),
         "figures": ("Figures", _figures(with_trials, ours, scanned, Path(results_dir)) if scanned else ""),
@@ -93,13 +93,18 @@ def _differs(released: ResultTable, papers: Sequence[ResultTable]) -> bool:
     return any(cell.values and cell.key != keys.get((cell.block, cell.row, cell.column)) for cell in released.cells)
 
 
-def _held(scanned: Sequence[Record], results_dir: Path) -> str:
-    """The pages of comparisons and evaluations; then every setting with finished trials, and its scores."""
-    pages = _pages(results_dir, "compare", "Comparisons") + _pages(results_dir, "evaluate", "Evaluations")
+def _finished(scanned: Sequence[Record]) -> dict[str, list[Record]]:
+    """The finished trials of each setting, by its key."""
     trials: dict[str, list[Record]] = {}
     for record in scanned:
         if (record.stage, record.status) == ("trial", "done"):
             trials.setdefault(record.key, []).append(record)
+    return trials
+
+
+def _held(trials: Mapping[str, list[Record]], results_dir: Path) -> str:
+    """The pages of comparisons and evaluations; then every setting with finished trials, and its scores."""
+    pages = _pages(results_dir, "compare", "Comparisons") + _pages(results_dir, "evaluate", "Evaluations")
     if not trials and not pages:
         return (
             "<p>No records yet. These commands make some:</p><pre>east-run\neast-run task=compare dataset.path=my.csv "
