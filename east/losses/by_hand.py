@@ -102,7 +102,7 @@ def loss_and_slopes_float64(
 
 def to_float64(counts: Tensor) -> Array:
     """The counts as a NumPy array on a CPU, else as a tensor; MPS has no float64 and keeps the counts' dtype."""
-    if counts.device.type == "cpu" and not torch.compiler.is_compiling():
+    if counts.is_cpu and not torch.compiler.is_compiling():
         return counts.numpy().astype(np.float64)
     return counts if counts.device.type == "mps" else counts.double()
 

@@ -312,7 +312,7 @@ class BySample(NamedTuple):
 
 def top_two(p: Tensor) -> TopTwo:
     """The two largest entries of each sample; on a CPU one after the other with NumPy, twenty times as fast as topk."""
-    return top_two_in_turn(p) if p.device.type == "cpu" else TopTwo(*p.topk(2))
+    return top_two_in_turn(p) if p.is_cpu else TopTwo(*p.topk(2))
 
 
 def top_two_in_turn(p: Tensor) -> TopTwo:

@@ -204,7 +204,7 @@ def blanked(logits: Tensor, weights: Tensor | None) -> Tensor:
 
 def can_inspect(x: Tensor) -> bool:
     """Whether reading the data is free: on other devices it costs a synchronisation, and a tracer does not allow it."""
-    return x.device.type == "cpu" and not is_tracing()
+    return x.is_cpu and not is_tracing()
 
 
 def check_types(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
@@ -384,7 +384,7 @@ def read_weights(weights: Tensor | None, shape: torch.Size, dtype: torch.dtype) 
     if weights.shape == shape[:1]:
         weights = weights.reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
     weights = weights.reshape(-1).to(at_least_float32(dtype))
-    if weights.device.type == "cpu" and not is_tracing():  # elsewhere a look at the data costs a synchronisation
+    if weights.is_cpu and not is_tracing():  # elsewhere a look at the data costs a synchronisation
         values = weights.detach().numpy()
         least, most = np.minimum.reduce(values), np.maximum.reduce(values)
         if not (least >= 0 and most < np.inf):  # NaN fails as well

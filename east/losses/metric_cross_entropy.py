@@ -202,7 +202,7 @@ class MetricCrossEntropy(Loss):
 
     def batch_counts(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """Hard counts of a batch: margins [..., 3, d], or cells [..., d, d] for a metric that reads them."""
-        if logits.device.type == "cpu" and not torch.compiler.is_compiling():
+        if logits.is_cpu and not torch.compiler.is_compiling():
             return self.batch_counts_numpy(logits, labels, weights)
         classes, predicted = logits.shape[-1], logits.argmax(-1)
         lead, n = labels.shape[:-1], labels.shape[-1]

@@ -67,7 +67,7 @@ def soft_metric_loss(
     counted = masked(labels, weights, ignore_index, logits.dtype)
     if counted[1] is None:
         return _SoftMetricLoss.apply(logits, labels, weights, counted, *rest)
-    if logits.device.type == "cpu":
+    if logits.is_cpu:
         loss = _SoftMetricLoss.apply(logits, labels, weights, counted, *rest)
         if not math.isnan(loss.item()):  # then there is no need to copy large logits
             return loss
@@ -189,7 +189,7 @@ def scaled(gradient: Tensor, ctx: Any, upstream: Tensor) -> Tensor:
 
 def is_one(upstream: Tensor) -> bool:
     """Whether a gradient is 1, as in `loss.backward()`; only on a CPU, where looking costs nothing."""
-    return upstream.device.type == "cpu" and upstream.ndim == 0 and upstream.item() == 1
+    return upstream.is_cpu and upstream.ndim == 0 and upstream.item() == 1
 
 
 def count_batch(
@@ -205,7 +205,7 @@ def count_batch(
     if counts_by_class(logits):
         return ByClass.count_batch(logits.mT, labels, weights, step, None if gradient is None else gradient.mT)
     p = logits.softmax(-1)
-    if classes < MANY_CLASSES or p.device.type != "cpu":
+    if classes < MANY_CLASSES or not p.is_cpu:
         return BySample.count_batch(p, top_two(p), labels, weights, step)
     return huge_softmax.count_batch(p, labels, weights, step)
 

@@ -31,7 +31,7 @@ LossSlopes = Callable[[Array, Array, Array], by_hand.Slopes]  # of the diagonal,
 
 def covers(logits: Tensor) -> bool:
     """Whether this is the fastest way for logits [..., n, d], and their memory is one that NumPy can read."""
-    if logits.device.type != "cpu" or torch.compiler.is_compiling():
+    if not logits.is_cpu or torch.compiler.is_compiling():
         return False
     if logits.shape[-1] < FEW_CLASSES:
         return logits.numel() <= MOST_ENTRIES
@@ -265,7 +265,7 @@ def many_classes(
     above_lo, bend_lo = torch.gt(p, column(lo), out=torch.empty_like(p)), step.bend_lo
     if isinstance(bend_lo, np.ndarray):
         above_lo, bend_lo = above_lo.mul_(column(bend_lo)), 1.0
-    S = torch.addcmul(p, p, above_lo, value=float(bend_lo))
+    S = torch.addcmul(p, p, above_lo, value=float(bend_lo), out=torch.empty_like(p) if detach_threshold else p)
     H = torch.addcmul(S, above_lo, column(lo), value=-float(bend_lo), out=above_lo)
     H_array = H.numpy()
     H_flat = H_array.reshape(-1)

@@ -97,7 +97,7 @@ class Entries(NamedTuple):
 def entries_above(p: Tensor, lowest: float) -> Entries:
     _, n, d = p.shape
     flat = p.view(-1)
-    if p.device.type == "cpu":  # NumPy's search is seven times as fast
+    if p.is_cpu:  # NumPy's search is seven times as fast
         positions = torch.from_numpy(np.flatnonzero(flat.numpy() > lowest))
     else:
         positions = (flat > lowest).nonzero().squeeze(-1)
