@@ -95,7 +95,7 @@ def loss_and_slopes_float64(
     margins = Margins.of(diagonal, missed, false_positives)
     score, D, P = SLOPES[metric](margins, **parameters)
     loss, total = 1 - score, margins.total
-    if isinstance(total, Tensor) or not total.all():
+    if isinstance(total, Tensor) or not np.logical_and.reduce(total, None):
         loss = loss * (total != 0)  # the slopes are 0 there already
     return Slopes(loss, -D, -P)
 
@@ -116,9 +116,16 @@ def at_least(x: Array, least: float) -> Array:
     return x.clamp_min(least) if isinstance(x, Tensor) else np.maximum(x, least)
 
 
+def at_most(x: Array, most: float) -> Array:
+    return x.clamp_max(most) if isinstance(x, Tensor) else np.minimum(x, most)
+
+
 def divisor(whole: Array, negligible: Array | float = 0.0) -> Array:
     """A denominator, infinite where it is negligible: scores and slopes that are divided by it are 0 there."""
-    return library_of(whole).where(whole <= negligible, np.inf, whole)
+    small = whole <= negligible
+    if isinstance(whole, Tensor):
+        return torch.where(small, np.inf, whole)
+    return np.where(small, np.inf, whole) if np.logical_or.reduce(small, None) else whole  # where is slow
 
 
 def library_of(x: Array) -> Any:
@@ -136,7 +143,8 @@ def class_shares(c: Margins, average: str, positive: int, absent: str) -> Array:
         return c.actual / divisor(c.total)
     if average == "macro" and absent == "ignore":
         return c.present / at_least(class_sum(c.present), 1)
-    metrics.choose("average", average, ("macro",))
+    if average != "macro":
+        raise ValueError(metrics.choose("average", average, metrics.AVERAGES))
     return 1 / c.classes
 
 
@@ -283,7 +291,7 @@ def mcc(c: Margins) -> Slopes:
     scale = (U * V) ** -0.5
     by_diagonal = scale / n
     by_predicted = (q * (covariance / V) - t) * by_diagonal
-    return Slopes((covariance * scale).clip(min=-1, max=1), by_diagonal, by_predicted)
+    return Slopes(at_least(at_most(covariance * scale, 1), -1), by_diagonal, by_predicted)
 
 
 def kappa(c: Margins) -> Slopes:

@@ -72,7 +72,7 @@ class Loss(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """One number, for inputs in the shapes of torch's cross_entropy; see the module's docstring."""
         check_types(logits, labels, weights)
-        if torch.is_autocast_enabled(logits.device.type):
+        if is_autocasting(logits):
             with torch.autocast(logits.device.type, enabled=False):
                 return self.forward(logits, labels, weights)
         samples = self.read(logits, labels, weights)
@@ -88,7 +88,7 @@ class Loss(nn.Module):
         There may be any number of leading dimensions in place of P. `ignore_index` does not apply.
         """
         check_types(logits, labels, weights)
-        if torch.is_autocast_enabled(logits.device.type):
+        if is_autocasting(logits):
             with torch.autocast(logits.device.type, enabled=False):
                 return self.per_trial(logits, labels, weights)
         samples = read_trials(logits, labels, weights)
@@ -216,6 +216,11 @@ def check_types(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
         raise ValueError(f"expected floating-point logits, got {logits.dtype}")
     if labels.is_complex():
         raise ValueError(f"expected labels that are integers, booleans or floats, got {labels.dtype}")
+
+
+def is_autocasting(x: Tensor) -> bool:
+    """Whether x's device is under autocast; is_cpu is faster to read than the device."""
+    return torch.is_autocast_enabled("cpu" if x.is_cpu else x.device.type)
 
 
 def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
@@ -346,7 +351,7 @@ def read_trials(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Sampl
 
 def without_classes(x: Tensor) -> torch.Size:
     """The shape of x [n, d, ...] without axis 1."""
-    return x.shape[:1] + x.shape[2:]
+    return x.shape[:1] if x.ndim == 2 else x.shape[:1] + x.shape[2:]
 
 
 def classes_last(x: Tensor) -> Tensor:

@@ -40,7 +40,8 @@ def covers(logits: Tensor) -> bool:
 
 def are_classes(labels: Tensor, classes: int) -> bool:
     """Whether all labels are indices of classes."""
-    return bool(np.maximum.reduce(labels.numpy().view(np.uint64), None) < classes)  # negative ones become huge numbers
+    least, most = torch.aminmax(labels)
+    return least.item() >= 0 and most.item() < classes
 
 
 def loss_and_gradient(
@@ -76,7 +77,7 @@ def loss_and_gradient(
 
 def per_class(slopes: Any, shape: tuple[int, ...]) -> Array:
     """Slopes [..., d] of a metric whose slopes may be equal for all classes, and then are [..., 1] or a number."""
-    return slopes if np.shape(slopes) == shape else slopes + np.zeros(shape)
+    return slopes if getattr(slopes, "shape", ()) == shape else slopes + np.zeros(shape)
 
 
 class TrueClasses(NamedTuple):
