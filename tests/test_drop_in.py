@@ -453,7 +453,7 @@ REFUSED = {
     "NaN soft targets": (lambda loss: loss(z, z / 0 * 0), ("soft targets", "sum to 1", "nan to nan")),
     "negative soft targets": (lambda loss: loss(z, torch.tensor([[2.0, -1, 0, 0]] * 6)), ("soft targets",)),
     "complex labels": (lambda loss: loss(z, y.cfloat()), ("integers, booleans or floats, got torch.complex64",)),
-    "shares beyond 1": (lambda loss: loss(z[:, 0], y / 2), ("shares from 0 to 1", "1.5")),
+    "shares beyond 1": (lambda loss: loss(z[:, 0], y / 2), ("probabilities from 0 to 1", "1.5")),
     "weights of another shape": (lambda loss: loss(dense, pixels, torch.ones(2, 4)), ("weights", "(2, 4, 5) or (2,)")),
     "weights as a list": (lambda loss: loss(z, y, [1] * 6), ("weights as a tensor", "list")),
     "nothing": (lambda loss: loss(z[:0], y[:0]), ("at least one sample", "(0, 4)")),
@@ -502,7 +502,7 @@ def test_wrong_multilabel_shapes_are_refused():
 
 def test_ap_perf_refuses_soft_labels():
     pytest.importorskip("ap_perf")
-    with pytest.raises(ValueError, match="APPerf: expected class labels, got shares"):
+    with pytest.raises(ValueError, match="APPerf: expected class labels, got soft targets"):
         losses.APPerf()(z[:, 0], torch.rand(6))
 
 
@@ -674,3 +674,31 @@ def test_segmentation_needs_at_most_three_times_the_memory_of_its_logits():
         assert peak >= logits.nbytes  # at least the gradient: the measurement works
         assert peak + arrays <= 3 * logits.nbytes
         logits.grad = None
+
+
+@pytest.mark.parametrize(
+    ("options", "beta"),
+    [({"multilabel": True}, beta) for beta in ([0.5, 2.0], -1, math.inf, {"a": 2.0}, "2")]
+    + [({"classes": ["a", "b"]}, beta) for beta in ([1, math.inf], {"b": math.inf}, {"b": -1.0}, math.nan)],
+)
+def test_a_beta_that_would_be_misread_is_refused(options, beta):
+    with pytest.raises(ValueError, match="beta: expected"):
+        MetricLoss("fbeta", beta=beta, **options)
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
+def test_weights_are_checked_however_they_come_in(bad):
+    logits, labels, weights = torch.zeros(3, 2), torch.tensor([[0, 1], [1, 0], [1, 1]]), torch.ones(3, 2)
+    weights[1, 1] = bad
+    for call in (
+        lambda: MetricLoss("f1", multilabel=True)(logits, labels, weights),
+        lambda: MetricLoss("f1").per_trial(logits[None], labels[None, :, 0], weights[None, :, 1]),
+        lambda: MetricLoss("f1")(logits, labels[:, 0], weights[:, 1]),
+    ):
+        with pytest.raises(ValueError, match="weights: expected finite numbers of at least 0"):
+            call()
+
+
+def test_an_empty_batch_shows_both_shapes():
+    with pytest.raises(ValueError, match=r"got logits of shape \(4, 2\) and labels of shape \(0,\)"):
+        MetricLoss("f1")(torch.zeros(4, 2), torch.zeros(0, dtype=torch.long))

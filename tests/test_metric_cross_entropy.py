@@ -602,3 +602,59 @@ def test_a_class_without_validation_samples_weighs_about_as_much_as_the_others(m
 def test_multilabel_refuses_an_average_over_samples():
     with pytest.raises(ValueError, match="a sample has no running counts"):
         MetricCrossEntropy("f1", multilabel=True, average="samples")
+
+
+SOFT = [(metric, form) for metric in ("f1", "mcc", "quadratic_kappa") for form in ("class_weights", "soft_targets")]
+
+
+@pytest.mark.parametrize(("metric", "form"), SOFT)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_soft_labels_count_as_one_weighted_sample_per_class(metric, form, weighted):
+    logits, labels, weights = drawn(classes=4)
+    shares = 0.7 * F.one_hot(labels, 4) + 0.3 / 4
+    weights = weights if weighted else None
+    repeated = logits.detach().repeat_interleave(4, 0).requires_grad_()
+    copies = (torch.arange(4).repeat(len(logits)), (shares if weights is None else shares * weights[:, None]).flatten())
+    soft, hard = MetricCrossEntropy(metric, form=form), MetricCrossEntropy(metric, form=form)
+    for _ in range(2):  # the second step has counts of two batches
+        value, expected = soft(logits, shares, weights), hard(repeated, *copies)
+        torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(soft.counts, hard.counts)
+    (gradient,), (by_copy,) = torch.autograd.grad(value, logits), torch.autograd.grad(expected, repeated)
+    torch.testing.assert_close(gradient, by_copy.unflatten(0, (-1, 4)).sum(1))
+
+
+def test_soft_labels_of_a_thousand_classes_need_no_copies():
+    logits = torch.randn(256, 1000, requires_grad=True)
+    shares = torch.full((256, 1000), 0.1 / 1000).scatter_add_(1, torch.arange(256)[:, None], torch.full((256, 1), 0.9))
+    with torch.profiler.profile(profile_memory=True) as profiler:
+        MetricCrossEntropy("f1")(logits, shares).backward()
+    assert max(event.self_cpu_memory_usage for event in profiler.events()) <= 4 * 256 * 1000 * 4  # bytes
+
+
+def test_soft_labels_overwritten_before_backward_are_noticed():
+    logits, labels, _ = drawn()
+    shares = F.one_hot(labels, 3).double()
+    value = MetricCrossEntropy("f1")(logits, shares)
+    shares.zero_()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        value.backward()
+
+
+@pytest.mark.parametrize("metric", ["f1", "quadratic_kappa"])
+def test_an_evaluation_in_inference_mode_leaves_training_alone(metric):
+    logits, labels, _ = drawn()
+    loss = MetricCrossEntropy(metric, counts="validation")
+    with torch.inference_mode():
+        loss.set_counts(Confusion.from_predictions(logits.argmax(-1), labels, 3))
+        evaluated = loss(logits.detach(), labels)
+    value = loss(logits, labels)
+    value.backward()
+    torch.testing.assert_close(value.detach(), evaluated.clone())
+
+
+def test_decisions_can_be_found_in_inference_mode():
+    probabilities = torch.rand(50, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
+    with torch.inference_mode():
+        inside = east.decide(probabilities, "f1").predict(probabilities)
+    assert (inside == east.decide(probabilities, "f1").predict(probabilities)).all()

@@ -7,12 +7,12 @@ loss(logits, labels, weights=None) follows torch.nn.functional.cross_entropy and
 | logits                  | labels                                                      |
 |-------------------------|-------------------------------------------------------------|
 | [n, d, ...], d >= 2     | class indices [n, ...], or soft targets [n, d, ...] (float) |
-| [n], [n, 1, ...]        | 0 or 1, or a share in [0, 1] (float), with or without axis 1 |
+| [n], [n, 1, ...]        | 0 or 1, or a probability (float), with or without axis 1    |
 
 A single logit z stands for the two logits (0, z). Samples labelled `ignore_index` or of weight 0 are left out, whatever
-their logits: not even NaN or infinity reaches the loss or its gradient. Soft targets are shares
-that sum to 1 over the classes. A float multilabel batch with exactly one positive per row looks the same and is read as
-soft targets; if samples can have several labels, pass multilabel=True or integer labels.
+their logits: not even NaN or infinity reaches the loss or its gradient. Soft targets are at least 0 and sum to 1 over
+the classes. A float multilabel batch with exactly one positive per row looks the same and is read as soft targets: if
+samples can have several labels, pass multilabel=True. Integer labels of the logits' shape are refused without it.
 
 loss.per_trial(logits [P, n, d], labels [P, n], weights=None) returns one number per trial, for populations of networks.
 """
@@ -118,7 +118,7 @@ class Loss(nn.Module):
     def convert_targets(self, samples: Samples) -> Samples:
         """Convert soft targets to weighted samples if this loss does not take them."""
         if samples.labels.is_floating_point() and not self.takes_weights:
-            raise ValueError(f"{type(self).__name__}: expected class labels, got shares ({samples.labels.dtype})")
+            raise ValueError(f"{type(self).__name__}: expected class labels, got soft targets ({samples.labels.dtype})")
         if samples.labels.is_floating_point() and not self.takes_soft_targets:
             samples = as_weighted_samples(samples)
         return samples
@@ -226,7 +226,8 @@ def is_autocasting(x: Tensor) -> bool:
 def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
     """Samples of inputs in torch's layout, classes in axis 1; pixels become [N, pixels, d] without a copy."""
     if logits.ndim == 0 or labels.numel() == 0:
-        raise ValueError(f"expected at least one sample, got logits of shape {tuple(logits.shape)}")
+        got = f"logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)}"
+        raise ValueError(f"expected at least one sample, got {got}")
     if logits.ndim == 1 or logits.shape[1] == 1:
         return read_single_logits(logits, labels, weights, ignore_index)
     shape = without_classes(logits)
@@ -266,7 +267,7 @@ def two_class_targets(shares: Tensor, weights: Tensor | None, ignore_index: int)
     shares = torch.where(valid, shares, 0)
     if not is_tracing() and not ((shares >= 0) & (shares <= 1)).all():
         least, most = float(shares.min()), float(shares.max())
-        raise ValueError(f"labels: expected shares from 0 to 1 for single logits, got {least:g} to {most:g}")
+        raise ValueError(f"labels: expected probabilities from 0 to 1 for single logits, got {least:g} to {most:g}")
     return torch.stack((1 - shares, shares), -1), valid.to(shares.dtype) if weights is None else weights * valid
 
 
@@ -280,11 +281,10 @@ def read_multilabel(logits: Tensor, labels: Tensor, weights: Tensor | None, igno
             f"multilabel=True: expected logits and labels of the same shape [n, L, ...], got {tuple(logits.shape)} and "
             f"{tuple(labels.shape)}"
         )
-    if weights is not None:
-        per_sample = (
-            read_weights(weights, without_classes(logits), logits.dtype) if weights.shape != logits.shape else None
-        )
-        weights = by_sample(weights) if per_sample is None else per_sample.unsqueeze(-1).expand(-1, logits.shape[1])
+    if weights is not None and weights.shape == logits.shape:
+        weights = checked_weights(by_sample(weights))
+    elif (per_sample := read_weights(weights, without_classes(logits), logits.dtype)) is not None:
+        weights = per_sample.unsqueeze(-1).expand(-1, logits.shape[1])
 
     def arranged(x: Tensor) -> Tensor:
         return x.reshape(-1) if average == "micro" else x if average == "samples" else x.mT
@@ -346,7 +346,7 @@ def read_trials(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Sampl
         raise ValueError(f"weights: expected the labels' shape {tuple(labels.shape)}, got {tuple(weights.shape)}")
     logits = two_or_more(logits)
     dtype = at_least_float32(logits.dtype)
-    return Samples(logits.to(dtype), as_int64(labels), None if weights is None else weights.to(dtype))
+    return Samples(logits.to(dtype), as_int64(labels), None if weights is None else checked_weights(weights.to(dtype)))
 
 
 def without_classes(x: Tensor) -> torch.Size:
@@ -388,10 +388,14 @@ def read_weights(weights: Tensor | None, shape: torch.Size, dtype: torch.dtype) 
         raise ValueError(f"weights: expected the shape {choices}, got {tuple(weights.shape)}")
     if weights.shape == shape[:1]:
         weights = weights.reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
-    weights = weights.reshape(-1).to(at_least_float32(dtype))
-    if weights.is_cpu and not is_tracing():  # elsewhere a look at the data costs a synchronisation
+    return checked_weights(weights.reshape(-1).to(at_least_float32(dtype)))
+
+
+def checked_weights(weights: Tensor) -> Tensor:
+    """The weights; ValueError unless they are finite and at least 0."""
+    if can_inspect(weights):
         values = weights.detach().numpy()
-        least, most = np.minimum.reduce(values), np.maximum.reduce(values)
+        least, most = np.minimum.reduce(values, None), np.maximum.reduce(values, None)
         if not (least >= 0 and most < np.inf):  # NaN fails as well
             raise ValueError(f"weights: expected finite numbers of at least 0, got {least:g} to {most:g}")
     return weights

@@ -75,7 +75,7 @@ class MetricCrossEntropy(Loss):
         classes they are equal.
     counts: training, a running mean of hard confusion counts over the batches (`decay`), updated only in training mode
         and by logits that require a gradient; or validation, the counts last passed to `set_counts`.
-    smoothing: how much is added of the counts that guessing by class frequency would give, so that no slope is 0/0.
+    smoothing: weight of the counts that guessing by class frequency would give, added so that no slope is 0/0.
     ignore_index: samples with this label are left out.
     multilabel: logits and 0/1 labels [n, L, ...] are L binary problems, each with its own counts; `average` is then
         macro, weighted, or micro, which counts all labels together.
@@ -90,6 +90,7 @@ class MetricCrossEntropy(Loss):
     """
 
     anneals = False
+    takes_soft_targets = True
     unused_in_trials = UNUSED_IN_TRIALS
     stops_by = "metric"  # the weights change with the counts, so losses of two epochs cannot be compared
 
@@ -181,9 +182,10 @@ class MetricCrossEntropy(Loss):
         if targets is None:
             ones = logits.new_ones((*logits.shape[:-2], logits.shape[-1]))
             targets = Targets(ones, ones)
-        if logits.ndim == 2 and weights is None and self.form == "class_weights" and not gathers:
+        soft = labels.is_floating_point()
+        if logits.ndim == 2 and weights is None and self.form == "class_weights" and not (gathers or soft):
             return F.cross_entropy(logits, labels, targets.diagonal, ignore_index=NO_LABEL)
-        cost, weight = weighted_cost(logits, labels, weights, targets)
+        cost, weight = (soft_label_cost if soft else weighted_cost)(logits, labels, weights, targets)
         if gathers:
             cost, weight = summed_over_ranks(torch.stack((cost, weight)))
         return ratio(cost, weight)
@@ -202,6 +204,8 @@ class MetricCrossEntropy(Loss):
 
     def batch_counts(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """Hard counts of a batch: margins [..., 3, d], or cells [..., d, d] for a metric that reads them."""
+        if labels.is_floating_point():
+            return self.soft_label_counts(logits, labels, weights)
         if logits.is_cpu and not torch.compiler.is_compiling():
             return self.batch_counts_numpy(logits, labels, weights)
         classes, predicted = logits.shape[-1], logits.argmax(-1)
@@ -234,6 +238,16 @@ class MetricCrossEntropy(Loss):
         margins = by_class(y + offset, hit, d), by_class(y + offset, w, d), by_class(predicted + offset, w, d)
         return torch.from_numpy(np.stack([x.reshape(*lead, d) for x in margins], -2)).to(logits.dtype)
 
+    def soft_label_counts(self, logits: Tensor, shares: Tensor, weights: Tensor | None) -> Tensor:
+        """The same for soft labels [n, d]: a sample counts for every class by its share."""
+        classes, predicted = logits.shape[-1], logits.argmax(-1)
+        mass = shares if weights is None else shares * weights.unsqueeze(-1)
+        if self.reads_cells(classes):
+            return mass.new_zeros(classes, classes).index_add_(1, predicted, mass.mT)
+        hit = mass.gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
+        diagonal, of_prediction = (per_class(x, predicted, classes) for x in (hit, mass.sum(-1)))
+        return torch.stack((diagonal, mass.sum(-2), of_prediction))
+
     def update_counts(self, batch: Tensor) -> None:
         """C <- decay C + (1 - decay) C_batch; the first batch sets C."""
         if self.counts is None:
@@ -252,7 +266,8 @@ class MetricCrossEntropy(Loss):
             raise ValueError(self.wrong_shape(logits.shape))
         cached = self.targets
         if cached is None or cached.diagonal.dtype != logits.dtype or cached.diagonal.device != logits.device:
-            cached = self.targets = self.targets_at(self.counts.to(logits))
+            with torch.inference_mode(False):  # a later training step may use what an evaluation computed
+                cached = self.targets = self.targets_at(self.counts.to(logits, copy=True))
         return cached
 
     def wrong_shape(self, shape: torch.Size) -> str:
@@ -419,6 +434,21 @@ def weighted_cost(logits: Tensor, labels: Tensor, weights: Tensor | None, target
             factors = torch.stack((targets.columns, torch.ones_like(targets.columns)), -1)
             columns, log_p_sum = (log_p @ factors).unbind(-1)
             costs = targets.row_minimum.gather(-1, labels) * log_p_sum - diagonal - columns
+    if weights is not None:
+        costs, sample_weights = costs * weights, sample_weights * weights
+    return costs.sum(-1), sample_weights.sum(-1)
+
+
+def soft_label_cost(logits: Tensor, shares: Tensor, weights: Tensor | None, targets: Targets) -> tuple[Tensor, Tensor]:
+    """`weighted_cost` for soft labels [n, d]: the costs of all classes, weighted by the sample's shares."""
+    log_p, sample_weights = logits.log_softmax(-1), shares @ targets.row_total
+    if targets.cells is not None:
+        costs = -((shares @ targets.cells) * log_p).sum(-1)
+    else:
+        # In this order, because autograd then saves the shares and notices if they are overwritten.
+        costs = -((log_p * targets.diagonal) * shares).sum(-1)
+    if targets.columns is not None and targets.row_minimum is not None:
+        costs = costs + (shares @ targets.row_minimum) * log_p.sum(-1) - shares.sum(-1) * (log_p @ targets.columns)
     if weights is not None:
         costs, sample_weights = costs * weights, sample_weights * weights
     return costs.sum(-1), sample_weights.sum(-1)

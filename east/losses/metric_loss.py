@@ -133,6 +133,7 @@ class MetricLoss(Loss):
             if required and name not in keywords:
                 raise ValueError(f"{name_of(self.metric)} needs {name}: expected {name}=…")
         parameters = dict(keywords)
+        self.check_beta(parameters.get("beta", 1.0))
         if self.multilabel:
             # The score of a label is that of its positives.
             return parameters | ({"average": "positive", "positive": 1} if "average" in accepted else {})
@@ -143,13 +144,9 @@ class MetricLoss(Loss):
         if "average" in parameters:
             # "none" gives one number per class; a loss needs a single number.
             choose("average", parameters["average"], [a for a in metrics.AVERAGES if a != "none"])
-        beta, positive = parameters.get("beta"), parameters.get("positive")
-        if isinstance(beta, str) or (isinstance(beta, Real) and not 0 <= float(beta) < math.inf):
-            raise ValueError(f"beta: expected a number of at least 0, got {beta!r}")
-        if isinstance(beta, Mapping):
-            parameters["beta"] = beta = self.beta_per_class(beta)
-        if not (torch.as_tensor(parameters.get("beta", 1.0)).double() >= 0).all():
-            raise ValueError(f"beta: expected numbers of at least 0, got {parameters['beta']!r}")
+        if isinstance(parameters.get("beta"), Mapping):
+            parameters["beta"] = self.beta_per_class(parameters["beta"])
+        positive = parameters.get("positive")
         if not torch.as_tensor(parameters.get("costs", 0.0)).isfinite().all():
             raise ValueError(f"costs: expected finite numbers, got {parameters['costs']!r}")
         if positive is not None and "average" in accepted and parameters.get("average") != "positive":
@@ -172,6 +169,16 @@ class MetricLoss(Loss):
             raise ValueError("positive: expected none with multilabel=True, where every label has its own positives")
         averages = LABEL_AVERAGES if self.default_average else LABEL_AVERAGES[:-1]
         return choose("average", parameters.pop("average", "macro"), averages)
+
+    def check_beta(self, beta: metrics.PerClass | Mapping[str, float] | str) -> None:
+        """Raise ValueError unless beta is a finite number of at least 0, or several, if classes can have their own."""
+        if self.multilabel and not isinstance(beta, Real):
+            raise ValueError(f"beta: expected one number for all labels with multilabel=True, got {beta!r}")
+        values = list(beta.values()) if isinstance(beta, Mapping) else beta
+        numbers = None if isinstance(values, str) else torch.as_tensor(values, dtype=torch.float64)
+        if numbers is None or not ((numbers >= 0) & (numbers < math.inf)).all():
+            expected = "a number" if isinstance(beta, str | Real) else "finite numbers"
+            raise ValueError(f"beta: expected {expected} of at least 0, got {beta!r}")
 
     def beta_per_class(self, beta: Mapping[str, float]) -> list[float]:
         """beta for every class, 1 for classes that are not named."""

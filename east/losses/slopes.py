@@ -50,8 +50,8 @@ def of_cells(score: Score, cells: Tensor) -> Tensor:
 
 def by_autograd(score: Score, counts: Tensor, confusion: Callable[[Tensor], Confusion]) -> Tensor:
     """The derivatives of the score with respect to counts [..., k, d], from which `confusion` makes a Confusion."""
-    with torch.enable_grad():
-        leaf = counts.detach().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():
+        leaf = counts.detach().clone().requires_grad_()  # cloned: a tensor made in inference mode takes no gradient
         value = score(confusion(leaf))
         if value.shape != leaf.shape[:-2]:
             raise ValueError(
