@@ -29,6 +29,7 @@ from east.confusion import Confusion
 from east.data.columns import Columns, Numbers, detect_all
 from east.data.common import DataError, Part, Splits, listed, shown
 from east.data.encoding import Encoding, typed_columns
+from east.losses import steps
 from east.settings.sections import (
     AnnealingSection,
     DatasetSection,
@@ -176,9 +177,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self._check_parameters()
         columns, targets = self._read(X, y, fitting=True)
         check_classification_targets(targets)
-        weights = self._weights(X, targets, sample_weight)
-        used = np.flatnonzero(weights > 0)
-        columns, targets, weights = columns.take(used), targets[used], weights[used]
+        used, weights = self._weights(X, targets, sample_weight)
+        columns, targets = columns.take(used), targets[used]
         self.classes_, labels = np.unique(targets, return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
@@ -209,7 +209,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric of the predictions; larger is better."""
         predicted = self._decided(X)
-        truth = column_or_1d(y)
+        truth = without_gaps(column_or_1d(y))
         # Classes that were not in training are never predicted. unique_labels refuses text after numbers.
         unseen = np.setdiff1d(unique_labels(self.classes_, truth), self.classes_)
         classes = [*self.classes_, *unseen]
@@ -287,7 +287,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self._refuse_missing(frame)
         if not fitting:
             return as_value_error(partial(typed_columns, frame, self.encoding_)), np.empty(0)
-        targets = column_or_1d(y, warn=True)
+        targets = without_gaps(column_or_1d(y, warn=True))
         check_consistent_length(X, targets)
         return detected_columns(frame), targets
 
@@ -303,14 +303,22 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def _advice(self) -> str:
         return f"drop these rows, fill them, or use {type(self).__name__}(missing='median')"
 
-    def _weights(self, X: ArrayLike, targets: np.ndarray, sample_weight: ArrayLike | None) -> np.ndarray:
-        """Sample weights [n] times class weights, scaled to a mean of 1."""
+    def _weights(
+        self, X: ArrayLike, targets: np.ndarray, sample_weight: ArrayLike | None
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The rows with a weight above 0, and their sample weights times class weights, scaled to a mean of 1.
+
+        Class weights are made from these rows: "balanced" does not count rows that are ignored.
+        """
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if self.class_weight is not None:
-            weights = weights * compute_sample_weight(self.class_weight, targets)
-        if not weights.any():
+        used = np.flatnonzero(weights)
+        weights = weights[used]
+        if self.class_weight is not None and len(used):
+            weights = weights * compute_sample_weight(self.class_weight, targets[used])
+        used, weights = used[weights > 0], weights[weights > 0]
+        if not len(used):
             raise ValueError("sample_weight: expected at least one row with a weight above zero")
-        return weights / weights.mean()
+        return used, weights / weights.mean()
 
     def _split(
         self, columns: Columns, labels: np.ndarray, weights: np.ndarray, random: np.random.RandomState
@@ -500,6 +508,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def _check_parameters(self) -> None:
         choose("annealing", self.annealing, SCHEDULES)
         choose("loss", self.loss, LOSSES)
+        choose("step", self.step, [*steps.STEPS, "none"])
         choose("decision", self.decision, DECISIONS)
         choose("missing", self.missing, MISSING)
         is_list = isinstance(self.hidden, Sequence | np.ndarray)
@@ -519,6 +528,15 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             value = getattr(self, name)
             if not (isinstance(value, Real) and low <= float(value) <= high):
                 raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, got {value!r}")
+
+
+def without_gaps(targets: np.ndarray) -> np.ndarray:
+    """The targets; ValueError if one is missing, in the words of scikit-learn's check of arrays."""
+    import pandas as pd
+
+    if pd.isna(targets).any():
+        raise ValueError("Input y contains NaN, a missing value: drop these rows")
+    return targets
 
 
 def same(value: Any, default: Any) -> bool:

@@ -3,6 +3,7 @@
 import pickle
 import re
 import warnings
+from functools import partial
 
 import numpy as np
 import pandas as pd
@@ -495,3 +496,26 @@ def test_a_saved_classifier_tells_seconds_since_1970_apart(tmp_path):
     model = quick(max_epochs=3).fit(X, X[:, 0] > 1.7e9 + 300)
     again = east.load(model.to_model().save(tmp_path / "model"))
     np.testing.assert_allclose(again.predict_proba(X), model.predict_proba(X), atol=1e-6)
+
+
+def test_balanced_class_weights_do_not_count_rows_of_weight_zero(rare):
+    X, y = rare
+    kept = (y == 1) | (np.arange(len(y)) % 3 > 0)
+    balanced = partial(quick, class_weight="balanced", max_epochs=2)
+    absent = balanced().fit(X[kept], y[kept]).predict_proba(X)
+    np.testing.assert_array_equal(absent, balanced().fit(X, y, kept).predict_proba(X))
+
+
+@pytest.mark.parametrize("gap", [None, np.nan, pd.NA])
+def test_missing_targets_of_a_frame_are_refused_in_plain_words(gap):
+    frame = pd.DataFrame({"a": [1.0, 2, 3, 4], "b": ["x", "y", "x", "y"]})
+    fitted = quick(max_epochs=1).fit(frame, ["no", "yes", "no", "yes"])
+    for call in (quick(max_epochs=1).fit, fitted.score):
+        with pytest.raises(ValueError, match="Input y contains NaN"):
+            call(frame, pd.Series(["no", "yes", "no", gap]))
+
+
+@pytest.mark.parametrize("loss", ["metric", "metric_ce", "ce"])
+def test_an_unknown_step_is_refused_whatever_the_loss(rare, loss):
+    with pytest.raises(ValueError, match="unknown step 'foo'"):
+        quick(loss=loss, step="foo").fit(*rare)
