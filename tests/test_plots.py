@@ -1,6 +1,7 @@
 """Figures show the numbers they are given; their looks are left to the eye."""
 
 import xml.etree.ElementTree as ET
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib
@@ -147,6 +148,19 @@ def test_lines_have_a_point_per_column():
     assert list(drawn) == ["F1*", "CE", "CE + plug-in", "CE weighted", "AnyLoss"]
     assert list(drawn["CE"]) == pytest.approx([0.91, 0.71, 0.51, 0.31])
     plots.lines(tables.build("imbalance", "/nowhere"))
+
+
+def test_a_row_has_one_colour_in_all_panels_and_every_row_is_in_the_legend():
+    table = filled("imbalance", lambda cell: 0.5)
+    left_out = {"f1_positive": "CE weighted", "mcc": "F1*"}  # other rows in each block
+    table = replace(table, cells=[cell for cell in table.cells if left_out[cell.block] != cell.row])
+    figure = plots.lines(table)
+    colours = [{drawn.get_label(): drawn.lines[0].get_color() for drawn in axes.containers} for axes in figure.axes]
+    shared = colours[0].keys() & colours[1].keys()
+    assert len(shared) == 3
+    assert all(colours[0][row] == colours[1][row] for row in shared)
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert sorted(named) == sorted(colours[0] | colours[1])
 
 
 def test_ranks_are_drawn_at_their_positions():

@@ -24,12 +24,12 @@ from east import data
 from east.choices import CONF, groups
 from east.experiment import records
 from east.experiment.runs import Run
-from east.reporting import cells, entries, fidelity, papers, specs, statistics, tables, writers
+from east.reporting import cells, entries, fidelity, papers, recorded, specs, statistics, tables, writers
 from east.reporting.fidelity import Request
 from east.settings import compose, identity
 from east.settings.command import Command
 from east.settings.compose import settings
-from east.settings.sections import Science
+from east.settings.sections import LossSection, Science
 from east.settings.settings import Settings
 from east.training.scores import Best
 
@@ -878,7 +878,65 @@ def test_the_best_is_bold_but_never_a_single_trial_or_mixed_scores(east_v2_1):
     }
     assert published == {"MCC*"}
     mixed = tables.build("east_v2_3", GOLDEN)
-    assert not any(mixed.best(c, "ours") for c in mixed.cells if c.column == "f1")
+    assert not any(mixed.best(c, which) for c in mixed.cells if c.column == "f1" for which in ("ours", "published"))
+
+
+def test_settings_that_differ_in_averaging_or_decay_alone_have_names_of_their_own():
+    plain = next(r.config for r in records.scan(GOLDEN) if r.config.loss.name == "ce")
+    others = [plain.but(hyper=plain.hyper.but(**change)) for change in ({"average": 0.9}, {"weight_decay": 0.5})]
+    searched = plain.but(hyper=plain.hyper.but(lr=0.5))
+    names = recorded.labels("ce", [plain, *others, searched])
+    assert len(set(names[:3])) == 3
+    assert names[0] == names[3], "a search varies the learning rate within one row"
+
+
+def test_every_setting_of_the_grid_has_a_row_of_its_own(tmp_path):
+    """loss=metric loss.metric=accuracy is not loss=accuracy."""
+    golden = next(r for r in records.scan(GOLDEN) if r.config.loss.name == "accuracy")
+    options = {"name": "metric", "_target_": golden.config.loss.target, "metric": "accuracy"}
+    for loss in (golden.config.loss, LossSection(**options)):
+        records.write(tmp_path, golden.but(config=golden.config.but(loss=loss), source=""))
+    table = tables.build("grid", tmp_path)
+    assert sum(map(len, table.blocks.values())) == len(table.cells)
+    assert {cell.row for cell in table.cells} == {"accuracy", "metric accuracy"}
+
+
+def test_a_row_that_lacks_one_score_is_shown_with_a_gap(east_v2_1):
+    """Trials run with protocol.decisions=[plugin_f1] have no rule tuned for MCC."""
+    of_ce = [c for c in east_v2_1.cells if (c.block, c.row) == ("mammography", "CE")]
+    tuned = [replace(c, row="tuned", published=None, values=c.values if c.column == "f1" else {}) for c in of_ce]
+    shown = tables._worth_showing(tables.spec("east_v2_1"), [*east_v2_1.cells, *tuned])
+    assert [c.column for c in shown if c.row == "tuned"] == ["f1", "accuracy", "mcc"]
+    for write in writers.WRITERS.values():
+        assert "tuned" in write([replace(east_v2_1, cells=shown)], [[]])
+
+
+def test_the_answer_is_about_the_first_block_alone():
+    table = tables.build(QUICK, GOLDEN)
+    reference = replace(table, reference="CE")
+    first = tables.answer(reference)
+    assert "over CE" in first
+    other = [replace(c, block="hard", values={s: v + 9 for s, v in c.values.items()}) for c in table.cells]
+    assert tables.answer(replace(reference, cells=[*table.cells, *other])) == first
+
+
+def test_the_command_for_all_missing_runs_has_the_options_of_the_table():
+    for options, words in (
+        ({}, ""),
+        ({"rule": "val_metric", "variant": "released"}, " selection=val_metric variant=released"),
+        ({"preset": "budget"}, " preset=budget"),
+    ):
+        table = tables.build("east_v2_1", "/nowhere", **options)
+        assert table.reproduce == f"east-run task=reproduce table=east_v2_1{words}"
+    assert (
+        tables.build("keel", "/nowhere", rule="val_metric").reproduce
+        in writers.to_run(tables.build("keel", "/nowhere", rule="val_metric"))[-1]
+    )
+
+
+def test_a_caption_keeps_capitals_in_names():
+    spec = QUICK.changed(protocol="MyProtocol")
+    assert "protocol MyProtocol;" in tables._caption(spec, [], "val_loss", "clean", DAY)
 
 
 # text

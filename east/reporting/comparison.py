@@ -321,7 +321,7 @@ class Comparison:
                 f"{rows} of {name!r}; the winner has the highest likelihood among the {len(self.contenders)} "
                 "candidates not clearly worse on validation than the best"
             )
-        if self.behind or self.certainty >= 0.5:
+        if self.certainty >= 0.5:
             return None
         return f"with other validation rows it would win {self.certainty:.0%} of the time"
 

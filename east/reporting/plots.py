@@ -342,11 +342,13 @@ def lines(table: "ResultTable") -> Figure:
     figure = Figure(figsize=(1.6 + 3.0 * max(len(blocks), 1), 3.2))
     if not blocks:
         return without_data(figure, "no records")
+    rows = list(dict.fromkeys(cell.row for cells in blocks.values() for cell in cells.values()))
     for axes, (block, cells) in zip(figure.subplots(1, len(blocks), squeeze=False)[0], blocks.items(), strict=True):
         columns = list(dict.fromkeys(cell.column for cell in cells.values()))
-        rows = list(dict.fromkeys(cell.row for cell in cells.values()))
         for k, row in enumerate(rows):
             drawn = [cell for cell in cells.values() if cell.row == row and cell.values]
+            if not drawn:
+                continue
             x = [columns.index(cell.column) + 0.05 * (k - len(rows) / 2) for cell in drawn]  # intervals side by side
             means = [_ours(cell) for cell in drawn]
             look = {"color": COLOURS[k % len(COLOURS)], "marker": MARKERS[k % len(MARKERS)], "ms": 4, "lw": 1.2}
@@ -354,7 +356,9 @@ def lines(table: "ResultTable") -> Figure:
         axes.set(title=block, xlim=(-0.4, len(columns) - 0.6))
         axes.set_xticks(range(len(columns)), columns)
         axes.set_ylim(lowest(cells.values()) - 0.05, min(axes.get_ylim()[1], 1.05))
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside right center", fontsize=8)
+    labelled = [axes.get_legend_handles_labels() for axes in figure.axes]  # a row may be in some blocks only
+    handles = {name: handle for pair in labelled for handle, name in zip(*pair, strict=True)}
+    figure.legend(list(handles.values()), list(handles), loc="outside right center", fontsize=8)
     return figure
 
 

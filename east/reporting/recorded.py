@@ -6,7 +6,7 @@ from typing import TypeAlias
 from east.reporting import papers
 from east.reporting.cells import Cell
 from east.reporting.entries import Catalogue, Family
-from east.reporting.fidelity import PRESETS
+from east.reporting.fidelity import PRESETS, VARIED
 from east.reporting.specs import POSITIVE, Spec
 from east.settings.command import text as typed
 from east.settings.identity import SECTIONS, Json
@@ -60,7 +60,7 @@ def _data_labels(dataset: str, by_data: Mapping[str | None, Mapping[str, list[Fa
 
 def _rows(block: str, dataset: str, loss: str, families: Sequence[Family], scores: Sequence[str]) -> Iterator[Cell]:
     configs = [family[0].config for family in families]
-    metrics = [str(config.loss.options.get("metric")) if loss == "metric" else loss for config in configs]
+    metrics = [f"metric {config.loss.options.get('metric')}" if loss == "metric" else loss for config in configs]
     names = labels(loss, configs) if len(set(metrics)) < len(metrics) else metrics
     for label, family in zip(names, families, strict=True):
         protocol = family[0].config.protocol.name
@@ -89,9 +89,11 @@ def labels(name: str, configs: Sequence[Science]) -> list[str]:
     """Names for several settings of one loss."""
     flat: list[Values] = []
     for config in configs:
-        sections = [(section, getattr(config, section).to_json()) for section in SECTIONS if section != "hyper"]
-        values = {f"{s}.{n}".removesuffix(".name"): value for s, section in sections for n, value in section.items()}
-        flat.append({"preset": config.preset} | values | {"annealing.r": None})
+        sections = {section: getattr(config, section).to_json() for section in SECTIONS}
+        values = {
+            f"{s}.{n}".removesuffix(".name"): value for s, found in sections.items() for n, value in found.items()
+        }
+        flat.append({"preset": config.preset} | values | dict.fromkeys(VARIED))
     return distinct_names(name, flat)
 
 

@@ -22,6 +22,11 @@ POSTERIOR_DRAWS = 50_000
 PUBLISHED_STD_FLOOR = 0.005  # a printed 0.00 can be anything below this
 PUBLISHED_TRIALS = 10  # behind every published mean
 MARGIN = 0.02  # differences up to this do not matter
+MEANING = (  # of the words of `verdict`
+    f"Reproduced: the interval is inside ±{MARGIN} and contains 0; close: inside ±{MARGIN}; differs: excludes 0 and "
+    f"reaches beyond ±{MARGIN}; imprecise: anything else. ✓: reproduced or close, unless always predicting one class "
+    "earns that word too."
+)
 WORDS = ("reproduced", "close", "differs", "imprecise")
 ALL = "all"  # name of the group of all datasets in a table's leads
 

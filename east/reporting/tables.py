@@ -5,6 +5,7 @@ they follow the protocol, writers.py how a table looks.
 """
 
 import math
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -99,6 +100,7 @@ class ResultTable:
     reference: str | None = None  # the row that all others are compared with; None: the rows of cross-entropy
     next: str | None = None  # what to do next
     questions: tuple[Question, ...] = ()
+    reproduce: str = ""  # the command that fills all empty cells
 
     @property
     def declared(self) -> int:
@@ -130,9 +132,11 @@ class ResultTable:
         """
         column = self.column(cell)
         means: dict[str, float] = {}
+        if len({c.measure for c in column}) > 1:
+            return False
         if which == "published":
             means = {c.row: c.published.mean for c in column if c.published}
-        elif len({c.measure for c in column}) == 1:
+        else:
             means = {c.row: round(c.summary.mean or 0.0, 3) for c in column if len(c.values) > 1}
         return len(means) > 1 and means.get(cell.row) == max(means.values())
 
@@ -231,7 +235,17 @@ def build(
     caption = _caption(table, cells, rule, variant, today or date.today())
     names_of_shared = ("flipped", "ranked", "details", "figure", "reference", "next", "questions")
     shared = {name: getattr(table, name) for name in names_of_shared}
-    return ResultTable(table.name, table.title, caption, cells, findings, **shared)
+    reproduce = _reproduce(table, rule, variant, preset or usual_preset(table), config_dir)
+    return ResultTable(table.name, table.title, caption, cells, findings, reproduce=reproduce, **shared)
+
+
+def _reproduce(table: Spec, rule: str, variant: str, preset: str, config_dir: str | None) -> str:
+    """The command that fills all empty cells, with the options that are not the usual ones."""
+    typed = {"selection": rule, "variant": variant, "preset": preset}
+    usual = ("val_loss", "clean", usual_preset(table))
+    options = {name: value for (name, value), default in zip(typed.items(), usual, strict=True) if value != default}
+    folder = ["--config-dir", config_dir] if config_dir else []
+    return shlex.join(["east-run", *folder, *Command({"task": "reproduce", "table": table.name} | options).words])
 
 
 def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
@@ -243,7 +257,8 @@ def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
         scored = {(cell.block, cell.column) for cell in cells if cell.values}
         return [cell for cell in cells if (cell.block, cell.column) in scored]
     if table.paper:
-        cells = [cell for cell in cells if cell.published or cell.values]
+        shown = {(cell.block, cell.row) for cell in cells if cell.published or cell.values}
+        cells = [cell for cell in cells if (cell.block, cell.row) in shown]
     filled = {cell.block for cell in cells if cell.values}
     return sorted(cells, key=lambda cell: cell.block not in filled)
 
@@ -305,13 +320,14 @@ def comparisons(table: ResultTable) -> list[RowPair]:
 
 
 def answer(table: ResultTable) -> str | None:
-    """One sentence about a table with a reference row: which row is best by the first score, and how sure that is."""
-    first = [cell for cell in table.cells if cell.column == table.cells[0].column and cell.values]
+    """One sentence about a table with a reference row: which row is best in the first column, and how sure that is."""
+    first = [cell for cell in table.column(table.cells[0]) if cell.values] if table.cells else []
     if not first or not table.reference:
         return None
     best = max(first, key=lambda cell: cell.summary.mean or 0.0)
     sentence = f"Highest {best.column}: {best.row}, {best.summary.mean:.3f}"
-    pair = next((p for p in comparisons(table) if (p.row, p.column) == (best.row, best.column)), None)
+    place = best.block, best.column, best.row, table.reference
+    pair = next((p for p in comparisons(table) if (p.block, p.column, p.row, p.against) == place), None)
     if pair is None or pair.low is None or pair.high is None:
         return f"{sentence}."
     sure = "more than chance" if pair.low > 0 else "too close to call"
@@ -405,9 +421,7 @@ def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today:
         legend += " Capped: more than half of the trials ended at the epoch limit."
     if any(cell.published for cell in cells):
         legend += (
-            " Δ: ours − published with Welch's 95 % interval (published n = 10, s at least 0.005). Reproduced: the"
-            " interval is inside ±0.02 and contains 0; close: inside ±0.02; differs: excludes 0 and reaches beyond"
-            " ±0.02; imprecise: anything else. ✓ reproduced or close, unless always predicting one class"
-            " earns that word too. Bold: column's best."
+            " Δ: ours − published with Welch's 95 % interval (published n = 10, s at least 0.005). "
+            f"{statistics.MEANING} Bold: column's best."
         )
-    return f"{table.source}. {legend} {'; '.join(facts).capitalize()}."
+    return f"Source: {table.source}. {legend} {facts[0][:1].upper()}{'; '.join(facts)[1:]}."

@@ -115,7 +115,8 @@ def heading(table: "ResultTable", block: str, column: str) -> str:
     rows: dict[str, list[str]] = {}
     cells = [cell for (_, name), cell in table.blocks[block].items() if name == column]
     for cell in cells:
-        rows.setdefault(papers.shown(cell.measure).replace("test.", ""), []).append(cell.row)
+        score = cell.measure.partition(" of ")[0]  # trained_for is one score, though each row has its own metric
+        rows.setdefault(papers.shown(score).replace("test.", ""), []).append(cell.row)
     first, *others = rows
     obvious = table.flipped or (not others and (first == block or column.partition(" ")[0].endswith(first)))
     facts = [] if obvious else [first, *(f"{', '.join(rows[score])}: {score}" for score in others)]
@@ -157,7 +158,9 @@ def how_compared(table: "ResultTable", pairs: Sequence["RowPair"]) -> str:
     units, answered = {pair.over for pair in pairs}, sum(pair.p_holm is not None for pair in pairs)
     sentences = [sentence for unit, sentence in UNITS.items() if unit in units]
     if not answered:
-        sentences.append("The table declares no question of these: p-values are not corrected for multiplicity.")
+        sentences.append(
+            "None of these comparisons was declared in advance: p-values are not corrected for multiple testing."
+        )
     else:
         unanswered = table.declared - answered
         why = f", {unanswered} of which are open: not run, or not with the same training and splits"
@@ -252,8 +255,7 @@ def to_run(table: "ResultTable") -> list[str]:
     if len(table.missing) <= MOST_COMMANDS:
         return table.missing
     first = table.missing[:3]
-    note = f"# and {len(table.missing) - len(first)} more; all of them: east-run task=reproduce table={table.name}"
-    return [*first, note]
+    return [*first, f"# and {len(table.missing) - len(first)} more; all of them: {table.reproduce}"]
 
 
 def stacked(table: "ResultTable", block: str) -> list[list[str]]:

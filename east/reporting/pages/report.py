@@ -169,10 +169,8 @@ def _overview(papers: Sequence[ResultTable]) -> str:
     lines = [[link.format(t.name, escape(t.title)), *map(str, counts[t.name])] for t in papers]
     header = ["table", "cells", "with trials", "at the paper's protocol", "✓", *statistics.WORDS]
     return (
-        f'<ul class="facts">{boxes}</ul><p class="caption">By Welch\'s 95 % interval of ours − published. Reproduced: '
-        "inside ±0.02 and contains 0; close: inside ±0.02; differs: excludes 0 and reaches beyond ±0.02; imprecise: "
-        "anything else. ✓: reproduced or close, unless always predicting one class earns that word too."
-        f"</p>{_simple(header, lines, 'What each table holds')}"
+        f'<ul class="facts">{boxes}</ul><p class="caption">By Welch\'s 95 % interval of ours − published. '
+        f"{statistics.MEANING}</p>{_simple(header, lines, 'What each table holds')}"
     )
 
 
@@ -188,7 +186,7 @@ def _table(table: ResultTable, released: ResultTable | None = None, level: int =
     """One table as HTML, with its notes, its comparisons and the commands that fill its empty cells."""
     anchor = table.name if level == 3 else f"{table.name}-released"
     parts = [f'<section id="{anchor}"><h{level}>{escape(table.title)}</h{level}>']
-    parts += [f'<p class="caption">{escape(table.caption[:1].upper() + table.caption[1:])}</p>']
+    parts += [f'<p class="caption">{escape(table.caption)}</p>']
     blocks = "".join(_block(table, block) for block in table.blocks)
     parts += [_folded(blocks, len({(cell.block, cell.row) for cell in table.cells}))]
     notes = "".join(f"<dt><sup>{escape(mark)}</sup></dt><dd>{escape(text)}</dd>" for mark, text in writers.notes(table))
@@ -302,8 +300,9 @@ def _setting(key: str, trials: Sequence[Record]) -> str:
     config = trials[0].config
     title = f"{_data_name(trials[0])}, {config.loss.name}"
     hyper = ", ".join(f"{name} {value}" for name, value in config.hyper.to_json().items() if value is not None)
-    facts = [f"protocol {config.protocol.name}", f"preset {config.preset}", hyper]
-    origin = sorted({f"commit {r.git} on {r.device}" for r in trials})
+    preset = f"preset {config.preset}" if config.preset else ""
+    facts = [fact for fact in (f"protocol {config.protocol.name}", preset, hyper) if fact]
+    origin = sorted({f"commit {r.git} on {r.device}" if r.git else f"on {r.device}" for r in trials})
     header = ["seed", "stage", "status", *map(papers.shown, SHOWN_SCORES), "epochs", "seconds", "file"]
     lines = []
     for r in trials:
@@ -389,7 +388,7 @@ def _examples(scanned: Sequence[Record], in_cells: set[str | None]) -> list[Reco
         return record.source.startswith("runs/"), record.key in in_cells, record.config.loss.name == "f1"
 
     trials = [r for r in scanned if (r.stage, r.status, r.seed) == ("trial", "done", 0) and not r.config.dataset.limit]
-    chosen = {r.config.dataset.name: r for r in sorted(trials, key=preference)}  # the last of each dataset stays
+    chosen = {_data_name(r): r for r in sorted(trials, key=preference)}  # the last of each dataset stays
     return sorted(chosen.values(), key=preference, reverse=True)[:EXAMPLES]
 
 
