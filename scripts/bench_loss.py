@@ -138,6 +138,9 @@ def draw(rows: list[dict], path: Path) -> None:
     limits = sorted({(row["shape"][1], row["limit"]) for row in flat if row["loss"] == "f1"})
     axes.plot(*zip(*limits, strict=True), "k--", linewidth=0.8, label="limit of f1, mcc, accuracy, fbeta")
     axes.set(xscale="log", yscale="log", xlabel="classes", ylabel="cost / cross-entropy, forward and backward")
+    for axis, ticks in ((axes.xaxis, sorted({row["shape"][1] for row in flat})), (axes.yaxis, (1, 2, 3, 4, 6, 8))):
+        axis.set_ticks(ticks, [f"{tick:,}" for tick in ticks])
+        axis.set_minor_formatter("")
     axes.legend(fontsize=7, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path)
