@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from east import metrics
+from east.choices import choose
 from east.metrics import MIN_SHARE, RECALL_FLOOR, Metric
 
 Array = Any  # a tensor or a NumPy array
@@ -144,7 +145,7 @@ def class_shares(c: Margins, average: str, positive: int, absent: str) -> Array:
     if average == "macro" and absent == "ignore":
         return c.present / at_least(class_sum(c.present), 1)
     if average != "macro":
-        raise ValueError(metrics.choose("average", average, metrics.AVERAGES))
+        raise ValueError(choose("average", average, metrics.AVERAGES))
     return 1 / c.classes
 
 

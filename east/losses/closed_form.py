@@ -28,7 +28,7 @@ from torch import Tensor
 
 from east.confusion import per_class
 from east.losses.on_cpu import FEW_CLASSES, argmax
-from east.losses.steps import half_width
+from east.losses.steps import dynamic_shape
 
 
 class Counts(NamedTuple):
@@ -65,9 +65,7 @@ class Step(NamedTuple):
 
     @classmethod
     def at(cls, T: Tensor) -> "Step":
-        a = (1 - half_width(T)) / 2
-        middle = (1 - 2 * T) / (1 - 2 * a) * a / T
-        first, hi_per_lo = T / a, (1 - a) / a
+        a, first, middle, hi_per_lo = dynamic_shape(T)
         slopes = first, first * middle, first * (middle - 1)
         return cls(a, 1 - a, *slopes, middle - 1, middle, torch.ones_like(T), hi_per_lo, hi_per_lo, middle - 1)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from east.losses import by_hand
-from east.losses.steps import half_width
+from east.losses.steps import dynamic_shape
 from east.metrics import Metric
 
 FEW_CLASSES = 32  # rows shorter than this are slow to reduce and to search: samples lie side by side instead
@@ -26,7 +26,7 @@ MOST_ENTRIES = 1 << 15  # with few classes; above this, torch uses several threa
 SIGNS = np.array((-1.0, 1.0))  # derivatives of z1 - z0 with respect to the two logits
 
 Array = NDArray[Any]
-LossSlopes = Callable[[Array, Array, Array], by_hand.Slopes]  # of the diagonal, missed and false positives [..., d]
+SlopesAt = Callable[[Array, Array, Array], by_hand.Slopes]  # of the diagonal, missed and false positives [..., d]
 
 
 def covers(logits: Tensor) -> bool:
@@ -124,9 +124,8 @@ class Step(NamedTuple):
 
     @classmethod
     def at(cls, T: float | Tensor, dtype: np.dtype) -> "Step":
-        a = (1 - half_width(T)) / 2
-        middle = (1 - 2 * T) / (1 - 2 * a) * a / T
-        return cls(*(np.asarray(x, dtype)[()] for x in (a, T / a, middle - 1, middle, (1 - a) / a)))
+        a, first, middle, hi_per_lo = dynamic_shape(T)
+        return cls(*(np.asarray(x, dtype)[()] for x in (a, first, middle - 1, middle, hi_per_lo)))
 
 
 @lru_cache
@@ -149,7 +148,7 @@ class Batch(NamedTuple):
     step: Step
 
 
-def two_classes(batch: Batch, loss_slopes: LossSlopes) -> tuple[Array, Array]:
+def two_classes(batch: Batch, loss_slopes: SlopesAt) -> tuple[Array, Array]:
     """The loss and its gradient for two classes, where everything is a function of z1 - z0."""
     z, true, w, step = batch
     difference = z[..., 1] - z[..., 0]
@@ -179,7 +178,7 @@ def two_classes(batch: Batch, loss_slopes: LossSlopes) -> tuple[Array, Array]:
 
 
 def few_classes(
-    batch: Batch, loss_slopes: LossSlopes, detach_threshold: bool, needs_gradient: bool
+    batch: Batch, loss_slopes: SlopesAt, detach_threshold: bool, needs_gradient: bool
 ) -> tuple[Array, Array | None]:
     """The loss and its gradient in layout [..., d, n], with the names and formulas of closed_form.ByClass."""
     z, true, w, step = batch
@@ -245,7 +244,7 @@ def in_units_of_lo(z: Array, step: Step) -> tuple[Array, Array, Array, Array]:
 
 
 def many_classes(
-    batch: Batch, loss_slopes: LossSlopes, detach_threshold: bool, needs_gradient: bool
+    batch: Batch, loss_slopes: SlopesAt, detach_threshold: bool, needs_gradient: bool
 ) -> tuple[Array, Array | None]:
     """The loss and its gradient in layout [..., n, d], with the names and formulas of closed_form.BySample.
 

@@ -35,6 +35,16 @@ def half_width(temperature: Any) -> Any:
     return width.clamp_max(WIDEST) if isinstance(width, Tensor) else min(width, WIDEST)
 
 
+def dynamic_shape(temperature: Any) -> tuple[Any, Any, Any, Any]:
+    """The shape of the linear step at the dynamic threshold s / 2, in the names of closed_form.py.
+
+    a = lo / s, the first slope of H, the slope of its middle in units of the first, and hi / lo.
+    """
+    a = (1 - half_width(temperature)) / 2
+    middle = (1 - 2 * temperature) / (1 - 2 * a) * a / temperature
+    return a, temperature / a, middle, (1 - a) / a
+
+
 def sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
     """1 / (1 + exp(-k (p - tau))): Bridging the Gap with k = 10, AnyLoss with k = 73 at tau = 1/2."""
     return torch.sigmoid(slope * (probabilities - threshold))
