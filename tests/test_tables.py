@@ -1094,3 +1094,9 @@ def test_published_numbers_have_the_printed_precision():
     for line in yaml.safe_load((papers.HERE / "published.yaml").read_text())["cells"]:
         assert round(line["mean"], 3) == line["mean"]
         assert 0 <= line["std"] < 0.5
+
+
+def test_a_table_of_ranks_alone_has_no_empty_tabular_in_latex():
+    text = tables.render("contest", GOLDEN, "latex", today=DAY)
+    assert r"\begin{tabular}{l}" not in text
+    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 1

@@ -279,17 +279,19 @@ def latex(tables: Sequence["ResultTable"], pairs: Sequence[list["RowPair"]]) -> 
     parts = [r"% needs \usepackage{amssymb,booktabs,graphicx,textcomp}"]
     for table in tables:
         parts += [r"\begin{table}[p]", r"\centering", rf"\caption{{{TEX.escape(f'{table.title}. {table.caption}')}}}"]
+        parts += [rf"\label{{tab:{table.name}}}"]
         blocks = list(layout(table, TEX))
-        columns = max((len(header) - 1 for _, header, _ in blocks), default=0)
-        parts += [
-            rf"\label{{tab:{table.name}}}",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",  # narrow tables are not enlarged
-            rf"\begin{{tabular}}{{l{'r' * columns}}}",
-        ]
-        for block, header, lines in blocks:
-            body = [" & ".join(line) + r" \\" for line in [[TEX.escape(block), *header[1:]], *lines]]
-            parts += [r"\toprule", body[0], r"\midrule", *body[1:]]
-        parts += [r"\bottomrule", r"\end{tabular}}", r"\par\smallskip", *_latex_rankings(table)]
+        if blocks:
+            columns = max(len(header) - 1 for _, header, _ in blocks)
+            narrow = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"  # never enlarged
+            parts += [narrow, rf"\begin{{tabular}}{{l{'r' * columns}}}"]
+            for block, header, lines in blocks:
+                body = [" & ".join(line) + r" \\" for line in [[TEX.escape(block), *header[1:]], *lines]]
+                parts += [r"\toprule", body[0], r"\midrule", *body[1:]]
+            parts += [r"\bottomrule", r"\end{tabular}}", r"\par\smallskip"]
+        if blocks and table.rankings:
+            parts += [r"\end{table}", r"\begin{table}[p]", r"\centering"]  # ranks have a page of their own
+        parts += _latex_rankings(table)
         footnotes = [rf"\textsuperscript{{{TEX.escape(mark)}}}~{TEX.escape(note)}" for mark, note in notes(table)]
         if footnotes:
             parts += [r"\begin{minipage}{\linewidth}\scriptsize", " ".join(footnotes), r"\end{minipage}"]
@@ -298,8 +300,8 @@ def latex(tables: Sequence["ResultTable"], pairs: Sequence[list["RowPair"]]) -> 
 
 
 def _latex_rankings(table: "ResultTable") -> list[str]:
-    """A table's ranks, on a separate page."""
-    parts = [r"\end{table}", r"\begin{table}[p]", r"\centering"] if table.rankings else []
+    """A table's ranks."""
+    parts: list[str] = []
     for sentence, (header, *lines) in map(ranked, table.rankings):
         body = [" & ".join(map(TEX.escape, line)) + r" \\" for line in [header, *lines]]
         parts += [TEX.escape(sentence) + r"\par\smallskip", rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}"]

@@ -1,7 +1,7 @@
 """The results of task=compare and task=evaluate as files: a self-contained HTML page, scores and predictions as CSV.
 
-No external requests and no scripts; light and dark, readable on a phone. Every score on the page is in scores.csv and
-can be computed from predictions.csv.
+No external requests and no scripts; light and dark, readable on a phone. scores.csv has every candidate's scores, means
+over seeds if there are several; predictions.csv has what the winner's are computed from.
 """
 
 from collections.abc import Sequence
@@ -164,11 +164,12 @@ def candidates(result: Comparison) -> str:
 def method(result: Comparison) -> str:
     seeds = max(len(candidate.trials) for candidate in result.candidates)
     of_seeds = "are those of one seed" if seeds == 1 else f"are means over up to {seeds} seeds"
+    drawn = "test rows" if result.winner.trials[0].test.groups is None else "groups of test rows"
     return (
         '<p class="caption">The winner has the best score on validation rows or, if a class has few of them, the '
         "highest likelihood among the candidates that are not clearly worse there. Plug-in rules are cross-fitted, "
         "and networks are judged on rows that were not used to stop their training. No candidate has seen the test "
-        f"rows. Scores {of_seeds}; intervals come from a bootstrap over test rows and seeds, with the same rows for "
+        f"rows. Scores {of_seeds}; intervals come from a bootstrap over {drawn} and seeds, with the same ones for "
         "all candidates. The same numbers are in scores.csv, the winner's test predictions in predictions.csv.</p>"
     )
 
