@@ -9,6 +9,9 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
+from east.experiment import budget
+from east.settings.command import Command
+from east.settings.compose import settings as composed
 from east.settings.sections import AnnealingSection, DatasetSection, LossSection, ModelSection, Science, Training
 from east.training.annealing import Annealing, temperatures
 from east.training.scores import Best
@@ -239,3 +242,28 @@ def test_a_metric_that_stops_training_also_chooses_the_kept_epoch():
     best = annealing.best_of(0)
     assert best == Best(epoch=3, val_loss=0.4, val_metric=0.4, tie=0.5)
     assert annealing.stopped == ["patience"]
+
+
+@pytest.mark.parametrize("steps, stages", [(50, 6), (125, 6), (300, 4), (625, 4), (1250, 2), (3000, 1)])
+def test_all_temperatures_of_a_comparison_are_reached_in_whole_epochs(steps, stages, monkeypatch):
+    """Of 2,000 steps; 625 of them are an epoch of 320,000 rows."""
+    monkeypatch.setattr(budget, "steps_per_epoch", lambda settings: steps)
+    settings = budget.equally_long(composed(Command.parse(["dataset=digits", "loss=f1", "preset=compare"])))
+    annealing = Annealing([settings.science("digits", None)], steps=steps)
+    visited = []
+    while annealing.active.any():
+        visited.append(float(annealing.temperature[0]))
+        annealing.update(np.array([1 / len(visited)]), np.array([0.5]))
+    assert len(visited) == math.ceil(2000 / steps)  # no epoch is left unused
+    assert len(set(visited)) == stages
+    if stages < 6:
+        assert visited[-1] == pytest.approx(settings.annealing.T_min if stages > 1 else 0.2)
+    else:
+        assert settings.annealing.r == 0.6
+
+
+def test_the_steps_of_an_epoch_are_those_of_the_training_rows():
+    words = ["dataset=digits", "loss=f1", "preset=compare", "hyper.batch_size=32"]
+    settings = composed(Command.parse(words))
+    assert budget.steps_per_epoch(settings) == int(0.64 * 1797) // 32
+    assert budget.steps_per_epoch(settings.but(protocol=settings.protocol.but(count="epochs"))) == 1

@@ -1,5 +1,6 @@
 """XGBoost, LightGBM and CatBoost predict the same after a round trip through text; skipped if not installed."""
 
+import time
 from importlib.util import find_spec
 
 import numpy as np
@@ -7,9 +8,11 @@ import pytest
 import torch
 
 from east.baselines import Booster
-from east.training import portable
+from east.data.common import split
+from east.experiment import budget
+from east.training import boosters, portable
 from east.training.boosters import LIBRARIES
-from tests.test_classical import problem
+from tests.test_classical import problem, table, trial
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
@@ -32,6 +35,15 @@ def test_a_library_that_is_not_installed_is_named(library):
         pytest.skip(f"{library} is installed")
     with pytest.raises(ValueError, match=f"{library} is not installed: pip install {library}"):
         Booster(library)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_the_time_of_a_library_is_estimated_from_a_few_trees(library, monkeypatch):
+    """Every tree takes at least 2 ms here."""
+    monkeypatch.setattr(boosters, "find_spec", lambda name: name)
+    monkeypatch.setattr(Booster, "fit", lambda self, *_: time.sleep(0.002 * self.iterations))
+    splits = split(table())
+    assert budget.seconds_to_fit(trial(library, iterations=200), splits) > 0.1
 
 
 def test_an_unknown_library_is_refused():

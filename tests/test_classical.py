@@ -285,6 +285,19 @@ def test_images_are_projected_once_onto_axes_of_the_training_part(monkeypatch):
     assert classical.features(splits, None)["val"].shape == (splits.sizes["val"], 192)
 
 
+def test_saved_models_share_the_projection_of_their_images(monkeypatch):
+    made = []
+    init = classical.PrincipalAxes.__init__
+    monkeypatch.setattr(
+        classical.PrincipalAxes, "__init__", lambda self, *given: made.append(self) or init(self, *given)
+    )
+    monkeypatch.setattr(classical, "_projected", {})
+    splits = split(images())
+    saved = [classical.fit(trial("rf", seed, n_estimators=2), splits, keep=True) for seed in range(2)]
+    assert len(made) == 1
+    assert all(torch.equal(outcome.weights["axes"], made[0].axes) for outcome in saved)
+
+
 def test_trials_that_cannot_be_fitted_are_refused():
     with pytest.raises(ValueError, match="did you mean 'argmax'"):
         CCS(decode="argmx")

@@ -4,9 +4,10 @@ import inspect
 from importlib import import_module
 
 import pytest
+import torch
 import yaml
 
-from east import data
+from east import METRICS, data, losses
 from east.choices import CONF, groups
 from east.settings.command import Command
 from east.settings.compose import settings
@@ -73,3 +74,15 @@ def test_a_dataset_lists_exactly_the_options_of_its_loader(name):
 def test_protocols_have_the_same_keys():
     keys = [set(read("protocol", name)) for name in groups()["protocol"]]
     assert all(one == keys[0] for one in keys)
+
+
+@pytest.mark.parametrize("metric", [name for name in METRICS if name != "cost"])
+def test_anyloss_trains_every_metric_as_its_file_says(metric):
+    comment = (CONF / "loss" / "anyloss.yaml").read_text().splitlines()[1]
+    others = comment.removeprefix("# ").replace("gmean", metric).split()
+    averaged = "average" in inspect.signature(METRICS[metric]).parameters
+    words = ["loss=anyloss", f"loss.metric={metric}"] if averaged else others
+    loss = losses.build(settings(Command.parse(words)).loss, ("no", "yes"))
+    given = read("loss", "anyloss")
+    assert (loss.step, loss.slope, loss.threshold) == (given["step"], given["slope"], given["threshold"])
+    assert loss(torch.zeros(4, 2), torch.arange(4) % 2).isfinite()

@@ -57,6 +57,23 @@ def loss_section(name):
     return section | {"metric": "kappa"} if name == "metric" else section
 
 
+def test_decisions_are_counted_on_the_cpu(monkeypatch):
+    """In float64, which MPS does not have; also where a loss reads the counts of validation."""
+    counted, count = [], engine.Confusion.from_predictions
+
+    def from_predictions(predicted, labels, *rest):
+        counted.extend([predicted.device.type, labels.device.type])
+        return count(predicted, labels, *rest)
+
+    monkeypatch.setattr(engine.Confusion, "from_predictions", from_predictions)
+    loss = loss_section("f1_ce") | {"counts": "validation"}
+    trials = [trial(loss, {"name": "mlp", "hidden": [8]})]
+    splits = splits_of((5,), "table")
+    with elsewhere():
+        engine.train_population([(trials[0], splits)], torch.device(ELSEWHERE))
+    assert set(counted) == {"cpu"}
+
+
 def test_mixed_devices_are_an_error():
     with elsewhere(), pytest.raises(RuntimeError, match="expected all tensors on one device"):
         torch.zeros(3, device=ELSEWHERE) + torch.ones(3)

@@ -10,8 +10,10 @@ from sklearn import metrics as sk
 from east import losses
 from east.confusion import Confusion
 from east.metrics import f1, mcc
+from east.training import evaluation
 from east.training.decisions import Argmax, best_threshold, from_json, tuned
 from east.training.evaluation import evaluate, validation_metric
+from east.training.scores import Cells
 
 RNG = np.random.default_rng(0)
 
@@ -174,3 +176,18 @@ def test_losses_are_validated_with_their_own_metric():
     for loss, expected in cases:
         assert float(validation_metric(loss, 1)(c)) == pytest.approx(expected)
     assert float(validation_metric(losses.CrossEntropy(), None)(c)) == pytest.approx(sk.f1_score(y, z, average="macro"))
+
+
+def test_very_many_classes_are_counted_by_cell(monkeypatch):
+    """The same scores and counts, but no matrix of all classes, which would fill the memory."""
+    parts = {part: drawn(300, 6) for part in ("val", "test")}
+    given = {part: p for part, (p, _) in parts.items()}, {part: y for part, (_, y) in parts.items()}
+    dense = evaluate(*given, positive=None, decisions=["plugin_f1"])
+    monkeypatch.setattr(evaluation, "DENSE_CLASSES", 5)
+    monkeypatch.setattr(evaluation, "counts", None)
+    sparse = evaluate(*given, positive=None, decisions=["plugin_f1"])
+    assert sparse["scores"] == dense["scores"]
+    for judged, expected in ((sparse, dense), (sparse["decisions"]["plugin_f1"], dense["decisions"]["plugin_f1"])):
+        for part, matrix in judged["confusion"].items():
+            assert isinstance(matrix, Cells)
+            assert list(matrix) == expected["confusion"][part]

@@ -278,6 +278,18 @@ def test_other_modules_train_only_as_populations_of_one():
         Stack([OwnNet((3,), 2), OwnNet((3,), 2)])
 
 
+class Tanh(MLP):
+    """A user's subclass of MLP with a forward pass of its own."""
+
+    def forward(self, x):
+        return super().forward(x).tanh()
+
+
+def test_a_subclass_of_mlp_keeps_its_own_forward_pass():
+    net, inputs = Tanh(4, [3], 2), torch.randn(5, 4)
+    torch.testing.assert_close(Stack([net])(inputs[None])[0], net(inputs))
+
+
 def drawn(keys, step, rates, rows, widths):
     """The masks of a step, copied: the next step overwrites them."""
     return [kept.clone() for kept in Dropout(keys, rates, widths, rows).masks(step, rows).kept]

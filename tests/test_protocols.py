@@ -60,6 +60,8 @@ def test_equal_budget_gives_losses_that_do_not_anneal_a_seed_per_cooling_rate():
     assert counts == {"f1": 70, "ce": 70}
     f1, ce = (protocols.planned(settings([*equal, f"loss={loss}", "preset=budget"])) for loss in ("f1", "ce"))
     assert f1 == ce, "with a single rate as well"
+    f1, ce = (protocols.planned(settings([*equal, f"loss={loss}", "protocol=east_v1"])) for loss in ("f1", "ce"))
+    assert f1 == ce, "also without a rate: this protocol does not anneal"
 
 
 def test_halving_has_the_expected_rounds():

@@ -21,7 +21,7 @@ from east.settings.command import Command
 from east.settings.compose import settings
 from east.training.population import Trial
 from east.training.provenance import provenance
-from east.training.scores import Best
+from east.training.scores import Best, Cells
 from tests.made import science
 
 
@@ -346,6 +346,27 @@ def test_an_export_stays_small_with_many_classes(tmp_path):
     for file in (tmp_path / "runs").rglob("*.json"):
         file.unlink()
     assert records.load(tmp_path).confusion[0]["test"] == matrix.tolist()
+
+
+def test_a_record_of_very_many_classes_stays_small(tmp_path):
+    """Dense matrices of 8,300 classes made a file of more than MOST_BYTES, which could not be read."""
+    cells = [[3, 2999, 7], [2000, 0, 1]]
+    dense = np.zeros((3000, 3000), dtype=int)
+    for i, j, count in cells:
+        dense[i, j] = count
+    one = record()
+    one.confusion = {"val": Cells(3000, cells), "test": dense.tolist()}
+    one.decisions = {"plugin_f1": {"rule": None, "confusion": {"test": Cells(3000, cells)}, "scores": {}}}
+    file = records.write(tmp_path, one)
+    assert file.stat().st_size < 10_000
+    records.export(tmp_path)
+    (scanned,) = records.scan(tmp_path)
+    file.unlink()
+    (exported,) = records.scan(tmp_path)
+    for read in (scanned, exported):
+        matrices = (*read.confusion.values(), *read.decisions["plugin_f1"]["confusion"].values())
+        assert [matrix.cells for matrix in matrices] == [cells] * 3
+        assert len(matrices[0]) == 3000
 
 
 def test_a_done_export_beats_a_failed_run(tmp_path):

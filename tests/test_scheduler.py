@@ -1,19 +1,23 @@
 """Plan, run what is missing, select, run the trials; with tiny networks or with jobs that only pretend to train."""
 
 import heapq
+import importlib
 import json
 import pickle
 import shutil
+import sys
 from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
+from sklearn.metrics import cohen_kappa_score
 
 from east.choices import ConfigError
 from east.experiment import executors, protocols, records, runs, scheduler
-from east.experiment.jobs import run_job
+from east.experiment.jobs import Finished, run_job
 from east.experiment.runs import Run
 from east.experiment.scheduler import carry_out
 from east.settings.command import Command
@@ -57,7 +61,7 @@ def pretend(monkeypatch):
             best = Best(hyper.lr * hyper.batch_size, -hyper.lr)
             record = records.Record(trial.config, trial.seed, trial.stage, best=best)
             records.write(job.settings.results_dir, record, force=job.settings.force)
-        return []
+        return Finished([trial.identity for trial in job.trials])
 
     monkeypatch.setattr(scheduler, "run_job", run_job)
     run_job.seen, run_job.broken = seen, broken
@@ -103,6 +107,27 @@ def test_a_record_says_where_its_numbers_come_from(tmp_path):
     assert np.sum(record.confusion["test"]) == record.data["sizes"]["test"]
     assert record.device == "cpu"
     assert record.stage == "trial"
+
+
+def test_a_metric_that_is_not_among_the_scores_is_recorded(tmp_path):
+    words = {
+        "kappa": ["loss=metric", "loss.metric=kappa"],
+        "kappa_ce": ["loss=metric_ce", "loss.metric=kappa"],
+        "f2": ["loss=fbeta", "loss.beta=2.0"],
+        "weighted": ["loss=f1", "loss.average=weighted"],
+        "f1": ["loss=f1"],
+        "ce": ["loss=ce"],
+    }
+    shown = {}
+    for name, overrides in words.items():
+        assert carry_out([run_of(tmp_path / name, *overrides, "trials=1")]) == []
+        ((_, record),) = recorded(tmp_path / name).items()
+        shown[name] = record.scores["test"].get("trained_for")
+        if name.startswith("kappa"):
+            stored = records.arrays(records.path(tmp_path / name, record.config, record.seed))
+            predicted = stored["test_probabilities"].argmax(-1)
+            assert shown[name] == pytest.approx(cohen_kappa_score(stored["test_labels"], predicted), abs=1e-6)
+    assert [name for name, score in shown.items() if score is None] == ["f1", "ce"]
 
 
 def test_a_search_records_no_test_scores(tmp_path):
@@ -363,6 +388,22 @@ def test_trials_that_force_could_not_repeat_are_not_taken_from_old_records(tmp_p
     assert again.chosen is None
 
 
+def test_a_trial_that_force_trained_but_could_not_record_is_not_taken_from_its_old_record(tmp_path, monkeypatch):
+    carry_out([run_of(tmp_path, *GRID)])
+    write = records.write
+
+    def full(folder, record, *rest, **options):
+        if record.stage == "search" and record.config.hyper.lr == max(lrs):
+            raise OSError("no space")
+        return write(folder, record, *rest, **options)
+
+    again = run_of(tmp_path, *GRID, "force=true")
+    lrs = {point["lr"] for point in again.settings.grid()}
+    monkeypatch.setattr(records, "write", full)
+    assert set(carry_out([again])) == {"digits f1: OSError: no space"}
+    assert again.chosen is None  # its search is incomplete
+
+
 def test_a_full_disk_stops_training(tmp_path, pretend, monkeypatch):
     """Once results can no longer be written, nothing more is trained."""
     pretend.broken.add("ce")
@@ -394,7 +435,7 @@ def test_an_interruption_leaves_no_progress_files(tmp_path, monkeypatch):
         try:
             for job in queue:
                 Epoch(1.0, 2, 1, 1).write(Path(job.heartbeat))
-            yield queue.popleft(), []
+            yield queue.popleft(), Finished()
             raise KeyboardInterrupt
         finally:
             ended.append(len(list((tmp_path / "runs" / "progress").iterdir())))
@@ -431,7 +472,7 @@ def test_a_job_can_run_in_another_folder(tmp_path, monkeypatch):
     (job,) = scheduler.cut(run.trials, run.trials, run, 0, place, 1)
     assert job.settings.data_dir == str(tmp_path / "here" / "data")
     monkeypatch.chdir(tmp_path)
-    assert run_job(job) == []
+    assert run_job(job).failures == []
     (record,) = recorded(tmp_path / "here" / "results").values()
     assert record.config.dataset.options["path"] == "my.csv"
     assert record.key == run.science.key
@@ -525,6 +566,24 @@ def test_a_file_that_has_changed_is_loaded_again(tmp_path, monkeypatch):
     assert runs.load(DatasetSection(**options), None) is runs.load(DatasetSection(**options), None)
 
 
+def test_images_that_are_overwritten_are_loaded_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("EAST_DATA_DIR", str(tmp_path / "cache"))  # for the decoded images
+
+    def write(seed):
+        pixels = np.random.default_rng(seed).integers(0, 256, (2, 8, 8, 8, 3), dtype=np.uint8)
+        for name, images in zip("ab", pixels, strict=True):
+            (tmp_path / "images" / name).mkdir(parents=True, exist_ok=True)
+            for k, image in enumerate(images):
+                Image.fromarray(image).save(tmp_path / "images" / name / f"{k}.png")
+
+    section = DatasetSection(name="images", kind="image", path=str(tmp_path / "images"), size=8)
+    write(0)
+    before = runs.load(section, None)
+    assert runs.load(section, None) is before
+    write(1)
+    assert runs.load(section, None).fingerprint != before.fingerprint
+
+
 def test_a_run_keeps_the_notes_on_its_file(tmp_path):
     """Several datasets would have to be loaded again for them: only the last one stays in memory."""
     (tmp_path / "my.csv").write_text("\n".join(["x,age,y", *(f"{k / 7},,{k % 2}" for k in range(40))]))
@@ -568,6 +627,7 @@ def test_a_file_is_identified_by_its_content(tmp_path, pretend):
         (["loss=fbeta", "loss.beta={nine: 2}"], "unknown class 'nine'. Choices: 0, 1, 2"),
         (["loss=fbeta", "loss.beta={77: 2}"], "77"),
         (["model=mlp_btg"], "model=mlp_btg has a single output, for two classes; digits has 10"),
+        (["model.outputs=20"], "model.outputs=20: digits has 10 classes; expected null or 10"),
         (["loss=metric", "loss.metric=f11"], "did you mean 'f1'?"),
         (["loss=f1", "loss.step=lniear"], "did you mean 'linear'?"),
         (["device=cuda"], "not available here"),
@@ -584,6 +644,101 @@ def test_incompatible_parts_are_refused_before_any_work(tmp_path, overrides, wor
 def test_a_network_that_does_not_exist_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="nowhere"):
         Run.of(settings(["dataset=digits", "model=custom", "model.target=nowhere.Net"]))
+
+
+NETS = """
+import torch
+from torch import nn
+
+class Wide(nn.Sequential):
+    def __init__(self, inputs_shape, outputs, width=12):
+        super().__init__(nn.Flatten(), nn.Linear(64, width))
+
+class Two(Wide):
+    def forward(self, x):
+        return super().forward(x), x
+
+class Broken(Wide):
+    def forward(self, x):
+        return x.nothing
+
+def made(inputs_shape, outputs):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
+"""
+CUSTOM = [word for word in TINY if not word.startswith("model")] + ["loss=ce", "trials=1", "model=custom"]
+
+
+@pytest.fixture
+def nets(tmp_path, monkeypatch):
+    """A user's networks, in a module of their own."""
+    (tmp_path / "own_nets.py").write_text(NETS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield [*CUSTOM, f"results_dir={tmp_path / 'results'}"]
+    sys.modules.pop("own_nets", None)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.target=own_nets.Wide"], "expected logits [n, 10], one for each class of digits, got [2, 12] for n=2"),
+        (["model.target=own_nets.Two"], "expected logits [n, 10], one for each class of digits, got tuple"),
+        (["model.target=own_nets.Broken"], "model.target=own_nets.Broken: it fails for inputs [2, 64]; AttributeError"),
+        (["model.target=own_nets.made", "save_model=true"], "save_model=true: model.target 'own_nets.made': expected"),
+    ],
+)
+def test_a_users_network_that_does_not_fit_is_refused_before_any_work(nets, overrides, words):
+    with pytest.raises(ConfigError) as error:
+        Run.of(settings([*nets, *overrides]))
+    assert words in str(error.value)
+
+
+def test_a_users_network_that_fits_is_accepted(nets):
+    Run.of(settings([*nets, "model.target=own_nets.Wide", "model.parameters={width: 10}", "save_model=true"]))
+    Run.of(settings([*nets, "model.target=own_nets.made"]))
+
+
+def test_code_that_changes_before_a_worker_imports_it_is_not_recorded_as_the_old_code(nets, tmp_path):
+    run = Run.of(settings([*nets, "model.target=own_nets.made"]))
+    (tmp_path / "own_nets.py").write_text(NETS + "\n# changed")
+    del sys.modules["own_nets"]  # as in a worker, which imports it now
+    assert carry_out([run]) == ["digits ce: ConfigError: the code of own_nets.made has changed since this command "
+                                "started. Rerun the command."]  # fmt: skip
+    assert not recorded(tmp_path / "results")
+
+
+def test_code_edited_after_its_import_is_refused_until_it_is_imported_again(nets, tmp_path):
+    before = Run.of(settings([*nets, "model.target=own_nets.made"]))
+    (tmp_path / "own_nets.py").write_text(NETS + "\n# changed")
+    with pytest.raises(ConfigError, match=r"own_nets.py has changed since it was imported. Restart Python"):
+        Run.of(settings([*nets, "model.target=own_nets.made"]))
+    assert carry_out([before]) == []  # it still trains with the code that it was planned with
+    importlib.reload(sys.modules["own_nets"])
+    after = Run.of(settings([*nets, "model.target=own_nets.made"]))
+    assert after.science.model.code != before.science.model.code
+    assert carry_out([after]) == []
+    assert len(recorded(tmp_path / "results")) == 2
+
+
+@pytest.mark.parametrize(
+    ("executor", "here"),
+    [
+        (["executor=ray", "executor.gpus=1"], False),
+        (["executor=submitit", "executor.gpus=1"], False),
+        (["executor=submitit"], False),  # executor.slurm may ask for a GPU
+        (["executor=submitit", "executor.cluster=local"], True),
+        (["executor=ray"], True),
+    ],
+)
+def test_the_gpu_of_a_cluster_need_not_exist_here(tmp_path, executor, here, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = [*TINY, f"results_dir={tmp_path}", "device=cuda", *executor]
+    if here:
+        with pytest.raises(ConfigError, match="not available here"):
+            Run.of(settings(words))
+    else:
+        run = Run.of(settings(words))
+        run.chosen = run.science
+        assert scheduler.cut(run.trials, run.trials, run, 0, executors.Place(run.settings.executor), 1)
 
 
 def test_the_plan_is_what_runs(tmp_path, pretend):

@@ -509,6 +509,57 @@ def test_a_loss_may_stop_training_by_the_metric(blobs, monkeypatch):
     assert outcome.history["val_metric"][outcome.best.epoch - 1] == lowest
 
 
+def undefined(c):
+    """A user's metric that is always 0/0."""
+    return c.diagonal.sum(-1) * torch.nan
+
+
+def never(c):
+    """A user's metric that is never finite."""
+    return c.diagonal.sum(-1) * 0 - torch.inf
+
+
+@pytest.mark.parametrize("metric", [undefined, never])
+def test_a_trial_never_ends_with_its_initial_weights(blobs, monkeypatch, metric):
+    loss = {"name": "own", "_target_": "east.losses.MetricCrossEntropy", "metric": f"{__name__}.{metric.__name__}"}
+    monkeypatch.setitem(LOSSES, "own", loss)
+    trial = Trial(config("own"), 0)
+    (outcome,) = train([trial], blobs)
+    if metric is undefined:  # it counts as 0, and cross-entropy breaks the ties
+        assert (outcome.status, outcome.best.val_metric) == ("done", 1.0)
+        assert outcome.best.epoch == 1 + np.argmin(outcome.history["val_loss"])
+        initial = population.initial(trial, blobs).state_dict()
+        assert not any(torch.equal(tensor, outcome.weights[name]) for name, tensor in initial.items())
+    else:
+        assert outcome.status == "failed"
+        assert not outcome.weights
+        assert outcome.error == "no epoch was kept: its metric on validation was never a finite number"
+
+
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError()])
+def test_a_checkpoint_that_could_not_be_read_for_now_is_kept(blobs, tmp_path, monkeypatch, error):
+    def fail(*_, **__):
+        raise error
+
+    trials = [Trial(config(max_epochs=4), 0)]
+    with monkeypatch.context() as patch:
+        patch.setattr(population.Population, "load", fail)
+        with pytest.raises(type(error)):
+            stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=2)
+    assert [file.suffix for file in tmp_path.iterdir()] == [".safetensors"]
+    assert same(*train(trials, blobs, checkpoint=tmp_path), *train(trials, blobs))
+
+
+def test_a_checkpoint_that_another_command_deletes_is_not_missed(blobs, tmp_path, monkeypatch):
+    def gone(self, file):
+        raise FileNotFoundError(file)
+
+    monkeypatch.setattr(population.Population, "load", gone)
+    trials = [Trial(config(max_epochs=4), 0)]
+    assert same(*stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=2), *train(trials, blobs))
+    assert not list(tmp_path.glob("*.damaged"))
+
+
 KILLED = """
 import os, signal, sys, torch
 from pathlib import Path

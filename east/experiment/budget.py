@@ -10,15 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from types import FrameType
 
-from east.data.common import Part, Splits
+from east.data.common import Part, Splits, assign
 from east.experiment import protocols
-from east.experiment.runs import Run
+from east.experiment.runs import Run, load, split_options
 from east.settings.settings import Settings
 from east.training import classical, engine
-from east.training.annealing import stages_of
+from east.training.annealing import schedule_of, stages_of
+from east.training.boosters import Booster
 from east.training.population import Trial
 
 BATCHES = (32, 512)
@@ -53,11 +55,40 @@ def seeds(rows: int, classical: bool) -> int:
 
 
 def equally_long(settings: Settings) -> Settings:
-    """Settings under which a network uses all of its steps: an annealed loss divides them among its temperatures."""
+    """Settings under which a network uses all of its steps: an annealed loss divides them among its temperatures.
+
+    A stage lasts at least an epoch, so large data get fewer stages, cooled faster, down to T_min as well.
+    """
     most, annealing = settings.protocol.max_epochs, settings.annealing
     stages = stages_of(annealing) if settings.loss.anneals else 1
+    if stages > 1 and "r" not in settings.fixed:
+        fewer = fitting_stages(stages, most, steps_per_epoch(settings))
+        if 1 < fewer < stages:
+            stages = fewer
+            annealing = annealing.but(r=(annealing.T_min / schedule_of(annealing)[0]) ** (1 / (stages - 1)))
     protocol = settings.protocol.but(stage_epochs=math.ceil(most / stages), patience=most)
     return settings.but(protocol=protocol, annealing=annealing.but(patience=stages))
+
+
+def steps_per_epoch(settings: Settings) -> int:
+    """Gradient steps per epoch; 1 if the protocol counts epochs."""
+    if settings.protocol.count == "epochs":
+        return 1
+    loaded = load(settings.dataset, settings.data_dir)
+    train, *_ = assign(loaded, **split_options(settings.split.at(0)))
+    return engine.batches_of(len(train), settings.hyper.batch_size or 1)
+
+
+def fitting_stages(most: int, length: int, epoch: int) -> int:
+    """How many stages, at most `most`, are all reached in a training of `length` steps, with `epoch` steps per epoch.
+
+    Training and stages are rounded up to whole epochs: of 4 epochs, 6 stages would leave out the last two.
+
+    >>> [fitting_stages(6, 2000, epoch) for epoch in (50, 625, 1250)]
+    [6, 4, 2]
+    """
+    epochs = math.ceil(length / epoch)
+    return next(k for k in range(most, 0, -1) if (k - 1) * math.ceil(math.ceil(length / k) / epoch) < epochs)
 
 
 def judged_apart(settings: Settings) -> Settings:
@@ -107,6 +138,8 @@ def seconds_to_fit(trial: Trial, splits: Splits) -> float:
         trees = model.counts[-1] * sum(model.leaves) / max(model.leaves)
     elif isinstance(model, classical.RandomForest):
         trees = model.n_estimators
+    elif isinstance(model, Booster):
+        trees = model.iterations
     else:
         return 0.0
 
@@ -114,6 +147,9 @@ def seconds_to_fit(trial: Trial, splits: Splits) -> float:
         small: classical.Classifier
         if isinstance(model, classical.GradientBoosting):
             small = classical.GradientBoosting(leaves=max(model.leaves), iterations=count)
+        elif isinstance(model, Booster):
+            small = copy(model)
+            small.iterations = count
         else:
             small = classical.RandomForest(count, model.min_samples_leaf, max_samples=model.max_samples)
         small.fit(inputs, labels, len(splits.classes))

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias, overload
+from typing import Annotated, Any, Literal, NotRequired, TypeAlias
 
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
@@ -17,10 +17,10 @@ from typing_extensions import TypedDict
 from east.choices import printable
 from east.settings.identity import SCHEMA
 from east.settings.sections import Science
+from east.training.scores import DENSE_CLASSES, Cells, Matrix
 
 MOST_CLASSES = 200_000
 MOST_BYTES = 1 << 28  # a larger file is not read
-DENSE_CLASSES = 2_000  # larger matrices stay sparse in memory as well
 NAME = re.compile(r"\w[\w.-]{0,99}")
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError)  # what a bad file can raise
 
@@ -31,7 +31,6 @@ class NewerError(ValueError):
 
 Finite: TypeAlias = Annotated[float, Field(allow_inf_nan=False)] | int  # an int stays an int
 Whole = Annotated[int, Field(ge=0, le=2**53)]
-Matrix: TypeAlias = Sequence[Sequence[int]]  # rows true, columns predicted
 
 CheckedMatrix: TypeAlias = list[list[Whole]]
 CheckedScores: TypeAlias = dict[str, Finite | list[Finite | None] | None]
@@ -39,7 +38,7 @@ STRICT = ConfigDict(strict=True, extra="forbid")
 
 
 class SparseMatrix(TypedDict):
-    """A matrix of many classes as exports store it: [row, column, count] of each nonzero cell."""
+    """A matrix of many classes as it is stored: [row, column, count] of each nonzero cell."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
     classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
@@ -52,7 +51,7 @@ class StoredDecision(TypedDict, total=False):
     __pydantic_config__ = STRICT  # type: ignore[misc]
     rule: JsonValue
     at: list[Finite]
-    confusion: dict[str, CheckedMatrix | list[CheckedMatrix]]
+    confusion: dict[str, CheckedMatrix | list[CheckedMatrix] | SparseMatrix]
     scores: dict[str, CheckedScores]
 
 
@@ -95,32 +94,6 @@ class Stored(TypedDict):
 
 ADAPTER = TypeAdapter(Stored)
 DIGEST = b'"digest":"'
-
-
-class Cells(Sequence[list[int]]):
-    """A confusion matrix of very many classes, whose rows are built on demand."""
-
-    def __init__(self, classes: int, cells: Sequence[Sequence[int]]):
-        self.classes, self.cells = classes, cells
-        self.by_row: dict[int, list[tuple[int, int]]] = {}
-        for i, j, count in cells:
-            self.by_row.setdefault(i, []).append((j, count))
-
-    def __len__(self) -> int:
-        return self.classes
-
-    @overload
-    def __getitem__(self, row: int) -> list[int]: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[list[int]]: ...
-    def __getitem__(self, row: int | slice) -> list[int] | list[list[int]]:
-        if isinstance(row, slice):
-            return [self[i] for i in range(*row.indices(self.classes))]
-        number = range(self.classes)[row]  # IndexError beyond the last row, which ends an iteration
-        counts = [0] * self.classes
-        for j, count in self.by_row.get(number, ()):
-            counts[j] = count
-        return counts
 
 
 def parse(content: bytes, whole: bool = False, known: bool = False) -> Stored:
@@ -204,9 +177,13 @@ def check_name(name: str) -> str:
 
 
 def confusion(values: Stored) -> dict[str, Matrix]:
-    """The matrices of a record, each square."""
+    """The matrices of a record, each square; those of its decisions are checked, and sparse ones replaced by Cells."""
     for rule, decision in values["decisions"].items():
-        for matrix in decision.get("confusion", {}).values():
+        matrices: dict[str, Any] = decision.get("confusion", {})
+        for split, matrix in matrices.items():
+            if isinstance(matrix, Mapping):
+                matrices[split] = _matrix(split, matrix)
+                continue
             for of_threshold in _matrices(matrix):
                 _check_square(rule, of_threshold)
     return {split: _matrix(split, matrix) for split, matrix in values["confusion"].items()}

@@ -13,7 +13,7 @@ from east.experiment import records
 from east.experiment.executors import Lost
 from east.experiment.ledger import Ledger, model_folder
 from east.experiment.records import Record
-from east.experiment.runs import load, splits_of
+from east.experiment.runs import check_code, load, splits_of
 from east.settings.settings import Settings
 from east.training import classical, engine, evaluation, saved
 from east.training.devices import describe_device
@@ -45,35 +45,51 @@ def delete_checkpoints(family: Path, recorded: Set[Identity]) -> None:
             family.parent.rmdir()
 
 
-def run_job(job: Job) -> list[str] | Lost:
-    """Train one population and record its trials; return a line for each that failed. Runs in any process."""
+@dataclass
+class Finished:
+    """What a job has done: the trials that it recorded, and a line for each that failed."""
+
+    recorded: list[Identity] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def run_job(job: Job) -> Finished | Lost:
+    """Train one population and record its trials. Runs in any process."""
     try:
         trials = Ledger(job.settings).missing(job.trials)
-        return train_and_record(trials, job) if trials else []
+        return train_and_record(trials, job) if trials else Finished()
     except Exception as error:  # the other jobs continue
         if os.environ.get("EAST_DEBUG"):
             traceback.print_exc()
         return Lost(f"{type(error).__name__}: {error}")
 
 
-def train_and_record(trials: Sequence[Trial], job: Job) -> list[str]:
+def train_and_record(trials: Sequence[Trial], job: Job) -> Finished:
     """Train trials and record them; delete a population's checkpoint once all of its trials are recorded."""
     loaded = load(job.settings.dataset, job.settings.data_dir)
     if trials[0].config.dataset.fingerprint not in (None, loaded.fingerprint):
         raise data.DataError(f"{loaded.name} has changed since this command started. Rerun the command.")
+    check_code(trials[0].config)
     splits = splits_of(loaded, trials)
-    lines, next_splits = [], iter(splits)
+    finished, next_splits = Finished(), iter(splits)
     for outcomes, checkpoint in trained(trials, splits, job):
         for outcome in outcomes:
+            trial, its_splits = outcome.trial, next(next_splits)
+            name = f"{loaded.name} {trial.config.loss.name}"
+            if outcome.status == "failed":
+                finished.failures.append(f"{name} seed {trial.seed}: {outcome.error}")
             try:
-                line = evaluate_and_record(outcome, loaded, next(next_splits), job)
+                evaluate_and_record(outcome, its_splits, job)
+                finished.recorded.append(trial.identity)
+                if outcome.status == "done" and trial.stage == "trial" and job.settings.save_model:
+                    model = saved.from_outcome(outcome, loaded, its_splits)
+                    model.save(model_folder(trial, job.settings.results_dir))
             except Exception as error:  # such as a full disk; the others are still recorded
-                line = f"{loaded.name} {outcome.trial.config.loss.name}: {type(error).__name__}: {error}"
+                finished.failures.append(f"{name}: {type(error).__name__}: {error}")
                 checkpoint = None
-            lines += [line] if line else []
         if checkpoint:
             checkpoint.unlink(missing_ok=True)
-    return lines
+    return finished
 
 
 def trained(
@@ -94,8 +110,8 @@ def trained(
     )
 
 
-def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits, job: Job) -> str | None:
-    """Record an outcome, and save its model if the job says so; return a line if the trial failed."""
+def evaluate_and_record(outcome: Outcome, splits: data.Splits, job: Job) -> None:
+    """Judge an outcome by the scores and decisions of its config, and record it."""
     trial, config, settings = outcome.trial, outcome.trial.config, job.settings
     parts = ("val", "test") if trial.stage == "trial" else ("val",)  # so that no search can choose by a test score
     judged: Evaluation = {"confusion": {}, "scores": {}, "decisions": {}}
@@ -122,21 +138,16 @@ def evaluate_and_record(outcome: Outcome, loaded: data.Data, splits: data.Splits
     )
     with suppress(FileExistsError):  # another process was faster, with the same result
         records.write(settings.results_dir, record, arrays, force=settings.force)
-    # Last: the record stays if this fails.
-    if outcome.status == "done" and trial.stage == "trial" and settings.save_model:
-        saved.from_outcome(outcome, loaded, splits).save(model_folder(trial, settings.results_dir))
-    if outcome.status == "failed":
-        return f"{splits.name} {config.loss.name} seed {trial.seed}: {outcome.error}"
-    return None
 
 
 def evaluated(outcome: Outcome, splits: data.Splits, parts: Sequence[str]) -> Evaluation:
     """The scores of a finished trial on these parts; a search is judged by argmax alone."""
     trial, trained_for = outcome.trial, None
     loss = trial.config.loss
-    if loss.name == "metric":  # it trains any metric, so no other score says how well it did
+    if "metric" in loss.options and not loss.classical:
         built = losses.build(loss, splits.classes, splits.train.labels, splits.positive)
-        trained_for = evaluation.validation_metric(built, splits.positive)
+        if loss.name == "metric" or evaluation.trains_other_metric(built):
+            trained_for = evaluation.validation_metric(built, splits.positive)
     probabilities = {part: outcome.probabilities[part] for part in parts}
     labels = {part: outcome.labels[part] for part in parts}
     decisions = trial.config.decisions if trial.stage == "trial" else ()  # a search would tune them for nothing

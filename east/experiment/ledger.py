@@ -7,7 +7,7 @@ from pathlib import Path
 from east.experiment import records
 from east.experiment.records import Record
 from east.settings.settings import Settings
-from east.training.population import Trial
+from east.training.population import Identity, Trial
 
 
 class Ledger:
@@ -20,7 +20,7 @@ class Ledger:
     def __init__(self, settings: Settings, scanned: Iterable[Record] = ()):
         self.settings = settings
         self.records = {} if settings.force else {record.identity: record for record in scanned}
-        self.trained: set[tuple[str, int, str]] = set()
+        self.trained: set[Identity] = set()
 
     def find(self, trial: Trial) -> Record | None:
         """The record of a trial, if it has a readable one."""
@@ -47,9 +47,9 @@ class Ledger:
             return False
         return not self.settings.save_model or model_folder(trial, self.settings.results_dir).exists()
 
-    def note_trained(self, trials: Iterable[Trial]) -> None:
-        """Note that this command has trained these trials."""
-        self.trained |= {trial.identity for trial in trials}
+    def note_trained(self, trials: Iterable[Identity]) -> None:
+        """Note that this command has trained and recorded these trials."""
+        self.trained |= {*trials}
 
     def ranking(self, stage: Iterable[Trial], rule: str) -> list[str]:
         """Keys of the points of a search stage from best to worst; those that could not be trained are left out."""

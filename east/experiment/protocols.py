@@ -4,8 +4,12 @@ from east.settings.settings import SEARCH_SEED, Settings
 
 
 def search_seeds(settings: Settings) -> list[int]:
-    """One seed per point; if all losses should train equally often, one per cooling rate for those without any."""
-    repeated = settings.search.equal_budget and not settings.loss.anneals
+    """One seed per point; if all losses should train equally often, one per cooling rate for those without any.
+
+    A protocol without annealing searches no cooling rate.
+    """
+    searches_r = settings.protocol.annealing != "none"
+    repeated = settings.search.equal_budget and not settings.loss.anneals and searches_r
     return [SEARCH_SEED + k for k in range(len(settings.axes.r) if repeated else 1)]
 
 

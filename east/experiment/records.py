@@ -33,7 +33,7 @@ from east.files import open_regular, read_regular, write_atomically
 from east.settings.identity import SCHEMA, Json, plain
 from east.settings.sections import Science
 from east.settings.settings import SelectionRule
-from east.training.scores import Best, JudgedRule, Matrix, Scores
+from east.training.scores import DENSE_CLASSES, Best, Cells, JudgedRule, Matrix, Scores
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +43,7 @@ STAGES = ("search", "trial")
 STATUSES = ("done", "failed")
 RULES = get_args(SelectionRule)
 HISTORY_POINTS = 40
+EXPORTED_DENSE = 16  # classes; larger matrices are exported as cells
 KEPT_BYTES = 1 << 14  # the record of a larger file does not stay in memory, and is read again when needed
 MOST_ARRAY_BYTES = 1 << 33  # unpacked; a larger archive is not read
 
@@ -97,7 +98,13 @@ class Record:
 
     def to_json(self) -> dict[str, Json]:
         stored = {name: getattr(self, name) for name in STORED}
-        return plain(stored | {"config": self.config.to_json(), "best": self.best.to_json()})
+        stored |= {"config": self.config.to_json(), "best": self.best.to_json()}
+        stored["confusion"] = _stored_matrices(self.confusion)
+        stored["decisions"] = {
+            rule: {**judged, "confusion": _stored_matrices(judged["confusion"])} if "confusion" in judged else judged
+            for rule, judged in self.decisions.items()
+        }
+        return plain(stored)
 
     def but(self, **changes: Any) -> "Record":
         """A copy with other values; key and family follow a new config."""
@@ -489,11 +496,16 @@ def _row(record: Record, config: str, offset: int = 0, length: int | None = None
     return IndexRow(**indexed, config=config, offset=offset, length=length)
 
 
-def _sparse(matrix: Matrix) -> Any:
-    """A matrix as exported: with many classes, only the nonzero cells."""
-    if isinstance(matrix, checked.Cells):
+def _stored_matrices(matrices: Mapping[str, Any]) -> dict[str, Any]:
+    """Matrices as a record stores them. Those of very many classes would make it too large to be read."""
+    return {part: _sparse(matrix, DENSE_CLASSES) for part, matrix in matrices.items()}
+
+
+def _sparse(matrix: Matrix, dense: int = EXPORTED_DENSE) -> Any:
+    """A matrix as it is, or only its nonzero cells if it has more than `dense` classes."""
+    if isinstance(matrix, Cells):
         return {"classes": len(matrix), "cells": matrix.cells}
-    if len(matrix) <= 16:
+    if len(matrix) <= dense:
         return matrix
     cells = [[i, j, count] for i, row in enumerate(matrix) for j, count in enumerate(row) if count]
     return {"classes": len(matrix), "cells": cells}

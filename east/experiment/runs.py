@@ -17,7 +17,7 @@ from east.choices import HERE, ConfigError, import_by_path
 from east.data.common import assign, leave_out
 from east.settings.sections import DatasetSection, LossSection, Science, Split
 from east.settings.settings import Settings
-from east.training import classical
+from east.training import classical, saved
 from east.training.devices import pick_device
 from east.training.evaluation import check_decisions, metric_of
 from east.training.population import Trial
@@ -72,15 +72,15 @@ def _load(name: str, data_dir: str | None, options: str, state: tuple) -> data.D
 
 
 def state_of(path: str | None) -> tuple[tuple[str, int, int], ...]:
-    """Place, time and size of a file, or of a folder and those in it: a notebook may change them between two runs."""
+    """Place, time and size of a file, or of all files in a folder: a notebook may change them between two runs."""
     if path is None:
         return ()
-    place = Path(path).expanduser().absolute()
-    with suppress(OSError):  # the loader reports it
-        folders = [entry for entry in place.iterdir() if entry.is_dir()] if place.is_dir() else []
-        stats = [(str(entry), entry.stat()) for entry in (place, *sorted(folders))]
-        return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in stats)
-    return ()
+    place, states = Path(path).expanduser().absolute(), []
+    for entry in (place, *sorted(place.rglob("*"))):
+        with suppress(OSError):  # the loader reports it
+            stat = entry.stat()
+            states.append((str(entry), stat.st_mtime_ns, stat.st_size))
+    return tuple(states)
 
 
 def splits_of(loaded: data.Data, trials: Iterable[Trial]) -> list[data.Splits]:
@@ -108,20 +108,45 @@ def with_average(loss: LossSection, positive: int | None) -> LossSection:
     return loss.but(average="macro" if positive is None else "positive")
 
 
-def code_digest(*paths: str | None) -> str | None:
+_imported: dict[str, tuple[object, bytes]] = {}  # module -> its spec, and its file when it was first used here
+
+
+def code_digest(*paths: str | None, edited: bool = False) -> str | None:
     """A digest of the files with the user's own code behind dotted paths, so that trials of changed code are new ones.
 
-    None for code of east and of installed packages.
+    The files count as they were when this process imported them. edited: whether they may have changed since; otherwise
+    a ConfigError says so. None for code of east and of installed packages.
     """
     state = hashlib.blake2b(digest_size=8)
     own = False
     for path in paths:
-        module = sys.modules.get(str(path).rpartition(".")[0])
+        name = str(path).rpartition(".")[0]
+        module = sys.modules.get(name)
         file = Path(getattr(module, "__file__", None) or "")
-        if file.is_file() and HERE not in file.resolve().parents and "site-packages" not in file.parts:
-            own = True
-            state.update(file.read_bytes())
+        if not file.is_file() or HERE in file.resolve().parents or "site-packages" in file.parts:
+            continue
+        own, now, spec = True, file.read_bytes(), getattr(module, "__spec__", None)
+        if name not in _imported or _imported[name][0] is not spec:  # importlib.reload makes a new spec
+            _imported[name] = spec, now
+        if _imported[name][1] != now and not edited:
+            raise ConfigError(f"{file} has changed since it was imported. Restart Python to train with the new code.")
+        state.update(_imported[name][1])
     return state.hexdigest() if own else None
+
+
+def check_code(config: Science) -> None:
+    """ConfigError if this process would train with other code than that in the trial's key."""
+    model = config.model.options.get("target")
+    loss = (config.loss.target, config.loss.options.get("metric"))
+    for section, paths in ((config.loss, loss), (config.model, (model,))):
+        if section.code is None:
+            continue
+        for path in paths:
+            if "." in str(path):
+                import_by_path(str(path))
+        if code_digest(*paths, edited=True) != section.code:
+            code = " or ".join(str(path) for path in paths if path)
+            raise ConfigError(f"the code of {code} has changed since this command started. Rerun the command.")
 
 
 def check_parts(settings: Settings, loaded: data.Data) -> None:
@@ -139,14 +164,57 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
         except (ValueError, TypeError) as error:
             raise ConfigError(str(error)) from error
         return
-    if model.outputs == 1 and count > 2:
-        raise ConfigError(f"model={model.name} has a single output, for two classes; {loaded.name} has {count}")
     try:
-        pick_device(settings.device)
-        models.build(model, loaded.inputs.shape[1:], count, settings.hyper.dropout or 0.0)
+        check_network(settings, loaded)
         loss = losses.build(settings.loss, loaded.classes, torch.arange(count), loaded.positive)
         loss(torch.zeros(count, model.outputs or count), torch.arange(count))
         if settings.protocol.stop_by not in (None, "loss"):
             metric_of(settings.protocol.stop_by, loaded.positive)
     except (ValueError, TypeError, ImportError, RuntimeError, OSError) as error:
         raise ConfigError(str(error)) from error
+
+
+def check_network(settings: Settings, loaded: data.Data) -> None:
+    """Refuse a network without a logit per class (or a single one for two classes), or that could not be saved."""
+    count, model, shape = len(loaded.classes), settings.model, loaded.inputs.shape[1:]
+    allowed = (2, 1) if count == 2 else (count,)
+    if model.outputs == 1 and count > 2:
+        raise ConfigError(f"model={model.name} has a single output, for two classes; {loaded.name} has {count}")
+    if model.outputs not in (None, *allowed):
+        choices = ", ".join(map(str, allowed))
+        raise ConfigError(
+            f"model.outputs={model.outputs}: {loaded.name} has {count} classes; expected null or {choices}"
+        )
+    device, target = planned_device(settings), model.options.get("target")
+    net = models.build(model, shape, count, settings.hyper.dropout or 0.0)
+    if target is None:
+        return
+    if settings.save_model:
+        try:
+            saved.check_custom(target)
+        except data.DataError as error:
+            raise ConfigError(f"save_model=true: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():  # it is elsewhere
+        return
+    rows = torch.zeros(2, *shape, device=device)
+    try:
+        with torch.no_grad():
+            logits = net.to(device).eval()(rows)
+    except Exception as error:  # it is the user's code
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model.target={target}: it fails for inputs {list(rows.shape)}; {reason}") from error
+    if not isinstance(logits, torch.Tensor) or logits.shape[:1] != (2,) or logits.shape[-1] not in allowed:
+        got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ConfigError(
+            f"model.target={target}: expected logits [n, {count}], one for each class of {loaded.name}, got {got} for "
+            "n=2; its last layer needs as many units as its argument `outputs` says"
+        )
+
+
+def planned_device(settings: Settings) -> torch.device:
+    """The device of the trials. One of a cluster may not exist on this machine; its workers find it."""
+    executor = settings.executor
+    on_cluster = executor.name == "submitit" and executor.cluster != "local"
+    if executor.gpus or (on_cluster and settings.device.startswith("cuda")):
+        return torch.device("cuda")
+    return pick_device(settings.device)

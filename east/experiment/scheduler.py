@@ -21,13 +21,12 @@ from east.experiment import executors, protocols, records
 from east.experiment.executors import Lost, Place
 from east.experiment.jobs import Job, delete_checkpoints, run_job
 from east.experiment.ledger import Ledger
-from east.experiment.runs import Run
+from east.experiment.runs import Run, planned_device
 from east.files import sweep
 from east.settings.sections import Science
 from east.settings.settings import Settings
-from east.training.devices import pick_device
 from east.training.engine import population_size
-from east.training.population import Trial, trials_in
+from east.training.population import Identity, Trial, trials_in
 from east.training.progress import Epoch
 
 MANY_RUNS = 8  # per worker: enough to keep each one busy without splitting a run
@@ -91,10 +90,9 @@ class Scheduler:
     def start(self) -> list[Job]:
         return [job for number in range(len(self.progress)) for job in self._next(number)]
 
-    def finish(self, job: Job, lost: bool) -> list[Job]:
-        """Note that a job has finished; return the jobs that were waiting for it."""
-        if not lost:
-            self.ledger.note_trained(job.trials)
+    def finish(self, job: Job, recorded: Iterable[Identity]) -> list[Job]:
+        """Note that a job has finished, and what it recorded; return the jobs that were waiting for it."""
+        self.ledger.note_trained(recorded)
         self.done += len(job.trials)
         self.open[job.run] -= 1
         if self.open[job.run] or not self.progress[job.run].advance():
@@ -135,7 +133,7 @@ def cut(
     inline = place.executor.name == "inline"
     # Inline jobs find the data that the plan has loaded only by the paths that it used.
     settings = run.settings if inline else with_absolute_paths(run.settings)
-    device = torch.device("cuda") if place.executor.gpus else pick_device(settings.device)
+    device = planned_device(settings)
     unfinished = {trial.identity for trial in missing}
     checkpoints = str(run.checkpoints.resolve())
     jobs = []
@@ -211,12 +209,12 @@ def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
         watch.add(queue)
         for job, result in results:
             lost = isinstance(result, Lost)
-            lines = [f"{runs[job.run].name}: {result.reason}"] if lost else result
+            lines = [f"{runs[job.run].name}: {result.reason}"] if lost else result.failures
             failures += lines
             for line in lines:
                 display.say(f"failed: {line}")
                 check_writable(settings.results_dir)
-            next_jobs = scheduler.finish(job, lost)
+            next_jobs = scheduler.finish(job, () if lost else result.recorded)
             watch.remove(job)
             watch.add(next_jobs)
             queue.extend(next_jobs)

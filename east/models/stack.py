@@ -31,7 +31,8 @@ class Stack:
         weights = torch.stack([torch.cat([t.detach().flatten().float() for t in row]) for row in rows])
         self.size = weights.shape[1]
         self.module = modules[0].to(device)
-        self.mlp = StackedMLP(self.module.sizes) if isinstance(self.module, MLP) else None
+        # Exactly MLP: a user's subclass may have a forward of its own.
+        self.mlp = StackedMLP(self.module.sizes) if type(self.module) is MLP else None
         self.normalises = any(isinstance(m, BATCH_NORMS) for m in self.module.modules())
         if len(modules) > 1 and self.mlp is None:
             raise ValueError(f"{type(self.module).__name__}: expected a population of one, got {len(modules)}")

@@ -33,7 +33,8 @@ PARTS = ("train", "val", "test")
 PIXELS_AT_ONCE = 1 << 24
 POWER_ITERATIONS = 4
 
-_projected: dict[tuple, dict[str, np.ndarray]] = {}  # the last images after projection, shared by the seeds
+# The last images after projection, and its axes, shared by the seeds.
+_projected: dict[tuple, tuple[dict[str, np.ndarray], "PrincipalAxes"]] = {}
 
 
 def fit(trial: Trial, splits: Splits, keep: bool = False) -> Outcome:
@@ -75,7 +76,7 @@ def as_tensors(classifier: "Classifier", splits: Splits, inputs: np.ndarray) -> 
     """The fitted model as tensors, with the projection of images. inputs [n, f]: rows to check it on."""
     from east.training import portable
 
-    axes = PrincipalAxes(splits.train.inputs, classifier.pca) if splits.kind == "image" and classifier.pca else None
+    axes = projected(splits, classifier.pca)[1] if splits.kind == "image" and classifier.pca else None
     return portable.state_of(classifier, inputs, axes)
 
 
@@ -373,11 +374,16 @@ def features(splits: Splits, share: float | None) -> dict[str, np.ndarray]:
         return {part: rows.numpy() for part, rows in inputs.items()}
     if share is None:
         return {part: splits.prepare(rows).flatten(1).numpy() for part, rows in inputs.items()}
+    return projected(splits, share)[0]
+
+
+def projected(splits: Splits, share: float) -> tuple[dict[str, np.ndarray], "PrincipalAxes"]:
+    """Images on the principal axes of their training part, float32 [n, f], and these axes. The last ones are cached."""
     key = (splits.fingerprint, splits.index_hash, share)
     if key not in _projected:
-        axes = PrincipalAxes(inputs["train"], share)
+        axes = PrincipalAxes(splits.train.inputs, share)
         _projected.clear()
-        _projected[key] = {part: axes.project(rows).numpy() for part, rows in inputs.items()}
+        _projected[key] = {part: axes.project(getattr(splits, part).inputs).numpy() for part in PARTS}, axes
     return _projected[key]
 
 

@@ -29,6 +29,7 @@ from east.models.mlp import Dropout, Masks
 from east.settings.sections import Science
 from east.training.annealing import Annealing
 from east.training.averaging import Average
+from east.training.decisions import defined
 from east.training.devices import pick_device
 from east.training.evaluation import metric_of, validation_metric
 from east.training.optimizer import Adam
@@ -159,7 +160,9 @@ def resumed(members: Sequence[Member], device: torch.device, file: Path | None) 
     try:
         setup.population.load(file)
         return setup
-    except torch.OutOfMemoryError:
+    except FileNotFoundError:  # another command has recorded these trials and deleted it
+        return setup
+    except (OSError, MemoryError, torch.OutOfMemoryError):  # of this machine: the file may be good
         raise
     except Exception as error:  # a damaged file can raise nearly anything
         kept = set_aside(file)
@@ -192,7 +195,8 @@ class Setup:
         self.cross_entropy = losses.CrossEntropy()  # for the warm-up, and to break ties
         stop_by = config.protocol.stop_by
         named = None if stop_by in (None, "loss") else stop_by
-        self.metric = metric_of(named, splits.positive) if named else validation_metric(self.loss, splits.positive)
+        metric = metric_of(named, splits.positive) if named else validation_metric(self.loss, splits.positive)
+        self.metric = defined(metric)  # a user's own may be 0/0
         self.by_metric = bool(named) or (stop_by is None and self.loss.stops_by == "metric")
         temperature = getattr(self.loss, "temperature", 0.2)
         self.annealing = Annealing(
@@ -237,8 +241,7 @@ class Setup:
         raw = self.validated(alive, self.net.weights)
         result = raw if not self.average.on else raw.better(self.validated(alive, self.average.mean), self.by_metric)
         if isinstance(self.loss, losses.MetricCrossEntropy) and self.loss.source == "validation":
-            counts = (result.predicted, result.labels, result.classes, result.row_weights)
-            self.loss.set_counts(Confusion.from_predictions(*counts))
+            self.loss.set_counts(result.confusion)
         return result
 
     def validated(self, alive: np.ndarray, weights: Tensor) -> "Validated":
@@ -249,8 +252,7 @@ class Setup:
         row_weights = self.val.weights_at(self.val.index(trials))
         values = validation_loss(self.loss, logits, labels, self.val_batch, row_weights)
         predicted, classes = logits.argmax(-1), logits.shape[-1]
-        on_cpu = None if row_weights is None else row_weights.cpu()
-        metric = 1 - self.metric(Confusion.from_predictions(predicted.cpu(), labels.cpu(), classes, on_cpu))
+        metric = 1 - self.metric(hard_counts(predicted, labels, classes, row_weights))
         tie = self.cross_entropy.per_trial(logits, labels, row_weights) if self.by_metric else torch.zeros_like(values)
         return Validated(
             weights, values.cpu().double(), metric.double(), tie.cpu().double(), predicted, labels, classes, row_weights
@@ -279,6 +281,10 @@ class Validated:
     labels: Tensor  # [alive, n]
     classes: int
     row_weights: Tensor | None  # [alive, n]
+
+    @property
+    def confusion(self) -> Confusion:
+        return hard_counts(self.predicted, self.labels, self.classes, self.row_weights)
 
     def better(self, other: "Validated", by_metric: bool) -> "Validated":
         """The better of the two, trial by trial."""
@@ -310,6 +316,12 @@ class Validated:
         ):
             T = None if temperature is None else float(temperature[p])
             yield int(p), dict(zip(HISTORY, [epoch, T, trained, loss, metric], strict=True))
+
+
+def hard_counts(predicted: Tensor, labels: Tensor, classes: int, weights: Tensor | None) -> Confusion:
+    """Counts of decisions [alive, n], on the CPU: they are in float64, which not every device has."""
+    on_cpu = None if weights is None else weights.cpu()
+    return Confusion.from_predictions(predicted.cpu(), labels.cpu(), classes, on_cpu)
 
 
 def batches_of(rows: int, batch: int) -> int:
@@ -362,9 +374,10 @@ def validation_loss(
 def population_size(config: Science, device: torch.device, trials: int) -> int:
     """How many of these trials should train together, so that all populations are of nearly equal size.
 
-    Only MLPs are computed together. On a CPU, everything a step touches should stay in the cache: the weights, their
-    gradient and two moments, the hidden units and their gradients. A GPU has no such limit; a population that does not
-    fit its memory is halved.
+    Only MLPs are computed together. On a CPU, what a step touches should stay in the cache: the weights between hidden
+    layers, their gradient and two moments, the hidden units and their gradients. The first and the last layer are left
+    out: a config does not know their sizes. A GPU has no such limit; a population that does not fit its memory is
+    halved.
     """
     if config.model.name not in models.TOGETHER:
         return 1

@@ -1,4 +1,4 @@
-"""From probabilities to confusion matrices, scores and decisions. NumPy arrays in, plain JSON types out.
+"""From probabilities to confusion matrices, scores and decisions. NumPy arrays in, plain JSON types out (or `Cells`).
 
 Decisions: always argmax; on request `thresholds` (Bridging the Gap's mean over 0.1 ... 0.9), `logit_thresholds` (the
 same numbers applied to logits, as in its released code), `plugin_<metric>`, the rule tuned for that metric on
@@ -19,10 +19,11 @@ from east.choices import choose
 from east.confusion import Confusion
 from east.losses import AUROCLoss, MetricCrossEntropy, MetricLoss
 from east.training.decisions import expected, tuned
-from east.training.scores import Evaluation, Judged, JudgedRule, Scores
+from east.training.scores import DENSE_CLASSES, Cells, Evaluation, Judged, JudgedRule, Matrix, Scores
 
 THRESHOLDS = [k / 10 for k in range(1, 10)]
 AVERAGED = {"thresholds": THRESHOLDS, "logit_thresholds": torch.tensor(THRESHOLDS).sigmoid().tolist()}
+SCORED = (metrics.f1, metrics.accuracy, metrics.balanced_accuracy, metrics.mcc, metrics.gmean)  # by `scores`
 PLUGIN, EXPECTED = "plugin_", "expected_"
 
 
@@ -51,7 +52,7 @@ def evaluate(
         classes = tensors["val"].shape[-1]
         confusions = {part: Confusion.from_predictions(predicted[part], truth[part], classes) for part in predicted}
         return {
-            "confusion": {part: counts(c) for part, c in confusions.items()},
+            "confusion": {part: matrix_of(predicted[part], truth[part], classes) for part in predicted},
             "scores": {part: all_scores(c, part) for part, c in confusions.items()},
         }
 
@@ -158,9 +159,10 @@ def tunable() -> list[str]:
 
 def metric_of(name: str, positive: int | None) -> Callable[[Confusion], Tensor]:
     """A metric by name; without an average in the name, of the positive class where the data have one."""
-    metric, parameters = metrics.parse(name) if "." not in name else (None, {})
-    if metric is None or metric.__name__ not in tunable():
-        raise ValueError(choose("metric", name, tunable()))
+    if "." in name:  # a user's own function: refused with the choices
+        choose("metric", name, tunable())
+    metric, parameters = metrics.parse(name)
+    choose("metric", metric.__name__, tunable())
     if positive is not None and "average" in inspect.signature(metric).parameters:
         parameters.setdefault("average", "positive")
     if parameters.get("average") == "positive":
@@ -181,6 +183,22 @@ def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confus
     if isinstance(loss, MetricLoss | MetricCrossEntropy):
         return partial(loss.metric, **loss.metric_parameters)
     return metric_of("f1", positive)
+
+
+def trains_other_metric(loss: nn.Module) -> bool:
+    """Whether the loss trains a metric that is not among the scores of every record."""
+    if not isinstance(loss, MetricLoss | MetricCrossEntropy):
+        return False
+    average = loss.metric_parameters.get("average", "macro")
+    return loss.metric not in SCORED or average not in ("macro", "positive")
+
+
+def matrix_of(predicted: Tensor, labels: Tensor, classes: int) -> Matrix:
+    """The confusion matrix of decisions [n]; of very many classes only its nonzero cells: all would not fit memory."""
+    if classes <= DENSE_CLASSES:
+        return counts(Confusion.from_predictions(predicted, labels, classes))
+    cells, numbers = torch.unique(labels.long() * classes + predicted, return_counts=True)
+    return Cells(classes, torch.stack((cells // classes, cells % classes, numbers), 1).tolist())
 
 
 def counts(c: Confusion) -> list:

@@ -150,15 +150,18 @@ class Population:
             self.loss.keep(staying)
 
     def outcome(self, p: int, predictions: Mapping[str, tuple[Tensor, Tensor]]) -> Outcome:
-        failed = self.errors[p] is not None
+        best, error = self.annealing.best_of(p), self.errors[p]
+        if error is None and best == Best():  # the weights would be the initial ones
+            error = "no epoch was kept: its metric on validation was never a finite number"
+        failed = error is not None
         outcome = Outcome(
             trial=self.trials[p],
             status="failed" if failed else "done",
-            error=self.errors[p],
+            error=error,
             stopped=self.annealing.stopped[p],
             epochs=int(self.annealing.epochs[p]),
             seconds=float(self.seconds[p]),
-            best=self.annealing.best_of(p),
+            best=best,
             history=self.history[p],
         )
         if not failed:

@@ -401,7 +401,7 @@ def table_predictions(
 def image_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
     """Predictions for the images below a folder, IMAGES at a time."""
     if not source.is_dir():
-        raise DataError(f"this model takes images: expected input= a folder of images, got {source}")
+        raise DataError(f"this model takes images: expected input=FOLDER with images, got {source}")
     paths = images.find(source)
     size = model.about["inputs_shape"][-1]
     for k in range(0, len(paths), IMAGES):

@@ -3,12 +3,41 @@
 `val` and `test` are the parts of a split. Nothing here needs torch.
 """
 
-from typing import NamedTuple, NotRequired, TypeAlias
+from collections.abc import Sequence
+from typing import NamedTuple, NotRequired, TypeAlias, overload
 
 from typing_extensions import TypedDict
 
-Matrix: TypeAlias = list[list[int]]  # rows true, columns predicted
+DENSE_CLASSES = 2_000  # matrices of more classes are `Cells`
+
+Matrix: TypeAlias = Sequence[Sequence[int]]  # rows true, columns predicted
 Scores: TypeAlias = dict[str, float | list[float] | None]  # name -> value; a list has one number per class
+
+
+class Cells(Sequence[list[int]]):
+    """A confusion matrix of very many classes, whose rows are built on demand."""
+
+    def __init__(self, classes: int, cells: Sequence[Sequence[int]]):
+        self.classes, self.cells = classes, cells
+        self.by_row: dict[int, list[tuple[int, int]]] = {}
+        for i, j, count in cells:
+            self.by_row.setdefault(i, []).append((j, count))
+
+    def __len__(self) -> int:
+        return self.classes
+
+    @overload
+    def __getitem__(self, row: int) -> list[int]: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[list[int]]: ...
+    def __getitem__(self, row: int | slice) -> list[int] | list[list[int]]:
+        if isinstance(row, slice):
+            return [self[i] for i in range(*row.indices(self.classes))]
+        number = range(self.classes)[row]  # IndexError beyond the last row, which ends an iteration
+        counts = [0] * self.classes
+        for j, count in self.by_row.get(number, ()):
+            counts[j] = count
+        return counts
 
 
 class Best(NamedTuple):

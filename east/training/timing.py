@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count, islice
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -108,8 +109,15 @@ def timed_step(config: Science, batch: int, size: Size, device: torch.device) ->
 
 
 def without_class_names(loss: LossSection) -> LossSection:
-    """The loss with one beta for all classes: made-up rows have no class names, and it takes as long."""
-    return loss.but(beta=1.0) if isinstance(loss.options.get("beta"), Mapping) else loss
+    """The loss without names of classes, which made-up rows do not have; it takes as long."""
+
+    def unnamed(options: Mapping[str, Any]) -> dict[str, Any]:
+        changed = {"beta": 1.0} if isinstance(options.get("beta"), Mapping) else {}
+        return changed | ({"positive": 0} if isinstance(options.get("positive"), str) else {})
+
+    parameters = loss.options.get("parameters") or {}
+    within = {"parameters": {**parameters, **unnamed(parameters)}} if unnamed(parameters) else {}
+    return loss.but(**unnamed(loss.options), **within)
 
 
 def _time(config: Science, batch: int, size: Size, device: torch.device, together: int) -> float:
