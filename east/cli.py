@@ -33,6 +33,12 @@ FLAGS = (
     *("--hydra-help", "-sc", "--shell-completion", "--config-dir", "-cd"),
 )
 FROM_FILES = ("table", "records", "report", "predict", "evaluate", "export")  # tasks that read results or a model
+ONLY_FOR = {  # settings that the default task does not read -> the tasks that do
+    **dict.fromkeys(("score", "candidates", "minutes", "keep_models"), ("compare",)),
+    **dict.fromkeys(("checkpoint", "input", "output", "keep", "safe_csv"), ("predict", "evaluate", "export")),
+    "study": ("study",),
+    "table": ("table", "reproduce"),
+}
 TASKS = (
     *("run", "train", "data", "table", "reproduce", "records", "report"),
     *("compare", "predict", "evaluate", "export", "study"),
@@ -87,8 +93,8 @@ def main() -> None:
         code = INTERRUPTED
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # as in east-run --help | head -3; Python must not flush on exit either
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:  # as in east-run --help | head -3
+        discard_output()
     sys.exit(code)
 
 
@@ -104,13 +110,19 @@ def usable_streams() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line and return its exit code."""
-    return guarded(lambda: answer(arguments), wants_debug(arguments))
+    return guarded(lambda: answer(arguments), arguments)
 
 
-def wants_debug(words: Sequence[str]) -> bool:
-    """Whether the last debug=… says true, in any case; errors of the parser need to know before it has run."""
+def last_value(name: str, words: Sequence[str]) -> str:
+    """What the last name=… says, in lower case, or nothing; errors of the parser need to know before it has run."""
     split = (word.removeprefix("++").partition("=") for word in words)
-    return [value.strip().lower() for name, _, value in split if name == "debug"][-1:] == ["true"]
+    return ["", *(value.strip().lower() for word, _, value in split if word == name)][-1]
+
+
+def prints_last(words: Sequence[str]) -> bool:
+    """Whether a command has done its work before it prints, as help and task=table have."""
+    flags = {word.partition("=")[0] for word in words} & {"-h", "--help", "--version", *WITH_VALUE}
+    return bool(flags) or last_value("task", words) in (*FROM_FILES, "data")
 
 
 def answer(arguments: Sequence[str]) -> int:
@@ -205,6 +217,8 @@ def dispatch(command: "Command") -> int:
     from east.experiment.executors import interruptible
 
     interruptible()
+    if "task" not in command:
+        refuse_forgotten_task(command)
     if not command.sections & {"task", "dataset", "datasets", "loss", "losses"}:
         command = command.but({**QUICKSTART, **command.values})
     name = choose("task", str(command.get("task", "run")), TASKS)
@@ -214,6 +228,16 @@ def dispatch(command: "Command") -> int:
     with display.activity("starting"):
         task = import_module(f"east.tasks.{name}")
     return task.main(command)
+
+
+def refuse_forgotten_task(command: "Command") -> None:
+    """Reject `east-run score=mcc minutes=5`, which would ignore both and train something else for longer."""
+    from east.settings.command import text
+
+    for name, value in command.values.items():
+        if name in ONLY_FOR and value is not None:
+            tasks = " or ".join(f"task={task}" for task in ONLY_FOR[name])
+            raise ConfigError(f"{name}={text(value, name)}: did you mean {tasks}? Without task=… it has no effect")
 
 
 def checked(task: str, command: "Command") -> "list[Settings]":
@@ -316,11 +340,14 @@ def run_hydra(arguments: Sequence[str]) -> int:
     sys.argv = [sys.argv[0], *arguments]
     parent, codes = os.getpid(), [DONE]
 
+    def dispatch_job(job: list[str]) -> int:
+        shown = [line for line in job if line.lower() != "yes=true"]  # Hydra writes yes=True
+        print(f"\n# {' '.join(shown)}", flush=True)
+        return dispatch(parse(job))
+
     def carry_out(_composed: object) -> None:
         job = [line.removeprefix("++") for line in HydraConfig.get().overrides.task]
-        shown = [line for line in job if line != "yes=true"]
-        print(f"\n# {' '.join(shown)}", flush=True)
-        codes.append(guarded(lambda: dispatch(parse(job)), wants_debug(job)))
+        codes.append(guarded(lambda: dispatch_job(job), job))
         if codes[-1] == INTERRUPTED:
             sys.exit(INTERRUPTED)
         if codes[-1] and os.getpid() != parent:
@@ -333,8 +360,9 @@ def run_hydra(arguments: Sequence[str]) -> int:
     return max(codes)
 
 
-def guarded(task: Callable[[], int], debug: bool) -> int:
-    """Run a task and return its exit code; print a few lines for an error."""
+def guarded(task: Callable[[], int], words: Sequence[str]) -> int:
+    """Run the task of a command line and return its exit code; print a few lines for an error."""
+    debug = last_value("debug", words) == "true"
     if debug:
         os.environ["EAST_DEBUG"] = "1"
     warnings.showwarning = partial(warn, set())  # type: ignore[assignment]
@@ -345,13 +373,33 @@ def guarded(task: Callable[[], int], debug: bool) -> int:
         by = f" by {interruption}" if str(interruption) else ""
         print(f"\nInterrupted{by}.{noted(interruption)}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 (the reader of our output is gone)
-        return DONE
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and output_is_closed():  # as in east-run | head -1
+            return DONE if prints_last(words) else unfinished()
         if debug:
             raise
         return explained(error)
+
+
+def output_is_closed() -> bool:
+    """Whether nobody reads our output any more; if so, discard the rest. A worker's pipe may be broken instead."""
+    try:
+        print(flush=True)  # a flush alone succeeds: what could not be written is gone
+    except BrokenPipeError:
+        discard_output()
+        return True
+    return False
+
+
+def discard_output() -> None:
+    """Send what is still printed to /dev/null, including what Python flushes on exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def unfinished() -> int:
+    with suppress(BrokenPipeError):  # as in east-run 2>&1 | head -1
+        print("stdout was closed. Rerun the same command to resume.", file=sys.stderr)
+    return FAILED
 
 
 def warn(already_shown: set[str], message: Warning | str, *_: object, **__: object) -> None:

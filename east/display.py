@@ -158,13 +158,13 @@ def bar(done: float, total: float | None, width: int = 20) -> str:
     return f"[{'#' * full}{'-' * (width - full)}] "
 
 
-def amount(value: float | None, unit: str) -> str:
+def amount(value: float, unit: str) -> str:
     """A count with its unit; bytes in megabytes.
 
     >>> amount(5e6, "B"), amount(5000, "images")
     ('5.0 MB', '5,000 images')
     """
-    return f"{(value or 0) / 1e6:.1f} MB" if unit == "B" else f"{value or 0:,.0f} {unit}".rstrip()
+    return f"{value / 1e6:.1f} MB" if unit == "B" else f"{value:,.0f} {unit}".rstrip()
 
 
 def duration(seconds: float) -> str:

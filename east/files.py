@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 MADE_FROM = "made_from.json"  # in a folder of results: which input they are of
+NAME_BYTES = 120  # of each of the two parts of its name; a file system takes 255 in all
 STALE_SECONDS = 24 * 3600  # after which a temporary file from another machine counts as abandoned
 LEFTOVER = re.compile(r"\..+\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<pid>\d+)\.\d+\.tmp")
 
@@ -166,17 +167,28 @@ def _remove(path: Path) -> None:
 def result_folder(parent: Path, name: str, suffix: str, made_from: Mapping[str, object]) -> Path:
     """parent/name-suffix, else name-2-suffix and so on: the first that is new or holds results of the same input.
 
-    made_from: what identifies the input, with absolute paths; it is stored in the folder. A folder without it is never
-    used.
+    made_from: what identifies the input, with absolute paths; it is stored in the folder. A folder with files but
+    without it is never used. Of commands that start together, the first to store it gets the folder.
     """
+    name, suffix = (part.encode()[:NAME_BYTES].decode(errors="ignore") for part in (name, suffix))
     content = json.dumps(made_from, indent=2, sort_keys=True) + "\n"
     for k in count(1):
         title = f"{name}-{suffix}" if k == 1 else f"{name}-{k}-{suffix}"
         folder = parent / re.sub(r"[^\w.-]+", "_", title)
         file = folder / MADE_FROM
-        if not folder.exists():
-            with suppress(FileExistsError):  # another command has just taken it
+        if _is_unused(folder):
+            with suppress(FileExistsError):  # another command was quicker, maybe with the same input
                 write_atomically(file, lambda stream: stream.write(content.encode()), replace=False)
         if file.is_file() and file.read_bytes() == content.encode():
             return folder
     raise AssertionError
+
+
+def _is_unused(folder: Path) -> bool:
+    """Whether there is nothing in a folder but what a command is about to write, or was when it was killed."""
+    try:
+        return all(map(LEFTOVER.fullmatch, os.listdir(folder)))
+    except FileNotFoundError:
+        return True
+    except NotADirectoryError:
+        return False

@@ -207,6 +207,7 @@ def test_a_sweep_writes_only_below_results_dir(tmp_path, monkeypatch, east_run):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert {path.parts[-3] for path in record_files(tmp_path)} == {"f1", "ce"}
     assert re.findall(r"^# (loss=\w+)", answer.out, re.MULTILINE) == ["loss=f1", "loss=ce"]
+    assert "yes=" not in answer.out, "nobody typed it"
 
 
 def test_a_sweep_leaves_paths_unchanged(tmp_path, monkeypatch, capsys):
@@ -317,6 +318,29 @@ def test_reproduce_shows_runs_that_fill_no_cell(tmp_path, capsys):
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_reproduce_trains_what_the_user_typed_even_if_the_table_is_full(tmp_path, monkeypatch, east_run):
+    """The user's values win over the table's, and records of the table are of other trials."""
+    table = tables.spec("quickstart")
+    short = table.overrides | {"trials": 1, "protocol.max_epochs": 1}
+    monkeypatch.setattr(tables, "spec", lambda name, folder=None: table.changed(overrides=short, trials=1))
+    of_table = ["task=reproduce", "table=quickstart", "loss=ce", "executor=inline"]
+    assert east_run(*of_table).code == 0
+    assert "every run is done" in east_run(*of_table, "dry_run=true").out
+    changed = [*of_table, "model.hidden=[8]", "trials=2"]
+    told = east_run(*changed).out
+    assert "quickstart: 1 run to do, except for trials on record" in told
+    configs = [json.loads(text) for text in record_files(tmp_path).values()]
+    assert sorted((record["config"]["model"]["hidden"], record["seed"]) for record in configs) == [
+        ([8], 0),
+        ([8], 1),
+        ([64, 32], 0),
+    ]
+    before = record_files(tmp_path)
+    assert east_run(*changed).out == told
+    assert record_files(tmp_path) == before, "what is on record is not trained again"
+
+
+@pytest.mark.usefixtures("no_figures")
 def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = tables.spec("quickstart")
@@ -343,7 +367,7 @@ def test_a_run_shows_the_metric_it_was_trained_for(tmp_path, capsys):
     assert cli.run([*small, "loss=metric", "loss.metric=kappa"]) == 0
     shown = capsys.readouterr().out
     assert "trained_for" in shown
-    assert re.search(r"^kappa .*\d\.\d{3}", shown, re.MULTILINE)
+    assert re.search(r"^metric kappa .*\d\.\d{3}", shown, re.MULTILINE)
     assert cli.run([*small, "loss=f1"]) == 0
     assert "trained_for" not in capsys.readouterr().out
 

@@ -1,5 +1,6 @@
 """task=compare and task=predict: the choice is sound, its numbers are right, and the winner is saved."""
 
+import io
 import re
 import shlex
 import shutil
@@ -19,20 +20,19 @@ from sklearn.datasets import make_classification
 from sklearn.metrics import average_precision_score, confusion_matrix, f1_score, matthews_corrcoef, roc_auc_score
 
 import east
-from east import cli, data, metrics
+from east import cli, data, files, metrics
 from east.choices import ConfigError
 from east.data.common import folded
 from east.data.csv import from_frame
 from east.experiment import budget, records
 from east.experiment.ledger import model_folder
 from east.experiment.runs import load, split_options, splits_of
-from east.files import result_folder
+from east.files import result_folder, temporary_name
 from east.reporting import comparison
 from east.reporting.comparison import Candidate, Comparison, JudgedPart, JudgedTrial
 from east.reporting.pages import compare as page
 from east.settings import compose
 from east.settings.command import Command
-from east.settings.sections import Split
 from east.tasks import compare
 from east.training import decisions, saved
 from east.training.population import Trial
@@ -226,6 +226,20 @@ def test_few_positives_make_the_choice_uncertain():
     clear = comparing(Candidate("a", "a", "argmax", (sure,)), Candidate("b", "b", "argmax", (off,)))
     assert clear.uncertain is None
     assert "clearly ahead of all others" in compare.verdict(clear)
+
+
+def test_a_hopeless_candidate_does_not_make_the_choice_certain():
+    """Three candidates miss other positives each and are equally good; a fourth is always wrong."""
+    labels = np.array([0] * 300 + [1] * 60)
+    missed = [np.where((np.arange(360) >= 300 + 20 * k) & (np.arange(360) < 320 + 20 * k), 0, labels) for k in range(3)]
+    trials = [JudgedTrial(0, decisions.Argmax(), *(part(guess, labels),) * 2) for guess in (*missed, 1 - labels)]
+    equal, four = (
+        comparing(*(Candidate(str(k), str(k), "argmax", (trial,)) for k, trial in enumerate(group)))
+        for group in (trials[:3], trials)
+    )
+    assert four.behind == ["3"]
+    assert equal.uncertain is not None
+    assert four.uncertain == equal.uncertain
 
 
 @pytest.mark.parametrize(
@@ -578,6 +592,32 @@ def test_minutes_stop_training_in_time(workplace, monkeypatch, capsys):
     assert "note: EAST f1_positive was not trained: it takes about 2.8 h, more than is left" in text
 
 
+def test_more_than_a_day_on_a_cpu_needs_a_yes_or_a_limit(workplace, monkeypatch, capsys):
+    """And the folder of the answer is found before anything is trained."""
+    monkeypatch.chdir(workplace)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.setattr(budget, "seconds", lambda run, splits: 100_000.0)
+    trained = []
+    monkeypatch.setattr(compare, "trained", lambda *_: trained.append(Path("days/compare").exists()) or 1 / 0)
+    command = [*COMPARE, "candidates=[logistic]", "results_dir=days"]
+    assert cli.run(command) == cli.BAD_CONFIG
+    said = capsys.readouterr().err
+    assert "about 28 h on this machine" in said
+    assert "yes=true starts it anyway" in said
+    assert not Path("days").exists()
+    for word in ("yes=true", "minutes=1"):
+        assert cli.run([*command, word]) == cli.FAILED  # 1 / 0, in place of training
+    assert trained == [True, True]
+
+
+def test_the_data_are_split_once(workplace, monkeypatch):
+    monkeypatch.chdir(workplace)
+    split, calls = data.split, []
+    monkeypatch.setattr(data, "split", lambda *words, **options: calls.append(words) or split(*words, **options))
+    compare.described(Command.parse(COMPARE))
+    assert len(calls) == 1
+
+
 def test_work_that_exceeds_its_time_is_stopped():
     with pytest.raises(budget.OutOfTime), budget.stop_after(0.05):
         time.sleep(10)
@@ -646,6 +686,7 @@ def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monke
     assert "everything is on record" in capsys.readouterr().out
     with open("my_scores.py", "a") as file:
         file.write("\n# changed\n")
+    monkeypatch.delitem(sys.modules, "my_scores")  # as in a new process, which imports the changed code
     assert cli.run(words[1:]) == 0
     assert len(list((workplace / "own/runs/csv/metric").glob("*/seed-0.json"))) == 2, "changed code makes new trials"
     assert len(list((workplace / "own/runs/csv/logistic").glob("*/seed-0.json"))) == 1
@@ -745,7 +786,36 @@ def test_the_same_relative_path_in_another_working_directory_is_another_file(tmp
 
 def test_a_folder_that_does_not_say_what_it_was_made_from_is_not_overwritten(tmp_path):
     (tmp_path / "digits-mcc").mkdir()
+    (tmp_path / "digits-mcc" / "notes.txt").write_text("mine")
     assert folder_names(tmp_path, ["dataset=digits", "dataset=digits"]) == ["digits-2-mcc", "digits-2-mcc"]
+
+
+def test_what_a_killed_command_left_does_not_occupy_a_folder(tmp_path):
+    (tmp_path / "digits-mcc").mkdir()
+    temporary_name(tmp_path / "digits-mcc" / "made_from.json").touch()
+    assert folder_names(tmp_path, ["dataset=digits"]) == ["digits-mcc"]
+
+
+def test_commands_that_start_together_share_the_folder_of_their_input(tmp_path, monkeypatch):
+    """Another one makes the folder, and has not yet written what it is for."""
+    written = files.write_atomically
+
+    def slowly(target, fill, replace):
+        target.parent.mkdir(parents=True)
+        monkeypatch.setattr(files, "write_atomically", written)
+        assert result_folder(tmp_path, "a", "b", {"x": 1}) == tmp_path / "a-b"
+        written(target, fill, replace)
+
+    monkeypatch.setattr(files, "write_atomically", slowly)
+    assert result_folder(tmp_path, "a", "b", {"x": 1}) == tmp_path / "a-b"
+
+
+def test_a_long_name_is_shortened(tmp_path):
+    """A folder's name has at most 255 bytes."""
+    folders = [result_folder(tmp_path, letter * 240, "m" * 240, {"file": letter}) for letter in "aé"]
+    folders += [result_folder(tmp_path, "a" * 239, "m" * 240, {"file": "another"})]
+    assert len(set(folders)) == 3
+    assert all(folder.is_dir() for folder in folders)
 
 
 @pytest.mark.parametrize("dataset", ["dataset=digits", "dataset.path=digits.csv dataset.target=y", ""])
@@ -861,7 +931,7 @@ def test_what_to_check_in_a_file_is_said_before_and_on_the_page(tmp_path, monkey
     shown = next(tmp_path.rglob("report.html")).read_text()
     for note in (
         "the text is not UTF-8 and was read as Windows-1252 (Latin-1)",
-        "the class of every row follows from one column alone: approved. If such a column is known only after",
+        "one column alone determines the class of every row: approved. If it is known only after the class (leakage)",
     ):
         assert f"note: {note}" in text
         assert note in shown
@@ -895,8 +965,8 @@ def test_a_single_validation_group_is_reported():
     rows = pd.DataFrame({"a": np.arange(70), "patient": np.arange(70) % 7, "label": [0, 1] * 35})
     loaded = from_frame("csv", rows, "label", group="patient")
     with pytest.raises(data.DataError, match="too few groups to compare: 7 leave 1 for validation"):
-        compare.description("", loaded, Split())
-    compare.description("", loaded, Split(fractions=(0.5, 0.25, 0.25)))
+        compare.description("", loaded, data.split(loaded))
+    compare.description("", loaded, data.split(loaded, fractions=(0.5, 0.25, 0.25)))
 
 
 @pytest.mark.parametrize(
@@ -938,3 +1008,12 @@ def test_candidates_take_turns_cheapest_first_and_networks_as_the_contest_ranks_
              (("ce", 5.0), ("rf", 9.0), ("east", 6.0), ("logistic", 0.1), ("metric_ce", 5.5))]  # fmt: skip
     plans = sorted(plans, key=lambda plan: list(compare.CANDIDATES).index(plan.key))
     assert [plan.key for plan in compare.cheapest_first(plans)] == ["logistic", "metric_ce", "ce", "east", "rf"]
+
+
+def test_a_network_that_could_not_be_saved_is_refused_before_anything_is_trained(workplace, monkeypatch, capsys):
+    monkeypatch.chdir(workplace)
+    Path("made_by.py").write_text("def network(features, outputs):\n    return None\n")
+    monkeypatch.syspath_prepend(workplace)
+    network = ["model=custom", "model.target=made_by.network"]
+    assert cli.run(["task=compare", "dataset.path=my.csv", "dataset.target=label", *network]) == 2
+    assert "task=compare saves its winner: model.target 'made_by.network'" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import io
 import json
 import os
 import tarfile
+import time
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,7 @@ from east.data import (
     split,
 )
 from east.data import keel as keel_module
-from east.data.common import assign, digest, fingerprint
+from east.data.common import assign, digest, fingerprint, stratified
 
 CONF = Path(__file__).parent.parent / "conf" / "dataset"
 
@@ -365,6 +366,36 @@ def test_impossible_fractions_are_refused(fractions):
 def test_too_few_rows_to_split_are_refused():
     with pytest.raises(DataError, match="too few rows to split: 2"):
         split(small(2))
+
+
+def by_definition(strata, size, random, least):
+    """`stratified`, class by class and row by row."""
+    names, counts = np.unique(strata, return_counts=True)
+    quotas = counts * size / len(strata)
+    sizes = np.floor(quotas).astype(int)
+    sizes[np.argsort(sizes - quotas, kind="stable")[: size - sizes.sum()]] += 1
+    sizes = np.maximum(sizes, np.minimum(counts, min(least, size // len(names))))
+    while sizes.sum() > size:
+        sizes[sizes.argmax()] -= 1
+    rows = [random.permutation(np.flatnonzero(strata == name)) for name in names]
+    return np.concatenate([part[:n] for part, n in zip(rows, sizes, strict=True)])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stratified_sample_is_the_one_by_definition(seed):
+    random = np.random.RandomState(seed)
+    strata = random.randint(0, random.randint(1, 40), random.randint(40, 300)) ** 2
+    size, least = random.randint(1, len(strata) + 1), random.randint(0, 6)
+    sample = stratified(strata, size, np.random.RandomState(1), least)
+    np.testing.assert_array_equal(sample, by_definition(strata, size, np.random.RandomState(1), least))
+
+
+def test_a_stratified_sample_of_many_classes_is_quick():
+    """Rows times classes would take a minute, and so would lowering the sizes one by one."""
+    strata = np.concatenate([np.repeat(np.arange(100_000), 3), np.zeros(100_000, dtype=int)])
+    started = time.process_time()
+    assert len(stratified(strata, 330_000, np.random.RandomState(0), least=3)) == 330_000
+    assert time.process_time() - started < 6
 
 
 def test_a_limit_is_exact_and_stratified_and_keeps_rare_classes():

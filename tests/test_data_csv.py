@@ -18,9 +18,9 @@ from PIL import Image
 from torchvision import transforms
 
 from east.choices import ConfigError
-from east.data import DataError, Encoding, caltech256, encode, load, read, split
-from east.data.columns import LEVELS, OWN, detect, tells_class, words_column
-from east.data.common import leave_out
+from east.data import DataError, Encoding, caltech256, common, encode, load, read, sources, split
+from east.data.columns import LEVELS, OWN, Columns, Words, detect, tells_class, words_column
+from east.data.common import digest, leave_out
 from east.data.csv import from_frame
 from east.data.encoding import Categorical, Date, Dropped, Numeric
 from east.data.images import as_rgb
@@ -68,6 +68,58 @@ def test_columns_become_features(tmp_path):
     assert table.classes == ("well", "ill")  # the rarer word is positive
     assert table.positive == 1
     assert table.labels.tolist() == [int(k % 3 == 0) for k in range(60)]
+
+
+def coded(path, name: str, codes: list[str]) -> str:
+    """A file with these codes in the column `name`, a number and a class."""
+    rows = [f"{codes[k % len(codes)]},{k % 7},{'ab'[k // 3 % 2]}" for k in range(60)]
+    path.write_text("\n".join([f"{name},x,y", *rows]) + "\n")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "codes",
+    [
+        ["1.1", "1.10", "1.2"],
+        ["007", "08", "7"],
+        ["007", "08"],
+        ["900719925474099301", "900719925474099302", ""],
+    ],
+)
+def test_categories_are_the_words_of_the_file(tmp_path, codes):
+    """As numbers, 1.10 would be 1.1, and 18 digits beside an empty cell would be rounded."""
+    table = load("csv", path=coded(tmp_path / "a.csv", "code", codes), target="y", categorical=["code"])
+    assert table.columns[:-1] == tuple(f"code={code or '(missing)'}" for code in codes)
+    encoding = Encoding.from_json(table.encoding.to_json())
+    rows = read(tmp_path / "a.csv", None, encoding.text_columns, encoding.decimals)
+    np.testing.assert_array_equal(encode(rows, encoding), table.features)
+    (tmp_path / "new.csv").write_text("code,x\n7,1\n")
+    row = encode(read(tmp_path / "new.csv", None, encoding.text_columns, encoding.decimals), encoding)[0]
+    assert row[:-1].tolist() == [float(code == "7") for code in codes], "007 is another name"
+
+
+@pytest.mark.parametrize("written", [["1", "2", "10"], ["1.0", "2.0", "10.0"], ["1", "2", "10", ""]])
+def test_whole_numbers_keep_their_names_as_categories(tmp_path, written):
+    """Also if pandas has written them beside missing values: models from either file read the other."""
+    table = load("csv", path=coded(tmp_path / "a.csv", "code", written), target="y", categorical=["code"])
+    assert table.columns[:3] == ("code=1", "code=10", "code=2")
+    assert not table.encoding.columns[0].text
+
+
+def test_whole_numbers_as_categories_keep_their_fingerprint(tmp_path):
+    """The one that trials were recorded with before words were compared."""
+    path = coded(tmp_path / "a.csv", "code", ["1", "2", "10", ""])
+    assert load("csv", path=path, target="y", categorical=["code"]).fingerprint == "f94b14761f73bc3c"
+
+
+def test_classes_and_groups_that_are_the_same_number_stay_apart(tmp_path):
+    path = coded(tmp_path / "a.csv", "version", ["1.1", "1.10", "1.2"])
+    table = load("csv", path=path, target="version")
+    assert table.classes == ("1.1", "1.10", "1.2")
+    assert np.bincount(table.labels).tolist() == [20, 20, 20]
+    assert "version" in table.encoding.text_columns, "task=evaluate reads them as text, too"
+    assert len(load("csv", path=path, target="y", group="version").groups.unique()) == 3
+    assert load("csv", path=coded(tmp_path / "b.csv", "level", ["1", "1.0", "2"]), target="level").classes == ("1", "2")
 
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
@@ -716,6 +768,63 @@ def test_a_folder_of_images_is_a_dataset(photographs):
     assert load("images", path=str(photographs), size=16, positive="cat").classes == ("dog", "cat")
 
 
+def test_a_long_word_takes_no_space_beside_the_others():
+    """The digest is that of NumPy's array, which has room for the longest word in every place."""
+    words = (*(f"wörd {k} \N{ROCKET}" for k in range(2000)), "w" * 3000)
+    column = Words("note", np.arange(2001), words, True)
+    tracemalloc.start()
+    digests = Columns((column,)).hidden_digests()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert digests == [digest(column.codes), digest(np.array(words))]
+    assert peak < 1e6, "the array has 24 MB"
+
+
+def test_a_class_of_images_may_be_called_3(photographs):
+    """A command line gives the number."""
+    (photographs / "cat").rename(photographs / "3")
+    assert load("images", path=str(photographs), size=16, positive=3).classes == ("dog", "3")
+
+
+@pytest.mark.parametrize("word, name", [("(missing)", "c=(missing)"), ("(other)", "c=(other)")])
+def test_words_that_look_like_our_own_share_their_feature(word, name):
+    """An empty cell is "(missing)"; of more than 51 words, the rare ones are "(other)"."""
+    words = [word, "u", None] if word == "(missing)" else [word, *(f"w{k:02}" for k in range(60))]
+    table = from_frame("csv", pd.DataFrame({"c": words * 30, "y": ["p", "q", "q"] * (10 * len(words))}), "y")
+    assert len(set(table.columns)) == len(table.columns)
+    assert table.features.sum(1).eq(1).all()
+    with_word = torch.tensor([value == word or value is None for value in words * 30])
+    assert table.features[with_word, table.columns.index(name)].eq(1).all()
+    assert Encoding.from_json(table.encoding.to_json()) == table.encoding
+
+
+def test_features_of_different_columns_have_different_names():
+    rows = pd.DataFrame({"a": [None, 1.5, 2.5] * 20, "a_missing": range(60), "y": ["p", "q"] * 30})
+    table = from_frame("csv", rows.assign(a_missing_2=0.5 * rows.a_missing), "y")
+    assert table.columns == ("a", "a_missing", "a_missing_2", "a_missing_2_2")
+    assert table.features[1].tolist() == [1.5, 0, 1, 0.5]
+
+
+def test_pixels_are_hashed_once_per_load(photographs, monkeypatch):
+    """When they are read from the cache; the fingerprint is that of the data."""
+    load("images", path=str(photographs), size=16)
+    hashed = []
+    for module in (common, sources):
+        monkeypatch.setattr(module, "digest", lambda array: hashed.append(array.ndim) or digest(array))
+    images = load("images", path=str(photographs), size=16)
+    assert hashed.count(4) == 1
+    assert replace(images, fingerprint="").fingerprint == images.fingerprint
+
+
+def test_images_in_hidden_folders_are_left_out(photographs):
+    """Copies of an image may be in .ipynb_checkpoints and .thumbnails."""
+    before = load("images", path=str(photographs), size=16)
+    folder = next(entry for entry in sorted(photographs.iterdir()) if entry.is_dir())
+    (folder / ".thumbnails" / "large").mkdir(parents=True)
+    shutil.copy(next(folder.glob("*.*")), folder / ".thumbnails" / "large" / "copy.png")
+    assert load("images", path=str(photographs), size=16).fingerprint == before.fingerprint
+
+
 def test_a_changed_image_folder_is_decoded_again(photographs):
     first = load("images", path=str(photographs), size=16)
     (photographs / "cat" / "00.png").unlink()
@@ -861,6 +970,22 @@ def test_the_caltech256_archive_is_read(photographs, monkeypatch):
     (photographs.parent / "cache" / "caltech256" / "class_counts.csv").write_text("category,images\n056.dog,7\n")
     with pytest.raises(DataError, match=r"056.dog has 8 images, expected 7"):
         load("caltech256", size=16)
+
+
+def test_photographs_of_caltech256_are_looked_for_in_the_cache_the_users_folder_and_the_archive(
+    photographs, monkeypatch
+):
+    """As documented for data_dir; a folder without them does not end the search."""
+    caltech_archive(photographs, monkeypatch)
+    mine, elsewhere = photographs.parent / "mine", photographs.parent / "elsewhere"
+    elsewhere.mkdir()
+    for number in ("001.ak47", "002.flag"):
+        shutil.copytree(photographs / "cat", mine / number)
+    assert caltech256.photographs(mine) == mine
+    cached = photographs.parent / "cache" / caltech256.FOLDER
+    assert not cached.exists()
+    assert caltech256.photographs(elsewhere) == cached
+    assert caltech256.photographs(mine) == cached
 
 
 def test_an_archive_that_points_outside_its_folder_is_refused(photographs, monkeypatch):

@@ -11,7 +11,7 @@ import pytest
 from east import cli
 from east.choices import ConfigError
 from east.training.devices import pick_device
-from tests.commands import environment
+from tests.commands import TINY, environment
 
 SMALL = ["dataset=digits", "dataset.limit=120", "preset=quick"]
 BAD = [
@@ -101,6 +101,7 @@ BAD = [
     ("task=reproduce table=east_v2_9", "did you mean 'east_v2_"),
     ("task=table table=nope", "unknown table 'nope'"),
     ("task=table format=docx", "docx"),
+    ("task=reproduce table=quickstart format=mrkdown", "unknown format 'mrkdown', did you mean 'markdown'?"),
     ("task=predict", "checkpoint"),
     ("task=predict checkpoint=nowhere input=one.csv output=out.csv", "nowhere"),
     ("task=compare dataset=digits score=f11", "did you mean"),
@@ -111,8 +112,15 @@ BAD = [
     ("task=compare dataset=digits candidates=", "candidates: expected a list such as [logistic,rf]"),
     ("task=predict checkpoint=kept input=one.csv output=out.csv", "did you mean kept/model?"),
     ("task=predict keep={a:1}", "keep: expected all, or a list of columns"),
+    ("study=gap", "study=gap: did you mean task=study?"),
+    ("checkpoint=m input=one.csv output=b.csv", "did you mean task=predict or task=evaluate or task=export?"),
+    ("score=mcc minutes=1", "score=mcc: did you mean task=compare?"),
+    ("dataset.path=one.csv dataset.target=y minutes=1", "minutes=1: did you mean task=compare?"),
+    ("table=east_v2_1", "did you mean task=table or task=reproduce?"),
     ("task=study study=sofd", "unknown study 'sofd'"),
     ("task=data dataset=digits dataset.positive=12", "positive must be a digit"),
+    ("task=data dataset=digits dataset.positive=3.0", "positive must be a digit 0…9 or null, got 3.0"),
+    ("task=data dataset=digits dataset.positive=true", "positive must be a digit 0…9 or null, got True"),
     # Hydra's grammar
     ("loss=f1(", "special characters need quotes"),
     ("loss=f1,ce", "several values need -m"),
@@ -226,7 +234,7 @@ def test_a_warning_is_printed_once(capsys):
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        assert cli.guarded(task, debug=False) == 0
+        assert cli.guarded(task, []) == 0
     assert capsys.readouterr().err == "warning: a record is damaged\n"
 
 
@@ -236,11 +244,37 @@ def test_a_missing_device_is_a_config_error(monkeypatch):
         pick_device("cuda")
 
 
-def test_a_closed_pipe_is_not_an_error():
-    """As in `east-run --help | head -1`."""
+def unread(*words: str) -> subprocess.CompletedProcess:
+    """east-run, whose output nobody reads."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "east.cli", "--help"]
+    command = [sys.executable, "-m", "east.cli", *words]
     answer = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, env=environment())
     os.close(writer)
-    assert (answer.returncode, answer.stderr) == (0, "")
+    return answer
+
+
+def test_a_closed_pipe_is_not_an_error(tmp_path):
+    """As in `east-run --help | head -1` and `east-run task=table | head -1`, whose work is done before it prints."""
+    for words in (["--help"], ["task=table", "table=all", f"results_dir={tmp_path}"]):
+        answer = unread(*words)
+        assert answer.returncode == 0
+        assert "closed" not in answer.stderr
+        assert "Error" not in answer.stderr
+    assert (tmp_path / "tables" / "btg_1.md").exists()
+
+
+def test_a_closed_pipe_fails_a_command_that_has_not_trained_yet(tmp_path):
+    """As in `east-run dataset=mammography | head -1`, which stops at the second line."""
+    answer = unread(*TINY, f"results_dir={tmp_path}")
+    assert answer.returncode == 1
+    assert answer.stderr.endswith("stdout was closed. Rerun the same command to resume.\n")
+    assert not list(tmp_path.rglob("seed-*.json"))
+
+
+def test_another_broken_pipe_is_an_error(monkeypatch, east_run):
+    """As of a worker that died: it says nothing about our output."""
+    monkeypatch.setattr("east.tasks.run.main", lambda command: (_ for _ in ()).throw(BrokenPipeError("worker")))
+    answer = east_run(*TINY)
+    assert answer.code == 1
+    assert "BrokenPipeError: worker" in answer.err

@@ -66,6 +66,33 @@ def test_a_dry_run_downloads_nothing(east_run):
     assert "mammography f1" in answer.out
 
 
+@pytest.mark.usefixtures("no_data")
+def test_a_data_folder_without_the_files_does_not_forbid_downloading_them(tmp_path, monkeypatch, east_run):
+    mammography = ["dataset=mammography", "preset=quick", f"data_dir={tmp_path}"]
+    answer = east_run(*mammography, "dry_run=true")
+    assert answer.code == 0, answer.err
+    assert "data not downloaded yet" in answer.out
+    fetched = []
+
+    def unreachable(source, *_):
+        fetched.append(source)
+        raise data.DataError("no connection")
+
+    monkeypatch.setattr("east.data.sources.download", unreachable)
+    monkeypatch.setattr("east.data.sources.unpack", unreachable)
+    answer = east_run(*mammography)
+    assert answer.code == 3
+    assert fetched
+    assert "EAST_OFFLINE" not in answer.err
+
+
+def test_a_variant_of_a_dataset_has_its_size(tmp_path):
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "mammography-mine.yaml").write_text("{name: mammography-mine, kind: table, limit: 1000}")
+    variant = settings(Command({"dataset": "mammography-mine", "config_dir": str(tmp_path)}))
+    assert plan.size_of(variant) == Size(640, (6,), 2)
+
+
 @pytest.mark.usefixtures("no_data", "slow")
 @pytest.mark.parametrize("sweep", [[], ["-m"]])
 def test_days_on_a_cpu_are_refused_if_nobody_can_be_asked(sweep, east_run, monkeypatch):
@@ -151,6 +178,22 @@ def test_grid_points_that_take_the_same_time_are_timed_once(monkeypatch):
     mixed = settings(Command.parse([*LONG, "preset=paper", "protocol.precision=bfloat16"])).science("cifar10", None)
     timing.step_seconds(mixed.with_grid_point(point), plan.SIZES["cifar10"], torch.device("cpu"))
     assert len(timed) == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["loss=fbeta", "loss.beta={malignant: 2.0}"],
+        ["loss=fbeta", "loss.average=positive", "loss.positive=malignant"],
+        ["loss=metric", "loss.metric=fbeta", "loss.parameters={beta: {malignant: 2.0, benign: 1.0}}"],
+        ["loss=metric", "loss.metric=f1", "loss.parameters={average: positive, positive: malignant}"],
+        ["loss=metric_ce", "loss.metric=f1", "loss.parameters={average: positive, positive: malignant}"],
+    ],
+)
+def test_losses_that_name_classes_can_be_timed(words):
+    composed = settings(Command.parse(["dataset=mammography", *words]))
+    config = composed.science("mammography", None).but(hyper=composed.hyper.but(batch_size=32, lr=0.1, dropout=0.0))
+    assert timing.trial_seconds(config, Size(100, (6,), 2), 1, torch.device("cpu")) > 0
 
 
 def test_every_kind_of_data_can_be_timed():
@@ -247,3 +290,9 @@ def test_timing_a_large_network_with_many_classes_takes_a_few_small_steps(monkey
     assert timing.step_seconds(config, Size(1000, (3, 16, 16), 257, "image"), torch.device("cpu")) > 0
     assert rows[: timing.STEPS + 1] == [8] * (timing.STEPS + 1)
     assert len(rows) <= 2 * (timing.STEPS + 1)
+
+
+def test_a_plan_for_a_clusters_gpu_is_timed_on_this_machine(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    words = ["dataset=digits", "loss=f1", "preset=quick", "device=cuda", "executor=ray", "executor.gpus=1"]
+    assert plan.made([settings(words)]).device.type != "cuda"

@@ -219,7 +219,7 @@ def test_a_folder_of_images_becomes_a_file_of_labels(tmp_path):
     written = pd.read_csv(tmp_path / "out.csv")
     assert written["file"].tolist() == ["a.png", "sub/b.png"]
     assert written["p_light"].diff().iloc[1] > 0.2
-    with pytest.raises(DataError, match="expected input= a folder"):
+    with pytest.raises(DataError, match="expected input=FOLDER"):
         saved.predict_file(model, tmp_path / "out.csv", tmp_path / "x.csv")
 
 

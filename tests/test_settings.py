@@ -224,6 +224,15 @@ def test_paths_and_names_need_no_quotes(name, value):
     assert settings(["dataset=csv", f"dataset.{name}={value}"]).dataset.options[name] == value
 
 
+@pytest.mark.parametrize("value", ["2024", "1e3", "007", "true", "nan"])
+def test_a_path_is_text_even_if_it_looks_like_a_number(value):
+    command = Command.parse([f"dataset.path={value}", f"results_dir={value}"])
+    assert command.values == {"dataset": "csv", "dataset.path": value, "results_dir": value}
+    assert Command.parse(command.words) == command
+    (job,) = sweep([f"input={value}"])
+    assert job.values == {"input": value}
+
+
 def test_a_tilde_is_the_home_folder(monkeypatch):
     monkeypatch.setenv("HOME", "/folder")
     found = settings(["dataset=csv", "dataset.path=~/a.csv", "results_dir=~/results", "dataset.delimiter=~"])
@@ -266,7 +275,8 @@ NUMBERS = [0.1234567, 1e-05, 1e20, 0.1 + 0.2, -0.0, 5.0, float("inf"), 10**20, -
 @pytest.mark.parametrize("name", ["dataset.target", "dataset.path", "loss.metric"])
 def test_a_printed_command_is_read_back_as_the_same_values(name):
     """Each value alone, in a list, and in a mapping; words that are typed as they are stay without quotes."""
-    for value in [*TEXTS, *NUMBERS, TEXTS, NUMBERS, [], {}, {"a b": TEXTS, "c:d, (e)": {"f": NUMBERS}, 1: 2.5}]:
+    numbers = [None] if name == "dataset.path" else NUMBERS  # a path is text
+    for value in [*TEXTS, *numbers, TEXTS, NUMBERS, [], {}, {"a b": TEXTS, "c:d, (e)": {"f": NUMBERS}, 1: 2.5}]:
         command = Command({"dataset": "csv", name: value})
         again = Command.parse(shlex.split(shlex.join(command.words)))
         assert repr(again.values) == repr(command.values), command.words

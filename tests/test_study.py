@@ -9,6 +9,7 @@ import torch
 
 from east import cli
 from east.choices import ConfigError
+from east.settings import compose
 from east.settings.command import Command
 from east.tasks import study
 
@@ -127,6 +128,29 @@ def test_settings_that_a_study_cannot_use_are_refused(name, words, message, tmp_
     with pytest.raises(ConfigError, match=message):
         study.run(name, Command.parse(words), tmp_path)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "typed, expected",
+    [
+        ({"hyper.lr": 0.01}, {"dataset": "synthetic", "dataset.classes": 5, "hyper.batch_size": 128, "hyper.lr": 0.01}),
+        ({"dataset.classes": 3}, {"dataset": "synthetic", "dataset.classes": 3, "hyper.batch_size": 128}),
+        ({"dataset": "digits"}, {"dataset": "digits", "hyper.batch_size": 128}),
+    ],
+)
+def test_a_setting_replaces_only_its_own_default(typed, expected):
+    defaults = {"dataset": "synthetic", "dataset.classes": 5, "hyper.batch_size": 128}
+    assert study.with_defaults(Command(typed), defaults).values == expected
+
+
+def test_the_default_data_of_a_study_can_be_changed(monkeypatch):
+    """dataset.classes=3 is an option of the study's dataset, and leaves its imbalance as it is."""
+    seen = []
+    monkeypatch.setattr(study, "trained", lambda command, seeds: seen.append(compose.settings(command)) or 1 / 0)
+    for word in ("dataset.classes=3", "hyper.lr=0.01"):
+        with pytest.raises(ZeroDivisionError):
+            study.soft_hard(Command.parse([word]))
+    assert [(one.dataset.options["classes"], one.dataset.options["imbalance"]) for one in seen] == [(3, 10), (5, 10)]
 
 
 def test_the_command_writes_its_files(tmp_path, monkeypatch, capsys):

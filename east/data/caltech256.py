@@ -36,17 +36,11 @@ def caltech256(root: Root = None, *, size: int = 64, classes: list[str] | None =
 
 
 def photographs(root: Root) -> Path:
-    """The folder of the class folders: the user's, which may be incomplete, or the cached one."""
-    if root is not None:
-        root = Path(root).expanduser()
-        for folder in (root / FOLDER, root / "256_ObjectCategories", root):
-            if any(folder.glob("[0-9][0-9][0-9].*")):
-                return folder
-        raise DataError(f"caltech256: no class folders such as 056.dog in {root}.")
-    cached = find(FOLDER)
-    if cached:
-        return cached[0]
-    archive = fetch(TAR)
+    """The folder of the class folders, all or some: the cached one, the user's, or from the archive."""
+    for folder in (*find(FOLDER, root), *([Path(root).expanduser()] if root else [])):
+        if any(folder.glob("[0-9][0-9][0-9].*")):
+            return folder
+    archive = fetch(TAR, root=root)
     try:
         with workspace() as private, tarfile.open(archive) as tar:
             unpack(tar, private)

@@ -5,6 +5,7 @@
 The kind of a column depends on all of its rows. The encoding learns from values (medians, categories, the first date).
 """
 
+import hashlib
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -87,7 +88,7 @@ class Columns:
         digests = []
         for column in self.used:
             if isinstance(column, Words) and len(column.levels) > OWN + 1:
-                digests += [digest(column.codes), digest(np.array(column.levels))]
+                digests += [digest(column.codes), words_digest(column.levels)]
             if isinstance(column, Numbers) and column.unit:
                 digests.append(digest(np.array(column.unit)))
         return digests
@@ -95,6 +96,15 @@ class Columns:
     def fine_digests(self) -> list[str]:
         """Digests of the numbers that are too fine for the float32 of features."""
         return [digest(c.values) for c in self.used if isinstance(c, Numbers) and is_fine(c.values)]
+
+
+def words_digest(levels: Sequence[str]) -> str:
+    """The digest of np.array(levels), which would give every word the space of the longest."""
+    longest = max(map(len, levels))
+    state = hashlib.sha256(f"<U{longest}({len(levels)},)".encode())
+    for level in levels:
+        state.update(level.encode("utf-32-le", "surrogatepass").ljust(4 * longest, b"\0"))
+    return state.hexdigest()
 
 
 def take(column: Column, rows: np.ndarray) -> Column:

@@ -6,6 +6,7 @@ RandomState, whose streams are frozen: a split seed gives the same rows on every
 """
 
 import hashlib
+import heapq
 import json
 import math
 from collections.abc import Iterable, Sequence
@@ -341,9 +342,14 @@ def stratified(strata: np.ndarray, size: int, random: np.random.RandomState, lea
     order = np.argsort(sizes - quotas, kind="stable")
     sizes[order[: size - sizes.sum()]] += 1
     sizes = np.maximum(sizes, np.minimum(counts, min(least, size // len(names))))
-    while sizes.sum() > size:
-        sizes[sizes.argmax()] -= 1
-    return np.concatenate([random.permutation(np.flatnonzero(members == k))[: sizes[k]] for k in range(len(names))])
+    largest_first = [(-count, k) for k, count in enumerate(sizes.tolist())]
+    heapq.heapify(largest_first)
+    for _ in range(sizes.sum() - size):
+        count, k = largest_first[0]
+        heapq.heapreplace(largest_first, (count + 1, k))
+        sizes[k] -= 1
+    rows = np.split(np.argsort(members, kind="stable"), np.cumsum(counts)[:-1])
+    return np.concatenate([random.permutation(of_name)[:n] for of_name, n in zip(rows, sizes, strict=True)])
 
 
 def folded(labels: np.ndarray, folds: int, groups: np.ndarray | None = None) -> np.ndarray:

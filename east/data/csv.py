@@ -1,7 +1,9 @@
 """Your own table: a CSV, Parquet, Feather or Excel file with numbers, words, dates and missing values."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,6 +56,8 @@ def csv(
             f"{path} seems to have a single column, {shown(frame.columns[0])}. Say what is between the columns: "
             "dataset.delimiter=':' (or tab, or any other character); only , ; | and tab are detected."
         )
+    labels = [str(name) for name in (target, group) if name is not None]
+    frame = with_written_names(frame.rename(columns=str), file, delimiter, as_names, labels)
     table = from_frame(
         "csv",
         frame,
@@ -71,6 +75,28 @@ def csv(
     note = files.text_format(file, delimiter).note if files.is_text(file) else None
     encoding = None if table.encoding is None else replace(table.encoding, delimiter=delimiter)
     return replace(table, encoding=encoding, file_note=note)
+
+
+def with_written_names(
+    frame: "pd.DataFrame", file: Path, delimiter: str | None, categorical: Collection[str], labels: Sequence[str]
+) -> "pd.DataFrame":
+    """The frame with the words of the file where names were read as numbers, so that 1.1 and 1.10 stay different.
+
+    A categorical column stays numbers if all are written as usual: 7 or 7.0, but not 007. `labels`, the target and the
+    group, stay numbers unless two words are the same number, so that their names remain those of older models.
+    """
+    import pandas as pd
+
+    numeric = [name for name in frame if name in {*categorical, *labels} and frame[name].dtype.kind in "iuf"]
+    if not numeric or files.file_kind(file) in ("Parquet", "Feather"):  # whose columns have types
+        return frame
+    written = next(files.portions(file, delimiter, text=numeric, columns=numeric)).rename(columns=str)
+    for name in numeric:
+        texts = {re.sub(r"\.0*$", "", text) for text in files.distinct(written[name])}
+        usual = {*words(pd.Series(frame[name].dropna().unique()))}
+        if len(texts) > len(usual) or (name in categorical and texts != usual):
+            frame[name] = written[name]
+    return frame
 
 
 def from_frame(

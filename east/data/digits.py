@@ -18,7 +18,7 @@ def digits(root: Root = None, *, imbalance: float = 1, positive: int | None = No
 
     if imbalance < 1:
         raise ConfigError(f"digits: imbalance is largest class / smallest class, at least 1; got {imbalance}")
-    if positive not in (None, *range(10)):
+    if not (positive is None or (type(positive) is int and 0 <= positive <= 9)):  # 3.0 and true are no digits
         raise ConfigError(f"digits: positive must be a digit 0…9 or null, got {positive!r}")
     features, labels = load_digits(return_X_y=True)
     classes = tuple("0123456789")

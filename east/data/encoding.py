@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import numpy as np
@@ -110,7 +111,10 @@ class Numeric:
 
 @dataclass(frozen=True)
 class Categorical:
-    """A 0/1 feature for each category. Unknown words count as `other` if there is such a feature, else all are 0."""
+    """A 0/1 feature for each category. Unknown words count as `other` if there is such a feature, else all are 0.
+
+    A word "(missing)" or "(other)" in the file means the same as here.
+    """
 
     name: str
     categories: tuple[str, ...]  # in alphabetical order, then "(missing)" if training had missing values
@@ -124,8 +128,9 @@ class Categorical:
         seen = int(np.count_nonzero(counts))
         other = seen > OWN + 1
         frequent = np.argsort(-counts, kind="stable")[: OWN if other else seen]
-        categories = [column.levels[code] for code in sorted(frequent)]
-        missing = [MISSING] if len(present) < len(column.codes) else []
+        levels = [column.levels[code] for code in sorted(frequent)]
+        categories = [level for level in levels if level != OTHER or not other]
+        missing = [MISSING] if len(present) < len(column.codes) and MISSING not in categories else []
         return cls(column.name, (*categories, *missing), column.text, other)
 
     @property
@@ -292,8 +297,12 @@ class Encoding:
 
     @property
     def feature_names(self) -> tuple[str, ...]:
-        """age, age_missing, job=clerk, job=nurse, seen_year, …"""
-        return tuple(name for column in self.columns for name in column.feature_names)
+        """age, age_missing, job=clerk, job=nurse, seen_year, …; a second age_missing is called age_missing_2."""
+        used: dict[str, None] = {}
+        for name in (name for column in self.columns for name in column.feature_names):
+            numbered = (f"{name}_{k}" for k in count(2))
+            used[name if name not in used else next(new for new in numbered if new not in used)] = None
+        return tuple(used)
 
     @property
     def notes(self) -> tuple[str, ...]:

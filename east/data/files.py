@@ -109,7 +109,7 @@ def read_marked(
     else:
         marks |= {name: "." for name in floats if (frame[name].dropna() % 1 != 0).any()}
     for name, mark in marks.items():
-        frame[name] = as_numbers(frame[name], mark)
+        frame[name] = converted(frame[name], mark)
     return frame, {**marks, **decimals}
 
 
@@ -135,7 +135,7 @@ def distinct(values: "pd.Series") -> list[str]:
     return [str(value).strip() for value in values.dropna().unique()]
 
 
-def as_numbers(values: "pd.Series", decimal: str) -> "pd.Series":
+def converted(values: "pd.Series", decimal: str) -> "pd.Series":
     """A column of text as numbers with this decimal mark; unchanged if it has other words, or is no text."""
     import pandas as pd
 
@@ -154,12 +154,14 @@ def portions(
     text: Collection[str] = (),
     decimals: Mapping[str, str] = {},
     as_written: bool = False,
+    columns: list[str] | None = None,
 ) -> Iterator["pd.DataFrame"]:
     """The file as frames of `rows` rows each, or as a single one; only text is read in portions.
 
     text: columns that are words even where all of them look like numbers, such as 01.
     decimals: the decimal marks of columns; a point if nothing is said.
     as_written: copy every cell (00012, 1E5, NA) instead of reading numbers and missing values.
+    columns: those of a text file to read; None: all.
     """
     import pandas as pd
 
@@ -167,7 +169,7 @@ def portions(
     kind = file_kind(path)
     try:
         if kind in ("text", "gzip"):
-            yield from text_portions(path, delimiter, rows, text, decimals, as_written)
+            yield from text_portions(path, delimiter, rows, text, decimals, as_written, columns)
         else:
             yield read_binary(path, kind, text, as_written)
     except pd.errors.ParserWarning:
@@ -199,6 +201,7 @@ def text_portions(
     text: Collection[str],
     decimals: Mapping[str, str],
     as_written: bool,
+    columns: list[str] | None,
 ) -> Iterator["pd.DataFrame"]:
     """`portions` of a text file, with the errors of pandas."""
     import pandas as pd
@@ -215,13 +218,14 @@ def text_portions(
             skiprows=format.skip,
             **(AS_WRITTEN if as_written else typed),
             skipinitialspace=True,
+            usecols=columns,
             low_memory=False,
             index_col=False,
             iterator=True,
             chunksize=rows,
         )
         for frame in refuse_long_rows(reader):
-            yield frame.assign(**{name: as_numbers(frame[name], ",") for name in commas if name in frame})
+            yield frame.assign(**{name: converted(frame[name], ",") for name in commas if name in frame})
 
 
 def regular(path: str | Path) -> Path:

@@ -1,12 +1,12 @@
 """Your own images: one folder per class, as JPEG, PNG, WebP, BMP or GIF (its first frame)."""
 
 import hashlib
+import json
 import os
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,12 +46,11 @@ def images(root: Root = None, *, path: str | None = None, size: int = 64, positi
         raise DataError(f"dataset=images: expected two or more folders in {folder}, with images in each; {got}.")
     classes = list(files)
     if positive is not None:
-        choose("class", positive, classes)
+        positive = choose("class", str(positive), classes)  # a folder may be called 3
     if len(classes) == 2:
         positive = positive or min(classes, key=lambda name: len(files[name]))
         classes.sort(key=lambda name: name == positive)
-    images = from_files("images", folder, {name: files[name] for name in classes}, size, positive)
-    return replace(images, own=True, fingerprint="")
+    return from_files("images", folder, {name: files[name] for name in classes}, size, positive, own=True)
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -74,20 +73,29 @@ def refuse_parts(folder: Path, files: dict[str, list[Path]]) -> None:
 
 
 def find(folder: Path) -> list[Path]:
-    """All files below a folder with an image extension, except hidden ones such as those macOS leaves."""
+    """All files below a folder with an image extension, except hidden ones such as those macOS leaves.
+
+    Hidden folders, such as .ipynb_checkpoints, hold copies, which a split would put on both sides.
+    """
     return sorted(
         entry
         for entry in folder.rglob("*")
         if entry.suffix.lower() in SUFFIXES
-        and not entry.name.startswith(".")
+        and not any(part.startswith(".") for part in entry.relative_to(folder).parts)
         and (entry.is_symlink() or not entry.is_dir())
     )
 
 
 def from_files(
-    name: str, folder: Path, files: dict[str, list[Path]], size: int, positive: str | None = None, source: str = ""
+    name: str,
+    folder: Path,
+    files: dict[str, list[Path]],
+    size: int,
+    positive: str | None = None,
+    source: str = "",
+    own: bool = False,
 ) -> Images:
-    """Load the images in `files`, by class; they are decoded once per size and state of the folder."""
+    """Load the images in `files`, by class; they are decoded once per size and state of the folder. own: see Data."""
     if not isinstance(size, int) or size < 8:
         raise ConfigError(f"{name}: size must be a whole number of at least 8 pixels, got {size!r}")
     classes = tuple(files)
@@ -99,13 +107,15 @@ def from_files(
             state.update(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
     arrays, digests, _ = decoded(f"{name}-{size}-{state.hexdigest()[:16]}", lambda: {"pixels": decode(paths, size)})
     labels = np.repeat(np.arange(len(classes)), [len(class_files) for class_files in files.values()])
+    names = [json.dumps([classes])] if own else []  # as `Data` would, but without reading all pixels once more
     return Images(
         pixels=torch.from_numpy(arrays["pixels"]),
         labels=torch.from_numpy(labels),
         classes=classes,
         name=name,
         positive=None if positive is None else classes.index(positive),
-        fingerprint=fingerprint([digests["pixels"], digest(labels)]),
+        fingerprint=fingerprint([digests["pixels"], digest(labels), *names]),
+        own=own,
         source=source or str(folder),
         path=str(folder),
     )

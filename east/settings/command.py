@@ -95,7 +95,10 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
         if name in LISTS and not value.startswith(("[", "'", '"')) and "," in value:
             raise ConfigError(f"{name}: expected a list such as {name}=[{value}], got {value!r}")
         try:
-            yield parser.parse_override(f"{name}={quoted(value)}" if blank else word.removeprefix("++"))
+            override = parser.parse_override(f"{name}={quoted(value)}" if blank else word.removeprefix("++"))
+            if name in PATHS and isinstance(override.value(), bool | int | float):  # a file called 2024
+                override = parser.parse_override(f"{name}={quoted(value.strip())}")
+            yield override
         except HydraException as error:
             if name not in TEXTS or value.startswith(("'", '"', "[", "{")) or "${" in value:
                 raise ConfigError(unreadable(name, value)) from error

@@ -211,7 +211,8 @@ def completed_hyper(checked: Settings) -> Hyper:
     hyper = checked.hyper.but(**{name: v for name, v in prescribed.items() if getattr(checked.hyper, name) is None})
     for name in () if checked.loss.classical else {*SEARCHED, "weight_decay"}:
         if getattr(hyper, name) is None and not (checked.searched and name in SEARCHED):
-            raise ConfigError(f"hyper.{name} is open, and protocol={checked.protocol.name} prescribes none: write it")
+            protocol = checked.protocol.name
+            raise ConfigError(f"hyper.{name} is not set, and protocol={protocol} has no value: write hyper.{name}=…")
     return hyper
 
 

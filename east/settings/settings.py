@@ -1,5 +1,6 @@
 """`Settings`: every setting of a command, checked for type, range, choices and compatibility."""
 
+from collections.abc import Sequence
 from importlib.util import find_spec
 from itertools import product
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -167,7 +168,7 @@ class Settings(Section):
     config_dir: str | None = None
     selection: SelectionRule = "val_loss"
     variant: Literal["clean", "released"] = "clean"
-    format: str | None = None
+    format: Literal["markdown", "latex", "csv", "json", "text"] | None = None
     study: str | None = None
     score: str | None = None
     candidates: Names | None = Field(None, description="a list such as [logistic,rf]")
@@ -208,6 +209,13 @@ class Settings(Section):
                 f"annealing={self.annealing.name} needs a loss with a temperature; {self.loss.name} has none"
             )
         return self
+
+    def required(self, names: Sequence[str], meaning: str) -> list[str]:
+        """The values of settings that the task cannot do without; ConfigError if one is missing."""
+        missing = " ".join(f"{name}=…" for name in names if not getattr(self, name))
+        if missing:
+            raise ConfigError(f"task={self.task} needs {missing}: {meaning}")
+        return [getattr(self, name) for name in names]
 
     @property
     def trial_count(self) -> int:

@@ -2,7 +2,8 @@
 
 Candidates: logistic regression, gradient boosting, a random forest, and a network trained on cross-entropy, on metric
 cross-entropy and on EAST's loss of the score; each decides by argmax, by a rule tuned on validation (plug-in) and by
-the rule that its probabilities call for (expected). All see the same split. reporting/comparison.py judges them.
+the best rule according to its own probabilities (expected). All see the same split, and reporting/comparison.py judges
+them.
 """
 
 import inspect
@@ -42,7 +43,9 @@ from east.settings.command import Command
 from east.settings.identity import Json
 from east.settings.sections import DatasetSection, LossSection, Split
 from east.settings.settings import Settings
+from east.tasks.plan import DAY, confirm
 from east.training import decisions, saved
+from east.training.devices import pick_device
 from east.training.population import Trial
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; all others use `metric`
@@ -142,13 +145,18 @@ def main(command: Command) -> int:
         return 0
     with display.activity("timing a few steps"):
         plans = [replace(p, seconds=budget.seconds(p.run, splits)) if needs_training(p.run) else p for p in plans]
-    print(estimate(plans, settings.minutes), flush=True)
+    line = estimate(plans, settings.minutes)
+    unlimited = settings.minutes is None and pick_device(settings.device).type == "cpu"
+    if unlimited and sum(plan.seconds for plan in plans) > DAY:
+        confirm(line, settings.yes)
+    else:
+        print(line, flush=True)
+    folder = answer_folder(problem)  # fails before training, if it does
     deadline = None if settings.minutes is None else started + 60 * settings.minutes
     with new_models(settings.keep_models == "all") as models:
         plans, failures, notes = trained(plans, deadline, models)
         with display.activity("judging the candidates"):
             result = compared(problem, plans, [*failures, *notes])
-            folder = answer_folder(problem)
             models.discard(save(result, plans, folder))
             notes += [f"failed: {line}" for line in failures] + result.notes()
             winner = next(plan for plan in plans if plan.key == result.winner.key)
@@ -169,8 +177,8 @@ def described(command: Command) -> Problem:
     names = tuple(parse_candidates(settings.candidates, loaded.kind))
     split = compose.settings(command).split
     about, checks = overview(loaded, split), (*file_notes(loaded), *score.notes(len(loaded.classes)))
-    print(description(about, loaded, split), *(f"note: {note}" for note in checks), sep="\n", flush=True)
     splits = data.split(loaded, **split_options(split))
+    print(description(about, loaded, splits), *(f"note: {note}" for note in checks), sep="\n", flush=True)
     refuse_without_positives(score.name, loaded, splits)
     return Problem(command, settings, loaded, splits, score, names, about, checks)
 
@@ -209,6 +217,11 @@ def checked(command: Command) -> tuple[Command, Settings]:
             f"{unused[0]}: task=compare trains all networks for the same number of steps, whatever their patience; "
             "set protocol.max_epochs=…, or choose preset=quick or preset=budget, which stop by patience"
         )
+    if target := settings.model.options.get("target"):
+        try:
+            saved.check_custom(str(target))
+        except data.DataError as error:
+            raise ConfigError(f"task=compare saves its winner: {error}") from error
     if settings.split.seed == "trial" or settings.protocol.new_split:
         raise ConfigError("task=compare judges all candidates on one split; split.seed=trial and protocol=btg use many")
     return command, settings
@@ -361,16 +374,15 @@ def file_notes(loaded: data.Data) -> list[str]:
         notes.append(f"these classes differ only in capital letters: {enumerated(similar)}")
     if telling:
         notes.append(
-            f"the class of every row follows from one column alone: {enumerated(telling)}. If such a column is known "
-            "only after the class, leave it out: dataset.drop=[…]"
+            f"one column alone determines the class of every row: {enumerated(telling)}. If it is known only after the "
+            "class (leakage), leave it out: dataset.drop=[…]"
         )
     return notes
 
 
-def description(about: str, loaded: data.Data, split: Split) -> str:
+def description(about: str, loaded: data.Data, splits: data.Splits) -> str:
     """The data described column by column, with notes on what limits the answer."""
     lines = [about]
-    splits = data.split(loaded, **split_options(split))
     lines += [f"  {line}" for line in (splits.encoding.describe(COLUMNS) if splits.encoding else ())]
     refuse_single_unit(loaded, splits)
     for part, name in (("val", "validation"), ("test", "test")):

@@ -9,7 +9,7 @@ import pandas as pd
 import torch
 
 from east import data, display
-from east.choices import ConfigError, printable
+from east.choices import printable
 from east.data import files, images
 from east.data.columns import words
 from east.data.common import DataError, shown
@@ -35,19 +35,17 @@ class Labelled:
 
 def main(command: Command) -> int:
     settings = compose.settings(command)
-    if not (settings.checkpoint and settings.input):
-        missing = [f"{name}=…" for name in ("checkpoint", "input") if not getattr(settings, name)]
-        raise ConfigError(f"task=evaluate needs {' '.join(missing)}: a saved model, and labelled rows")
-    model = saved.load(settings.checkpoint, settings.device, settings.trust)
+    path, rows = settings.required(("checkpoint", "input"), "a saved model, and labelled rows")
+    model = saved.load(path, settings.device, settings.trust)
     saved.refuse_graphs(model)
-    source = Path(settings.input).expanduser()
+    source = Path(rows).expanduser()
     labelled = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
     p, rule = torch.from_numpy(labelled.probabilities), model.rule
     part = JudgedPart(p, torch.from_numpy(labelled.labels), rule.decide(p), 0.0)
     positive = model.about["positive"]
     with display.activity("scoring"):
         scores = with_intervals(part, positive)
-    checkpoint = Path(settings.checkpoint).expanduser().resolve()
+    checkpoint = Path(path).expanduser().resolve()
     model_name = checkpoint.parent.name if checkpoint.name == "model" else checkpoint.name  # a comparison's is "model"
     made_from = {"checkpoint": str(checkpoint), "input": str(source.resolve())}
     parent, name = Path(settings.results_dir) / "evaluate", source.name.partition(".")[0]
@@ -66,7 +64,7 @@ def main(command: Command) -> int:
 def labelled_rows(model: Model, source: Path) -> Labelled:
     """Read a file with the training columns, including the target."""
     if model.about["kind"] != "table":
-        raise DataError(f"this model takes {model.about['kind']}s: expected input= a folder, got {source}")
+        raise DataError(f"this model takes {model.about['kind']}s: expected input=FOLDER, got {source}")
     encoding = data.Encoding.from_json(model.about["encoding"])
     if encoding.target is None:
         raise DataError("this model was not trained on a file, so no column holds its classes")
@@ -83,7 +81,7 @@ def labelled_rows(model: Model, source: Path) -> Labelled:
 def labelled_images(model: Model, source: Path) -> Labelled:
     """Read images from one folder per class."""
     if model.about["kind"] != "image":
-        raise DataError(f"this model takes {model.about['kind']}s: expected input= a file, got the folder {source}")
+        raise DataError(f"this model takes {model.about['kind']}s: expected input=FILE, got the folder {source}")
     image_files = images.find(source)
     if not image_files:
         raise DataError(f"{source} has no images")

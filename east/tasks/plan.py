@@ -16,10 +16,11 @@ from east import data, display
 from east.choices import ConfigError
 from east.data import DataError
 from east.data.common import assign
+from east.data.sources import folders
 from east.display import duration
 from east.experiment import executors, protocols
 from east.experiment.executors import Place
-from east.experiment.runs import Run, load, split_options
+from east.experiment.runs import Run, load, planned_device, split_options
 from east.experiment.scheduler import Progress, ledger_of
 from east.reporting import tables, writers
 from east.settings.sections import Science
@@ -112,7 +113,9 @@ class Plan:
 
     @property
     def device(self) -> torch.device:
-        return pick_device(self.settings.device)
+        """Where steps are timed: on a cluster's kind of device, if this machine has it."""
+        planned = planned_device(self.settings)
+        return pick_device("auto") if planned.type == "cuda" and not torch.cuda.is_available() else planned
 
     def costs(self) -> list[float | None]:
         """Seconds of each run on one slot of this machine; None if unknown."""
@@ -169,15 +172,7 @@ class Plan:
         if not too_long:
             display.say(line, sys.stdout)
             return seconds
-        line = f"{line} {self.instead(seconds)}"
-        if self.settings.yes:
-            display.say(line, sys.stdout)
-        elif not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise ConfigError(f"{line}\nyes=true starts it anyway.")
-        else:
-            display.say(line)
-            if input("Start anyway? [y/N] ").strip().lower() not in ("y", "yes"):
-                raise ConfigError("not started")
+        confirm(f"{line} {self.instead(seconds)}", self.settings.yes)
         return seconds
 
     def amount(self) -> str:
@@ -209,6 +204,18 @@ class Plan:
                 options.append(f"preset={preset} takes about {duration(shorter)}")
         options.append(f"one GPU would take about {duration(self.on_gpu())} ({assumed()})")
         return f"Instead: {'; '.join(options)}."
+
+
+def confirm(line: str, yes: bool) -> None:
+    """Ask whether to start what this line says, unless `yes`; ConfigError if the user declines or cannot be asked."""
+    if yes:
+        display.say(line, sys.stdout)
+    elif not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"{line}\nyes=true starts it anyway.")
+    else:
+        display.say(line)
+        if input("Start anyway? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise ConfigError("not started")
 
 
 def assumed() -> str:
@@ -264,11 +271,12 @@ def attempted(settings: Settings, make: Callable[[Settings], T], failures: list[
 def item_of(settings: Settings) -> Item:
     """A run, with its data if they need no download."""
     downloadable = bool(data.datasets()[settings.dataset.loader].needs)
+    folders(settings.data_dir)  # fails if the user's does not exist
     try:
         with offline(downloadable):
             run = Run.of(settings)
     except DataError:
-        if not downloadable or settings.data_dir:  # a folder named by the user should contain the data
+        if not downloadable:
             raise
         return Item(settings, None, size_of(settings), Counter())
     loaded = load(settings.dataset, settings.data_dir)
@@ -293,7 +301,7 @@ def offline(disable: bool) -> Iterator[None]:
 
 def size_of(settings: Settings) -> Size | None:
     """The size of a dataset that is not downloaded yet, if known."""
-    size, dataset = SIZES.get(settings.dataset.name), settings.dataset
+    size, dataset = SIZES.get(settings.dataset.loader), settings.dataset
     if size is None:
         return None
     if "size" in dataset.options:

@@ -10,15 +10,14 @@ from east.training import saved
 
 def main(command: Command) -> int:
     settings = compose.settings(command)
-    missing = [f"{name}=…" for name in ("checkpoint", "input", "output") if not getattr(settings, name)]
-    if not (settings.checkpoint and settings.input and settings.output):
-        raise ConfigError(f"task=predict needs {' '.join(missing)}: a saved model, the rows to predict, and a new file")
-    source, target = Path(settings.input).expanduser(), Path(settings.output).expanduser()
+    needs = ("checkpoint", "input", "output")
+    checkpoint, *files = settings.required(needs, "a saved model, the rows to predict, and a new file")
+    source, target = (Path(file).expanduser() for file in files)
     if source.resolve() == target.resolve():
         raise ConfigError(f"output={settings.output} is the input itself; write the predictions to another file")
     if target.exists() and not settings.force:
         raise ConfigError(f"output={settings.output} exists already; force=true replaces it")
-    model = saved.load(settings.checkpoint, settings.device, settings.trust)
+    model = saved.load(checkpoint, settings.device, settings.trust)
     rows = saved.predict_file(model, source, target, settings.keep, settings.safe_csv)
     print(f"{rows:,} rows predicted: {settings.output}")
     return 0

@@ -1,6 +1,8 @@
 """task=reproduce: run what a paper's table still needs, then render it."""
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
 from east.choices import ConfigError, choose
 from east.experiment.runs import Run
@@ -26,16 +28,18 @@ def main(command: Command) -> int:
     preset = command.get("preset", "auto")
     if preset == "auto":
         preset = "paper" if name == "all" else tables.usual_preset(tables.spec(name, folder))
-    options = {"rule": settings.selection, "variant": settings.variant, "config_dir": folder}
+    options = {"rule": settings.selection, "variant": settings.variant, "config_dir": folder, "preset": preset}
     wanted = requested(command, settings.variant)
-    missing = [needed.command for needed in tables.plan(name, settings.results_dir, preset=preset, **options)]
-    missing = [needed for needed in missing if all(needed.get(group) in names for group, names in wanted.items())]
     overrides = command.without("task", "table", "preset", *LISTS, *LISTS.values())
     if changed := overrides.among(SCIENCE):
         words = " ".join(Command(changed).words)
         print(f"note: trials with {words} do not fill cells of the table; they are shown separately")
-    print(f"{name}: {to_do(len(missing))}", flush=True)
-    runs_settings = [compose.settings(overrides.but(needed.values).but(preset=preset)) for needed in missing]
+        needed = commands_of_all_cells(name, options)
+    else:
+        needed = [missing.command for missing in tables.plan(name, settings.results_dir, **options)]
+    needed = [cell for cell in needed if all(cell.get(group) in names for group, names in wanted.items())]
+    print(f"{name}: {to_do(len(needed))}{', except for trials on record' if changed else ''}", flush=True)
+    runs_settings = [compose.settings(cell.but(overrides.values).but(preset=preset)) for cell in needed]
     failures: list[str] = []
     work = plan.made(runs_settings, failures=failures) if runs_settings else None
     if work and work.items and settings.dry_run:
@@ -46,6 +50,13 @@ def main(command: Command) -> int:
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if failures else 0
+
+
+def commands_of_all_cells(name: str, options: Mapping[str, Any]) -> list[Command]:
+    """The commands that fill a table, each once, whatever is on record: those trials differ from what was typed."""
+    parts = tables.papers_tables() if name == "all" else [name]
+    planned = [missing.command for part in parts for missing in tables.plan(part, scanned=(), **options)]
+    return list({tuple(cell.words): cell for cell in planned}.values())
 
 
 def requested(command: Command, variant: str) -> dict[str, list[str]]:

@@ -94,16 +94,16 @@ def trained(command: Command, seeds: Sequence[int]) -> list[Outcome]:
     return engine.train(trials, splits_of(loaded, trials), device=run.settings.device)
 
 
-def with_defaults(command: Command, **defaults: Mapping[str, Any]) -> Command:
-    """The user's command; a section's defaults apply only if the command sets nothing in it."""
-    unset = [values for section, values in defaults.items() if section not in command.sections]
-    return Command({name: value for values in unset for name, value in values.items()}).but(command.values)
+def with_defaults(command: Command, defaults: Mapping[str, Any]) -> Command:
+    """The user's command over these defaults. Another dataset=… comes without the options of the default one."""
+    fitting = {name: value for name, value in defaults.items() if name.partition(".")[0] not in command}
+    return Command(fitting).but(command.values)
 
 
 def soft_hard(command: Command) -> pd.DataFrame:
     """Validation scores of one run of EAST: epoch, temperature, soft (at that temperature), hard (of argmax)."""
     data = {"dataset": "synthetic", "dataset.classes": 5, "dataset.imbalance": 10, "dataset.separability": 2}
-    command = with_defaults(command, dataset=data, loss={"loss": "f1"}, preset={"preset": "budget"}).but(search="none")
+    command = with_defaults(command, {**data, "loss": "f1", "preset": "budget"}).but(search="none")
     loss = compose.settings(command).loss
     if not loss.anneals:
         raise ConfigError(f"study=soft_hard needs a loss with a temperature; {loss.name} has none")
@@ -133,7 +133,7 @@ def balanced(command: Command) -> pd.DataFrame:
 
     Eighty epochs each without early stopping; f1 is cooled every twenty.
     """
-    common = with_defaults(command, dataset={"dataset": "digits"}, hyper={"hyper.batch_size": 128})
+    common = with_defaults(command, {"dataset": "digits", "hyper.batch_size": 128})
     common = common.but({"search": "none", "protocol.patience": 1000, "protocol.max_epochs": EPOCHS})
     overrides: dict[str, dict[str, float]] = {
         "f1": {"protocol.stage_epochs": EPOCHS // 4, "annealing.r": 0.5, "annealing.patience": 1000},

@@ -4,7 +4,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from east import display
-from east.choices import choose
 from east.experiment import records
 from east.files import write_text
 from east.reporting import plots, tables, writers
@@ -43,7 +42,7 @@ def text(settings: Settings, preset: str | None) -> str:
     built = [build(name, settings.variant) for name in names]
     pairs = [tables.comparisons(table) for table in built]
     if settings.format:
-        return writers.WRITERS[choose("format", settings.format, writers.WRITERS)](built, pairs)
+        return writers.WRITERS[settings.format](built, pairs)
     shown = writers.WRITERS["text"](built, pairs).rstrip()
     folder = Path(settings.results_dir) / "tables"
     with shown_anyway():
