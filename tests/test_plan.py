@@ -295,4 +295,4 @@ def test_timing_a_large_network_with_many_classes_takes_a_few_small_steps(monkey
 def test_a_plan_for_a_clusters_gpu_is_timed_on_this_machine(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     words = ["dataset=digits", "loss=f1", "preset=quick", "device=cuda", "executor=ray", "executor.gpus=1"]
-    assert plan.made([settings(words)]).device.type != "cuda"
+    assert plan.made([settings(Command.parse(words))]).device.type != "cuda"
