@@ -165,7 +165,8 @@ def how_compared(table: "ResultTable", pairs: Sequence["RowPair"]) -> str:
         unanswered = table.declared - answered
         why = f", {unanswered} of which are open: not run, or not with the same training and splits"
         declared = f"the {table.declared} questions that the table declares{why if unanswered else ''}"
-        sentences.append(f"Holm's correction is over {declared}.")
+        one = "The table declares one question, so there is nothing to correct for."
+        sentences.append(one if table.declared == 1 else f"Holm's correction is over {declared}.")
     if any(pair.training for pair in pairs):
         sentences.append(
             "In brackets: the training that is compared, where the table shows one of the two with fuller training."
