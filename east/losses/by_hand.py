@@ -187,12 +187,12 @@ def f1(c: Margins, **average: Any) -> Slopes:
 
 
 def fbeta(c: Margins, beta: metrics.PerClass = 1.0, **average: Any) -> Slopes:
-    square: Array = beta**2 if isinstance(beta, int | float) else per_class(beta, c) ** 2
+    square: Array = beta**2 if isinstance(beta, int | float) else beta_by_class(beta, c) ** 2
     part, whole = (1 + square) * c.diagonal, square * c.actual + c.predicted
     return averaged_fraction(c, part, whole, part_by_diagonal=1 + square, **average)
 
 
-def per_class(beta: metrics.PerClass, c: Margins) -> Array:
+def beta_by_class(beta: metrics.PerClass, c: Margins) -> Array:
     """beta for each class [d], in the library of the counts."""
     if isinstance(c.diagonal, Tensor):
         return metrics.per_class_values("beta", beta, c.classes, c.diagonal)
