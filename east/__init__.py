@@ -10,9 +10,9 @@ _HOME = {
     "Confusion": "east.confusion",
     "METRICS": "east.metrics",
     "EASTClassifier": "east.estimator",
-    "decide": "east.training.decisions",
-    "export": "east.training.export",
-    "load": "east.training.saved",
+    "decide": "east.decisions",
+    "export": "east.lab.training.export",
+    "load": "east.lab.training.saved",
 }
 _MODULES = ("confusion", "data", "losses", "metrics", "records")
 __all__ = ["METRICS", "Confusion", "EASTClassifier", "MetricCrossEntropy", "MetricLoss", "decide", "export", "load"]

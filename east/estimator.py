@@ -23,14 +23,14 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from east import losses, metrics, models
+from east import decisions, losses, metrics
 from east.choices import choose
 from east.confusion import Confusion
-from east.data.columns import Columns, Numbers, detect_all
-from east.data.common import DataError, Part, Splits, listed, shown
-from east.data.encoding import Encoding, typed_columns
-from east.losses import steps
-from east.settings.sections import (
+from east.lab import models
+from east.lab.data.columns import Columns, Numbers, detect_all
+from east.lab.data.common import DataError, Part, Splits, listed, shown
+from east.lab.data.encoding import Encoding, typed_columns
+from east.lab.settings.sections import (
     AnnealingSection,
     DatasetSection,
     Hyper,
@@ -40,10 +40,11 @@ from east.settings.sections import (
     Science,
     Training,
 )
-from east.training import decisions, saved
-from east.training.annealing import SCHEDULES, stages_of
-from east.training.engine import batches_of, train
-from east.training.population import Outcome, Trial
+from east.lab.training import saved
+from east.lab.training.annealing import SCHEDULES, stages_of
+from east.lab.training.engine import batches_of, train
+from east.lab.training.population import Outcome, Trial
+from east.losses import steps
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,9 +15,10 @@ from statistics import median
 import torch
 import yaml
 
-from east import data, losses
-from east.training.engine import train
-from east.training.population import Trial
+from east import losses
+from east.lab import data
+from east.lab.training.engine import train
+from east.lab.training.population import Trial
 
 CONF = Path(__file__).parent.parent / "conf"
 RUNS = {"ap_perf": ("ap_perf", 20), "btg_f1": ("btg_f1", 20), "btg_f1_1024": ("btg_f1", 1024)}

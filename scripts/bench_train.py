@@ -32,11 +32,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from east import models
-from east.data.common import Part, Splits
-from east.models.darknet import Convolution3x3
-from east.settings.sections import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
-from east.training import engine, population
+from east.lab import models
+from east.lab.data.common import Part, Splits
+from east.lab.models.darknet import Convolution3x3
+from east.lab.settings.sections import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
+from east.lab.training import engine, population
 
 FEATURES = 30
 MLP = ModelSection(name="mlp", hidden=[512, 256, 128])
@@ -240,7 +240,7 @@ def run_checkout(checkout: Path, words: list[str], epochs: int, records: int) ->
     with tempfile.TemporaryDirectory() as folder:
         words = [*words, f"protocol.max_epochs={epochs}", "executor=inline", "device=cpu", f"results_dir={folder}"]
         environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1", "EAST_DEBUG": "1"}
-        command = [sys.executable, "-c", "from east.cli import main; raise SystemExit(main())", *words]
+        command = [sys.executable, "-c", "from east.lab.cli import main; raise SystemExit(main())", *words]
         before = os.times()
         subprocess.run(command, cwd=checkout, env=environment, check=True, capture_output=True)
         after = os.times()

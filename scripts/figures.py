@@ -13,9 +13,9 @@ from sklearn.model_selection import cross_val_predict
 
 from east import metrics
 from east.confusion import Confusion
-from east.experiment import records
-from east.reporting import plots, statistics, tables
-from east.reporting.tables import ResultTable
+from east.lab.experiment import records
+from east.lab.reporting import plots, statistics, tables
+from east.lab.reporting.tables import ResultTable
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPERATURES = (0.4, 0.2, 0.1, 0.05, 0.01)

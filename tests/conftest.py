@@ -10,7 +10,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, here 
 
 import pytest
 
-from east import cli
+from east.lab import cli
 from tests.commands import ROOT, TINY
 
 SHARED_DATA = ROOT.parent / "shared" / "data"  # scripts/test looks there as well
@@ -38,7 +38,7 @@ def unsaved(figure: object, target: Path) -> list[Path]:
 @pytest.fixture
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commands name their figures without drawing them."""
-    monkeypatch.setattr("east.reporting.plots.save", unsaved)
+    monkeypatch.setattr("east.lab.reporting.plots.save", unsaved)
 
 
 @pytest.fixture
@@ -61,6 +61,6 @@ def tiny_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two trials of F1 on all digits. Tests copy the folder and never write into it."""
     folder = tmp_path_factory.mktemp("tiny_results")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("east.reporting.plots.save", unsaved)
+        patch.setattr("east.lab.reporting.plots.save", unsaved)
         assert cli.run([*TINY, "dataset.limit=null", f"results_dir={folder}"]) == 0
     return folder

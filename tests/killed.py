@@ -12,9 +12,9 @@ import sys
 from collections.abc import Callable
 from fnmatch import fnmatch
 
-from east import cli
-from east.experiment import index
-from east.training import engine
+from east.lab import cli
+from east.lab.experiment import index
+from east.lab.training import engine
 
 NAMES = {"checkpoint": "*.safetensors", "arrays": "*.npz", "record": "seed-*.json", "index": ".index"}
 

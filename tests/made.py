@@ -4,8 +4,8 @@ from typing import Any
 
 from torch import nn
 
-from east import losses
-from east.settings.sections import LossSection, Science
+from east.lab.settings.sections import LossSection, Science
+from east.lab.training import objective
 
 DEFAULTS = {
     "dataset": {"name": "made"},
@@ -21,5 +21,5 @@ def science(config: dict[str, Any] | None = None, **sections: Any) -> Science:
 
 
 def build_loss(config: dict[str, Any], *arguments: Any, **options: Any) -> nn.Module:
-    """losses.build for a plain mapping."""
-    return losses.build(LossSection.model_validate(config), *arguments, **options)
+    """build_loss for a plain mapping."""
+    return objective.build_loss(LossSection.model_validate(config), *arguments, **options)

@@ -10,8 +10,8 @@ import runpy
 import signal
 import sys
 
-from east import cli
-from east.tasks import run  # noqa: F401 (and torch, which is the point)
+from east.lab import cli
+from east.lab.tasks import run  # noqa: F401 (and torch, which is the point)
 
 
 def main() -> None:

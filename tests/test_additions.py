@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-import east.data
-from east import cli, metrics
-from east.experiment import records
+import east.lab.data
+from east import metrics
+from east.lab import cli
+from east.lab.experiment import records
 
 METRIC = '''
 from east.metrics import ratio
@@ -35,8 +36,8 @@ class Focused(Loss):
 
 DATASET = """
 import torch
-from east.data.common import Table
-from east.data.sources import Dataset
+from east.lab.data.common import Table
+from east.lab.data.sources import Dataset
 
 def stripes(root=None, *, width: int = 4) -> Table:
     values = torch.arange(200, dtype=torch.float32)[:, None].repeat(1, width) % 17
@@ -93,12 +94,12 @@ def added(tmp_path, monkeypatch) -> list[str]:
     }.items():
         (modules / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(modules))
-    monkeypatch.setattr(east.data, "__path__", [*east.data.__path__, str(modules / "data")])
+    monkeypatch.setattr(east.lab.data, "__path__", [*east.lab.data.__path__, str(modules / "data")])
     import added_metric
 
     monkeypatch.setitem(metrics.METRICS, "hits", added_metric.hits)
     yield ["--config-dir", str(tmp_path / "conf")]
-    for name in ("added_metric", "added_loss", "added_network", "east.data.stripes"):
+    for name in ("added_metric", "added_loss", "added_network", "east.lab.data.stripes"):
         sys.modules.pop(name, None)
 
 

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from east.experiment import budget
-from east.settings.command import Command
-from east.settings.compose import settings as composed
-from east.settings.sections import AnnealingSection, DatasetSection, LossSection, ModelSection, Science, Training
-from east.training.annealing import Annealing, temperatures
-from east.training.scores import Best
+from east.lab.experiment import budget
+from east.lab.settings.command import Command
+from east.lab.settings.compose import settings as composed
+from east.lab.settings.sections import AnnealingSection, DatasetSection, LossSection, ModelSection, Science, Training
+from east.lab.training.annealing import Annealing, temperatures
+from east.lab.training.scores import Best
 
 FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))
 

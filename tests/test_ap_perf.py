@@ -11,10 +11,10 @@ import pytest
 import torch
 import yaml
 
-from east import losses
 from east.choices import install_hint
+from east.lab.settings.sections import LossSection
+from east.lab.training.objective import build_loss
 from east.losses import APPerf
-from east.settings.sections import LossSection
 
 CONF = Path(__file__).parent.parent / "conf" / "loss" / "ap_perf.yaml"
 installed = pytest.mark.skipif(
@@ -77,7 +77,7 @@ def test_the_gradient_per_sample_is_that_of_the_packages_layer():
 
 @installed
 def test_single_logits_and_two_logits_give_one_number_per_trial():
-    loss = losses.build(LossSection.model_validate(yaml.safe_load(CONF.read_text())), ("no", "yes"))
+    loss = build_loss(LossSection.model_validate(yaml.safe_load(CONF.read_text())), ("no", "yes"))
     z, y = batch(2, 3, 12)
     values = loss.per_trial(z[..., None], y)
     assert values.shape == (2, 3)

@@ -16,27 +16,30 @@ PACKAGE = ROOT / "east"
 # The rooms of the package, from the top: each may import itself and those before it.
 ROOMS = [
     "choices",
-    "files",
-    "display",
-    "settings",
     "confusion",
     "metrics",
     "losses",
-    "data",
-    "models",
-    "training",
-    "experiment",
-    "reporting",
-    "tasks",
+    "decisions",
+    "lab.files",
+    "lab.display",
+    "lab.settings",
+    "lab.data",
+    "lab.models",
+    "lab.training",
+    "lab.experiment",
+    "lab.reporting",
+    "lab.tasks",
+    "lab.cli",
     "estimator",
-    "cli",
 ]
-ALIASES = ("baselines", "records")  # names that records and users refer to; one import each
+LIBRARY = ROOMS[: ROOMS.index("lab.files")]  # only torch and NumPy
+ALIASES = ("baselines", "data", "records")  # names that records and users refer to; one import each
 
 
 def part_of(path):
     """The room that a file belongs to."""
-    return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    parts = [part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts]
+    return ".".join(parts[:2]) if parts[0] == "lab" else parts[0]
 
 
 def imports(path):
@@ -53,7 +56,11 @@ def imports(path):
             yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
 
 
-FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if path != PACKAGE / "__init__.py"]
+FILES = [
+    path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path not in (PACKAGE / "__init__.py", PACKAGE / "lab" / "__init__.py")
+]
 IN_ROOMS = [path for path in FILES if part_of(path) not in ALIASES]
 
 
@@ -67,7 +74,7 @@ def test_the_map_lists_every_module():
 def test_imports_point_upwards(path):
     own = ROOMS.index(part_of(path))
     names = [name.split(".") for name in imports(path)]
-    parts = {name[1] for name in names if name[0] == "east" and len(name) > 1 and name[1] in ROOMS}
+    parts = {room for name in names if name[0] == "east" for room in (".".join(name[1:3]), name[1]) if room in ROOMS}
     downwards = sorted(part for part in parts if ROOMS.index(part) > own)
     assert not downwards, f"{path.name} imports {', '.join(downwards)}, which come after it"
     assert all(name[0] for name in names), f"{path.name} has a relative import"
@@ -92,7 +99,14 @@ def modules_after(statement):
     ).stdout.split()
 
 
-@pytest.mark.parametrize("module", ["east", "east.cli"])
+@pytest.mark.parametrize("name", ["MetricLoss", "MetricCrossEntropy", "decide", "METRICS", "Confusion"])
+def test_the_library_loads_only_torch_and_numpy(name):
+    loaded = {module.partition(".")[0] for module in modules_after(f"from east import {name}")}
+    assert "torch" in loaded
+    assert not loaded & {"pydantic", "hydra", "omegaconf", "pandas", "sklearn", "matplotlib", "torchvision", "scipy"}
+
+
+@pytest.mark.parametrize("module", ["east", "east.lab.cli"])
 def test_the_command_starts_without_torch(module):
     loaded = set(modules_after(f"import {module}"))
     assert module in loaded
@@ -103,7 +117,7 @@ def test_the_mathematics_imports_nothing_else_of_the_project():
     """Confusion, metrics and losses need only torch, and NumPy, which is faster for small arrays on a CPU."""
     allowed = {"torch", "numpy", "east", "ap_perf", *sys.stdlib_module_names}  # ap_perf is optional
     for path in FILES:
-        if part_of(path) in ("choices", "confusion", "metrics", "losses"):
+        if part_of(path) in LIBRARY:
             assert {imported.split(".")[0] for imported in imports(path)} <= allowed, path
 
 
@@ -145,13 +159,13 @@ def test_everything_that_the_architecture_page_names_exists():
 
 
 PRIVATE = {  # interfaces that their libraries do not promise -> the only file that uses them, and where they are
-    "torch._fused_adam": ("training/optimizer.py", "torch:_fused_adamw_"),
+    "torch._fused_adam": ("lab/training/optimizer.py", "torch:_fused_adamw_"),
     "_are_functorch_transforms_active": ("losses/inputs.py", "torch._C:_are_functorch_transforms_active"),
     "hydra.core.override_parser": (
-        "settings/command.py",
+        "lab/settings/command.py",
         "hydra.core.override_parser.overrides_parser:OverridesParser",
     ),
-    "hydra.core.global_hydra": ("settings/compose.py", "hydra.core.global_hydra:GlobalHydra"),
+    "hydra.core.global_hydra": ("lab/settings/compose.py", "hydra.core.global_hydra:GlobalHydra"),
     "_check_sample_weight": ("estimator.py", "sklearn.utils.validation:_check_sample_weight"),
 }
 

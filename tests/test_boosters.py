@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from east.baselines import Booster
-from east.data.common import split
-from east.experiment import budget
-from east.training import boosters, portable
-from east.training.boosters import LIBRARIES
+from east.lab.data.common import split
+from east.lab.experiment import budget
+from east.lab.training import boosters, portable
+from east.lab.training.boosters import LIBRARIES
 from tests.test_classical import problem, table, trial
 
 

@@ -17,13 +17,13 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_sample_weight
 
 from east import baselines
-from east.data import catalogue, load, split
-from east.data.common import Images, Table
-from east.training import classical
-from east.training.classical import CCS, PrincipalAxes, RandomForest, best_sets
-from east.training.evaluation import evaluate
-from east.training.population import Trial
-from east.training.scores import Best
+from east.lab.data import catalogue, load, split
+from east.lab.data.common import Images, Table
+from east.lab.training import classical
+from east.lab.training.classical import CCS, PrincipalAxes, RandomForest, best_sets
+from east.lab.training.evaluation import evaluate
+from east.lab.training.population import Trial
+from east.lab.training.scores import Best
 from tests.made import science
 
 CONF = Path(__file__).parent.parent / "conf" / "loss"

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from east import cli
 from east.choices import CONF, ConfigError, groups
-from east.data import DataError, load
-from east.experiment import records
-from east.reporting import tables
-from east.settings.compose import settings
-from east.tasks import plan
-from east.tasks import reproduce as task_reproduce
-from east.tasks import run as task_run
+from east.lab import cli
+from east.lab.data import DataError, load
+from east.lab.experiment import records
+from east.lab.reporting import tables
+from east.lab.settings.compose import settings
+from east.lab.tasks import plan
+from east.lab.tasks import reproduce as task_reproduce
+from east.lab.tasks import run as task_run
 from tests.commands import TINY, environment, record_files
 
 
@@ -34,7 +34,7 @@ def test_help_names_tasks_groups_and_examples(capsys):
 
 def test_help_is_quick_and_light():
     """No torch, pandas, scikit-learn or Hydra is imported, and it takes less than a second of CPU time."""
-    answer = subprocess.run([sys.executable, "-X", "importtime", "-m", "east.cli", "--help"], capture_output=True,
+    answer = subprocess.run([sys.executable, "-X", "importtime", "-m", "east.lab.cli", "--help"], capture_output=True,
                             text=True, env=environment(), check=True)  # fmt: skip
     imported = {line.rpartition("|")[2].strip().split(".")[0] for line in answer.stderr.splitlines()}
     assert "east" in imported

@@ -20,22 +20,23 @@ from sklearn.datasets import make_classification
 from sklearn.metrics import average_precision_score, confusion_matrix, f1_score, matthews_corrcoef, roc_auc_score
 
 import east
-from east import cli, data, files, metrics
+from east import decisions, metrics
 from east.choices import ConfigError
-from east.data.common import folded
-from east.data.csv import from_frame
-from east.experiment import budget, records
-from east.experiment.ledger import model_folder
-from east.experiment.runs import load, split_options, splits_of
-from east.files import result_folder, temporary_name
-from east.reporting import comparison
-from east.reporting.comparison import Candidate, Comparison, JudgedPart, JudgedTrial
-from east.reporting.pages import compare as page
-from east.settings import compose
-from east.settings.command import Command
-from east.tasks import compare
-from east.training import decisions, saved
-from east.training.population import Trial
+from east.lab import cli, data, files
+from east.lab.data.common import folded
+from east.lab.data.csv import from_frame
+from east.lab.experiment import budget, records
+from east.lab.experiment.ledger import model_folder
+from east.lab.experiment.runs import load, split_options, splits_of
+from east.lab.files import result_folder, temporary_name
+from east.lab.reporting import comparison
+from east.lab.reporting.comparison import Candidate, Comparison, JudgedPart, JudgedTrial
+from east.lab.reporting.pages import compare as page
+from east.lab.settings import compose
+from east.lab.settings.command import Command
+from east.lab.tasks import compare
+from east.lab.training import objective, saved
+from east.lab.training.population import Trial
 
 F1 = partial(metrics.f1, average="positive")
 
@@ -270,7 +271,7 @@ def test_networks_train_on_the_metric_of_the_score(score, positive, metric, matc
     assert [plan.run.settings.loss.name for plan in plans] == [matched, "metric_ce", "anyloss"]
     for plan in plans:
         assert metric.items() <= plan.run.settings.loss.options.items()
-        loss = east.losses.build(plan.run.settings.loss, classes)
+        loss = objective.build_loss(plan.run.settings.loss, classes)
         assert loss.metric is metrics.METRICS[metric["metric"]]
 
 

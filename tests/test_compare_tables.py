@@ -16,13 +16,13 @@ from sklearn.metrics import f1_score
 from torch import nn
 
 import east
-from east import cli, data
-from east.data.columns import words
-from east.experiment import records
-from east.experiment.ledger import model_folder
-from east.reporting import comparison
-from east.tasks import compare
-from east.training.population import Trial
+from east.lab import cli, data
+from east.lab.data.columns import words
+from east.lab.experiment import records
+from east.lab.experiment.ledger import model_folder
+from east.lab.reporting import comparison
+from east.lab.tasks import compare
+from east.lab.training.population import Trial
 
 QUICK = ["candidates=[logistic,boosting,ce]", "protocol.max_epochs=6", "trials=1", "model.hidden=[16]"]
 

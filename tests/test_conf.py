@@ -7,10 +7,12 @@ import pytest
 import torch
 import yaml
 
-from east import METRICS, data, losses
+from east import METRICS
 from east.choices import CONF, groups
-from east.settings.command import Command
-from east.settings.compose import settings
+from east.lab import data
+from east.lab.settings.command import Command
+from east.lab.settings.compose import settings
+from east.lab.training.objective import build_loss
 
 FILES = [(group, name) for group, files in groups().items() for name in files]
 NEEDS = {  # what a file needs beside it to be composed
@@ -82,7 +84,7 @@ def test_anyloss_trains_every_metric_as_its_file_says(metric):
     others = comment.removeprefix("# ").replace("gmean", metric).split()
     averaged = "average" in inspect.signature(METRICS[metric]).parameters
     words = ["loss=anyloss", f"loss.metric={metric}"] if averaged else others
-    loss = losses.build(settings(Command.parse(words)).loss, ("no", "yes"))
+    loss = build_loss(settings(Command.parse(words)).loss, ("no", "yes"))
     given = read("loss", "anyloss")
     assert (loss.step, loss.slope, loss.threshold) == (given["step"], given["slope"], given["threshold"])
     assert loss(torch.zeros(4, 2), torch.arange(4) % 2).isfinite()

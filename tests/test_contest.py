@@ -8,11 +8,11 @@ from itertools import pairwise
 import pytest
 from scipy import stats
 
-from east.data import keel
-from east.experiment.records import Record
-from east.reporting import plots, specs, statistics, tables, writers
-from east.reporting.entries import Entry
-from east.reporting.fidelity import trained_as
+from east.lab.data import keel
+from east.lab.experiment.records import Record
+from east.lab.reporting import plots, specs, statistics, tables, writers
+from east.lab.reporting.entries import Entry
+from east.lab.reporting.fidelity import trained_as
 
 TABLES = [name for name in specs.names() if name.startswith("contest")]
 DECISIONS = ("", " + plug-in", " + expected")

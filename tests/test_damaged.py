@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 import safetensors.torch
 
-from east import cli
-from east.experiment import checked, index, records
-from east.training import engine, population
-from east.training.scores import Best
+from east.lab import cli
+from east.lab.experiment import checked, index, records
+from east.lab.training import engine, population
+from east.lab.training.scores import Best
 from tests.commands import TINY
 from tests.test_interruption import INLINE, SMALL, Killed, results_of
 from tests.test_records import record

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from scipy.stats import norm
 from sklearn.model_selection import train_test_split
 
-from east.data import (
+from east.lab.data import (
     DataError,
     Table,
     catalogue,
@@ -31,8 +31,8 @@ from east.data import (
     options,
     split,
 )
-from east.data import keel as keel_module
-from east.data.common import assign, digest, fingerprint, stratified
+from east.lab.data import keel as keel_module
+from east.lab.data.common import assign, digest, fingerprint, stratified
 
 CONF = Path(__file__).parent.parent / "conf" / "dataset"
 

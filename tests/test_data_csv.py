@@ -18,15 +18,15 @@ from PIL import Image
 from torchvision import transforms
 
 from east.choices import ConfigError
-from east.data import DataError, Encoding, caltech256, common, encode, load, read, sources, split
-from east.data.columns import LEVELS, OWN, Columns, Words, detect, tells_class, words_column
-from east.data.common import digest, leave_out
-from east.data.csv import from_frame
-from east.data.encoding import Categorical, Date, Dropped, Numeric
-from east.data.images import as_rgb
-from east.data.notation import level_numbers, split_unit
-from east.training.engine import populations
-from east.training.population import Trial
+from east.lab.data import DataError, Encoding, caltech256, common, encode, load, read, sources, split
+from east.lab.data.columns import LEVELS, OWN, Columns, Words, detect, tells_class, words_column
+from east.lab.data.common import digest, leave_out
+from east.lab.data.csv import from_frame
+from east.lab.data.encoding import Categorical, Date, Dropped, Numeric
+from east.lab.data.images import as_rgb
+from east.lab.data.notation import level_numbers, split_unit
+from east.lab.training.engine import populations
+from east.lab.training.population import Trial
 from tests.made import science
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from east.choices import install_hint
-from east.data import DataError, encode, files, load, read
+from east.lab.data import DataError, encode, files, load, read
 
 
 def frame(rows: int = 40) -> pd.DataFrame:

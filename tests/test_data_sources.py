@@ -16,8 +16,8 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from east.data import DataError, load, sources
-from east.data.sources import File, Package, contents, decoded, fetch, find, store
+from east.lab.data import DataError, load, sources
+from east.lab.data.sources import File, Package, contents, decoded, fetch, find, store
 
 CONTENT = b"the real file\n" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -263,7 +263,7 @@ def test_two_processes_can_fetch_at_once(cache, server, tmp_path):
     script = textwrap.dedent(f"""
         import numpy as np, pooch
         pooch.os_cache = lambda name: {str(cache)!r}
-        from east.data.sources import File, decoded, fetch
+        from east.lab.data.sources import File, decoded, fetch
         path = fetch(File("set/file.txt", "sha256:{SHA256}", url="{server}/good.txt"))
         arrays, _, _ = decoded("numbers-1", lambda: {{"x": np.frombuffer(path.read_bytes(), np.uint8)}})
         print(arrays["x"].sum())

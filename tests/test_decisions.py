@@ -15,10 +15,9 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import one_hot
 
 import east
-from east import METRICS, Confusion
-from east.training import decisions
-from east.training.decisions import Affine, Argmax, ClassWeights, Gains, Threshold, confusion_of, expected, tuned
-from east.training.evaluation import evaluate
+from east import METRICS, Confusion, decisions
+from east.decisions import Affine, Argmax, ClassWeights, Gains, Threshold, confusion_of, expected, tuned
+from east.lab.training.evaluation import evaluate
 
 GOLDEN = [0.9, 0.7, 0.6, 0.45, 0.4, 0.35, 0.3, 0.2, 0.15, 0.1, 0.05, 0.05]
 COSTS = [[0.0, 1.0, 3.0], [2.0, 0.0, 1.0], [5.0, 4.0, 0.0]]

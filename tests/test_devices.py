@@ -7,12 +7,20 @@ import yaml
 
 from east import METRICS, EASTClassifier, MetricLoss
 from east.choices import CONF
-from east.data.common import Part, Splits
+from east.lab.data.common import Part, Splits
+from east.lab.models.darknet import Convolution3x3
+from east.lab.settings.sections import (
+    AnnealingSection,
+    DatasetSection,
+    Hyper,
+    LossSection,
+    ModelSection,
+    Science,
+    Training,
+)
+from east.lab.training import engine, optimizer, saved
+from east.lab.training.population import Trial
 from east.losses import on_cpu
-from east.models.darknet import Convolution3x3
-from east.settings.sections import AnnealingSection, DatasetSection, Hyper, LossSection, ModelSection, Science, Training
-from east.training import engine, optimizer, saved
-from east.training.population import Trial
 from tests.elsewhere import ELSEWHERE, elsewhere
 
 NOT_TRAINED = ("rf", "ccs", "logistic", "boosting", "xgboost", "lightgbm", "catboost")

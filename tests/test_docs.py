@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from east import cli
+from east.lab import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -41,7 +41,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["east-run"])
     monkeypatch.setenv("EAST_DATA_DIR", str(tmp_path / "cache"))  # empty: plans need no data
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("east.training.timing.step_seconds", lambda *_: 0.01)  # and tests need no timing
+    monkeypatch.setattr("east.lab.training.timing.step_seconds", lambda *_: 0.01)  # and tests need no timing
     torch.manual_seed(0)
     x = torch.randn(240, 3)
     rows = [f"{a:.3f},{b:.3f},{c:.3f},{'yes' if a + b > 1.5 else 'no'}" for a, b, c in x.tolist()]

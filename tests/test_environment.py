@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from east import cli
+from east.lab import cli
 from tests.commands import TINY, environment, record_files, start
 
 AS_ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHONIOENCODING": ""}
@@ -13,7 +13,7 @@ AS_ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "PYTHO
 
 def through_shell(script, *words, **variables):
     """Run a shell script in which "$@" is east-run with its arguments."""
-    command = ["sh", "-c", script, "sh", sys.executable, "-m", "east.cli", *words]
+    command = ["sh", "-c", script, "sh", sys.executable, "-m", "east.lab.cli", *words]
     return subprocess.run(command, capture_output=True, check=False, env=environment(variables), timeout=300)
 
 

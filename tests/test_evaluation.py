@@ -9,11 +9,11 @@ from sklearn import metrics as sk
 
 from east import losses
 from east.confusion import Confusion
+from east.decisions import Argmax, best_threshold, from_json, tuned
+from east.lab.training import evaluation
+from east.lab.training.evaluation import evaluate, validation_metric
+from east.lab.training.scores import Cells
 from east.metrics import f1, mcc
-from east.training import evaluation
-from east.training.decisions import Argmax, best_threshold, from_json, tuned
-from east.training.evaluation import evaluate, validation_metric
-from east.training.scores import Cells
 
 RNG = np.random.default_rng(0)
 

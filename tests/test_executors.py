@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from east import cli
-from east.experiment import executors
-from east.experiment.executors import Lost, Place, execute
-from east.settings.settings import Executor
+from east.lab import cli
+from east.lab.experiment import executors
+from east.lab.experiment.executors import Lost, Place, execute
+from east.lab.settings.settings import Executor
 from tests.commands import ROOT, TINY, count_records, descendants, record_files, start, wait_for
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -91,8 +91,8 @@ def test_without_jobs_no_worker_starts():
 def test_workers_end_with_the_process_that_started_them(tmp_path):
     """kill -9 of the parent leaves no orphan at work."""
     code = (
-        "from collections import deque; from east.experiment.executors import Place, execute; "
-        "from east.settings.settings import Executor; from tests.test_executors import sleep\n"
+        "from collections import deque; from east.lab.experiment.executors import Place, execute; "
+        "from east.lab.settings.settings import Executor; from tests.test_executors import sleep\n"
         f"if __name__ == '__main__': list(execute(sleep, deque([{{'started': '{tmp_path}/on', 'seconds': 99}}]), "
         "Place(Executor(name='processes'))))"
     )

@@ -11,14 +11,15 @@ import torch
 from sklearn.datasets import load_iris
 
 import east
-from east import EASTClassifier, data, models
+from east import EASTClassifier, decisions
 from east.choices import ConfigError
-from east.data.common import Images
-from east.settings.sections import ModelSection
-from east.training import decisions, saved
-from east.training.engine import train
-from east.training.export import beside, onnx_bytes
-from east.training.population import Trial
+from east.lab import data, models
+from east.lab.data.common import Images
+from east.lab.settings.sections import ModelSection
+from east.lab.training import saved
+from east.lab.training.engine import train
+from east.lab.training.export import beside, onnx_bytes
+from east.lab.training.population import Trial
 from tests.commands import ROOT
 from tests.made import science
 from tests.test_estimator import people
@@ -147,7 +148,7 @@ def test_models_that_cannot_be_exported_are_refused(east_run, tmp_path):
 
 def test_all_files_get_the_usual_permissions(tmp_path, monkeypatch):
     """The weights and both files of an export follow the umask."""
-    monkeypatch.setattr("east.training.export.onnx_bytes", lambda *_: b"")
+    monkeypatch.setattr("east.lab.training.export.onnx_bytes", lambda *_: b"")
     X, y = np.eye(20), np.arange(20) % 2
     model = EASTClassifier(max_epochs=1, hidden=(4,), device="cpu").fit(X, y).to_model()
     (tmp_path / "plain").touch()

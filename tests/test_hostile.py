@@ -16,11 +16,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import east
-from east import cli, data
-from east.data import DataError
-from east.experiment import records
-from east.reporting import tables
-from east.reporting.pages import report
+from east.lab import cli, data
+from east.lab.data import DataError
+from east.lab.experiment import records
+from east.lab.reporting import tables
+from east.lab.reporting.pages import report
 from tests.commands import TINY
 from tests.test_damaged import mutated
 from tests.test_report import GOLDEN, browse
@@ -346,7 +346,7 @@ def test_what_a_record_names_is_not_imported(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("dry", ["true", "false"])
-@pytest.mark.parametrize("target", ["subprocess.Popen", "os.system", "east.losses.build"])
+@pytest.mark.parametrize("target", ["subprocess.Popen", "os.system", "east.losses.inputs"])
 def test_a_target_of_another_kind_is_refused_before_it_is_called(target, dry, tmp_path, east_run):
     (tmp_path / "conf" / "loss").mkdir(parents=True)
     ran = tmp_path / "ran"

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from east.settings.command import Command
-from east.settings.compose import settings
-from east.settings.sections import Hyper, Science, Training
+from east.lab.settings.command import Command
+from east.lab.settings.compose import settings
+from east.lab.settings.sections import Hyper, Science, Training
 
 RECORDS = Path(__file__).parents[1] / "results" / "records"
 LABELS = ("name", "kind", "fingerprint", "_target_")  # these follow from the chosen file or from the data

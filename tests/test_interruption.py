@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from east import cli, files
-from east.experiment import index
-from east.training import engine
+from east.lab import cli, files
+from east.lab.experiment import index
+from east.lab.training import engine
 from tests import killed
 from tests.commands import ROOT, children_of, count_records, descendants, record_files, start, wait_for
 from tests.conftest import unsaved
@@ -72,7 +72,7 @@ def fail_at(monkeypatch, step, count, error):
                 broken.setattr(files.os, name, interrupted)
             return real(target, fill, **options)
 
-    monkeypatch.setattr("east.experiment.records.write_atomically", write)
+    monkeypatch.setattr("east.lab.experiment.records.write_atomically", write)
 
 
 @pytest.mark.parametrize("step", ["half written", "not on disk", "not renamed"])
@@ -248,7 +248,7 @@ def undisturbed(tmp_path_factory):
     """The results of eight uninterrupted trials."""
     folder = tmp_path_factory.mktemp("undisturbed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("east.reporting.plots.save", unsaved)
+        patch.setattr("east.lab.reporting.plots.save", unsaved)
         assert cli.run([*EIGHT, f"results_dir={folder}"]) == cli.DONE
     return folder
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from east import cli
 from east.choices import ConfigError
-from east.training.devices import pick_device
+from east.lab import cli
+from east.lab.training.devices import pick_device
 from tests.commands import TINY, environment
 
 SMALL = ["dataset=digits", "dataset.limit=120", "preset=quick"]
@@ -191,7 +191,7 @@ REAL = [
 @pytest.mark.parametrize("words", REAL)
 def test_a_mistake_gives_a_short_explanation_in_a_process_too(words, folder):
     expected = next(sentence for mistake, sentence in BAD if mistake == words)
-    command = [sys.executable, "-m", "east.cli", *words.split()]
+    command = [sys.executable, "-m", "east.lab.cli", *words.split()]
     answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment(),
                             stdin=subprocess.DEVNULL)  # fmt: skip
     check(answer.returncode, answer.stderr, expected)
@@ -203,7 +203,7 @@ def test_mistyped_names_and_values_are_refused_without_torch(folder):
         words for words, _ in BAD[: BAD.index(("split.seed=-1", "split.seed: expected"))] if "nothing" not in words
     ]
     script = (
-        "import sys; from east import cli\n"
+        "import sys; from east.lab import cli\n"
         f"codes = [cli.run(words.split()) for words in {light!r}]\n"
         "sys.exit(set(codes) != {2} or 'torch' in sys.modules)"
     )
@@ -248,7 +248,7 @@ def unread(*words: str) -> subprocess.CompletedProcess:
     """east-run, whose output nobody reads."""
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "east.cli", *words]
+    command = [sys.executable, "-m", "east.lab.cli", *words]
     answer = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False, env=environment())
     os.close(writer)
     return answer
@@ -274,7 +274,7 @@ def test_a_closed_pipe_fails_a_command_that_has_not_trained_yet(tmp_path):
 
 def test_another_broken_pipe_is_an_error(monkeypatch, east_run):
     """As of a worker that died: it says nothing about our output."""
-    monkeypatch.setattr("east.tasks.run.main", lambda command: (_ for _ in ()).throw(BrokenPipeError("worker")))
+    monkeypatch.setattr("east.lab.tasks.run.main", lambda command: (_ for _ in ()).throw(BrokenPipeError("worker")))
     answer = east_run(*TINY)
     assert answer.code == 1
     assert "BrokenPipeError: worker" in answer.err

@@ -13,10 +13,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import east
 from east import METRICS, Confusion, MetricCrossEntropy
-from east.data.common import Part, Splits
+from east.lab.data.common import Part, Splits
+from east.lab.settings.sections import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
+from east.lab.training import engine, population
 from east.losses import metric_cross_entropy as mce
-from east.settings.sections import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
-from east.training import engine, population
 
 TWO, THREE, NEVER = [[90, 10], [4, 6]], [[50, 3, 2], [5, 20, 5], [1, 2, 12]], [[990, 0], [10, 0]]
 POSITIVE = {"average": "positive"}

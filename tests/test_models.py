@@ -9,11 +9,11 @@ import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import nn
 
-from east import models
-from east.models import MLP, Stack, darknet
-from east.models.darknet import dense_convolution
-from east.models.mlp import Dropout, StackedMLP
-from east.settings.sections import ModelSection
+from east.lab import models
+from east.lab.models import MLP, Stack, darknet
+from east.lab.models.darknet import dense_convolution
+from east.lab.models.mlp import Dropout, StackedMLP
+from east.lab.settings.sections import ModelSection
 
 
 def build(section, *arguments, **options):

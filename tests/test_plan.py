@@ -8,17 +8,17 @@ import time
 import pytest
 import torch
 
-from east import data, display
-from east.experiment import executors
-from east.experiment.runs import load, split_options
-from east.settings.command import Command
-from east.settings.compose import all_settings, settings
-from east.settings.settings import Executor
-from east.tasks import plan
-from east.training import timing
-from east.training.population import Trial
-from east.training.progress import Epoch
-from east.training.timing import Size
+from east.lab import data, display
+from east.lab.experiment import executors
+from east.lab.experiment.runs import load, split_options
+from east.lab.settings.command import Command
+from east.lab.settings.compose import all_settings, settings
+from east.lab.settings.settings import Executor
+from east.lab.tasks import plan
+from east.lab.training import timing
+from east.lab.training.population import Trial
+from east.lab.training.progress import Epoch
+from east.lab.training.timing import Size
 from tests.commands import TINY
 from tests.made import science
 
@@ -39,8 +39,8 @@ def no_data(tmp_path, monkeypatch):
     def refuse(*_, **__):
         raise AssertionError("something was downloaded")
 
-    monkeypatch.setattr("east.data.sources.download", refuse)
-    monkeypatch.setattr("east.data.sources.unpack", refuse)
+    monkeypatch.setattr("east.lab.data.sources.download", refuse)
+    monkeypatch.setattr("east.lab.data.sources.unpack", refuse)
 
 
 @pytest.fixture
@@ -78,8 +78,8 @@ def test_a_data_folder_without_the_files_does_not_forbid_downloading_them(tmp_pa
         fetched.append(source)
         raise data.DataError("no connection")
 
-    monkeypatch.setattr("east.data.sources.download", unreachable)
-    monkeypatch.setattr("east.data.sources.unpack", unreachable)
+    monkeypatch.setattr("east.lab.data.sources.download", unreachable)
+    monkeypatch.setattr("east.lab.data.sources.unpack", unreachable)
     answer = east_run(*mammography)
     assert answer.code == 3
     assert fetched

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 import pytest
 
-from east.reporting import plots, statistics, tables
+from east.lab.reporting import plots, statistics, tables
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from east.baselines import GradientBoosting, LogisticRegression, RandomForest
-from east.data import DataError
-from east.training import portable
+from east.lab.data import DataError
+from east.lab.training import portable
 from tests.test_classical import problem
 
 MODELS = [

@@ -2,9 +2,9 @@
 
 import pytest
 
-from east.experiment import protocols
-from east.settings.command import Command
-from east.settings.compose import settings as composed
+from east.lab.experiment import protocols
+from east.lab.settings.command import Command
+from east.lab.settings.compose import settings as composed
 
 
 def settings(words):

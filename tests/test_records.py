@@ -12,16 +12,16 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from east import files
-from east.experiment import index, records
-from east.experiment.ledger import Ledger
-from east.experiment.records import Record
-from east.settings import identity
-from east.settings.command import Command
-from east.settings.compose import settings
-from east.training.population import Trial
-from east.training.provenance import provenance
-from east.training.scores import Best, Cells
+from east.lab import files
+from east.lab.experiment import index, records
+from east.lab.experiment.ledger import Ledger
+from east.lab.experiment.records import Record
+from east.lab.settings import identity
+from east.lab.settings.command import Command
+from east.lab.settings.compose import settings
+from east.lab.training.population import Trial
+from east.lab.training.provenance import provenance
+from east.lab.training.scores import Best, Cells
 from tests.made import science
 
 

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from east.experiment import records
-from east.reporting import papers, plots, tables
-from east.reporting.pages import html, report
-from east.settings.sections import DatasetSection
+from east.lab.experiment import records
+from east.lab.reporting import papers, plots, tables
+from east.lab.reporting.pages import html, report
+from east.lab.settings.sections import DatasetSection
 
 GOLDEN = Path(__file__).parent / "golden"
 SECTIONS = ("held", "own", "tables", "figures", "findings", "records")
@@ -195,7 +195,7 @@ def test_a_full_disk_leaves_the_old_page_and_figure(tmp_path, monkeypatch):
     figure = plots.steps(np.linspace(0, 1, 5), {0.1: np.linspace(0, 1, 5)}, 0.5)
     files = [report.write(tmp_path), *plots.save(figure, tmp_path / "steps")]
     before = [file.read_bytes() for file in files]
-    monkeypatch.setattr("east.files.os.fsync", full)
+    monkeypatch.setattr("east.lab.files.os.fsync", full)
     for write in (lambda: report.write(tmp_path), lambda: plots.save(figure, tmp_path / "steps")):
         with pytest.raises(OSError, match="No space left"):
             write()

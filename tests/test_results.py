@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from east import cli
-from east.experiment import records
-from east.reporting import papers, tables
-from east.reporting.writers import WRITERS
+from east.lab import cli
+from east.lab.experiment import records
+from east.lab.reporting import papers, tables
+from east.lab.reporting.writers import WRITERS
 from tests.tracked import tracked
 
 RESULTS = Path(__file__).parents[1] / "results"

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from east import cli
-from east.data import DataError, datasets, load
-from east.experiment import records
-from east.reporting import tables
-from east.settings.command import Command
-from east.settings.command import text as typed
-from east.settings.compose import settings
+from east.lab import cli
+from east.lab.data import DataError, datasets, load
+from east.lab.experiment import records
+from east.lab.reporting import tables
+from east.lab.settings.command import Command
+from east.lab.settings.command import text as typed
+from east.lab.settings.compose import settings
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 

@@ -12,13 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import east
-from east import data, files
+from east import decisions
 from east.choices import ConfigError
-from east.data import DataError, images
-from east.tasks import evaluate
-from east.training import classical, decisions, saved
-from east.training.engine import train
-from east.training.population import Trial
+from east.lab import data, files
+from east.lab.data import DataError, images
+from east.lab.tasks import evaluate
+from east.lab.training import classical, saved
+from east.lab.training.engine import train
+from east.lab.training.population import Trial
 from tests.made import science
 
 LOSSES = {

@@ -16,18 +16,18 @@ from PIL import Image
 from sklearn.metrics import cohen_kappa_score
 
 from east.choices import ConfigError
-from east.experiment import executors, protocols, records, runs, scheduler
-from east.experiment.jobs import Finished, run_job
-from east.experiment.runs import Run
-from east.experiment.scheduler import carry_out
-from east.settings.command import Command
-from east.settings.compose import settings as composed
-from east.settings.sections import DatasetSection
-from east.settings.settings import Executor
-from east.training import devices, engine, population, saved
-from east.training.population import Outcome, Trial
-from east.training.progress import Epoch
-from east.training.scores import Best
+from east.lab.experiment import executors, protocols, records, runs, scheduler
+from east.lab.experiment.jobs import Finished, run_job
+from east.lab.experiment.runs import Run
+from east.lab.experiment.scheduler import carry_out
+from east.lab.settings.command import Command
+from east.lab.settings.compose import settings as composed
+from east.lab.settings.sections import DatasetSection
+from east.lab.settings.settings import Executor
+from east.lab.training import devices, engine, population, saved
+from east.lab.training.population import Outcome, Trial
+from east.lab.training.progress import Epoch
+from east.lab.training.scores import Best
 from tests.made import science
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",

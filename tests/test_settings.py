@@ -7,11 +7,11 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from east.choices import CONF, ConfigError, choose, groups, install_hint
-from east.settings import settings as models
-from east.settings.command import Command, sweep
-from east.settings.compose import all_settings
-from east.settings.compose import composed as one_by_one
-from east.settings.compose import settings as composed
+from east.lab.settings import settings as models
+from east.lab.settings.command import Command, sweep
+from east.lab.settings.compose import all_settings
+from east.lab.settings.compose import composed as one_by_one
+from east.lab.settings.compose import settings as composed
 
 
 def settings(words):

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from east.reporting import statistics
+from east.lab.reporting import statistics
 
 scores = st.lists(st.floats(0, 1), min_size=3, max_size=12).filter(lambda v: np.std(v) > 1e-6)
 

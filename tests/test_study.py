@@ -7,11 +7,11 @@ import pandas as pd
 import pytest
 import torch
 
-from east import cli
 from east.choices import ConfigError
-from east.settings import compose
-from east.settings.command import Command
-from east.tasks import study
+from east.lab import cli
+from east.lab.settings import compose
+from east.lab.settings.command import Command
+from east.lab.tasks import study
 
 SMALL = ["dataset=digits", "dataset.limit=200", "device=cpu"]
 

@@ -20,18 +20,18 @@ import pytest
 import yaml
 from sklearn import metrics
 
-from east import data
 from east.choices import CONF, groups
-from east.experiment import records
-from east.experiment.runs import Run
-from east.reporting import cells, entries, fidelity, papers, recorded, specs, statistics, tables, writers
-from east.reporting.fidelity import Request
-from east.settings import compose, identity
-from east.settings.command import Command
-from east.settings.compose import settings
-from east.settings.sections import LossSection, Science
-from east.settings.settings import Settings
-from east.training.scores import Best
+from east.lab import data
+from east.lab.experiment import records
+from east.lab.experiment.runs import Run
+from east.lab.reporting import cells, entries, fidelity, papers, recorded, specs, statistics, tables, writers
+from east.lab.reporting.fidelity import Request
+from east.lab.settings import compose, identity
+from east.lab.settings.command import Command
+from east.lab.settings.compose import settings
+from east.lab.settings.sections import LossSection, Science
+from east.lab.settings.settings import Settings
+from east.lab.training.scores import Best
 
 GOLDEN = Path(__file__).parent / "golden"
 DAY = date(2026, 1, 2)
@@ -1053,9 +1053,8 @@ def test_ten_thousand_records_render_within_ten_seconds(tmp_path, count, seconds
 
 
 def test_tables_do_not_import_torch():
-    code = (
-        "import sys; from east.reporting import tables; tables.render('all', '/nowhere'); print('torch' in sys.modules)"
-    )
+    code = "import sys; from east.lab.reporting import tables; tables.render('all', '/nowhere')"
+    code += "; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 

@@ -29,7 +29,9 @@ from tests.recomputed import (
 WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 EAST, QUIRKS, SPLITS = "east_v2_1", "east_v2_1_released", "splits_stratified"
 MATCHED = [("F1*", "f1"), ("Acc*", "accuracy"), ("MCC*", "mcc")]
-PUBLISHED = yaml.safe_load((ROOT / "east" / "reporting" / "published.yaml").read_text(encoding="utf-8"))["cells"]
+PUBLISHED = yaml.safe_load((ROOT / "east" / "lab" / "reporting" / "published.yaml").read_text(encoding="utf-8"))[
+    "cells"
+]
 FOUR = ["cocktailparty", "adult", "mammography", "kaggle"]
 
 
@@ -901,7 +903,9 @@ TEXTS = {
     "docs/which_loss.md": which_loss,
     "results/README.md": results,
 }
-FINDINGS = yaml.safe_load((ROOT / "east" / "reporting" / "findings.yaml").read_text(encoding="utf-8"))["findings"]
+FINDINGS = yaml.safe_load((ROOT / "east" / "lab" / "reporting" / "findings.yaml").read_text(encoding="utf-8"))[
+    "findings"
+]
 # Not results: settings, limits and data. Code and rows of tables are left out as well.
 OTHERS = re.compile(
     r"0\.0+1\b|0\.016\b|0\.02 (?:below|above)|±0\.02|at least 0\.005|p < 0\.05|0\.17 %|beta = 0\.25|\(0\.25 precision|"

@@ -13,18 +13,26 @@ import numpy as np
 import pytest
 import torch
 
-from east import data, models
-from east.data.common import Part, Splits
+from east.lab import data, models
+from east.lab.data.common import Part, Splits
+from east.lab.settings.sections import (
+    AnnealingSection,
+    DatasetSection,
+    Hyper,
+    LossSection,
+    ModelSection,
+    Science,
+    Training,
+)
+from east.lab.training import engine, population
+from east.lab.training import optimizer as optimizer_module
+from east.lab.training.averaging import Average
+from east.lab.training.engine import train
+from east.lab.training.evaluation import evaluate
+from east.lab.training.optimizer import Adam
+from east.lab.training.population import Outcome, Trial
+from east.lab.training.progress import TensorBoard
 from east.losses import CrossEntropy
-from east.settings.sections import AnnealingSection, DatasetSection, Hyper, LossSection, ModelSection, Science, Training
-from east.training import engine, population
-from east.training import optimizer as optimizer_module
-from east.training.averaging import Average
-from east.training.engine import train
-from east.training.evaluation import evaluate
-from east.training.optimizer import Adam
-from east.training.population import Outcome, Trial
-from east.training.progress import TensorBoard
 
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
@@ -563,7 +571,7 @@ def test_a_checkpoint_that_another_command_deletes_is_not_missed(blobs, tmp_path
 KILLED = """
 import os, signal, sys, torch
 from pathlib import Path
-from east.training import engine, population
+from east.lab.training import engine, population
 from tests.test_training import interrupted_trials, toy
 torch.set_num_threads(1)
 engine.CHECKPOINT_SECONDS = 0

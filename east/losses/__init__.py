@@ -1,6 +1,5 @@
 """Losses over a batch: MetricLoss, MetricCrossEntropy and the baselines. conf/loss refers to them as `_target_`."""
 
-from east.losses.build import build
 from east.losses.classic import WMW, APPerf, CrossEntropy, Dice, Focal, SigmoidF1
 from east.losses.inputs import Loss
 from east.losses.metric_cross_entropy import MetricCrossEntropy
@@ -21,5 +20,4 @@ __all__ = [
     "ReleasedDice",
     "ReleasedWMW",
     "SigmoidF1",
-    "build",
 ]

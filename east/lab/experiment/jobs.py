@@ -1,0 +1,155 @@
+"""A job: trials that train as one population, in any process. Each is evaluated and recorded when it ends."""
+
+import os
+import shutil
+import traceback
+from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from east.lab import data
+from east.lab.experiment import records
+from east.lab.experiment.executors import Lost
+from east.lab.experiment.ledger import Ledger, model_folder
+from east.lab.experiment.records import Record
+from east.lab.experiment.runs import check_code, load, splits_of
+from east.lab.settings.settings import Settings
+from east.lab.training import classical, engine, evaluation, saved
+from east.lab.training.devices import describe_device
+from east.lab.training.objective import build_loss
+from east.lab.training.population import Identity, Outcome, Trial, trials_in
+from east.lab.training.provenance import provenance
+from east.lab.training.scores import Evaluation
+
+
+@dataclass(frozen=True)
+class Job:
+    """Trials to train together, and everything that their process needs to know."""
+
+    trials: tuple[Trial, ...]
+    run: int  # index of the command's run that they belong to
+    settings: Settings  # of that run; a worker may be in another folder, so its paths are absolute
+    checkpoints: str  # the folder of its family
+    heartbeat: str | None = field(default=None, compare=False)  # file for its progress, if a worker runs it
+
+
+def delete_checkpoints(family: Path, recorded: Set[Identity]) -> None:
+    """Delete unreadable checkpoints and those of recorded trials; other settings of the family keep theirs."""
+    files = [*family.glob("*.safetensors")]
+    done = [file for file in files if trials_in(file) <= recorded]
+    for file in done:
+        file.unlink(missing_ok=True)
+    if len(done) == len(files):  # what else is there are damaged checkpoints that were set aside
+        shutil.rmtree(family, ignore_errors=True)
+        with suppress(OSError):  # other families have theirs
+            family.parent.rmdir()
+
+
+@dataclass
+class Finished:
+    """What a job has done: the trials that it recorded, and a line for each that failed."""
+
+    recorded: list[Identity] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+
+def run_job(job: Job) -> Finished | Lost:
+    """Train one population and record its trials. Runs in any process."""
+    try:
+        trials = Ledger(job.settings).missing(job.trials)
+        return train_and_record(trials, job) if trials else Finished()
+    except Exception as error:  # the other jobs continue
+        if os.environ.get("EAST_DEBUG"):
+            traceback.print_exc()
+        return Lost(f"{type(error).__name__}: {error}")
+
+
+def train_and_record(trials: Sequence[Trial], job: Job) -> Finished:
+    """Train trials and record them; delete a population's checkpoint once all of its trials are recorded."""
+    loaded = load(job.settings.dataset, job.settings.data_dir)
+    if trials[0].config.dataset.fingerprint not in (None, loaded.fingerprint):
+        raise data.DataError(f"{loaded.name} has changed since this command started. Rerun the command.")
+    check_code(trials[0].config)
+    splits = splits_of(loaded, trials)
+    finished, next_splits = Finished(), iter(splits)
+    for outcomes, checkpoint in trained(trials, splits, job):
+        for outcome in outcomes:
+            trial, its_splits = outcome.trial, next(next_splits)
+            name = f"{loaded.name} {trial.config.loss.name}"
+            if outcome.status == "failed":
+                finished.failures.append(f"{name} seed {trial.seed}: {outcome.error}")
+            try:
+                evaluate_and_record(outcome, its_splits, job)
+                finished.recorded.append(trial.identity)
+                if outcome.status == "done" and trial.stage == "trial" and job.settings.save_model:
+                    model = saved.from_outcome(outcome, loaded, its_splits)
+                    model.save(model_folder(trial, job.settings.results_dir))
+            except Exception as error:  # such as a full disk; the others are still recorded
+                finished.failures.append(f"{name}: {type(error).__name__}: {error}")
+                checkpoint = None
+        if checkpoint:
+            checkpoint.unlink(missing_ok=True)
+    return finished
+
+
+def trained(
+    trials: Sequence[Trial], splits: Sequence[data.Splits], job: Job
+) -> Iterator[tuple[list[Outcome], Path | None]]:
+    """The outcomes of one population after another, each with the checkpoint to delete once they are recorded."""
+    settings = job.settings
+    if trials[0].config.loss.classical:
+        return (([classical.fit(t, s, keep=settings.save_model)], None) for t, s in zip(trials, splits, strict=True))
+    return engine.train_in_turn(
+        trials,
+        splits,
+        device=settings.device,
+        checkpoint=Path(job.checkpoints),
+        progress=Path(job.heartbeat) if job.heartbeat else True,
+        tensorboard=Path(settings.results_dir) / "tensorboard" if settings.tensorboard else None,
+        compile=settings.compile,
+    )
+
+
+def evaluate_and_record(outcome: Outcome, splits: data.Splits, job: Job) -> None:
+    """Judge an outcome by the scores and decisions of its config, and record it."""
+    trial, config, settings = outcome.trial, outcome.trial.config, job.settings
+    parts = ("val", "test") if trial.stage == "trial" else ("val",)  # so that no search can choose by a test score
+    judged: Evaluation = {"confusion": {}, "scores": {}, "decisions": {}}
+    arrays = None
+    if outcome.status == "done":
+        judged = evaluated(outcome, splits, parts)
+        arrays = {f"{part}_probabilities": outcome.probabilities[part] for part in parts}
+        arrays |= {f"{part}_labels": outcome.labels[part] for part in parts}
+    record = Record(
+        config=config,
+        seed=trial.seed,
+        stage=trial.stage,
+        data={name: getattr(splits, name) for name in ("name", "fingerprint", "sizes", "index_hash")},
+        device="cpu" if config.loss.classical else describe_device(settings.device),
+        history=outcome.history,
+        best=outcome.best,
+        epochs=outcome.epochs,
+        stopped=outcome.stopped,
+        status=outcome.status,
+        error=outcome.error,
+        seconds=outcome.seconds,
+        **provenance(),
+        **judged,
+    )
+    with suppress(FileExistsError):  # another process was faster, with the same result
+        records.write(settings.results_dir, record, arrays, force=settings.force)
+
+
+def evaluated(outcome: Outcome, splits: data.Splits, parts: Sequence[str]) -> Evaluation:
+    """The scores of a finished trial on these parts; a search is judged by argmax alone."""
+    trial, trained_for = outcome.trial, None
+    loss = trial.config.loss
+    if "metric" in loss.options and not loss.classical:
+        built = build_loss(loss, splits.classes, splits.train.labels, splits.positive)
+        if loss.name == "metric" or evaluation.trains_other_metric(built):
+            trained_for = evaluation.validation_metric(built, splits.positive)
+    probabilities = {part: outcome.probabilities[part] for part in parts}
+    labels = {part: outcome.labels[part] for part in parts}
+    decisions = trial.config.decisions if trial.stage == "trial" else ()  # a search would tune them for nothing
+    return evaluation.evaluate(probabilities, labels, splits.positive, decisions, trained_for)

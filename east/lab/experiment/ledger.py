@@ -1,0 +1,62 @@
+"""Which trials of a command are already on record."""
+
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from east.lab.experiment import records
+from east.lab.experiment.records import Record
+from east.lab.settings.settings import Settings
+from east.lab.training.population import Identity, Trial
+
+
+class Ledger:
+    """Knows which trials are done, and reads records that appear while the command runs.
+
+    settings: with `force`, only trials of this command count as done; with `save_model` or `keep_probabilities`, a
+    trial without them counts as missing. scanned: records read beforehand.
+    """
+
+    def __init__(self, settings: Settings, scanned: Iterable[Record] = ()):
+        self.settings = settings
+        self.records = {} if settings.force else {record.identity: record for record in scanned}
+        self.trained: set[Identity] = set()
+
+    def find(self, trial: Trial) -> Record | None:
+        """The record of a trial, if it has a readable one."""
+        identity = trial.identity
+        if identity not in self.records and (not self.settings.force or identity in self.trained):
+            with suppress(*records.UNREADABLE):
+                self.records[identity] = records.read(self._file(trial))
+        return self.records.get(identity)
+
+    def _file(self, trial: Trial) -> Path:
+        return records.path(self.settings.results_dir, trial.config, trial.seed, trial.stage)
+
+    def missing(self, trials: Iterable[Trial]) -> list[Trial]:
+        """Trials without a record, or without the model or the probabilities that this command needs."""
+        return [trial for trial in trials if not self._complete(trial)]
+
+    def _complete(self, trial: Trial) -> bool:
+        record, file = self.find(trial), self._file(trial)
+        if record is None:
+            return records.status(file) == "newer"  # never overwritten, so training would be pointless
+        if record.status == "failed" or trial.stage == "search":
+            return True  # failures are results too: the same trial would fail again
+        if self.settings.keep_probabilities and not records.has_arrays(file):
+            return False
+        return not self.settings.save_model or model_folder(trial, self.settings.results_dir).exists()
+
+    def note_trained(self, trials: Iterable[Identity]) -> None:
+        """Note that this command has trained and recorded these trials."""
+        self.trained |= {*trials}
+
+    def ranking(self, stage: Iterable[Trial], rule: str) -> list[str]:
+        """Keys of the points of a search stage from best to worst; those that could not be trained are left out."""
+        return records.ranked((record for trial in stage if (record := self.find(trial))), rule)
+
+
+def model_folder(trial: Trial, results_dir: str | Path) -> Path:
+    """Where save_model=true saves the model of a trial."""
+    name = f"{trial.config.dataset.name}-{trial.config.loss.name}"
+    return Path(results_dir) / "models" / f"{name}-{trial.config.key}-seed{trial.seed}"

@@ -1,0 +1,221 @@
+"""A run: one dataset and one loss under a protocol, with its data loaded and its parts checked."""
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from east.choices import HERE, ConfigError, import_by_path
+from east.lab import data, display, models
+from east.lab.data.common import assign, leave_out
+from east.lab.settings.sections import DatasetSection, LossSection, Science, Split
+from east.lab.settings.settings import Settings
+from east.lab.training import classical, saved
+from east.lab.training.devices import pick_device
+from east.lab.training.evaluation import check_decisions, metric_of
+from east.lab.training.objective import build_loss
+from east.lab.training.population import Trial
+from east.lab.training.portable import can_export
+
+
+@dataclass
+class Run:
+    """The settings, the config of a trial before any search, and the `chosen` one once the search is on record."""
+
+    settings: Settings
+    science: Science
+    chosen: Science | None = field(default=None)
+    notes: tuple[str, ...] = ()  # on how its files were read
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Run":
+        """Load the data and check that all parts fit together; ConfigError or DataError otherwise."""
+        with display.activity(f"loading {settings.dataset.name}"):
+            loaded = load(settings.dataset, settings.data_dir)
+        assign(loaded, **split_options(settings.split.at(0)))  # raises if these data cannot be split this way
+        check_parts(settings, loaded)
+        science = settings.science(loaded.name, loaded.fingerprint)
+        loss, model = with_average(science.loss, loaded.positive), science.model
+        loss = loss.but(code=code_digest(loss.target, loss.options.get("metric")))
+        science = science.but(loss=loss, model=model.but(code=code_digest(model.options.get("target"))))
+        return cls(settings, science, notes=tuple(f"{loaded.name}: {note}" for note in loaded.notes))
+
+    @property
+    def name(self) -> str:
+        return f"{self.science.dataset.name} {self.science.loss.name}"
+
+    @property
+    def trials(self) -> list[Trial]:
+        """The trials of the final stage; none before the search has chosen a setting."""
+        return [Trial(self.chosen, seed) for seed in self.settings.seeds] if self.chosen else []
+
+    @property
+    def checkpoints(self) -> Path:
+        return Path(self.settings.results_dir) / "runs" / "checkpoints" / self.science.family
+
+
+def load(dataset: DatasetSection, data_dir: str | None) -> data.Data:
+    """The data of a dataset section. The last dataset is cached, since the next job usually needs it again."""
+    options = json.dumps({**dataset.options, "limit": dataset.limit})
+    return _load(dataset.loader, data_dir, options, state_of(dataset.options.get("path")))
+
+
+@lru_cache(maxsize=1)
+def _load(name: str, data_dir: str | None, options: str, state: tuple) -> data.Data:
+    return data.load(name, data_dir, **json.loads(options))
+
+
+def state_of(path: str | None) -> tuple[tuple[str, int, int], ...]:
+    """Place, time and size of a file, or of all files in a folder: a notebook may change them between two runs."""
+    if path is None:
+        return ()
+    place, states = Path(path).expanduser().absolute(), []
+    for entry in (place, *sorted(place.rglob("*"))):
+        with suppress(OSError):  # the loader reports it
+            stat = entry.stat()
+            states.append((str(entry), stat.st_mtime_ns, stat.st_size))
+    return tuple(states)
+
+
+def splits_of(loaded: data.Data, trials: Iterable[Trial]) -> list[data.Splits]:
+    """The split of each trial: one for all seeds, or a new one for each. Trials with the same rows share them."""
+    shared = cache(partial(split, loaded))
+    sections = [(trial.config.split.at(trial.seed), trial.seed) for trial in trials]
+    return [shared(section, seed % section.folds if section.folds else None) for section, seed in sections]
+
+
+def split(loaded: data.Data, section: Split, fold: int | None = None) -> data.Splits:
+    """The split of a section; early stopping ignores a fold of its validation rows."""
+    splits = data.split(loaded, **split_options(section))
+    return splits if section.folds is None or fold is None else leave_out(splits, section.folds, fold)
+
+
+def split_options(split: Split) -> dict[str, Any]:
+    """A split section as keyword arguments of data.split."""
+    return {"seed": split.seed, "fractions": split.fractions, "stratify": split.stratify}
+
+
+def with_average(loss: LossSection, positive: int | None) -> LossSection:
+    """The loss with its average resolved, if its config leaves that to the data (`average: null`)."""
+    if loss.options.get("average", "given") is not None:
+        return loss
+    return loss.but(average="macro" if positive is None else "positive")
+
+
+_imported: dict[str, tuple[object, bytes]] = {}  # module -> its spec, and its file when it was first used here
+
+
+def code_digest(*paths: str | None, edited: bool = False) -> str | None:
+    """A digest of the files with the user's own code behind dotted paths, so that trials of changed code are new ones.
+
+    The files count as they were when this process imported them. edited: whether they may have changed since; otherwise
+    a ConfigError says so. None for code of east and of installed packages.
+    """
+    state = hashlib.blake2b(digest_size=8)
+    own = False
+    for path in paths:
+        name = str(path).rpartition(".")[0]
+        module = sys.modules.get(name)
+        file = Path(getattr(module, "__file__", None) or "")
+        if not file.is_file() or HERE in file.resolve().parents or "site-packages" in file.parts:
+            continue
+        own, now, spec = True, file.read_bytes(), getattr(module, "__spec__", None)
+        if name not in _imported or _imported[name][0] is not spec:  # importlib.reload makes a new spec
+            _imported[name] = spec, now
+        if _imported[name][1] != now and not edited:
+            raise ConfigError(f"{file} has changed since it was imported. Restart Python to train with the new code.")
+        state.update(_imported[name][1])
+    return state.hexdigest() if own else None
+
+
+def check_code(config: Science) -> None:
+    """ConfigError if this process would train with other code than that in the trial's key."""
+    model = config.model.options.get("target")
+    loss = (config.loss.target, config.loss.options.get("metric"))
+    for section, paths in ((config.loss, loss), (config.model, (model,))):
+        if section.code is None:
+            continue
+        for path in paths:
+            if "." in str(path):
+                import_by_path(str(path))
+        if code_digest(*paths, edited=True) != section.code:
+            code = " or ".join(str(path) for path in paths if path)
+            raise ConfigError(f"the code of {code} has changed since this command started. Rerun the command.")
+
+
+def check_parts(settings: Settings, loaded: data.Data) -> None:
+    """Build network and loss once, so that a wrong name or a misfit with these data fails before any work."""
+    count, model = len(loaded.classes), settings.model
+    try:
+        check_decisions(settings.protocol.decisions, loaded.positive, count)
+    except ValueError as error:
+        raise ConfigError(f"protocol.decisions: {error}") from error
+    if settings.loss.classical:
+        if settings.save_model and not can_export(import_by_path(settings.loss.target)):
+            raise ConfigError(f"save_model=true: loss={settings.loss.name} cannot be saved; logistic, boosting, rf can")
+        try:
+            classical.build(settings.loss)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(str(error)) from error
+        return
+    try:
+        check_network(settings, loaded)
+        loss = build_loss(settings.loss, loaded.classes, torch.arange(count), loaded.positive)
+        loss(torch.zeros(count, model.outputs or count), torch.arange(count))
+        if settings.protocol.stop_by not in (None, "loss"):
+            metric_of(settings.protocol.stop_by, loaded.positive)
+    except (ValueError, TypeError, ImportError, RuntimeError, OSError) as error:
+        raise ConfigError(str(error)) from error
+
+
+def check_network(settings: Settings, loaded: data.Data) -> None:
+    """Refuse a network without a logit per class (or a single one for two classes), or that could not be saved."""
+    count, model, shape = len(loaded.classes), settings.model, loaded.inputs.shape[1:]
+    allowed = (2, 1) if count == 2 else (count,)
+    if model.outputs == 1 and count > 2:
+        raise ConfigError(f"model={model.name} has a single output, for two classes; {loaded.name} has {count}")
+    if model.outputs not in (None, *allowed):
+        choices = ", ".join(map(str, allowed))
+        raise ConfigError(
+            f"model.outputs={model.outputs}: {loaded.name} has {count} classes; expected null or {choices}"
+        )
+    device, target = planned_device(settings), model.options.get("target")
+    net = models.build(model, shape, count, settings.hyper.dropout or 0.0)
+    if target is None:
+        return
+    if settings.save_model:
+        try:
+            saved.check_custom(target)
+        except data.DataError as error:
+            raise ConfigError(f"save_model=true: {error}") from error
+    if device.type == "cuda" and not torch.cuda.is_available():  # it is elsewhere
+        return
+    rows = torch.zeros(2, *shape, device=device)
+    try:
+        with torch.no_grad():
+            logits = net.to(device).eval()(rows)
+    except Exception as error:  # it is the user's code
+        reason = f"{type(error).__name__}: {error}"
+        raise ConfigError(f"model.target={target}: it fails for inputs {list(rows.shape)}; {reason}") from error
+    if not isinstance(logits, torch.Tensor) or logits.shape[:1] != (2,) or logits.shape[-1] not in allowed:
+        got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise ConfigError(
+            f"model.target={target}: expected logits [n, {count}], one for each class of {loaded.name}, got {got} for "
+            "n=2; its last layer needs as many units as its argument `outputs` says"
+        )
+
+
+def planned_device(settings: Settings) -> torch.device:
+    """The device of the trials. One of a cluster may not exist on this machine; its workers find it."""
+    executor = settings.executor
+    on_cluster = executor.name == "submitit" and executor.cluster != "local"
+    if executor.gpus or (on_cluster and settings.device.startswith("cuda")):
+        return torch.device("cuda")
+    return pick_device(settings.device)

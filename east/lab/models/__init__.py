@@ -1,0 +1,88 @@
+"""Networks as ordinary modules, and `Stack`, which holds a population of them in one tensor.
+
+net = east.lab.models.build(ModelSection(name="mlp", hidden=[512, 256, 128]), inputs_shape=(6,), outputs=2)
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from math import prod
+from typing import Any
+
+from torch import nn
+
+from east.choices import choose, import_by_path
+from east.lab.models.darknet import DARKNET19, TINY, Darknet
+from east.lab.models.gnn import GNN
+from east.lab.models.mlp import MLP
+from east.lab.models.stack import Stack
+from east.lab.settings.sections import ModelSection
+
+__all__ = ["GNN", "MLP", "MODELS", "TOGETHER", "Darknet", "Stack", "build"]
+
+
+def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropout: float = 0.0) -> nn.Module:
+    """The network of a config's `model` section, freshly initialised from torch's global generator.
+
+    inputs_shape: of one sample. outputs: the number of classes; `model.outputs` overrides it, and 1 means a single
+    logit. Dropout has no parameters, so a trained state fits a network of any dropout rate. A config with a `target`
+    names its class; the others are in MODELS.
+    """
+    name = "custom" if "target" in model.options else choose("model", model.name, MODELS)
+    return MODELS[name](tuple(inputs_shape), model.outputs or outputs, dropout, **model.options)
+
+
+def _mlp(shape: tuple[int, ...], outputs: int, dropout: float, hidden: Sequence[int]) -> nn.Module:
+    if not all(isinstance(width, int) and width > 0 for width in hidden):
+        raise ValueError(f"model.hidden: expected widths of at least 1, such as [256,128], got {list(hidden)}")
+    return MLP(prod(shape), hidden, outputs, dropout)
+
+
+def _darknet19(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -> nn.Module:
+    _check_images("darknet19", shape)
+    return Darknet(DARKNET19, outputs, dropout, **options)
+
+
+def _tiny_darknet(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -> nn.Module:
+    _check_images("tiny_darknet", shape)
+    return Darknet(TINY, outputs, dropout, **options)
+
+
+def _check_images(model: str, shape: tuple[int, ...]) -> None:
+    if len(shape) != 3 or shape[0] != 3:
+        raise ValueError(f"model {model!r} expects images [3, height, width], got samples of shape {list(shape)}")
+
+
+def _gnn(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -> nn.Module:
+    if len(shape) != 2:
+        raise ValueError(f"model 'gnn' expects graphs [nodes, features], got samples of shape {list(shape)}")
+    return GNN(shape[-1], outputs, dropout=dropout, **options)
+
+
+def _custom(
+    shape: tuple[int, ...], outputs: int, dropout: float, target: str, parameters: Mapping[str, Any] | None = None
+) -> nn.Module:
+    """A user's network: `target` is the dotted path of a class or function, called as
+    Net(inputs_shape=…, outputs=…, **parameters), and with `dropout` if it has a parameter of that name."""
+    net = import_by_path(target)
+    arguments = dict(parameters or {})
+    is_class = isinstance(net, type) and issubclass(net, nn.Module)
+    is_function = inspect.isfunction(net) and {"inputs_shape", "outputs"} <= inspect.signature(net).parameters.keys()
+    if not (is_class or is_function):
+        raise ValueError(
+            f"model.target={target}: expected a subclass of torch.nn.Module, or a function of inputs_shape and "
+            f"outputs, got {net!r}"
+        )
+    if "dropout" in inspect.signature(net).parameters:
+        arguments.setdefault("dropout", dropout)
+    return net(inputs_shape=shape, outputs=outputs, **arguments)
+
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "custom": _custom,
+    "darknet19": _darknet19,
+    "gnn": _gnn,
+    "mlp": _mlp,
+    "mlp_btg": _mlp,
+    "tiny_darknet": _tiny_darknet,
+}
+TOGETHER = ("mlp", "mlp_btg")  # models that a Stack computes many at a time

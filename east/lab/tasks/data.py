@@ -1,0 +1,19 @@
+"""task=data: fetch, verify and describe a dataset, or list them all."""
+
+from east.lab import data
+from east.lab.experiment.runs import load, split_options
+from east.lab.settings import compose
+from east.lab.settings.command import Command
+
+
+def main(command: Command) -> int:
+    if command.get("dataset") == "all":
+        compose.settings(command.without("dataset"))  # rejects mistakes in the rest of the command
+        print(data.catalogue_text(data.catalogue()))
+        return 0
+    for settings in compose.all_settings(command):
+        loaded = load(settings.dataset, settings.data_dir)
+        print(data.describe_text(data.describe(loaded, **split_options(settings.split.at(0)))))
+        if settings.split.seed == "trial":
+            print("split.seed=trial: every trial has its own split; the sizes are those of split.seed=0")
+    return 0

@@ -1,0 +1,123 @@
+"""task=evaluate: score a saved model on labelled rows: all scores with intervals, confusion matrix, and a page."""
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from east import decisions
+from east.choices import printable
+from east.lab import data, display
+from east.lab.data import files, images
+from east.lab.data.columns import words
+from east.lab.data.common import DataError, shown
+from east.lab.files import result_folder
+from east.lab.reporting import writers
+from east.lab.reporting.comparison import INTERVAL, Estimate, JudgedPart, rank_samples, resampled, scores_of
+from east.lab.reporting.pages import compare as page
+from east.lab.settings import compose
+from east.lab.settings.command import Command
+from east.lab.training import saved
+from east.lab.training.evaluation import metric_of
+from east.lab.training.saved import Model
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """Rows with known classes, as the model sees them. frame: the original rows, for the report."""
+
+    probabilities: np.ndarray  # [n, d]
+    labels: np.ndarray  # int64 [n]
+    frame: pd.DataFrame
+
+
+def main(command: Command) -> int:
+    settings = compose.settings(command)
+    path, rows = settings.required(("checkpoint", "input"), "a saved model, and labelled rows")
+    model = saved.load(path, settings.device, settings.trust)
+    saved.refuse_graphs(model)
+    source = Path(rows).expanduser()
+    labelled = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
+    p, rule = torch.from_numpy(labelled.probabilities), model.rule
+    part = JudgedPart(p, torch.from_numpy(labelled.labels), rule.decide(p), 0.0)
+    positive = model.about["positive"]
+    with display.activity("scoring"):
+        scores = with_intervals(part, positive)
+    checkpoint = Path(path).expanduser().resolve()
+    model_name = checkpoint.parent.name if checkpoint.name == "model" else checkpoint.name  # a comparison's is "model"
+    made_from = {"checkpoint": str(checkpoint), "input": str(source.resolve())}
+    parent, name = Path(settings.results_dir) / "evaluate", source.name.partition(".")[0]
+    folder = result_folder(parent, name, model_name, made_from)
+    classes = tuple(map(printable, model.classes))  # class names of a downloaded model may hold control characters
+    scored = page.Scored(part, rule, classes, positive, labelled.frame)
+    typed = shlex.join(["east-run", *command.words])
+    title = f"{model_name} on {source.name}: {len(labelled.labels):,} rows"
+    page.write_evaluation(folder, title, scored, scores, typed)
+    print(writers.aligned([["", "value", "95 % interval"], *([name, *score.cells] for name, score in scores.items())]))
+    print(f"\nconfusion matrix of {len(labelled.labels):,} rows, true classes in rows\n{matrix(scored)}")
+    print(f"decides by: {decisions.explained(rule, classes)}\nreport: {folder / 'report.html'}")
+    return 0
+
+
+def labelled_rows(model: Model, source: Path) -> Labelled:
+    """Read a file with the training columns, including the target."""
+    if model.about["kind"] != "table":
+        raise DataError(f"this model takes {model.about['kind']}s: expected input=FOLDER, got {source}")
+    encoding = data.Encoding.from_json(model.about["encoding"])
+    if encoding.target is None:
+        raise DataError("this model was not trained on a file, so no column holds its classes")
+    frame = files.read(source, encoding.delimiter, encoding.text_columns, encoding.decimals)
+    if encoding.target not in frame:
+        raise DataError(f"{source}: expected the labels in a column {encoding.target!r}, as in training; it is missing")
+    empty = frame[encoding.target].isna()
+    if empty.any():
+        raise DataError(f"{source}: the label {encoding.target!r} is missing in {int(empty.sum()):,} rows")
+    labels = numbered(model, words(frame[encoding.target]), source)
+    return Labelled(model.predict_proba(frame), labels, frame.drop(columns=encoding.target).reset_index(drop=True))
+
+
+def labelled_images(model: Model, source: Path) -> Labelled:
+    """Read images from one folder per class."""
+    if model.about["kind"] != "image":
+        raise DataError(f"this model takes {model.about['kind']}s: expected input=FILE, got the folder {source}")
+    image_files = images.find(source)
+    if not image_files:
+        raise DataError(f"{source} has no images")
+    paths = [file.relative_to(source) for file in image_files]
+    labels = numbered(model, np.array([path.parts[0] for path in paths], dtype=object), source)
+    size, at_once = model.about["inputs_shape"][-1], saved.IMAGES
+    batches = (image_files[k : k + at_once] for k in range(0, len(image_files), at_once))
+    probabilities = np.concatenate([model.predict_proba(images.decode(batch, size)) for batch in batches])
+    return Labelled(probabilities, labels, pd.DataFrame({"file": [str(path) for path in paths]}))
+
+
+def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
+    """Class names as class numbers."""
+    if not len(names):
+        raise DataError(f"{source} has no rows")
+    number = {name: k for k, name in enumerate(model.classes)}
+    unknown = sorted({str(name) for name in names} - set(number))
+    if unknown:
+        known = ", ".join(shown(name, quoted=False) for name in model.classes[:10])
+        raise DataError(f"{source}: the model does not know the class {shown(unknown[0])}; it knows {known}")
+    return np.array([number[str(name)] for name in names])
+
+
+def with_intervals(part: JudgedPart, positive: int | None) -> dict[str, Estimate]:
+    """The usual scores with bootstrap intervals."""
+    values = {name: value for name, value in scores_of(part, positive).items() if value is not None}
+    samples = rank_samples(part, positive) if "auroc" in values else {}
+    samples |= {name: resampled([[part]], metric_of(name, positive))[0] for name in values if name not in samples}
+    return {name: Estimate(value, *np.nanquantile(samples[name], INTERVAL).tolist()) for name, value in values.items()}
+
+
+def matrix(scored: page.Scored) -> str:
+    """The confusion matrix as text; with many classes it is only in the report."""
+    if len(scored.classes) > page.MATRIX:
+        return f"{len(scored.classes)} classes: see the report"
+    counts = scored.part.confusion.matrix.round().long().tolist()
+    rows = [[name, *map(str, row)] for name, row in zip(scored.classes, counts, strict=True)]
+    return writers.aligned([["", *scored.classes], *rows])

@@ -1,0 +1,355 @@
+"""What a command will do and how long that will take, without downloading anything."""
+
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from statistics import mean, median
+from typing import TypeVar
+
+import torch
+
+from east.choices import ConfigError
+from east.lab import data, display
+from east.lab.data import DataError
+from east.lab.data.common import assign
+from east.lab.data.sources import folders
+from east.lab.display import duration
+from east.lab.experiment import executors, protocols
+from east.lab.experiment.executors import Place
+from east.lab.experiment.runs import Run, load, planned_device, split_options
+from east.lab.experiment.scheduler import Progress, ledger_of
+from east.lab.reporting import tables, writers
+from east.lab.settings.sections import Science
+from east.lab.settings.settings import Settings
+from east.lab.training import timing
+from east.lab.training.devices import pick_device
+from east.lab.training.timing import Size
+
+T = TypeVar("T")
+MINUTE, DAY = 60, 86400
+SMALL = 100_000  # row visits; fewer take under a minute on any machine and are not timed
+SHORTER = ("budget", "lean", "quick")  # presets, longest first
+# Sizes of the papers' datasets, to plan before downloading them.
+SIZES = {
+    "adult": Size(26_048, (13,), 2),
+    "adult_released": Size(26_048, (13,), 2),
+    "caltech256": Size(19_588, (3, 64, 64), 257, "image"),
+    "cifar10": Size(40_000, (3, 32, 32), 10, "image"),
+    "cifar10_frog": Size(40_000, (3, 32, 32), 2, "image"),
+    "cifar10_transportation": Size(40_000, (3, 32, 32), 2, "image"),
+    "cocktailparty": Size(3_072, (22,), 2),
+    "kaggle": Size(182_276, (29,), 2),
+    "mammography": Size(7_156, (6,), 2),
+}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One run of a plan. `run` is None if its data are not here yet; without a size it is not timed."""
+
+    settings: Settings
+    run: Run | None
+    size: Size | None
+    done: Counter[str]  # trainings on record, by stage
+    epochs: float | None = None  # that similar trials took, if any are on record
+
+    @property
+    def science(self) -> Science:
+        return self.run.science if self.run else self.settings.science(self.settings.dataset.name, None)
+
+    @property
+    def todo(self) -> tuple[int, int]:
+        """Number of search trainings and of trials that are not on record."""
+        searches, trials = protocols.searches(self.settings), self.settings.trial_count
+        return searches - self.done["search"], trials - self.done["trial"]
+
+    @property
+    def visits(self) -> float:
+        """Rows times epochs of all trainings that are left."""
+        if self.size is None:
+            return 0
+        return sum(self.todo) * self.size.rows * self.epochs_per_trial(self.science, self.size)
+
+    def epochs_per_trial(self, config: Science, size: Size) -> float:
+        return self.epochs or timing.usual_epochs(config, size)
+
+    def seconds(self, of_trial: Callable[[Science, Size, float], float]) -> float | None:
+        """Seconds of all trainings one after another, assuming that a trial takes as long as a search point."""
+        if self.settings.loss.classical or self.size is None:
+            return None if any(self.todo) else 0.0
+        grid = self.settings.grid() if self.settings.searched else [{}]
+        points = [self.science.with_grid_point(point) for point in grid]
+        each = [of_trial(point, self.size, self.epochs_per_trial(point, self.size)) for point in points]
+        rounds = protocols.rounds(self.settings)
+        epochs = self.epochs_per_trial(points[0], self.size)
+        whole_trainings = protocols.whole_searches(self.settings, epochs)
+        searches = sum(count for _, count in rounds) or 1
+        search, trials = self.todo
+        return mean(each) * (search * whole_trainings / searches + trials)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The runs of a command. `shorter` gives the settings of the same command under another preset."""
+
+    items: Sequence[Item]
+    place: Place
+    shorter: Callable[[str], Sequence[Settings]]
+
+    @property
+    def settings(self) -> Settings:
+        return self.items[0].settings
+
+    @property
+    def width(self) -> int:
+        """How many trainings run at once."""
+        if self.place.executor.name in ("ray", "submitit"):
+            return self.place.parallel
+        return max(1, min(self.place.parallel, sum(sum(item.todo) for item in self.items)))
+
+    @property
+    def device(self) -> torch.device:
+        """Where steps are timed: on a cluster's kind of device, if this machine has it."""
+        planned = planned_device(self.settings)
+        return pick_device("auto") if planned.type == "cuda" and not torch.cuda.is_available() else planned
+
+    def costs(self) -> list[float | None]:
+        """Seconds of each run on one slot of this machine; None if unknown."""
+        if all(item.size and item.size.kind == "table" for item in self.items):
+            visits = sum(item.visits for item in self.items)
+            if visits < SMALL:
+                return [MINUTE * item.visits / SMALL for item in self.items]
+        with one_thread(self.width > 1), display.activity("timing a few steps"):
+            of_trial = partial(timing.trial_seconds, device=self.device)
+            return [item.seconds(of_trial) for item in self.items]
+
+    def on_gpu(self) -> float:
+        """Seconds on one GPU, computed from FLOPs instead of measured."""
+        return sum(item.seconds(timing.gpu_seconds) or 0 for item in self.items)
+
+    def runs(self, failures: list[str] | None = None) -> list[Run]:
+        """Every run with its data, downloaded if necessary.
+
+        failures: gets a line for every run that cannot be carried out; without it, the first one raises.
+        """
+        runs = [item.run or attempted(item.settings, Run.of, failures) for item in self.items]
+        return [run for run in runs if run]
+
+    def text(self) -> str:
+        """The plan as a table: what is done and how long the rest takes, on one slot."""
+        lines = [("", "search", "trials", "time left" if self.width == 1 else "time left, one at a time")]
+        costs = self.costs()
+        for name, item, cost in zip(names(self.items), self.items, costs, strict=True):
+            searches, trials = protocols.searches(item.settings), item.settings.trial_count
+            searched = f"{item.done['search']} of {searches}" if searches else "none"
+            note = "" if item.run else ", data not downloaded yet"
+            left = f"{'not timed' if cost is None else duration(cost)}{note}"
+            lines.append((name, searched, f"{item.done['trial']} of {trials}", left))
+        known = [cost for cost in costs if cost is not None]
+        total = f"time left: about {duration(sum(known) / self.width)} on this machine, {slots(self.width)}"
+        untimed = costs.count(None)
+        if untimed:
+            total += f"; {untimed} {'runs are' if untimed > 1 else 'run is'} not timed"
+        return f"{writers.aligned(lines)}\n{total}"
+
+    def confirmed(self) -> float:
+        """Print the estimate if it is more than a minute, and return the seconds. ConfigError if the user declines.
+
+        More than a day on a CPU must be confirmed: at a prompt, or by yes=true if there is no terminal.
+        """
+        executor = self.place.executor
+        seconds = sum(cost for cost in self.costs() if cost is not None) / self.width
+        if executor.gpus:
+            seconds = self.on_gpu() / self.width
+        if seconds < MINUTE:
+            return seconds
+        line = f"{self.amount()}: about {duration(seconds)} {self.where()}."
+        too_long = seconds > DAY and self.device.type == "cpu" and not executor.gpus
+        if not too_long:
+            display.say(line, sys.stdout)
+            return seconds
+        confirm(f"{line} {self.instead(seconds)}", self.settings.yes)
+        return seconds
+
+    def amount(self) -> str:
+        """How much there is to train."""
+        search, trials = (sum(counts) for counts in zip(*(item.todo for item in self.items), strict=True))
+        nets = ", ".join(dict.fromkeys(item.science.model.name for item in self.items))
+        units = ((search, "search training"), (trials, "trial"))
+        parts = [f"{count} {unit}{'s' if count > 1 else ''}" for count, unit in units if count]
+        return f"{' and '.join(parts) or 'nothing'} of {nets}"
+
+    def where(self) -> str:
+        executor = self.place.executor
+        if executor.gpus:
+            return f"on GPUs ({slots(self.width)}, {assumed()})"
+        if executor.name in ("ray", "submitit"):
+            return f"on cores as fast as this machine's ({slots(self.width)})"
+        return f"on this machine ({self.device.type}, {slots(self.width)})"
+
+    def instead(self, seconds: float) -> str:
+        """Suggest alternatives to a plan that takes far too long."""
+        options = []
+        for preset in SHORTER:
+            try:
+                other = made(self.shorter(preset))
+            except ConfigError:  # this command does not work under that preset
+                continue
+            shorter = sum(cost for cost in other.costs() if cost is not None) / other.width
+            if shorter < min(seconds / 2, DAY):
+                options.append(f"preset={preset} takes about {duration(shorter)}")
+        options.append(f"one GPU would take about {duration(self.on_gpu())} ({assumed()})")
+        return f"Instead: {'; '.join(options)}."
+
+
+def confirm(line: str, yes: bool) -> None:
+    """Ask whether to start what this line says, unless `yes`; ConfigError if the user declines or cannot be asked."""
+    if yes:
+        display.say(line, sys.stdout)
+    elif not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"{line}\nyes=true starts it anyway.")
+    else:
+        display.say(line)
+        if input("Start anyway? [y/N] ").strip().lower() not in ("y", "yes"):
+            raise ConfigError("not started")
+
+
+def assumed() -> str:
+    return f"calculated with {timing.GPU_FLOPS / 1e12:.0f} TFLOP/s"
+
+
+def slots(count: int) -> str:
+    return f"{count} at once" if count > 1 else "one at a time"
+
+
+@contextmanager
+def one_thread(single: bool) -> Iterator[None]:
+    """Limit torch to one thread, as in a worker."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1 if single else before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def made(
+    settings: Sequence[Settings],
+    shorter: Callable[[str], Sequence[Settings]] = lambda preset: (),
+    failures: list[str] | None = None,
+) -> Plan:
+    """The plan of the runs with these settings. Missing data are not downloaded.
+
+    shorter: the settings of the same command under another preset, or none.
+    failures: gets a line for every run that cannot be carried out; without it, the first one raises.
+    """
+    if not settings:
+        raise ConfigError("nothing to do")
+    items = [item for of_run in settings if (item := attempted(of_run, item_of, failures))]
+    runs = [item.run for item in items if item.run]
+    if runs:
+        items = with_records(items, runs)
+    much_work = any(of_run.preset.name != "quick" for of_run in settings)
+    return Plan(items, executors.choose_place(settings[0], much_work), shorter)
+
+
+def attempted(settings: Settings, make: Callable[[Settings], T], failures: list[str] | None) -> T | None:
+    """`make(settings)`, or None and a line in `failures` if that is not possible."""
+    try:
+        return make(settings)
+    except (DataError, ConfigError) as error:
+        if failures is None:
+            raise
+        failures.append(f"{settings.dataset.name} {settings.loss.name}: {str(error).splitlines()[0]}")
+        return None
+
+
+def item_of(settings: Settings) -> Item:
+    """A run, with its data if they need no download."""
+    downloadable = bool(data.datasets()[settings.dataset.loader].needs)
+    folders(settings.data_dir)  # fails if the user's does not exist
+    try:
+        with offline(downloadable):
+            run = Run.of(settings)
+    except DataError:
+        if not downloadable:
+            raise
+        return Item(settings, None, size_of(settings), Counter())
+    loaded = load(settings.dataset, settings.data_dir)
+    rows = len(assign(loaded, **split_options(settings.split.at(0)))[0])
+    return Item(settings, run, Size.of(loaded, rows), Counter())
+
+
+@contextmanager
+def offline(disable: bool) -> Iterator[None]:
+    """Disable downloads in this block if `disable`."""
+    before = os.environ.get("EAST_OFFLINE")
+    if disable:
+        os.environ["EAST_OFFLINE"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop("EAST_OFFLINE", None)
+        else:
+            os.environ["EAST_OFFLINE"] = before
+
+
+def size_of(settings: Settings) -> Size | None:
+    """The size of a dataset that is not downloaded yet, if known."""
+    size, dataset = SIZES.get(settings.dataset.loader), settings.dataset
+    if size is None:
+        return None
+    if "size" in dataset.options:
+        size = replace(size, shape=(3, int(dataset.options["size"]), int(dataset.options["size"])))
+    return size if dataset.limit is None else replace(size, rows=min(size.rows, round(0.64 * dataset.limit)))
+
+
+def with_records(items: Sequence[Item], runs: Sequence[Run]) -> list[Item]:
+    """The items with what is on record: finished trainings, and the epochs that similar trials took."""
+    ledger = ledger_of(runs)
+    epochs: dict[tuple, list[int]] = {}
+    for record in ledger.records.values():
+        if record.status == "done" and record.epochs:
+            epochs.setdefault(similarity_key(record.config), []).append(record.epochs)
+    result = []
+    for item in items:
+        if item.run is None:
+            result.append(item)
+            continue
+        progress, done = Progress(item.run, ledger), Counter[str]()
+        while True:
+            missing = progress.missing()
+            done[progress.stage[0].stage] += len(progress.stage) - len(missing)
+            if missing or not progress.advance():
+                break
+        similar = epochs.get(similarity_key(item.run.science))
+        result.append(replace(item, done=done, epochs=median(similar) if similar else None))
+    return result
+
+
+def similarity_key(config: Science) -> tuple:
+    """A key shared by trials that should take about as many epochs."""
+    protocol = config.protocol
+    return (
+        *(config.dataset.name, config.dataset.limit, config.model.name, config.loss.name),
+        *(protocol.patience, protocol.stage_epochs, protocol.max_epochs),
+    )
+
+
+def names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
+    """Names of runs, with as many of their settings as it takes to tell them apart."""
+    sciences = [item.science for item in items]
+    by_name: dict[str, list[Science]] = {}
+    for science in sciences:
+        by_name.setdefault(name(science), []).append(science)
+    labels = {shared: iter(tables.labels(shared, group)) for shared, group in by_name.items()}
+    return [next(labels[name(science)]) for science in sciences]
+
+
+def name(science: Science) -> str:
+    return f"{science.dataset.name} {science.loss.name}"

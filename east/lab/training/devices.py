@@ -1,0 +1,28 @@
+"""The device that a trial runs on."""
+
+import torch
+
+from east.choices import ConfigError, choose
+from east.lab.settings.settings import DEVICES
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of that name; `auto` is the fastest available."""
+    kind = choose("device", name.partition(":")[0], DEVICES)
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    if kind == "auto":
+        name = kind = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
+    if not available[kind]:
+        raise ConfigError(
+            f"device {name!r} is not available here; choices: {', '.join(k for k in available if available[k])}"
+        )
+    return torch.device(name)
+
+
+def describe_device(device: str = "auto") -> str:
+    """The device as records name it: for CUDA with its model, and whether matrix products are rounded to TF32."""
+    chosen = pick_device(device)
+    if chosen.type != "cuda":
+        return chosen.type
+    tf32 = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
+    return f"cuda ({torch.cuda.get_device_name(chosen)}, tf32 {tf32})"

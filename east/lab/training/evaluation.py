@@ -1,0 +1,206 @@
+"""From probabilities to confusion matrices, scores and decisions. NumPy arrays in, plain JSON types out (or `Cells`).
+
+Decisions: always argmax; on request `thresholds` (Bridging the Gap's mean over 0.1 ... 0.9), `logit_thresholds` (the
+same numbers applied to logits, as in its released code), `plugin_<metric>`, the rule tuned for that metric on
+validation, and `expected_<metric>`, the best rule according to the probabilities on validation, without its labels.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from sklearn.metrics import average_precision_score, roc_auc_score
+from torch import Tensor, nn
+
+from east import metrics
+from east.choices import choose
+from east.confusion import Confusion
+from east.decisions import expected, tuned
+from east.lab.training.scores import DENSE_CLASSES, Cells, Evaluation, Judged, JudgedRule, Matrix, Scores
+from east.losses import AUROCLoss, MetricCrossEntropy, MetricLoss
+
+THRESHOLDS = [k / 10 for k in range(1, 10)]
+AVERAGED = {"thresholds": THRESHOLDS, "logit_thresholds": torch.tensor(THRESHOLDS).sigmoid().tolist()}
+SCORED = (metrics.f1, metrics.accuracy, metrics.balanced_accuracy, metrics.mcc, metrics.gmean)  # by `scores`
+PLUGIN, EXPECTED = "plugin_", "expected_"
+
+
+def evaluate(
+    probabilities: Mapping[str, np.ndarray],
+    labels: Mapping[str, np.ndarray],
+    positive: int | None,
+    decisions: Sequence[str] = (),
+    trained_for: Callable[[Confusion], Tensor] | None = None,
+) -> Evaluation:
+    """Everything a record says about predictions.
+
+    probabilities, labels: {"val": [n, d], "test": ...} and {"val": [n], ...}; a search has no test part. positive:
+    index of the positive class, or None. Rules are tuned on val alone. trained_for: a metric to add to the scores
+    under the name `trained_for`.
+    """
+    truth = {part: torch.as_tensor(values) for part, values in labels.items()}
+    tensors = {part: torch.as_tensor(values) for part, values in probabilities.items()}
+    ranking = {part: rank_scores(tensors[part], truth[part], positive) for part in tensors}
+
+    def all_scores(c: Confusion, part: str) -> Scores:
+        extra: Scores = {"trained_for": float(trained_for(c))} if trained_for else {}
+        return scores(c, positive) | ranking[part] | extra
+
+    def judge(predicted: Mapping[str, Tensor]) -> Judged:
+        classes = tensors["val"].shape[-1]
+        confusions = {part: Confusion.from_predictions(predicted[part], truth[part], classes) for part in predicted}
+        return {
+            "confusion": {part: matrix_of(predicted[part], truth[part], classes) for part in predicted},
+            "scores": {part: all_scores(c, part) for part, c in confusions.items()},
+        }
+
+    result: Evaluation = {**judge({part: p.argmax(-1) for part, p in tensors.items()}), "decisions": {}}
+    for name in decisions:
+        if name in AVERAGED:
+            result["decisions"][name] = over_thresholds(tensors, truth, positive, AVERAGED[name])
+        else:
+            metric = decision_metric(name, positive)
+            with_labels = name.startswith(PLUGIN)
+            val = tensors["val"]
+            rule = tuned(val, truth["val"], metric, positive) if with_labels else expected(val, metric, positive)
+            predicted = {part: rule.decide(p) for part, p in tensors.items()}
+            result["decisions"][name] = {"rule": rule.to_json(), **judge(predicted)}
+    return result
+
+
+def scores(c: Confusion, positive: int | None) -> Scores:
+    """The scores of one hard confusion. `auroc_thresholded` is the area under the ROC curve of the 0/1 decisions."""
+    return {
+        "f1_pos": None if positive is None else float(metrics.f1(c, average="positive", positive=positive)),
+        "f1_macro": float(metrics.f1(c)),
+        "accuracy": float(metrics.accuracy(c)),
+        "balanced_accuracy": float(metrics.balanced_accuracy(c)),
+        "mcc": float(metrics.mcc(c)),
+        "gmean": float(metrics.gmean(c)),
+        "auroc_thresholded": float(auroc_thresholded(c, positive)),
+        "precision": metrics.precision(c, average="none").tolist(),
+        "recall": metrics.recall(c, average="none").tolist(),
+    }
+
+
+def rank_scores(probabilities: Tensor, labels: Tensor, positive: int | None) -> Scores:
+    """Scores that depend only on the ranking: of the positive class, or the mean over classes of one against the rest.
+
+    Classes without samples are left out; None if that leaves nothing to rank.
+    """
+    targets = [positive] if positive is not None else range(probabilities.shape[-1])
+    pairs = [(probabilities[:, k].double().numpy(), (labels == k).numpy()) for k in targets]
+    pairs = [(values, truth) for values, truth in pairs if truth.any() and not truth.all()]
+    if not pairs:
+        return {"auroc": None, "average_precision": None}
+    return {
+        "auroc": float(np.mean([roc_auc_score(truth, values) for values, truth in pairs])),
+        "average_precision": float(np.mean([average_precision_score(truth, values) for values, truth in pairs])),
+    }
+
+
+def auroc_thresholded(c: Confusion, positive: int | None) -> Tensor:
+    """(recall + specificity) / 2 of the positive class, or its mean over classes."""
+    average = {"average": "macro"} if positive is None else {"average": "positive", "positive": positive}
+    return (metrics.recall(c, **average) + metrics.specificity(c, **average)) / 2
+
+
+def over_thresholds(
+    probabilities: Mapping[str, Tensor],
+    labels: Mapping[str, Tensor],
+    positive: int | None,
+    thresholds: Sequence[float] = THRESHOLDS,
+) -> JudgedRule:
+    """Confusions at `p >= t` for every threshold, and the mean of each score over them. Section 5, Bridging the Gap."""
+    if positive is None or probabilities["val"].shape[-1] != 2:
+        raise ValueError(f"decision 'thresholds' is for two classes, got {probabilities['val'].shape[-1]}")
+    result: JudgedRule = {"at": list(thresholds), "confusion": {}, "scores": {}}
+    for part, p in probabilities.items():
+        at = torch.tensor(thresholds, dtype=p.dtype)[:, None]
+        predicted = torch.where(p[:, positive] >= at, positive, 1 - positive)
+        confusions = Confusion.from_predictions(predicted, labels[part], 2)
+        fbeta = partial(metrics.fbeta, confusions, average="positive", positive=positive)
+        values = {
+            "f1_pos": fbeta(1.0),
+            "f2_pos": fbeta(2.0),
+            "f3_pos": fbeta(3.0),
+            "f1_macro": metrics.f1(confusions),
+            "accuracy": metrics.accuracy(confusions),
+            "balanced_accuracy": metrics.balanced_accuracy(confusions),
+            "mcc": metrics.mcc(confusions),
+            "auroc_thresholded": auroc_thresholded(confusions, positive),
+        }
+        result["confusion"][part] = counts(confusions)
+        result["scores"][part] = {name: float(value.mean()) for name, value in values.items()}
+    return result
+
+
+def check_decisions(decisions: Sequence[str], positive: int | None, classes: int) -> None:
+    """Raise ValueError for decisions that `evaluate` does not know or that these classes do not allow."""
+    for name in decisions:
+        if name not in AVERAGED:
+            decision_metric(name, positive)
+        elif positive is None or classes != 2:
+            raise ValueError(f"decision {name!r} is for two classes, got {classes}")
+
+
+def decision_metric(decision: str, positive: int | None) -> Callable[[Confusion], Tensor]:
+    """The metric that plugin_<metric> or expected_<metric> maximises; of the positive class where there is one."""
+    choose("decision", decision, [*AVERAGED, *(kind + name for kind in (PLUGIN, EXPECTED) for name in tunable())])
+    return metric_of(decision.removeprefix(PLUGIN).removeprefix(EXPECTED), positive)
+
+
+def tunable() -> list[str]:
+    """Metrics that a rule can be tuned for: all but `cost`, which needs a matrix of costs."""
+    return [name for name in metrics.METRICS if name != "cost"]
+
+
+def metric_of(name: str, positive: int | None) -> Callable[[Confusion], Tensor]:
+    """A metric by name; without an average in the name, of the positive class where the data have one."""
+    if "." in name:  # a user's own function: refused with the choices
+        choose("metric", name, tunable())
+    metric, parameters = metrics.parse(name)
+    choose("metric", metric.__name__, tunable())
+    if positive is not None and "average" in inspect.signature(metric).parameters:
+        parameters.setdefault("average", "positive")
+    if parameters.get("average") == "positive":
+        if positive is None:
+            raise ValueError(f"{name}: expected data with a positive class: two classes, or dataset.positive=…")
+        parameters["positive"] = positive
+    return partial(metric, **parameters)
+
+
+def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confusion], Tensor]:
+    """M in `val_metric` = 1 - M(hard validation confusion), which is comparable across temperatures.
+
+    A metric loss is judged by its own metric, the AUROC loss by the AUROC of its decisions (balanced accuracy), every
+    other loss by F1: of the positive class where there is one, else macro.
+    """
+    if isinstance(loss, AUROCLoss):
+        return metrics.balanced_accuracy
+    if isinstance(loss, MetricLoss | MetricCrossEntropy):
+        return partial(loss.metric, **loss.metric_parameters)
+    return metric_of("f1", positive)
+
+
+def trains_other_metric(loss: nn.Module) -> bool:
+    """Whether the loss trains a metric that is not among the scores of every record."""
+    if not isinstance(loss, MetricLoss | MetricCrossEntropy):
+        return False
+    average = loss.metric_parameters.get("average", "macro")
+    return loss.metric not in SCORED or average not in ("macro", "positive")
+
+
+def matrix_of(predicted: Tensor, labels: Tensor, classes: int) -> Matrix:
+    """The confusion matrix of decisions [n]; of very many classes only its nonzero cells: all would not fit memory."""
+    if classes <= DENSE_CLASSES:
+        return counts(Confusion.from_predictions(predicted, labels, classes))
+    cells, numbers = torch.unique(labels.long() * classes + predicted, return_counts=True)
+    return Cells(classes, torch.stack((cells // classes, cells % classes, numbers), 1).tolist())
+
+
+def counts(c: Confusion) -> list:
+    """Matrices of counts as nested lists of ints."""
+    return c.matrix.round().long().tolist()

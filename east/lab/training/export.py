@@ -1,0 +1,140 @@
+"""Export of trained networks as ONNX, for runtimes without PyTorch; a JSON file beside it has the steps around them.
+
+    east.export("results/models/csv-f1-0a1b2c3d4e5f-seed0", "people.onnx")     # and people.onnx.json
+
+The graph takes encoded, scaled inputs [n, ...] (float32) and returns `logits` and `probabilities` [n, d]. In the JSON
+file, `encoding` turns the columns of a row into features, `scaling` turns those into inputs,
+(features / divisor - mean) / std in float64, and `rule` turns probabilities into one of `classes`; null means argmax.
+"""
+
+import copy
+import json
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from east.choices import ConfigError, install_hint
+from east.lab.files import write_atomically
+from east.lab.training import portable, saved
+from east.losses.inputs import two_or_more
+
+FORMAT = 1
+INPUT, LOGITS, PROBABILITIES = "inputs", "logits", "probabilities"
+
+
+class Convertible(Protocol):
+    """Anything that can be converted to a saved model, such as EASTClassifier."""
+
+    def to_model(self) -> saved.Model: ...
+
+
+def export(model: saved.Model | Convertible | str | Path, path: str | Path) -> Path:
+    """Write a network as ONNX to `path`, which must end in .onnx, and its description to the same path plus .json.
+
+    model: a saved model, its folder, or a fitted EASTClassifier. Returns the path of the ONNX file.
+    """
+    target = Path(path).expanduser()
+    if target.suffix != ".onnx":
+        raise ConfigError(f"expected a file that ends in .onnx, got {str(path)!r}")
+    missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
+    if missing:
+        raise ConfigError(f"{' and '.join(missing)} not installed: {install_hint('onnx')}")
+    source = as_model(model)
+    if isinstance(source.net, portable.Portable) or source.about["kind"] == "graph":
+        raise ConfigError(
+            f"expected a network for tables or images (MLP, Darknet or your own), got {type(source.net).__name__}"
+        )
+    content = onnx_bytes(source.net, source.about["inputs_shape"])
+    about = json.dumps(description(source, target.name), indent=1) + "\n"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(target, lambda file: file.write(content))
+    write_atomically(beside(target), lambda file: file.write(about.encode()))
+    return target
+
+
+def beside(target: Path) -> Path:
+    """The JSON file of an ONNX file; not model.json, the name of another file in the folder of a saved model."""
+    return target.with_name(f"{target.name}.json")
+
+
+def as_model(model: saved.Model | Convertible | str | Path) -> saved.Model:
+    if isinstance(model, saved.Model):
+        return model
+    if isinstance(model, str | Path):
+        return saved.load(model)
+    if hasattr(model, "to_model"):
+        return model.to_model()
+    raise ConfigError(
+        f"expected a saved model, its folder or a fitted EASTClassifier to export, got {type(model).__name__}"
+    )
+
+
+class Network(nn.Module):
+    """The network to export: scaled inputs to logits and probabilities [n, d], d >= 2."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        logits = two_or_more(self.net(inputs))
+        return logits, logits.softmax(-1)
+
+
+def onnx_bytes(net: nn.Module, inputs_shape: list[int]) -> bytes:
+    """The network as an ONNX graph for any number of rows, weights included."""
+    network = Network(copy.deepcopy(net).cpu()).eval()
+    with quietly():
+        program = torch.onnx.export(
+            network,
+            (torch.zeros(2, *inputs_shape),),
+            input_names=[INPUT],
+            output_names=[LOGITS, PROBABILITIES],
+            dynamic_shapes={"inputs": {0: torch.export.Dim("n")}},
+            dynamo=True,
+            verbose=False,
+        )
+    assert program is not None  # only dynamo=False returns None
+    return program.model_proto.SerializeToString()
+
+
+@contextmanager
+def quietly() -> Iterator[None]:
+    """Silence the exporter's remarks about its own internals."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def description(model: saved.Model, network: str) -> dict[str, object]:
+    """What a program needs besides the ONNX file `network` to get from raw rows to a class."""
+    about, classes = model.about, len(model.classes)
+    return {
+        "format": FORMAT,
+        "network": network,
+        "kind": about["kind"],
+        "input": {"name": INPUT, "type": "float32", "shape": ["n", *about["inputs_shape"]]},
+        "outputs": {name: {"type": "float32", "shape": ["n", classes]} for name in (LOGITS, PROBABILITIES)},
+        "encoding": about["encoding"],
+        "scaling": {
+            "divisor": 255 if about["kind"] == "image" else 1,
+            "mean": model.tensors["mean"].tolist(),
+            "std": model.tensors["std"].tolist(),
+        },
+        "classes": model.classes,
+        "positive": about["positive"],
+        "decision": about["decision"],
+        "rule": about["rule"],
+    }

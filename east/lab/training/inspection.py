@@ -1,0 +1,212 @@
+"""Checks on a saved model before anything is computed with it: the files may come from anyone.
+
+Every function raises ValueError with one sentence. Nothing is imported here, and no more memory is allocated than the
+weights themselves take.
+"""
+
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Annotated, Any, NotRequired
+
+import torch
+from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
+from torch import Tensor, nn
+from typing_extensions import TypedDict
+
+from east import decisions
+from east.lab import models
+from east.lab.data import Encoding
+from east.lab.data.common import Kind
+from east.lab.settings.sections import ModelSection
+from east.lab.training import portable
+from east.lab.training.scores import StoredRule
+
+MOST_CLASSES = 200_000
+MOST_INPUTS = 10**8
+MOST_LAYERS, WIDEST = 1_000, 10**7
+DEEPEST = 1_000  # levels of a tree
+# -inf rules a class out in the first two; an infinite threshold is a split on missing values.
+MAY_BE_INFINITE = ("net.intercepts", "net.baseline", "net.threshold")
+
+
+class WrongDescriptionError(ValueError):
+    """model.json describes a network that cannot exist."""
+
+
+class About(TypedDict):
+    """The content of model.json. Predictions need the required keys and, for tables, `encoding`; the rest is origin."""
+
+    kind: Kind
+    classes: Annotated[list[str], Field(min_length=2, max_length=MOST_CLASSES)]
+    positive: Annotated[int, Field(ge=0)] | None
+    inputs_shape: Annotated[list[Annotated[int, Field(ge=1, le=MOST_INPUTS)]], Field(min_length=1, max_length=3)]
+    model: dict[str, JsonValue]
+    rule: StoredRule | None
+    encoding: NotRequired[Any]  # Encoding.from_json checks it
+    decision: NotRequired[str]
+    format: NotRequired[int]
+    key: NotRequired[str]
+    seed: NotRequired[int]
+    config: NotRequired[dict[str, JsonValue]]
+    versions: NotRequired[dict[str, str]]
+    git: NotRequired[str | None]
+
+
+About.__pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[attr-defined]
+ADAPTER = TypeAdapter(About)
+
+
+def checked_about(values: object) -> About:
+    """The content of model.json, if its types and ranges are right and its decision rule fits its classes."""
+    try:
+        about = ADAPTER.validate_python(values)
+    except ValidationError as error:
+        raise ValueError(explained(error)) from None
+    classes, positive, shape = about["classes"], about["positive"], about["inputs_shape"]
+    if len(set(classes)) < len(classes):
+        raise ValueError("classes: expected each name once")
+    if positive is not None and positive >= len(classes):
+        raise ValueError(f"positive: expected one of {len(classes)} classes, got number {positive}")
+    if prod(shape) > MOST_INPUTS:
+        raise ValueError(f"inputs_shape: expected at most {MOST_INPUTS:,} inputs, got {shape}")
+    _check_rule(about["rule"], positive, len(classes))
+    _check_sizes(about["model"])
+    return about
+
+
+def explained(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].replace('Input should be', 'expected')}"
+
+
+def check_encoding(encoding: Encoding, inputs: int) -> None:
+    """Columns must differ, and must have as many features as the model takes."""
+    names = [column.name for column in encoding.columns]
+    if len(set(names)) < len(names):
+        raise ValueError("the encoding: expected each column once")
+    if len(encoding.feature_names) != inputs:
+        raise ValueError(f"the encoding: expected columns of {inputs} features, got {len(encoding.feature_names)}")
+
+
+def _check_rule(rule: StoredRule | None, positive: int | None, count: int) -> None:
+    """The rule must be finite and pick one of the `count` classes, tried on a row of equal probabilities."""
+    values = list((rule or {}).values())
+    try:
+        numbers = [float(x) for value in values for x in _flat(value)]
+        if not torch.tensor(numbers, dtype=torch.float64).isfinite().all():
+            raise ValueError("its numbers are not finite")
+        if any(len(value) != count for value in values if isinstance(value, list)):
+            raise ValueError(f"expected {count} numbers")
+        chosen = decisions.from_json(rule, positive).decide(torch.full((1, count), 1 / count))
+        if not 0 <= int(chosen) < count:
+            raise ValueError(f"it chooses class {int(chosen)} of {count}")
+    except (ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:
+        raise ValueError(f"rule: it does not fit {count} classes ({str(error).splitlines()[0]})") from None
+
+
+def _flat(value: Any) -> list[Any]:
+    return [x for item in value for x in _flat(item)] if isinstance(value, list) else [value]
+
+
+def _check_sizes(section: Mapping[str, JsonValue]) -> None:
+    for name, value in section.items():
+        sizes = value if isinstance(value, list) else [value]
+        if len(sizes) > MOST_LAYERS or any(isinstance(size, int) and not -1 <= size <= WIDEST for size in sizes):
+            raise ValueError(f"model.{name}: expected at most {MOST_LAYERS:,} layers of at most {WIDEST:,} units")
+
+
+def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], kind: str) -> None:
+    """Numbers must be finite, and scaling must not divide by 0."""
+    for name in ("mean", "std"):
+        if name not in tensors:
+            raise ValueError(f"expected a tensor {name!r}")
+        width = 3 if kind == "image" else inputs_shape[-1]
+        flat = tensors[name].ndim <= 1 and tensors[name].numel() in (1, width)
+        if not (flat and tensors[name].is_floating_point()):
+            raise ValueError(f"{name}: expected {width} numbers, got a tensor of shape {list(tensors[name].shape)}")
+    for name, tensor in tensors.items():
+        infinite = name in MAY_BE_INFINITE
+        if tensor.is_floating_point() and bool((tensor.isnan() if infinite else ~tensor.isfinite()).any()):
+            raise ValueError(f"{name}: expected finite numbers")
+    for name in ("std", "net.pixel_std"):
+        if name in tensors and bool((tensors[name] == 0).any()):
+            raise ValueError(f"{name.removeprefix('net.')}: expected no zeros, because inputs are divided by it")
+
+
+def check_network(section: Mapping[str, JsonValue], state: Mapping[str, Tensor], shape: Sequence[int], d: int) -> None:
+    """Weights must have the names and shapes of the described network, which is built without memory for this."""
+    try:
+        with torch.device("meta"):
+            net = models.build(ModelSection.model_validate(section), shape, d)
+    except ValidationError as error:
+        raise WrongDescriptionError(f"model.{explained(error)}") from None
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise WrongDescriptionError(str(error)) from error
+    expected = net.state_dict()
+    if expected.keys() != state.keys():
+        different = sorted(expected.keys() ^ state.keys())
+        raise ValueError(f"weights: they do not fit {type(net).__name__}; they differ in {different[0]!r}")
+    for name, tensor in state.items():
+        if tensor.shape != expected[name].shape or tensor.is_floating_point() != expected[name].is_floating_point():
+            raise ValueError(f"{name}: expected shape {list(expected[name].shape)}, got {list(tensor.shape)}")
+
+
+def check_portable(net: nn.Module, inputs: int, d: int) -> None:
+    """The tensors of a classical model must fit each other, its inputs and its classes, and its trees must end."""
+    width = inputs
+    axes = getattr(net, "axes", None)
+    if isinstance(axes, Tensor):
+        width = axes.shape[-1]
+        _expect_shapes(net, {"pixel_mean": (inputs,), "pixel_std": (inputs,), "axes": (inputs, width)})
+    if isinstance(net, portable.Linear):
+        _expect_shapes(net, {"coefficients": (d, width), "intercepts": (d,)})
+        return
+    if not isinstance(net, portable.Trees):
+        return  # text in the format of another library, which checks it
+    nodes = len(net.left)
+    _expect_shapes(net, {"left": (nodes,), "right": (nodes,), "feature": (nodes,), "threshold": (nodes,)})
+    for name, limit in {"left": nodes, "right": nodes, "feature": width, "roots": nodes}.items():
+        _expect_numbers(net, name, limit)
+    if isinstance(net, portable.Boosted):
+        k = len(net.baseline)
+        _expect_shapes(net, {"value": (nodes,), "classes": (1,), "present": (max(2, k),)})
+        _expect_numbers(net, "present", d)
+        if len(net.present.unique()) < len(net.present):
+            raise ValueError("present: expected each class once")
+        if int(net.classes) != d or len(net.roots) % max(1, k) or not k:
+            raise ValueError(f"baseline: expected {d} classes, and as many trees for each logit")
+    else:
+        _expect_shapes(net, {"value": (nodes, d)})
+        shares = net.value[net.left == torch.arange(nodes)]  # in the leaves
+        if bool((shares < 0).any()) or bool(((shares.sum(-1) - 1).abs() > 1e-3).any()):
+            raise ValueError("value: expected shares of at least 0 that sum to 1")
+    _check_depth(net)
+
+
+def _expect_shapes(net: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    for name, shape in shapes.items():
+        tensor = getattr(net, name, None)
+        if tensor is None or tuple(tensor.shape) != shape:
+            raise ValueError(
+                f"{name}: expected shape {list(shape)}, got {tensor if tensor is None else list(tensor.shape)}"
+            )
+
+
+def _expect_numbers(net: nn.Module, name: str, limit: int) -> None:
+    """The tensor must hold whole numbers from 0 to limit - 1."""
+    tensor = getattr(net, name)
+    whole = tensor.dtype == torch.int64 and tensor.ndim == 1 and tensor.numel() > 0
+    if not whole or int(tensor.min()) < 0 or int(tensor.max()) >= limit:
+        raise ValueError(f"{name}: expected whole numbers from 0 to {limit - 1}")
+
+
+def _check_depth(trees: portable.Trees) -> None:
+    """Every path from a root must end in a leaf: a tree with a cycle would never return."""
+    level = trees.roots.unique()
+    for _ in range(DEEPEST):
+        below = torch.cat((trees.left[level], trees.right[level])).unique()
+        inner = (trees.left[below] != below) | (trees.right[below] != below)
+        level = below[inner]
+        if not len(level):
+            return
+    raise ValueError(f"left and right: expected trees of at most {DEEPEST:,} levels, without cycles")

@@ -1,0 +1,46 @@
+"""Build a loss from the `loss` section of a config."""
+
+import inspect
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from east.choices import import_by_path
+from east.lab.settings.sections import LossSection
+from east.losses.inputs import Loss, refuse_unknown
+from east.losses.metric_cross_entropy import MetricCrossEntropy
+from east.losses.metric_loss import MetricLoss
+
+
+def build_loss(
+    loss: LossSection, classes: Sequence[str], labels: Tensor | None = None, positive: int | None = None
+) -> Loss:
+    """The loss that a config's `loss` section describes.
+
+    labels: the training labels, for class_weights=balanced. positive: index of the positive class, for
+    average=positive. average=None means positive if the data have a positive class, else macro.
+    """
+    parameters = loss.arguments
+    target = import_by_path(loss.target)
+    if not (isinstance(target, type) and issubclass(target, Loss)):
+        raise ValueError(f"loss._target_={loss.target}: expected a class of east.losses.Loss, got {target!r}")
+    if parameters.get("class_weights") == "balanced":
+        if labels is None:
+            raise ValueError("class_weights=balanced: expected the training labels, got none")
+        counts = torch.bincount(labels.flatten(), minlength=len(classes)).clamp_min(1)
+        parameters["class_weights"] = (labels.numel() / (len(classes) * counts)).tolist()
+    if "average" in parameters and parameters["average"] is None:
+        parameters["average"] = "macro" if positive is None else "positive"
+    if parameters.get("average") == "positive" and "positive" not in parameters:
+        if positive is None and len(classes) > 2:
+            raise ValueError(f"average=positive: none of the {len(classes)} classes is the positive one; "
+                             "set dataset.positive=… or loss.average=macro")  # fmt: skip
+        parameters["positive"] = 1 if positive is None else positive
+    if issubclass(target, MetricLoss | MetricCrossEntropy):
+        parameters["classes"] = classes
+    else:
+        refuse_unknown(
+            f"parameter of {target.__name__}", parameters, list(inspect.signature(target).parameters.values())
+        )
+    return target(**parameters)
