@@ -41,8 +41,28 @@ def table(output):
 def test_every_example_is_tested():
     found = {path.stem for path in (ROOT / "scripts" / "examples").glob("*.py")}
     assert found == {
-        "training_loop", "estimator", "own_metric", "segmentation", "multilabel", "lightning_module", "compute_loss"
+        "training_loop", "estimator", "own_metric", "segmentation", "multilabel", "lightning_module", "compute_loss",
+        "east_in_one_file",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("temperature", [0.2, 0.05, 0.01])
+@pytest.mark.parametrize("metric", ["f1", "mcc", "accuracy"])
+def test_east_in_one_file_is_the_loss_of_the_library(metric, temperature):
+    example = runpy.run_path(str(ROOT / "scripts" / "examples" / "east_in_one_file.py"))
+    logits = torch.randn(64, 5, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    labels = torch.arange(64) % 5
+    ours = example["loss"](logits, labels, metric, temperature)
+    theirs = east.MetricLoss(metric, temperature=temperature)(logits, labels)
+    torch.testing.assert_close(ours, theirs)
+    gradients = (torch.autograd.grad(value, logits)[0] for value in (ours, theirs))
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-5)
+
+
+def test_east_in_one_file_learns_the_rare_class(output):
+    lines = output("east_in_one_file").splitlines()
+    assert [line[:7] for line in lines[:2]] == ["T 0.200", "T 0.160"]
+    assert float(lines[-1].removeprefix("test f1: ")) > 0.9
 
 
 def test_segmentation_trained_on_the_metric_finds_the_rare_class(table):
