@@ -14,7 +14,6 @@ from east.lab import cli
 from east.lab.data import DataError, load
 from east.lab.experiment import records
 from east.lab.reporting import tables
-from east.lab.settings.compose import settings
 from east.lab.tasks import plan
 from east.lab.tasks import reproduce as task_reproduce
 from east.lab.tasks import run as task_run
@@ -175,8 +174,8 @@ def test_a_read_only_results_folder_can_still_be_printed(tmp_path, tiny_results,
 
 def test_a_command_without_arguments_is_the_quickstart(monkeypatch):
     seen = []
-    monkeypatch.setattr(task_reproduce, "main", lambda command: seen.append(command.values) or 0)
-    monkeypatch.setattr(task_run, "main", lambda command: seen.append(command.values) or 0)
+    monkeypatch.setattr(task_reproduce, "main", lambda command, *_: seen.append(command.values) or 0)
+    monkeypatch.setattr(task_run, "main", lambda command, *_: seen.append(command.values) or 0)
     cli.run([])
     cli.run(["device=cpu"])
     cli.run(["dataset=digits"])
@@ -212,7 +211,7 @@ def test_a_sweep_writes_only_below_results_dir(tmp_path, monkeypatch, east_run):
 
 def test_a_sweep_leaves_paths_unchanged(tmp_path, monkeypatch, capsys):
     seen = []
-    monkeypatch.setattr(task_run, "main", lambda command: seen.append(settings(command)) or 0)
+    monkeypatch.setattr(task_run, "main", lambda _, settings: seen.append(settings) or 0)
     monkeypatch.setattr(sys, "argv", ["east-run"])
     monkeypatch.setattr(cli, "confirmed", lambda jobs: [])  # there is no such file
     odd = ["dataset=csv", "dataset.path=daten (1).csv", "dataset.target=été", f"results_dir={tmp_path / 'é'}"]
@@ -222,7 +221,7 @@ def test_a_sweep_leaves_paths_unchanged(tmp_path, monkeypatch, capsys):
 
 
 def test_a_failed_job_of_a_sweep_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
-    def task(command):
+    def task(command, *_):
         if command.get("loss") == "ce":
             raise RuntimeError("no luck")
         print("done", command.get("loss"))

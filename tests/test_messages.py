@@ -274,7 +274,7 @@ def test_a_closed_pipe_fails_a_command_that_has_not_trained_yet(tmp_path):
 
 def test_another_broken_pipe_is_an_error(monkeypatch, east_run):
     """As of a worker that died: it says nothing about our output."""
-    monkeypatch.setattr("east.lab.tasks.run.main", lambda command: (_ for _ in ()).throw(BrokenPipeError("worker")))
+    monkeypatch.setattr("east.lab.tasks.run.main", lambda *_: (_ for _ in ()).throw(BrokenPipeError("worker")))
     answer = east_run(*TINY)
     assert answer.code == 1
     assert "BrokenPipeError: worker" in answer.err

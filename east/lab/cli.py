@@ -227,7 +227,7 @@ def dispatch(command: "Command") -> int:
         print(announcement(settings, command), flush=True)
     with display.activity("starting"):
         task = import_module(f"east.lab.tasks.{name}")
-    return task.main(command)
+    return task.main(command, *settings)
 
 
 def refuse_forgotten_task(command: "Command") -> None:
@@ -247,8 +247,10 @@ def checked(task: str, command: "Command") -> "list[Settings]":
 
     if task in FROM_FILES and (unread := command.among([*commands.LISTS, *commands.LISTS.values()])):
         raise ConfigError(f"{commands.Command(unread).words[0]}: task={task} takes no dataset or loss; leave it out")
-    if task not in ("run", "train"):  # these read datasets=[…], dataset=all and the like themselves
-        command = command.without(*commands.LISTS, *(["dataset"] if command.get("dataset") == "all" else []))
+    if task not in ("run", "train", "data"):  # these read datasets=[…] and losses=[…] themselves
+        command = command.without(*commands.LISTS)
+    if task == "data" and command.get("dataset") == "all":
+        command = command.without("dataset")
     settings = compose.all_settings(command)
     folder = Path(settings[0].results_dir).expanduser()
     file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)

@@ -136,7 +136,7 @@ class Problem:
         return float(torch.bincount(labels, minlength=len(self.loaded.classes)).min()) / labels.numel()
 
 
-def main(command: Command) -> int:
+def main(command: Command, _: Settings) -> int:
     """Describe, estimate, train, judge and save, printing each result as soon as it is known."""
     started, typed = time.monotonic(), shlex.join(["east-run", *command.words])
     problem = described(command)

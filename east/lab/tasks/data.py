@@ -2,16 +2,15 @@
 
 from east.lab import data
 from east.lab.experiment.runs import load, split_options
-from east.lab.settings import compose
 from east.lab.settings.command import Command
+from east.lab.settings.settings import Settings
 
 
-def main(command: Command) -> int:
+def main(command: Command, *runs: Settings) -> int:
     if command.get("dataset") == "all":
-        compose.settings(command.without("dataset"))  # rejects mistakes in the rest of the command
         print(data.catalogue_text(data.catalogue()))
         return 0
-    for settings in compose.all_settings(command):
+    for settings in runs:
         loaded = load(settings.dataset, settings.data_dir)
         print(data.describe_text(data.describe(loaded, **split_options(settings.split.at(0)))))
         if settings.split.seed == "trial":

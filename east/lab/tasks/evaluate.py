@@ -18,8 +18,8 @@ from east.lab.files import result_folder
 from east.lab.reporting import writers
 from east.lab.reporting.comparison import INTERVAL, Estimate, JudgedPart, rank_samples, resampled, scores_of
 from east.lab.reporting.pages import compare as page
-from east.lab.settings import compose
 from east.lab.settings.command import Command
+from east.lab.settings.settings import Settings
 from east.lab.training import saved
 from east.lab.training.evaluation import metric_of
 from east.lab.training.saved import Model
@@ -34,8 +34,7 @@ class Labelled:
     frame: pd.DataFrame
 
 
-def main(command: Command) -> int:
-    settings = compose.settings(command)
+def main(command: Command, settings: Settings) -> int:
     path, rows = settings.required(("checkpoint", "input"), "a saved model, and labelled rows")
     model = saved.load(path, settings.device, settings.trust)
     saved.refuse_graphs(model)

@@ -3,14 +3,13 @@
 from pathlib import Path
 
 from east.choices import ConfigError
-from east.lab.settings import compose
 from east.lab.settings.command import Command
+from east.lab.settings.settings import Settings
 from east.lab.training import saved
 from east.lab.training.export import beside, export
 
 
-def main(command: Command) -> int:
-    settings = compose.settings(command)
+def main(_: Command, settings: Settings) -> int:
     needs = ("checkpoint", "output")
     checkpoint, output = settings.required(needs, "a saved model and a new file, such as output=model.onnx")
     target = Path(output).expanduser()

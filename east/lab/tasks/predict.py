@@ -3,13 +3,12 @@
 from pathlib import Path
 
 from east.choices import ConfigError
-from east.lab.settings import compose
 from east.lab.settings.command import Command
+from east.lab.settings.settings import Settings
 from east.lab.training import saved
 
 
-def main(command: Command) -> int:
-    settings = compose.settings(command)
+def main(_: Command, settings: Settings) -> int:
     needs = ("checkpoint", "input", "output")
     checkpoint, *files = settings.required(needs, "a saved model, the rows to predict, and a new file")
     source, target = (Path(file).expanduser() for file in files)

@@ -2,12 +2,11 @@
 
 from east.lab import display
 from east.lab.reporting.pages import report
-from east.lab.settings import compose
 from east.lab.settings.command import Command
+from east.lab.settings.settings import Settings
 
 
-def main(command: Command) -> int:
-    settings = compose.settings(command)
+def main(_: Command, settings: Settings) -> int:
     with display.activity("building the page"):
         file = report.write(settings.results_dir, config_dir=settings.config_dir)
     print(file)

@@ -10,13 +10,14 @@ from east.lab.experiment.scheduler import carry_out
 from east.lab.reporting import tables
 from east.lab.settings import compose
 from east.lab.settings.command import LISTS, Command
+from east.lab.settings.settings import Settings
 from east.lab.tasks import plan, run, table
 
 # Sections that change results.
 SCIENCE = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper", "search")
 
 
-def main(command: Command) -> int:
+def main(command: Command, settings: Settings) -> int:
     """Run a table's missing trials, limited to dataset=… and loss=… if given, and render it."""
     name, folder = command.get("table"), command.get("config_dir")
     if name in (None, "grid"):
@@ -24,7 +25,6 @@ def main(command: Command) -> int:
         raise ConfigError(f"task=reproduce needs table=…: all, {choices}")
     if "protocol" in command:
         raise ConfigError(f"protocol={command.get('protocol')}: table={name} has a protocol of its own; leave it out")
-    settings = compose.settings(command.without(*LISTS))
     preset = command.get("preset", "auto")
     if preset == "auto":
         preset = "paper" if name == "all" else tables.usual_preset(tables.spec(name, folder))

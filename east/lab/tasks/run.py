@@ -13,20 +13,25 @@ from east.lab.experiment.scheduler import carry_out
 from east.lab.reporting import plots, tables, writers
 from east.lab.settings.command import Command
 from east.lab.settings.compose import all_settings
+from east.lab.settings.settings import Settings
 from east.lab.tasks import plan
 from east.lab.training.population import Trial
 
 ByIdentity = Mapping[tuple[str, int, str], Record]
 
 
-def main(command: Command) -> int:
+def main(command: Command, *settings: Settings) -> int:
     """Carry out a command; return 0 if all of its trials are on record."""
-    return perform(command, results)
+    return perform(command, settings, results)
 
 
-def perform(command: Command, show: Callable[[Sequence[Run], Sequence[str]], tuple[str, bool]]) -> int:
+def perform(
+    command: Command,
+    settings: Sequence[Settings],
+    show: Callable[[Sequence[Run], Sequence[str]], tuple[str, bool]],
+) -> int:
     """Plan, confirm if it takes days, train, and print what `show` returns for the runs and failures."""
-    work = plan.made(all_settings(command), lambda preset: all_settings(command.but(preset=preset)))
+    work = plan.made(settings, lambda preset: all_settings(command.but(preset=preset)))
     if work.settings.dry_run:
         print(work.text())
         return 0

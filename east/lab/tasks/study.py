@@ -29,6 +29,7 @@ from east.lab.files import write_text
 from east.lab.reporting import plots
 from east.lab.settings import compose
 from east.lab.settings.command import Command
+from east.lab.settings.settings import Settings
 from east.lab.training import engine
 from east.lab.training.population import Outcome, Trial
 from east.losses import MetricLoss
@@ -53,8 +54,7 @@ class Study:
     takes: tuple[str, ...] = ()
 
 
-def main(command: Command) -> int:
-    settings = compose.settings(command)
+def main(command: Command, settings: Settings) -> int:
     if not settings.study:
         raise ConfigError(f"task=study needs study=…: {', '.join(STUDIES)}, or all")
     names = list(STUDIES) if settings.study == "all" else [settings.study]

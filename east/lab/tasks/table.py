@@ -8,7 +8,6 @@ from east.lab.experiment import records
 from east.lab.files import write_text
 from east.lab.reporting import plots, tables, writers
 from east.lab.reporting.entries import Catalogue
-from east.lab.settings import compose
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 from east.lab.tasks.run import shown_anyway
@@ -16,9 +15,9 @@ from east.lab.tasks.run import shown_anyway
 FILES = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 
 
-def main(command: Command) -> int:
+def main(command: Command, settings: Settings) -> int:
     with display.activity("rendering"):
-        rendered = text(compose.settings(command), command.get("preset"))
+        rendered = text(settings, command.get("preset"))
     print(rendered)
     return 0
 

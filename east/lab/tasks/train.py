@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from east.lab.experiment import records
 from east.lab.experiment.runs import Run
 from east.lab.settings.command import Command
+from east.lab.settings.settings import Settings
 from east.lab.tasks import run
 
 
-def main(command: Command) -> int:
+def main(command: Command, *settings: Settings) -> int:
     """Train; return 0 if every trial is on record."""
-    return run.perform(command, trials)
+    return run.perform(command, settings, trials)
 
 
 def trials(runs: Sequence[Run], failures: Sequence[str]) -> tuple[str, bool]:
