@@ -200,10 +200,10 @@ def test_stacked_perceptrons_have_the_right_gradient(rates, sizes):
     weights = torch.randn(2, sum(a * b + b for a, b in pairwise(sizes)), dtype=torch.float64)
     stacked = StackedMLP(sizes)
     stacked.bind(weights)
-    dropout = rates and Dropout(torch.tensor([1, 2]), torch.tensor(rates, dtype=torch.float64), sizes[1:-1], 7)
+    dropout = rates and Dropout(torch.tensor(rates, dtype=torch.float64), sizes[1:-1], 7)
     for rows in (7, 4, 7):
         inputs, to_logits = (torch.randn(2, rows, size, dtype=torch.float64) for size in (sizes[0], sizes[-1]))
-        masks = dropout.masks(3, rows) if dropout else None
+        masks = dropout.masks(torch.tensor([1, 2]), 3, rows) if dropout else None
         leaf = weights.clone().requires_grad_()
         expected = unstacked(inputs, leaf, sizes, masks and masks.kept, rates)
         torch.testing.assert_close(stacked.forward(inputs, masks), expected)
@@ -228,7 +228,7 @@ def test_stacked_dropout_scales_what_it_keeps():
     """As in F.dropout, every hidden unit is multiplied by 0 or 1 / (1 - rate)."""
     torch.manual_seed(0)
     nets, rates = [MLP(6, [16, 8], 3) for _ in range(3)], torch.tensor([0.0, 0.5, 0.9])
-    masks = Dropout(torch.tensor([5, 6, 7]), rates, [16, 8], 10).masks(3, 10)
+    masks = Dropout(rates, [16, 8], 10).masks(torch.tensor([5, 6, 7]), 3, 10)
     inputs = torch.randn(3, 10, 6)
     logits = Stack(nets)(inputs, training=True, masks=masks)
     for p, net in enumerate(nets):
@@ -292,7 +292,7 @@ def test_a_subclass_of_mlp_keeps_its_own_forward_pass():
 
 def drawn(keys, step, rates, rows, widths):
     """The masks of a step, copied: the next step overwrites them."""
-    return [kept.clone() for kept in Dropout(keys, rates, widths, rows).masks(step, rows).kept]
+    return [kept.clone() for kept in Dropout(rates, widths, rows).masks(keys, step, rows).kept]
 
 
 def test_dropout_rates_are_exact_for_quarters():
@@ -309,9 +309,8 @@ def test_dropout_rates_are_exact_for_quarters():
 
 
 def test_other_dropout_rates_are_rounded_to_the_masks_resolution():
-    dropout = Dropout(torch.tensor([1]), torch.tensor([0.1]), [64], 4000)
-    (kept,), scales = dropout.masks(0, 4000)
-    assert [float(scale) for scale in scales] == pytest.approx([1, 256 / 230])
+    (kept,), scale = Dropout(torch.tensor([0.1]), [64], 4000).masks(torch.tensor([1]), 0, 4000)
+    assert float(scale) == pytest.approx(256 / 230)
     assert float((kept == 0).float().mean()) == pytest.approx(26 / 256, abs=0.002)
 
 
@@ -320,9 +319,9 @@ def test_masks_are_a_function_of_key_and_step():
     company = drawn(keys, 9, rates, 32, [16, 8])
     alone = drawn(keys[1:2], 9, rates[1:2], 32, [16, 8])
     assert all(torch.equal(a[0], c[1]) for a, c in zip(alone, company, strict=True))
-    dropout = Dropout(keys, rates, [16, 8], 32)
+    dropout = Dropout(rates, [16, 8], 32)
     for step in (8, 9):  # whatever was drawn before it
-        again = dropout.masks(step, 32).kept
+        again = dropout.masks(keys, step, 32).kept
     assert all(torch.equal(a, c) for a, c in zip(again, company, strict=True))
     other = drawn(keys, 10, rates, 32, [16, 8])
     assert not any(torch.equal(a, b) for a, b in zip(company, other, strict=True))

@@ -19,6 +19,8 @@ from east.lab.settings.sections import ModelSection
 
 __all__ = ["GNN", "MLP", "MODELS", "TOGETHER", "Darknet", "Stack", "build"]
 
+Shape = tuple[int, ...]  # of one sample
+
 
 def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropout: float = 0.0) -> nn.Module:
     """The network of a config's `model` section, freshly initialised from torch's global generator.
@@ -31,58 +33,50 @@ def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropou
     return MODELS[name](tuple(inputs_shape), model.outputs or outputs, dropout, **model.options)
 
 
-def _mlp(shape: tuple[int, ...], outputs: int, dropout: float, hidden: Sequence[int]) -> nn.Module:
+def _mlp(shape: Shape, outputs: int, dropout: float, hidden: Sequence[int]) -> nn.Module:
     if not all(isinstance(width, int) and width > 0 for width in hidden):
         raise ValueError(f"model.hidden: expected widths of at least 1, such as [256,128], got {list(hidden)}")
     return MLP(prod(shape), hidden, outputs, dropout)
 
 
-def _darknet19(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -> nn.Module:
-    _check_images("darknet19", shape)
-    return Darknet(DARKNET19, outputs, dropout, **options)
+def _darknet(layers: list) -> Callable[..., nn.Module]:
+    def build_darknet(shape: Shape, outputs: int, dropout: float, **options: Any) -> nn.Module:
+        if len(shape) != 3 or shape[0] != 3:
+            raise ValueError(f"Darknet expects images [3, height, width], got samples of shape {list(shape)}")
+        return Darknet(layers, outputs, dropout, **options)
+
+    return build_darknet
 
 
-def _tiny_darknet(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -> nn.Module:
-    _check_images("tiny_darknet", shape)
-    return Darknet(TINY, outputs, dropout, **options)
-
-
-def _check_images(model: str, shape: tuple[int, ...]) -> None:
-    if len(shape) != 3 or shape[0] != 3:
-        raise ValueError(f"model {model!r} expects images [3, height, width], got samples of shape {list(shape)}")
-
-
-def _gnn(shape: tuple[int, ...], outputs: int, dropout: float, **options: Any) -> nn.Module:
+def _gnn(shape: Shape, outputs: int, dropout: float, **options: Any) -> nn.Module:
     if len(shape) != 2:
         raise ValueError(f"model 'gnn' expects graphs [nodes, features], got samples of shape {list(shape)}")
     return GNN(shape[-1], outputs, dropout=dropout, **options)
 
 
 def _custom(
-    shape: tuple[int, ...], outputs: int, dropout: float, target: str, parameters: Mapping[str, Any] | None = None
+    shape: Shape, outputs: int, dropout: float, target: str, parameters: Mapping[str, Any] | None = None
 ) -> nn.Module:
     """A user's network: `target` is the dotted path of a class or function, called as
     Net(inputs_shape=…, outputs=…, **parameters), and with `dropout` if it has a parameter of that name."""
     net = import_by_path(target)
-    arguments = dict(parameters or {})
     is_class = isinstance(net, type) and issubclass(net, nn.Module)
-    is_function = inspect.isfunction(net) and {"inputs_shape", "outputs"} <= inspect.signature(net).parameters.keys()
-    if not (is_class or is_function):
+    accepted = inspect.signature(net).parameters if is_class or inspect.isfunction(net) else {}
+    if not (is_class or {"inputs_shape", "outputs"} <= accepted.keys()):
         raise ValueError(
             f"model.target={target}: expected a subclass of torch.nn.Module, or a function of inputs_shape and "
             f"outputs, got {net!r}"
         )
-    if "dropout" in inspect.signature(net).parameters:
-        arguments.setdefault("dropout", dropout)
-    return net(inputs_shape=shape, outputs=outputs, **arguments)
+    arguments = {"dropout": dropout} if "dropout" in accepted else {}
+    return net(inputs_shape=shape, outputs=outputs, **arguments | dict(parameters or {}))
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "custom": _custom,
-    "darknet19": _darknet19,
+    "darknet19": _darknet(DARKNET19),
     "gnn": _gnn,
     "mlp": _mlp,
     "mlp_btg": _mlp,
-    "tiny_darknet": _tiny_darknet,
+    "tiny_darknet": _darknet(TINY),
 }
 TOGETHER = ("mlp", "mlp_btg")  # models that a Stack computes many at a time

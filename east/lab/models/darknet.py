@@ -57,28 +57,21 @@ class Darknet(nn.Module):
     def __init__(self, layers: list, outputs: int, dropout: float = 0.0, width: float = 1.0, pools: int | None = None):
         super().__init__()
         available = layers.count("M")
-        if pools is not None and not 0 <= pools <= available:
+        pools_left = available if pools is None else pools
+        if not 0 <= pools_left <= available:
             raise ValueError(f"model.pools: expected 0 to {available}, or null for all, got {pools}")
         if not width > 0:
             raise ValueError(f"model.width: expected a positive factor, got {width}")
-        pools_left = available if pools is None else pools
         body: list[nn.Module] = []
         channels = 3
         for layer in layers:
             if layer == "M":
-                if pools_left > 0:
-                    body.append(nn.MaxPool2d(2))
+                body += [nn.MaxPool2d(2)] if pools_left > 0 else []
                 pools_left -= 1
                 continue
-            next_channels = max(1, round(abs(layer) * width))
-            body += [
-                Convolution3x3(channels, next_channels)
-                if layer > 0
-                else nn.Conv2d(channels, next_channels, 1, bias=False),
-                nn.BatchNorm2d(next_channels),
-                nn.LeakyReLU(0.1, inplace=True),
-            ]
-            channels = next_channels
+            outer, channels = channels, max(1, round(abs(layer) * width))
+            convolution = Convolution3x3(outer, channels) if layer > 0 else nn.Conv2d(outer, channels, 1, bias=False)
+            body += [convolution, nn.BatchNorm2d(channels), nn.LeakyReLU(0.1, inplace=True)]
         self.body = nn.Sequential(*body)
         self.dropout = nn.Dropout2d(dropout)
         self.classifier = nn.Conv2d(channels, outputs, 1)

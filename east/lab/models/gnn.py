@@ -18,14 +18,12 @@ class GNN(nn.Module):
 
     def __init__(self, features: int, outputs: int, hidden: int = 64, rounds: int = 2, dropout: float = 0.0):
         super().__init__()
-        node_sizes = [features] + [hidden] * rounds
-        edge_sizes = [1] + [hidden] * rounds
+        widths = [(features, 1)] + [(hidden, hidden)] * (rounds - 1)  # of nodes and edges, into each round
         self.messages = nn.ModuleList(
-            nn.Sequential(two_layers(2 * n + e, hidden, hidden), nn.ReLU())
-            for n, e in zip(node_sizes[:-1], edge_sizes[:-1], strict=True)
+            nn.Sequential(two_layers(2 * node + edge, hidden, hidden), nn.ReLU()) for node, edge in widths
         )
         self.nodes = nn.ModuleList(
-            nn.Sequential(two_layers(n + hidden, hidden, hidden), nn.ReLU()) for n in node_sizes[:-1]
+            nn.Sequential(two_layers(node + hidden, hidden, hidden), nn.ReLU()) for node, _ in widths
         )
         self.dropout = nn.Dropout(dropout)
         self.readout = two_layers(hidden, hidden, outputs)

@@ -12,7 +12,6 @@ from east.lab.models.mlp import MLP, Masks, StackedMLP
 
 ALIGNED = 16  # floats in a cache line
 COUNTER = "num_batches_tracked"  # of batch norm
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 class Stack:
@@ -27,40 +26,35 @@ class Stack:
     """
 
     def __init__(self, modules: Sequence[nn.Module], device: torch.device | str = "cpu"):
-        rows = [[*_learned(module).values(), *_tracked(module).values()] for module in modules]
-        weights = torch.stack([torch.cat([t.detach().flatten().float() for t in row]) for row in rows])
-        self.size = weights.shape[1]
-        self.module = modules[0].to(device)
+        self.module = modules[0]
+        if len(modules) > 1 and type(self.module) is not MLP:
+            raise ValueError(f"{type(self.module).__name__}: expected a population of one, got {len(modules)}")
+        rows = [torch.cat([t.detach().flatten().float() for t in trained(m).values()]) for m in modules]
+        self.module.to(device)
         # Exactly MLP: a user's subclass may have a forward of its own.
         self.mlp = StackedMLP(self.module.sizes) if type(self.module) is MLP else None
-        self.normalises = any(isinstance(m, BATCH_NORMS) for m in self.module.modules())
-        if len(modules) > 1 and self.mlp is None:
-            raise ValueError(f"{type(self.module).__name__}: expected a population of one, got {len(modules)}")
-        self.shapes = {name: tensor.shape for name, tensor in _learned(self.module).items()}
-        self.learned = sum(shape.numel() for shape in self.shapes.values())
-        self.shapes |= {name: tensor.shape for name, tensor in _tracked(self.module).items()}
-        starts = accumulate((shape.numel() for shape in self.shapes.values()), initial=0)
+        self.shapes = {name: tensor.shape for name, tensor in trained(self.module).items()}
+        self.sizes = [shape.numel() for shape in self.shapes.values()]
+        self.parameters = sum(isinstance(tensor, nn.Parameter) for tensor in trained(self.module).values())
+        self.learned = sum(self.sizes[: self.parameters])
+        starts = accumulate(self.sizes, initial=0)
         self.counters = [start for name, start in zip(self.shapes, starts, strict=False) if name.endswith(COUNTER)]
-        self.weights = torch.empty(0)
         self._gradient: Tensor | None = None
-        self.put(F.pad(weights, (0, -self.size % ALIGNED)).to(device))
+        self.put(F.pad(torch.stack(rows), (0, -sum(self.sizes) % ALIGNED)).to(device))
 
     def put(self, weights: Tensor) -> None:
         """Use these rows as the networks' weights, without copying them."""
-        if self.mlp is not None and self.weights is weights:
-            return
         self.weights = weights
         if self.mlp is not None:
             self.mlp.bind(weights)
-            return
-        pieces = weights[:, : self.size].split([shape.numel() for shape in self.shapes.values()], dim=1)
-        # .data, because views share one version counter: batch norm's update of its mean in the forward pass would then
-        # invalidate the convolution's weights for the backward pass.
-        self.views = {
-            name: piece.data.unflatten(1, shape) if shape else piece.data.squeeze(1)
-            for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
-        }
-        self.leaves = [self.views[name].requires_grad_() for name in _learned(self.module)]
+        elif len(weights):
+            pieces = weights[0, : sum(self.sizes)].split(self.sizes)
+            # .data, because views share one version counter: batch norm's update of its mean in the forward pass would
+            # then invalidate the convolution's weights for the backward pass.
+            self.views = {
+                name: piece.data.view(shape) for (name, shape), piece in zip(self.shapes.items(), pieces, strict=True)
+            }
+            self.leaves = [view.requires_grad_() for view in list(self.views.values())[: self.parameters]]
 
     def __call__(self, inputs: Tensor, training: bool = False, masks: Masks | None = None) -> Tensor:
         """Logits [P, n, ..., d] of inputs [P, n, ...].
@@ -71,8 +65,7 @@ class Stack:
             self.leaves = [self.mlp.forward(inputs.flatten(2), masks)]
             return self.leaves[0].requires_grad_(training)
         self.module.train(training)
-        weights = {name: view.squeeze(0) for name, view in self.views.items()}
-        return functional_call(self.module, weights, (inputs.squeeze(0),)).unsqueeze(0)
+        return functional_call(self.module, self.views, (inputs.squeeze(0),)).unsqueeze(0)
 
     def gradient(self, values: Tensor) -> Tensor:
         """The gradient [P, learned] of the sum of `values`, which were computed from the latest logits.
@@ -89,18 +82,17 @@ class Stack:
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""
-        pieces = row[: self.size].split([shape.numel() for shape in self.shapes.values()])
-        tensors = _learned(self.module) | _tracked(self.module)
+        pieces = row[: sum(self.sizes)].split(self.sizes)
         with torch.no_grad():
-            for tensor, piece in zip(tensors.values(), pieces, strict=True):
+            for tensor, piece in zip(trained(self.module).values(), pieces, strict=True):
                 tensor.copy_(piece.view(tensor.shape))
         return {name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()}
 
 
-def _learned(module: nn.Module) -> dict[str, Tensor]:
-    return {name: p for name, p in module.named_parameters() if p.requires_grad}
+def trained(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that training changes: parameters, then buffers.
 
-
-def _tracked(module: nn.Module) -> dict[str, Tensor]:
-    """Buffers that training changes. Batch norm counts batches in int64; as a float it is exact up to 2^24."""
-    return {name: b for name, b in module.named_buffers() if b.is_floating_point() or name.endswith(COUNTER)}
+    Batch norm counts batches in int64; as a float it is exact up to 2^24.
+    """
+    learned: dict[str, Tensor] = {name: p for name, p in module.named_parameters() if p.requires_grad}
+    return learned | {n: b for n, b in module.named_buffers() if b.is_floating_point() or n.endswith(COUNTER)}

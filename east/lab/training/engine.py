@@ -205,7 +205,7 @@ class Setup:
             [t.config for t in self.trials], self.loss.anneals, temperature, self.by_metric, self.steps
         )
         self.net = models.Stack([initial(trial, splits) for trial in self.trials], device)
-        if self.net.normalises and min(self.batch, len(self.train)) < 2:
+        if self.net.counters and min(self.batch, len(self.train)) < 2:
             got = f"hyper.batch_size={self.batch}" if self.batch < 2 else f"{len(self.train)} training rows"
             raise ValueError(f"batch norm needs batches of at least 2 samples, got {got}")
         self.optimizer = Adam(self.net, hyper, decoupled=config.protocol.optimizer == "adamw")
@@ -221,21 +221,20 @@ class Setup:
         seeds = [stream(self.trials[p].seed, "dropout", epoch) for p in alive]
         if self.net.mlp is None:  # only if needed: seeding is slow where torch finds no accelerator
             torch.manual_seed(seeds[0])
-        dropout = self.dropout(torch.tensor(seeds, device=self.device), rows)
+        dropout, keys = self.dropout(rows), torch.tensor(seeds, device=self.device)
         for step in range(self.steps):
             index = order[:, step * self.batch : (step + 1) * self.batch]
             inputs, labels = self.train.at(index)
-            masks = dropout.masks(step, inputs.shape[1]) if dropout else None
+            masks = dropout.masks(keys, step, inputs.shape[1]) if dropout else None
             yield prepared(self.splits, inputs, self.device), labels, self.train.weights_at(index), masks
 
-    def dropout(self, keys: Tensor, rows: Tensor) -> Dropout | None:
+    def dropout(self, rows: Tensor) -> Dropout | None:
         """The masks of an epoch, in the previous epoch's memory unless a trial has left."""
         if not self.drops or self.net.mlp is None:
             return None
-        if self._dropout is None or len(self._dropout.keys) != len(keys):
+        if self._dropout is None or len(self._dropout.dropped) != len(rows):
             widest = min(self.batch, len(self.train))
-            self._dropout = Dropout(keys, self.rates[rows], self.net.mlp.sizes[1:-1], widest)
-        self._dropout.keys = keys
+            self._dropout = Dropout(self.rates[rows], self.net.mlp.sizes[1:-1], widest)
         return self._dropout
 
     def validate(self, alive: np.ndarray) -> "Validated":
