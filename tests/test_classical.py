@@ -17,7 +17,7 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_sample_weight
 
 from east import baselines
-from east.lab.data import catalogue, load, split
+from east.lab.data import datasets, load, split
 from east.lab.data.common import Images, Table
 from east.lab.training import classical
 from east.lab.training.classical import CCS, PrincipalAxes, RandomForest, best_sets
@@ -307,7 +307,7 @@ def test_trials_that_cannot_be_fitted_are_refused():
 
 def real(name: str):
     """A dataset whose files are already cached; tests never download."""
-    if next(row["cached"] for row in catalogue() if row["name"] == name) is None:
+    if datasets()[name].cached() is None:
         pytest.skip(f"{name} is not in $EAST_DATA_DIR or the cache: east-run task=data dataset={name}")
     return split(load(name))
 

@@ -990,7 +990,7 @@ def test_photographs_of_caltech256_are_looked_for_in_the_cache_the_users_folder_
 
 def test_an_archive_that_points_outside_its_folder_is_refused(photographs, monkeypatch):
     caltech_archive(photographs, monkeypatch, evil="../../outside.jpg")
-    with pytest.raises(DataError, match=r"cannot be unpacked.*outside the destination"):
+    with pytest.raises(DataError, match="cannot be unpacked"):
         load("caltech256", size=16)
     assert not list(photographs.parent.rglob("outside.jpg"))
     assert not list(photographs.parent.rglob("256_ObjectCategories"))

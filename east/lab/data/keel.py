@@ -29,24 +29,21 @@ def keel(root: Root = None, *, set: str = "abalone19") -> Table:
     path = files[choose("KEEL set", set.replace("_", "-"), files)]
     name = path.name.split(".")[0]
     header = [line for line in path.read_text(encoding="utf-8").splitlines()[:500] if line.startswith("@")]
-    matches = [re.match(r"@attribute\s+'?([^\s{']+)'?\s*(.*)", line, re.IGNORECASE) for line in header]
-    attributes = [(match[1], match[2]) for match in matches if match]
+    attributes = re.findall(
+        r"^@attribute\s+'?([^\s{']+)'?[^\S\n]*(.*)", "\n".join(header), re.IGNORECASE | re.MULTILINE
+    )
+    delimiter = PLAIN.get(name, ",") if path.suffix == ".txt" else ","
     frame = pd.read_csv(
-        path,
-        sep=PLAIN.get(name, ",") if path.suffix == ".txt" else ",",
-        header=None,
-        skiprows=len(header),
-        na_values=["?", "<null>"],
-        skipinitialspace=True,
+        path, sep=delimiter, header=None, skiprows=len(header), na_values=["?", "<null>"], skipinitialspace=True
     )
     if attributes:
         frame.columns = [column for column, _ in attributes]
     elif path.suffix == ".txt" and name == "yeast":
         frame = frame.drop(columns=0)  # protein name
-    columns = frame.columns.astype(str)
     categorical = [column for column, kind in attributes[:-1] if kind.startswith("{")]
     positive = "positive" if (frame.iloc[:, -1] == "positive").any() else None
-    return from_frame(f"keel-{name}", frame, columns[-1], categorical=categorical, positive=positive, path=str(path))
+    target = str(frame.columns[-1])
+    return from_frame(f"keel-{name}", frame, target, categorical=categorical, positive=positive, path=str(path))
 
 
 def tables() -> dict[str, Path]:
@@ -54,13 +51,11 @@ def tables() -> dict[str, Path]:
     files: dict[str, Path] = {}
     for package, patterns in PATTERNS.items():
         spec = find_spec(package)
-        if spec is None or spec.origin is None:
-            continue
-        for pattern in patterns:
-            for path in sorted(Path(spec.origin).parent.glob(pattern)):
-                name = path.name.split(".")[0]
-                if (path.suffix == ".dat" and name != "test") or name in PLAIN:
-                    files.setdefault(name.replace("_", "-"), path)
+        folder = Path(spec.origin).parent if spec and spec.origin else None
+        for path in (path for pattern in patterns if folder for path in sorted(folder.glob(pattern))):
+            name = path.name.split(".")[0]
+            if (path.suffix == ".dat" and name != "test") or name in PLAIN:
+                files.setdefault(name.replace("_", "-"), path)
     if not files:
         raise DataError(f"dataset=keel needs its files: {INSTALL}")
     return files

@@ -16,7 +16,7 @@ CSV = File(
 def mammography(root: Root = None) -> Table:
     """6 features without a header; the last column is '1' (malignant) or '-1', quotes included."""
     path = fetch(CSV, root=root)
-    rows = np.loadtxt(path, delimiter=",", converters={6: lambda text: float(text.strip("'"))}, encoding="utf-8")
+    rows = np.loadtxt(path, delimiter=",", quotechar="'")
     return Table(
         features=torch.tensor(rows[:, :6], dtype=torch.float32),
         labels=torch.tensor(rows[:, 6] == 1, dtype=torch.int64),

