@@ -21,7 +21,7 @@ ROOMS = [
     "losses",
     "decisions",
     "lab.files",
-    "lab.display",
+    "lab.bars",
     "lab.settings",
     "lab.data",
     "lab.models",

@@ -839,7 +839,7 @@ def test_a_log_says_which_candidate_is_running(monkeypatch):
     each = iter(turns)
     assert [next(each).title, next(each).title] == ["forest", "EAST"]
     monkeypatch.setattr(compare.time, "monotonic", lambda: 108.0)
-    assert turns.line() == "[######--------------] 1 of 3 candidates done, EAST running, about 52 s left"
+    assert turns.describe() == "EAST running, about 52 s left"
 
 
 def test_an_interruption_says_that_finished_candidates_are_saved(monkeypatch):

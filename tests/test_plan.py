@@ -3,12 +3,11 @@
 import io
 import re
 import sys
-import time
 
 import pytest
 import torch
 
-from east.lab import data, display
+from east.lab import data
 from east.lab.experiment import executors
 from east.lab.experiment.runs import load, split_options
 from east.lab.settings.command import Command
@@ -219,45 +218,11 @@ def test_known_sizes_of_missing_data_are_right(name):
     assert size == Size(len(splits.train), tuple(splits.train.inputs.shape[1:]), len(loaded.classes), loaded.kind)
 
 
-class Counted:
-    def line(self):
-        return "3 of 10 trials done"
-
-
-def shown(stream, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", stream)
-    with display.shown(Counted()), display.activity("decoding images", total=4) as work:
-        work.update(1)
-        time.sleep(0.2)
-        display.say("failed: something")
-        time.sleep(0.1)
-    assert display.DISPLAY.thread is None
-    return stream.getvalue()
-
-
-def test_a_terminal_shows_one_line_that_is_redrawn(monkeypatch):
-    monkeypatch.setattr(display, "REDRAW", 0.01)
-    text = shown(Terminal(), monkeypatch)
-    assert "3 of 10 trials done | decoding images [#####---------------] 1 of 4" in text
-    assert text.endswith(display.CLEAR)
-    assert f"{display.CLEAR}failed: something\n" in text
-
-
-def test_a_log_shows_plain_lines(monkeypatch):
-    assert display.LOG <= 30
-    monkeypatch.setattr(display, "FIRST", 0.01)
-    monkeypatch.setattr(display, "LOG", 0.02)
-    text = shown(io.StringIO(), monkeypatch)
-    assert "3 of 10 trials done | decoding images 1 of 4 (0 s)\n" in text
-    assert "\r" not in text
-
-
 def test_workers_leave_their_progress_for_the_parent(tmp_path):
     file = tmp_path / "runs" / "progress" / "job.json"
     assert Epoch.read(file) is None
     Epoch(3.5, 20, training=2, trials=3, best=0.75).write(file)
-    said = Epoch.read(file).line()
-    assert said == "epoch 3.5 of at most 20, best validation score 0.750, 2 of 3 trials still training"
+    assert Epoch.read(file).describe() == "best validation score 0.750, 2 of 3 trials still training"
 
 
 @pytest.mark.usefixtures("no_figures")

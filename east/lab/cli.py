@@ -213,7 +213,7 @@ def refuse_bare_words(words: Sequence[str]) -> None:
 
 def dispatch(command: "Command") -> int:
     """Hand a command to its task; without a task or data, run the quickstart."""
-    from east.lab import display
+    from east.lab import bars
     from east.lab.experiment.executors import interruptible
 
     interruptible()
@@ -225,7 +225,7 @@ def dispatch(command: "Command") -> int:
     settings = checked(name, command)
     if name in ("run", "train"):
         print(announcement(settings, command), flush=True)
-    with display.activity("starting"):
+    with bars.bar("starting"):
         task = import_module(f"east.lab.tasks.{name}")
     return task.main(command, *settings)
 
@@ -405,12 +405,12 @@ def unfinished() -> int:
 
 
 def warn(already_shown: set[str], message: Warning | str, *_: object, **__: object) -> None:
-    """Print a warning on its own line above the progress line, each only once."""
-    from east.lab import display
+    """Print a warning on its own line above the bars, each only once."""
+    from east.lab import bars
 
     if str(message) not in already_shown:
         already_shown.add(str(message))
-        display.say(f"warning: {message}")
+        bars.say(f"warning: {message}")
 
 
 def explained(error: Exception) -> int:

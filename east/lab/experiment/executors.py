@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from east.choices import ConfigError
-from east.lab import display
+from east.lab import bars
 from east.lab.settings.settings import Executor, Settings
 
 Job: TypeAlias = Any  # whatever the function takes; it must survive pickling
@@ -238,7 +238,7 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
         seconds = time.monotonic() - started
         if started and seconds >= WORTH_REPORTING:
             idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
-            display.say(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min")
+            bars.say(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min")
     finally:
         with ignoring_interrupts():  # a second Ctrl-C must not interrupt this
             for worker in [*idle, *busy]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from east.choices import HERE, ConfigError, import_by_path
-from east.lab import data, display, models
+from east.lab import bars, data, models
 from east.lab.data.common import assign, leave_out
 from east.lab.settings.sections import DatasetSection, LossSection, Science, Split
 from east.lab.settings.settings import Settings
@@ -37,7 +37,7 @@ class Run:
     @classmethod
     def of(cls, settings: Settings) -> "Run":
         """Load the data and check that all parts fit together; ConfigError or DataError otherwise."""
-        with display.activity(f"loading {settings.dataset.name}"):
+        with bars.bar(f"loading {settings.dataset.name}"):
             loaded = load(settings.dataset, settings.data_dir)
         assign(loaded, **split_options(settings.split.at(0)))  # raises if these data cannot be split this way
         check_parts(settings, loaded)

@@ -6,17 +6,16 @@ with a record are skipped, so rerunning a command finishes it.
 
 import math
 import tempfile
-import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
 
 from east.choices import ConfigError
-from east.lab import display
+from east.lab import bars
 from east.lab.experiment import executors, protocols, records
 from east.lab.experiment.executors import Lost, Place
 from east.lab.experiment.jobs import Job, delete_checkpoints, run_job
@@ -185,11 +184,8 @@ def ledger_of(runs: Sequence[Run]) -> Ledger:
     return Ledger(settings, records.scan(settings.results_dir))
 
 
-def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
-    """Search, select and train every run; return a line per failure, each printed as it happens.
-
-    expected: estimated seconds, displayed until the first trials finish.
-    """
+def carry_out(runs: Sequence[Run]) -> list[str]:
+    """Search, select and train every run; return a line per failure, each printed as it happens."""
     settings = runs[0].settings
     failures: list[str] = []
     place = executors.choose_place(settings, any(run.settings.preset.name != "quick" for run in runs))
@@ -199,9 +195,9 @@ def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
         check_writable(settings.results_dir)
         for folder in ("runs", "models", "records"):
             sweep(Path(settings.results_dir, folder))
-    watch = Watch(scheduler, expected)
+    watch = Watch(scheduler)
     with (
-        display.shown(watch) if queue else nullcontext(),
+        bars.bar("training", scheduler.total, "trial", watch.describe, scheduler.done) as shown,
         noting_saved_trials(lambda: scheduler.anything_saved() or watch.any_checkpoint()),
         closing(watch),
         closing(executors.execute(run_job, queue, place)) as results,  # workers end before their files are deleted
@@ -212,9 +208,10 @@ def carry_out(runs: Sequence[Run], expected: float | None = None) -> list[str]:
             lines = [f"{runs[job.run].name}: {result.reason}"] if lost else result.failures
             failures += lines
             for line in lines:
-                display.say(f"failed: {line}")
+                bars.say(f"failed: {line}")
                 check_writable(settings.results_dir)
             next_jobs = scheduler.finish(job, () if lost else result.recorded)
+            shown.update(scheduler.done - shown.n)
             watch.remove(job)
             watch.add(next_jobs)
             queue.extend(next_jobs)
@@ -234,16 +231,15 @@ def noting_saved_trials(saved: Callable[[], object]) -> Iterator[None]:
 
 
 class Watch:
-    """The display's line about a command's trials. Jobs in other processes write their progress to files."""
+    """The running jobs of a command. Those in other processes write their progress to files."""
 
-    def __init__(self, scheduler: Scheduler, expected: float | None):
-        self.scheduler, self.expected = scheduler, expected
-        self.started, self.at_start = time.monotonic(), scheduler.done
+    def __init__(self, scheduler: Scheduler):
+        self.scheduler = scheduler
         self.open: dict[int, Job] = {}
         self.best: float | None = None  # highest validation metric of any trial
 
     def add(self, jobs: Iterable[Job]) -> None:
-        # Replaced, not changed: the display reads it from another thread.
+        # Replaced, not changed: the bar's thread reads it.
         self.open = {**self.open, **{id(job): job for job in jobs}}
 
     def close(self) -> None:
@@ -273,29 +269,19 @@ class Watch:
         if score is not None and (self.best is None or score > self.best):
             self.best = score
 
-    def line(self) -> str:
-        """Trials done and running, the best score so far, time used and left."""
+    def describe(self) -> str:
+        """How many trials are running, and the best score so far."""
         files = [Path(job.heartbeat) for job in self.open.values() if job.heartbeat]
         running = [epoch for file in files if (epoch := Epoch.read(file))]
         for epoch in running:
             self._note_score(epoch.best)
-        done, total = self.scheduler.done, self.scheduler.total
-        parts = [f"{display.bar(done, total)}{done} of {total} trials done"]
+        parts = []
         if running:
             furthest = max(epoch.epoch for epoch in running)
             parts.append(f"{sum(epoch.training for epoch in running)} running (epoch {furthest:.0f})")
         if self.best is not None:
             parts.append(f"best validation score {self.best:.3f}")
-        took = time.monotonic() - self.started
-        left = self.left(took)
-        return ", ".join([*parts, display.duration(took), *([f"about {display.duration(left)} left"] if left else [])])
-
-    def left(self, took: float) -> float | None:
-        """Estimated seconds left: from finished trials, or from the plan as long as there are none."""
-        finished = self.scheduler.done - self.at_start
-        if finished:
-            return took / finished * (self.scheduler.total - self.scheduler.done)
-        return max(self.expected - took, 0) if self.expected else None
+        return ", ".join(parts)
 
 
 def check_writable(results_dir: str) -> None:

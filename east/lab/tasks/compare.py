@@ -26,7 +26,7 @@ from torch.nn.functional import one_hot
 from east import decisions, metrics
 from east.choices import ConfigError, choose
 from east.confusion import Confusion
-from east.lab import data, display
+from east.lab import bars, data
 from east.lab.data.columns import tells_class
 from east.lab.data.encoding import enumerated
 from east.lab.experiment import budget, records
@@ -144,7 +144,7 @@ def main(command: Command, _: Settings) -> int:
     plans = planned_all(problem)
     if settings.dry_run:
         return 0
-    with display.activity("timing a few steps"):
+    with bars.bar("timing a few steps"):
         plans = [replace(p, seconds=budget.seconds(p.run, splits)) if needs_training(p.run) else p for p in plans]
     line = estimate(plans, settings.minutes)
     unlimited = settings.minutes is None and pick_device(settings.device).type == "cpu"
@@ -156,7 +156,7 @@ def main(command: Command, _: Settings) -> int:
     deadline = None if settings.minutes is None else started + 60 * settings.minutes
     with new_models(settings.keep_models == "all") as models:
         plans, failures, notes = trained(plans, deadline, models)
-        with display.activity("judging the candidates"):
+        with bars.bar("judging the candidates"):
             result = compared(problem, plans, [*failures, *notes])
             models.discard(save(result, plans, folder))
             notes += [f"failed: {line}" for line in failures] + result.notes()
@@ -432,14 +432,14 @@ def estimate(plans: Sequence[CandidatePlan], minutes: float | None) -> str:
     total = sum(plan.seconds for plan in plans)
     if not total:
         return "everything is on record"
-    text = f"about {display.duration(total)} on this machine, estimated from a few steps of each"
+    text = f"about {bars.duration(total)} on this machine, estimated from a few steps of each"
     if minutes is not None:
         return f"{text}; limited by minutes={minutes:g}"
     return f"{text}; minutes={max(1, round(total / 240)):g} would stop it sooner" if total > LONG else text
 
 
 class Turns:
-    """The display's line about the candidates: done, running, time left."""
+    """The candidates in their order, and which one is running."""
 
     def __init__(self, plans: Sequence[CandidatePlan]):
         self.plans, self.at, self.since = plans, 0, time.monotonic()
@@ -449,11 +449,10 @@ class Turns:
             self.at, self.since = number, time.monotonic()
             yield plan
 
-    def line(self) -> str:
+    def describe(self) -> str:
         running, *later = self.plans[self.at :]
         left = max(running.seconds - (time.monotonic() - self.since), 0) + sum(plan.seconds for plan in later)
-        done = f"{display.bar(self.at, len(self.plans))}{self.at} of {len(self.plans)} candidates done"
-        return f"{done}, {running.title} running, about {display.duration(left)} left"
+        return f"{running.title} running, about {bars.duration(left)} left"
 
 
 def cheapest_first(plans: Sequence[CandidatePlan]) -> list[CandidatePlan]:
@@ -484,13 +483,15 @@ def trained(
     failures: list[str] = []
     notes: list[str] = []
     turns = Turns(cheapest_first(plans))
-    with display.shown(turns), noting_saved_trials(lambda: done):
+    shown = bars.bar("candidates", len(plans), "candidate", turns.describe)
+    with shown as progress, noting_saved_trials(lambda: done):
         for plan in turns:
+            progress.update(turns.at - progress.n)
             left = math.inf if deadline is None else deadline - time.monotonic()
             run, share = plan.run, affordable_share(plan, left, first=not done)
             if not share:
                 notes.append(
-                    f"{plan.title} was not trained: it takes about {display.duration(plan.seconds)}, more than is left"
+                    f"{plan.title} was not trained: it takes about {bars.duration(plan.seconds)}, more than is left"
                 )
                 continue
             if share < 1:

@@ -10,7 +10,7 @@ import torch
 
 from east import decisions
 from east.choices import printable
-from east.lab import data, display
+from east.lab import bars, data
 from east.lab.data import files, images
 from east.lab.data.columns import words
 from east.lab.data.common import DataError, shown
@@ -43,7 +43,7 @@ def main(command: Command, settings: Settings) -> int:
     p, rule = torch.from_numpy(labelled.probabilities), model.rule
     part = JudgedPart(p, torch.from_numpy(labelled.labels), rule.decide(p), 0.0)
     positive = model.about["positive"]
-    with display.activity("scoring"):
+    with bars.bar("scoring"):
         scores = with_intervals(part, positive)
     checkpoint = Path(path).expanduser().resolve()
     model_name = checkpoint.parent.name if checkpoint.name == "model" else checkpoint.name  # a comparison's is "model"

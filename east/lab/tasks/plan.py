@@ -13,11 +13,11 @@ from typing import TypeVar
 import torch
 
 from east.choices import ConfigError
-from east.lab import data, display
+from east.lab import bars, data
+from east.lab.bars import duration
 from east.lab.data import DataError
 from east.lab.data.common import assign
 from east.lab.data.sources import folders
-from east.lab.display import duration
 from east.lab.experiment import executors, protocols
 from east.lab.experiment.executors import Place
 from east.lab.experiment.runs import Run, load, planned_device, split_options
@@ -123,7 +123,7 @@ class Plan:
             visits = sum(item.visits for item in self.items)
             if visits < SMALL:
                 return [MINUTE * item.visits / SMALL for item in self.items]
-        with one_thread(self.width > 1), display.activity("timing a few steps"):
+        with one_thread(self.width > 1), bars.bar("timing a few steps"):
             of_trial = partial(timing.trial_seconds, device=self.device)
             return [item.seconds(of_trial) for item in self.items]
 
@@ -170,7 +170,7 @@ class Plan:
         line = f"{self.amount()}: about {duration(seconds)} {self.where()}."
         too_long = seconds > DAY and self.device.type == "cpu" and not executor.gpus
         if not too_long:
-            display.say(line, sys.stdout)
+            bars.say(line, sys.stdout)
             return seconds
         confirm(f"{line} {self.instead(seconds)}", self.settings.yes)
         return seconds
@@ -209,11 +209,11 @@ class Plan:
 def confirm(line: str, yes: bool) -> None:
     """Ask whether to start what this line says, unless `yes`; ConfigError if the user declines or cannot be asked."""
     if yes:
-        display.say(line, sys.stdout)
+        bars.say(line, sys.stdout)
     elif not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(f"{line}\nyes=true starts it anyway.")
     else:
-        display.say(line)
+        bars.say(line)
         if input("Start anyway? [y/N] ").strip().lower() not in ("y", "yes"):
             raise ConfigError("not started")
 

@@ -81,7 +81,7 @@ def to_do(runs: int) -> str:
 
 def started(work: plan.Plan, failures: list[str]) -> list[Run]:
     """Carry out those runs of a plan whose data are available; add errors to `failures`."""
-    seconds = work.confirmed()
+    work.confirmed()
     runs = work.runs(failures)
-    failures += carry_out(runs, seconds) if runs else []
+    failures += carry_out(runs) if runs else []
     return runs

@@ -35,11 +35,11 @@ def perform(
     if work.settings.dry_run:
         print(work.text())
         return 0
-    seconds = work.confirmed()
+    work.confirmed()
     runs = work.runs()
     for note in dict.fromkeys(note for run in runs for note in run.notes):
         print(note, flush=True)
-    text, complete = show(runs, carry_out(runs, seconds))
+    text, complete = show(runs, carry_out(runs))
     print(text)
     return 0 if complete else 1
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from east.lab import display
+from east.lab import bars
 from east.lab.experiment import records
 from east.lab.files import write_text
 from east.lab.reporting import plots, tables, writers
@@ -16,7 +16,7 @@ FILES = {"markdown": "md", "latex": "tex", "csv": "csv", "json": "json"}
 
 
 def main(command: Command, settings: Settings) -> int:
-    with display.activity("rendering"):
+    with bars.bar("rendering"):
         rendered = text(settings, command.get("preset"))
     print(rendered)
     return 0

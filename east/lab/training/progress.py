@@ -5,14 +5,16 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from tqdm.auto import tqdm
+
 from east.choices import install_hint
-from east.lab import display
+from east.lab import bars
 from east.lab.files import temporary_name
 from east.lab.training.annealing import Annealing
 from east.lab.training.population import Population, Trial
@@ -32,13 +34,12 @@ class Epoch:
     best: float | None = None  # highest validation metric so far
     temperature: float | None = None
 
-    def line(self) -> str:
-        best = "" if self.best is None else f", best validation score {self.best:.3f}"
-        temperature = "" if self.temperature is None else f", T {self.temperature:.3g}"
-        training = f", {self.training} of {self.trials} trials still training" if self.trials > 1 else ""
-        places = 1 if self.epoch < 10 else 0  # tenths, because epochs on images are long
-        epoch = f"{self.epoch:.{places}f}".removesuffix(".0")
-        return f"epoch {epoch} of at most {self.max_epochs}{temperature}{best}{training}"
+    def describe(self) -> str:
+        """Temperature, best validation score, and how many trials are still training."""
+        temperature = [] if self.temperature is None else [f"T {self.temperature:.3g}"]
+        best = [] if self.best is None else [f"best validation score {self.best:.3f}"]
+        training = [f"{self.training} of {self.trials} trials still training"] if self.trials > 1 else []
+        return ", ".join([*temperature, *best, *training])
 
     def write(self, file: Path) -> None:
         """Write it for `read`; if that fails, training goes on without being seen."""
@@ -59,7 +60,7 @@ class Epoch:
 class ProgressBar:
     """Reports the progress of a population, epoch by epoch.
 
-    output: True shows it on the display, False nowhere; a file is rewritten every few seconds, for the command that
+    output: True shows a bar, False nothing; a file is rewritten every few seconds, for the command that
     waits for the worker; a function receives a line after the first epoch and then every LINE_SECONDS.
     """
 
@@ -69,17 +70,19 @@ class ProgressBar:
         self.temperature: float | None = None
         self.best: float | None = None
         self.last_write = self.last_line = -math.inf
+        self.shown: tqdm | None = None
+        self.resources = ExitStack()
 
     def __enter__(self) -> Self:
         if self.output is True:
-            display.DISPLAY.push(self)
-        self._write_if_due()
+            bar = bars.bar("epochs", self.now.max_epochs, "epoch", lambda: self.now.describe())
+            self.shown = self.resources.enter_context(bar)
+        self._report()
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self.output is True:
-            display.DISPLAY.pop(self)
-        elif isinstance(self.output, Path):
+        self.resources.close()
+        if isinstance(self.output, Path):
             with suppress(OSError):
                 self.output.unlink(missing_ok=True)
 
@@ -89,23 +92,22 @@ class ProgressBar:
         max_epochs = int(self.annealing.max_epochs.max())
         return Epoch(self.epoch, max_epochs, int(active.sum()), len(active), self.best, self.temperature)
 
-    def line(self) -> str:
-        return self.now.line()
-
     def part_of_epoch(self, share: float) -> None:
         self.epoch += share
-        self._write_if_due()
+        self._report()
 
     def end_of_epoch(self, epoch: int, temperature: float | None, warming: bool) -> None:
         lowest = self.annealing.lowest_metric
         self.epoch, self.temperature = epoch, None if temperature is None else float(temperature)
         self.best = None if warming or math.isinf(lowest) else 1 - lowest
-        self._write_if_due()
+        self._report()
         if callable(self.output) and time.monotonic() - self.last_line >= LINE_SECONDS:
-            self.output(self.line())
+            self.output(f"epoch {epoch} of at most {self.now.max_epochs}, {self.now.describe()}".removesuffix(", "))
             self.last_line = time.monotonic()
 
-    def _write_if_due(self) -> None:
+    def _report(self) -> None:
+        if self.shown is not None:
+            self.shown.update(round(self.epoch, 1) - self.shown.n)
         if isinstance(self.output, Path) and time.monotonic() - self.last_write > HEARTBEAT:
             self.now.write(self.output)
             self.last_write = time.monotonic()

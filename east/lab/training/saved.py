@@ -29,7 +29,7 @@ from torch import Tensor, nn
 
 from east import decisions
 from east.choices import ConfigError, import_by_path
-from east.lab import data, display, models
+from east.lab import bars, data, models
 from east.lab.data import files, images
 from east.lab.data.common import DataError, Kind, Splits, Table
 from east.lab.data.encoding import Numeric, typed_columns
@@ -348,7 +348,7 @@ def predict_file(
     temporary = temporary_name(target)
     done = 0
     try:
-        with display.activity(f"predicting {source.name}", count_rows(source), "rows") as bar:
+        with bars.bar(f"predicting {source.name}", count_rows(source), "row") as bar:
             image = model.about["kind"] == "image"
             frames = image_predictions(model, source) if image else table_predictions(model, source, keep)
             for frame in frames:
