@@ -245,10 +245,10 @@ def test_a_metric_that_stops_training_also_chooses_the_kept_epoch():
 
 
 @pytest.mark.parametrize("steps, stages", [(50, 6), (125, 6), (300, 4), (625, 4), (1250, 2), (3000, 1)])
-def test_all_temperatures_of_a_comparison_are_reached_in_whole_epochs(steps, stages, monkeypatch):
+def test_all_temperatures_of_a_comparison_are_reached_in_whole_epochs(steps, stages):
     """Of 2,000 steps; 625 of them are an epoch of 320,000 rows."""
-    monkeypatch.setattr(budget, "steps_per_epoch", lambda settings: steps)
-    settings = budget.equally_long(composed(Command.parse(["dataset=digits", "loss=f1", "preset=compare"])))
+    words = ["dataset=digits", "loss=f1", "preset=compare", "hyper.batch_size=32"]
+    settings = budget.equally_long(composed(Command.parse(words)), rows=32 * steps)
     annealing = Annealing([settings.science("digits", None)], steps=steps)
     visited = []
     while annealing.active.any():
@@ -260,10 +260,3 @@ def test_all_temperatures_of_a_comparison_are_reached_in_whole_epochs(steps, sta
         assert visited[-1] == pytest.approx(settings.annealing.T_min if stages > 1 else 0.2)
     else:
         assert settings.annealing.r == 0.6
-
-
-def test_the_steps_of_an_epoch_are_those_of_the_training_rows():
-    words = ["dataset=digits", "loss=f1", "preset=compare", "hyper.batch_size=32"]
-    settings = composed(Command.parse(words))
-    assert budget.steps_per_epoch(settings) == int(0.64 * 1797) // 32
-    assert budget.steps_per_epoch(settings.but(protocol=settings.protocol.but(count="epochs"))) == 1

@@ -48,11 +48,30 @@ def slow(monkeypatch):
     monkeypatch.setattr(timing, "step_seconds", lambda *_: 1.0)
 
 
-def test_without_a_search_no_grid_is_needed():
-    """A protocol's grid may have no batch sizes for these data, as long as nothing is searched."""
-    words = ["dataset=digits", "search=none", "protocol.grid.batch_size={image:[32]}", "trials=3"]
-    item = plan.Item(settings(Command.parse(words)), None, Size(1000, (64,), 10), plan.Counter())
-    assert item.seconds(lambda *_: 2.0) == 6.0
+@pytest.mark.parametrize(
+    "words, trainings",
+    [
+        (["preset=quick"], 2),
+        (["preset=budget"], 2 + 4),
+        (["preset=paper"], 2 + 30),
+        (["preset=paper", "search=halving"], 2 + 30 * 5 / 20 + 10 * 15 / 20 + 3),
+        (["preset=paper", "search.equal_budget=true"], 2 + 2 * 30),
+        (["loss=rf", "preset=paper"], 2),
+        (["search=none", "protocol.grid.batch_size={image:[32]}"], 2),  # no grid for these data, and none is needed
+    ],
+)
+def test_an_estimate_includes_the_search_and_every_trial(words, trainings, monkeypatch):
+    monkeypatch.setattr(plan.Item, "fit_seconds", lambda self: 10.0)
+    common = ["dataset=digits", "protocol.max_epochs=20", "trials=2", "loss=ce"]
+    item = plan.Item(settings(Command.parse([*common, *words])), None, Size(1000, (64,), 10), plan.Counter())
+    assert item.seconds(lambda *_: 10.0) == pytest.approx(10 * trainings)
+
+
+def test_a_forest_is_timed_by_a_few_trees(monkeypatch):
+    monkeypatch.setattr(timing, "seconds_of_trees", lambda config, option, trees, splits: 1 + 0.5 * trees)
+    words = Command.parse(["dataset=digits", "loss=rf", "loss.n_estimators=200", "trials=2", "preset=quick"])
+    assert plan.made([settings(words)]).costs() == [2 * (1.5 + 0.5 * 200)]
+    assert plan.made([settings(words.but(loss="logistic").without("loss.n_estimators"))]).costs() == [0]
 
 
 @pytest.mark.usefixtures("no_data", "slow")
@@ -167,7 +186,7 @@ def test_operations_match_torchs_count():
 
 def test_grid_points_that_take_the_same_time_are_timed_once(monkeypatch):
     timed = []
-    monkeypatch.setattr(timing, "_time", lambda *setting: timed.append(setting) or 1.0)
+    monkeypatch.setattr(timing, "measured", lambda *setting: timed.append(setting) or 1.0)
     monkeypatch.setattr(timing, "_KNOWN", {})
     asked = settings(Command.parse([*LONG, "preset=paper"]))
     for point in asked.grid():
@@ -240,21 +259,14 @@ def test_seeds_below_two_to_the_32_including_the_searchs_can_be_used(tmp_path, e
 
 def test_timing_a_large_network_with_many_classes_takes_a_few_small_steps(monkeypatch):
     """An epoch of the stand-in has two rows per class: timing whole epochs took minutes for 257 classes."""
-    rows = []
-
-    def samples(logits, labels):
-        rows.append(labels.shape[-1])
-        return engine_samples(logits, labels)
-
-    engine_samples = timing.samples
-    monkeypatch.setattr(timing, "samples", samples)
+    rows, engine_samples = [], timing.samples
+    monkeypatch.setattr(timing, "samples", lambda p, labels: rows.append(labels.shape[-1]) or engine_samples(p, labels))
     monkeypatch.setattr(timing, "operations", lambda *_: timing.STEP_OPERATIONS / 8)
     hyper = {"batch_size": 64, "dropout": 0.0, "lr": 0.1, "weight_decay": 0.0}
     config = science(model={"name": "tiny_darknet"}, hyper=hyper)
-    assert timing.timed_step(config, 8, Size(1000, (3, 16, 16), 257, "image"), torch.device("cpu")) > 0
     assert timing.step_seconds(config, Size(1000, (3, 16, 16), 257, "image"), torch.device("cpu")) > 0
-    assert rows[: timing.STEPS + 1] == [8] * (timing.STEPS + 1)
-    assert len(rows) <= 2 * (timing.STEPS + 1)
+    assert rows == [8] * len(rows)
+    assert len(rows) <= timing.STEPS + 1
 
 
 def test_a_plan_for_a_clusters_gpu_is_timed_on_this_machine(monkeypatch):

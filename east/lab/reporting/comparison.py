@@ -3,21 +3,19 @@
 A plug-in rule is tuned on validation, so its validation score would flatter it: it is cross-fitted instead, tuned on
 four fifths of the rows and applied to the rest, five times. The expected rule sees no labels and needs none of this. A
 network is judged only on validation rows that were not used to stop its training: EAST's loss is nearly the score
-itself, so those rows would flatter it most. Intervals are 95 % bootstrap percentiles over rows and seeds: the range to
-expect on new rows of the same kind.
+itself, so those rows would flatter it most. Intervals are 95 % bootstrap percentiles over rows: the range to expect on
+new rows of the same kind.
 """
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import torch
 from scipy.sparse import csr_array
 from torch import Tensor
-from torch.nn.functional import one_hot
 
 from east import decisions
 from east.confusion import Confusion
@@ -38,165 +36,112 @@ FEW = 30  # validation rows of the rarest class; with fewer, a choice is uncerta
 INTERVAL = (0.025, 0.975)
 
 Measure: TypeAlias = Callable[[Confusion], Tensor]
+Arrays: TypeAlias = Mapping[str, np.ndarray]  # a trial's probabilities and labels, as stored beside its record
 
 
 @dataclass(frozen=True)
-class JudgedPart:
-    """What a trial decided on one part of the data."""
+class Decided:
+    """A model's decisions on labelled rows."""
 
     probabilities: Tensor  # [n, d]
     labels: Tensor  # int64 [n]
     predicted: Tensor  # int64 [n]
-    score: float
-    groups: Tensor | None = None  # int64 [n]: rows of one group are resampled and folded together
+    groups: Tensor | None = None  # int64 [n]: rows of one group are resampled together
+
+    @property
+    def classes(self) -> int:
+        return self.probabilities.shape[-1]
 
     @property
     def confusion(self) -> Confusion:
-        return Confusion.from_predictions(self.predicted, self.labels, self.probabilities.shape[-1])
+        return Confusion.from_predictions(self.predicted, self.labels, self.classes)
 
     @property
-    def cross_entropy(self) -> float:
+    def units(self) -> tuple[int, np.ndarray]:
+        """How many units a bootstrap draws from, rows or groups of rows, and the unit [n] of each row."""
+        if self.groups is None:
+            return len(self.labels), np.arange(len(self.labels))
+        numbers, unit_of_row = np.unique(self.groups.numpy(), return_inverse=True)
+        return len(numbers), unit_of_row
+
+    @property
+    def likelihood(self) -> float:
+        """Mean log likelihood of the labels, which no decision rule changes."""
         of_label = self.probabilities.double().gather(1, self.labels[:, None])
-        return float(-of_label.clamp_min(1e-15).log().mean())
+        return float(of_label.clamp_min(1e-15).log().mean())
 
+    def take(self, rows: Tensor) -> "Decided":
+        groups = None if self.groups is None else self.groups[rows]
+        return Decided(self.probabilities[rows], self.labels[rows], self.predicted[rows], groups)
 
-@dataclass(frozen=True)
-class JudgedTrial:
-    """One trial under a decision rule. Validation decisions are cross-fitted if the rule is tuned."""
-
-    seed: int
-    rule: decisions.Rule
-    val: JudgedPart
-    test: JudgedPart
-    unseen: Tensor | None = None  # bool [n]: validation rows not used to stop its training; None: no row was
+    def scores(self, positive: int | None) -> dict[str, float]:
+        """The usual scores by the names that users see, without those that are undefined on these rows."""
+        stored = evaluation.scores(self.confusion, positive)
+        stored |= evaluation.rank_scores(self.probabilities, self.labels, positive)
+        values = {name: stored[STORED.get(name, name)] for name in REPORTED}
+        return {name: value for name, value in values.items() if isinstance(value, float)}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model with a decision rule, and its finished trials. key: its name in `candidates=[…]`.
-
-    judged: its decisions on validation rows that its training did not see; by default on all rows, trial by trial.
-    """
+    """A trained model with a decision rule. key: its name in `candidates=[…]`; seed: the trial that would be saved."""
 
     key: str
     title: str
     decision: DecisionName
-    trials: tuple[JudgedTrial, ...]
-    judged: tuple[JudgedPart, ...] = ()
-
-    @property
-    def val(self) -> tuple[JudgedPart, ...]:
-        return self.judged or tuple(trial.val for trial in self.trials)
+    seed: int
+    rule: decisions.Rule
+    val: Decided  # cross-fitted where training or rule have seen the labels
+    test: Decided
+    unseen: Tensor  # bool [n]: the validation rows on which it can be judged
 
     @property
     def name(self) -> str:
         return f"{self.title}{DECIDED[self.decision]}"
 
-    @property
-    def validation(self) -> float:
-        return float(np.mean([part.score for part in self.val]))
-
-    @property
-    def likelihood(self) -> float:
-        """Log likelihood of the validation labels, per row: minus the cross-entropy, which no decision rule changes."""
-        return -float(np.mean([part.cross_entropy for part in self.val]))
-
-    @property
-    def test(self) -> float:
-        return float(np.mean([trial.test.score for trial in self.trials]))
-
-    @property
-    def chosen(self) -> JudgedTrial:
-        """The trial that is saved: the best on validation."""
-        return max(self.trials, key=lambda trial: trial.val.score)
-
-    @property
-    def one_class(self) -> int:
-        """How many trials predict a single class for all test rows."""
-        return sum(len(trial.test.predicted.unique()) == 1 for trial in self.trials)
-
-    def scores(self, positive: int | None) -> dict[str, float | None]:
-        """Means over trials of the usual scores on test."""
-        each = [scores_of(trial.test, positive) for trial in self.trials]
-        return {name: None if each[0][name] is None else float(np.mean([s[name] for s in each])) for name in each[0]}
-
-
-def scores_of(part: JudgedPart, positive: int | None) -> dict[str, float | None]:
-    """The usual scores by the names that users see; None where they are undefined on these rows."""
-    stored = evaluation.scores(part.confusion, positive)
-    stored |= evaluation.rank_scores(part.probabilities, part.labels, positive)
-    values = {name: stored[STORED.get(name, name)] for name in REPORTED}
-    return {name: value if isinstance(value, float) else None for name, value in values.items()}
-
 
 def judge(
-    arrays: Mapping[str, np.ndarray],
-    seed: int,
-    decision: str,
+    key: str,
+    title: str,
+    trials: Mapping[int, Arrays],
+    folds: int | None,
+    groups: Mapping[str, Tensor | None],
     measure: Measure,
     positive: int | None,
-    folds: int | None = None,
-    groups: Mapping[str, Tensor | None] | None = None,
-) -> JudgedTrial:
-    """Apply a decision rule to a trial's probabilities.
+) -> list[Candidate]:
+    """A candidate per decision rule, from the trials (seed -> arrays) of one model.
 
-    folds: `split.folds` of the trial. groups: the groups [n] of the rows of val and test, if they have any.
+    folds: `split.folds`; each trial's training ignored one fold of the validation rows, and its probabilities stand for
+    that fold. groups: those of the rows of val and test, if they have any.
     """
-    groups = groups or {}
-    val, test, val_labels, test_labels = (
-        torch.from_numpy(arrays[f"{part}_{kind}"]) for kind in ("probabilities", "labels") for part in ("val", "test")
-    )
-    rule: decisions.Rule = decisions.Argmax()
-    if decision == "expected":
-        rule = decisions.expected(tuning_rows(val, val_labels)[0], measure, positive)
-    if decision == "plugin":
-        rule = decisions.tuned(*tuning_rows(val, val_labels), measure, positive)
-        on_val = cross_fitted(val, val_labels, measure, positive, groups.get("val"))
-    else:
-        on_val = rule.decide(val)
-
-    def part(name: str, probabilities: Tensor, labels: Tensor, predicted: Tensor) -> JudgedPart:
-        score = measure(Confusion.from_predictions(predicted, labels, probabilities.shape[-1]))
-        return JudgedPart(probabilities, labels, predicted, float(score), groups.get(name))
-
-    unseen = None if folds is None else folds_of(val_labels, folds, groups.get("val")) == seed % folds
-    on_test = part("test", test, test_labels, rule.decide(test))
-    return JudgedTrial(seed, rule, part("val", val, val_labels, on_val), on_test, unseen)
+    val = {seed: torch.from_numpy(arrays["val_probabilities"]) for seed, arrays in trials.items()}
+    labels, test_labels = (torch.from_numpy(next(iter(trials.values()))[f"{part}_labels"]) for part in ("val", "test"))
+    p = next(iter(val.values())).clone()
+    unseen = torch.full_like(labels, folds is None, dtype=torch.bool)
+    for seed in reversed(val) if folds else ():
+        own = folds_of(labels, folds or 1, groups["val"]) == seed % (folds or 1)
+        p[own], unseen = val[seed][own], unseen | own
+    tuning = tuning_rows(p, labels)
+    rules: dict[DecisionName, decisions.Rule] = {
+        "argmax": decisions.Argmax(),
+        "plugin": decisions.tuned(*tuning, measure, positive),
+        "expected": decisions.expected(tuning[0], measure, positive),
+    }
+    found = []
+    for decision, rule in rules.items():
+        tuned = decision == "plugin"
+        predicted = cross_fitted(p, labels, measure, positive, groups["val"]) if tuned else rule.decide(p)
+        own_decisions = {seed: Decided(of, labels, rule.decide(of)) for seed, of in val.items()}
+        seed = max(val, key=lambda seed: float(measure(own_decisions[seed].confusion)))
+        of_test = torch.from_numpy(trials[seed]["test_probabilities"])
+        on_test = Decided(of_test, test_labels, rule.decide(of_test), groups["test"])
+        on_val = Decided(p, labels, predicted, groups["val"])
+        found.append(Candidate(key, title, decision, seed, rule, on_val, on_test, unseen))
+    return found
 
 
 def folds_of(labels: Tensor, folds: int, groups: Tensor | None) -> Tensor:
     return torch.from_numpy(folded(labels.numpy(), folds, None if groups is None else groups.numpy()))
-
-
-def on_unseen_rows(candidates: Sequence[Candidate], measure: Measure) -> list[Candidate]:
-    """The candidates, all judged on the same validation rows, none of which was used for early stopping.
-
-    If a network's trials leave out different folds, each row is decided by the trial that left it out.
-    """
-    covered = [
-        torch.stack([trial.unseen for trial in c.trials if trial.unseen is not None]).any(0)
-        for c in candidates
-        if any(trial.unseen is not None for trial in c.trials)
-    ]
-    if not covered or not torch.stack(covered).all(0).any():
-        return list(candidates)
-    rows = torch.stack(covered).all(0).nonzero().flatten()
-    return [replace(c, judged=tuple(unseen_parts(c.trials, rows, measure))) for c in candidates]
-
-
-def unseen_parts(trials: Sequence[JudgedTrial], rows: Tensor, measure: Measure) -> Iterator[JudgedPart]:
-    """Decisions of the trials on these validation rows [m]: one part if each left out a fold, else one per trial."""
-    left_out = [(trial, trial.unseen) for trial in trials if trial.unseen is not None]
-    owner = (
-        torch.stack([unseen.int() for _, unseen in left_out]).argmax(0)[rows] if left_out else torch.zeros_like(rows)
-    )
-    for parts in [[trial.val for trial, _ in left_out]] if left_out else [[trial.val] for trial in trials]:
-        probabilities = torch.stack([part.probabilities for part in parts])[owner, rows]
-        predicted = torch.stack([part.predicted for part in parts])[owner, rows]
-        labels = parts[0].labels[rows]
-        score = measure(Confusion.from_predictions(predicted, labels, probabilities.shape[-1]))
-        groups = None if parts[0].groups is None else parts[0].groups[rows]
-        yield JudgedPart(probabilities, labels, predicted, float(score), groups)
 
 
 def tuning_rows(probabilities: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -221,207 +166,147 @@ def cross_fitted(
 
 
 @dataclass(frozen=True)
-class Estimate:
-    """A score, or a difference of scores, with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{self.value:.3f} ({self.low:.3f} to {self.high:.3f})"
-
-    @property
-    def cells(self) -> list[str]:
-        """Value and interval for a table; the interval is blank if there is none."""
-        return [f"{self.value:.3f}", "" if np.isnan(self.low) else f"{self.low:.3f} to {self.high:.3f}"]
-
-
-@dataclass(frozen=True)
 class Comparison:
-    """All candidates, cheapest first; the winner is chosen on validation."""
+    """All candidates, cheapest first, and which one is best.
+
+    scores: a row per candidate, the content of scores.csv. best: the winner's row. uncertain: why the choice is in
+    doubt; None if it is not.
+    """
 
     score: str
-    measure: Measure
     candidates: tuple[Candidate, ...]
     classes: tuple[str, ...]
     positive: int | None
-
-    @cached_property
-    def best(self) -> int:
-        """Index of the winner: the best validation score; ties go to the highest likelihood.
-
-        With few rows of some class the score is mostly luck. Then the highest likelihood wins among those not clearly
-        worse; of a model's rules, the expected one, which needs no labels.
-        """
-        score = lambda k: round(self.candidates[k].validation, 9)  # noqa: E731
-        likelihood = lambda k: self.candidates[k].likelihood  # noqa: E731
-        if self.rarest[1] < FEW:
-            return max(
-                self.contenders, key=lambda k: (likelihood(k), self.candidates[k].decision == "expected", score(k))
-            )
-        return max(range(len(self.candidates)), key=lambda k: (score(k), likelihood(k)))
-
-    @cached_property
-    def rarest(self) -> tuple[str, int]:
-        """The class with the fewest validation rows, or groups of rows, and how many it has."""
-        part = self.candidates[0].val[0]
-        labels = part.labels if part.groups is None else torch.stack((part.labels, part.groups)).unique(dim=1)[0]
-        counts = torch.bincount(labels, minlength=len(self.classes))
-        return self.classes[int(counts.argmin())], int(counts.min())
-
-    @cached_property
-    def contenders(self) -> list[int]:
-        """Indices of the candidates not clearly worse on validation than the best one there."""
-        top = max(range(len(self.candidates)), key=lambda k: self.candidates[k].validation)
-        leads = self.val_samples[top] - self.val_samples
-        return [k for k in range(len(self.candidates)) if k == top or not np.nanquantile(leads[k], INTERVAL[0]) > 0]
+    scores: "pd.DataFrame"
+    best: int
+    uncertain: str | None
 
     @property
     def winner(self) -> Candidate:
         return self.candidates[self.best]
 
-    @cached_property
-    def samples(self) -> np.ndarray:
-        """[candidates, RESAMPLES]: mean test scores, over resampled test rows and seeds."""
-        return resampled([[trial.test for trial in c.trials] for c in self.candidates], self.measure)
-
-    @cached_property
-    def val_samples(self) -> np.ndarray:
-        """As `samples`, but of validation rows."""
-        return resampled([c.val for c in self.candidates], self.measure)
-
     @property
-    def certainty(self) -> float:
-        """How often the winner has the best validation score in resamples of the rows."""
-        drawn = np.nan_to_num(self.val_samples, nan=-np.inf)  # a metric may need rows of each class
-        ahead = np.isclose(drawn, drawn.max(0))
-        return float((ahead[self.best] / ahead.sum(0)).mean())  # ties share a win
+    def summary(self) -> str:
+        """The winner's test score with its interval, and how many candidates it is clearly ahead of."""
+        row, behind, others = (
+            self.scores.iloc[self.best],
+            int((self.scores["lead_low"] > 0).sum()),
+            len(self.scores) - 1,
+        )
+        count = "any other" if not behind else "all others" if behind == others else f"{behind} of {others} others"
+        ahead = f"{'' if behind else 'not '}clearly ahead of {count}"
+        return f"{self.winner.name}, test {row.test:.3f} ({row.test_low:.3f} to {row.test_high:.3f}); {ahead}"
 
-    def interval(self, k: int) -> Estimate:
-        return Estimate(self.candidates[k].test, *np.nanquantile(self.samples[k], INTERVAL).tolist())
-
-    def lead(self, k: int) -> Estimate:
-        """The winner's test score minus candidate k's."""
-        low, high = np.nanquantile(self.samples[self.best] - self.samples[k], INTERVAL).tolist()
-        return Estimate(self.winner.test - self.candidates[k].test, low, high)
-
-    @property
-    def behind(self) -> list[str]:
-        """Names of the candidates that are clearly behind the winner."""
-        return [c.name for k, c in enumerate(self.candidates) if k != self.best and self.lead(k).low > 0]
-
-    @property
-    def uncertain(self) -> str | None:
-        """Why the choice of winner is in doubt; None if it is not."""
-        name, count = self.rarest
-        if count < FEW:
-            unit = "validation row" if self.candidates[0].val[0].groups is None else "validation group"
-            rows = {0: f"no {unit}s", 1: f"only 1 {unit}"}.get(count, f"only {count} {unit}s")
-            return (
-                f"{rows} of {name!r}; the winner has the highest likelihood among the {len(self.contenders)} "
-                "candidates not clearly worse on validation than the best"
-            )
-        if self.certainty >= 0.5:
-            return None
-        return f"with other validation rows it would win {self.certainty:.0%} of the time"
-
-    @property
-    def standing(self) -> str:
-        """How many candidates the winner is clearly ahead of, in words."""
-        behind, others = len(self.behind), len(self.candidates) - 1
-        if not behind:
-            return "not clearly ahead of any other"
-        return "clearly ahead of all others" if behind == others else f"clearly ahead of {behind} of {others} others"
-
-    def frame(self) -> "pd.DataFrame":
-        """The content of scores.csv: a row per candidate."""
-        import pandas as pd
-
-        rows = []
-        for k, candidate in enumerate(self.candidates):
-            test, lead = self.interval(k), self.lead(k)
-            rows.append(
-                {
-                    "candidate": candidate.key,
-                    "decision": candidate.decision,
-                    "winner": k == self.best,
-                    "seeds": len(candidate.trials),
-                    "validation": candidate.validation,
-                    "test": test.value,
-                    "test_low": test.low,
-                    "test_high": test.high,
-                    "lead": lead.value,
-                    "lead_low": lead.low,
-                    "lead_high": lead.high,
-                    **candidate.scores(self.positive),
-                }
-            )
-        return pd.DataFrame(rows)
+    def lines(self) -> list[list[str]]:
+        """The candidates as a table of text, header first."""
+        header = ["", "validation", "test", "95 % interval", "winner minus this, on test", "95 % interval"]
+        rows = [
+            [candidate.name, f"{row.validation:.3f}", *with_interval(row.test, row.test_low, row.test_high)]
+            + (["winner", ""] if row.winner else with_interval(row.lead, row.lead_low, row.lead_high, "+"))
+            for candidate, row in zip(self.candidates, self.scores.itertuples(), strict=True)
+        ]
+        return [header, *rows]
 
     def notes(self) -> list[str]:
         """Warnings about individual candidates."""
-        return [
-            f"{c.name} predicts the same class for every test row"
-            + (f" in {c.one_class} of {len(c.trials)} trials" if len(c.trials) > 1 else "")
-            for c in self.candidates
-            if c.one_class
-        ]
+        constant = [c.name for c in self.candidates if len(c.test.predicted.unique()) == 1]
+        return [f"{name} predicts the same class for every test row" for name in constant]
 
 
-def resampled(candidates: Sequence[Sequence[JudgedPart]], measure: Measure) -> np.ndarray:
-    """[candidates, RESAMPLES]: mean scores over resampled rows, or whole groups of rows, and seeds.
+def with_interval(value: Any, low: Any, high: Any, sign: str = "") -> list[str]:
+    """Value and interval for a table; the interval is blank if there is none."""
+    return [f"{value:{sign}.3f}", "" if np.isnan(low) else f"{low:{sign}.3f} to {high:{sign}.3f}"]
 
-    Rows are the same for all candidates, seeds for all with equally many: the rules of one network share its trials.
-    Rows with the same label and the same decisions of all trials form one pattern, so that patterns are counted instead
-    of rows.
+
+def compared(
+    score: str, measure: Measure, candidates: Sequence[Candidate], classes: tuple[str, ...], positive: int | None
+) -> Comparison:
+    """Choose the winner on the validation rows that no candidate was stopped on, or on all if there are none."""
+    import pandas as pd
+
+    common = torch.stack([candidate.unseen for candidate in candidates]).all(0)
+    rows = (common if common.any() else torch.ones_like(common)).nonzero().flatten()
+    candidates = tuple(replace(candidate, val=candidate.val.take(rows)) for candidate in candidates)
+    validation, test = (
+        np.array([float(measure(part.confusion)) for part in parts])
+        for parts in zip(*((candidate.val, candidate.test) for candidate in candidates), strict=True)
+    )
+    best, uncertain = chosen(candidates, validation.tolist(), classes, measure)
+    samples = resampled([candidate.test for candidate in candidates], measure)
+    low, high = np.nanquantile(samples, INTERVAL, axis=1)
+    lead_low, lead_high = np.nanquantile(samples[best] - samples, INTERVAL, axis=1)
+    about = {
+        "candidate": [candidate.key for candidate in candidates],
+        "decision": [candidate.decision for candidate in candidates],
+        "winner": np.arange(len(candidates)) == best,
+        "seed": [candidate.seed for candidate in candidates],
+        "validation": validation,
+        **{"test": test, "test_low": low, "test_high": high},
+        **{"lead": test[best] - test, "lead_low": lead_low, "lead_high": lead_high},
+    }
+    usual = pd.DataFrame([candidate.test.scores(positive) for candidate in candidates])
+    return Comparison(score, candidates, classes, positive, pd.DataFrame(about).join(usual), best, uncertain)
+
+
+def chosen(
+    candidates: Sequence[Candidate], validation: Sequence[float], classes: Sequence[str], measure: Measure
+) -> tuple[int, str | None]:
+    """Index of the winner, and why the choice is in doubt: the best validation score; ties go to the likelihood.
+
+    With few rows of some class the score is mostly luck. Then the highest likelihood wins among those not clearly
+    worse; of a model's rules, the expected one, which needs no labels.
     """
-    parts = [part for candidate in candidates for part in candidate]
-    random, classes = np.random.default_rng(0), parts[0].probabilities.shape[-1]
-    decisions_by_row = torch.stack([parts[0].labels, *(part.predicted for part in parts)], dim=1).numpy()
-    patterns, pattern_of_row = np.unique(decisions_by_row, axis=0, return_inverse=True)
-    labels, *predicted = torch.from_numpy(patterns).unbind(1)
-    units, unit_of_row = units_of(parts[0])
-    places = unit_of_row, pattern_of_row.ravel()
-    contents = csr_array((np.ones(len(unit_of_row)), places), shape=(units, len(patterns))).T  # [patterns, units]
+    parts = [candidate.val for candidate in candidates]
+    likelihood = [part.likelihood for part in parts]
+    labels, groups = parts[0].labels, parts[0].groups
+    of_units = labels if groups is None else torch.stack((labels, groups)).unique(dim=1)[0]
+    counts = torch.bincount(of_units, minlength=len(classes))
+    count, name = int(counts.min()), classes[int(counts.argmin())]
+    if count >= FEW:
+        return max(range(len(parts)), key=lambda k: (round(validation[k], 9), likelihood[k])), None
+    samples, top = resampled(parts, measure), int(np.argmax(validation))
+    lows = np.nanquantile(samples[top] - samples, INTERVAL[0], axis=1)
+    contenders = [k for k in range(len(parts)) if k == top or not lows[k] > 0]
+    by_rule = [candidate.decision == "expected" for candidate in candidates]
+    best = max(contenders, key=lambda k: (likelihood[k], by_rule[k], round(validation[k], 9)))
+    unit = "validation row" if groups is None else "validation group"
+    rows = {0: f"no {unit}s", 1: f"only 1 {unit}"}.get(count, f"only {count} {unit}s")
+    return best, (
+        f"{rows} of {name!r}; the winner has the highest likelihood among the {len(contenders)} candidates not clearly "
+        "worse on validation than the best"
+    )
+
+
+def resampled(parts: Sequence[Decided], measure: Measure) -> np.ndarray:
+    """[parts, RESAMPLES]: scores of the parts, which have the same rows, over resampled rows or groups of rows."""
+    units, unit_of_row = parts[0].units
+    classes, ones = parts[0].classes, np.ones(len(unit_of_row))
+    cells = [(unit_of_row, (part.labels * classes + part.predicted).numpy()) for part in parts]
+    counts = [csr_array((ones, places), shape=(units, classes**2)) for places in cells]
     scores = []
-    for times_drawn in draws(units, random):
-        weights = torch.from_numpy((contents @ times_drawn.T).T)
-        scores.append(torch.stack([measure(weighted(of_trial, labels, weights, classes)) for of_trial in predicted]))
-    values, means, first = torch.cat(scores, dim=1).numpy(), [], 0
-    seeds = {count: random.integers(count, size=(count, RESAMPLES)) for count in sorted(set(map(len, candidates)))}
-    for candidate in candidates:
-        trials = values[first : first + len(candidate)]
-        means.append(np.take_along_axis(trials, seeds[len(trials)], axis=0).mean(0))
-        first += len(candidate)
-    return np.array(means)
+    for times_drawn in draws(units, max(units, classes**2)):
+        matrices = (torch.from_numpy(times_drawn @ of_part).unflatten(-1, (classes, classes)) for of_part in counts)
+        scores.append(torch.stack([measure(Confusion.from_matrix(matrix)) for matrix in matrices]))
+    return torch.cat(scores, dim=1).numpy()
 
 
-def units_of(part: JudgedPart) -> tuple[int, np.ndarray]:
-    """How many units a bootstrap draws from, rows or groups of rows, and the unit [n] of each row."""
-    if part.groups is None:
-        return len(part.labels), np.arange(len(part.labels))
-    numbers, unit_of_row = np.unique(part.groups.numpy(), return_inverse=True)
-    return len(numbers), unit_of_row
-
-
-def draws(units: int, random: np.random.Generator) -> Iterator[np.ndarray]:
-    """How often each unit is drawn: RESAMPLES rows [units], some at a time to save memory."""
-    at_once = max(1, AT_ONCE // units)
+def draws(units: int, width: int) -> Iterator[np.ndarray]:
+    """How often each unit is drawn: RESAMPLES rows [units], as many at a time as fit in memory with `width` counts."""
+    random, at_once = np.random.default_rng(0), max(1, AT_ONCE // width)
     for start in range(0, RESAMPLES, at_once):
         count = min(at_once, RESAMPLES - start)
         drawn = random.integers(units, size=(count, units)) + units * np.arange(count)[:, None]
         yield np.bincount(drawn.ravel(), minlength=count * units).reshape(count, units)
 
 
-def rank_samples(part: JudgedPart, positive: int | None) -> dict[str, np.ndarray]:
+def rank_samples(part: Decided, positive: int | None) -> dict[str, np.ndarray]:
     """auroc and average_precision [RESAMPLES] over resampled rows, computed as in `evaluation.rank_scores`."""
-    classes = range(part.probabilities.shape[-1]) if positive is None else [positive]
+    classes = range(part.classes) if positive is None else [positive]
     ranked = [(part.probabilities[:, k].double().numpy(), (part.labels == k).numpy()) for k in classes]
     ranked = [(values, truth) for values, truth in ranked if truth.any() and not truth.all()]
-    units, unit_of_row = units_of(part)
+    units, unit_of_row = part.units
     drawn = []
-    for times_drawn in draws(units, np.random.default_rng(0)):
+    for times_drawn in draws(units, len(unit_of_row)):
         weights = times_drawn[:, unit_of_row]
         with warnings.catch_warnings(action="ignore", category=RuntimeWarning):  # a draw may lack positives
             drawn.append(np.nanmean([ranking(values, truth, weights) for values, truth in ranked], axis=0))
@@ -440,15 +325,3 @@ def ranking(values: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> np.nd
         auroc = 1 - (positives * (fp - negatives / 2)).sum(1) / (tp[:, -1] * fp[:, -1])
         precision = (positives * tp / np.maximum(tp + fp, 1)).sum(1) / tp[:, -1]
     return np.stack([auroc, precision])
-
-
-def weighted(predicted: Tensor, labels: Tensor, weights: Tensor, classes: int) -> Confusion:
-    """The confusion [b] of predicted [n] and labels [n], row i counted weights [b, n] times."""
-    decided, actual = (one_hot(index, classes).double() for index in (predicted, labels))
-    cells = labels * classes + predicted
-
-    def matrix() -> Tensor:
-        counts = weights.new_zeros(len(weights), classes**2).index_add_(1, cells, weights)
-        return counts.unflatten(-1, (classes, classes))
-
-    return Confusion(weights @ (decided * actual), weights @ actual, weights @ decided, matrix)

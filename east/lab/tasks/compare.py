@@ -2,17 +2,16 @@
 
 Candidates: logistic regression, gradient boosting, a random forest, and a network trained on cross-entropy, on metric
 cross-entropy and on EAST's loss of the score; each decides by argmax, by a rule tuned on validation (plug-in) and by
-the best rule according to its own probabilities (expected). All see the same split, and reporting/comparison.py judges
-them.
+the best rule according to its own probabilities (expected). All see the same split: `candidate` says what is trained,
+`train` trains it, reporting/comparison.py judges it.
 """
 
 import inspect
-import math
 import shlex
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,27 +26,24 @@ from east import decisions, metrics
 from east.choices import ConfigError, choose
 from east.confusion import Confusion
 from east.lab import bars, data
+from east.lab.bars import duration
 from east.lab.data.columns import tells_class
 from east.lab.data.encoding import enumerated
 from east.lab.experiment import budget, records
 from east.lab.experiment.budget import OutOfTime
-from east.lab.experiment.ledger import Ledger, model_folder
+from east.lab.experiment.ledger import model_folder
 from east.lab.experiment.runs import Run, load, split_options
-from east.lab.experiment.scheduler import carry_out, noting_saved_trials
+from east.lab.experiment.scheduler import carry_out
 from east.lab.files import result_folder
-from east.lab.reporting import writers
-from east.lab.reporting.comparison import FEW, Candidate, Comparison, Measure, judge, on_unseen_rows
+from east.lab.reporting import comparison, writers
+from east.lab.reporting.comparison import FEW, Comparison, Measure, judge
 from east.lab.reporting.pages import compare as page
-from east.lab.reporting.specs import DECIDED
 from east.lab.settings import compose
 from east.lab.settings.command import Command
-from east.lab.settings.identity import Json
-from east.lab.settings.sections import DatasetSection, LossSection, Split
+from east.lab.settings.sections import LossSection
 from east.lab.settings.settings import Settings
-from east.lab.tasks.plan import DAY, confirm
+from east.lab.tasks import plan
 from east.lab.training import saved
-from east.lab.training.devices import pick_device
-from east.lab.training.population import Trial
 
 LOSSES = {"f1": "f1", "accuracy": "accuracy", "mcc": "mcc"}  # metric -> its loss; all others use `metric`
 CANDIDATES = {  # cheapest first; among the networks, the winner of conf/table/contest.yaml first
@@ -67,10 +63,7 @@ USUAL = ("logistic", "boosting", "rf", "ce", "metric_ce", "east")
 CLASSICAL = tuple(filter(compose.is_classical, CANDIDATES))
 SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
 COLUMNS = 30  # columns of the data that are described one by one
-HIDDEN = [128, 64]  # smaller than the papers' network: as good on tables of this size, and faster
-LEARNING_RATE = 0.003
 RANKINGS = ("auc", "roc_auc", "auroc", "average_precision")
-LONG = 60  # seconds; above this, suggest a time limit
 
 
 @dataclass(frozen=True)
@@ -96,111 +89,79 @@ class Score:
         """The metric that ranks candidates: 0 where the user's is undefined."""
         return decisions.defined(self.as_written)
 
-    def notes(self, classes: int) -> list[str]:
-        """A note if a metric of the user's own is undefined for a model that always predicts the same class."""
-        if any(self.as_written(counts).isnan().any() for counts in extreme_counts(classes)):
-            return [f"{self.name} is undefined (0/0) if a class is never predicted; such a score counts as 0"]
-        return []
-
-
-@dataclass(frozen=True)
-class CandidatePlan:
-    """A candidate to train: its name in `candidates=[…]`, its title, its run, and how long that takes here."""
-
-    key: str
-    title: str
-    run: Run
-    seconds: float = 0.0
-
 
 @dataclass(frozen=True)
 class Problem:
-    """What is compared on which data: the command with its defaults, its settings, the data and their split, the score.
-
-    names: of the candidates. about: the data in a few lines. checks: what the user should know of data and score.
-    """
+    """What is compared on which data. notes: what the user should know of data and score."""
 
     command: Command
     settings: Settings
     loaded: data.Data
     splits: data.Splits
     score: Score
-    names: tuple[str, ...]
     about: str
-    checks: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """A candidate to train: its name in `candidates=[…]`, its title, and its part of the plan."""
+
+    key: str
+    title: str
+    item: plan.Item
 
     @property
-    def rarest(self) -> float:
-        """Share of the rarest class."""
-        labels = self.loaded.labels.flatten()
-        return float(torch.bincount(labels, minlength=len(self.loaded.classes)).min()) / labels.numel()
+    def run(self) -> Run:
+        assert self.item.run is not None  # the data have been loaded
+        return self.item.run
+
+    @property
+    def finished(self) -> dict[int, Path]:
+        """Seed -> record file of the trials whose probabilities are on record."""
+        folder = self.run.settings.results_dir
+        files = {trial.seed: records.path(folder, trial.config, trial.seed) for trial in self.run.trials}
+        return {k: file for k, file in files.items() if records.status(file) == "done" and records.has_arrays(file)}
+
+    @property
+    def needs_trust(self) -> bool:
+        """Whether loading the model runs code from outside east: a network or library named in the command."""
+        settings = self.run.settings
+        return "target" in settings.model.options or "library" in settings.loss.options
 
 
 def main(command: Command, _: Settings) -> int:
     """Describe, estimate, train, judge and save, printing each result as soon as it is known."""
     started, typed = time.monotonic(), shlex.join(["east-run", *command.words])
-    problem = described(command)
-    settings, loaded, splits = problem.settings, problem.loaded, problem.splits
-    plans = planned_all(problem)
+    problem = described(*checked(command))
+    settings, score = problem.settings, problem.score
+    names = parse_candidates(settings.candidates, problem.loaded.kind)
+    titles = [f"{CANDIDATES[name]} {score.name}" if name == "east" else CANDIDATES[name] for name in names]
+    print(f"\n{score.name}: {len(names)} candidate{'s' if len(names) > 1 else ''}: {', '.join(titles)}", flush=True)
+    work = plan.made([settings_of(name, problem) for name in names])
+    contestants = [Contestant(*one) for one in zip(names, titles, work.items, strict=True)]
     if settings.dry_run:
+        print(work.text())
         return 0
-    with bars.bar("timing a few steps"):
-        plans = [replace(p, seconds=budget.seconds(p.run, splits)) if needs_training(p.run) else p for p in plans]
-    line = estimate(plans, settings.minutes)
-    unlimited = settings.minutes is None and pick_device(settings.device).type == "cpu"
-    if unlimited and sum(plan.seconds for plan in plans) > DAY:
-        confirm(line, settings.yes)
-    else:
-        print(line, flush=True)
+    costs = announced(work, settings)
     folder = answer_folder(problem)  # fails before training, if it does
-    deadline = None if settings.minutes is None else started + 60 * settings.minutes
-    with new_models(settings.keep_models == "all") as models:
-        plans, failures, notes = trained(plans, deadline, models)
+    left = None if settings.minutes is None else 60 * settings.minutes - (time.monotonic() - started)
+    notes: list[str] = []
+    if left is not None:
+        contestants, notes = within(left, contestants, costs, len(problem.splits.train))
+    with new_models(contestants, settings.keep_models == "all") as models:
+        failures, unfinished = trained(contestants, left)
         with bars.bar("judging the candidates"):
-            result = compared(problem, plans, [*failures, *notes])
-            models.discard(save(result, plans, folder))
-            notes += [f"failed: {line}" for line in failures] + result.notes()
-            winner = next(plan for plan in plans if plan.key == result.winner.key)
-            predict = predict_command(folder, loaded.kind, needs_trust(winner))
-            page.write(folder, result, loaded, splits, problem.about, [*problem.checks, *notes], typed, predict)
+            result = judged(problem, contestants, [*failures, *unfinished])
+            winner = next(contestant for contestant in contestants if contestant.key == result.winner.key)
+            models.discard(save(result, winner, folder))
+            notes += [*unfinished, *(f"failed: {line}" for line in failures), *result.notes()]
+            predict = predict_command(folder, problem.loaded.kind, winner.needs_trust)
+            every_note = [*problem.notes, *notes]
+            page.write(folder, result, problem.loaded, problem.splits, problem.about, every_note, typed, predict)
     print("\n".join(["", verdict(result), *(f"note: {note}" for note in notes)]))
     print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict}")
     return 0
-
-
-def described(command: Command) -> Problem:
-    """Load, split and describe the data, and parse the score; ConfigError or DataError if something does not fit."""
-    command, settings = checked(command)
-    loaded = load(settings.dataset, settings.data_dir)
-    if loaded.stratifiable and "split.stratify" not in command:
-        command = command.but({"split.stratify": True})  # keeps rare classes in every part
-    score = parse_score(settings.score, loaded)
-    names = tuple(parse_candidates(settings.candidates, loaded.kind))
-    split = compose.settings(command).split
-    about, checks = overview(loaded, split), (*file_notes(loaded), *score.notes(len(loaded.classes)))
-    splits = data.split(loaded, **split_options(split))
-    print(description(about, loaded, splits), *(f"note: {note}" for note in checks), sep="\n", flush=True)
-    refuse_without_positives(score.name, loaded, splits)
-    return Problem(command, settings, loaded, splits, score, names, about, checks)
-
-
-def planned_all(problem: Problem) -> list[CandidatePlan]:
-    """The plans of all candidates; their titles are printed."""
-    command, score, kind, rows = problem.command, problem.score, problem.loaded.kind, len(problem.splits.train)
-    plans = [planned(name, command, score, kind, rows, problem.rarest) for name in problem.names]
-    candidate_count = f"{len(plans)} candidates" if len(plans) > 1 else "1 candidate"
-    print(f"\n{score.name}: {candidate_count}: {', '.join(plan.title for plan in plans)}", flush=True)
-    return plans
-
-
-def compared(problem: Problem, plans: Sequence[CandidatePlan], reasons: Sequence[str]) -> Comparison:
-    """The judged candidates; RuntimeError with the reasons if there are none."""
-    score, loaded, splits = problem.score, problem.loaded, problem.splits
-    groups = {"val": splits.val.groups, "test": splits.test.groups}
-    judged = candidates(plans, score.measure, loaded.positive, groups)
-    if not judged:
-        raise RuntimeError(f"no candidate could be trained: {'; '.join(reasons) or 'none has a record'}")
-    return Comparison(score.name, score.measure, tuple(judged), tuple(loaded.classes), loaded.positive)
 
 
 def checked(command: Command) -> tuple[Command, Settings]:
@@ -228,19 +189,74 @@ def checked(command: Command) -> tuple[Command, Settings]:
     return command, settings
 
 
-def needs_trust(plan: CandidatePlan) -> bool:
-    """Whether loading the model runs code from outside east: a network or library named in the command."""
-    settings = plan.run.settings
-    return "target" in settings.model.options or "library" in settings.loss.options
+# Data and score
 
 
-def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
-    """How to predict new rows with the winner: a command for a shell; Python for graphs, which have no file format."""
-    if kind == "graph":
-        return f'east.load("{folder / "model"}"{", trust=True" if trust else ""}).predict_proba(graphs)'
-    rows = "new.csv" if kind == "table" else "FOLDER"
-    values = {"task": "predict", "checkpoint": str(folder / "model"), "input": rows, "output": "predictions.csv"}
-    return shlex.join(["east-run", *Command(values | ({"trust": True} if trust else {})).words])
+def described(command: Command, settings: Settings) -> Problem:
+    """Load, split and describe the data, and parse the score; ConfigError or DataError if something does not fit."""
+    loaded = load(settings.dataset, settings.data_dir)
+    if loaded.stratifiable and "split.stratify" not in command:
+        command = command.but({"split.stratify": True})  # keeps rare classes in every part
+        settings = settings.but(split=settings.split.but(stratify=True))
+    score = parse_score(settings.score, loaded)
+    parse_candidates(settings.candidates, loaded.kind)
+    splitting = split_options(settings.split)
+    about = data.describe(loaded, **splitting)
+    if loaded.name in ("csv", "images"):
+        about["name"] = Path(loaded.path).name
+    text = data.describe_text({name: about[name] for name in SHOWN})
+    splits, notes = data.split(loaded, **splitting), [*file_notes(loaded), *undefined(score, len(loaded.classes))]
+    print(text, *(f"  {line}" for line in (splits.encoding.describe(COLUMNS) if splits.encoding else ())), sep="\n")
+    print(*(f"note: {note}" for note in [*scarcity(loaded, splits), *notes]), sep="\n", flush=True)
+    refuse_too_few(score, loaded, splits)
+    return Problem(command, settings, loaded, splits, score, text, tuple(notes))
+
+
+def file_notes(loaded: data.Data) -> list[str]:
+    """What the user should check in a file: a guessed character set, similar classes, columns that tell the class."""
+    if not isinstance(loaded, data.Table) or loaded.raw is None:
+        return []
+    notes = [loaded.file_note] if loaded.file_note else []
+    alike = Counter(name.casefold() for name in loaded.classes)
+    if similar := [name for name in loaded.classes if alike[name.casefold()] > 1]:
+        notes.append(f"these classes differ only in capital letters: {enumerated(similar)}")
+    labels = loaded.labels.numpy()
+    if telling := [column.name for column in loaded.raw.used if tells_class(column, labels)]:
+        notes.append(
+            f"one column alone determines the class of every row: {enumerated(telling)}. If it is known only after the "
+            "class (leakage), leave it out: dataset.drop=[…]"
+        )
+    return notes
+
+
+def scarcity(loaded: data.Data, splits: data.Splits) -> Iterator[str]:
+    """Notes on parts with few rows of some class."""
+    for part, name in ((splits.val, "validation"), (splits.test, "test")):
+        counts = torch.bincount(part.labels.flatten(), minlength=len(loaded.classes))
+        count, rarest = int(counts.min()), loaded.classes[int(counts.argmin())]
+        if count < FEW:
+            few = {0: "no rows", 1: "only 1 row"}.get(count, f"only {count} rows")
+            yield f"{few} of {rarest!r} for {name}; expect wide intervals"
+
+
+def refuse_too_few(score: Score, loaded: data.Data, splits: data.Splits) -> None:
+    """DataError if validation has fewer than two rows or groups, or if a part has no positives for a score of them."""
+    unit, total, left = "rows", len(loaded.labels), splits.val.labels.numel()
+    if loaded.groups is not None and splits.val.groups is not None:
+        unit, total, left = "groups", len(loaded.groups.unique()), len(splits.val.groups.unique())
+    if left < 2:
+        raise data.DataError(
+            f"{loaded.name} has too few {unit} to compare: {total} leave {left} for validation. Expected at least 2, "
+            "because a plug-in rule is tuned on some of them and judged on the others. split.fractions=[0.5,0.25,0.25] "
+            "gives validation a larger share."
+        )
+    for part, name in ((splits.val, "validation"), (splits.test, "test")):
+        if score.average == "positive" and loaded.positive is not None and not part.labels.eq(loaded.positive).any():
+            rows = int(loaded.labels.eq(loaded.positive).sum())
+            raise data.DataError(
+                f"{loaded.classes[loaded.positive]!r} has {rows} {'row' if rows == 1 else 'rows'}, none of them for "
+                f"{name}: score={score.name} would be 0 for every candidate. Add rows, or choose another score."
+            )
 
 
 def parse_score(score: str | None, loaded: data.Data) -> Score:
@@ -265,14 +281,13 @@ def parse_score(score: str | None, loaded: data.Data) -> Score:
     metric, average = function.__name__, parameters.get("average")
     if average is None and "average" in inspect.signature(function).parameters:
         average = "macro" if loaded.positive is None else "positive"
-    if average != "positive":
-        return Score(f"{metric}_{average}" if average else metric, metric, average)
-    if loaded.positive is None:
+    if average == "positive" and loaded.positive is None:
         raise ConfigError(
             f"score={metric}_positive needs a positive class: two classes, or dataset.positive=…; "
             f"or score={metric}_macro"
         )
-    return Score(f"{metric}_positive", metric, average, None if loaded.positive == 1 else loaded.positive)
+    positive = loaded.positive if average == "positive" and loaded.positive != 1 else None
+    return Score(f"{metric}_{average}" if average else metric, metric, average, positive)
 
 
 def checked_metric(path: str, classes: int) -> str:
@@ -289,11 +304,21 @@ def checked_metric(path: str, classes: int) -> str:
     return path
 
 
+def undefined(score: Score, classes: int) -> list[str]:
+    """A note if a metric of the user's own is undefined for a model that always predicts the same class."""
+    if any(score.as_written(counts).isnan().any() for counts in extreme_counts(classes)):
+        return [f"{score.name} is undefined (0/0) if a class is never predicted; such a score counts as 0"]
+    return []
+
+
 def extreme_counts(classes: int) -> Iterator[Confusion]:
     """Counts of a model that is always right, and of models that always predict the first or the last class."""
     yield Confusion.from_matrix(torch.eye(classes, dtype=torch.float64))
     for k in (0, classes - 1):
         yield Confusion.from_matrix(one_hot(torch.full((classes,), k), classes).double())
+
+
+# Candidates
 
 
 def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:
@@ -309,302 +334,170 @@ def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:
     return [name for name in fitting if name in names]
 
 
-def planned(name: str, command: Command, score: Score, kind: str, rows: int, rarest: float = 0.5) -> CandidatePlan:
-    """A candidate's run, with settings suited to the number of training rows.
-
-    rarest: share of the rarest class.
-    """
-    extra: dict[str, Any] = {}
-    classical = name in CLASSICAL
-    if command.get("preset") == "compare":
-        extra["trials"] = budget.seeds(rows, classical)
-        if name == "rf" and rows > budget.MANY:
-            extra |= {f"loss.{option}": value for option, value in budget.FOREST.items()}
-        if not classical:
-            extra["hyper.batch_size"] = budget.batch_size(rows, rarest)
-        if "protocol.max_epochs" in command:  # the user's limit counts epochs
-            extra["protocol.count"] = "epochs"
-        if kind == "table" and not classical:
-            extra |= {"hyper.lr": LEARNING_RATE} | ({} if "model" in command else {"model.hidden": HIDDEN})
-            extra |= {"hyper.dropout": 0.0} if rows > budget.MANY else {}
-    if "executor" not in command:
-        extra["executor"] = "inline"  # candidates take turns, each with all cores
-    extra = {option: value for option, value in extra.items() if option not in command}
-    settings = compose.settings(command.but({**loss_of(name, score.metric), **extra}))
-    if command.get("preset") == "compare" and not classical:
-        settings = budget.equally_long(settings)
-        if kind != "graph" and "split.folds" not in command:
-            settings = budget.judged_apart(settings)
-    title = f"{CANDIDATES[name]} {score.name}" if name == "east" else CANDIDATES[name]
-    return CandidatePlan(name, title, Run.of(trained_for(settings, score)))
-
-
-def loss_of(name: str, metric: str) -> dict[str, str]:
-    """A candidate's loss, as command-line overrides."""
+def settings_of(name: str, problem: Problem) -> Settings:
+    """A candidate's settings, suited to the number of training rows."""
+    command, score, rows = problem.command, problem.score, len(problem.splits.train)
+    classical, ours = name in CLASSICAL, command.get("preset") == "compare"
+    loss = {"loss": name}
     if name == "east":
-        return {"loss": LOSSES[metric]} if metric in LOSSES else {"loss": "metric", "loss.metric": metric}
-    return {"loss": name}
-
-
-def trained_for(settings: Settings, score: Score) -> Settings:
-    """The settings with a metric loss trained for the score, and with probabilities kept."""
-    loss = settings.loss
-    if "metric" in loss.options:
-        kept = {n: v for n, v in loss.options.items() if n not in ("metric", "average", "positive")}
-        loss = LossSection(name=loss.name, _target_=loss.target, **kept, metric=score.metric, **score.parameters)
-    return settings.but(loss=loss, save_model=False, keep_probabilities=True)
-
-
-def overview(loaded: data.Data, split: Split) -> str:
-    """The data in a few lines: rows, classes, split."""
-    about = data.describe(loaded, **split_options(split))
-    if loaded.name in ("csv", "images"):
-        about["name"] = Path(loaded.path).name
-    return data.describe_text({name: about[name] for name in SHOWN})
-
-
-def file_notes(loaded: data.Data) -> list[str]:
-    """What the user should check in a file: a guessed character set, similar classes, columns that tell the class."""
-    if not isinstance(loaded, data.Table) or loaded.raw is None:
-        return []
-    labels = loaded.labels.numpy()
-    telling = [column.name for column in loaded.raw.used if tells_class(column, labels)]
-    notes = [loaded.file_note] if loaded.file_note else []
-    alike = Counter(name.casefold() for name in loaded.classes)
-    if similar := [name for name in loaded.classes if alike[name.casefold()] > 1]:
-        notes.append(f"these classes differ only in capital letters: {enumerated(similar)}")
-    if telling:
-        notes.append(
-            f"one column alone determines the class of every row: {enumerated(telling)}. If it is known only after the "
-            "class (leakage), leave it out: dataset.drop=[…]"
+        loss = (
+            {"loss": LOSSES[score.metric]}
+            if score.metric in LOSSES
+            else {"loss": "metric", "loss.metric": score.metric}
         )
-    return notes
-
-
-def description(about: str, loaded: data.Data, splits: data.Splits) -> str:
-    """The data described column by column, with notes on what limits the answer."""
-    lines = [about]
-    lines += [f"  {line}" for line in (splits.encoding.describe(COLUMNS) if splits.encoding else ())]
-    refuse_single_unit(loaded, splits)
-    for part, name in (("val", "validation"), ("test", "test")):
-        counts = torch.bincount(getattr(splits, part).labels.flatten(), minlength=len(loaded.classes))
-        rarest = int(counts.argmin())
-        if counts[rarest] < FEW:
-            few = {0: "no rows", 1: "only 1 row"}.get(int(counts[rarest]), f"only {int(counts[rarest])} rows")
-            lines.append(f"note: {few} of {loaded.classes[rarest]!r} for {name}; expect wide intervals")
-    return "\n".join(lines)
-
-
-def refuse_single_unit(loaded: data.Data, splits: data.Splits) -> None:
-    """DataError if validation has fewer than two rows, or groups of rows that belong together."""
-    unit, total, left = "rows", len(loaded.labels), splits.val.labels.numel()
-    if loaded.groups is not None and splits.val.groups is not None:
-        unit, total, left = "groups", len(loaded.groups.unique()), len(splits.val.groups.unique())
-    if left < 2:
-        raise data.DataError(
-            f"{loaded.name} has too few {unit} to compare: {total} leave {left} for validation. Expected at least 2, "
-            "because a plug-in rule is tuned on some of them and judged on the others. split.fractions=[0.5,0.25,0.25] "
-            "gives validation a larger share."
+    extra: dict[str, Any] = {"executor": "inline"}  # candidates take turns, each with all cores
+    if ours:
+        labels = problem.loaded.labels.flatten()
+        rarest = float(torch.bincount(labels, minlength=len(problem.loaded.classes)).min()) / labels.numel()
+        extra |= budget.suited(name, classical, rows, rarest, problem.loaded.kind)
+        extra |= {"protocol.count": "epochs"} if "protocol.max_epochs" in command else {}  # the user counts epochs
+    chosen = set(command.values) | ({"model.hidden"} if "model" in command else set())
+    extra = {option: value for option, value in extra.items() if option not in chosen}
+    settings = compose.settings(command.but({**loss, **extra}))
+    if ours and not classical:
+        settings = budget.equally_long(settings, rows)
+        if problem.loaded.kind != "graph" and "split.folds" not in command:
+            settings = budget.judged_apart(settings)
+    section = settings.loss
+    if "metric" in section.options:
+        kept = {n: v for n, v in section.options.items() if n not in ("metric", "average", "positive")}
+        section = LossSection(
+            name=section.name, _target_=section.target, **kept, metric=score.metric, **score.parameters
         )
+    return settings.but(loss=section, save_model=False, keep_probabilities=True)
 
 
-def refuse_without_positives(score: str, loaded: data.Data, splits: data.Splits) -> None:
-    """DataError if validation or test has no positives, so that every score of that class would be 0."""
-    if not score.endswith("_positive") or loaded.positive is None:
-        return
-    total = int(loaded.labels.eq(loaded.positive).sum())
-    for part, name in ((splits.val, "validation"), (splits.test, "test")):
-        if not part.labels.eq(loaded.positive).any():
-            raise data.DataError(
-                f"{loaded.classes[loaded.positive]!r} has {total} {'row' if total == 1 else 'rows'}, none of them "
-                f"for {name}: score={score} would be 0 for every candidate. Add rows, or choose another score."
-            )
+def announced(work: plan.Plan, settings: Settings) -> list[float]:
+    """Print how long the candidates take and how to limit that; more than a day on a CPU must be confirmed."""
+    costs = [cost or 0.0 for cost in work.costs()]
+    total = sum(costs)
+    line = f"about {duration(total)} on this machine, estimated from a few steps of each"
+    if not any(any(item.todo) for item in work.items):
+        line = "everything is on record"
+    elif settings.minutes is not None:
+        line += f"; limited by minutes={settings.minutes:g}"
+    elif total > plan.MINUTE:
+        line += f"; minutes={max(1, round(total / 240)):g} would stop it sooner"
+    if settings.minutes is None and total > plan.DAY and work.device.type == "cpu":
+        plan.confirm(line, settings.yes)
+    else:
+        print(line, flush=True)
+    return costs
 
 
-def needs_training(run: Run) -> bool:
-    """Whether a run has anything left to train; always assumed of a run with a search."""
-    ledger = Ledger(run.settings)  # no scan: only runs/ has the probabilities that a candidate needs
-    return run.settings.searched or bool(ledger.missing(replace(run, chosen=run.science).trials))
+def within(
+    left: float, contestants: Sequence[Contestant], costs: Sequence[float], rows: int
+) -> tuple[list[Contestant], list[str]]:
+    """What fits into the seconds left, or else the cheapest one, and notes on what was shortened or left out.
+
+    Only networks can be shortened. rows: of the training part.
+    """
+    kept, notes = [], []
+    for contestant, seconds in zip(contestants, costs, strict=True):
+        fixed = contestant.key in CLASSICAL or contestant.run.settings.searched
+        share = next((share for share in budget.SHORTER[: 1 if fixed else None] if seconds * share <= left), None)
+        if share is None:
+            long = f"it takes about {duration(seconds)}, more than is left"
+            notes.append(f"{contestant.title} was not trained: {long}")
+            continue
+        if share < 1:
+            shorter = budget.shorter(contestant.run.settings, share, rows)
+            contestant = replace(contestant, item=plan.made([shorter]).items[0])
+            notes.append(f"{contestant.title} was trained for {share:.0%} of the usual steps, to stop in time")
+        kept.append(contestant)
+        left -= seconds * share
+    return (kept, notes) if kept else ([contestants[costs.index(min(costs))]], notes)
 
 
-def estimate(plans: Sequence[CandidatePlan], minutes: float | None) -> str:
-    """How long it will take, and how to limit that."""
-    total = sum(plan.seconds for plan in plans)
-    if not total:
-        return "everything is on record"
-    text = f"about {bars.duration(total)} on this machine, estimated from a few steps of each"
-    if minutes is not None:
-        return f"{text}; limited by minutes={minutes:g}"
-    return f"{text}; minutes={max(1, round(total / 240)):g} would stop it sooner" if total > LONG else text
-
-
-class Turns:
-    """The candidates in their order, and which one is running."""
-
-    def __init__(self, plans: Sequence[CandidatePlan]):
-        self.plans, self.at, self.since = plans, 0, time.monotonic()
-
-    def __iter__(self) -> Iterator[CandidatePlan]:
-        for number, plan in enumerate(self.plans):
-            self.at, self.since = number, time.monotonic()
-            yield plan
-
-    def describe(self) -> str:
-        running, *later = self.plans[self.at :]
-        left = max(running.seconds - (time.monotonic() - self.since), 0) + sum(plan.seconds for plan in later)
-        return f"{running.title} running, about {bars.duration(left)} left"
-
-
-def cheapest_first(plans: Sequence[CandidatePlan]) -> list[CandidatePlan]:
-    """The plans by cost. Networks cost about the same and stay in the order of CANDIDATES."""
-    networks = min((plan.seconds for plan in plans if plan.key not in CLASSICAL), default=0.0)
-    return sorted(plans, key=lambda plan: plan.seconds if plan.key in CLASSICAL else networks)
+def trained(contestants: Sequence[Contestant], left: float | None) -> tuple[list[str], list[str]]:
+    """Train what is missing, for at most `left` seconds; return failures, and notes on what was not finished."""
+    runs = [contestant.run for contestant in contestants if any(contestant.item.todo)]
+    try:
+        with budget.stop_after(left):
+            return carry_out(runs) if runs else [], []
+    except OutOfTime:
+        return [], [f"{one.title} was stopped: time is up" for one in contestants if not one.finished]
 
 
 @contextmanager
-def new_models(keep: bool) -> Iterator[set[Path]]:
-    """A set for the folders of new models, which are deleted at the end of this block, however it ends, unless kept."""
-    folders: set[Path] = set()
+def new_models(contestants: Sequence[Contestant], keep: bool) -> Iterator[set[Path]]:
+    """Let these contestants save their models, unless they are searched; delete what is new at the end unless `keep`.
+
+    Yields the folders that will be deleted, whatever ends the block. Models that were there before are not among them.
+    """
+    runs = [one.run for one in contestants if any(one.item.todo) and not one.run.settings.searched]
+    folders = {model_folder(trial, run.settings.results_dir) for run in runs for trial in run.trials}
+    new = {folder for folder in folders if not folder.exists()}
+    for run in runs:
+        run.settings = run.settings.but(save_model=True)
     try:
-        yield folders
+        yield new
     finally:
-        for folder in () if keep else folders:
+        for folder in () if keep else new:
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def trained(
-    plans: Sequence[CandidatePlan], deadline: float | None, models: set[Path]
-) -> tuple[list[CandidatePlan], list[str], list[str]]:
-    """Train one plan after another; return the plans as executed, failures, and notes on what was cut short.
-
-    models: gets the folders of the models that this saves; those of earlier commands are not among them.
-    """
-    done: list[CandidatePlan] = []
-    failures: list[str] = []
-    notes: list[str] = []
-    turns = Turns(cheapest_first(plans))
-    shown = bars.bar("candidates", len(plans), "candidate", turns.describe)
-    with shown as progress, noting_saved_trials(lambda: done):
-        for plan in turns:
-            progress.update(turns.at - progress.n)
-            left = math.inf if deadline is None else deadline - time.monotonic()
-            run, share = plan.run, affordable_share(plan, left, first=not done)
-            if not share:
-                notes.append(
-                    f"{plan.title} was not trained: it takes about {bars.duration(plan.seconds)}, more than is left"
-                )
-                continue
-            if share < 1:
-                run = budget.shorter(run, share)
-                notes.append(f"{plan.title} was trained for {share:.0%} of the usual steps, to stop in time")
-            run, saved_here = saving_models(run)
-            try:
-                with budget.stop_after(None if deadline is None else left):
-                    failures += carry_out([run])
-                done.append(replace(plan, run=run))
-            except OutOfTime:
-                notes.append(f"{plan.title} was stopped: time is up")
-            # Not after an interruption: without its models, a rerun would train the finished trials of this plan again.
-            models.update(saved_here)
-    return done, failures, notes
+# Answer
 
 
-def affordable_share(plan: CandidatePlan, left: float, first: bool) -> float:
-    """The share of a plan's steps that can be trained in the seconds left; 0: none. Only networks can be shortened.
-
-    first: whether no plan has been trained yet; such a one is tried even if it takes too long.
-    """
-    if left <= 0 or plan.seconds <= left:
-        return float(left > 0)
-    if plan.key in CLASSICAL or plan.run.settings.searched:
-        return float(first)
-    return next((share for share in budget.SHORTER if plan.seconds * share <= left), 0.0)
-
-
-def saving_models(run: Run) -> tuple[Run, list[Path]]:
-    """The run with its models saved, unless it is searched or on record; and the folders of those that are new."""
-    save_model = not run.settings.searched and needs_training(run)
-    trials = [Trial(run.science, seed) for seed in run.settings.seeds if save_model]
-    folders = (model_folder(trial, run.settings.results_dir) for trial in trials)
-    new = [folder for folder in folders if not folder.exists()]
-    return replace(run, settings=run.settings.but(save_model=save_model)), new
-
-
-def candidates(
-    plans: Sequence[CandidatePlan],
-    measure: Measure,
-    positive: int | None,
-    groups: Mapping[str, Tensor | None] | None = None,
-) -> list[Candidate]:
-    """A candidate per decision rule of every plan with finished trials, judged by the recorded probabilities."""
-    rated = []
-    for plan in sorted(plans, key=lambda plan: list(CANDIDATES).index(plan.key)):
-        folder = plan.run.settings.results_dir
-        files = {trial.seed: records.path(folder, trial.config, trial.seed) for trial in plan.run.trials}
-        done = {s: f for s, f in files.items() if records.status(f) == "done" and f.with_suffix(".npz").exists()}
-        arrays = {seed: records.arrays(file) for seed, file in done.items()}
-        for decision in DECIDED if arrays else ():
-            options = (decision, measure, positive, plan.run.science.split.folds, groups)
-            judged = [judge(stored, seed, *options) for seed, stored in arrays.items()]
-            rated.append(Candidate(plan.key, plan.title, decision, tuple(judged)))
-    return on_unseen_rows(rated, measure)
+def judged(problem: Problem, contestants: Sequence[Contestant], reasons: Sequence[str]) -> Comparison:
+    """The judged candidates; RuntimeError with the reasons if there are none."""
+    score, loaded, splits = problem.score, problem.loaded, problem.splits
+    groups = {"val": splits.val.groups, "test": splits.test.groups}
+    candidates = []
+    for one in contestants:
+        if trials := {seed: records.arrays(file) for seed, file in one.finished.items()}:
+            folds = one.run.science.split.folds
+            candidates += judge(one.key, one.title, trials, folds, groups, score.measure, loaded.positive)
+    if not candidates:
+        raise RuntimeError(f"no candidate could be trained: {'; '.join(reasons) or 'none has a record'}")
+    return comparison.compared(score.name, score.measure, candidates, tuple(loaded.classes), loaded.positive)
 
 
 def verdict(result: Comparison) -> str:
     """A table of test scores and differences to the winner, then the winner in one sentence."""
-    winner = result.winner
-    lines = [["", "validation", "test", "95 % interval", "winner minus this, on test"]]
-    for k, candidate in enumerate(result.candidates):
-        lead = result.lead(k)
-        ahead = "winner" if k == result.best else f"{lead.value:+.3f}  {lead.low:+.3f} to {lead.high:+.3f}"
-        lines.append([candidate.name, f"{candidate.validation:.3f}", *result.interval(k).cells, ahead])
     return "\n".join(
         [
-            writers.aligned(lines),
+            writers.aligned(result.lines()),
             "plug-in: decision rule tuned on validation; expected: rule computed from the model's own probabilities\n"
-            "networks: means over seeds; chosen on validation (plug-in cross-fitted), reported on test; "
-            "intervals: bootstrap over test rows and seeds",
-            f"winner on {result.score}: {winner.name}, test {result.interval(result.best)}; {result.standing}",
+            "chosen on validation (plug-in cross-fitted), reported on test; intervals: bootstrap over test rows",
+            f"winner on {result.score}: {result.summary}",
             *([f"the choice is uncertain: {result.uncertain}"] if result.uncertain else []),
         ]
     )
 
 
+def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
+    """How to predict new rows with the winner: a command for a shell; Python for graphs, which have no file format."""
+    if kind == "graph":
+        return f'east.load("{folder / "model"}"{", trust=True" if trust else ""}).predict_proba(graphs)'
+    rows = "new.csv" if kind == "table" else "FOLDER"
+    values = {"task": "predict", "checkpoint": str(folder / "model"), "input": rows, "output": "predictions.csv"}
+    return shlex.join(["east-run", *Command(values | ({"trust": True} if trust else {})).words])
+
+
 def answer_folder(problem: Problem) -> Path:
-    """A folder such as my-f1_positive for my.csv, shared only by comparisons of the same data, classes and score."""
-    dataset, parent = problem.settings.dataset, Path(problem.settings.results_dir) / "compare"
-    return result_folder(parent, data_name(dataset, problem.loaded), problem.score.name, data_values(dataset))
+    """A folder such as my-f1_positive for my.csv, shared only by comparisons of the same data, classes and score.
+
+    a.csv and ./a.csv are the same file; a.csv in another folder is another.
+    """
+    dataset, name = problem.settings.dataset, problem.loaded.name
+    made_from, path = dataset.to_json(), dataset.options.get("path")
+    if path:
+        absolute = Path(str(path)).expanduser().resolve()
+        made_from, name = made_from | {"path": str(absolute)}, absolute.name.partition(".")[0] or name
+    return result_folder(Path(problem.settings.results_dir) / "compare", name, problem.score.name, made_from)
 
 
-def data_name(dataset: DatasetSection, loaded: data.Data) -> str:
-    """The name of a user's file or folder without its ending, else of the dataset."""
-    path = absolute_path(dataset)
-    return (path.name.partition(".")[0] if path else "") or loaded.name
-
-
-def data_values(dataset: DatasetSection) -> dict[str, Json]:
-    """What identifies data and classes: a.csv and ./a.csv are the same file, a.csv in another folder is another."""
-    path = absolute_path(dataset)
-    return dataset.to_json() | ({"path": str(path)} if path else {})
-
-
-def absolute_path(dataset: DatasetSection) -> Path | None:
-    path = dataset.options.get("path")
-    return Path(str(path)).expanduser().resolve() if path else None
-
-
-def save(result: Comparison, plans: Sequence[CandidatePlan], folder: Path) -> Path:
-    """Save the winner's best seed with its decision rule to folder/model; return its folder in results_dir/models."""
-    winner, chosen = result.winner, result.winner.chosen
-    plan = next(plan for plan in plans if plan.key == winner.key)
-    settings = plan.run.settings
-    kept = next(trial for trial in plan.run.trials if trial.seed == chosen.seed)
-    source = model_folder(kept, settings.results_dir)
+def save(result: Comparison, winner: Contestant, folder: Path) -> Path:
+    """Save the winner with its decision rule to folder/model; return its folder in results_dir/models."""
+    chosen, settings = result.winner, winner.run.settings
+    (trial,) = (trial for trial in winner.run.trials if trial.seed == chosen.seed)
+    source = model_folder(trial, settings.results_dir)
     if not source.exists():
         again = Run.of(settings.but(save_model=True, force=False, seed=chosen.seed, trials=1))
         if failures := carry_out([again]):
             raise RuntimeError(f"the winner could not be trained again to be saved: {failures[0]}")
     names = {"argmax": "argmax", "plugin": f"plug-in for {result.score}", "expected": f"expected {result.score}"}
-    model = saved.load(source, trust=needs_trust(plan))
-    model.deciding(names[winner.decision], chosen.rule).save(folder / "model")
+    saved.load(source, trust=winner.needs_trust).deciding(names[chosen.decision], chosen.rule).save(folder / "model")
     return source

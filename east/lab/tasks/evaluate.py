@@ -16,7 +16,7 @@ from east.lab.data.columns import words
 from east.lab.data.common import DataError, shown
 from east.lab.files import result_folder
 from east.lab.reporting import writers
-from east.lab.reporting.comparison import INTERVAL, Estimate, JudgedPart, rank_samples, resampled, scores_of
+from east.lab.reporting.comparison import INTERVAL, Decided, rank_samples, resampled, with_interval
 from east.lab.reporting.pages import compare as page
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
@@ -41,7 +41,7 @@ def main(command: Command, settings: Settings) -> int:
     source = Path(rows).expanduser()
     labelled = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
     p, rule = torch.from_numpy(labelled.probabilities), model.rule
-    part = JudgedPart(p, torch.from_numpy(labelled.labels), rule.decide(p), 0.0)
+    part = Decided(p, torch.from_numpy(labelled.labels), rule.decide(p))
     positive = model.about["positive"]
     with bars.bar("scoring"):
         scores = with_intervals(part, positive)
@@ -55,7 +55,8 @@ def main(command: Command, settings: Settings) -> int:
     typed = shlex.join(["east-run", *command.words])
     title = f"{model_name} on {source.name}: {len(labelled.labels):,} rows"
     page.write_evaluation(folder, title, scored, scores, typed)
-    print(writers.aligned([["", "value", "95 % interval"], *([name, *score.cells] for name, score in scores.items())]))
+    lines = [[name, *with_interval(*numbers)] for name, *numbers in scores.itertuples(index=False)]
+    print(writers.aligned([["", "value", "95 % interval"], *lines]))
     print(f"\nconfusion matrix of {len(labelled.labels):,} rows, true classes in rows\n{matrix(scored)}")
     print(f"decides by: {decisions.explained(rule, classes)}\nreport: {folder / 'report.html'}")
     return 0
@@ -105,12 +106,13 @@ def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
     return np.array([number[str(name)] for name in names])
 
 
-def with_intervals(part: JudgedPart, positive: int | None) -> dict[str, Estimate]:
-    """The usual scores with bootstrap intervals."""
-    values = {name: value for name, value in scores_of(part, positive).items() if value is not None}
+def with_intervals(part: Decided, positive: int | None) -> pd.DataFrame:
+    """The usual scores with bootstrap intervals: score, value, low, high."""
+    values = part.scores(positive)
     samples = rank_samples(part, positive) if "auroc" in values else {}
-    samples |= {name: resampled([[part]], metric_of(name, positive))[0] for name in values if name not in samples}
-    return {name: Estimate(value, *np.nanquantile(samples[name], INTERVAL).tolist()) for name, value in values.items()}
+    samples |= {name: resampled([part], metric_of(name, positive))[0] for name in values if name not in samples}
+    rows = [(name, value, *np.nanquantile(samples[name], INTERVAL)) for name, value in values.items()]
+    return pd.DataFrame(rows, columns=["score", "value", "low", "high"])
 
 
 def matrix(scored: page.Scored) -> str:

@@ -1,8 +1,8 @@
-"""What a command will do and how long that will take, without downloading anything."""
+"""What a command will train, how long that takes here, and what would take less. Nothing is downloaded for it."""
 
 import os
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -20,6 +20,7 @@ from east.lab.data.common import assign
 from east.lab.data.sources import folders
 from east.lab.experiment import executors, protocols
 from east.lab.experiment.executors import Place
+from east.lab.experiment.ledger import Ledger
 from east.lab.experiment.runs import Run, load, planned_device, split_options
 from east.lab.experiment.scheduler import Progress, ledger_of
 from east.lab.reporting import tables, writers
@@ -31,9 +32,9 @@ from east.lab.training.timing import Size
 
 T = TypeVar("T")
 MINUTE, DAY = 60, 86400
-SMALL = 100_000  # row visits; fewer take under a minute on any machine and are not timed
 SHORTER = ("budget", "lean", "quick")  # presets, longest first
-# Sizes of the papers' datasets, to plan before downloading them.
+ASSUMED = f"calculated with {timing.GPU_FLOPS / 1e12:.0f} TFLOP/s"
+# Training parts of the papers' datasets, to plan before downloading them.
 SIZES = {
     "adult": Size(26_048, (13,), 2),
     "adult_released": Size(26_048, (13,), 2),
@@ -67,29 +68,28 @@ class Item:
         searches, trials = protocols.searches(self.settings), self.settings.trial_count
         return searches - self.done["search"], trials - self.done["trial"]
 
-    @property
-    def visits(self) -> float:
-        """Rows times epochs of all trainings that are left."""
-        if self.size is None:
-            return 0
-        return sum(self.todo) * self.size.rows * self.epochs_per_trial(self.science, self.size)
-
-    def epochs_per_trial(self, config: Science, size: Size) -> float:
-        return self.epochs or timing.usual_epochs(config, size)
-
     def seconds(self, of_trial: Callable[[Science, Size, float], float]) -> float | None:
         """Seconds of all trainings one after another, assuming that a trial takes as long as a search point."""
-        if self.settings.loss.classical or self.size is None:
-            return None if any(self.todo) else 0.0
+        if not any(self.todo):
+            return 0.0
+        if self.size is None:
+            return None
+        if self.settings.loss.classical:
+            return self.todo[1] * fit if (fit := self.fit_seconds()) is not None else None
         grid = self.settings.grid() if self.settings.searched else [{}]
         points = [self.science.with_grid_point(point) for point in grid]
-        each = [of_trial(point, self.size, self.epochs_per_trial(point, self.size)) for point in points]
-        rounds = protocols.rounds(self.settings)
-        epochs = self.epochs_per_trial(points[0], self.size)
-        whole_trainings = protocols.whole_searches(self.settings, epochs)
-        searches = sum(count for _, count in rounds) or 1
+        epochs = [self.epochs or timing.usual_epochs(point, self.size) for point in points]
+        each = [of_trial(point, self.size, length) for point, length in zip(points, epochs, strict=True)]
+        searches = sum(count for _, count in protocols.rounds(self.settings)) or 1
         search, trials = self.todo
-        return mean(each) * (search * whole_trainings / searches + trials)
+        return mean(each) * (search * protocols.whole_searches(self.settings, epochs[0]) / searches + trials)
+
+    def fit_seconds(self) -> float | None:
+        """Seconds of fitting a classical model; None for images, and for data that are not here."""
+        if self.run is None or self.size is None or self.size.kind != "table":
+            return None
+        loaded = load(self.settings.dataset, self.settings.data_dir)
+        return timing.fit_seconds(self.run.science, data.split(loaded, **split_options(self.settings.split.at(0))))
 
 
 @dataclass(frozen=True)
@@ -119,17 +119,20 @@ class Plan:
 
     def costs(self) -> list[float | None]:
         """Seconds of each run on one slot of this machine; None if unknown."""
-        if all(item.size and item.size.kind == "table" for item in self.items):
-            visits = sum(item.visits for item in self.items)
-            if visits < SMALL:
-                return [MINUTE * item.visits / SMALL for item in self.items]
         with one_thread(self.width > 1), bars.bar("timing a few steps"):
             of_trial = partial(timing.trial_seconds, device=self.device)
             return [item.seconds(of_trial) for item in self.items]
 
+    def seconds(self) -> float:
+        """Seconds of all runs that can be timed, where the command will run them."""
+        if self.place.executor.gpus:
+            return self.on_gpu() / self.width
+        return sum(filter(None, self.costs())) / self.width
+
     def on_gpu(self) -> float:
         """Seconds on one GPU, computed from FLOPs instead of measured."""
-        return sum(item.seconds(timing.gpu_seconds) or 0 for item in self.items)
+        networks = [item for item in self.items if not item.settings.loss.classical]
+        return sum(item.seconds(timing.gpu_seconds) or 0 for item in networks)
 
     def runs(self, failures: list[str] | None = None) -> list[Run]:
         """Every run with its data, downloaded if necessary.
@@ -146,13 +149,12 @@ class Plan:
         for name, item, cost in zip(names(self.items), self.items, costs, strict=True):
             searches, trials = protocols.searches(item.settings), item.settings.trial_count
             searched = f"{item.done['search']} of {searches}" if searches else "none"
+            left = "not timed" if cost is None else duration(cost)
             note = "" if item.run else ", data not downloaded yet"
-            left = f"{'not timed' if cost is None else duration(cost)}{note}"
-            lines.append((name, searched, f"{item.done['trial']} of {trials}", left))
-        known = [cost for cost in costs if cost is not None]
-        total = f"time left: about {duration(sum(known) / self.width)} on this machine, {slots(self.width)}"
-        untimed = costs.count(None)
-        if untimed:
+            lines.append((name, searched, f"{item.done['trial']} of {trials}", f"{left}{note}"))
+        known = sum(filter(None, costs)) / self.width
+        total = f"time left: about {duration(known)} on this machine, {slots(self.width)}"
+        if untimed := costs.count(None):
             total += f"; {untimed} {'runs are' if untimed > 1 else 'run is'} not timed"
         return f"{writers.aligned(lines)}\n{total}"
 
@@ -161,18 +163,12 @@ class Plan:
 
         More than a day on a CPU must be confirmed: at a prompt, or by yes=true if there is no terminal.
         """
-        executor = self.place.executor
-        seconds = sum(cost for cost in self.costs() if cost is not None) / self.width
-        if executor.gpus:
-            seconds = self.on_gpu() / self.width
-        if seconds < MINUTE:
-            return seconds
+        seconds = self.seconds()
         line = f"{self.amount()}: about {duration(seconds)} {self.where()}."
-        too_long = seconds > DAY and self.device.type == "cpu" and not executor.gpus
-        if not too_long:
+        if seconds > DAY and self.device.type == "cpu" and not self.place.executor.gpus:
+            confirm(f"{line} {self.instead(seconds)}", self.settings.yes)
+        elif seconds >= MINUTE:
             bars.say(line, sys.stdout)
-            return seconds
-        confirm(f"{line} {self.instead(seconds)}", self.settings.yes)
         return seconds
 
     def amount(self) -> str:
@@ -186,7 +182,7 @@ class Plan:
     def where(self) -> str:
         executor = self.place.executor
         if executor.gpus:
-            return f"on GPUs ({slots(self.width)}, {assumed()})"
+            return f"on GPUs ({slots(self.width)}, {ASSUMED})"
         if executor.name in ("ray", "submitit"):
             return f"on cores as fast as this machine's ({slots(self.width)})"
         return f"on this machine ({self.device.type}, {slots(self.width)})"
@@ -196,13 +192,12 @@ class Plan:
         options = []
         for preset in SHORTER:
             try:
-                other = made(self.shorter(preset))
+                shorter = made(self.shorter(preset)).seconds()
             except ConfigError:  # this command does not work under that preset
                 continue
-            shorter = sum(cost for cost in other.costs() if cost is not None) / other.width
             if shorter < min(seconds / 2, DAY):
                 options.append(f"preset={preset} takes about {duration(shorter)}")
-        options.append(f"one GPU would take about {duration(self.on_gpu())} ({assumed()})")
+        options.append(f"one GPU would take about {duration(self.on_gpu())} ({ASSUMED})")
         return f"Instead: {'; '.join(options)}."
 
 
@@ -216,10 +211,6 @@ def confirm(line: str, yes: bool) -> None:
         bars.say(line)
         if input("Start anyway? [y/N] ").strip().lower() not in ("y", "yes"):
             raise ConfigError("not started")
-
-
-def assumed() -> str:
-    return f"calculated with {timing.GPU_FLOPS / 1e12:.0f} TFLOP/s"
 
 
 def slots(count: int) -> str:
@@ -250,11 +241,8 @@ def made(
     if not settings:
         raise ConfigError("nothing to do")
     items = [item for of_run in settings if (item := attempted(of_run, item_of, failures))]
-    runs = [item.run for item in items if item.run]
-    if runs:
-        items = with_records(items, runs)
     much_work = any(of_run.preset.name != "quick" for of_run in settings)
-    return Plan(items, executors.choose_place(settings[0], much_work), shorter)
+    return Plan(with_records(items), executors.choose_place(settings[0], much_work), shorter)
 
 
 def attempted(settings: Settings, make: Callable[[Settings], T], failures: list[str] | None) -> T | None:
@@ -309,46 +297,47 @@ def size_of(settings: Settings) -> Size | None:
     return size if dataset.limit is None else replace(size, rows=min(size.rows, round(0.64 * dataset.limit)))
 
 
-def with_records(items: Sequence[Item], runs: Sequence[Run]) -> list[Item]:
+def with_records(items: Sequence[Item]) -> list[Item]:
     """The items with what is on record: finished trainings, and the epochs that similar trials took."""
-    ledger = ledger_of(runs)
-    epochs: dict[tuple, list[int]] = {}
+    runs = [item.run for item in items if item.run]
+    if not runs:
+        return list(items)
+    ledger, similar = ledger_of(runs), defaultdict(list)
     for record in ledger.records.values():
         if record.status == "done" and record.epochs:
-            epochs.setdefault(similarity_key(record.config), []).append(record.epochs)
+            similar[similarity_key(record.config)].append(record.epochs)
     result = []
     for item in items:
-        if item.run is None:
-            result.append(item)
-            continue
-        progress, done = Progress(item.run, ledger), Counter[str]()
-        while True:
-            missing = progress.missing()
-            done[progress.stage[0].stage] += len(progress.stage) - len(missing)
-            if missing or not progress.advance():
-                break
-        similar = epochs.get(similarity_key(item.run.science))
-        result.append(replace(item, done=done, epochs=median(similar) if similar else None))
+        if item.run is not None:
+            epochs = similar.get(similarity_key(item.science))
+            item = replace(item, done=finished(item.run, ledger), epochs=median(epochs) if epochs else None)
+        result.append(item)
     return result
+
+
+def finished(run: Run, ledger: Ledger) -> Counter[str]:
+    """How many trainings of a run are on record, by stage."""
+    progress, done = Progress(run, ledger), Counter[str]()
+    while True:
+        missing = progress.missing()
+        done[progress.stage[0].stage] += len(progress.stage) - len(missing)
+        if missing or not progress.advance():
+            return done
 
 
 def similarity_key(config: Science) -> tuple:
     """A key shared by trials that should take about as many epochs."""
-    protocol = config.protocol
-    return (
-        *(config.dataset.name, config.dataset.limit, config.model.name, config.loss.name),
-        *(protocol.patience, protocol.stage_epochs, protocol.max_epochs),
-    )
+    limits = (config.protocol.patience, config.protocol.stage_epochs, config.protocol.max_epochs)
+    return config.dataset.name, config.dataset.limit, config.model.name, config.loss.name, *limits
 
 
 def names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
     """Names of runs, with as many of their settings as it takes to tell them apart."""
-    sciences = [item.science for item in items]
-    by_name: dict[str, list[Science]] = {}
-    for science in sciences:
-        by_name.setdefault(name(science), []).append(science)
+    by_name: dict[str, list[Science]] = defaultdict(list)
+    for item in items:
+        by_name[name(item.science)].append(item.science)
     labels = {shared: iter(tables.labels(shared, group)) for shared, group in by_name.items()}
-    return [next(labels[name(science)]) for science in sciences]
+    return [next(labels[name(item.science)]) for item in items]
 
 
 def name(science: Science) -> str:

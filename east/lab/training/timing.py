@@ -1,5 +1,6 @@
-"""How long training takes on this machine: a few timed steps of the real network and loss, on made-up rows."""
+"""How long a trial takes on this machine: a few timed steps of the real network and loss, or a few trees, scaled up."""
 
+import inspect
 import math
 import time
 from collections.abc import Mapping
@@ -10,16 +11,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from east.choices import import_by_path
 from east.lab import models
-from east.lab.data.common import Data, Graphs, Images, Table, split
-from east.lab.settings.sections import LossSection, Science
+from east.lab.data.common import Data, Graphs, Images, Splits, Table, split
+from east.lab.settings.sections import Science
+from east.lab.training import classical
 from east.lab.training.engine import Setup, batches_of, population_size, samples
 from east.lab.training.population import Trial
 
 STEPS = 3
 ENOUGH = 0.6  # seconds of timed steps after which timing stops
-STEP_OPERATIONS = 5e10  # of a timed step of images, at most: about a second on a core
-COMPUTE_BOUND = 0.05  # seconds: a step this long takes time in proportion to its batch
+STEP_OPERATIONS = 1e10  # of a timed step: a quarter of a second on a core; larger batches are scaled up
+TREES = (1, 4)  # timed trees
 VALIDATION = 1 / 12  # cost relative to an epoch's training: forward passes over a quarter as many rows
 USUAL = {True: 12, False: 4}  # epochs per patience, with and without cooling: about what the committed trials took
 GPU_FLOPS = 1e13  # operations per second that a GPU is assumed to sustain
@@ -46,28 +49,49 @@ class Size:
     def stand_in(self, rows: int) -> Data:
         """Made-up data of the same shape."""
         generator = torch.Generator().manual_seed(0)
-        labels, names = torch.arange(rows) % self.classes, tuple(map(str, range(self.classes)))
-        positive = 1 if self.classes == 2 else None
+        labels = torch.arange(rows) % self.classes
+        about: dict[str, Any] = {"classes": tuple(map(str, range(self.classes))), "name": "timing"}
+        about["positive"] = 1 if self.classes == 2 else None
         if self.kind == "image":
             pixels = torch.randint(256, (rows, *self.shape), generator=generator, dtype=torch.uint8)
-            return Images(pixels=pixels, labels=labels, classes=names, name="timing", positive=positive)
+            return Images(pixels=pixels, labels=labels, **about)
         values = torch.randn(rows, *self.shape, generator=generator)
         if self.kind == "graph":
             pairs = self.shape[0] * (self.shape[0] - 1) // 2
-            labels = labels[:, None].repeat(1, pairs)
-            return Graphs(nodes=values, labels=labels, classes=names, name="timing", positive=positive)
-        return Table(features=values, labels=labels, classes=names, name="timing", positive=positive)
+            return Graphs(nodes=values, labels=labels[:, None].repeat(1, pairs), **about)
+        return Table(features=values, labels=labels, **about)
 
 
 def trial_seconds(config: Science, size: Size, epochs: float, device: torch.device) -> float:
-    """How long a trial of `epochs` epochs takes, stacked with others if the engine would do so."""
+    """Seconds of a network's trial of `epochs` epochs, stacked with others if the engine would do so."""
     return steps_of(config, size, epochs) * step_seconds(config, size, device)
+
+
+def fit_seconds(config: Science, splits: Splits) -> float:
+    """Seconds of fitting and evaluating a classical model; one without a number of trees counts as immediate."""
+    options = inspect.signature(import_by_path(config.loss.target)).parameters
+    name = next((name for name in ("n_estimators", "iterations") if name in options), None)
+    if name is None:
+        return 0.0
+    trees = config.loss.arguments.get(name, options[name].default)
+    few, many = (seconds_of_trees(config, name, number, splits) for number in TREES)
+    each = max((many - few) / (TREES[1] - TREES[0]), many / TREES[1] / 4)  # a slow first fit makes the difference small
+    return few + each * (trees if isinstance(trees, int) else max(trees))
+
+
+def seconds_of_trees(config: Science, option: str, trees: int, splits: Splits) -> float:
+    started = time.perf_counter()
+    classical.fit(Trial(config.but(loss=config.loss.but(**{option: trees})), 0), splits)
+    return time.perf_counter() - started
 
 
 def steps_of(config: Science, size: Size, epochs: float) -> float:
     """Steps of a trial; validation counts as the number of training steps that take as long."""
-    batch = min(config.hyper.batch_size or 1, size.rows)
-    return (batches_of(size.rows, batch) * (1 + VALIDATION) + 1) * epochs
+    return (batches_of(size.rows, batch_of(config, size)) * (1 + VALIDATION) + 1) * epochs
+
+
+def batch_of(config: Science, size: Size) -> int:
+    return min(config.hyper.batch_size or 1, size.rows)
 
 
 def usual_epochs(config: Science, size: Size) -> float:
@@ -77,50 +101,39 @@ def usual_epochs(config: Science, size: Size) -> float:
     if not cools and protocol.stage_epochs:
         length = min(length, protocol.stage_epochs)
     length = min(length + protocol.warmup, protocol.max_epochs)
-    if protocol.count == "epochs":
-        return length
-    return math.ceil(length / batches_of(size.rows, min(config.hyper.batch_size or 1, size.rows)))
+    return length if protocol.count == "epochs" else math.ceil(length / batches_of(size.rows, batch_of(config, size)))
 
 
 def step_seconds(config: Science, size: Size, device: torch.device) -> float:
-    """Seconds of a step per trial. If steps are long, a smaller batch is timed and scaled up."""
-    batch = min(config.hyper.batch_size or 1, size.rows)
-    small = min(batch, 32)
-    if size.kind == "image":
-        small = min(small, max(4, int(STEP_OPERATIONS / operations(config, size))))
-    seconds = timed_step(config, small, size, device)
-    if small == batch or seconds > COMPUTE_BOUND:
-        return seconds * batch / small
-    full = min(batch, 2048)
-    return timed_step(config, full, size, device) * batch / full
-
-
-def timed_step(config: Science, batch: int, size: Size, device: torch.device) -> float:
-    """Seconds per trial of a step of `batch` rows, timed once per process."""
-    hyper = config.hyper.but(batch_size=batch, lr=1e-3, dropout=0.25 if config.hyper.dropout else 0.0)
-    config = config.but(hyper=hyper, loss=without_class_names(config.loss))
+    """Seconds of a step per trial. Of a batch that takes long, a part is timed and scaled up."""
+    batch = batch_of(config, size)
+    timed = min(batch, max(4, int(STEP_OPERATIONS / max(operations(config, size), 1))))
+    hyper = config.hyper.but(batch_size=timed, lr=1e-3, dropout=0.25 if config.hyper.dropout else 0.0)
+    config = config.but(hyper=hyper, loss=config.loss.but(**without_class_names(config.loss.options)))
     together = population_size(config, device, STACKED)
     # Not the config's key: points of a grid that differ in cooling, patience or rates take the same time.
-    sections = tuple(str(section.to_json()) for section in (config.model, config.loss, config.hyper))
+    sections = tuple(str(section.to_json()) for section in (config.model, config.loss, hyper))
     key = (*sections, config.protocol.precision, size, device, together, torch.get_num_threads())
     if key not in _KNOWN:
-        _KNOWN[key] = _time(config, batch, size, device, together)
-    return _KNOWN[key]
+        _KNOWN[key] = measured(config, size, device, together)
+    return _KNOWN[key] * batch / timed
 
 
-def without_class_names(loss: LossSection) -> LossSection:
-    """The loss without names of classes, which made-up rows do not have; it takes as long."""
+def without_class_names(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a loss without names of classes, which made-up rows do not have; its steps take as long."""
+    plain = dict(options)
+    if isinstance(plain.get("beta"), Mapping):
+        plain["beta"] = 1.0
+    if isinstance(plain.get("positive"), str):
+        plain["positive"] = 0
+    if plain.get("parameters"):
+        plain["parameters"] = without_class_names(plain["parameters"])
+    return plain
 
-    def unnamed(options: Mapping[str, Any]) -> dict[str, Any]:
-        changed = {"beta": 1.0} if isinstance(options.get("beta"), Mapping) else {}
-        return changed | ({"positive": 0} if isinstance(options.get("positive"), str) else {})
 
-    parameters = loss.options.get("parameters") or {}
-    within = {"parameters": {**parameters, **unnamed(parameters)}} if unnamed(parameters) else {}
-    return loss.but(**unnamed(loss.options), **within)
-
-
-def _time(config: Science, batch: int, size: Size, device: torch.device, together: int) -> float:
+def measured(config: Science, size: Size, device: torch.device, together: int) -> float:
+    """Seconds per trial of the fastest of a few steps of `together` stacked trials on made-up rows."""
+    batch = config.hyper.batch_size or 1
     splits = split(size.stand_in(2 * max(batch, 2 * size.classes, 6)), fractions=(0.5, 0.25, 0.25))
     setup = Setup([(Trial(config, seed), splits) for seed in range(together)], device)
     if setup.loss.anneals:
@@ -143,10 +156,9 @@ def _time(config: Science, batch: int, size: Size, device: torch.device, togethe
 
 def gpu_seconds(config: Science, size: Size, epochs: float) -> float:
     """How long a trial would take on a GPU, by arithmetic: operations at GPU_FLOPS, and GPU_STEP for every step."""
-    steps = steps_of(config, size, epochs)
-    batch = min(config.hyper.batch_size or 1, size.rows)
     together = 10 if config.model.name in models.TOGETHER else 1
-    return steps * (batch * operations(config, size) / GPU_FLOPS + GPU_STEP / together)
+    step = batch_of(config, size) * operations(config, size) / GPU_FLOPS + GPU_STEP / together
+    return steps_of(config, size, epochs) * step
 
 
 def operations(config: Science, size: Size) -> float:

@@ -1,26 +1,22 @@
-"""The results of task=compare and task=evaluate as files: a self-contained HTML page, scores and predictions as CSV.
+"""The results of task=compare and task=evaluate as files: a self-contained HTML page, scores and predictions as CSV."""
 
-No external requests and no scripts; light and dark, readable on a phone. scores.csv has every candidate's scores, means
-over seeds if there are several; predictions.csv has what the winner's are computed from.
-"""
-
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from io import StringIO
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from sklearn.metrics import precision_recall_curve
 
 from east import decisions
 from east.lab.data.common import Data, Splits, Table, shown
 from east.lab.files import write_text
-from east.lab.reporting.comparison import Comparison, Estimate, JudgedPart, scores_of
-from east.lab.reporting.pages import html
-
-if TYPE_CHECKING:
-    import pandas as pd
+from east.lab.reporting import plots
+from east.lab.reporting.comparison import Comparison, Decided, with_interval
 
 WRONG = 12  # mistakes that are shown
 VALUES = 6  # of their columns
@@ -30,16 +26,15 @@ CURVES = 6  # precision-recall curves in one figure
 POINTS = 200  # of a curve
 BINS = 10  # of the calibration curve
 COLUMNS = 1000  # columns of the data that are described one by one
-WIDTH, HEIGHT, MARGIN = 340, 260, 44
 STYLE = """
-.lead { font-size: 1.15rem; max-width: 60rem; } .warning { color: var(--maybe); }
-tr.winner td, tr.winner th { font-weight: 700; background: var(--panel); }
-svg text { font: 12px system-ui, sans-serif; fill: currentColor; } .axis { stroke: var(--soft); fill: none; }
-.grid { stroke: var(--line); fill: none; } .curve { fill: none; stroke-width: 2; } .dash { stroke-dasharray: 4 4; }
-thead th { white-space: normal; }
-td.hit { background: var(--panel); font-weight: 700; }
+:root { color-scheme: light dark; }
+body { max-width: 76rem; margin: 0 auto; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; }
+div { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .25rem .6rem; text-align: left; border-bottom: 1px solid GrayText; }
+pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
+figure { display: inline-block; margin: 1rem 2rem 1rem 0; } figure svg { max-width: 100%; background: white; }
 """
-COLOURS = ("var(--link)", "var(--bad)", "var(--good)", "var(--maybe)", "var(--soft)", "var(--ink)")
 
 
 @dataclass(frozen=True)
@@ -49,11 +44,11 @@ class Scored:
     frame: the rows as the user knows them, numbered from 0 by the index; None for the pairs of a graph.
     """
 
-    part: JudgedPart
+    part: Decided
     rule: decisions.Rule
     classes: tuple[str, ...]
     positive: int | None
-    frame: "pd.DataFrame | None"
+    frame: pd.DataFrame | None
 
 
 def write(
@@ -62,7 +57,7 @@ def write(
     loaded: Data,
     splits: Splits,
     about: str,
-    notes: Sequence[str],
+    notes: list[str],
     command: str,
     predict: str,
 ) -> None:
@@ -70,29 +65,75 @@ def write(
 
     about: the data in a few lines. predict: the command that applies the saved model.
     """
-    chosen = result.winner.chosen
-    rows = rows_of(loaded, splits.test.index.numpy())
-    scored = Scored(chosen.test, chosen.rule, result.classes, result.positive, rows)
-    write_text(folder / "scores.csv", result.frame().to_csv(index=False))
-    write_text(folder / "predictions.csv", predictions(result, rows).to_csv(index=False))
+    winner, rows = result.winner, rows_of(loaded, splits.test.index.numpy())
+    scored = Scored(winner.test, winner.rule, result.classes, result.positive, rows)
+    write_text(folder / "scores.csv", result.scores.to_csv(index=False))
+    write_text(folder / "predictions.csv", predictions(scored).to_csv(index=False))
     write_text(folder / "command.txt", command + "\n")
+    header, *lines = result.lines()
+    doubt = [f"The choice is uncertain: {result.uncertain}."] if result.uncertain else []
+    columns = splits.encoding.describe(COLUMNS) if splits.encoding else ()
+    values = [[name, f"{value:.3f}"] for name, value in winner.test.scores(result.positive).items()]
     sections = {
-        "The winner": winner(result, notes),
-        "All candidates": candidates(result),
-        **of_model(scored, f"Decisions of the saved model, seed {chosen.seed}", boxes(scored)),
-        "The data": f"<pre>{escape(about)}</pre>",
-        "How the columns were read": columns(splits),
-        "Predict new rows": f"<pre>{escape(predict)}</pre>",
-        "How this was made": f"<pre>{escape(command)}</pre>{method(result)}",
+        "The winner": f"<p><strong>{escape(f'{result.score}: {result.summary}')}</strong></p>{bullets(doubt + notes)}",
+        "All candidates": table(header, lines),
+        **of_model(scored, f"Decisions of the saved model, seed {winner.seed}", table(["score", "test"], values)),
+        "The data": pre(about),
+        "How the columns were read": pre("\n".join(columns)),
+        "Predict new rows": pre(predict),
+        "How this was made": pre(command) + method(result),
     }
     title = f"Which model? {folder.name.removesuffix(f'-{result.score}')}, by {result.score}"
-    write_page(folder, title, sections)
+    write_text(folder / "report.html", document(title, sections))
 
 
-def rows_of(loaded: Data, index: np.ndarray) -> "pd.DataFrame | None":
+def write_evaluation(folder: Path, title: str, scored: Scored, scores: pd.DataFrame, command: str) -> None:
+    """Write report.html and scores.csv of a saved model on labelled rows. scores: rows of text, header first."""
+    write_text(folder / "scores.csv", scores.to_csv(index=False))
+    lines = [[name, *with_interval(*numbers)] for name, *numbers in scores.itertuples(index=False)]
+    values = table(["score", "value", "95 % interval"], lines) + "<p>Intervals: bootstrap over rows.</p>"
+    sections = {**of_model(scored, "Scores", values), "How this was made": pre(command)}
+    write_text(folder / "report.html", document(title, sections))
+
+
+def document(title: str, sections: Mapping[str, str]) -> str:
+    """A page without external requests and without scripts; sections without content are left out."""
+    body = "".join(f"<h2>{escape(name)}</h2>{content}" for name, content in sections.items() if content)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
+        f"<style>{STYLE}</style></head><body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
+    )
+
+
+def table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """A table of plain text."""
+    with pd.option_context("display.max_colwidth", None):
+        inner = pd.DataFrame(lines, columns=pd.Index(header)).to_html(index=False, border=0, justify="left")
+    return f'<div tabindex="0">{inner}</div>'
+
+
+def pre(text: str) -> str:
+    return text and f"<pre>{escape(text)}</pre>"
+
+
+def bullets(lines: Sequence[str]) -> str:
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
+
+
+def method(result: Comparison) -> str:
+    drawn = "test rows" if result.winner.test.groups is None else "groups of test rows"
+    return (
+        "<p>The winner has the best score on validation rows or, if a class has few of them, the highest likelihood "
+        "among the candidates that are not clearly worse there. Plug-in rules are cross-fitted, and networks are "
+        "judged on rows that were not used to stop their training. No candidate has seen the test rows. Intervals come "
+        f"from a bootstrap over {drawn}, the same ones for all candidates. The same numbers are in scores.csv, the "
+        "winner's test predictions in predictions.csv.</p>"
+    )
+
+
+def rows_of(loaded: Data, index: np.ndarray) -> pd.DataFrame | None:
     """Some rows of the data without their target: as read from a file, else their features, else without columns."""
-    import pandas as pd
-
     if loaded.kind == "graph":
         return None
     if not isinstance(loaded, Table):
@@ -103,218 +144,109 @@ def rows_of(loaded: Data, index: np.ndarray) -> "pd.DataFrame | None":
     return loaded.raw.frame.iloc[index].drop(columns=loaded.encoding.target)
 
 
-def write_evaluation(folder: Path, title: str, scored: Scored, scores: dict[str, Estimate], command: str) -> None:
-    """Write report.html and scores.csv of a saved model on labelled rows."""
-    import pandas as pd
-
-    frame = pd.DataFrame([{"score": name, **vars(estimate)} for name, estimate in scores.items()])
-    write_text(folder / "scores.csv", frame.to_csv(index=False))
-    lines = [[name, *estimate.cells] for name, estimate in scores.items()]
-    values = table(["score", "value", "95 % interval"], lines, "Scores")
-    sections = {
-        **of_model(scored, "Scores", f'{values}<p class="caption">Intervals: bootstrap over rows.</p>'),
-        "How this was made": f"<pre>{escape(command)}</pre>",
-    }
-    write_page(folder, title, sections)
-
-
-def write_page(folder: Path, title: str, sections: dict[str, str]) -> None:
-    """Write report.html; sections without text are left out."""
-    body = "".join(f"<section><h2>{escape(name)}</h2>{text}</section>" for name, text in sections.items() if text)
-    page = html.document(title, f"<h1>{escape(title)}</h1>", body, STYLE)
-    write_text(folder / "report.html", page)
-
-
-def table(header: Sequence[str], lines: Sequence[Sequence[str]], label: str, marked: int | None = None) -> str:
-    """A table of plain text, with words on the left of their cells; `marked`: the winner's row."""
-    words = [all(text[0] not in "+-.0123456789" for text in column if text) for column in zip(*lines, strict=True)]
-    kinds = [' class="word"' if word else "" for word in words] or [""] * len(header)
-    head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for name, kind in zip(header, kinds, strict=True))
-    rows = ""
-    for k, (first, *others) in enumerate(lines):
-        cells = "".join(f"<td{kind}>{escape(text)}</td>" for text, kind in zip(others, kinds[1:], strict=True))
-        kind = ' class="winner"' if k == marked else ""
-        rows += f'<tr{kind}><th scope="row">{escape(first)}</th>{cells}</tr>'
-    return html.scrolling(label, f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>")
-
-
-def winner(result: Comparison, notes: Sequence[str]) -> str:
-    test = result.interval(result.best)
-    parts = [
-        f'<p class="lead"><strong>{escape(result.winner.name)}</strong>: {escape(result.score)} {test.value:.3f} on '
-        f"test rows (95 % interval {test.low:.3f} to {test.high:.3f}), {result.standing}.</p>"
-    ]
-    if result.uncertain:
-        parts.append(f'<p class="warning">The choice is uncertain: {escape(result.uncertain)}.</p>')
-    if notes:
-        parts.append(f"<ul>{''.join(f'<li>{escape(note)}</li>' for note in notes)}</ul>")
-    return "".join(parts)
-
-
-def candidates(result: Comparison) -> str:
-    lines = []
-    for k, candidate in enumerate(result.candidates):
-        lead = result.lead(k)
-        ahead = ["", ""] if k == result.best else [f"{lead.value:+.3f}", f"{lead.low:+.3f} to {lead.high:+.3f}"]
-        lines.append([candidate.name, f"{candidate.validation:.3f}", *result.interval(k).cells, *ahead])
-    header = ["", "validation", "test", "95 % interval", "winner minus this", "95 % interval"]
-    return table(header, lines, "All candidates", marked=result.best)
-
-
-def method(result: Comparison) -> str:
-    seeds = max(len(candidate.trials) for candidate in result.candidates)
-    of_seeds = "are those of one seed" if seeds == 1 else f"are means over up to {seeds} seeds"
-    drawn = "test rows" if result.winner.trials[0].test.groups is None else "groups of test rows"
-    return (
-        '<p class="caption">The winner has the best score on validation rows or, if a class has few of them, the '
-        "highest likelihood among the candidates that are not clearly worse there. Plug-in rules are cross-fitted, "
-        "and networks are judged on rows that were not used to stop their training. No candidate has seen the test "
-        f"rows. Scores {of_seeds}; intervals come from a bootstrap over {drawn} and seeds, with the same ones for "
-        "all candidates. The same numbers are in scores.csv, the winner's test predictions in predictions.csv.</p>"
-    )
-
-
-def predictions(result: Comparison, rows: "pd.DataFrame | None") -> "pd.DataFrame":
-    """The winner's predictions on test rows: seed, row, label, predicted, and a probability per class."""
-    import pandas as pd
-
-    names, frames = np.array(result.classes, dtype=object), []
-    for trial in result.winner.trials:
-        part = trial.test
-        numbers = (np.arange(len(part.labels)) if rows is None else rows.index) + 1
-        frame = pd.DataFrame({"seed": trial.seed, "row": numbers, "label": names[part.labels.numpy()]})
-        frame["predicted"] = names[part.predicted.numpy()]
-        p = pd.DataFrame(part.probabilities.numpy(), columns=[f"p_{name}" for name in names])
-        frames.append(pd.concat([frame, p], axis=1))
-    return pd.concat(frames, ignore_index=True)
-
-
-def boxes(scored: Scored) -> str:
-    scores = {name: value for name, value in scores_of(scored.part, scored.positive).items() if value is not None}
-    items = "".join(f"<li><strong>{value:.3f}</strong> {escape(name)}</li>" for name, value in scores.items())
-    return f'<ul class="facts">{items}</ul>'
+def predictions(scored: Scored) -> pd.DataFrame:
+    """Predictions on test rows: row, label, predicted, and a probability per class."""
+    part, names = scored.part, np.array(scored.classes, dtype=object)
+    rows = np.arange(len(part.labels)) if scored.frame is None else scored.frame.index
+    about = {"row": rows + 1, "label": names[part.labels.numpy()], "predicted": names[part.predicted.numpy()]}
+    p = pd.DataFrame(part.probabilities.numpy(), columns=[f"p_{name}" for name in names])
+    return pd.concat([pd.DataFrame(about), p], axis=1)
 
 
 def of_model(scored: Scored, title: str, scores: str) -> dict[str, str]:
     """Sections about one model's decisions; the first has this title and begins with these scores, in HTML."""
-    decides_by = decisions.explained(scored.rule, scored.classes)
+    decides_by = f"<p>Decides by: {escape(decisions.explained(scored.rule, scored.classes))}</p>"
     return {
-        title: f'{scores}<p class="caption">Decides by: {escape(decides_by)}</p>{confusion(scored)}',
-        "Precision, recall and calibration": f'<div class="gallery">{recall_curves(scored)}{calibration(scored)}</div>',
+        title: scores + decides_by + confusion(scored),
+        "Precision, recall and calibration": recall_curves(scored) + calibration(scored),
         "Most confident mistakes": mistakes(scored),
     }
 
 
+def arrays(scored: Scored) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Labels [n], probabilities [n, d] and decisions [n]."""
+    return scored.part.labels.numpy(), scored.part.probabilities.numpy(), scored.part.predicted.numpy()
+
+
 def confusion(scored: Scored) -> str:
-    counts = scored.part.confusion.matrix.round().long().numpy()
-    names = scored.classes
+    counts, names = scored.part.confusion.matrix.round().long().numpy(), scored.classes
     if len(names) > MATRIX:
         wrong = counts - np.diag(np.diag(counts))
-        order = np.argsort(-wrong, axis=None)[:MATRIX]
-        pairs = [np.unravel_index(k, wrong.shape) for k in order]
-        lines = [[names[i], names[j], str(wrong[i, j])] for i, j in pairs if wrong[i, j]]
-        return table(["true class", "predicted", "rows"], lines, "Most frequent mistakes")
-    head = '<th scope="col">true \\ predicted</th>' + "".join(f'<th scope="col">{escape(n)}</th>' for n in names)
-    head += '<th scope="col">recall</th>'
-    rows = ""
-    for i, name in enumerate(names):
-        total = counts[i].sum()
-        cells = "".join(f"<td{' class=hit' if i == j else ''}>{counts[i, j]:,}</td>" for j in range(len(names)))
-        recall = f"{counts[i, i] / total:.3f}" if total else ""
-        rows += f'<tr><th scope="row">{escape(name)}</th>{cells}<td>{recall}</td></tr>'
-    return html.scrolling("Confusion matrix", f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody>")
+        pairs = [np.unravel_index(k, wrong.shape) for k in np.argsort(-wrong, axis=None)[:MATRIX]]
+        lines = [[names[i], names[j], wrong[i, j]] for i, j in pairs if wrong[i, j]]
+        return table(["true class", "predicted", "rows"], lines)
+    recall = counts.diagonal() / np.maximum(counts.sum(1), 1)
+    lines = [[name, *row, f"{share:.3f}"] for name, row, share in zip(names, counts, recall, strict=True)]
+    return table(["true \\ predicted", *names, "recall"], lines)
 
 
 def recall_curves(scored: Scored) -> str:
     """Precision against recall of the positive class, else of the rarest classes; a dot marks the model's decisions."""
-    labels, p = scored.part.labels.numpy(), scored.part.probabilities.numpy()
-    predicted = scored.part.predicted.numpy()
+    labels, p, predicted = (
+        values.numpy() for values in (scored.part.labels, scored.part.probabilities, scored.part.predicted)
+    )
     counts = np.bincount(labels, minlength=len(scored.classes))
-    rarest = [int(k) for k in np.argsort(counts, kind="stable") if 0 < counts[k] < len(labels)]
-    shown = rarest[:CURVES] if scored.positive is None else [k for k in rarest if k == scored.positive]
-    if not shown:
-        return ""
-    drawn = ""
-    for colour, k in zip(COLOURS, shown, strict=False):
+    drawn = [int(k) for k in np.argsort(counts, kind="stable") if 0 < counts[k] < len(labels)]
+    drawn = drawn[:CURVES] if scored.positive is None else [k for k in drawn if k == scored.positive]
+    figure, axes = panel("recall", "precision")
+    for colour, k in zip(plots.COLOURS, drawn, strict=False):
         precision, recall, _ = precision_recall_curve(labels == k, p[:, k])
         thin = np.unique(np.linspace(0, len(recall) - 1, POINTS).round().astype(int))
-        drawn += line(recall[thin], precision[thin], colour)
-        hits = int(((predicted == k) & (labels == k)).sum())
-        if (predicted == k).any():
-            drawn += dot(hits / counts[k], hits / int((predicted == k).sum()), colour)
-    names = [scored.classes[k] for k in shown]
-    caption = f"Precision and recall of {', '.join(names)}; the dot is the chosen cut"
-    legend = "".join(
-        f' <span style="color: {colour}">&#9632;</span> {escape(name)}'
-        for colour, name in zip(COLOURS, names, strict=False)
-    )
-    return figure(drawn, "recall", "precision", caption, legend if len(names) > 1 else "")
+        axes.plot(recall[thin], precision[thin], color=colour, label=scored.classes[k].replace("$", r"\$"))
+        hits, marked = ((predicted == k) & (labels == k)).sum(), (predicted == k).sum()
+        if marked:
+            axes.plot(hits / counts[k], hits / marked, "o", color=colour)
+    if len(drawn) > 1:
+        axes.legend()
+    names = ", ".join(scored.classes[k] for k in drawn)
+    return svg(figure, f"Precision and recall of {names}; the dot is the chosen cut") if drawn else ""
 
 
 def calibration(scored: Scored) -> str:
     """Observed share against mean probability, in bins of equally many rows."""
-    labels, p = scored.part.labels.numpy(), scored.part.probabilities.numpy()
-    if scored.positive is None:
-        values, truth = p.max(1), p.argmax(1) == labels
-        event = "the most probable class is right"
-    else:
+    labels, p, _ = arrays(scored)
+    values, truth, event = p.max(1), p.argmax(1) == labels, "the most probable class is right"
+    if scored.positive is not None:
         values, truth = p[:, scored.positive], labels == scored.positive
         event = f"the class is {scored.classes[scored.positive]}"
-    bins = [part for part in np.array_split(np.argsort(values, kind="stable"), BINS) if len(part)]
-    x, y = (np.array([column[part].mean() for part in bins]) for column in (values, truth))
-    drawn = line(np.array([0.0, 1.0]), np.array([0.0, 1.0]), "var(--soft)", "dash") + line(x, y, COLOURS[0])
-    drawn += "".join(dot(a, b, COLOURS[0]) for a, b in zip(x, y, strict=True))
-    return figure(drawn, "probability", "observed share", f"Calibration: how often {event}, by its probability")
+    bins = [rows for rows in np.array_split(np.argsort(values, kind="stable"), BINS) if len(rows)]
+    figure, axes = panel("probability", "observed share")
+    axes.plot([0, 1], [0, 1], "--", color=plots.GREY)
+    axes.plot([values[rows].mean() for rows in bins], [truth[rows].mean() for rows in bins], "o-", color=plots.BLUE)
+    return svg(figure, f"Calibration: how often {event}, by its probability")
 
 
-def figure(drawn: str, x: str, y: str, caption: str, legend: str = "") -> str:
-    """A plot of `drawn` with both axes from 0 to 1; `legend` is HTML."""
-    ticks = ""
-    for value in (0.0, 0.25, 0.5, 0.75, 1.0):
-        a, b = place(value, value)
-        ticks += f'<path class="grid" d="M{a:.1f} {place(0, 0)[1]:.1f}V{place(0, 1)[1]:.1f}"/>'
-        ticks += f'<path class="grid" d="M{place(0, 0)[0]:.1f} {b:.1f}H{place(1, 0)[0]:.1f}"/>'
-        ticks += f'<text x="{a:.1f}" y="{HEIGHT - 26}" text-anchor="middle">{value:g}</text>'
-        ticks += f'<text x="{MARGIN - 6}" y="{b + 4:.1f}" text-anchor="end">{value:g}</text>'
-    labels = f'<text x="{(WIDTH + MARGIN) / 2:.0f}" y="{HEIGHT - 6}" text-anchor="middle">{escape(x)}</text>'
-    labels += f'<text x="4" y="12">{escape(y)}</text>'
-    return (
-        f'<figure><svg role="img" aria-label="{escape(caption)}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-        f'width="{WIDTH}" height="{HEIGHT}">{ticks}{labels}{drawn}</svg>'
-        f"<figcaption>{escape(caption)}{legend and f'.<br>{legend}'}</figcaption></figure>"
-    )
+def panel(x: str, y: str) -> tuple[Figure, Axes]:
+    with plots.style():
+        figure = Figure(figsize=(3.6, 2.8))
+        axes = figure.add_subplot()
+        axes.set(xlabel=x, ylabel=y, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        axes.grid(alpha=0.3)
+    return figure, axes
 
 
-def place(x: float, y: float) -> tuple[float, float]:
-    return MARGIN + x * (WIDTH - MARGIN - 12), HEIGHT - MARGIN - y * (HEIGHT - MARGIN - 22)
-
-
-def line(x: np.ndarray, y: np.ndarray, colour: str, kind: str = "") -> str:
-    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in (place(*point) for point in zip(x, y, strict=True)))
-    return f'<polyline class="curve {kind}" stroke="{colour}" points="{points}"/>'
-
-
-def dot(x: float, y: float, colour: str) -> str:
-    a, b = place(x, y)
-    return f'<circle cx="{a:.1f}" cy="{b:.1f}" r="4" fill="{colour}"/>'
+def svg(figure: Figure, caption: str) -> str:
+    """A figure as part of a page."""
+    text = StringIO()
+    with plots.style():
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    drawing = text.getvalue()
+    return f"<figure>{drawing[drawing.index('<svg') :]}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
 def mistakes(scored: Scored) -> str:
     """The wrong rows whose true class has the lowest probability, with the values of their first columns."""
     if scored.frame is None:
         return ""
-    labels, predicted = scored.part.labels.numpy(), scored.part.predicted.numpy()
-    p = scored.part.probabilities.numpy()
+    labels, p, predicted = arrays(scored)
     wrong = np.flatnonzero(labels != predicted)
-    if not len(wrong):
-        return "<p>All rows are right.</p>"
     worst = wrong[np.argsort(p[wrong, labels[wrong]], kind="stable")[:WRONG]]
     values = scored.frame.iloc[worst, :VALUES]
     lines = [
         [
-            str(number + 1),
+            number + 1,
             *(f"{cell(scored.classes[k[i]])} ({p[i, k[i]]:.4f})" for k in (labels, predicted)),
-            *(cell(value) for value in row),
+            *map(cell, row),
         ]
         for i, (number, *row) in zip(worst, values.itertuples(name=None), strict=True)
     ]
@@ -322,10 +254,8 @@ def mistakes(scored: Scored) -> str:
     header += [shown(name, CELL, quoted=False) for name in values.columns]
     total = scored.frame.shape[1]
     cut = f" The first {VALUES} of {total:,} columns are shown." if total > VALUES else ""
-    return (
-        f"{table(header, lines, 'Most confident mistakes')}<p class='caption'>{len(wrong):,} of {len(labels):,} rows "
-        f"are wrong. Row 1 is the first below the header.{cut}</p>"
-    )
+    count = f"<p>{len(wrong):,} of {len(labels):,} rows are wrong. Row 1 is the first below the header.{cut}</p>"
+    return (table(header, lines) if lines else "") + count
 
 
 def cell(value: object) -> str:
@@ -333,9 +263,3 @@ def cell(value: object) -> str:
     if isinstance(value, float | np.floating):
         return "" if np.isnan(value) else f"{value:.6g}"
     return "" if value is None or str(value) in ("nan", "NaT", "<NA>") else shown(value, CELL, quoted=False)
-
-
-def columns(splits: Splits) -> str:
-    if splits.encoding is None:
-        return ""
-    return f"<pre>{escape(chr(10).join(splits.encoding.describe(COLUMNS)))}</pre>"
