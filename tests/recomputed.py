@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from dataclasses import dataclass
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -83,102 +82,8 @@ def tables():
     return {file.stem: json.loads(file.read_text())[0] for file in TABLES}
 
 
-def signed(number, digits=3):
-    return f"{number:+.{digits}f}".replace("-", "−")
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Trials of one setting. In a text: "0.158 ± 0.016"; `:m` 0.158; `:s` 0.016; `:p` published; `:pm` its mean.
-
-    `:ends` is the lowest and the highest: "0.143 to 0.181".
-    """
-
-    values: tuple[float, ...]
-    published: tuple[str, str] = ("", "")
-
-    @property
-    def mean(self):
-        return float(np.mean(self.values))
-
-    def __format__(self, what):
-        mean, deviation = (
-            f"{self.mean:.3f}".replace("-", "−"),
-            f"{np.std(self.values, ddof=1):.3f}" if len(self.values) > 1 else "",
-        )
-        ends = f"{min(self.values):.3f} to {max(self.values):.3f}"
-        shown = {"": f"{mean} ± {deviation}", "m": mean, "s": deviation, "ends": ends}
-        return (shown | {"p": " ± ".join(self.published), "pm": self.published[0]})[what]
-
-
 def in_table(name, block, row, column):
     return next(c for c in tables()[name]["cells"] if (c["block"], c["row"], c["column"]) == (block, row, column))
-
-
-def cell(name, block, row, column="f1"):
-    """The trials of a table's cell, by their confusion matrices."""
-    shown = in_table(name, block, row, column)
-    digits = 2 if name.startswith("btg") else 3
-    known = shown["published_mean"] is not None
-    published = (f"{shown['published_mean']:.{digits}f}", f"{shown['published_std']:.2f}") if known else ("", "")
-    return Scores(scored(shown["key"], shown["score"]), published)
-
-
-def setting(dataset, loss, preset, score="test.f1_positive", **options):
-    """The trials of a setting that no table shows, such as one of a shorter preset."""
-    return Scores(scored(setting_key(dataset, loss, preset, **options), score))
-
-
-def setting_key(dataset, loss, preset, lr=None, split=0, **options):
-    options = {"warmup": None, "average": "macro" if loss == "f1" else None} | options
-    found = [
-        key
-        for key, group in records().items()
-        for config in [group[0]["config"]]
-        if (config["dataset"]["name"], config["loss"]["name"], config["preset"]) == (dataset, loss, preset)
-        and (config["protocol"]["name"], config["split"]["seed"]) == ("east", split)
-        and (config["protocol"].get("warmup"), config["loss"].get("average")) == (options["warmup"], options["average"])
-        and lr in (None, config["hyper"]["lr"])
-        and trials(key)
-    ]
-    (key,) = found
-    return key
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A mean difference and its interval. In a text: "+0.014 [+0.009, +0.019]"; `:to` "+0.014, +0.009 to +0.019"."""
-
-    mean: float
-    low: float
-    high: float
-    p: float | None = None
-    p_holm: float | None = None
-    n: int = 0
-
-    def __format__(self, what):
-        mean, low, high = map(signed, (self.mean, self.low, self.high))
-        shown = {"": f"{mean} [{low}, {high}]", "to": f"{mean}, {low} to {high}", "d": mean}
-        return (shown | {"ends": f"{low} to {high}", "h": f"{self.p_holm or 0:.3f}", "n": f"{self.n}"})[what]
-
-    @property
-    def excludes_zero(self):
-        return self.low > 0 or self.high < 0
-
-
-def pair(name, block, column, row, against="CE", over="seed"):
-    """A comparison of a table; test_numbers.py recomputes them."""
-    names = (block, column, row, against, over)
-    for c in tables()[name]["comparisons"]:
-        if (c["block"], c["column"], c["row"], c["against"], c["over"]) == names:
-            return Difference(c["difference"], c["low"] or 0.0, c["high"] or 0.0, c["p"], c["p_holm"], c["n"])
-    raise LookupError(f"{name} has no comparison {names}")
-
-
-def lead(differences):
-    """Mean over datasets with its t interval and p-value."""
-    test = stats.ttest_1samp(differences, 0)
-    return Difference(float(np.mean(differences)), *map(float, test.confidence_interval(0.95)), float(test.pvalue))
 
 
 def welch(values, mean, deviation):

@@ -1,4 +1,4 @@
-"""The committed tables and those in docs/, recomputed from confusion matrices. test_texts.py has the prose."""
+"""The committed tables, recomputed from confusion matrices without code of east."""
 
 import json
 from collections import defaultdict
@@ -11,14 +11,12 @@ from scipy import stats
 from tests.recomputed import (
     ROOT,
     TABLES,
-    cell,
     holm,
     in_table,
     matrices,
     scored,
     scores_of,
     sign_flip,
-    signed,
     tables,
     trials,
     welch,
@@ -76,40 +74,6 @@ def test_comparisons_follow_from_the_scores(name):
     assert [pair["p_holm"] for pair in answered.values()] == pytest.approx(corrected)
 
 
-DATASETS = {"Adult, with": "adult_released", "Adult, read": "adult", "Mammography": "mammography", "Kaggle": "kaggle"}
-DATASETS |= {"CocktailParty": "cocktailparty"}
-LOSSES = {"F1*": "f1", "CE": "ce"}
-
-
-def headline():
-    """The lines of the table in docs/reproduce.md: dataset, loss, published, ours, n, interval, word."""
-    dataset = ""
-    for line in (ROOT / "docs" / "reproduce.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 7 and cells[1] in LOSSES:
-            dataset = next((name for label, name in DATASETS.items() if cells[0].startswith(label)), dataset)
-            yield (dataset, LOSSES[cells[1]], *cells[2:])
-
-
-def test_the_headline_has_the_datasets_of_the_paper():
-    assert {(dataset, loss) for dataset, loss, *_ in headline()} == {
-        (dataset, loss) for dataset in DATASETS.values() for loss in LOSSES.values()
-    }
-
-
-@pytest.mark.parametrize("line", list(headline()), ids=lambda line: f"{line[0]} {line[1]}")
-def test_the_headline_is_that_of_table_1(line):
-    """Published and our mean and deviation, n, Welch's interval and the word."""
-    dataset, loss, published, mean_and_deviation, n, interval, verdict = line
-    name = "east_v2_1_released" if dataset == "adult_released" else "east_v2_1"
-    ours = cell(name, dataset.removesuffix("_released"), next(row for row, known in LOSSES.items() if known == loss))
-    assert (published, mean_and_deviation, int(n)) == (f"{ours:p}", f"{ours}", len(ours.values))
-    known, their_deviation = map(float, published.split(" ± "))
-    low, high = welch(ours.values, known, their_deviation)
-    assert interval == f"{signed(ours.mean - known)} [{signed(low)}, {signed(high)}]"
-    assert verdict == word(low, high)
-
-
 @pytest.fixture(scope="module")
 def contest():
     """(key, seed) -> rule -> the confusion matrix of the test rows, for the trials of the contest."""
@@ -145,50 +109,3 @@ def test_the_contest_follows_from_its_confusion_matrices(name, contest):
             differences = [ours[column] - reference[column] for column in entry["columns"]]
             ends = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
             assert (lead["mean"], lead["low"], lead["high"]) == pytest.approx((np.mean(differences), *ends), abs=1e-9)
-
-
-METHODS = {
-    "metric cross-entropy, most probable class": "Metric CE",
-    "metric cross-entropy, tuned rule": "Metric CE + plug-in",
-    "metric cross-entropy, rule without labels (`east.decide`)": "Metric CE + expected",
-    "metric cross-entropy stopped by its own loss": "Metric CE stopped by its loss",
-    "cross-entropy stopped by its own loss, rule without labels (`east.decide`)": "CE stopped by its loss + expected",
-    "cross-entropy stopped by its own loss, tuned rule": "CE stopped by its loss + plug-in",
-    "cross-entropy stopped by its own loss, most probable class": "CE stopped by its loss",
-    "cross-entropy stopped by F1, rule without labels (`east.decide`)": "CE + expected",
-    "cross-entropy stopped by F1, most probable class": "CE",
-    "class-weighted cross-entropy": "CE weighted",
-    "EAST": "EAST",
-    "EAST, F1 of the positive class": "EAST positive",
-    "EAST, macro F1 as in the paper": "EAST macro",
-    "EAST after a cross-entropy warm-up": "EAST after warm-up",
-    "gradient boosting, rule without labels": "Boosting + expected",
-    "random forest, rule without labels": "Random forest + expected",
-}
-
-
-def leads_in_which_loss():
-    """Metric -> row of its table in docs/which_loss.md -> the cells for two and for many classes."""
-    shown, metric = defaultdict(dict), ""
-    for line in (ROOT / "docs" / "which_loss.md").read_text(encoding="utf-8").splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 3 and cells[0].endswith("on held-out datasets"):
-            metric = cells[0].partition(" ")[0]
-        elif len(cells) == 3 and metric and not cells[0].startswith("---"):
-            shown[metric][cells[0]] = cells[1:]
-        elif len(cells) != 3:
-            metric = ""
-    return shown
-
-
-@pytest.mark.parametrize("metric, name", [("F1", "contest"), ("MCC", "contest_mcc"), ("G-mean", "contest_gmean")])
-def test_the_tables_of_which_loss_show_the_contests(metric, name):
-    leads = {entry["block"]: entry["leads"]["all"] for entry in tables()[name]["rankings"]}
-    blocks = ("held out, two classes", "held out, many classes")
-    rows = leads_in_which_loss()[metric]
-    assert len(rows) >= 6
-    for words, cells in rows.items():
-        expected = [leads[block].get(METHODS[words]) for block in blocks]
-        assert cells == [
-            f"{signed(x['mean'])} [{signed(x['low'])}, {signed(x['high'])}]" if x else "" for x in expected
-        ]
