@@ -32,11 +32,10 @@ FLAGS = (
     *("-h", "--help", "--version", "-m", "--multirun", "-r", "--run", *WITH_VALUE, "--resolve"),
     *("--hydra-help", "-sc", "--shell-completion", "--config-dir", "-cd"),
 )
-FROM_FILES = ("table", "records", "report", "predict", "evaluate", "export")  # tasks that read results or a model
+FROM_FILES = ("table", "records", "report", "predict", "evaluate", "export", "study")  # tasks without data or loss
 ONLY_FOR = {  # settings that the default task does not read -> the tasks that do
     **dict.fromkeys(("score", "candidates", "minutes", "keep_models"), ("compare",)),
     **dict.fromkeys(("checkpoint", "input", "output", "keep", "safe_csv"), ("predict", "evaluate", "export")),
-    "study": ("study",),
     "table": ("table", "reproduce"),
 }
 TASKS = (
@@ -62,7 +61,7 @@ Tasks (task=…)
   records    export records to results/records         report     one HTML page with everything
   compare    which model for dataset=… and score=…?    predict    checkpoint=… input=… output=… keep=[id]
   evaluate   checkpoint=… input=…: scores of a saved model on labelled rows
-  export     checkpoint=… output=model.onnx            study      study=soft_hard|balanced|gap|bias|all
+  export     checkpoint=… output=model.onnx            study      bias of small batches, simulated
 
 Groups (name=choice)
 {groups}

@@ -169,7 +169,6 @@ class Settings(Section):
     selection: SelectionRule = "val_loss"
     variant: Literal["clean", "released"] = "clean"
     format: Literal["markdown", "latex", "csv", "json", "text"] | None = None
-    study: str | None = None
     score: str | None = None
     candidates: Names | None = Field(None, description="a list such as [logistic,rf]")
     minutes: float | None = Field(None, gt=0)
