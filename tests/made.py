@@ -1,5 +1,6 @@
 """Small settings for tests; sections that a test leaves out have defaults."""
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -7,6 +8,7 @@ from torch import nn
 from east.lab.settings.sections import LossSection, Science
 from east.lab.training import objective
 
+GOLDEN = Path(__file__).parent / "golden"  # a results folder with a few records of many kinds
 DEFAULTS = {
     "dataset": {"name": "made"},
     "model": {"name": "mlp", "hidden": [8]},

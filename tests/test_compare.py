@@ -26,9 +26,8 @@ from east.lab.data.common import folded
 from east.lab.experiment import budget, records
 from east.lab.experiment.runs import split_options, splits_of
 from east.lab.files import result_folder, temporary_name
-from east.lab.reporting import comparison
+from east.lab.reporting import comparison, model_page
 from east.lab.reporting.comparison import Candidate, Decided
-from east.lab.reporting.pages import compare as page
 from east.lab.settings.command import Command
 from east.lab.tasks import compare, plan
 from east.lab.training import objective, saved
@@ -355,7 +354,7 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(answer, workplace):
     assert dict(values[1:])["auroc"] == f"{best.auroc:.3f}"
     counts = confusion_matrix(rows["label"], rows["predicted"], labels=["ok", "fraud"])
     assert [cells[1:3] for cells in matrix[1:]] == counts.astype(str).tolist()
-    assert len(mistakes) == 1 + min(page.WRONG, (rows["label"] != rows["predicted"]).sum())
+    assert len(mistakes) == 1 + min(model_page.WRONG, (rows["label"] != rows["predicted"]).sum())
     for content in (
         text.strip().splitlines()[-1].strip(),  # the command that uses the model
         "clearly ahead of",
@@ -482,7 +481,9 @@ def test_mistakes_are_shown_with_their_values():
     p = torch.tensor([[0.7, 0.3], [0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
     columns = {"id": [10**17, 10**17 + 1, 3, 4], "<i>": ["a", "<script>" + "x" * 99_000, "b", None]}
     frame = pd.DataFrame(columns | {name: [0.5, np.nan, 1 / 3, 2.0] for name in "cdefg"}, index=[4, 7, 9, 30])
-    text = page.mistakes(page.Scored(Decided(p, labels, predicted), decisions.Argmax(), ("ok", "fraud"), 1, frame))
+    text = model_page.mistakes(
+        model_page.Scored(Decided(p, labels, predicted), decisions.Argmax(), ("ok", "fraud"), 1, frame)
+    )
     (rows,) = tables(text)
     cut = "&lt;script&gt;xxxxxxxxxxxxxxxxxxxxxx… (99,008 characters)"
     assert rows == [
@@ -497,7 +498,7 @@ def test_mistakes_are_shown_with_their_values():
 
 def test_rows_of_a_limited_file_keep_their_numbers(workplace):
     loaded = data.load("csv", path="my.csv", target="label", limit=50)
-    rows, file = page.rows_of(loaded, np.arange(50)), pd.read_csv("my.csv")
+    rows, file = model_page.rows_of(loaded, np.arange(50)), pd.read_csv("my.csv")
     pd.testing.assert_frame_equal(rows, file.drop(columns="label").loc[rows.index])
     assert rows.index[-1] > 50
 
@@ -511,7 +512,7 @@ def test_a_page_of_many_classes_has_curves_of_the_rarest_and_their_mistakes(clas
     )
     names = tuple(f"kind ${k}$" for k in range(classes))
     part = Decided(p, labels, p.argmax(1))
-    sections = page.of_model(page.Scored(part, decisions.Argmax(), names, None, None), "Scores", "")
+    sections = model_page.of_model(model_page.Scored(part, decisions.Argmax(), names, None, None), "Scores", "")
     assert sections["Precision, recall and calibration"].count("<svg") == 2
     assert "the most probable class is right" in sections["Precision, recall and calibration"]
     (rows,) = tables(sections["Scores"])
@@ -520,7 +521,7 @@ def test_a_page_of_many_classes_has_curves_of_the_rarest_and_their_mistakes(clas
         assert [row[1:-1] for row in rows[1:]] == counts.astype(str).tolist()
     else:
         np.fill_diagonal(counts, 0)
-        assert len(rows) == 1 + page.MATRIX
+        assert len(rows) == 1 + model_page.MATRIX
         assert int(rows[1][-1]) == counts.max()
 
 

@@ -35,9 +35,8 @@ from east.lab.experiment.ledger import model_folder
 from east.lab.experiment.runs import Run, load, split_options
 from east.lab.experiment.scheduler import carry_out
 from east.lab.files import result_folder
-from east.lab.reporting import comparison, writers
+from east.lab.reporting import comparison, model_page, writers
 from east.lab.reporting.comparison import FEW, Comparison, Measure, judge
-from east.lab.reporting.pages import compare as page
 from east.lab.settings import compose
 from east.lab.settings.command import Command
 from east.lab.settings.sections import LossSection
@@ -158,7 +157,7 @@ def main(command: Command, _: Settings) -> int:
             notes += [*unfinished, *(f"failed: {line}" for line in failures), *result.notes()]
             predict = predict_command(folder, problem.loaded.kind, winner.needs_trust)
             every_note = [*problem.notes, *notes]
-            page.write(folder, result, problem.loaded, problem.splits, problem.about, every_note, typed, predict)
+            model_page.write(folder, result, problem.loaded, problem.splits, problem.about, every_note, typed, predict)
     print("\n".join(["", verdict(result), *(f"note: {note}" for note in notes)]))
     print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict}")
     return 0

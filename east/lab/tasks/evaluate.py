@@ -15,9 +15,8 @@ from east.lab.data import files, images
 from east.lab.data.columns import words
 from east.lab.data.common import DataError, shown
 from east.lab.files import result_folder
-from east.lab.reporting import writers
+from east.lab.reporting import model_page, writers
 from east.lab.reporting.comparison import INTERVAL, Decided, rank_samples, resampled, with_interval
-from east.lab.reporting.pages import compare as page
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 from east.lab.training import saved
@@ -51,10 +50,10 @@ def main(command: Command, settings: Settings) -> int:
     parent, name = Path(settings.results_dir) / "evaluate", source.name.partition(".")[0]
     folder = result_folder(parent, name, model_name, made_from)
     classes = tuple(map(printable, model.classes))  # class names of a downloaded model may hold control characters
-    scored = page.Scored(part, rule, classes, positive, labelled.frame)
+    scored = model_page.Scored(part, rule, classes, positive, labelled.frame)
     typed = shlex.join(["east-run", *command.words])
     title = f"{model_name} on {source.name}: {len(labelled.labels):,} rows"
-    page.write_evaluation(folder, title, scored, scores, typed)
+    model_page.write_evaluation(folder, title, scored, scores, typed)
     lines = [[name, *with_interval(*numbers)] for name, *numbers in scores.itertuples(index=False)]
     print(writers.aligned([["", "value", "95 % interval"], *lines]))
     print(f"\nconfusion matrix of {len(labelled.labels):,} rows, true classes in rows\n{matrix(scored)}")
@@ -115,9 +114,9 @@ def with_intervals(part: Decided, positive: int | None) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["score", "value", "low", "high"])
 
 
-def matrix(scored: page.Scored) -> str:
+def matrix(scored: model_page.Scored) -> str:
     """The confusion matrix as text; with many classes it is only in the report."""
-    if len(scored.classes) > page.MATRIX:
+    if len(scored.classes) > model_page.MATRIX:
         return f"{len(scored.classes)} classes: see the report"
     counts = scored.part.confusion.matrix.round().long().tolist()
     rows = [[name, *map(str, row)] for name, row in zip(scored.classes, counts, strict=True)]

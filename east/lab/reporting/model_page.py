@@ -1,6 +1,5 @@
 """The results of task=compare and task=evaluate as files: a self-contained HTML page, scores and predictions as CSV."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from io import StringIO
@@ -17,6 +16,7 @@ from east.lab.data.common import Data, Splits, Table, shown
 from east.lab.files import write_text
 from east.lab.reporting import plots
 from east.lab.reporting.comparison import Comparison, Decided, with_interval
+from east.lab.reporting.html import bullets, document, pre, table
 
 WRONG = 12  # mistakes that are shown
 VALUES = 6  # of their columns
@@ -26,15 +26,6 @@ CURVES = 6  # precision-recall curves in one figure
 POINTS = 200  # of a curve
 BINS = 10  # of the calibration curve
 COLUMNS = 1000  # columns of the data that are described one by one
-STYLE = """
-:root { color-scheme: light dark; }
-body { max-width: 76rem; margin: 0 auto; padding: 0 1rem; font: 16px/1.5 system-ui, sans-serif; }
-div { overflow-x: auto; }
-table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
-th, td { padding: .25rem .6rem; text-align: left; border-bottom: 1px solid GrayText; }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
-figure { display: inline-block; margin: 1rem 2rem 1rem 0; } figure svg { max-width: 100%; background: white; }
-"""
 
 
 @dataclass(frozen=True)
@@ -72,10 +63,11 @@ def write(
     write_text(folder / "command.txt", command + "\n")
     header, *lines = result.lines()
     doubt = [f"The choice is uncertain: {result.uncertain}."] if result.uncertain else []
+    won = escape(f"{result.score}: {result.summary}")
     columns = splits.encoding.describe(COLUMNS) if splits.encoding else ()
     values = [[name, f"{value:.3f}"] for name, value in winner.test.scores(result.positive).items()]
     sections = {
-        "The winner": f"<p><strong>{escape(f'{result.score}: {result.summary}')}</strong></p>{bullets(doubt + notes)}",
+        "The winner": f"<p><strong>{won}</strong></p>{bullets(map(escape, [*doubt, *notes]))}",
         "All candidates": table(header, lines),
         **of_model(scored, f"Decisions of the saved model, seed {winner.seed}", table(["score", "test"], values)),
         "The data": pre(about),
@@ -94,31 +86,6 @@ def write_evaluation(folder: Path, title: str, scored: Scored, scores: pd.DataFr
     values = table(["score", "value", "95 % interval"], lines) + "<p>Intervals: bootstrap over rows.</p>"
     sections = {**of_model(scored, "Scores", values), "How this was made": pre(command)}
     write_text(folder / "report.html", document(title, sections))
-
-
-def document(title: str, sections: Mapping[str, str]) -> str:
-    """A page without external requests and without scripts; sections without content are left out."""
-    body = "".join(f"<h2>{escape(name)}</h2>{content}" for name, content in sections.items() if content)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        '<meta name="viewport" content="width=device-width, initial-scale=1"><link rel="icon" href="data:,">'
-        f"<style>{STYLE}</style></head><body><main><h1>{escape(title)}</h1>{body}</main></body></html>\n"
-    )
-
-
-def table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
-    """A table of plain text."""
-    with pd.option_context("display.max_colwidth", None):
-        inner = pd.DataFrame(lines, columns=pd.Index(header)).to_html(index=False, border=0, justify="left")
-    return f'<div tabindex="0">{inner}</div>'
-
-
-def pre(text: str) -> str:
-    return text and f"<pre>{escape(text)}</pre>"
-
-
-def bullets(lines: Sequence[str]) -> str:
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 
 def method(result: Comparison) -> str:
