@@ -1,4 +1,4 @@
-"""Scores, intervals and p-values recomputed from the confusion matrices of committed records, without code of east."""
+"""Scores, intervals and p-values from the confusion matrices of committed records, computed without code of east."""
 
 import json
 from collections import defaultdict
@@ -12,7 +12,6 @@ from scipy import stats
 from tests.tracked import tracked
 
 ROOT = Path(__file__).parents[1]
-TABLES = [file for file in tracked("results/tables") if file.suffix == ".json"]
 POSITIVE, DOG = 1, 5  # the class of a bare precision or recall: dog in CIFAR-10, else the positive one
 
 
@@ -74,16 +73,6 @@ def value(record, score):
     judged = record["decisions"][rule[0]] if rule else record
     of = DOG if record["config"]["dataset"]["name"] == "cifar10" else POSITIVE
     return scores_of(matrices(judged["confusion"][split]), of)[name]
-
-
-@cache
-def tables():
-    """name -> the committed table."""
-    return {file.stem: json.loads(file.read_text())[0] for file in TABLES}
-
-
-def in_table(name, block, row, column):
-    return next(c for c in tables()[name]["cells"] if (c["block"], c["row"], c["column"]) == (block, row, column))
 
 
 def welch(values, mean, deviation):

@@ -8,30 +8,28 @@ import pytest
 import yaml
 from scipy import stats
 
+from tests.committed import FILES, content
 from tests.recomputed import (
     ROOT,
-    TABLES,
     holm,
-    in_table,
     matrices,
     scored,
     scores_of,
     sign_flip,
-    tables,
     trials,
     welch,
     word,
 )  # fmt: skip
 from tests.tracked import tracked
 
-CONTESTS = [file.stem for file in TABLES if file.stem.startswith("contest")]
-OTHERS = [file.stem for file in TABLES if file.stem not in CONTESTS]
+CONTESTS = [file.stem for file in FILES if file.stem.startswith("contest")]
+OTHERS = [file.stem for file in FILES if file.stem not in CONTESTS]
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_cells_follow_from_their_confusion_matrices(name):
     """Every trial's score; then mean, deviation, Welch's interval with its word, and whether the cell is capped."""
-    for shown in tables()[name]["cells"]:
+    for shown in content(name)["cells"]:
         if not shown["values"]:
             continue
         done = trials(shown["key"])
@@ -55,14 +53,15 @@ def test_comparisons_follow_from_the_scores(name):
     declared = yaml.safe_load(file.read_text(encoding="utf-8")).get("questions", [])
     questions = [(block, q["column"], q["row"], q["against"]) for q in declared for block in q["blocks"]]
     answered = {}
-    for pair in tables()[name]["comparisons"]:
+    shown = {(c["block"], c["row"], c["column"]): c["values"] for c in content(name)["cells"]}
+    for pair in content(name)["comparisons"]:
         block, column, row, against = question = tuple(pair[k] for k in ("block", "column", "row", "against"))
         if question in questions and question not in answered:
             answered[question] = pair
         else:
             assert pair["p_holm"] is None
         if pair["over"] == "seed" and pair["training"] is None:
-            ours, theirs = (in_table(name, block, label, column)["values"] for label in (row, against))
+            ours, theirs = (shown[block, label, column] for label in (row, against))
             differences = [ours[seed] - theirs[seed] for seed in ours if seed in theirs]
             assert (pair["n"], pair["difference"]) == (len(differences), pytest.approx(np.mean(differences), abs=1e-9))
             assert pair["p"] == pytest.approx(sign_flip(differences), abs=1e-9)
@@ -92,7 +91,7 @@ def contest():
 @pytest.mark.parametrize("name", CONTESTS)
 def test_the_contest_follows_from_its_confusion_matrices(name, contest):
     """Every score of every trial; then leads: mean over splits, minus the reference, t interval over datasets."""
-    table = tables()[name]
+    table = content(name)
     means = defaultdict(dict)
     for shown in table["cells"]:
         rule, _, score = ("argmax." + shown["score"]).rsplit(".", 2)

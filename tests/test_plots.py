@@ -198,7 +198,8 @@ def test_confusion_writes_counts_while_they_fit():
 
 def test_save_writes_every_format_and_the_same_bytes(tmp_path):
     first, second = (
-        plots.save(plots.confusion([[8, 2], [1, 9]]), tmp_path / name / "a.figure") for name in ("one", "two")
+        plots.save(plots.confusion([[8, 2], [1, 9]]), tmp_path / name / "a.figure", ["svg", "pdf", "png"])
+        for name in ("one", "two")
     )
     assert [file.name for file in first] == ["a.figure.svg", "a.figure.pdf", "a.figure.png"]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True))

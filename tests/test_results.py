@@ -2,9 +2,7 @@
 
 import csv
 import json
-import re
 import shutil
-from datetime import date
 from functools import cache
 from pathlib import Path
 
@@ -12,74 +10,43 @@ import pytest
 import yaml
 
 from east.lab import cli
-from east.lab.experiment import records
 from east.lab.reporting import papers, tables
 from east.lab.reporting.writers import WRITERS
-from tests.tracked import tracked
-
-RESULTS = Path(__file__).parents[1] / "results"
-FORMATS = {".md": "markdown", ".tex": "latex", ".csv": "csv", ".json": "json"}
-FILES = tracked("results/tables")
+from tests.committed import FILES, RESULTS, built, scanned, table
 
 
-@pytest.fixture(scope="module")
-def committed_records(tmp_path_factory):
-    """Only the committed records, because a working copy may hold other runs."""
-    folder = tmp_path_factory.mktemp("committed")
-    shutil.copytree(RESULTS / "records", folder / "records")
-    return records.scan(folder)
-
-
-def builder(kept):
-    """stem -> the table built from these records, each built once; east_v2_1_released is a variant of east_v2_1."""
-
-    @cache
-    def build(stem):
-        name, released = re.fullmatch(r"(\w+?)(_released)?", stem).groups()
-        file = RESULTS / "tables" / f"{stem}.md"
-        day = re.search(r"rendered (\d{4}-\d\d-\d\d)", file.read_text())[1] if file.exists() else "2026-01-01"
-        variant = "released" if released else "clean"
-        return tables.build(name, scanned=kept, variant=variant, today=date.fromisoformat(day))
-
-    return build
-
-
-@pytest.fixture(scope="module")
-def committed(committed_records):
-    return builder(committed_records)
-
-
-def test_tables_are_committed_in_every_format():
-    assert {file.suffix for file in FILES} == set(FORMATS)
-    assert {"east_v2_1", "east_v2_1_released", "btg_1", "splits"} <= {file.stem for file in FILES}
+def test_every_table_of_the_papers_is_committed_and_no_table_in_another_format():
+    assert {file.suffix for file in FILES} == {".md"}
+    assert {*tables.papers_tables(), "east_v2_1_released", "splits"} <= {file.stem for file in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
-def test_a_table_is_rendered_from_the_records(file, committed):
-    table = committed(file.stem)
-    assert WRITERS[FORMATS[file.suffix]]([table], [tables.comparisons(table)]) == file.read_text()
+def test_a_table_is_rendered_from_the_records(file):
+    shown = table(file.stem)
+    assert WRITERS["markdown"]([shown], [tables.comparisons(shown)]) == file.read_text()
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_the_command_writes_the_committed_table(tmp_path):
     shutil.copytree(RESULTS / "records", tmp_path / "records")
-    assert cli.run(["task=table", "table=east_v2_1", f"results_dir={tmp_path}"]) == 0
-    ours, theirs = ((folder / "tables" / "east_v2_1.csv").read_text() for folder in (tmp_path, RESULTS))
-    assert ours == theirs
+    assert cli.run(["task=table", "table=btg_3", f"results_dir={tmp_path}"]) == 0
+    ours, theirs = ((folder / "tables" / "btg_3.md").read_text() for folder in (tmp_path, RESULTS))
+    assert ours.partition("rendered")[2][11:] == theirs.partition("rendered")[2][11:]
+    assert (tmp_path / "figures" / "btg_3.svg").is_file()
+    assert cli.run(["task=table", "table=btg_3", f"results_dir={tmp_path}", "format=pdf"]) == 0
+    assert (tmp_path / "figures" / "btg_3.pdf").read_bytes().startswith(b"%PDF")
 
 
-def test_trials_with_their_own_splits_count_as_that_many_splits(committed):
-    table = committed("splits")
-    cell = next(c for c in table.cells if (c.block, c.row, c.column) == ("mammography", "F1*", "f1_positive"))
+def test_trials_with_their_own_splits_count_as_that_many_splits():
+    cell = next(c for c in table("splits").cells if (c.block, c.row, c.column) == ("mammography", "F1*", "f1_positive"))
     assert {split for split, _ in cell.splits} == set(range(10))
-    splits = tables.comparisons(committed("splits"))
+    splits = tables.comparisons(table("splits"))
     over_splits = [e.n for e in splits if e.over == "split" and e.block == "mammography"]
     assert set(over_splits) == {10}
 
 
-def test_every_record_says_where_it_comes_from(committed_records):
-    assert committed_records
-    for record in committed_records:
+def test_every_record_says_where_it_comes_from():
+    assert scanned()
+    for record in scanned():
         assert record.git
         assert record.versions["torch"]
         assert record.data
@@ -105,18 +72,19 @@ FIRST = Path(__file__).parent / "golden" / "tables"
 
 
 @pytest.fixture(scope="module")
-def first_records(committed_records):
+def first_records():
     """The records that values.csv was made from, so that later runs cannot hide a change of the rules."""
     with open(FIRST / "records.csv", newline="") as file:
         kept = {(line["key"], int(seed)) for line in csv.DictReader(file) for seed in line["seeds"].split()}
-    first = [record for record in committed_records if (record.key, record.seed) in kept]
+    first = [record for record in scanned() if (record.key, record.seed) in kept]
     assert len(first) == len(kept) == 1690
     return first
 
 
 @pytest.fixture(scope="module")
 def first(first_records):
-    return builder(first_records)
+    """stem -> the table built from the first records."""
+    return cache(lambda stem: built(stem, first_records))
 
 
 @pytest.mark.parametrize(
@@ -153,23 +121,23 @@ def test_the_same_comparison_has_the_same_number_in_every_table(first):
     assert not any(pair.over == "seed" for pair in tables.comparisons(first("splits")))
 
 
-def test_every_cell_that_differs_has_a_cause_or_says_that_it_is_open(committed):
+def test_every_cell_that_differs_has_a_cause_or_says_that_it_is_open():
     meaning = {  # say what a column or row is, not why it differs
         *("f1_positive", "caltech_accuracy", "auroc_thresholded", "f1_macro_baselines", "reused_rows"),
         *("weak_baseline", "graph_positive", "claimed_win"),
     }
     for stem in sorted({file.stem for file in FILES if not file.stem.startswith("contest")}):
-        for cell in committed(stem).cells:
+        for cell in table(stem).cells:
             if cell.word == "differs":
                 assert set(cell.findings) - meaning, f"{stem}: {cell.block} {cell.row} {cell.column}"
 
 
-def test_a_cell_that_differs_even_with_the_quirks_is_not_called_explained(committed):
+def test_a_cell_that_differs_even_with_the_quirks_is_not_called_explained():
     """The quirks are the confirmed causes; what is left is suspected, open or impossible."""
     status = {finding.id: finding.status for finding in papers.findings()}
     stems = {file.stem for file in FILES if file.stem.startswith(("east_v", "btg"))}
     for stem in sorted(stem for stem in stems if f"{stem}_released" not in stems):
-        for cell in committed(stem).cells:
+        for cell in table(stem).cells:
             if cell.word == "differs":
                 left = {status[name] for name in cell.findings}
                 assert left & {"suspected", "open"} or "ccs_impossible" in cell.findings, (stem, cell.row, cell.column)
@@ -179,5 +147,5 @@ def test_tables_do_not_depend_on_test_scores_of_searches(first_records, first):
     """Without the scores of early searches, no table changes."""
     silent = [r if r.stage == "trial" else r.but(scores={}, decisions={}) for r in first_records]
     for name in ("east_v2_1", "grid"):
-        ours, theirs = (WRITERS["csv"]([build(name)], [[]]) for build in (first, builder(silent)))
+        ours, theirs = (WRITERS["csv"]([shown], [[]]) for shown in (first(name), built(name, silent)))
         assert ours == theirs

@@ -71,4 +71,4 @@ def test_the_command_writes_its_files(tmp_path, monkeypatch, east_run):
     assert answer.code == 0, answer.err
     written = sorted(str(file) for file in (tmp_path / "studies").iterdir())
     assert sorted(answer.out.split()) == written
-    assert len(written) == 4
+    assert len(written) == 2

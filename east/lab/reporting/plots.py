@@ -1,4 +1,4 @@
-"""Figures. Each function takes data and returns a matplotlib Figure; `save` writes it as SVG, PDF and PNG.
+"""Figures. Each function takes data and returns a matplotlib Figure; `save` writes it.
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart, and nothing is shown by colour alone: our
 markers are filled, published ones hollow.
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
-FORMATS = ("svg", "pdf", "png")
 INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a8a86"
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#e69f00", "#56b4e9", GREY, INK)
@@ -75,9 +74,9 @@ def style() -> Iterator[None]:
 
 
 def save(
-    figure: Figure, target: str | Path, formats: Sequence[str] = FORMATS, background: str | None = None
+    figure: Figure, target: str | Path, formats: Sequence[str] = ("svg",), background: str | None = None
 ) -> list[Path]:
-    """Write `target`.svg, .pdf and .png; the same figure gives the same bytes.
+    """Write `target`.svg, or in other formats; the same figure gives the same bytes.
 
     background: by default white in a png, transparent in the others.
     """

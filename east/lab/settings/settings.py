@@ -168,7 +168,7 @@ class Settings(Section):
     config_dir: str | None = None
     selection: SelectionRule = "val_loss"
     variant: Literal["clean", "released"] = "clean"
-    format: Literal["markdown", "latex", "csv", "json", "text"] | None = None
+    format: Literal["markdown", "latex", "csv", "json", "text", "pdf", "png"] | None = None
     score: str | None = None
     candidates: Names | None = Field(None, description="a list such as [logistic,rf]")
     minutes: float | None = Field(None, gt=0)
