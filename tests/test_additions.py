@@ -162,7 +162,7 @@ def test_added_parts_take_options_and_suggest_spellings(added, east_run, tmp_pat
     assert (found.status, found.config.model.name, found.config.loss.options["power"]) == ("done", "straight", 2)
     refused = east_run(*tiny, "loss.powr=2")
     assert refused.code == cli.BAD_CONFIG
-    assert "did you mean 'loss.power'?" in refused.err
+    assert "did you mean 'power'?" in refused.err
     refused = east_run(*tiny, "loss=hits", "loss.metric=hitz")
     assert refused.code == cli.BAD_CONFIG
     assert "did you mean 'hits'?" in refused.err

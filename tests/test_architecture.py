@@ -165,7 +165,6 @@ PRIVATE = {  # interfaces that their libraries do not promise -> the only file t
         "lab/settings/command.py",
         "hydra.core.override_parser.overrides_parser:OverridesParser",
     ),
-    "hydra.core.global_hydra": ("lab/settings/compose.py", "hydra.core.global_hydra:GlobalHydra"),
     "_check_sample_weight": ("estimator.py", "sklearn.utils.validation:_check_sample_weight"),
 }
 

@@ -14,7 +14,11 @@ from contextlib import suppress
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import yaml
+
+from east.choices import ConfigError
 
 MADE_FROM = "made_from.json"  # in a folder of results: which input they are of
 NAME_BYTES = 120  # of each of the two parts of its name; a file system takes 255 in all
@@ -118,6 +122,22 @@ def read_regular(file: str | Path, max_bytes: int) -> bytes:
         if size > max_bytes:
             raise OSError(f"it has {size:,} bytes, more than the limit of {max_bytes:,}")
         return stream.read()
+
+
+def yaml_content(file: Path) -> dict[str, Any]:
+    """The names and values of a YAML file, which is parsed again only if it has changed; not to be modified."""
+    return _parsed_yaml(file, file.stat().st_mtime_ns)
+
+
+@cache
+def _parsed_yaml(file: Path, _changed: int) -> dict[str, Any]:
+    try:
+        content = yaml.load(file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file}: not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(content, dict):
+        raise ConfigError(f"{file}: expected names and values, got {type(content).__name__}")
+    return content
 
 
 def set_aside(file: Path) -> Path:

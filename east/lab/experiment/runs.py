@@ -171,7 +171,9 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
         loss(torch.zeros(count, model.outputs or count), torch.arange(count))
         if settings.protocol.stop_by not in (None, "loss"):
             metric_of(settings.protocol.stop_by, loaded.positive)
-    except (ValueError, TypeError, ImportError, RuntimeError, OSError) as error:
+    except TypeError as error:  # an argument of the wrong type, which Python's message does not name
+        raise ConfigError(f"model={model.name} loss={settings.loss.name}: {error}") from error
+    except (ValueError, ImportError, RuntimeError, OSError) as error:
         raise ConfigError(str(error)) from error
 
 

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from east.choices import choose
-from east.lab.settings.reading import read
+from east.lab.files import yaml_content
 
 HERE = Path(__file__).resolve().parent
 PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
@@ -117,7 +117,7 @@ class Finding:
 @cache
 def cells() -> list[Published]:
     """The 341 published cells."""
-    return [Published(**_attributes(cell)) for cell in read(HERE / "published.yaml")["cells"]]
+    return [Published(**_attributes(cell)) for cell in yaml_content(HERE / "published.yaml")["cells"]]
 
 
 @cache
@@ -125,7 +125,7 @@ def findings() -> list[Finding]:
     """Everything in findings.yaml."""
     as_tuple = lambda value: tuple(value) if isinstance(value, list) else (value,)  # noqa: E731
     result = []
-    for entry in read(HERE / "findings.yaml")["findings"]:
+    for entry in yaml_content(HERE / "findings.yaml")["findings"]:
         choose("status", entry["status"], STATUSES)
         patterns = ({name: as_tuple(value) for name, value in _attributes(p).items()} for p in entry["cells"])
         result.append(Finding(**entry | {"cells": tuple(Pattern(**pattern) for pattern in patterns)}))

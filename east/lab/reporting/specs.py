@@ -29,10 +29,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 
 from east.choices import ConfigError, choose, groups
+from east.lab.files import yaml_content
 from east.lab.reporting import papers
 from east.lab.reporting.cells import Cell, decided
 from east.lab.reporting.fidelity import Options, Request
-from east.lab.settings.reading import read
 from east.lab.settings.settings import Grid
 
 VARIANTS = ("clean", "released")
@@ -162,7 +162,7 @@ def spec(name: str, config_dir: str | None = None) -> Spec:
 
 def _values(name: str, config_dir: str | None) -> Options:
     """The values in a table's file, merged into its base."""
-    values = read(groups(config_dir)["table"][choose("table", name, names(config_dir))])
+    values = yaml_content(groups(config_dir)["table"][choose("table", name, names(config_dir))])
     base = values.get("base")
     if not base:
         return values
@@ -171,7 +171,7 @@ def _values(name: str, config_dir: str | None) -> Options:
     if "rows" in values:  # a column's exceptions belong to the rows that they were written for
         columns = shared["columns"] if isinstance(shared["columns"], list) else [shared["columns"]]
         shared["columns"] = [{key: value for key, value in dict(axes).items() if key != "rows"} for axes in columns]  # type: ignore[arg-type]
-    return shared | values | {"overrides": {**shared.get("overrides", {}), **values.get("overrides", {})}}  # type: ignore[dict-item]
+    return shared | values | {"overrides": {**shared.get("overrides", {}), **values.get("overrides", {})}}  # type: ignore[dict-item, return-value]
 
 
 def usual_preset(table: Spec) -> str:

@@ -4,15 +4,15 @@ Hydra composes plain mappings; these models check them once, and the rest of the
 keys are refused. `dataset`, `model` and `loss` also hold the options of their targets (`options`).
 
 A record stores as JSON the values of a section that were set. A field declared with `later` was added after the first
-records were written: it is stored, and enters the key, only if it differs from its default. A `label` is never stored
-and never enters the key.
+records were written: it is stored, and enters the key, only if it differs from its default. A field with `exclude` is
+never stored and never enters the key.
 """
 
-from collections.abc import Mapping, Sequence
-from functools import cache
-from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic.config import JsonDict
 
 from east.lab.settings import identity
 from east.lab.settings.identity import Json
@@ -22,6 +22,7 @@ Numbers: TypeAlias = Annotated[tuple[float, ...], Field(strict=False)]
 Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]
 Kind: TypeAlias = Literal["table", "image", "graph"]
 
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
 Count = Annotated[int, Field(ge=1)]
 Rate = Annotated[float, Field(ge=1e-12, le=1e3)]  # of learning
 Dropout = Annotated[float, Field(ge=0, le=0.99)]
@@ -33,14 +34,12 @@ Schedule: TypeAlias = Literal["geometric", "linear", "cosine", "per_epoch", "non
 Temperature = Annotated[float, Field(ge=1e-6, le=0.4)]
 
 
+LATER: JsonDict = {"identity": "later"}
+
+
 def later(default: Any, **constraints: Any) -> Any:
     """A field added after schema 1: part of a record and of its key only where it differs from its default."""
-    return Field(default, json_schema_extra={"identity": "later"}, **constraints)
-
-
-def label(default: Any, **constraints: Any) -> Any:
-    """A field that describes a section but is not part of a record or its key."""
-    return Field(default, json_schema_extra={"identity": "label"}, **constraints)
+    return Field(default, json_schema_extra=LATER, **constraints)
 
 
 class Section(BaseModel):
@@ -50,16 +49,9 @@ class Section(BaseModel):
 
     def to_json(self) -> dict[str, Json]:
         """The values that were set, as a record stores and hashes them."""
-        fields, stored = _stored_fields(type(self)), {}
-        for key, value in self:
-            if key not in fields:  # an option of a target
-                stored[key] = _json(value)
-                continue
-            field, content = fields[key], _json(value)
-            unchanged = field.role == "later" and content == field.default
-            if field.role != "label" and key in self.model_fields_set and not unchanged:
-                stored[field.name] = content
-        return stored
+        fields = type(self).model_fields.items()
+        unchanged = {n for n, f in fields if f.json_schema_extra == LATER and getattr(self, n) == f.default}
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True, exclude=unchanged, warnings=False)
 
     def but(self, **changed: Any) -> Self:
         """The same section with other values."""
@@ -95,24 +87,19 @@ class DatasetSection(Open):
         return f"keel-{self.options['set']}" if self.loader == "keel" and "set" in self.options else self.loader
 
 
+def _three_shares(fractions: tuple[float, ...]) -> tuple[float, ...]:
+    if len(fractions) != 3 or min(fractions) <= 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise ValueError("three positive numbers that add up to 1, for train, validation and test")
+    return fractions
+
+
 class Split(Section):
     """How rows are split into training, validation and test; seed=trial draws a new split for each trial."""
 
-    seed: int | Literal["trial"] = Field(0, description="a whole number of at least 0, or trial")
-    fractions: Numbers = Field(
-        (0.64, 0.16, 0.2),
-        description="three positive numbers that add up to 1, for train, validation and test, such as [0.64,0.16,0.2]",
-    )
+    seed: Seed | Literal["trial"] = 0
+    fractions: Annotated[Numbers, AfterValidator(_three_shares)] = (0.64, 0.16, 0.2)
     stratify: bool = False
     folds: int | None = later(None, ge=2)  # early stopping of trial s ignores fold s mod folds of the validation rows
-
-    @model_validator(mode="after")
-    def _check_split(self) -> Self:
-        if self.seed != "trial" and not 0 <= self.seed < 2**32:
-            raise RefusedError("seed", self.seed)
-        if len(self.fractions) != 3 or min(self.fractions) <= 0 or abs(sum(self.fractions) - 1) > 1e-6:
-            raise RefusedError("fractions", list(self.fractions))
-        return self
 
     def at(self, trial_seed: int) -> "Split":
         """The split of one trial."""
@@ -132,8 +119,8 @@ class LossSection(Open):
 
     name: str
     target: str = Field(alias="_target_")
-    trains: Literal["network", "classical"] = label("network")
-    has_temperature: bool | None = label(None)  # null: only losses with the linear step have one
+    trains: Literal["network", "classical"] = Field("network", exclude=True)
+    has_temperature: bool | None = Field(None, exclude=True)  # null: only losses with the linear step have one
     code: str | None = later(None)  # as in ModelSection, of a target or a metric
 
     @property
@@ -226,42 +213,3 @@ class Science(Section):
         if epochs is not None:
             moved = moved.but(protocol=self.protocol.but(max_epochs=epochs))
         return moved
-
-
-class RefusedError(ValueError):
-    """A value of the right type that makes no sense; the field's description says what is expected."""
-
-    def __init__(self, field: str, value: Any):
-        super().__init__(f"{field}: {value!r}")
-        self.field, self.value = field, value
-
-
-class StoredField(NamedTuple):
-    """How a record treats a field of a section."""
-
-    name: str  # in records
-    role: str | None  # "later" or "label"
-    default: Any  # as JSON
-
-
-@cache
-def _stored_fields(section: type[Section]) -> dict[str, StoredField]:
-    fields = {}
-    for key, field in section.model_fields.items():
-        extra = field.json_schema_extra
-        role = extra.get("identity") if isinstance(extra, dict) else None
-        fields[key] = StoredField(field.alias or key, str(role) if role else None, _json(field.default))
-    return fields
-
-
-def _json(value: Any) -> Any:
-    """A value as plain JSON types."""
-    if value is None or isinstance(value, str | int | float):  # first: the checks for abstract classes are slow
-        return value
-    if isinstance(value, Section):
-        return value.to_json()
-    if isinstance(value, Mapping):
-        return {name: _json(item) for name, item in value.items()}
-    if isinstance(value, Sequence):
-        return [_json(item) for item in value]
-    return value

@@ -25,6 +25,8 @@ def build_loss(
     target = import_by_path(loss.target)
     if not (isinstance(target, type) and issubclass(target, Loss)):
         raise ValueError(f"loss._target_={loss.target}: expected a class of east.losses.Loss, got {target!r}")
+    for name in parameters.keys() & {*target.unused_in_trials}:
+        raise ValueError(f"loss.{name}: it has no effect on the trials of east-run; leave it out")
     if parameters.get("class_weights") == "balanced":
         if labels is None:
             raise ValueError("class_weights=balanced: expected the training labels, got none")
