@@ -6,7 +6,6 @@ category; year, month, weekday and days for dates.
 
 import inspect
 import math
-import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -42,8 +41,8 @@ from east.lab.settings.sections import (
 )
 from east.lab.training import saved
 from east.lab.training.annealing import SCHEDULES, stages_of
-from east.lab.training.engine import batches_of, train
-from east.lab.training.population import Outcome, Trial
+from east.lab.training.engine import train
+from east.lab.training.population import Outcome, Trial, batches_of
 from east.losses import steps
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     n_init: initialisations that train together as one population; the best on the validation rows is kept.
     validation_fraction: share of the rows of each class that is held out for early stopping.
     random_state: determines validation rows, initial weights and batches; the global generators are not touched.
-    verbose: show a progress bar on a terminal, print lines elsewhere.
+    verbose: show a progress bar, in a log plain lines; print the result.
 
     Fitted: classes_, net_ (a torch module, float64), rule_ (the decision), encoding_, outcomes_ (one per
     initialisation), n_iter_ (its epochs), validation_score_, n_features_in_, feature_names_in_.
@@ -189,7 +188,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         splits = self._split(columns, labels, weights, random)
         config = self._config(len(splits.train))
         trials = [Trial(config, int(seed)) for seed in random.randint(2**31 - 1, size=self.n_init)]
-        self.outcomes_ = train(trials, splits, device=self.device, progress=self._progress())
+        self.outcomes_ = train(trials, splits, device=self.device, progress=self.verbose)
         self._keep_best(splits)
         return self
 
@@ -489,10 +488,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if label not in classes:
             raise ValueError(f"positive: expected one of the classes {self.classes_.tolist()}, got {label!r}")
         return classes.index(label)
-
-    def _progress(self) -> bool | Callable[[str], None]:
-        """How the engine shows progress: as a bar on a terminal, else as printed lines."""
-        return partial(print, flush=True) if self.verbose and not sys.stderr.isatty() else self.verbose
 
     def _warn_of_class_weights(self) -> None:
         """Warn if the metric depends on recalls alone, which class weights do not change."""

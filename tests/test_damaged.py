@@ -75,11 +75,11 @@ DAMAGE = {
     "empty": lambda content: b"",
     "garbage": lambda content: os.urandom(len(content)),
     "a flipped bit": flipped,
-    "another version": lambda content: content.replace(b'"format":"2"', b'"format":"1"'),
+    "another version": lambda content: content.replace(b'"format":"3"', b'"format":"2"'),
     "fewer moments": made_up(lambda tensors, _: tensors.update(first=tensors["first"][:, 1:].contiguous())),
-    "other trials": made_up(lambda _, state: state.update(alive=[0, 7])),
-    "no history": made_up(lambda _, state: state.update(history=[])),
-    "other stages": made_up(lambda _, state: state["annealing"].update(stage=[0])),
+    "other trials": made_up(lambda _, state: state.pop()),
+    "no history": made_up(lambda _, state: state[0].update(history=[])),
+    "a trial that has left": made_up(lambda _, state: state[0].update(stopped="patience")),
 }
 
 

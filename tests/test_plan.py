@@ -14,7 +14,7 @@ from east.lab.settings.command import Command
 from east.lab.settings.compose import all_settings, settings
 from east.lab.settings.settings import Executor
 from east.lab.tasks import plan
-from east.lab.training import timing
+from east.lab.training import engine, timing
 from east.lab.training.population import Trial
 from east.lab.training.progress import Epoch
 from east.lab.training.timing import Size
@@ -259,8 +259,8 @@ def test_seeds_below_two_to_the_32_including_the_searchs_can_be_used(tmp_path, e
 
 def test_timing_a_large_network_with_many_classes_takes_a_few_small_steps(monkeypatch):
     """An epoch of the stand-in has two rows per class: timing whole epochs took minutes for 257 classes."""
-    rows, engine_samples = [], timing.samples
-    monkeypatch.setattr(timing, "samples", lambda p, labels: rows.append(labels.shape[-1]) or engine_samples(p, labels))
+    rows, real = [], engine.samples
+    monkeypatch.setattr(engine, "samples", lambda p, labels: rows.append(labels.shape[-1]) or real(p, labels))
     monkeypatch.setattr(timing, "operations", lambda *_: timing.STEP_OPERATIONS / 8)
     hyper = {"batch_size": 64, "dropout": 0.0, "lr": 0.1, "weight_decay": 0.0}
     config = science(model={"name": "tiny_darknet"}, hyper=hyper)

@@ -26,18 +26,21 @@ from east.lab.settings.sections import (
 )
 from east.lab.training import engine, population
 from east.lab.training import optimizer as optimizer_module
+from east.lab.training.annealing import HISTORY
 from east.lab.training.averaging import Average
 from east.lab.training.engine import train
 from east.lab.training.evaluation import evaluate
 from east.lab.training.optimizer import Adam
 from east.lab.training.population import Outcome, Trial
-from east.lab.training.progress import TensorBoard
-from east.losses import CrossEntropy
+from east.lab.training.progress import tensorboard_writers
+from east.losses import CrossEntropy, MetricLoss
 
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
     "f1": {"name": "f1", "_target_": "east.losses.MetricLoss", "metric": "f1"},
     "f1_ce": {"name": "f1_ce", "_target_": "east.losses.MetricCrossEntropy", "metric": "f1"},
+    "mcc_ce": {"name": "mcc_ce", "_target_": "east.losses.MetricCrossEntropy", "metric": "mcc", "counts": "validation"},
+    "state": {"name": "state", "_target_": f"{__name__}.Remembering"},
 }
 
 
@@ -103,7 +106,7 @@ def test_an_outcome_is_complete(blobs):
     assert outcome.probabilities["test"].shape == (80, 2)
     assert outcome.probabilities["test"].dtype == np.float32
     assert np.array_equal(outcome.labels["val"], blobs.val.labels)
-    assert set(outcome.history) == set(population.HISTORY)
+    assert set(outcome.history) == set(HISTORY)
     assert [len(v) for v in outcome.history.values()] == [outcome.epochs] * 5
     best = outcome.history["val_loss"].index(min(outcome.history["val_loss"]))
     assert outcome.best.epoch == best + 1
@@ -127,37 +130,17 @@ def test_the_same_seed_gives_the_same_outcome_without_touching_the_callers_gener
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_a_trial_is_the_same_alone_and_in_a_population(blobs):
-    points = [{"lr": 0.01}, {"lr": 0.001, "dropout": 0.5}, {"weight_decay": 0.3}, {"clip": 0.1}, {"dropout": 0.0}]
-    trials = []
-    for seed, (hyper, r) in enumerate(zip(points, (0.5, 0.8, 0.9, 0.5, 0.8), strict=True)):
-        annealing = {"r": r, "patience": 2, "T_min": 0.05}
-        settings = config("f1", schedule="geometric", hyper=hyper, annealing=annealing, patience=2, max_epochs=40)
-        trials.append(Trial(settings, seed))
-    company = train(trials, blobs)
-    assert len({o.epochs for o in company}) > 1, "trials should leave at different times, or nothing is shown"
-    for trial, outcome in zip(trials, company, strict=True):
-        assert outcome.trial is trial
-        assert close(outcome, train([trial], blobs)[0])
-
-
-def test_every_trial_may_have_its_own_split(blobs):
-    everything = torch.cat([p.inputs for p in (blobs.train, blobs.val, blobs.test)])
-    labels = torch.cat([p.labels for p in (blobs.train, blobs.val, blobs.test)])
-    own = [splits_of(everything, labels, seed) for seed in (1, 2, 1)]
-    trials = [Trial(config(max_epochs=4), seed) for seed in range(3)]
-    for trial, splits, outcome in zip(trials, own, train(trials, own), strict=True):
-        assert np.array_equal(outcome.labels["test"], splits.test.labels)
-        assert close(outcome, train([trial], splits)[0])
-
-
 def test_batches_cover_an_epoch_and_differ_between_epochs_and_seeds(blobs):
-    rows = population.Rows.of([(Trial(config(), 0), blobs)] * 2, "train", torch.device("cpu"))
-    first, second = (rows.order([7, 8], torch.arange(2), epoch) for epoch in (1, 2))
-    everything = list(range(len(blobs.train)))
-    assert all(sorted(order.tolist()) == everything for order in (*first, *second))
-    assert not torch.equal(first[0], first[1])
-    assert not torch.equal(first[0], second[0])
+    population_of_two = population.Population([(Trial(config(), seed), blobs) for seed in (7, 8)], torch.device("cpu"))
+    epochs = []
+    for epoch in range(2):
+        for annealing in population_of_two.annealing:
+            annealing.course.epochs = epoch
+        batches = [inputs[..., 0] for inputs, *_ in population_of_two.batches()]
+        epochs.append(torch.cat(batches, dim=1))
+    everything = blobs.train.inputs[:, 0].sort().values
+    assert all(torch.equal(order.sort().values, everything) for order in torch.cat(epochs))
+    assert len({tuple(order.tolist()) for order in torch.cat(epochs)}) == 4
 
 
 @pytest.mark.parametrize("fused", [True, False])
@@ -172,22 +155,24 @@ def test_updates_match_torchs_optimiser_for_each_trial(name, decoupled, fused, m
         Hyper(lr=0.01, weight_decay=0.1),
     ]
     stack = models.Stack([models.MLP(4, [6], 3) for _ in hyper])
-    ours = Adam(stack, hyper, decoupled)
-    theirs = []
-    learned = stack.weights[:, : stack.learned]
+    learned, theirs = stack.weights[:, : stack.learned], []
+    rows = {"first": torch.zeros_like(learned), "second": torch.zeros_like(learned), "steps": torch.zeros(4, 1)}
+    ours = Adam(stack, rows, hyper, decoupled)
     for row, h in zip(learned, hyper, strict=True):
         weight = torch.nn.Parameter(row.clone())
         theirs.append((weight, getattr(torch.optim, name)([weight], lr=h.lr, weight_decay=h.weight_decay)))
     for step in range(30):
         gradients = torch.randn_like(learned) * 10 ** torch.randn(())
-        ours.step(gradients.clone())
+        stack.gradient.copy_(gradients)
+        ours.step()
         for (weight, optimizer), gradient, h in zip(theirs, gradients, hyper, strict=True):
             weight.grad = gradient.clone()
             if h.clip:
                 torch.nn.utils.clip_grad_norm_([weight], h.clip)
             optimizer.step()
         if step == 15:  # cooling resets one trial's moments
-            ours.reset(torch.tensor([1]))
+            for moment in rows.values():
+                moment[1] = 0
             theirs[1][1].state.clear()
     expected = torch.stack([weight.detach() for weight, _ in theirs])
     torch.testing.assert_close(learned, expected, atol=2e-5, rtol=2e-5)
@@ -197,23 +182,23 @@ def test_updates_match_torchs_optimiser_for_each_trial(name, decoupled, fused, m
 def scripted(monkeypatch):
     """Scripted validation losses; remembers temperatures, and the weights before and after each epoch."""
     script = SimpleNamespace(losses=[], starts=[], ends=[], temperatures=[])
-    batches, predict = engine.Setup.batches, engine.predict
+    batches, validated = population.Population.batches, population.Population.validated
 
-    def watched_batches(setup, *arguments):
-        script.starts.append(setup.net.weights.clone())
-        return batches(setup, *arguments)
+    def watched_batches(self):
+        script.starts.append(self.net.weights.clone())
+        return batches(self)
 
-    def watched_predict(net, *arguments):
-        script.ends.append(net.weights.clone())
-        return predict(net, *arguments)
+    def watched_validated(self, weights):
+        script.ends.append(weights.clone())
+        return validated(self, weights)
 
     def scripted_losses(loss, *arguments):
         script.temperatures.append(loss.temperature.tolist())
         return torch.tensor(script.losses.pop(0))
 
-    monkeypatch.setattr(engine.Setup, "batches", watched_batches)
-    monkeypatch.setattr(engine, "predict", watched_predict)
-    monkeypatch.setattr(engine, "validation_loss", scripted_losses)
+    monkeypatch.setattr(population.Population, "batches", watched_batches)
+    monkeypatch.setattr(population.Population, "validated", watched_validated)
+    monkeypatch.setattr(population, "validation_loss", scripted_losses)
     return script
 
 
@@ -305,11 +290,11 @@ def test_single_logits_give_two_probabilities(blobs):
 
 
 def test_validation_can_be_the_mean_of_batches_as_in_released_code():
-    loss = engine.losses.MetricLoss("f1")
+    loss = MetricLoss("f1")
     logits, labels = torch.randn(2, 50, 2), torch.randint(0, 2, (2, 50))
     expected = torch.stack([loss.per_trial(logits[:, k : k + 20], labels[:, k : k + 20]) for k in (0, 20, 40)]).mean(0)
-    torch.testing.assert_close(engine.validation_loss(loss, logits, labels, 20), expected)
-    torch.testing.assert_close(engine.validation_loss(loss, logits, labels, None), loss.per_trial(logits, labels))
+    torch.testing.assert_close(population.validation_loss(loss, logits, labels, 20), expected)
+    torch.testing.assert_close(population.validation_loss(loss, logits, labels, None), loss.per_trial(logits, labels))
 
 
 def test_graphs_are_judged_pair_by_pair():
@@ -350,7 +335,7 @@ def test_a_users_module_trains(blobs):
 
 def test_small_data_keep_their_last_batch(blobs, monkeypatch):
     step, steps = Adam.step, []
-    monkeypatch.setattr(Adam, "step", lambda self, gradients: steps.append(step(self, gradients)))
+    monkeypatch.setattr(Adam, "step", lambda self: steps.append(step(self)))
     for batch, expected in ((256, 1), (128, 2), (200, 2), (100, 2)):  # of 256 rows; 100: the last 56 are dropped
         train([Trial(config(hyper={"batch_size": batch}, max_epochs=1), 0)], blobs)
         assert len(steps) == expected
@@ -390,9 +375,14 @@ def test_batch_norm_refuses_batches_of_one_image():
         train([Trial(config("ce", model, hyper={"batch_size": 1}), 0)], splits)
 
 
+def averaged(stack, decays):
+    steps = torch.zeros(len(decays), 1)
+    return Average(stack, {"weights": stack.weights, "mean": stack.weights.clone(), "mean_steps": steps}, decays)
+
+
 def test_the_mean_of_the_weights_is_arithmetic_at_first_then_exponential():
     stack = models.Stack([models.MLP(2, [3], 2) for _ in range(2)])
-    average = Average(stack, [0.75, None])
+    average = averaged(stack, [0.75, None])
     expected = None
     for step in range(12):
         stack.weights.copy_(torch.randn_like(stack.weights))
@@ -401,16 +391,6 @@ def test_the_mean_of_the_weights_is_arithmetic_at_first_then_exponential():
         expected = stack.weights[0].clone() if expected is None else decay * expected + (1 - decay) * stack.weights[0]
         torch.testing.assert_close(average.mean[0], expected)
         assert torch.equal(average.mean[1], stack.weights[1])
-
-
-def test_averaged_trials_are_the_same_alone_and_in_a_population(blobs):
-    decays = (None, 0.9, 0.99)
-    trials = [Trial(config(hyper={"average": a, "lr": 0.05}, patience=3, max_epochs=25), 4) for a in decays]
-    company = train(trials, blobs)
-    assert len({o.epochs for o in company}) > 1, "trials should leave at different times, or nothing is shown"
-    for trial, outcome in zip(trials, company, strict=True):
-        assert close(outcome, train([trial], blobs)[0])
-    assert close(company[0], train([Trial(config(hyper={"lr": 0.05}, patience=3, max_epochs=25), 4)], blobs)[0])
 
 
 def test_averaged_weights_are_used_if_they_validate_better(blobs):
@@ -428,7 +408,7 @@ def test_averaged_weights_are_used_if_they_validate_better(blobs):
 
 def test_batch_norm_statistics_are_averaged_too():
     stack = models.Stack([models.build(ModelSection(name="tiny_darknet", width=0.1), (3, 16, 16), 2)])
-    average, seen = Average(stack, [0.9]), []
+    average, seen = averaged(stack, [0.9]), []
     for _ in range(4):
         stack(torch.rand(1, 8, 3, 16, 16), training=True)
         average.update()
@@ -465,17 +445,6 @@ class Remembering(CrossEntropy):
         self.seen = state.clone()
 
 
-def test_a_loss_keeps_one_state_per_trial_and_saves_it_in_checkpoints(blobs, tmp_path, monkeypatch):
-    monkeypatch.setitem(LOSSES, "state", {"name": "state", "_target_": f"{__name__}.Remembering"})
-    trials = [Trial(config("state", patience=2, max_epochs=12), seed) for seed in range(4)]
-    whole = train(trials, blobs)
-    assert len({o.epochs for o in whole}) > 1, "trials should leave at different times, or nothing is shown"
-    for trial, outcome in zip(trials, whole, strict=True):
-        assert close(outcome, train([trial], blobs)[0])
-    resumed = stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=4)
-    assert all(same(a, b) for a, b in zip(whole, resumed, strict=True))
-
-
 def stopped_and_resumed(trials, splits, folder, monkeypatch, saves):
     """The outcomes of a training that was stopped right after a checkpoint and resumed."""
     save, count = population.Population.save, iter(range(1, 999))
@@ -493,24 +462,55 @@ def stopped_and_resumed(trials, splits, folder, monkeypatch, saves):
     return train(trials, splits, checkpoint=folder)
 
 
-@pytest.mark.parametrize("counts, metric", [("training", "f1"), ("validation", "mcc")])
-def test_ten_trials_of_metric_cross_entropy_match_ten_alone(blobs, tmp_path, monkeypatch, counts, metric):
-    """With and without averaged weights, also if they stop at different epochs, and after a stop and resume."""
-    target = "east.losses.MetricCrossEntropy"
-    monkeypatch.setitem(LOSSES, "ce_of", {"name": "ce_of", "_target_": target, "metric": metric, "counts": counts})
-    hyper = [{"average": average} for average in (None, 0.9)]
-    trials = [Trial(config("ce_of", hyper=hyper[seed % 2], patience=2, max_epochs=12), seed) for seed in range(10)]
-    company = train(trials, blobs)
-    assert len({outcome.epochs for outcome in company}) > 2
-    alone = [train([trial], blobs)[0] for trial in trials]
-    assert all(close(a, b) for a, b in zip(company, alone, strict=True))
-    left = sorted(outcome.epochs for outcome in company)[3]  # stopped after some trials have left
-    resumed = stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=left)
+def varied(loss, points, schedule="none", **protocol):
+    """Trials of seeds 0, 1, … with these hyperparameters; `r` is of the annealing."""
+    return [
+        Trial(
+            config(
+                loss,
+                schedule=schedule,
+                hyper={name: value for name, value in point.items() if name != "r"},
+                annealing={"r": point.get("r", 0.5), "patience": 2, "T_min": 0.05},
+                **{"patience": 2, "max_epochs": 12, **protocol},
+            ),
+            seed,
+        )
+        for seed, point in enumerate(points)
+    ]
+
+
+HYPER = [{"lr": 0.01}, {"lr": 0.001, "dropout": 0.5, "r": 0.8}, {"weight_decay": 0.3, "r": 0.9}, {"clip": 0.1},
+         {"dropout": 0.0, "r": 0.8}]  # fmt: skip
+AVERAGES = [{"average": average} for average in (None, 0.9)] * 5
+POPULATIONS = {
+    "a temperature, other hyperparameters": varied("f1", HYPER, "geometric", max_epochs=40),
+    "averages": varied("ce", [{"average": a, "lr": 0.05} for a in (None, 0.9, 0.99)], patience=3, max_epochs=25),
+    "a loss with a state": varied("state", [{}] * 4),
+    "counts of training batches": varied("f1_ce", AVERAGES),
+    "counts on validation": varied("mcc_ce", AVERAGES),
+    "splits of their own": varied("ce", [{}] * 3, max_epochs=25),
+}
+
+
+@pytest.mark.parametrize("name", POPULATIONS)
+def test_a_trial_is_the_same_alone_in_a_population_and_after_a_resume(name, blobs, tmp_path, monkeypatch):
+    trials, splits = POPULATIONS[name], [blobs] * len(POPULATIONS[name])
+    if name == "splits of their own":
+        parts = (blobs.train, blobs.val, blobs.test)
+        everything = torch.cat([p.inputs for p in parts]), torch.cat([p.labels for p in parts])
+        splits = [splits_of(*everything, seed) for seed in (1, 2, 1)]
+    company = train(trials, splits)
+    left = sorted(outcome.epochs for outcome in company)
+    assert left[0] < left[-1], "trials should leave at different times, or nothing is shown"
+    for trial, its_splits, outcome in zip(trials, splits, company, strict=True):
+        assert outcome.trial is trial
+        assert np.array_equal(outcome.labels["test"], its_splits.test.labels)
+        assert close(outcome, train([trial], its_splits)[0])
+    resumed = stopped_and_resumed(trials, splits, tmp_path, monkeypatch, saves=left[len(left) // 2 - 1])
     assert all(same(a, b) for a, b in zip(company, resumed, strict=True))
 
 
-def test_a_loss_may_stop_training_by_the_metric(blobs, monkeypatch):
-    monkeypatch.setitem(LOSSES, "state", {"name": "state", "_target_": f"{__name__}.Remembering"})
+def test_a_loss_may_stop_training_by_the_metric(blobs):
     (outcome,) = train([Trial(config("state", patience=12, max_epochs=12), 1)], blobs)
     lowest = min(outcome.history["val_metric"])
     assert outcome.best.val_metric == lowest
@@ -648,16 +648,15 @@ def test_wide_nets_train_in_small_populations_on_a_cpu(blobs):
 
 
 @pytest.mark.parametrize(
-    "change, message",
+    "change",
     [
-        ({"hyper": {"batch_size": 64}}, "share hyper.batch_size: 64 is not 32"),
-        ({"loss": "f1"}, "share 'loss'"),
-        ({"hyper": {"dropout": None}}, "expected a rate from 0 to below 1, got None"),
-        ({"hyper": {"batch_size": None}}, "batch_size"),
+        {"hyper": {"batch_size": 64}},
+        {"loss": "f1"},
+        {"patience": 6},
     ],
 )
-def test_trials_that_cannot_train_together_are_refused(blobs, change, message):
-    with pytest.raises(ValueError, match=message):
+def test_trials_that_cannot_train_together_are_refused(blobs, change):
+    with pytest.raises(ValueError, match="expected trials that share"):
         train([Trial(config(), 0), Trial(config(**change), 1)], blobs)
 
 
@@ -684,7 +683,7 @@ def test_tensorboard_gets_every_epoch(blobs, tmp_path):
 def test_tensorboard_separates_settings_that_differ_only_in_cooling(tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     trials = [Trial(config(schedule="geometric", annealing={"r": r}), 0) for r in (0.5, 0.8)]
-    with TensorBoard(trials, tmp_path):
+    with tensorboard_writers(trials, tmp_path):
         assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from east.lab.settings.settings import Settings
 from east.lab.training.annealing import schedule_of, stages_of
-from east.lab.training.engine import batches_of
+from east.lab.training.population import batches_of
 
 BATCHES = (32, 512)
 IN_BATCH = 10  # rows of the rarest class that a batch should hold

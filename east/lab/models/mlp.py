@@ -36,22 +36,17 @@ class Masks(NamedTuple):
 class StackedMLP:
     """P perceptrons at once: inputs [P, n, sizes[0]] -> logits [P, n, sizes[-1]], and the gradient of the weights.
 
-    Each row of the weights [P, N] holds the parameters of one `MLP`, in that module's order; so does the gradient.
-    Both passes are written by hand and use memory that is allocated once: autograd takes half as long again. Inputs are
-    data and get no gradient.
+    A row of weights or gradient [P, N] holds the parameters of one `MLP`, in that module's order. Both passes are
+    written by hand and use memory that is allocated once: autograd takes half as long again.
     """
 
     def __init__(self, sizes: Sequence[int]):
         self.sizes = sizes
-        self.gradient = torch.empty(0)
+        self.buffers: dict[tuple[str, torch.Size], list[Tensor]] = {}
 
-    def bind(self, weights: Tensor) -> None:
-        """Compute with these weights [P, N or more], in place, from now on."""
-        self.layers = layer_views(weights, self.sizes)
-        if len(self.gradient) != len(weights):
-            self.gradient = torch.empty_like(weights)[:, : sum(a * b + b for a, b in pairwise(self.sizes))]
-            self.to_layers = layer_views(self.gradient, self.sizes)
-            self.buffers: dict[tuple[str, torch.Size], list[Tensor]] = {}
+    def bind(self, weights: Tensor, gradient: Tensor) -> None:
+        """Read these weights [P, N or more] and write this gradient from now on."""
+        self.layers, self.to_layers = layer_views(weights, self.sizes), layer_views(gradient, self.sizes)
 
     def memory(self, purpose: str, inputs: Tensor) -> list[Tensor]:
         """A buffer [P, n, width] for each hidden layer, reused by later batches of this size."""
@@ -70,8 +65,8 @@ class StackedMLP:
         weight, bias = self.layers[-1]  # logits are stored class by class: BLAS and softmax are slow on short rows
         return torch.baddbmm(bias.mT, weight, self.units[-1].mT).mT
 
-    def backward(self, gradient: Tensor) -> Tensor:
-        """The gradient [P, N] of a number, given its gradient for the logits. The next call overwrites the result."""
+    def backward(self, gradient: Tensor) -> None:
+        """Write the weights' gradient of a number, given its gradient for the logits."""
         to_hidden = self.memory("gradients", self.units[0])
         for k in reversed(range(len(self.layers))):
             to_weight, to_bias = self.to_layers[k]
@@ -83,7 +78,6 @@ class StackedMLP:
                 torch.ops.aten.threshold_backward.grad_input(gradient, self.units[k], 0, grad_input=gradient)
                 if self.masks is not None:
                     gradient.mul_(self.masks.scale)
-        return self.gradient
 
 
 def layer_views(weights: Tensor, sizes: Sequence[int]) -> list[tuple[Tensor, Tensor]]:

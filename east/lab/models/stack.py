@@ -39,14 +39,18 @@ class Stack:
         self.learned = sum(self.sizes[: self.parameters])
         starts = accumulate(self.sizes, initial=0)
         self.counters = [start for name, start in zip(self.shapes, starts, strict=False) if name.endswith(COUNTER)]
-        self._gradient: Tensor | None = None
+        self.gradient = torch.empty(0)
         self.put(F.pad(torch.stack(rows), (0, -sum(self.sizes) % ALIGNED)).to(device))
 
     def put(self, weights: Tensor) -> None:
         """Use these rows as the networks' weights, without copying them."""
         self.weights = weights
+        if len(self.gradient) != len(weights):
+            self.gradient = torch.empty_like(weights)[:, : self.learned]
+            if self.mlp is not None:
+                self.mlp.buffers.clear()
         if self.mlp is not None:
-            self.mlp.bind(weights)
+            self.mlp.bind(weights, self.gradient)
         elif len(weights):
             pieces = weights[0, : sum(self.sizes)].split(self.sizes)
             # .data, because views share one version counter: batch norm's update of its mean in the forward pass would
@@ -67,18 +71,16 @@ class Stack:
         self.module.train(training)
         return functional_call(self.module, self.views, (inputs.squeeze(0),)).unsqueeze(0)
 
-    def gradient(self, values: Tensor) -> Tensor:
-        """The gradient [P, learned] of the sum of `values`, which were computed from the latest logits.
+    def backward(self, values: Tensor) -> None:
+        """Set `gradient` [P, learned] to that of the sum of `values`, which were computed from the latest logits.
 
-        It is 0 for weights that the values do not depend on. The next call may overwrite it.
+        It is 0 for weights that the values do not depend on.
         """
         pieces = torch.autograd.grad(values, self.leaves, torch.ones_like(values), materialize_grads=True)
         if self.mlp is not None:
-            return self.mlp.backward(pieces[0])
-        if self._gradient is None:  # kept: fresh memory for every step costs more than the copy
-            self._gradient = self.weights.new_empty(1, self.learned)
-        torch.cat([piece.flatten() for piece in pieces], out=self._gradient[0])
-        return self._gradient
+            self.mlp.backward(pieces[0])
+        else:
+            torch.cat([piece.flatten() for piece in pieces], out=self.gradient[0])
 
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""

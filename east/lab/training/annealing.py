@@ -1,4 +1,4 @@
-"""Temperature schedules, and the two-level early stopping of EAST, as plain arrays over a population of P trials.
+"""Temperature schedules, and the two-level early stopping of EAST for one trial.
 
 Inner level: a trial trains at one temperature until its validation loss has no new minimum for P_in epochs. Outer
 level: it returns to that stage's best weights and cools; it ends after P_out coolings in a row without a lower
@@ -7,20 +7,16 @@ Warm-up epochs come first, on cross-entropy; only the weights at their end count
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import get_args
-
-import numpy as np
+from dataclasses import dataclass, field
+from typing import NamedTuple, get_args
 
 from east.choices import choose
 from east.lab.settings.sections import AnnealingSection, Schedule, Science
 from east.lab.training.scores import Best
 
 SCHEDULES = get_args(Schedule)
-LOSS, METRIC, TIE = 0, 1, 4  # columns of `best` and `stage_best`
-NO_BEST = (math.inf, math.inf, 0, 0, math.inf)
-STATE = ("stage", "epochs", "stage_epochs", "bad", "stage_best", "best", "bad_stages", "active")
+NO_BEST = Best()
+HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
 
 
 def temperatures(schedule: str, T0: float = 0.2, r: float = 0.9, T_min: float = 1e-3) -> list[float]:
@@ -55,156 +51,130 @@ def schedule_of(annealing: AnnealingSection, temperature: float = 0.2) -> list[f
 
 
 def stages_of(annealing: AnnealingSection) -> int:
-    """How many stages of early stopping there are: one per temperature, but per_epoch cools within a single one."""
+    """The number of stages of early stopping: one per temperature, but per_epoch cools within a single one."""
     return 1 if annealing.schedule == "per_epoch" else len(schedule_of(annealing))
 
 
 @dataclass
-class Verdict:
-    """What to do after an epoch, as bool arrays [P]. A trial whose stage is over either cools or is finished."""
+class Course:
+    """The training of one trial so far; checkpoints hold it as JSON."""
 
-    improved: np.ndarray  # new best of its stage: remember these weights
-    kept: np.ndarray  # its stage beat all earlier ones: those weights are now the trial's result
-    cooled: np.ndarray  # continues at the next temperature from its stage's best weights; or has finished its warm-up
-    finished: np.ndarray  # leaves the population; `stopped` says why
+    stage: int = 0
+    epochs: int = 0
+    stage_epochs: int = 0
+    bad_epochs: int = 0  # since the stage's best
+    bad_stages: int = 0  # since the trial's best
+    stage_best: Best = NO_BEST
+    best: Best = NO_BEST
+    stopped: str | None = None  # why the trial ended; None while it trains
+    error: str | None = None
+    seconds: float = 0.0
+    history: dict[str, list] = field(default_factory=lambda: {name: [] for name in HISTORY})
+
+
+class Verdict(NamedTuple):
+    """The consequences of an epoch for a trial's weights."""
+
+    improved: bool = False  # the stage's best so far: remember them
+    kept: bool = False  # the stage is over and beat all earlier ones: its best weights are the trial's result so far
+    cooled: bool = False  # continue from the stage's best weights, cooler; also at the end of warm-up
 
 
 class Annealing:
-    """The early-stopping state of every trial. `update` takes an epoch's validation numbers and returns what to do.
+    """Early stopping of one trial: `update` takes the numbers of an epoch and says what happens to the weights.
 
-    configs: resolved configs of the trials; each may have its own schedule and patience.
-    anneals: whether the loss has a temperature; if not, there is a single stage without one.
-    temperature: the loss's own, for configs without T0. by_metric: whether to stop by 1 - M instead of the loss.
-    steps: gradient steps per epoch, for protocols that count in steps.
+    anneals: the loss has a temperature; if not, there is a single stage without one. temperature: the loss's own, for
+    configs without T0. by_metric: stop by 1 - M instead of the loss. steps: gradient steps per epoch, for protocols
+    that count in steps.
     """
 
     def __init__(
         self,
-        configs: Sequence[Science],
+        config: Science,
         anneals: bool = True,
         temperature: float = 0.2,
         by_metric: bool = False,
         steps: int = 1,
     ):
-        annealing, protocol = [config.annealing for config in configs], [config.protocol for config in configs]
-        self.schedules = [schedule_of(a, temperature) if anneals else [math.nan] for a in annealing]
-        self.stages = np.array([len(schedule) for schedule in self.schedules])
-        self.per_epoch = np.array([anneals and a.schedule == "per_epoch" for a in annealing])
+        outer, inner = config.annealing, config.protocol
+        unit = steps if inner.count == "steps" else 1
+        self.schedule: list[float | None] = [*schedule_of(outer, temperature)] if anneals else [None]
+        self.per_epoch = anneals and outer.schedule == "per_epoch"
         self.by_metric = by_metric
         # The surrogate is another function at every temperature; "hard" compares 1 - M of the decisions instead.
-        self.hard = np.array([by_metric or a.outer == "hard" for a in annealing])
-        self.outer_patience = np.array([a.patience for a in annealing])
-        self.delta = np.array([a.delta for a in annealing])
-        unit = np.array([steps if p.count == "steps" else 1 for p in protocol])
-        self.patience = np.ceil([p.patience for p in protocol] / unit).astype(int)
-        self.max_stage_epochs = np.ceil([p.stage_epochs or math.inf for p in protocol] / unit)
-        self.max_epochs = np.ceil([p.max_epochs for p in protocol] / unit).astype(int)
+        self.hard = outer.outer == "hard"
+        self.outer_patience, self.delta = outer.patience, outer.delta
+        self.patience = math.ceil(inner.patience / unit)
+        self.max_stage_epochs = math.ceil(inner.stage_epochs / unit) if inner.stage_epochs else math.inf
+        self.max_epochs = math.ceil(inner.max_epochs / unit)
         # At least the last of max_epochs is trained on the loss itself, or there would be no weights to keep.
-        self.warmup = np.minimum(np.ceil([p.warmup for p in protocol] / unit).astype(int), self.max_epochs - 1)
-
-        trials = len(configs)
-        self.stage = np.zeros(trials, dtype=int)
-        self.epochs = np.zeros(trials, dtype=int)
-        self.stage_epochs = np.zeros(trials, dtype=int)
-        self.bad = np.zeros(trials, dtype=int)  # epochs since the stage's best
-        self.bad_stages = np.zeros(trials, dtype=int)  # coolings since the trial's best
-        self.stage_best = np.tile(NO_BEST, (trials, 1))  # val_loss, val_metric, temperature, epoch, tie
-        self.best = self.stage_best.copy()
-        self.active = np.ones(trials, dtype=bool)
-        self.stopped: list[str | None] = [None] * trials
+        self.warmup = min(math.ceil(inner.warmup / unit), self.max_epochs - 1)
+        self.course = Course()
 
     @property
-    def temperature(self) -> np.ndarray:
-        """Temperature [P] of the coming epoch."""
-        position = np.where(self.per_epoch, np.maximum(self.epochs - self.warmup, 0), self.stage)
-        return np.array([s[min(k, len(s) - 1)] for s, k in zip(self.schedules, position, strict=True)])
+    def temperature(self) -> float | None:
+        """Temperature of the coming epoch."""
+        position = max(self.course.epochs - self.warmup, 0) if self.per_epoch else self.course.stage
+        return self.schedule[min(position, len(self.schedule) - 1)]
 
     @property
-    def epoch(self) -> int:
-        """Number of the coming epoch, the same for all trials that are still training."""
-        return int(self.epochs[self.active].max()) + 1
+    def warming(self) -> bool:
+        """True if the coming epoch is a warm-up epoch."""
+        return self.course.epochs < self.warmup
 
-    @property
-    def warming(self) -> np.ndarray:
-        """Whether the coming epoch [P] is a warm-up epoch."""
-        return self.active & (self.epochs < self.warmup)
+    def update(self, val_loss: float, val_metric: float, tie: float = 0.0, train_loss: float = 0.0) -> Verdict:
+        """Account for one epoch: `val_loss` at its temperature, `val_metric` = 1 - M.
 
-    def update(self, val_loss: np.ndarray, val_metric: np.ndarray, tie: np.ndarray | None = None) -> Verdict:
-        """Account for one epoch: `val_loss` at the epoch's temperature, `val_metric` = 1 - M, both [P].
-
-        tie [P]: decides between epochs of a stage that are otherwise equal; lower is better. Numbers of trials that
-        are no longer active are ignored.
+        tie: decides between equal metrics if they stop training; lower is better. A loss that is not finite ends the
+        trial.
         """
-        warming, active = self.warming, self.active & ~self.warming
-        tie = np.zeros(len(val_loss)) if tie is None else tie
-        now = np.stack([val_loss, val_metric, self.temperature, self.epochs + 1.0, tie], axis=1)
-        # per_epoch is one stage through many temperatures, so the outer rule judges it; other stages go by the loss.
-        criterion = np.where(self.by_metric | (self.per_epoch & self.hard), METRIC, LOSS)
-        self.epochs += self.active
-        self.stage_epochs += active
-        new, old = _column(now, criterion), _column(self.stage_best, criterion)
-        improved = active & ((new < old) | ((new == old) & (tie < self.stage_best[:, TIE])))
-        self.stage_best[improved] = now[improved]
-        self.bad = np.where(improved, 0, self.bad + active)
+        course, T, warming = self.course, self.temperature, self.warming
+        course.epochs += 1
+        for name, value in zip(HISTORY, (course.epochs, T, train_loss, val_loss, val_metric), strict=True):
+            course.history[name].append(value)
+        if not (math.isfinite(train_loss) and math.isfinite(val_loss)):
+            course.stopped = "diverged"
+            course.error = (
+                f"diverged in epoch {course.epochs}: training loss {train_loss:.3g}, validation loss {val_loss:.3g}"
+            )
+            return Verdict()
+        if warming:
+            return Verdict(improved=not self.warming, cooled=not self.warming)
+        loss, tie_breaker = (val_metric, tie) if self.by_metric else (val_loss, None)
+        return self.judge(Best(loss, val_metric, T, course.epochs, tie_breaker))
 
-        exhausted = self.epochs >= self.max_epochs
-        over = active & (exhausted | (self.bad >= self.patience) | (self.stage_epochs >= self.max_stage_epochs))
-        criterion = np.where(self.hard, METRIC, LOSS)
-        kept = over & (_column(self.stage_best, criterion) < _column(self.best, criterion) - self.delta)
-        self.best[kept] = self.stage_best[kept]
-        self.bad_stages = np.where(kept, 0, self.bad_stages + over)
+    def judge(self, epoch: Best) -> Verdict:
+        """Both levels of early stopping, for one epoch after the warm-up."""
+        course = self.course
+        # per_epoch is one stage through many temperatures, so the outer rule judges its epochs too.
+        hard = self.per_epoch and self.hard
+        improved = rank(epoch, hard) < rank(course.stage_best, hard)
+        if improved:
+            course.stage_best = epoch
+        course.bad_epochs = 0 if improved else course.bad_epochs + 1
+        course.stage_epochs += 1
+        impatient, exhausted = course.bad_epochs >= self.patience, course.epochs >= self.max_epochs
+        if not (impatient or exhausted or course.stage_epochs >= self.max_stage_epochs):
+            return Verdict(improved)
 
-        single = self.per_epoch | (self.stages == 1)
-        coldest = single | (self.stage + 1 == self.stages)
-        finished = over & (exhausted | coldest | (self.bad_stages >= self.outer_patience))
-        for p in np.flatnonzero(finished):
-            self.stopped[p] = (
-                "max_epochs" if exhausted[p]
-                else "patience" if single[p] and self.bad[p] >= self.patience[p]
-                else "stage_epochs" if single[p]
-                else "coolings" if self.bad_stages[p] >= self.outer_patience[p]
-                else "coldest"
-            )  # fmt: skip
-        cooled = over & ~finished
-        self.stage[cooled] += 1
-        self.stage_epochs[cooled] = self.bad[cooled] = 0
-        self.stage_best[cooled] = NO_BEST
-        self.active &= ~finished
-        warmed_up = warming & ~self.warming  # continues from these weights, as after a cooling
-        return Verdict(improved | warmed_up, kept, cooled | warmed_up, finished)
-
-    def fail(self, p: int) -> None:
-        """End trial p, which diverged."""
-        self.active[p] = False
-        self.epochs[p] += 1
-        self.stopped[p] = "diverged"
-
-    def best_of(self, p: int) -> Best:
-        """The epoch that trial p has kept."""
-        if not np.isfinite(self.best[p, LOSS]):
-            return Best()
-        val_loss, val_metric, temperature, epoch, tie = self.best[p].tolist()
-        best = Best(val_loss, val_metric, None if math.isnan(temperature) else temperature, int(epoch))
-        return best._replace(val_loss=val_metric, tie=tie) if self.by_metric else best
-
-    @property
-    def lowest_metric(self) -> float:
-        """The lowest 1 - M that any trial has seen."""
-        return float(min(self.best[:, METRIC].min(), self.stage_best[:, METRIC].min()))
-
-    def state(self) -> dict[str, list]:
-        """Everything that changes during training, as plain lists for a checkpoint."""
-        return {"stopped": self.stopped, **{name: getattr(self, name).tolist() for name in STATE}}
-
-    def restore(self, state: Mapping[str, list]) -> None:
-        self.stopped = list(state["stopped"])
-        for name in STATE:
-            values = np.array(state[name], dtype=getattr(self, name).dtype)
-            if values.shape != getattr(self, name).shape:
-                raise ValueError(f"{name}: expected {getattr(self, name).shape} numbers, got {values.shape}")
-            setattr(self, name, values)
+        kept = rank(course.stage_best, self.hard)[0] < rank(course.best, self.hard)[0] - self.delta
+        if kept:
+            course.best = course.stage_best
+        course.bad_stages = 0 if kept else course.bad_stages + 1
+        if exhausted:
+            course.stopped = "max_epochs"
+        elif self.per_epoch or len(self.schedule) == 1:
+            course.stopped = "patience" if impatient else "stage_epochs"
+        elif course.bad_stages >= self.outer_patience:
+            course.stopped = "coolings"
+        elif course.stage + 1 == len(self.schedule):
+            course.stopped = "coldest"
+        else:
+            course.stage, course.stage_epochs, course.bad_epochs, course.stage_best = course.stage + 1, 0, 0, NO_BEST
+        return Verdict(improved, kept, cooled=course.stopped is None)
 
 
-def _column(table: np.ndarray, column: np.ndarray) -> np.ndarray:
-    """table[p, column[p]] for every p."""
-    return np.take_along_axis(table, column[:, None], axis=1)[:, 0]
+def rank(best: Best, hard: bool) -> tuple[float, float]:
+    """The numbers that early stopping compares, lower is better: the validation loss or, if `hard`, 1 - M; the tie."""
+    value = best.val_metric if hard else best.val_loss
+    return math.inf if value is None else value, math.inf if best.tie is None else best.tie

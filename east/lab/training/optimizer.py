@@ -10,101 +10,60 @@ from east.lab import models
 from east.lab.settings.sections import Hyper
 
 FUSED = ("cpu", "cuda")  # devices where torch's fused kernel is used: one pass over the weights instead of ten
+BETAS, EPS = (0.9, 0.999), 1e-8
 
 
 class Adam:
     """Adam, or AdamW if `decoupled`, on the rows of a Stack: torch.optim's formulas with one setting per trial.
 
-    hyper: each trial's lr, weight_decay and clip (largest norm of the gradient; None: no limit).
+    rows: the moments `first` and `second` [P, learned], `steps` [P, 1]. hyper: each trial's lr, weight_decay and clip
+    (largest norm of the gradient; None: no limit).
     """
 
-    BETAS, EPS = (0.9, 0.999), 1e-8
-    STATE = ("first", "second", "steps", "lr", "decay", "clip")
+    def __init__(self, net: models.Stack, rows: Mapping[str, Tensor], hyper: Sequence[Hyper], decoupled: bool):
+        self.weights, self.gradient, self.decoupled = net.weights[:, : net.learned], net.gradient, decoupled
+        self.first, self.second, self.steps = (rows[name] for name in ("first", "second", "steps"))
+        self.clips = any(h.clip for h in hyper)
+        limits = [[h.lr or 0.0, h.weight_decay or 0.0, h.clip or math.inf] for h in hyper]
+        self.lr, self.decay, self.clip = self.steps.new_tensor(limits).unsqueeze(-1).unbind(1)
+        self.calls = self.fused_calls(hyper) if self.gradient.device.type in FUSED else None
 
-    def __init__(self, net: models.Stack, hyper: Sequence[Hyper], decoupled: bool):
-        self.net, self.decoupled = net, decoupled
-        learned = net.weights[:, : net.learned]
-        self.first, self.second = torch.zeros_like(learned), torch.zeros_like(learned)
-        self.steps, self.lr, self.decay, self.clip = (
-            torch.tensor(values, dtype=torch.float32, device=learned.device)[:, None]
-            for values in (
-                [0] * len(hyper),
-                [h.lr for h in hyper],
-                [h.weight_decay for h in hyper],
-                [math.inf if h.clip is None else h.clip for h in hyper],
-            )
-        )
-        self.group()
-
-    def group(self) -> None:
-        """Group the rows by lr and decay: torch's fused kernel takes one of each per call, but a step count per row."""
-        self.clips = bool(self.clip.isfinite().any())
-        settings = list(zip(self.lr.flatten().cpu().tolist(), self.decay.flatten().cpu().tolist(), strict=True))
-        self.groups = [
-            (lr, decay, [row for row, setting in enumerate(settings) if setting == (lr, decay)])
-            for lr, decay in dict.fromkeys(settings)
+    def fused_calls(self, hyper: Sequence[Hyper]) -> list[tuple[list[list[Tensor]], dict]]:
+        """Arguments of torch's fused kernel: it takes one lr and decay per call, but a step count per row."""
+        shared = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "amsgrad": False, "maximize": False}
+        tensors = [t.unbind() for t in (self.weights, self.gradient, self.first, self.second, self.steps.squeeze(1))]
+        rows: dict[tuple[float, float], list[int]] = {}
+        for row, setting in enumerate(zip(self.lr.flatten().tolist(), self.decay.flatten().tolist(), strict=True)):
+            rows.setdefault(setting, []).append(row)
+        return [
+            ([[tensor[row] for row in group] for tensor in tensors], {"lr": lr, "weight_decay": decay, **shared})
+            for (lr, decay), group in rows.items()
         ]
-        self.rows_of: tuple[Tensor | None, Tensor | None] = (None, None)
 
     @torch.no_grad()
-    def step(self, gradient: Tensor) -> None:
-        """One update from the gradient [P, learned], which is overwritten."""
+    def step(self) -> None:
+        """Update the weights by the stack's gradient, which is overwritten."""
         if self.clips:
-            gradient.mul_((self.clip / gradient.norm(dim=1, keepdim=True)).clamp_max(1))
-        if gradient.device.type in FUSED:
-            self.fused_step(gradient)
-        else:
-            self.plain_step(self.net.weights[:, : self.net.learned], gradient)
-
-    def fused_step(self, gradient: Tensor) -> None:
-        """Call torch.optim's kernel directly: the Python around it takes longer than a small network's update."""
-        kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
-        if self.rows_of[0] is not gradient or self.rows_of[1] is not self.net.weights:
-            self.bind(gradient)
+            self.gradient.mul_((self.clip / self.gradient.norm(dim=1, keepdim=True)).clamp_max(1))
         self.steps += 1
-        for settings, (weights, gradients, first, second, steps) in self.calls:
+        if self.calls is None:
+            self.plain_step(self.gradient)
+            return
+        # torch.optim calls the same kernel; the Python around it takes longer than a small network's update.
+        kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
+        for (weights, gradients, first, second, steps), settings in self.calls:
             kernel(weights, gradients, first, second, [], steps, **settings)
 
-    def bind(self, gradient: Tensor) -> None:
-        """Collect the kernel's arguments per group of rows: views, valid until weights or gradient are reallocated."""
-        weights = self.net.weights[:, : self.net.learned]
-        tensors = [tensor.unbind() for tensor in (weights, gradient, self.first, self.second, self.steps.squeeze(1))]
-        shared = {"beta1": self.BETAS[0], "beta2": self.BETAS[1], "eps": self.EPS, "amsgrad": False, "maximize": False}
-        self.calls = [
-            ({"lr": lr, "weight_decay": decay, **shared}, [[tensor[row] for row in rows] for tensor in tensors])
-            for lr, decay, rows in self.groups
-        ]
-        self.rows_of = gradient, self.net.weights
-
-    def plain_step(self, weights: Tensor, gradient: Tensor) -> None:
+    def plain_step(self, gradient: Tensor) -> None:
         if self.decoupled:
-            weights.mul_(1 - self.lr * self.decay)
+            self.weights.mul_(1 - self.lr * self.decay)
         else:
-            gradient.addcmul_(weights, self.decay)
-        self.steps += 1
+            gradient.addcmul_(self.weights, self.decay)
         # expm1 for 1 - beta^t: plain subtraction loses four digits of float32 in the first steps.
-        first_bias, second_bias = (-torch.expm1(self.steps * math.log(beta)) for beta in self.BETAS)
-        self.first.lerp_(gradient, 1 - self.BETAS[0])
-        self.second.mul_(self.BETAS[1]).addcmul_(gradient, gradient, value=1 - self.BETAS[1])
+        first_bias, second_bias = (-torch.expm1(self.steps * math.log(beta)) for beta in BETAS)
+        self.first.lerp_(gradient, 1 - BETAS[0])
+        self.second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
         root = second_bias.sqrt()
         denominator = torch.sqrt(self.second, out=gradient)
-        denominator.add_(self.EPS * root).div_(self.lr * root / first_bias)
-        weights.addcdiv_(self.first, denominator, value=-1)
-
-    def reset(self, rows: Tensor) -> None:
-        """Forget the moments of these rows."""
-        self.first[rows], self.second[rows], self.steps[rows] = 0, 0, 0
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all other rows."""
-        for name in self.STATE:
-            setattr(self, name, getattr(self, name)[rows])
-        self.group()
-
-    def state(self) -> dict[str, Tensor]:
-        return {name: getattr(self, name) for name in self.STATE}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        for name in self.STATE:
-            setattr(self, name, tensors[name])
-        self.group()
+        denominator.add_(EPS * root).div_(self.lr * root / first_bias)
+        self.weights.addcdiv_(self.first, denominator, value=-1)

@@ -1,31 +1,43 @@
-"""Trials that train together: their identity, data, random streams, and the state saved in a checkpoint."""
+"""Trials that train together: their data, networks, random streams and early stopping, and the checkpoint of it all.
+
+All randomness of a trial is a function of its own seed, without generator state: a trial sees the same weights, batches
+and masks alone or with others, before or after a resume.
+"""
 
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeAlias, TypedDict
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import safetensors.torch
 import torch
+from pydantic import TypeAdapter
 from safetensors import safe_open
 from torch import Tensor, nn
 
+from east import losses
+from east.confusion import Confusion
+from east.decisions import defined
 from east.lab import models
 from east.lab.data.common import Splits
 from east.lab.files import write_atomically
+from east.lab.models.mlp import Dropout, Masks
 from east.lab.settings.sections import Science
-from east.lab.training.annealing import Annealing, Verdict
+from east.lab.training.annealing import Annealing, Course
 from east.lab.training.averaging import Average
+from east.lab.training.evaluation import metric_of, validation_metric
+from east.lab.training.objective import build_loss
 from east.lab.training.optimizer import Adam
 from east.lab.training.scores import Best
-from east.losses import Loss
+from east.losses.inputs import two_or_more
 
-CHECKPOINT = 2  # version of the layout; a checkpoint of another version is not resumed
-HISTORY = ("epoch", "temperature", "train_loss", "val_loss", "val_metric")
+CHECKPOINT = "3"  # version of the layout; a checkpoint of another version is not resumed
+COURSES = TypeAdapter(list[Course])
 
 Identity: TypeAlias = tuple[str, int, str]  # key, seed and stage of a trial
 
@@ -50,7 +62,7 @@ class Trial:
         return json.dumps([sections, self.config.hyper.batch_size])
 
 
-Member = tuple[Trial, Splits]
+Member: TypeAlias = tuple[Trial, Splits]
 
 
 @dataclass
@@ -75,229 +87,283 @@ class Outcome:
         return math.inf if self.best.val_loss is None else self.best.val_loss, self.best.tie or 0.0
 
 
-class CheckpointState(TypedDict):
-    """What a checkpoint holds besides tensors, as JSON."""
+class Validated(NamedTuple):
+    """Weights [alive, N] and what they achieve on validation: loss, 1 - metric, its tie-breaker [alive], decisions."""
 
-    annealing: dict[str, list]
-    alive: list[int]
-    history: list[dict[str, list]]  # this and what follows: one entry per trial
-    errors: list[str | None]
-    seconds: list[float]
+    weights: Tensor
+    loss: Tensor
+    metric: Tensor
+    tie: Tensor
+    predicted: Tensor  # [alive, n]
+
+
+class Rows:
+    """One part of the data on the device: the rows of all distinct splits.
+
+    index [P, n]: numbers of each trial's rows. weights: how much each row counts; None: all count 1.
+    """
+
+    def __init__(self, members: Sequence[Member], part: str, device: torch.device):
+        distinct = {splits.index_hash: getattr(splits, part) for _, splits in members}
+        parts, position = list(distinct.values()), list(distinct)
+        joined = (
+            (lambda values: torch.cat(values).to(device)) if len(parts) > 1 else lambda values: values[0].to(device)
+        )
+        self.inputs, self.labels = joined([p.inputs for p in parts]), joined([p.labels for p in parts])
+        self.weights = None if parts[0].weights is None else joined([p.weights for p in parts])
+        numbers = torch.arange(len(self.labels), device=device).view(len(parts), -1)
+        self.index = numbers[[position.index(splits.index_hash) for _, splits in members]]
+
+    def __len__(self) -> int:
+        """Rows of a trial."""
+        return self.index.shape[1]
+
+    def at(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Inputs [P, n, ...], labels [P, n, ...] and weights [P, n] of the rows with these numbers [P, n]."""
+        flat = index.flatten()  # index_select copies row by row, four times as fast as inputs[index]
+        inputs, labels = (t.index_select(0, flat).unflatten(0, index.shape) for t in (self.inputs, self.labels))
+        return inputs, labels, None if self.weights is None else self.weights[index]
 
 
 class Population:
-    """Everything that changes while trials train; a checkpoint saves it.
+    """P trials that train in step, and everything that changes while they do.
 
-    alive: numbers of the trials in the rows of `net`, `optimizer` and `stage_best`, which shrink as trials end.
-    stage_best: [alive, N], weights at the lowest validation loss of the current temperature. result: [P, N], weights of
-    the best stage so far.
+    A trial's course (early stopping, history) is in `annealing[p]`. alive: numbers of the trials that still train.
+    rows: tensors with a row for each of them: `weights` [alive, N]; `stage_best`, the best ones of the current
+    temperature; the moments of Adam and the running mean. result [P, N]: weights of each trial's best stage so far.
     """
 
-    def __init__(
-        self,
-        trials: Sequence[Trial],
-        net: models.Stack,
-        optimizer: Adam,
-        annealing: Annealing,
-        average: Average,
-        loss: "LossState",
-    ):
-        self.trials, self.net, self.optimizer, self.annealing = trials, net, optimizer, annealing
-        self.average, self.loss = average, loss
-        self.keep_optimizer = np.array([trial.config.annealing.keep_optimizer for trial in trials])
-        self.alive = np.arange(len(trials))
-        self.stage_best = net.weights.clone()
-        self.result = net.weights.clone()
-        self.history: list[dict[str, list]] = [{name: [] for name in HISTORY} for _ in trials]
-        self.errors: list[str | None] = [None for _ in trials]
-        self.seconds = np.zeros(len(trials))
+    def __init__(self, members: Sequence[Member], device: torch.device):
+        self.trials, splits = [trial for trial, _ in members], members[0][1]
+        config, self.device = self.trials[0].config, device
+        # Moved once, not at every step.
+        self.splits = replace(splits, mean=splits.mean.to(device), std=splits.std.to(device))
+        self.train, self.val, self.test = (Rows(members, part, device) for part in ("train", "val", "test"))
+        self.protocol, self.batch = config.protocol, config.hyper.batch_size or 1
+        self.steps = batches_of(len(self.train), self.batch)
+        mixed = self.protocol.precision == "bfloat16" and splits.kind != "table"
+        self.autocast = torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()
 
-    def log(self, p: int, entry: Mapping[str, Any]) -> None:
-        """Add an epoch to trial p's history; a loss that is not finite ends the trial."""
-        for name, number in entry.items():
-            self.history[p][name].append(number)
-        if not (math.isfinite(entry["train_loss"]) and math.isfinite(entry["val_loss"])):
-            self.annealing.fail(p)
-            self.errors[p] = (
-                f"diverged in epoch {entry['epoch']}: training loss {entry['train_loss']:.3g}, "
-                f"validation loss {entry['val_loss']:.3g}"
-            )
+        self.loss = build_loss(config.loss, splits.classes, splits.train.labels, splits.positive).to(device)
+        self.cross_entropy = losses.CrossEntropy()  # for the warm-up, and to break ties
+        stop_by = self.protocol.stop_by or self.loss.stops_by
+        self.by_metric, own = stop_by != "loss", stop_by in ("loss", "metric")
+        metric = validation_metric(self.loss, splits.positive) if own else metric_of(stop_by, splits.positive)
+        self.metric = defined(metric)  # a user's own may be 0/0
+        temperature = getattr(self.loss, "temperature", 0.2)
+        self.annealing = [
+            Annealing(trial.config, self.loss.anneals, temperature, self.by_metric, self.steps) for trial in self.trials
+        ]
 
-    def follow(self, verdict: Verdict, validated: Tensor) -> None:
-        """Keep, restore and drop weights as early stopping decided. validated [alive, N]: the weights it judged."""
+        self.net = models.Stack([initial(trial, splits) for trial in self.trials], device)
+        if self.net.counters and min(self.batch, len(self.train)) < 2:
+            got = f"hyper.batch_size={self.batch}" if self.batch < 2 else f"{len(self.train)} training rows"
+            raise ValueError(f"batch norm needs batches of at least 2 samples, got {got}")
+        weights, learned = self.net.weights, self.net.weights[:, : self.net.learned]
+        self.result = weights.clone()
+        none = weights.new_zeros(len(weights), 1)
+        rows = {"weights": weights, "stage_best": weights.clone(), "steps": none}
+        rows |= {"first": torch.zeros_like(learned), "second": torch.zeros_like(learned)}
+        if any(trial.config.hyper.average for trial in self.trials):
+            rows |= {"mean": weights.clone(), "mean_steps": none.clone()}
+        self.put(rows)
 
-        def rows(mask: np.ndarray) -> Tensor:
-            return torch.as_tensor(np.flatnonzero(mask[self.alive]), device=self.net.weights.device)
+    @property
+    def alive(self) -> list[int]:
+        return [p for p, annealing in enumerate(self.annealing) if annealing.course.stopped is None]
 
-        if verdict.improved.any():
-            improved = rows(verdict.improved)
-            self.stage_best[improved] = validated[improved]
-        if verdict.kept.any():
-            kept = rows(verdict.kept)
-            self.result[torch.as_tensor(self.alive, device=kept.device)[kept]] = self.stage_best[kept]
-        if verdict.cooled.any():
-            cooled = rows(verdict.cooled)
-            self.net.weights[cooled] = self.stage_best[cooled]
-            self.average.restart(cooled)
-            self.optimizer.reset(rows(verdict.cooled & ~self.keep_optimizer))
-        if not self.annealing.active[self.alive].all():
-            staying = rows(self.annealing.active)
-            self.alive = self.alive[self.annealing.active[self.alive]]
-            self.stage_best = self.stage_best[staying]
-            self.net.put(self.net.weights[staying])
-            self.optimizer.keep(staying)
-            self.average.keep(staying)
-            self.loss.keep(staying)
+    def put(self, rows: dict[str, Tensor]) -> None:
+        """Train with these rows, one for each trial alive."""
+        self.rows, hyper = rows, [self.trials[p].config.hyper for p in self.alive]
+        self.net.put(rows["weights"])
+        if not hyper:
+            return
+        self.optimizer = Adam(self.net, rows, hyper, decoupled=self.protocol.optimizer == "adamw")
+        self.average = Average(self.net, rows, [h.average for h in hyper]) if "mean" in rows else None
+        self.dropout: Dropout | None = None
+        if self.net.mlp is not None and any(trial.config.hyper.dropout for trial in self.trials):
+            rates = torch.tensor([h.dropout for h in hyper], device=self.device)
+            self.dropout = Dropout(rates, self.net.mlp.sizes[1:-1], min(self.batch, len(self.train)))
 
-    def outcome(self, p: int, predictions: Mapping[str, tuple[Tensor, Tensor]]) -> Outcome:
-        best, error = self.annealing.best_of(p), self.errors[p]
-        if error is None and best == Best():  # the weights would be the initial ones
-            error = "no epoch was kept: its metric on validation was never a finite number"
-        failed = error is not None
-        outcome = Outcome(
-            trial=self.trials[p],
-            status="failed" if failed else "done",
-            error=error,
-            stopped=self.annealing.stopped[p],
-            epochs=int(self.annealing.epochs[p]),
-            seconds=float(self.seconds[p]),
-            best=best,
-            history=self.history[p],
-        )
-        if not failed:
-            for part, (logits, labels) in predictions.items():
-                outcome.probabilities[part] = logits[p].softmax(-1).cpu().numpy()
-                outcome.labels[part] = labels[p].cpu().numpy()
-            outcome.weights = self.net.state_dict(self.result[p])
-        return outcome
+    def objective(self) -> losses.Loss:
+        """The loss of the coming epoch, at the temperatures of its trials; cross-entropy during warm-up."""
+        annealing = [self.annealing[p] for p in self.alive]
+        if self.loss.anneals:
+            temperatures = [a.temperature for a in annealing]
+            self.loss.temperature = torch.tensor(temperatures, dtype=torch.float32, device=self.device)
+        return self.cross_entropy if annealing[0].warming else self.loss  # all warm up or none: they share a protocol
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Masks | None]]:
+        """Inputs, labels [alive, n, ...], weights [alive, n] and dropout masks of each step; a function of seeds."""
+        alive = self.alive
+        seeds, epoch = [self.trials[p].seed for p in alive], self.annealing[alive[0]].course.epochs + 1
+        generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
+        order = torch.stack([torch.randperm(len(self.train), generator=g) for g in generators])
+        order = self.train.index[alive].gather(1, order.to(self.device))
+        keys = [stream(seed, "dropout", epoch) for seed in seeds]
+        if self.net.mlp is None:  # only if needed: seeding is slow where torch finds no accelerator
+            torch.manual_seed(keys[0])
+        on_device = torch.tensor(keys, device=self.device)
+        for step in range(self.steps):
+            inputs, labels, weights = self.train.at(order[:, step * self.batch : (step + 1) * self.batch])
+            masks = self.dropout.masks(on_device, step, inputs.shape[1]) if self.dropout else None
+            yield self.prepared(inputs), labels, weights, masks
+
+    def prepared(self, inputs: Tensor) -> Tensor:
+        """Inputs [P, n, ...] as the networks see them; images in the memory layout that is fastest for convolutions."""
+        inputs = self.splits.prepare(inputs)
+        if self.splits.kind == "image" and self.device.type != "mps" and len(inputs) == 1:
+            inputs = inputs.squeeze(0).contiguous(memory_format=torch.channels_last).unsqueeze(0)
+        return inputs
+
+    @torch.no_grad()
+    def predict(self, data: Rows, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits [alive, n, d], d >= 2, labels and weights [alive, n] of the rows with these numbers, in float32."""
+        few = 256 if self.device.type == "cpu" else 1024  # rows at once; what fits the cache is faster
+        logits = []
+        for part in index.split(self.batch if self.splits.kind == "image" else max(self.batch, few), dim=1):
+            logits.append(self.net(self.prepared(data.at(part)[0])))
+        flat, labels = samples(torch.cat(logits, dim=1), data.labels[index])
+        return two_or_more(flat), labels, None if data.weights is None else data.weights[index]
+
+    def validate(self) -> Validated:
+        """Evaluate the weights, and their running mean if a trial averages them; the better of the two counts."""
+        result = self.validated(self.rows["weights"])
+        if self.average:
+            mean = self.validated(self.rows["mean"])
+            new, old = (mean.metric, result.metric) if self.by_metric else (mean.loss, result.loss)
+            better = ((new < old) | ((new == old) & (mean.tie < result.tie)))[:, None]
+            result = Validated(*(torch.where(better.to(m.device).view(-1, *[1] * (m.ndim - 1)), m, r)
+                                 for m, r in zip(mean, result, strict=True)))  # fmt: skip
+        if isinstance(self.loss, losses.MetricCrossEntropy) and self.loss.source == "validation":
+            self.loss.set_counts(self.counts(result.predicted))
+        return result
+
+    def validated(self, weights: Tensor) -> Validated:
+        self.net.put(weights)
+        logits, labels, row_weights = self.predict(self.val, self.val.index[self.alive])
+        self.net.put(self.rows["weights"])
+        batch = self.batch if self.protocol.val_reduce == "batch_mean" else None
+        loss = validation_loss(self.loss, logits, labels, batch, row_weights)
+        predicted = logits.argmax(-1)
+        metric = 1 - self.metric(self.counts(predicted))
+        tie = self.cross_entropy.per_trial(logits, labels, row_weights) if self.by_metric else torch.zeros_like(loss)
+        return Validated(weights, loss.cpu().double(), metric.double(), tie.cpu().double(), predicted)
+
+    def counts(self, predicted: Tensor) -> Confusion:
+        """Counts of validation decisions [alive, n], on the CPU: they are in float64, which not every device has."""
+        index = self.val.index[self.alive]
+        labels, weights = self.val.labels[index].flatten(1), self.val.weights
+        on_cpu = None if weights is None else weights[index].cpu()
+        return Confusion.from_predictions(predicted.cpu(), labels.cpu(), len(self.splits.classes), on_cpu)
+
+    def end_epoch(self, train_loss: Tensor, validated: Validated) -> None:
+        """Let early stopping judge an epoch; keep, restore and drop weights as it decides. train_loss: [alive]."""
+        alive, numbers = self.alive, (validated.loss, validated.metric, validated.tie, train_loss.cpu())
+        verdicts = [
+            self.annealing[p].update(*epoch)
+            for p, *epoch in zip(alive, *(values.tolist() for values in numbers), strict=True)
+        ]
+        rows, weights = self.rows, self.rows["weights"]
+        if improved := [row for row, verdict in enumerate(verdicts) if verdict.improved]:
+            rows["stage_best"][improved] = validated.weights[improved]
+        if kept := [row for row, verdict in enumerate(verdicts) if verdict.kept]:
+            self.result[[alive[row] for row in kept]] = rows["stage_best"][kept]
+        if cooled := [row for row, verdict in enumerate(verdicts) if verdict.cooled]:
+            weights[cooled] = rows["stage_best"][cooled]
+            if self.average:
+                rows["mean"][cooled], rows["mean_steps"][cooled] = weights[cooled], 0.0
+            forget = [row for row in cooled if not self.trials[alive[row]].config.annealing.keep_optimizer]
+            for name in ("first", "second", "steps"):
+                rows[name][forget] = 0.0
+        if len(self.alive) < len(alive):
+            staying = [row for row, p in enumerate(alive) if p in self.alive]
+            self.put({name: tensor[staying] for name, tensor in rows.items()})
+            self.loss.keep(torch.tensor(staying, dtype=torch.long, device=self.device))
+
+    def outcomes(self) -> list[Outcome]:
+        """The outcomes of the trials, with the predictions of the weights that they kept."""
+        self.net.put(self.result)
+        predictions = {
+            part: self.predict(data, data.index)[:2] for part, data in (("val", self.val), ("test", self.test))
+        }
+        outcomes = []
+        for p, (trial, course) in enumerate(zip(self.trials, (a.course for a in self.annealing), strict=True)):
+            error = course.error
+            if error is None and course.best == Best():  # the weights would be the initial ones
+                error = "no epoch was kept: its metric on validation was never a finite number"
+            shared = (course.stopped, course.epochs, course.seconds, course.best, course.history)
+            outcomes.append(Outcome(trial, "failed" if error else "done", error, *shared))
+            if not error:
+                for part, (logits, labels) in predictions.items():
+                    outcomes[p].probabilities[part] = logits[p].softmax(-1).cpu().numpy()
+                    outcomes[p].labels[part] = labels[p].cpu().numpy()
+                outcomes[p].weights = self.net.state_dict(self.result[p])
+        return outcomes
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint: `result` has a row for every trial, the others for every trial alive."""
-        weights = {"weights": self.net.weights, "stage_best": self.stage_best, "result": self.result}
-        return weights | self.optimizer.state() | self.average.state() | self.loss.state()
+        """The tensors of a checkpoint; `loss` is the state that a loss carries from step to step, if it has any."""
+        stateful = type(self.loss).get_extra_state is not nn.Module.get_extra_state
+        state = {"loss": self.loss.get_extra_state().detach().contiguous()} if stateful else {}
+        return self.rows | {"result": self.result} | state
 
     def save(self, file: Path) -> None:
         """Write a checkpoint. If this is interrupted, the previous one stays intact."""
-        tensors = self.tensors()
-        state: CheckpointState = {
-            "annealing": self.annealing.state(),
-            "alive": self.alive.tolist(),
-            "history": self.history,
-            "errors": self.errors,
-            "seconds": self.seconds.tolist(),
-        }
+        tensors, state = self.tensors(), json.dumps([asdict(annealing.course) for annealing in self.annealing])
         file.parent.mkdir(parents=True, exist_ok=True)
-        text = json.dumps(state)
-        about = {"format": str(CHECKPOINT), "state": text, "digest": digest(text, tensors)}
+        about = {"format": CHECKPOINT, "state": state, "digest": digest(state, tensors)}
         about["trials"] = json.dumps([trial.identity for trial in self.trials])
         content = safetensors.torch.save(tensors, metadata=about)
         write_atomically(file, lambda stream: stream.write(content))
 
     def load(self, file: Path) -> None:
         """Resume from a checkpoint; ValueError or SafetensorError if it is damaged or has another layout."""
-        device = str(self.net.weights.device)
-        with safe_open(file, framework="pt", device=device) as stored:
+        with safe_open(file, framework="pt", device=str(self.device)) as stored:
             about = stored.metadata() or {}
-            if about.get("format") != str(CHECKPOINT):
+            if about.get("format") != CHECKPOINT:
                 raise ValueError("it was written by another version")
             # Copied, because the last digits of a product depend on the memory alignment of its factors.
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 (not a dict)
         if about.get("digest") != digest(about.get("state", ""), tensors):
             raise ValueError("its content has changed since it was written")
-        state: CheckpointState = json.loads(about["state"])
-        self.check_layout(tensors, state)
-        self.stage_best, self.result = tensors["stage_best"], tensors["result"]
-        self.net.put(tensors["weights"])
-        self.optimizer.restore(tensors)
-        self.average.restore(tensors)
-        self.loss.restore(tensors)
-        self.annealing.restore(state["annealing"])
-        self.alive, self.seconds = np.array(state["alive"], dtype=int), np.array(state["seconds"])
-        self.history, self.errors = state["history"], state["errors"]
-
-    def check_layout(self, tensors: Mapping[str, Tensor], state: CheckpointState) -> None:
-        """ValueError unless this is what a population of these trials would write."""
-        expected, count, alive = self.tensors(), len(self.trials), state["alive"]
-        per_trial: tuple[list, ...] = (state["history"], state["errors"], state["seconds"])
-        if alive != sorted({*alive} & {*range(count)}) or any(len(values) != count for values in per_trial):
-            raise ValueError(f"expected the state of {count} trials")
-        if expected.keys() != tensors.keys():
-            raise ValueError(f"expected the tensors {', '.join(expected)}, got {', '.join(tensors)}")
-        for name, tensor in expected.items():
-            shape = [count if name == "result" else len(alive), *tensor.shape[1:]]
-            if name != "loss" and ([*tensors[name].shape], tensors[name].dtype) != (shape, tensor.dtype):
-                raise ValueError(f"{name}: expected shape {shape}, got {[*tensors[name].shape]}")
-
-
-class LossState:
-    """The state that a loss carries from step to step, one row per trial; most losses have none."""
-
-    def __init__(self, loss: Loss):
-        self.loss = loss
-        self.stateful = type(loss).get_extra_state is not nn.Module.get_extra_state
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all other rows."""
-        self.loss.keep(rows)
-
-    def state(self) -> dict[str, Tensor]:
-        return {"loss": self.loss.get_extra_state().detach().contiguous()} if self.stateful else {}
-
-    def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        if self.stateful:
+        courses, alike = COURSES.validate_python(json.loads(about["state"])), self.tensors()
+        alive = sum(course.stopped is None for course in courses)
+        for name, tensor in alike.items():
+            shape = (len(courses) if name == "result" else alive, *tensor.shape[1:])
+            if name != "loss" and tensors[name].shape != shape:
+                raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensors[name].shape)}")
+        for annealing, course in zip(self.annealing, courses, strict=True):
+            annealing.course = course
+        if "loss" in alike:
             self.loss.set_extra_state(tensors["loss"])
+        self.result = tensors["result"]
+        self.put({name: tensors[name] for name in self.rows})
 
 
-@dataclass
-class Rows:
-    """One part of the data on the device: inputs and labels of all distinct splits, one after the other.
+def batches_of(rows: int, batch: int) -> int:
+    """The number of batches per epoch: whole ones only, unless fewer than two fit; then the remainder counts as well.
 
-    start [P]: where the `count` rows of each trial's split begin. weights: how much each row counts; None: all count 1.
+    A remainder of one row is left out: batch norm cannot normalise it.
     """
+    if rows >= 2 * batch:
+        return rows // batch
+    return max(1, math.ceil(rows / batch) - (rows % batch == 1))
 
-    inputs: Tensor
-    labels: Tensor
-    start: Tensor
-    count: int
-    weights: Tensor | None = None
 
-    @classmethod
-    def of(cls, members: Sequence[Member], part: str, device: torch.device) -> "Rows":
-        distinct = {splits.index_hash: getattr(splits, part) for _, splits in members}
-        parts, position = list(distinct.values()), list(distinct)
-        count = len(parts[0].labels)
-        single = len(parts) == 1  # spares a copy
-        weights = [p.weights for p in parts if p.weights is not None]
-        return cls(
-            (parts[0].inputs if single else torch.cat([p.inputs for p in parts])).to(device),
-            (parts[0].labels if single else torch.cat([p.labels for p in parts])).to(device),
-            torch.tensor([position.index(splits.index_hash) * count for _, splits in members], device=device),
-            count,
-            torch.cat(weights).to(device) if weights else None,
-        )
+def samples(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits [P, n, d] and labels [P, n]; if a sample has several labels, like the pairs of a graph, each counts."""
+    return logits.flatten(1, -2), labels.flatten(1)
 
-    def __len__(self) -> int:
-        return self.count
 
-    def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs [P, n, ...] and labels [P, n, ...] of the rows with these numbers [P, n]."""
-        flat = index.flatten()  # index_select copies row by row, four times as fast as inputs[index]
-        inputs, labels = (t.index_select(0, flat).unflatten(0, index.shape) for t in (self.inputs, self.labels))
-        return inputs, labels
-
-    def weights_at(self, index: Tensor) -> Tensor | None:
-        """Weights [P, n] of the rows with these numbers [P, n]."""
-        return None if self.weights is None else self.weights[index]
-
-    def index(self, trials: Tensor) -> Tensor:
-        """The numbers [alive, n] of all rows of these trials."""
-        return torch.arange(self.count, device=trials.device) + self.start[trials, None]
-
-    def order(self, seeds: Sequence[int], trials: Tensor, epoch: int) -> Tensor:
-        """Row numbers [alive, n] in the order of an epoch, which depends only on seed and epoch."""
-        generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
-        shuffled = torch.stack([torch.randperm(self.count, generator=g) for g in generators])
-        return shuffled.to(self.start.device) + self.start[trials, None]
+@torch.no_grad()
+def validation_loss(
+    loss: losses.Loss, logits: Tensor, labels: Tensor, batch: int | None, weights: Tensor | None = None
+) -> Tensor:
+    """The loss [P] of a whole split or, as in Bridging the Gap's code, the mean loss over its batches."""
+    if batch is None:
+        return loss.per_trial(logits, labels, weights)
+    parts = [x.split(batch, dim=1) for x in (logits, labels, weights) if x is not None]
+    return torch.stack([loss.per_trial(*part) for part in zip(*parts, strict=True)]).mean(0)
 
 
 def digest(text: str, tensors: Mapping[str, Tensor]) -> str:

@@ -1,31 +1,24 @@
-"""What accompanies training without affecting it: progress, TensorBoard, and when to write a checkpoint."""
+"""Side effects of training: progress bars and reports, and TensorBoard."""
 
 import json
-import math
 import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import Self
-
-from tqdm.auto import tqdm
 
 from east.choices import install_hint
 from east.lab import bars
 from east.lab.files import temporary_name
-from east.lab.training.annealing import Annealing
 from east.lab.training.population import Population, Trial
 
 HEARTBEAT = 2.0  # seconds between progress reports from a worker to its parent
-LINE_SECONDS = 5.0  # seconds between lines, if a function is to receive them
+REFRESH = 0.2  # seconds between two movements of a bar
 
 
 @dataclass(frozen=True)
 class Epoch:
-    """How far a population has trained; a worker writes it to a file for the command that started it."""
+    """The progress of a population; a worker writes it to a file for the command that started it."""
 
     epoch: float
     max_epochs: int
@@ -33,6 +26,22 @@ class Epoch:
     trials: int
     best: float | None = None  # highest validation metric so far
     temperature: float | None = None
+
+    @classmethod
+    def of(cls, population: Population, epoch: float) -> "Epoch":
+        annealing = population.annealing
+        temperatures = [annealing[p].temperature for p in population.alive]
+        best = [
+            m for a in annealing for m in (a.course.best.val_metric, a.course.stage_best.val_metric) if m is not None
+        ]
+        return cls(
+            epoch,
+            max(a.max_epochs for a in annealing),
+            len(temperatures),
+            len(annealing),
+            1 - min(best) if best else None,
+            max((T for T in temperatures if T is not None), default=None),
+        )
 
     def describe(self) -> str:
         """Temperature, best validation score, and how many trials are still training."""
@@ -57,69 +66,49 @@ class Epoch:
             return None
 
 
-class ProgressBar:
-    """Reports the progress of a population, epoch by epoch.
+@contextmanager
+def reporting(population: Population, output: bool | Path) -> Iterator[Callable[[], None]]:
+    """A function to call after every step.
 
-    output: True shows a bar, False nothing; a file is rewritten every few seconds, for the command that
-    waits for the worker; a function receives a line after the first epoch and then every LINE_SECONDS.
+    output: True shows a bar, False nothing; a file is rewritten every few seconds, for the command that waits for this
+    worker, and deleted in the end.
     """
+    epoch, reported = float(max(annealing.course.epochs for annealing in population.annealing)), time.monotonic()
+    now = Epoch.of(population, epoch)
 
-    def __init__(self, annealing: Annealing, output: bool | Path | Callable[[str], None]):
-        self.annealing, self.output = annealing, output
-        self.epoch = 0.0
-        self.temperature: float | None = None
-        self.best: float | None = None
-        self.last_write = self.last_line = -math.inf
-        self.shown: tqdm | None = None
-        self.resources = ExitStack()
+    def step_done() -> None:
+        nonlocal epoch, reported, now
+        epoch += 1 / population.steps
+        if output and time.monotonic() - reported > (REFRESH if bar else HEARTBEAT):
+            reported, now = time.monotonic(), Epoch.of(population, epoch)
+            report()
 
-    def __enter__(self) -> Self:
-        if self.output is True:
-            bar = bars.bar("epochs", self.now.max_epochs, "epoch", lambda: self.now.describe())
-            self.shown = self.resources.enter_context(bar)
-        self._report()
-        return self
+    def report() -> None:
+        if isinstance(output, Path):
+            now.write(output)
+        elif bar is not None:
+            bar.update(round(now.epoch, 1) - bar.n)
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.resources.close()
-        if isinstance(self.output, Path):
-            with suppress(OSError):
-                self.output.unlink(missing_ok=True)
-
-    @property
-    def now(self) -> Epoch:
-        active = self.annealing.active
-        max_epochs = int(self.annealing.max_epochs.max())
-        return Epoch(self.epoch, max_epochs, int(active.sum()), len(active), self.best, self.temperature)
-
-    def part_of_epoch(self, share: float) -> None:
-        self.epoch += share
-        self._report()
-
-    def end_of_epoch(self, epoch: int, temperature: float | None, warming: bool) -> None:
-        lowest = self.annealing.lowest_metric
-        self.epoch, self.temperature = epoch, None if temperature is None else float(temperature)
-        self.best = None if warming or math.isinf(lowest) else 1 - lowest
-        self._report()
-        if callable(self.output) and time.monotonic() - self.last_line >= LINE_SECONDS:
-            self.output(f"epoch {epoch} of at most {self.now.max_epochs}, {self.now.describe()}".removesuffix(", "))
-            self.last_line = time.monotonic()
-
-    def _report(self) -> None:
-        if self.shown is not None:
-            self.shown.update(round(self.epoch, 1) - self.shown.n)
-        if isinstance(self.output, Path) and time.monotonic() - self.last_write > HEARTBEAT:
-            self.now.write(self.output)
-            self.last_write = time.monotonic()
+    with ExitStack() as resources:
+        bar = None
+        if output is True:
+            bar = resources.enter_context(bars.bar("epochs", now.max_epochs, "epoch", lambda: now.describe()))
+        try:
+            report()
+            yield step_done
+        finally:
+            if isinstance(output, Path):
+                with suppress(OSError):
+                    output.unlink(missing_ok=True)
 
 
-class TensorBoard:
-    """A TensorBoard writer for each trial; does nothing without a folder."""
-
-    def __init__(self, trials: Sequence[Trial], folder: Path | None):
-        self.writers = []
-        if folder is None:
-            return
+@contextmanager
+def tensorboard_writers(
+    trials: Sequence[Trial], folder: Path | None
+) -> Iterator[Callable[[int, Mapping[str, list]], None]]:
+    """A function that logs the last epoch of a trial's history, given its number; it does nothing without a folder."""
+    writers = []
+    if folder is not None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
@@ -128,34 +117,15 @@ class TensorBoard:
             config = trial.config
             hyper = "-".join(f"{name}{value}" for name, value in config.hyper.to_json().items() if value is not None)
             name = f"{config.dataset.name}-{config.loss.name}-{hyper}-{config.key}-seed{trial.seed}"
-            self.writers.append(SummaryWriter(str(Path(folder) / name)))
+            writers.append(SummaryWriter(str(Path(folder) / name)))
 
-    def __enter__(self) -> Self:
-        return self
+    def log(p: int, history: Mapping[str, list]) -> None:
+        for name, values in history.items() if writers else ():
+            if name != "epoch" and values[-1] is not None:
+                writers[p].add_scalar(name, values[-1], history["epoch"][-1])
 
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for writer in self.writers:
+    try:
+        yield log
+    finally:
+        for writer in writers:
             writer.close()
-
-    def add(self, p: int, entry: Mapping[str, float | None]) -> None:
-        """Log an epoch of trial p; `entry` is that of its history."""
-        for name, value in entry.items() if self.writers else ():
-            if name != "epoch" and value is not None:
-                self.writers[p].add_scalar(name, value, entry["epoch"])
-
-
-class Checkpoints:
-    """Saves the population to a file every `seconds`; never without a file."""
-
-    def __init__(self, population: Population, file: Path | None, seconds: float):
-        self.population, self.file, self.seconds = population, file, seconds
-        self.last = time.monotonic()
-
-    def write_if_due(self) -> None:
-        if self.file is None or time.monotonic() - self.last < self.seconds:
-            return
-        try:
-            self.population.save(self.file)
-        except OSError as error:  # the disk is full, or another command deleted the folder: training continues
-            warnings.warn(f"no checkpoint written: {error}", stacklevel=2)
-        self.last = time.monotonic()

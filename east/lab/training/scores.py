@@ -50,7 +50,7 @@ class Best(NamedTuple):
     val_loss: float | None = None
     val_metric: float | None = None
     temperature: float | None = None
-    epoch: float | None = None  # a whole number
+    epoch: int | float | None = None  # a whole number
     tie: float | None = None
 
     def to_json(self) -> dict[str, float | None]:

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from east.lab import models
 from east.lab.data.common import Data, Graphs, Images, Splits, Table, split
 from east.lab.settings.sections import Science
 from east.lab.training import classical
-from east.lab.training.engine import Setup, batches_of, population_size, samples
-from east.lab.training.population import Trial
+from east.lab.training.engine import population_size, training_steps
+from east.lab.training.population import Population, Trial, batches_of
 
 STEPS = 3
 ENOUGH = 0.6  # seconds of timed steps after which timing stops
@@ -135,22 +135,17 @@ def measured(config: Science, size: Size, device: torch.device, together: int) -
     """Seconds per trial of the fastest of a few steps of `together` stacked trials on made-up rows."""
     batch = config.hyper.batch_size or 1
     splits = split(size.stand_in(2 * max(batch, 2 * size.classes, 6)), fractions=(0.5, 0.25, 0.25))
-    setup = Setup([(Trial(config, seed), splits) for seed in range(together)], device)
-    if setup.loss.anneals:
-        setup.loss.temperature = torch.full((together,), 0.1, device=device)
+    population = Population([(Trial(config, seed), splits) for seed in range(together)], device)
     seconds: list[float] = []
-    batches = (batch for epoch in count(1) for batch in setup.batches(setup.population.alive, epoch))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        for inputs, labels, weights, masks in islice(batches, STEPS + 1):
-            started = time.perf_counter()
-            with setup.autocast:
-                logits = setup.net(inputs, training=True, masks=masks)
-            setup.optimizer.step(setup.net.gradient(setup.loss.per_trial(*samples(logits, labels), weights)))
+        started = time.perf_counter()
+        for _ in islice(chain.from_iterable(training_steps(population, population.net) for _ in count()), STEPS + 1):
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - started)
             if sum(seconds[1:]) > ENOUGH:
                 break
+            started = time.perf_counter()
     return min(seconds[1:]) / together  # the first step also allocates and compiles: up to a thousand times as long
 
 
