@@ -7,6 +7,7 @@ import yaml
 
 from east import METRICS, EASTClassifier, MetricLoss
 from east.choices import CONF
+from east.confusion import Confusion
 from east.lab.data.common import Part, Splits
 from east.lab.models.darknet import Convolution3x3
 from east.lab.settings.sections import (
@@ -67,13 +68,13 @@ def loss_section(name):
 
 def test_decisions_are_counted_on_the_cpu(monkeypatch):
     """In float64, which MPS does not have; also where a loss reads the counts of validation."""
-    counted, count = [], engine.Confusion.from_predictions
+    counted, count = [], Confusion.from_predictions
 
     def from_predictions(predicted, labels, *rest):
         counted.extend([predicted.device.type, labels.device.type])
         return count(predicted, labels, *rest)
 
-    monkeypatch.setattr(engine.Confusion, "from_predictions", from_predictions)
+    monkeypatch.setattr(Confusion, "from_predictions", from_predictions)
     loss = loss_section("f1_ce") | {"counts": "validation"}
     trials = [trial(loss, {"name": "mlp", "hidden": [8]})]
     splits = splits_of((5,), "table")

@@ -111,8 +111,8 @@ class Rows:
         )
         self.inputs, self.labels = joined([p.inputs for p in parts]), joined([p.labels for p in parts])
         self.weights = None if parts[0].weights is None else joined([p.weights for p in parts])
-        numbers = torch.arange(len(self.labels), device=device).view(len(parts), -1)
-        self.index = numbers[[position.index(splits.index_hash) for _, splits in members]]
+        numbers = torch.arange(len(self.labels)).view(len(parts), -1)
+        self.index = numbers[[position.index(splits.index_hash) for _, splits in members]].to(device)
 
     def __len__(self) -> int:
         """Rows of a trial."""
@@ -178,6 +178,7 @@ class Population:
         self.net.put(rows["weights"])
         if not hyper:
             return
+        self.train_rows, self.val_rows = (data.index[self.numbers(self.alive)] for data in (self.train, self.val))
         self.optimizer = Adam(self.net, rows, hyper, decoupled=self.protocol.optimizer == "adamw")
         self.average = Average(self.net, rows, [h.average for h in hyper]) if "mean" in rows else None
         self.dropout: Dropout | None = None
@@ -199,7 +200,7 @@ class Population:
         seeds, epoch = [self.trials[p].seed for p in alive], self.annealing[alive[0]].course.epochs + 1
         generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
         order = torch.stack([torch.randperm(len(self.train), generator=g) for g in generators])
-        order = self.train.index[alive].gather(1, order.to(self.device))
+        order = self.train_rows.gather(1, order.to(self.device))
         keys = [stream(seed, "dropout", epoch) for seed in seeds]
         if self.net.mlp is None:  # only if needed: seeding is slow where torch finds no accelerator
             torch.manual_seed(keys[0])
@@ -241,7 +242,7 @@ class Population:
 
     def validated(self, weights: Tensor) -> Validated:
         self.net.put(weights)
-        logits, labels, row_weights = self.predict(self.val, self.val.index[self.alive])
+        logits, labels, row_weights = self.predict(self.val, self.val_rows)
         self.net.put(self.rows["weights"])
         batch = self.batch if self.protocol.val_reduce == "batch_mean" else None
         loss = validation_loss(self.loss, logits, labels, batch, row_weights)
@@ -252,9 +253,8 @@ class Population:
 
     def counts(self, predicted: Tensor) -> Confusion:
         """Counts of validation decisions [alive, n], on the CPU: they are in float64, which not every device has."""
-        index = self.val.index[self.alive]
-        labels, weights = self.val.labels[index].flatten(1), self.val.weights
-        on_cpu = None if weights is None else weights[index].cpu()
+        labels, weights = self.val.labels[self.val_rows].flatten(1), self.val.weights
+        on_cpu = None if weights is None else weights[self.val_rows].cpu()
         return Confusion.from_predictions(predicted.cpu(), labels.cpu(), len(self.splits.classes), on_cpu)
 
     def end_epoch(self, train_loss: Tensor, validated: Validated) -> None:
@@ -266,20 +266,25 @@ class Population:
         ]
         rows, weights = self.rows, self.rows["weights"]
         if improved := [row for row, verdict in enumerate(verdicts) if verdict.improved]:
-            rows["stage_best"][improved] = validated.weights[improved]
+            index = self.numbers(improved)
+            rows["stage_best"][index] = validated.weights[index]
         if kept := [row for row, verdict in enumerate(verdicts) if verdict.kept]:
-            self.result[[alive[row] for row in kept]] = rows["stage_best"][kept]
+            self.result[self.numbers([alive[row] for row in kept])] = rows["stage_best"][self.numbers(kept)]
         if cooled := [row for row, verdict in enumerate(verdicts) if verdict.cooled]:
-            weights[cooled] = rows["stage_best"][cooled]
+            index = self.numbers(cooled)
+            weights[index] = rows["stage_best"][index]
             if self.average:
-                rows["mean"][cooled], rows["mean_steps"][cooled] = weights[cooled], 0.0
+                rows["mean"][index], rows["mean_steps"][index] = weights[index], 0.0
             forget = [row for row in cooled if not self.trials[alive[row]].config.annealing.keep_optimizer]
             for name in ("first", "second", "steps"):
-                rows[name][forget] = 0.0
+                rows[name][self.numbers(forget)] = 0.0
         if len(self.alive) < len(alive):
-            staying = [row for row, p in enumerate(alive) if p in self.alive]
+            staying = self.numbers([row for row, p in enumerate(alive) if p in self.alive])
             self.put({name: tensor[staying] for name, tensor in rows.items()})
-            self.loss.keep(torch.tensor(staying, dtype=torch.long, device=self.device))
+            self.loss.keep(staying)
+
+    def numbers(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self.device)
 
     def outcomes(self) -> list[Outcome]:
         """The outcomes of the trials, with the predictions of the weights that they kept."""
