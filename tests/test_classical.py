@@ -1,6 +1,6 @@
-"""Classical models against scikit-learn, CCS decisions against brute force, published rows on real data."""
+"""Classical models against scikit-learn, published rows on real data."""
 
-from itertools import product
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,7 @@ import pytest
 import torch
 import yaml
 from sklearn.decomposition import PCA
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
 from sklearn.multiclass import OneVsRestClassifier
@@ -17,10 +17,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_sample_weight
 
 from east import baselines
+from east.choices import ConfigError
 from east.lab.data import datasets, load, split
 from east.lab.data.common import Images, Table
-from east.lab.training import classical
-from east.lab.training.classical import CCS, PrincipalAxes, RandomForest, best_sets
+from east.lab.training import classical, timing
+from east.lab.training.classical import CCS, RandomForest, principal_axes
 from east.lab.training.evaluation import evaluate
 from east.lab.training.population import Trial
 from east.lab.training.scores import Best
@@ -59,65 +60,25 @@ def images(n: int = 200, size: int = 8) -> Images:
     return Images(pixels=torch.tensor(pixels), labels=torch.tensor(labels), classes=("a", "b"), name="i", positive=1)
 
 
-@pytest.mark.parametrize("s", [1, 2, 3, 4])
-@pytest.mark.parametrize("beta", [0.5, 1.0, 2.0])
-def test_decoding_finds_the_set_with_the_largest_expected_fbeta(s, beta):
-    """Against all 2^s sets, for random distributions over sets; two empty sets have F_beta 1."""
-    sets = np.array(list(product([0, 1], repeat=s)))
-    counts = sets.sum(1)
-    concentration = np.repeat([0.1, 1.0, 10.0], 50)
-    joint = np.stack([np.random.RandomState(i).dirichlet([c] * len(sets)) for i, c in enumerate(concentration)])
-    q = np.stack([joint @ (sets * (counts == k)[:, None]) for k in range(1, s + 1)], axis=-1)
-    chosen = best_sets(joint[:, 0], q, np.arange(1, s + 1), beta)
-
-    whole = beta**2 * counts[:, None] + counts
-    fbeta = np.divide((1 + beta**2) * (sets @ sets.T), whole, out=np.ones(whole.shape), where=whole > 0)
-    expected = joint @ fbeta
-    ours = (chosen[:, None] == sets).all(-1)
-    assert np.allclose((expected * ours).sum(1), expected.max(1), rtol=1e-12)
-    assert len(np.unique(chosen.sum(1))) > 1  # the chosen sets differ in size
+def fitted(recipe, inputs, labels, validation=None, seed=0):
+    return recipe.fitted(inputs, labels, validation or (inputs, labels), seed)
 
 
-def test_ccs_fits_one_logistic_model_per_label_and_size():
-    inputs, _ = problem(400)
-    active = inputs[:, :3] + 0.5 * np.random.RandomState(1).randn(400, 3) > 0.3
-    count = active.sum(1)
-    model = CCS(C=0.5).fit_sets(inputs, active)
-    nothing, q = model.estimates(inputs)
-    assert len(model.intercepts) == 3**2 + 1
-
-    def oracle(target):
-        return LogisticRegression(C=0.5, max_iter=1000).fit(inputs, target).predict_proba(inputs)[:, 1]
-
-    np.testing.assert_allclose(nothing, oracle(count == 0), atol=1e-6)
-    for j, k in product(range(3), range(3)):
-        np.testing.assert_allclose(q[:, j, k], oracle(active[:, j] & (count == k + 1)), atol=1e-6)
-    right = (model.predict_sets(inputs) == active).all(1).mean()
-    assert right > 1.5 * np.bincount(active @ [1, 2, 4]).max() / 400
-
-
-def test_set_sizes_that_never_occur_have_no_models_and_change_nothing():
-    inputs, _ = problem(400)
-    active = inputs[:, :4] > 0.5
-    active[active.sum(1) == 2] = False
-    model = CCS().fit_sets(inputs, active)
-    nothing, q = model.estimates(inputs)
-    assert 2 not in model.sizes
-    full = np.zeros((400, 4, 4))
-    full[:, :, model.sizes - 1] = q
-    np.testing.assert_array_equal(model.predict_sets(inputs), best_sets(nothing, full, np.arange(1, 5)))
+def outcome_of(loss, loaded, **changes):
+    splits = split(loaded, stratify=True)
+    return classical.fit(trial(loss, **changes), splits), splits
 
 
 @pytest.mark.parametrize("decode", ["argmax", "set"])
 def test_ccs_with_two_classes_is_logistic_regression(decode):
     inputs, labels = problem(classes=2)
-    ours = CCS(decode=decode).fit(inputs, labels, 2).probabilities(inputs)
+    ours = fitted(CCS(decode=decode), inputs, labels).predict_proba(inputs)
     np.testing.assert_allclose(ours, LogisticRegression().fit(inputs, labels).predict_proba(inputs), atol=1e-5)
 
 
 def test_ccs_with_many_classes_is_one_against_the_rest():
     inputs, labels = problem(classes=5)
-    ours = CCS().fit(inputs, labels, 5).probabilities(inputs)
+    ours = fitted(CCS(), inputs, labels).predict_proba(inputs)
     oracle = OneVsRestClassifier(LogisticRegression(max_iter=1000)).fit(inputs, labels)
     np.testing.assert_allclose(ours, oracle.predict_proba(inputs), atol=1e-6)
     np.testing.assert_array_equal(ours.argmax(1), oracle.predict(inputs))
@@ -125,8 +86,8 @@ def test_ccs_with_many_classes_is_one_against_the_rest():
 
 def test_set_decoding_of_exclusive_classes_keeps_the_argmax_and_clears_the_rest():
     inputs, labels = problem(classes=5)
-    plain = CCS().fit(inputs, labels, 5).probabilities(inputs)
-    sets = CCS(decode="set").fit(inputs, labels, 5).probabilities(inputs)
+    plain = fitted(CCS(), inputs, labels).predict_proba(inputs)
+    sets = fitted(CCS(decode="set"), inputs, labels).predict_proba(inputs)
     sizes = (sets > 0).sum(1)
     np.testing.assert_array_equal(sets.argmax(1), plain.argmax(1))
     np.testing.assert_allclose(sets.sum(1), 1)
@@ -136,26 +97,24 @@ def test_set_decoding_of_exclusive_classes_keeps_the_argmax_and_clears_the_rest(
     assert sizes.max() > 1
 
 
-@pytest.mark.parametrize(
-    "method", [RandomForest(5), CCS(), baselines.LogisticRegression(1), baselines.GradientBoosting(0.1, 4, 5)]
-)
-def test_classes_missing_from_training_have_probability_zero(method):
-    inputs, labels = problem(classes=3)
-    p = method.fit(inputs, labels * 2, 6).probabilities(inputs)  # 0, 2 and 4 of six
-    assert p.shape == (300, 6)
-    assert not p[:, [1, 3, 5]].any()
-    np.testing.assert_allclose(p.sum(1), 1)
+CHEAP = {"rf": {"n_estimators": 5}, "ccs": {}, "logistic": {"C": 1.0}, "boosting": {"leaves": 4, "iterations": 5}}
 
 
-def test_ccs_with_a_single_class_is_certain():
-    inputs, labels = problem()
-    np.testing.assert_array_equal(CCS().fit(inputs, labels * 0, 2).probabilities(inputs), [[1, 0]] * 300)
-    np.testing.assert_array_equal(CCS().fit(inputs, labels * 0 + 1, 2).probabilities(inputs), [[0, 1]] * 300)
+@pytest.mark.parametrize("loss", CHEAP)
+@pytest.mark.parametrize("present", [(1, 4), (0, 2, 5), (2,)])
+def test_classes_missing_from_training_have_probability_zero(loss, present):
+    inputs, labels = problem(400, len(present))
+    labels = torch.tensor(present)[labels]
+    loaded = Table(features=torch.tensor(inputs), labels=labels, classes=tuple("abcdef"), name="t", positive=None)
+    p = outcome_of(loss, loaded, **CHEAP[loss])[0].probabilities["test"]
+    assert p.shape[1] == 6
+    assert not np.delete(p, present, axis=1).any()
+    np.testing.assert_allclose(p.sum(1), 1, atol=1e-6)
 
 
 def test_the_random_forest_matches_scikit_learn():
     inputs, labels = problem()
-    ours = RandomForest(20, min_samples_leaf=3).fit(inputs, labels, 3, seed=7).probabilities(inputs)
+    ours = fitted(RandomForest(20, min_samples_leaf=3), inputs, labels, seed=7).predict_proba(inputs)
     oracle = RandomForestClassifier(20, min_samples_leaf=3, random_state=7).fit(inputs, labels)
     np.testing.assert_allclose(ours, oracle.predict_proba(inputs), atol=1e-12)
 
@@ -176,9 +135,9 @@ def test_logistic_regression_matches_scikit_learn_at_the_penalty_best_on_validat
     grid = [0.001, 0.03, 1, 30]
     at = compute_sample_weight(balance, val[1])
     missed = [log_loss(val[1], oracle(C), sample_weight=at) for C in grid]
-    model = baselines.LogisticRegression(grid, weights).fit(*train, classes, validation=val)
+    model = fitted(baselines.LogisticRegression(grid, weights), *train, val)
     assert grid[int(np.argmin(missed))] == model.C
-    np.testing.assert_allclose(model.probabilities(val[0]), oracle(model.C), atol=1e-4)
+    np.testing.assert_allclose(model.predict_proba(val[0]), oracle(model.C), atol=1e-4)
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -197,26 +156,10 @@ def test_boosting_matches_scikit_learn_with_the_leaves_and_iterations_best_on_va
         return model.fit(*train).predict_proba(val[0])
 
     missed = [log_loss(val[1], oracle(*point), sample_weight=compute_sample_weight(balance, val[1])) for point in grid]
-    model = baselines.GradientBoosting(0.1, (3, 8), (2, 9, 20), class_weights=weights)
-    model.fit(*train, classes, validation=val)
+    model = fitted(baselines.GradientBoosting(0.1, (3, 8), (2, 9, 20), class_weights=weights), *train, val)
     best = grid[int(np.argmin(missed))]
-    assert (model.model.max_leaf_nodes, model.iterations) == best
-    np.testing.assert_allclose(model.probabilities(val[0]), oracle(*best), atol=1e-12)
-
-
-@pytest.mark.parametrize("method", [baselines.LogisticRegression(), baselines.GradientBoosting()])
-def test_one_class_in_training_is_certain_and_settings_are_not_chosen_on_training_rows(method):
-    inputs, labels = problem()
-    np.testing.assert_array_equal(method.fit(inputs, labels * 0 + 2, 3).probabilities(inputs), [[0, 0, 1]] * 300)
-    with pytest.raises(ValueError, match="expected one value, or validation rows to choose by"):
-        method.fit(inputs, labels, 3)
-    with pytest.raises(ValueError, match="did you mean 'balanced'"):
-        type(method)(class_weights="balance")
-
-
-def test_the_setting_that_cannot_be_chosen_is_named_with_its_values():
-    with pytest.raises(ValueError, match=r"iterations: expected one value, .* got \[25, 50\] and no rows"):
-        baselines.GradientBoosting(leaves=4, iterations=(50, 25)).fit(*problem(), 3)
+    assert (model.max_leaf_nodes, model.n_iter_) == best
+    np.testing.assert_allclose(model.predict_proba(val[0]), oracle(*best), atol=1e-12)
 
 
 @pytest.mark.parametrize("loss", ["rf", "ccs", "logistic", "boosting"])
@@ -239,27 +182,75 @@ def test_outcomes_have_the_same_form_as_the_engines(loss, data):
 
 
 def test_the_seed_changes_only_the_forest():
-    splits = split(table(2))
-
-    def p(loss, seed):
-        changes = {"boosting": {"iterations": 5, "leaves": 4}, "rf": {"n_estimators": 10}}.get(loss, {})
-        return classical.fit(trial(loss, seed, **changes), splits).probabilities["test"]
-
-    np.testing.assert_array_equal(p("rf", 3), p("rf", 3))
-    assert np.abs(p("rf", 3) - p("rf", 4)).max() > 0
+    p = {(loss, seed): outcome_of(loss, table(2), seed=seed, **CHEAP[loss])[0].probabilities["test"]
+         for loss in CHEAP for seed in (3, 4)}  # fmt: skip
+    again = outcome_of("rf", table(2), seed=3, **CHEAP["rf"])[0].probabilities["test"]
+    np.testing.assert_array_equal(p["rf", 3], again)
+    assert np.abs(p["rf", 3] - p["rf", 4]).max() > 0
     for loss in ("ccs", "logistic", "boosting"):
-        np.testing.assert_array_equal(p(loss, 3), p(loss, 4))
+        np.testing.assert_array_equal(p[loss, 3], p[loss, 4])
+
+
+@pytest.mark.parametrize("loaded", [table(3), images()], ids=["table", "images"])
+def test_any_classifier_is_fitted_by_its_dotted_path(loaded):
+    options = {"target": "sklearn.ensemble.ExtraTreesClassifier", "n_estimators": 10, "max_features": None}
+    outcome, splits = outcome_of("estimator", loaded, seed=5, **options)
+    inputs = classical.features(splits, 0.8)[0]
+    oracle = ExtraTreesClassifier(10, max_features=None, random_state=5).fit(inputs["train"], splits.train.labels)
+    np.testing.assert_allclose(outcome.probabilities["test"], oracle.predict_proba(inputs["test"]), atol=1e-6)
+
+
+class Stubborn:
+    """Like XGBoost's: takes options only by keyword, and labels 0 to k - 1 only."""
+
+    def __init__(self, *, objective=None, **options):
+        assert options == {"n_estimators": 200, "learning_rate": 0.1, "max_depth": 6, "random_state": 0, "n_jobs": 1}
+
+    def fit(self, inputs, labels):
+        assert sorted(set(labels)) == [*range(len(set(labels)))]
+        self.model = HistGradientBoostingClassifier(max_iter=10).fit(inputs, labels)
+        return self
+
+    def predict_proba(self, inputs):
+        return self.model.predict_proba(inputs)
+
+
+def test_libraries_of_boosting_get_their_options_seed_and_threads():
+    inputs, labels = problem(300, 2)
+    labels = torch.tensor([1, 4])[labels]
+    loaded = Table(features=torch.tensor(inputs), labels=labels, classes=tuple("abcde"), name="t", positive=None)
+    outcome, splits = outcome_of("xgboost", loaded, target=f"{__name__}.Stubborn")
+    assert (outcome.probabilities["test"].argmax(1) == splits.test.labels.numpy()).mean() > 0.6
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"target": "sklearn.svm.SVC", "kernal": "rbf"}, "did you mean 'kernel'"),
+        ({"target": "sklearn.svm.LinearSVR"}, "expected a class with fit and predict_proba"),
+        ({"target": None}, r"loss\.target: expected a classifier such as"),
+        ({"target": "lightgbn.LGBMClassifier"}, "lightgbn is not installed: pip install lightgbn"),
+    ],
+)
+def test_a_classifier_that_cannot_be_built_is_refused_before_training(options, message):
+    with pytest.raises(ConfigError, match=message):
+        classical.recipe_of(trial("estimator", **options).config.loss)
+
+
+def test_the_time_of_boosting_is_estimated_from_its_trees(monkeypatch):
+    monkeypatch.setattr(classical, "fit", lambda one, _: time.sleep(0.002 * one.config.loss.options["n_estimators"]))
+    assert timing.fit_seconds(trial("xgboost").config, split(table())) > 0.1
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8, 0.95])
 def test_principal_axes_match_scikit_learn(share):
     """Structure that a few axes capture, plus noise that needs more axes than the first block has."""
     pixels = images(600).pixels
-    axes = PrincipalAxes(pixels, share)
+    projection = principal_axes(pixels, share)
     scaled = StandardScaler().fit_transform(pixels.flatten(1).numpy())
     oracle = PCA(share).fit(scaled)
-    assert axes.axes.shape[1] == oracle.n_components_
-    ours, theirs = axes.project(pixels).numpy(), oracle.transform(scaled)
+    assert projection.axes.shape[1] == oracle.n_components_
+    ours, theirs = projection(pixels).numpy(), oracle.transform(scaled)
     np.testing.assert_allclose(ours.var(0), theirs.var(0), rtol=0.01)
     leading = slice(3)  # well separated; for the others only their span is defined
     np.testing.assert_allclose(np.abs(ours[:, leading]), np.abs(theirs[:, leading]), atol=0.01)
@@ -270,37 +261,27 @@ def test_more_axes_are_found_than_the_first_block_holds():
     scaled = StandardScaler().fit_transform(noise.flatten(1).numpy())
     expected = PCA(0.8).fit(scaled).n_components_
     assert expected > 64
-    assert PrincipalAxes(noise, 0.8).axes.shape[1] == pytest.approx(expected, abs=1)
+    assert principal_axes(noise, 0.8).axes.shape[1] == pytest.approx(expected, abs=1)
 
 
-def test_images_are_projected_once_onto_axes_of_the_training_part(monkeypatch):
+def test_images_are_projected_once_onto_axes_of_the_training_part():
     splits = split(images())
-    first = classical.features(splits, 0.8)
+    first, projection = classical.features(splits, 0.8)
     scaler = StandardScaler().fit(splits.train.inputs.flatten(1).numpy())
     oracle = PCA(0.8).fit(scaler.transform(splits.train.inputs.flatten(1).numpy()))
     test = oracle.transform(scaler.transform(splits.test.inputs.flatten(1).numpy()))
     np.testing.assert_allclose(np.abs(first["test"][:, 0]), np.abs(test[:, 0]), atol=0.01)
-    assert classical.features(splits, 0.8) is first
-    assert classical.features(split(images(), seed=1), 0.8)["val"].shape[0] == splits.sizes["val"]
-    assert classical.features(splits, None)["val"].shape == (splits.sizes["val"], 192)
-
-
-def test_saved_models_share_the_projection_of_their_images(monkeypatch):
-    made = []
-    init = classical.PrincipalAxes.__init__
-    monkeypatch.setattr(
-        classical.PrincipalAxes, "__init__", lambda self, *given: made.append(self) or init(self, *given)
-    )
-    monkeypatch.setattr(classical, "_projected", {})
-    splits = split(images())
-    saved = [classical.fit(trial("rf", seed, n_estimators=2), splits, keep=True) for seed in range(2)]
-    assert len(made) == 1
-    assert all(torch.equal(outcome.weights["axes"], made[0].axes) for outcome in saved)
+    assert classical.features(splits, 0.8)[1] is projection
+    assert classical.features(split(images(), seed=1), 0.8)[1] is not projection
+    assert classical.features(splits, None)[0]["val"].shape == (splits.sizes["val"], 192)
 
 
 def test_trials_that_cannot_be_fitted_are_refused():
     with pytest.raises(ValueError, match="did you mean 'argmax'"):
         CCS(decode="argmx")
+    for recipe in (baselines.LogisticRegression, baselines.GradientBoosting):
+        with pytest.raises(ValueError, match="did you mean 'balanced'"):
+            recipe(class_weights="balance")
     with pytest.raises(ValueError, match=r"in \(0, 1\], or null for all pixels, got 1.5"):
         classical.fit(trial("rf", pca=1.5), split(images()))
 

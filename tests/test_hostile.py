@@ -1,6 +1,7 @@
 """Files from strangers: text stays text, targets are not imported, and inconsistent models are refused."""
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -11,12 +12,14 @@ import sys
 from functools import reduce
 from html import unescape
 from operator import getitem
+from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from sklearn.neighbors import KNeighborsClassifier
 
 import east
 from east.lab import cli, data
@@ -194,23 +197,6 @@ def edited(model, target, about=None, tensors=None):
     return target
 
 
-def circular(w):
-    """Make the first tree's root its own grandchild."""
-    left = w["net.left"].clone()
-    left[int(left[0])] = 0
-    return {"net.left": left}
-
-
-def chain(w):
-    """A tree that is one long path."""
-    nodes = 5_000
-    number = torch.arange(nodes)
-    below = (number + 1).clamp(max=nodes - 1)
-    tree = {"left": below, "right": below.clone(), "feature": 0 * number, "threshold": torch.zeros(nodes).double()}
-    tree |= {"value": torch.ones(nodes, 2).double() / 2, "roots": torch.tensor([0])}
-    return {f"net.{name}": tensor for name, tensor in tree.items()}
-
-
 def encoding(names, **others):
     """Of columns of numbers."""
     columns = [{"name": name, "kind": "numeric", "median": 0.0, "indicator": False} for name in names]
@@ -242,13 +228,8 @@ UNFIT = {
                        "expected a network of 3 classes, got one of 2"),
     "east's own class": ("ce", {"model": {"name": "custom", "target": "east.losses.MetricLoss"}}, None, "trust=true"),
     "a square scale": ("ce", {}, lambda w: {"std": w["std"][:, None].clone()}, "std: expected 9 numbers, got a tensor"),
-    "shares beyond 1": ("rf", {}, lambda w: {"net.value": w["net.value"] * 2}, "value: expected shares of at least 0"),
-    "a class twice": ("boosting", {}, lambda w: {"net.present": w["net.present"] * 0}, "present: expected each class"),
-    "a circle": ("rf", {}, circular, "expected every node's children to come after it"),
-    "a chain": ("rf", {}, chain, "expected trees of at most 1,000 levels, without cycles"),
-    "no such feature": ("rf", {}, lambda w: {"net.feature": w["net.feature"] + 99}, "feature: expected whole numbers"),
-    "a library": ("ce", {}, lambda w: {"net.text": torch.zeros(9).byte()}, "if you trust its author, use trust=true"),
-    "no such node": ("rf", {}, lambda w: {"net.right": w["net.right"] - 5}, "children to come after it"),
+    "a class twice": ("boosting", {}, lambda w: {"net.present": w["net.present"] * 0}, "present: expected ascending"),
+    "another class": ("rf", {}, lambda w: {"net.present": w["net.present"] + 1}, "present: expected numbers from"),
 }  # fmt: skip
 
 
@@ -273,6 +254,125 @@ def test_damaged_files_of_a_model_are_named(name, content, models, tmp_path):
         east.load(folder)
 
 
+def altered(folder, change, name="classifier.skops"):
+    """A saved classifier whose list of objects or arrays were changed: change(schema, arrays by file name)."""
+    with ZipFile(folder / name) as archive:
+        files = {entry: archive.read(entry) for entry in archive.namelist()}
+    schema = json.loads(files.pop("schema.json"))
+    arrays = {entry: np.load(io.BytesIO(content)) for entry, content in files.items()}
+    change(schema, arrays)
+    with ZipFile(folder / name, "w", ZIP_DEFLATED) as archive:
+        archive.writestr("schema.json", json.dumps(schema))
+        for entry, array in arrays.items():
+            buffer = io.BytesIO()
+            np.save(buffer, array)
+            archive.writestr(entry, buffer.getvalue())
+    return folder
+
+
+def objects(node, loader):
+    """The descriptions of all objects of one kind in a skops file."""
+    if isinstance(node, dict):
+        if node.get("__loader__") == loader:
+            yield node
+        node = list(node.values())
+    if isinstance(node, list):
+        for item in node:
+            yield from objects(item, loader)
+
+
+def first_tree(schema, arrays):
+    """The state of the first tree of a forest or of boosting, and the name of the file of its nodes."""
+    tree = next(objects(schema, "TreeNode"), None)
+    if tree is None:
+        tree = next(o for o in objects(schema, "ObjectNode") if o["__class__"] == "TreePredictor")
+    return tree, tree["content"]["content"]["nodes"]["file"]
+
+
+def in_nodes(field, value):
+    def change(schema, arrays):
+        name = first_tree(schema, arrays)[1]
+        arrays[name] = arrays[name].copy()
+        arrays[name][field][0] = value
+
+    return change
+
+
+def of_tree(**values):
+    """Set numbers in the state of the first tree; `outputs` is the last argument of its constructor."""
+
+    def change(schema, arrays):
+        tree = first_tree(schema, arrays)[0]
+        for name, value in values.items():
+            node = tree["__reduce__"]["args"]["content"][2] if name == "outputs" else tree["content"]["content"][name]
+            node |= {"content": str(value), "__id__": 10**6}
+
+    return change
+
+
+def another_class(schema, arrays):
+    schema["__module__"], schema["__class__"] = "sklearn.ensemble._bagging", "BaggingClassifier"
+
+
+def a_function(schema, arrays):
+    schema["content"]["content"]["predict_proba"] = {
+        "__class__": "system", "__module__": "os", "__loader__": "FunctionNode", "__id__": 10**6}  # fmt: skip
+
+
+def one_number_for_two(schema, arrays):
+    """skops would build the first object for both."""
+    one, other = list(objects(schema, "TreeNode"))[:2]
+    other["__id__"] = one["__id__"]
+
+
+def an_array_read_again(schema, arrays):
+    one, other = list(objects(schema, "TreeNode"))[:2]
+    other["content"]["content"]["nodes"]["file"] = one["content"]["content"]["nodes"]["file"]
+
+
+def a_bomb(schema, arrays):
+    arrays["zeros.npy"] = np.zeros(10**7)
+
+
+UNSOUND = {
+    "a circle": ("rf", in_nodes("left_child", 0), "expected children after their parent"),
+    "no such node": ("rf", in_nodes("right_child", 1_000_000), "expected children after their parent"),
+    "no such feature": ("rf", in_nodes("feature", 99), "features from 0 to 8"),
+    "a circle of boosting": ("boosting", in_nodes("right", 0), "expected children after their parent"),
+    "no such node of boosting": ("boosting", in_nodes("left", 2**31), "expected children after their parent"),
+    "no such feature of boosting": ("boosting", in_nodes("feature_idx", -1), "features from 0 to 8"),
+    "a split on categories": ("boosting", in_nodes("is_categorical", 1), "expected children after their parent"),
+    "fewer nodes than there are": ("rf", of_tree(node_count=1), "expected children after their parent"),
+    "more outputs than there are": ("rf", of_tree(outputs=10**9), "expected trees of one output"),
+    "another class": ("rf", another_class, "if you trust its author, use trust=true"),
+    "a function": ("rf", a_function, "it holds a os.system, which is not checked"),
+    "one number for two": ("rf", one_number_for_two, "expected a number of its own for each object"),
+    "an array read again": ("rf", an_array_read_again, "expected each array once"),
+    "a bomb": ("rf", a_bomb, "expected a file that unpacks to at most 100 times its size"),
+    "another protocol": ("rf", lambda schema, _: schema.update(protocol=0), "expected a file of skops protocol"),
+}
+
+
+@pytest.mark.parametrize("kind", UNSOUND)
+def test_an_unsound_classifier_is_refused_before_any_row_passes_through_it(kind, models, tmp_path):
+    loss, change, reason = UNSOUND[kind]
+    folder = altered(edited(models / loss, tmp_path / "model"), change)
+    with pytest.raises(DataError) as refused:
+        east.load(folder)
+    assert str(refused.value).startswith(f"{folder / 'classifier.skops'}: ")
+    assert reason in str(refused.value)
+
+
+def test_a_classifier_that_only_its_author_knows_needs_trust(models, tmp_path):
+    model = east.load(models / "rf")
+    rows = np.random.default_rng(0).normal(size=(50, 9))
+    model.net.estimator = KNeighborsClassifier().fit(rows, rows[:, 0] > 0)
+    folder = model.save(tmp_path / "model")
+    with pytest.raises(DataError, match="KNeighborsClassifier, which is not checked; if you trust its author"):
+        east.load(folder)
+    assert set(east.load(folder, trust=True).predict(people())) <= {"low", "high"}
+
+
 @pytest.mark.parametrize("name", ["model.json", "weights.safetensors"])
 def test_the_digest_detects_a_changed_model(name, models, tmp_path):
     """A changed category name, or one bit of a weight: nothing but the digest would notice."""
@@ -280,9 +380,7 @@ def test_the_digest_detects_a_changed_model(name, models, tmp_path):
     content = (folder / name).read_bytes()
     changed = content.replace(b"nurse", b"purse") if name == "model.json" else content[:-1] + bytes([content[-1] ^ 1])
     (folder / name).write_bytes(changed)
-    with pytest.raises(
-        DataError, match=r"model\.json: it or weights\.safetensors has changed since it was written; if"
-    ):
+    with pytest.raises(DataError, match=r"model\.json: it or a file beside it has changed since it was written; if"):
         east.load(folder)
     about = json.loads((folder / "model.json").read_text())
     (folder / "model.json").write_text(json.dumps({key: value for key, value in about.items() if key != "digest"}))
@@ -298,7 +396,7 @@ def test_probabilities_that_are_not_finite_raise_instead_of_giving_a_label(model
     model = east.load(models / "ce")
     with torch.no_grad():
         model.net.layers[0].weight.fill_(torch.inf)
-    with pytest.raises(DataError, match="row 1: the probabilities of this model are not finite"):
+    with pytest.raises(DataError, match="row 1: the probabilities of this model are not finite or"):
         model.predict(people())
 
 
@@ -420,12 +518,11 @@ def test_no_random_damage_to_a_model_crashes_or_changes_a_number(count, models, 
     """With random bytes changed, a model is refused by name or predicts as before."""
     dice, rows = random.Random(0), people(20)
     true = {loss: east.load(models / loss).predict_proba(rows) for loss in ("ce", "rf")}
-    folder = edited(models / "rf", tmp_path / "model")
     for number in range(count):
         loss = dice.choice(["ce", "rf"])
-        for name in ("model.json", "weights.safetensors"):
-            content = (models / loss / name).read_bytes()
-            (folder / name).write_bytes(mutated(content, dice) if (number + len(name)) % 2 else content)
+        folder = shutil.copytree(models / loss, tmp_path / str(number))
+        file = dice.choice(sorted(folder.iterdir()))
+        file.write_bytes(mutated(file.read_bytes(), dice))
         with contextlib.suppress(DataError):
             np.testing.assert_array_equal(east.load(folder).predict_proba(rows), true[loss])
 
@@ -491,17 +588,34 @@ def distorted_tensors(tensors, dice):
     return {**tensors, name: dice.choice(changes)().contiguous()}
 
 
+def distorted_object(schema, arrays, dice):
+    """A classifier with a number of its description or of an array replaced by something odd."""
+    if dice.randrange(2):
+        name = dice.choice(sorted(name for name, array in arrays.items() if array.size))
+        content = bytearray(arrays[name].tobytes())
+        position = dice.randrange(len(content))
+        content[position] = dice.randrange(256)
+        arrays[name] = np.frombuffer(bytes(content), arrays[name].dtype).reshape(arrays[name].shape)
+    else:
+        node = dice.choice(list(objects(schema, "JsonNode")))
+        node |= {"content": json.dumps(dice.choice(ODD)), "__id__": 10**6}
+
+
 @pytest.mark.parametrize("count", [60, pytest.param(1_000, marks=pytest.mark.nightly)])
 def test_no_invented_model_crashes(count, models, tmp_path):
     """Valid files with senseless values are refused by name, or give probabilities for every row."""
     dice, rows = random.Random(0), people(20)
-    folder = edited(models / "rf", tmp_path / "model")
     for number in range(count):
-        source = models / dice.choice(["ce", "rf", "boosting"])
-        about, tensors = json.loads((source / "model.json").read_text()), load_file(source / "weights.safetensors")
-        shown = {name: value for name, value in about.items() if name not in ("digest", "config", "versions")}
-        (folder / "model.json").write_text(json.dumps(distorted_json(shown, dice) if number % 2 else shown))
-        save_file(tensors if number % 2 else distorted_tensors(tensors, dice), folder / "weights.safetensors")
+        loss = dice.choice(["ce", "rf", "boosting"])
+        folder = edited(models / loss, tmp_path / str(number))
+        about, tensors = json.loads((folder / "model.json").read_text()), load_file(folder / "weights.safetensors")
+        shown = {name: value for name, value in about.items() if name not in ("config", "versions")}
+        if number % 3 == 0:
+            (folder / "model.json").write_text(json.dumps(distorted_json(shown, dice)))
+        elif number % 3 == 1 or loss == "ce":
+            save_file(distorted_tensors(tensors, dice), folder / "weights.safetensors")
+        else:
+            altered(folder, lambda schema, arrays: distorted_object(schema, arrays, dice))
         with contextlib.suppress(DataError):
             model = east.load(folder)
             p = model.predict_proba(rows)

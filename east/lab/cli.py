@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # for a command that names neither a task nor data
-IMPORTING = ("loss.metric", "loss._target_", "model.target", "score", "config_dir", "trust")  # may name the user's code
+# Settings that may name the user's own code.
+IMPORTING = ("loss.metric", "loss._target_", "loss.target", "model.target", "score", "config_dir", "trust")
 WITH_VALUE = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # Hydra flags that take a value
 FLAGS = (
     *("-h", "--help", "--version", "-m", "--multirun", "-r", "--run", *WITH_VALUE, "--resolve"),

@@ -99,7 +99,7 @@ def trained(
     """The outcomes of one population after another, each with the checkpoint to delete once they are recorded."""
     settings = job.settings
     if trials[0].config.loss.classical:
-        return (([classical.fit(t, s, keep=settings.save_model)], None) for t, s in zip(trials, splits, strict=True))
+        return (([classical.fit(t, s)], None) for t, s in zip(trials, splits, strict=True))
     return engine.train_in_turn(
         trials,
         splits,

@@ -22,7 +22,6 @@ from east.lab.training.devices import pick_device
 from east.lab.training.evaluation import check_decisions, metric_of
 from east.lab.training.objective import build_loss
 from east.lab.training.population import Trial
-from east.lab.training.portable import can_export
 
 
 @dataclass
@@ -43,7 +42,7 @@ class Run:
         check_parts(settings, loaded)
         science = settings.science(loaded.name, loaded.fingerprint)
         loss, model = with_average(science.loss, loaded.positive), science.model
-        loss = loss.but(code=code_digest(loss.target, loss.options.get("metric")))
+        loss = loss.but(code=code_digest(*own_code(loss)))
         science = science.but(loss=loss, model=model.but(code=code_digest(model.options.get("target"))))
         return cls(settings, science, notes=tuple(f"{loaded.name}: {note}" for note in loaded.notes))
 
@@ -135,11 +134,15 @@ def code_digest(*paths: str | None, edited: bool = False) -> str | None:
     return state.hexdigest() if own else None
 
 
+def own_code(loss: LossSection) -> tuple[str | None, ...]:
+    """The dotted paths of a loss that may lead to the user's own code."""
+    return (loss.target, loss.options.get("metric"), loss.options.get("target"))
+
+
 def check_code(config: Science) -> None:
     """ConfigError if this process would train with other code than that in the trial's key."""
     model = config.model.options.get("target")
-    loss = (config.loss.target, config.loss.options.get("metric"))
-    for section, paths in ((config.loss, loss), (config.model, (model,))):
+    for section, paths in ((config.loss, own_code(config.loss)), (config.model, (model,))):
         if section.code is None:
             continue
         for path in paths:
@@ -158,10 +161,8 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
     except ValueError as error:
         raise ConfigError(f"protocol.decisions: {error}") from error
     if settings.loss.classical:
-        if settings.save_model and not can_export(import_by_path(settings.loss.target)):
-            raise ConfigError(f"save_model=true: loss={settings.loss.name} cannot be saved; logistic, boosting, rf can")
         try:
-            classical.build(settings.loss)
+            classical.recipe_of(settings.loss)
         except (ValueError, TypeError) as error:
             raise ConfigError(str(error)) from error
         return

@@ -126,7 +126,7 @@ class Contestant:
     def needs_trust(self) -> bool:
         """Whether loading the model runs code from outside east: a network or library named in the command."""
         settings = self.run.settings
-        return "target" in settings.model.options or "library" in settings.loss.options
+        return "target" in settings.model.options or "target" in settings.loss.options
 
 
 def main(command: Command, _: Settings) -> int:

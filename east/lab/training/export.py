@@ -22,7 +22,8 @@ from torch import Tensor, nn
 
 from east.choices import ConfigError, install_hint
 from east.lab.files import write_atomically
-from east.lab.training import portable, saved
+from east.lab.training import saved
+from east.lab.training.classical import Fitted
 from east.losses.inputs import two_or_more
 
 FORMAT = 1
@@ -47,7 +48,7 @@ def export(model: saved.Model | Convertible | str | Path, path: str | Path) -> P
     if missing:
         raise ConfigError(f"{' and '.join(missing)} not installed: {install_hint('onnx')}")
     source = as_model(model)
-    if isinstance(source.net, portable.Portable) or source.about["kind"] == "graph":
+    if isinstance(source.net, Fitted) or source.about["kind"] == "graph":
         raise ConfigError(
             f"expected a network for tables or images (MLP, Darknet or your own), got {type(source.net).__name__}"
         )

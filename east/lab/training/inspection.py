@@ -10,7 +10,7 @@ from typing import Annotated, Any, NotRequired
 
 import torch
 from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import TypedDict
 
 from east import decisions
@@ -18,15 +18,11 @@ from east.lab import models
 from east.lab.data import Encoding
 from east.lab.data.common import Kind
 from east.lab.settings.sections import ModelSection
-from east.lab.training import portable
 from east.lab.training.scores import StoredRule
 
 MOST_CLASSES = 200_000
 MOST_INPUTS = 10**8
 MOST_LAYERS, WIDEST = 1_000, 10**7
-DEEPEST = 1_000  # levels of a tree
-# -inf rules a class out in the first two; an infinite threshold is a split on missing values.
-MAY_BE_INFINITE = ("net.intercepts", "net.baseline", "net.threshold")
 
 
 class WrongDescriptionError(ValueError):
@@ -125,10 +121,9 @@ def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], ki
         if not (flat and tensors[name].is_floating_point()):
             raise ValueError(f"{name}: expected {width} numbers, got a tensor of shape {list(tensors[name].shape)}")
     for name, tensor in tensors.items():
-        infinite = name in MAY_BE_INFINITE
-        if tensor.is_floating_point() and bool((tensor.isnan() if infinite else ~tensor.isfinite()).any()):
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
             raise ValueError(f"{name}: expected finite numbers")
-    for name in ("std", "net.pixel_std"):
+    for name in ("std", "net.projection.pixel_std"):
         if name in tensors and bool((tensors[name] == 0).any()):
             raise ValueError(f"{name.removeprefix('net.')}: expected no zeros, because inputs are divided by it")
 
@@ -151,62 +146,19 @@ def check_network(section: Mapping[str, JsonValue], state: Mapping[str, Tensor],
             raise ValueError(f"{name}: expected shape {list(expected[name].shape)}, got {list(tensor.shape)}")
 
 
-def check_portable(net: nn.Module, inputs: int, d: int) -> None:
-    """The tensors of a classical model must fit each other, its inputs and its classes, and its trees must end."""
+def check_classical(state: Mapping[str, Tensor], inputs: int, d: int) -> int:
+    """The number of features that a classical model's classifier sees; its tensors must fit inputs and classes."""
+    present = state["present"]
+    if present.dtype != torch.int64 or not torch.equal(present, present.unique()) or not 0 < len(present) <= d:
+        raise ValueError("present: expected ascending numbers of classes, each once")
+    if int(present[0]) < 0 or int(present[-1]) >= d:
+        raise ValueError(f"present: expected numbers from 0 to {d - 1}")
     width = inputs
-    axes = getattr(net, "axes", None)
-    if isinstance(axes, Tensor):
-        width = axes.shape[-1]
-        _expect_shapes(net, {"pixel_mean": (inputs,), "pixel_std": (inputs,), "axes": (inputs, width)})
-    if isinstance(net, portable.Linear):
-        _expect_shapes(net, {"coefficients": (d, width), "intercepts": (d,)})
-        return
-    if not isinstance(net, portable.Trees):
-        return  # text in the format of another library, which checks it
-    nodes = len(net.left)
-    _expect_shapes(net, {"left": (nodes,), "right": (nodes,), "feature": (nodes,), "threshold": (nodes,)})
-    for name, limit in {"left": nodes, "right": nodes, "feature": width, "roots": nodes}.items():
-        _expect_numbers(net, name, limit)
-    if isinstance(net, portable.Boosted):
-        k = len(net.baseline)
-        _expect_shapes(net, {"value": (nodes,), "classes": (1,), "present": (max(2, k),)})
-        _expect_numbers(net, "present", d)
-        if len(net.present.unique()) < len(net.present):
-            raise ValueError("present: expected each class once")
-        if int(net.classes) != d or len(net.roots) % max(1, k) or not k:
-            raise ValueError(f"baseline: expected {d} classes, and as many trees for each logit")
-    else:
-        _expect_shapes(net, {"value": (nodes, d)})
-        shares = net.value[net.left == torch.arange(nodes)]  # in the leaves
-        if bool((shares < 0).any()) or bool(((shares.sum(-1) - 1).abs() > 1e-3).any()):
-            raise ValueError("value: expected shares of at least 0 that sum to 1")
-    _check_depth(net)
-
-
-def _expect_shapes(net: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    for name, shape in shapes.items():
-        tensor = getattr(net, name, None)
-        if tensor is None or tuple(tensor.shape) != shape:
-            raise ValueError(
-                f"{name}: expected shape {list(shape)}, got {tensor if tensor is None else list(tensor.shape)}"
-            )
-
-
-def _expect_numbers(net: nn.Module, name: str, limit: int) -> None:
-    """The tensor must hold whole numbers from 0 to limit - 1."""
-    tensor = getattr(net, name)
-    whole = tensor.dtype == torch.int64 and tensor.ndim == 1 and tensor.numel() > 0
-    if not whole or int(tensor.min()) < 0 or int(tensor.max()) >= limit:
-        raise ValueError(f"{name}: expected whole numbers from 0 to {limit - 1}")
-
-
-def _check_depth(trees: portable.Trees) -> None:
-    """Every path from a root must end in a leaf: a tree with a cycle would never return."""
-    level = trees.roots.unique()
-    for _ in range(DEEPEST):
-        below = torch.cat((trees.left[level], trees.right[level])).unique()
-        inner = (trees.left[below] != below) | (trees.right[below] != below)
-        level = below[inner]
-        if not len(level):
-            return
-    raise ValueError(f"left and right: expected trees of at most {DEEPEST:,} levels, without cycles")
+    shapes: dict[str, tuple[int, ...]] = {"present": (len(present),)}
+    if "projection.axes" in state:
+        width = state["projection.axes"].shape[-1]
+        shapes |= {f"projection.{name}": (inputs,) for name in ("pixel_mean", "pixel_std")}
+        shapes["projection.axes"] = (inputs, width)
+    if {name: tuple(tensor.shape) for name, tensor in state.items()} != shapes:
+        raise ValueError(f"expected tensors of the shapes {shapes}")
+    return width

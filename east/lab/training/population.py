@@ -80,6 +80,7 @@ class Outcome:
     probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: float32 [n, d]
     labels: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: int64 [n]
     weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
+    fitted: nn.Module | None = None  # a classical model
 
     @property
     def order(self) -> tuple[float, float]:

@@ -1,11 +1,11 @@
-"""Trained classifiers on disk: a folder of weights.safetensors and model.json, with all that is needed for new rows.
+"""Trained classifiers on disk: a folder of model.json, weights.safetensors and, for classical models, classifier.skops.
 
     model = east.load("results/models/csv-f1-0a1b2c3d4e5f-seed0")
     model.predict_proba(frame)
 
 Nothing is pickled: loading a model runs no foreign code unless you say that you trust it. With trust, a custom network
-(model=custom) is imported by name, and a model of a boosting library is read by that library. Weights, scaling and
-trees are tensors; classes, columns, encoding and decision rule are plain JSON.
+(model=custom) is imported by name, and a classifier of any class is built. Weights and scaling are tensors; classes,
+columns, encoding and decision rule are plain JSON.
 """
 
 import hashlib
@@ -15,7 +15,6 @@ import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import repeat
 from math import prod
 from pathlib import Path
@@ -23,7 +22,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -35,7 +33,8 @@ from east.lab.data.common import DataError, Kind, Splits, Table
 from east.lab.data.encoding import Numeric, typed_columns
 from east.lab.files import read_regular, replace_folder, temporary_name
 from east.lab.settings.sections import ModelSection, Science
-from east.lab.training import inspection, portable
+from east.lab.training import inspection, untrusted
+from east.lab.training.classical import Fitted, Projection
 from east.lab.training.devices import pick_device
 from east.lab.training.inspection import About
 from east.lab.training.population import Outcome
@@ -46,7 +45,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 FORMAT = 1
-ABOUT, WEIGHTS = "model.json", "weights.safetensors"
+ABOUT, WEIGHTS, CLASSIFIER = "model.json", "weights.safetensors", "classifier.skops"
 MOST_BYTES = 1 << 28  # of model.json
 ROWS = 4096  # of a table that pass through a network at once
 FILE_ROWS = 50_000  # of a file in memory at once
@@ -92,9 +91,10 @@ class Model:
                 batch = (batch.float() / 255 - mean[:, None, None]) / std[:, None, None]
             results.append(probabilities(self.net, batch.to(self.device)).cpu())
         result = torch.cat(results) if results else torch.zeros(0, len(self.classes))
-        if not result.isfinite().all():
-            row = int((~result.isfinite()).flatten(1).any(1).nonzero()[0])
-            raise DataError(f"row {row + 1}: the probabilities of this model are not finite; its weights are unusable")
+        wrong = ~((result >= 0) & result.isfinite()) | ((result.sum(-1, keepdim=True) - 1).abs() > 1e-3)
+        if wrong.any():
+            row = int(wrong.flatten(1).any(1).nonzero()[0])
+            raise DataError(f"row {row + 1}: the probabilities of this model are not finite or do not sum to 1")
         return result.numpy()
 
     def predict(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> np.ndarray:
@@ -135,7 +135,9 @@ class Model:
         temporary.mkdir(parents=True)
         try:
             (temporary / WEIGHTS).write_bytes(save(self.tensors))  # save_file would make it unreadable to other users
-            about = {**self.about, "digest": digest(self.about, temporary / WEIGHTS)}
+            if isinstance(self.net, Fitted):
+                (temporary / CLASSIFIER).write_bytes(untrusted.dump(self.net.estimator))
+            about = {**self.about, "digest": digest(self.about, temporary)}
             (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -148,7 +150,7 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
     """A saved model, ready to predict. Everything in its files is checked before anything is computed.
 
     trust: also load models that need foreign code: a custom network (model=custom), whose class is imported, or a
-    model of XGBoost, LightGBM or CatBoost, which those libraries read.
+    classifier of another class than those of `loss=logistic`, boosting, rf and ccs, which is not checked.
     """
     folder = Path(path).expanduser()
     missing = [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]
@@ -162,8 +164,8 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
             got = values.get("format") if isinstance(values, dict) else type(values).__name__
             raise ValueError(f"expected a model of format {FORMAT}, got {got!r}")
         stored = values.pop("digest", None)
-        if stored not in (None, digest(values, folder / WEIGHTS)):
-            raise ValueError(f"it or {WEIGHTS} has changed since it was written; if you changed it, delete the "
+        if stored not in (None, digest(values, folder)):
+            raise ValueError("it or a file beside it has changed since it was written; if you changed it, delete the "
                              "line \"digest\"")  # fmt: skip
         about = inspection.checked_about(values)
         if "target" in about["model"] and not trust:  # even a class of east: its parameters could name anything
@@ -175,41 +177,36 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
             inspection.check_encoding(data.Encoding.from_json(about.get("encoding")), prod(about["inputs_shape"]))
         file = folder / WEIGHTS
         tensors = load_file(file)
-        if "net.text" in tensors and not trust:
-            raise ValueError("it is a model of XGBoost, LightGBM or CatBoost, which would read it unchecked; "
-                             "if you trust its author, use trust=true, or east.load(…, trust=True)")  # fmt: skip
         inspection.check_tensors(tensors, about["inputs_shape"], about["kind"])
-        check_state(about, tensors)
-        model = assembled(about, tensors, device)
+        state, classes, net = network_state(tensors), len(about["classes"]), None
+        if (folder / CLASSIFIER).is_file():
+            width = inspection.check_classical(state, prod(about["inputs_shape"]), classes)
+            file = folder / CLASSIFIER
+            projection = {name.removeprefix("projection."): tensor for name, tensor in state.items()}
+            net = Fitted(untrusted.load(file, width, trust), classes, state["present"],
+                         Projection(projection) if "axes" in projection else None)  # fmt: skip
+        elif "target" not in about["model"]:
+            inspection.check_network(about["model"], state, about["inputs_shape"], classes)
+        model = assembled(about, tensors, device, net)
         row = np.zeros((1, *about["inputs_shape"]), np.uint8 if about["kind"] == "image" else np.float32)
         width = model.predict_proba(row).shape[-1]
         if width != len(about["classes"]):
             raise ValueError(f"expected a network of {len(about['classes'])} classes, got one of {width}")
-    except (DataError, ValueError, TypeError, KeyError, RuntimeError, OSError, SafetensorError) as error:
+    except Exception as error:  # a damaged file can make the libraries raise anything
         reason = (str(error) or type(error).__name__).splitlines()[0]
         where = folder / ABOUT if isinstance(error, inspection.WrongDescriptionError) else file
         raise DataError(f"{where}: {reason}") from error
     return model
 
 
-def digest(about: Mapping[str, object], weights: Path) -> str:
-    """A hash of both files of a model, to detect damage such as a flipped bit, not forgery. Early models have none."""
-    with open(weights, "rb") as file:
-        state = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16))
+def digest(about: Mapping[str, object], folder: Path) -> str:
+    """A hash of all files of a model, to detect damage such as a flipped bit, not forgery. Early models have none."""
+    state = hashlib.blake2b(digest_size=16)
+    for path in (folder / WEIGHTS, folder / CLASSIFIER):
+        if path.is_file():
+            state.update(path.read_bytes())
     state.update(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode())
     return state.hexdigest()
-
-
-def check_state(about: About, tensors: Mapping[str, Tensor]) -> None:
-    """ValueError unless the weights fit the model that `about` describes. A custom network is not checked here."""
-    if "target" in about["model"]:
-        return
-    state, shape, count = network_state(tensors), about["inputs_shape"], len(about["classes"])
-    classical = portable.build(state)
-    if classical is not None:
-        inspection.check_portable(classical, prod(shape), count)
-    else:
-        inspection.check_network(about["model"], state, shape, count)
 
 
 def network_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -229,14 +226,12 @@ def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
         inputs_shape=splits.train.inputs.shape[1:],
         encoding=(splits.encoding or numeric_encoding(loaded, splits)) if isinstance(loaded, Table) else None,
     )
-    state = outcome.weights
-    if not state:
-        raise ValueError(f"save_model: the fitted model of loss={config.loss.name} was not kept")
+    state = outcome.weights if outcome.fitted is None else outcome.fitted.state_dict()
     mean, std = splits.mean, splits.std
-    if "axes" in state:  # a classical model of images standardises pixels itself, from bytes
+    if "projection.axes" in state:  # it standardises pixels itself, from bytes
         mean, std = torch.zeros(3), torch.full((3,), 1 / 255)
     tensors = {"mean": mean, "std": std} | {f"net.{name}": t.cpu() for name, t in state.items()}
-    return assembled(about, {name: t.clone().contiguous() for name, t in tensors.items()}, "cpu")
+    return assembled(about, {name: t.clone().contiguous() for name, t in tensors.items()}, "cpu", outcome.fitted)
 
 
 def description(
@@ -269,16 +264,13 @@ def description(
     }
 
 
-def assembled(about: About, tensors: Mapping[str, Tensor], device: str) -> Model:
-    """The model of a description and its tensors."""
-    state = network_state(tensors)
-    custom = "target" in about["model"]
-    net: nn.Module | None = None if custom else portable.build(state)
+def assembled(about: About, tensors: Mapping[str, Tensor], device: str, net: nn.Module | None = None) -> Model:
+    """The model of a description and its tensors. net: a classical model; None: a network, built from both."""
     if net is None:
-        if custom:
+        if "target" in about["model"]:
             check_custom(str(about["model"]["target"]))
         net = models.build(ModelSection.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
-        net.load_state_dict(state)
+        net.load_state_dict(network_state(tensors))
     chosen = pick_device(device)
     return Model(about, dict(tensors), net.eval().to(chosen), chosen)
 
@@ -308,7 +300,7 @@ def as_tensor(rows: "np.ndarray | Tensor") -> Tensor:
 @torch.no_grad()
 def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
     """Probabilities [n, ..., d], d >= 2, in float32."""
-    if isinstance(net, portable.Portable):
+    if isinstance(net, Fitted):
         return net(inputs)
     logits = net(inputs).float()
     return two_or_more(logits).softmax(-1)

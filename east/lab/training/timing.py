@@ -69,11 +69,12 @@ def trial_seconds(config: Science, size: Size, epochs: float, device: torch.devi
 
 def fit_seconds(config: Science, splits: Splits) -> float:
     """Seconds of fitting and evaluating a classical model; one without a number of trees counts as immediate."""
-    options = inspect.signature(import_by_path(config.loss.target)).parameters
+    parameters = inspect.signature(import_by_path(config.loss.target)).parameters
+    options = {name: parameter.default for name, parameter in parameters.items()} | config.loss.arguments
     name = next((name for name in ("n_estimators", "iterations") if name in options), None)
     if name is None:
         return 0.0
-    trees = config.loss.arguments.get(name, options[name].default)
+    trees = options[name]
     few, many = (seconds_of_trees(config, name, number, splits) for number in TREES)
     each = max((many - few) / (TREES[1] - TREES[0]), many / TREES[1] / 4)  # a slow first fit makes the difference small
     return few + each * (trees if isinstance(trees, int) else max(trees))
