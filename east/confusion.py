@@ -68,6 +68,14 @@ class Confusion:
     def classes(self) -> int:
         return self.diagonal.shape[-1]
 
+    def to(self, dtype: torch.dtype) -> "Confusion":
+        """The counts in another dtype."""
+        if self.diagonal.dtype == dtype:
+            return self
+        counts = (self.diagonal, self.actual, self.predicted, self.missed, self.false_positives)
+        diagonal, actual, predicted, *errors = (x.to(dtype) for x in counts)
+        return Confusion(diagonal, actual, predicted, lambda: self.matrix.to(dtype), *errors)
+
     @classmethod
     def from_memberships(cls, memberships: Tensor, labels: Tensor, weights: Tensor | None = None) -> "Confusion":
         """Soft counts of memberships [..., n, d] (rows sum to 1) and labels [..., n]. Def. 5.5, arXiv 2405.20954.

@@ -1,23 +1,28 @@
 """Scores of a Confusion, hard or soft, for training and evaluation alike. METRICS lists them by name.
 
-Each is f(confusion, **parameters) -> Tensor[...], one number per leading index, larger is better. A denominator of at
-most MIN_SHARE of the total counts as 0, and x/0 scores 0 with a gradient of 0 (`divisor`). This gives 0/0 the score of
-scikit-learn, keeps gradients finite, and makes scores independent of the scale of the counts. Counts that are
-differences are computed without cancellation and clamped to their range.
+Each is f(confusion, **parameters) -> Tensor[...], one number per leading index, larger is better. Those decorated with
+`scored` are written as functions that return slopes as well, and accept counts that are NumPy arrays or tensors.
+
+A denominator of at most MIN_SHARE of the total counts as 0, and x/0 scores 0 with a gradient of 0 (`divisor`). This
+gives 0/0 the score of scikit-learn, keeps gradients finite, and makes scores independent of the scale of the counts.
+Small differences of counts are summed without cancellation, and all scores are computed in float64.
 `average`: macro (mean over classes), weighted (by class frequency), positive (one class), micro (counts summed over
 classes), none (one number per class).
-`absent`: whether a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954) or is ignored.
+`absent`: a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954), or is left out (ignore).
 """
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from functools import wraps
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from east.arrays import Array, at_least, at_most, class_sum, constant, indicator, library_of, widest_float
 from east.choices import choose, import_by_path
-from east.confusion import Confusion, dtype_of_sums, sum_of_others
+from east.confusion import Confusion
 
 MIN_SHARE = 1e-12  # a denominator of at most this share of the total counts as 0
 RECALL_FLOOR = 1e-6  # a recall below this has no gradient in the geometric mean
@@ -28,9 +33,32 @@ AVERAGES = ("macro", "weighted", "positive", "micro", "none")
 ABSENT = ("zero", "ignore")
 
 
-def divisor(whole: Tensor, total: Tensor | float = 0.0) -> Tensor:
+class Sloped(NamedTuple):
+    """A score [...] and its slopes: the derivatives [..., d] (or broadcastable) by diagonal and predicted counts.
+
+    The actual counts are fixed: when the diagonal grows, `missed` falls by as much. A constant added to the slopes by
+    predicted counts changes nothing, as the memberships of a sample sum to 1; such constants are dropped.
+    """
+
+    value: Array
+    by_diagonal: Array = 0.0
+    by_predicted: Array = 0.0
+
+
+def scored(function: Callable[..., Sloped]) -> Metric:
+    """The metric of a function that also returns slopes; `WITH_SLOPES` finds that function again."""
+
+    @wraps(function)
+    def metric(c: Confusion, *arguments: Any, **parameters: Any) -> Tensor:
+        dtype = c.diagonal.dtype
+        return function(c.to(widest_float(c.diagonal)), *arguments, **parameters).value.to(dtype)
+
+    return metric
+
+
+def divisor(whole: Array, total: Array | float = 0.0) -> Array:
     """A denominator, infinite where it is at most MIN_SHARE of the total: quotients and their gradients are 0 there."""
-    return whole.masked_fill(whole <= MIN_SHARE * total, torch.inf)
+    return library_of(whole).where(whole <= MIN_SHARE * total, np.inf, whole)
 
 
 def ratio(part: Tensor, whole: Tensor, total: Tensor | float = 0.0) -> Tensor:
@@ -38,187 +66,206 @@ def ratio(part: Tensor, whole: Tensor, total: Tensor | float = 0.0) -> Tensor:
     return part / divisor(whole, total)
 
 
-def averaged(part: Tensor, whole: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
-    """The average [...] over classes of part / whole [..., d]; "micro" divides the sums instead."""
-    if average == "micro":
-        return ratio(part.sum(-1), whole.sum(-1), c.total)
-    return average_over_classes(ratio(part, whole, c.total.unsqueeze(-1)), c, average, positive, absent)
+def present_classes(c: Confusion) -> Array:
+    """1 for a class [..., d] that has more than MIN_SHARE of the samples, else 0."""
+    return indicator(c.actual > MIN_SHARE * class_sum(c.actual), c.actual)
 
 
-def average_over_classes(values: Tensor, c: Confusion, average: str, positive: int, absent: str) -> Tensor:
-    """The average [...] of values [..., d]; average="none" returns the values unchanged."""
-    if average == "none":
-        return values
-    if average == "positive":
-        return values[..., checked_class(positive, c.classes)]
-    shares = class_shares(c, average, absent)
-    return values.mean(-1) if isinstance(shares, float) else (values * shares).sum(-1)
-
-
-def class_shares(c: Confusion, average: str, absent: str) -> float | Tensor:
-    """The weight of each class in an average: one number for all classes, or weights [..., d]."""
-    if average == "macro" and absent == "zero":
-        return 1 / c.classes
-    if average == "macro" and choose("absent", absent, ABSENT):
-        present = present_classes(c).to(c.actual.dtype)
-        return present / present.sum(-1, keepdim=True).clamp_min(1)
+def class_shares(c: Confusion, average: str, positive: int, absent: str) -> Array:
+    """The weight of each class in an average: one number for all, or weights [..., d]."""
+    if average in ("macro", "none"):
+        if choose("absent", absent, ABSENT) == "zero":
+            return 1 / c.classes
+        present = present_classes(c)
+        return present / at_least(class_sum(present), 1)
     if average == "weighted":
-        return ratio(c.actual, c.total.unsqueeze(-1))
-    raise ValueError(choose("average", average, AVERAGES))
+        return c.actual / divisor(class_sum(c.actual))
+    if choose("average", average, AVERAGES) == "positive" and -c.classes <= positive < c.classes:
+        if isinstance(c.actual, Tensor):
+            return torch.arange(c.classes, device=c.actual.device) == positive % c.classes
+        return np.arange(c.classes) == positive % c.classes
+    raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
 
 
-def checked_class(positive: int, classes: int) -> int:
-    if not -classes <= positive < classes:
-        raise ValueError(f"positive class {positive} does not exist: expected 0 to {classes - 1}")
-    return positive
+def share_of_hits(
+    c: Confusion,
+    weights: tuple[Array, Array, Array],
+    average: str,
+    positive: int,
+    absent: str,
+    negatives: bool = False,
+) -> Sloped:
+    """The average over classes of g hits / (g hits + a missed + b false positives), with weights (g, a, b).
+
+    The hits of a class are the diagonal, or with `negatives` the true negatives.
+    """
+    gain, of_missed, of_false = weights
+    missed, false_positives, total = c.missed, c.false_positives, class_sum(c.actual)
+    part = gain * (at_least(total - c.actual - false_positives, 0.0) if negatives else c.diagonal)
+    whole = part + of_missed * missed + of_false * false_positives
+    if average == "micro":
+        part, whole, shares = class_sum(part), class_sum(whole), 1.0
+    else:
+        shares = class_shares(c, average, positive, absent)
+    whole = divisor(whole, total)
+    values, weight = part / whole, shares / whole
+    by_hits, by_false = gain * (1 - values) * weight, -of_false * values * weight
+    by_diagonal = by_hits + (of_missed + of_false) * values * weight
+    value = values if average == "none" else (values * shares).sum(-1)
+    return Sloped(value, by_diagonal, by_false - by_hits if negatives else by_false)
 
 
-def present_classes(c: Confusion) -> Tensor:
-    """Which classes [..., d] have samples: more than MIN_SHARE of the total."""
-    return c.actual > MIN_SHARE * c.total.unsqueeze(-1)
-
-
-def mean_of_present(values: Tensor, c: Confusion) -> Tensor:
-    """Mean of values [..., d] over the classes that have samples."""
-    present = present_classes(c).to(values.dtype)
-    return (values * present).sum(-1) / present.sum(-1).clamp_min(1)
-
-
-def recalls_of(c: Confusion) -> Tensor:
-    """The recall of each class [..., d], 0 for a class without samples."""
-    return ratio(c.diagonal, c.actual, c.total.unsqueeze(-1))
-
-
-def per_class_values(name: str, value: PerClass, classes: int, like: Tensor) -> float | Tensor:
-    """A number for all classes, or one per class as a tensor [d] with the dtype and device of `like`."""
-    if isinstance(value, int | float):
-        return value
-    values = torch.as_tensor(value)
-    if values.shape not in ((), (classes,)):
-        raise ValueError(f"{name}: expected a number or one per class ({classes}), got shape {tuple(values.shape)}")
-    return values.to(like)
-
-
-def accuracy(c: Confusion) -> Tensor:
+@scored
+def accuracy(c: Confusion) -> Sloped:
     """Share of correct samples (micro accuracy)."""
-    return ratio(c.diagonal.sum(-1), c.total)
+    return share_of_hits(c, (1, 1, 0), "micro", 1, "zero")
 
 
-def balanced_accuracy(c: Confusion) -> Tensor:
+@scored
+def balanced_accuracy(c: Confusion) -> Sloped:
     """Mean recall of the classes that have samples (macro accuracy)."""
-    return mean_of_present(recalls_of(c), c)
+    return share_of_hits(c, (1, 1, 0), "macro", 1, "ignore")
 
 
-def precision(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
+@scored
+def precision(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
     """Share of a class's predictions that are right."""
-    return averaged(c.diagonal, c.predicted, c, average, positive, absent)
+    return share_of_hits(c, (1, 0, 1), average, positive, absent)
 
 
-def recall(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
+@scored
+def recall(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
     """Share of a class's samples that are predicted as that class."""
-    return averaged(c.diagonal, c.actual, c, average, positive, absent)
+    return share_of_hits(c, (1, 1, 0), average, positive, absent)
 
 
+@scored
 def fbeta(
     c: Confusion, beta: PerClass = 1.0, average: str = "macro", positive: int = 1, absent: str = "zero"
-) -> Tensor:
+) -> Sloped:
     """F_beta per class, then averaged; beta < 1 prefers precision, beta > 1 recall. Eq. 2, arXiv 2405.20954.
 
-    Computed from counts, (1+b^2) TP / (b^2 actual + predicted): in terms of precision and recall it would be 0/0 where
-    this is 0.
+    Computed from counts: in terms of precision and recall it would be 0/0 where both are 0.
     """
     square = per_class_values("beta", beta, c.classes, c.diagonal) ** 2
-    return averaged((1 + square) * c.diagonal, square * c.actual + c.predicted, c, average, positive, absent)
+    return share_of_hits(c, (1 + square, square, 1), average, positive, absent)
 
 
-def f1(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
+@scored
+def f1(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
     """Harmonic mean of precision and recall."""
-    return averaged(2 * c.diagonal, c.actual + c.predicted, c, average, positive, absent)
+    return share_of_hits(c, (2, 1, 1), average, positive, absent)
 
 
-def jaccard(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
+@scored
+def jaccard(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
     """Intersection over union."""
-    return averaged(c.diagonal, c.actual + c.predicted - c.diagonal, c, average, positive, absent)
+    return share_of_hits(c, (1, 1, 1), average, positive, absent)
 
 
-def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
-    """Geometric mean of precision and recall."""
-    exact = dtype_of_sums(c.actual)  # in float32, the gradient of a root of a tiny count can overflow
-    diagonal, actual, predicted, total = (x.to(exact) for x in (c.diagonal, c.actual, c.predicted, c.total))
-    if average == "micro":
-        diagonal, actual, predicted = (x.sum(-1) for x in (diagonal, actual, predicted))
-    else:
-        total = total.unsqueeze(-1)
-    values = (diagonal * divisor(actual, total).rsqrt() * divisor(predicted, total).rsqrt()).to(c.actual.dtype)
-    return values if average == "micro" else average_over_classes(values, c, average, positive, absent)
-
-
-def specificity(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
+@scored
+def specificity(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
     """Share of the other classes' samples that are not predicted as the class."""
-    negatives = sum_of_others(c.actual)
-    return averaged_true_negatives(negatives - c.false_positives, negatives, c, average, positive, absent)
+    return share_of_hits(c, (1, 0, 1), average, positive, absent, negatives=True)
 
 
-def npv(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Tensor:
+@scored
+def npv(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
     """Negative predictive value: of the samples not predicted as the class, the share that is not of the class."""
-    rejected = sum_of_others(c.predicted)
-    return averaged_true_negatives(rejected - c.missed, rejected, c, average, positive, absent)
+    return share_of_hits(c, (1, 1, 0), average, positive, absent, negatives=True)
 
 
-def averaged_true_negatives(
-    true_negatives: Tensor, whole: Tensor, c: Confusion, average: str, positive: int, absent: str
-) -> Tensor:
-    """The average [...] over classes of true_negatives / whole [..., d]; as a difference, they can round below 0."""
+@scored
+def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
+    """Geometric mean of precision and recall, s / sqrt(t q); its slope by q is -1/2 s / (q sqrt(t q))."""
+    diagonal, actual, predicted, shares = c.diagonal, c.actual, c.predicted, 1.0
+    total = class_sum(actual)
     if average == "micro":
-        true_negatives = true_negatives.sum(-1, keepdim=True)
-    return averaged(true_negatives.clamp_min(0), whole, c, average, positive, absent)
+        diagonal, actual, predicted = (class_sum(x) for x in (diagonal, actual, predicted))
+    else:
+        shares = class_shares(c, average, positive, absent)
+    predicted = divisor(predicted, total)
+    factor = divisor(actual, total) ** -0.5 * predicted**-0.5
+    values, weight = diagonal * factor, shares * factor
+    value = values if average == "none" else (values * shares).sum(-1)
+    return Sloped(value, weight, diagonal * weight / predicted * -0.5)
 
 
-def mcc(c: Confusion) -> Tensor:
+@scored
+def mcc(c: Confusion) -> Sloped:
     """Matthews correlation; with more than two classes Gorodkin's R_K; 0 when only one class occurs or is predicted.
 
-    With s, t and q the diagonal, actual and predicted counts as shares of the total, the covariance is sum(s - t q).
-    Where q >= 1/2, s - t q is computed as t (1 - q) - missed: each form loses precision where the other is accurate.
+    With s, t and q the diagonal, actual and predicted counts as shares of the total, M = cov / sqrt(U V), where
+    cov = sum(s - t q), U = sum t (1 - t) and V = sum q (1 - q); dM/dq = (q cov / V - t) / sqrt(U V). Where q >= 1/2,
+    s - t q is computed as t (1 - q) - missed: each form loses precision where the other is accurate.
     """
-    n = divisor(c.total).unsqueeze(-1)
-    shares = torch.stack((c.actual, c.predicted)) / n
-    complement = sum_of_others(shares)
-    t, q = shares.unbind(0)
-    covariance = torch.where(q < 0.5, c.diagonal / n - t * q, t * complement[1] - c.missed / n).sum(-1)
-    variances = (shares * complement).sum(-1)
-    actual_scale, predicted_scale = divisor(variances, 1.0).rsqrt().unbind(0)
-    return (covariance * actual_scale * predicted_scale).clamp(-1, 1)
+    total = divisor(class_sum(c.actual))
+    t, q = c.actual / total, c.predicted / total
+    others = class_sum(q) - q
+    U, V = (divisor(class_sum(x), 1.0) for x in (t * (class_sum(t) - t), q * others))
+    covariance = class_sum(library_of(q).where(q < 0.5, c.diagonal / total - t * q, t * others - c.missed / total))
+    scale = U**-0.5 * V**-0.5
+    by_diagonal = scale / total
+    by_predicted = (q * (covariance / V) - t) * by_diagonal
+    return Sloped(at_least(at_most(covariance * scale, 1), -1)[..., 0], by_diagonal, by_predicted)
 
 
-def kappa(c: Confusion) -> Tensor:
+@scored
+def kappa(c: Confusion) -> Sloped:
     """Cohen's kappa: agreement beyond chance; 0 when all samples are in one cell.
 
     Computed as 1 - missed / (missed by chance): both are sums of non-negative terms, so nothing cancels.
     """
-    exact = dtype_of_sums(c.actual)  # the square of a float32 count can overflow
-    n = divisor(c.total).to(exact)
-    expected = (c.actual.to(exact) * sum_of_others(c.predicted)).sum(-1) / n**2
-    missed = c.missed.sum(-1) / n
-    return beyond_chance(missed, expected, 1.0).clamp_min(-1).to(c.actual.dtype)
+    total = divisor(class_sum(c.actual))
+    expected = divisor(class_sum(c.actual / total * (class_sum(c.predicted) - c.predicted) / total), 1.0)
+    missed = class_sum(c.missed) / total
+    score = 1 - missed / expected
+    unclamped = score >= -1
+    by_predicted = unclamped * missed / expected**2 * (class_sum(c.actual) - c.actual) / total**2
+    value = at_least(score, -1) * (expected < np.inf)
+    return Sloped(value[..., 0], unclamped / (total * expected), by_predicted)
 
 
-def beyond_chance(observed: Tensor, expected: Tensor, largest: Tensor | float) -> Tensor:
-    """1 - observed / expected disagreement, and 0 where at most MIN_SHARE of the largest possible one is expected."""
-    return torch.where(expected > MIN_SHARE * largest, 1 - ratio(observed, expected, largest), 0.0)
+@scored
+def gmean(c: Confusion) -> Sloped:
+    """Geometric mean of the recalls of the classes that have samples; 0 if one of these recalls is 0.
+
+    A recall of at most RECALL_FLOOR counts as 0. The gradient is then that of the mean with recalls clamped to the
+    floor, so that the other classes keep learning.
+    """
+    xp, present = library_of(c.actual), present_classes(c)
+    count, actual = at_least(class_sum(present), 1), divisor(c.actual, class_sum(c.actual))
+    recalls = c.diagonal / actual
+    clamped = at_least(recalls, RECALL_FLOOR)
+    mean = xp.exp(class_sum(xp.log(clamped) * present) / count)
+    missed_entirely = class_sum((recalls <= RECALL_FLOOR) * present) > 0
+    value = mean - constant(mean * missed_entirely)
+    return Sloped(value[..., 0], mean / count / clamped / actual * (recalls >= RECALL_FLOOR))
+
+
+@scored
+def youden(c: Confusion) -> Sloped:
+    """Youden's J, TPR + TNR - 1; with k classes that have samples, (k balanced accuracy - 1) / (k - 1); 0 for k = 1."""
+    score = share_of_hits(c, (1, 1, 0), "macro", 1, "ignore")
+    k = class_sum(present_classes(c))
+    scale = (k > 1) / at_least(k - 1, 1)
+    return Sloped((scale * (k * score.value[..., None] - 1))[..., 0], score.by_diagonal * scale * k)
 
 
 def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | None = None) -> Tensor:
     """Weighted kappa for ordered classes; `weights` [d, d] are the disagreements, by default (i-j)^2 / (d-1)^2."""
+    c, dtype = c.to(widest_float(c.diagonal)), c.diagonal.dtype
     if weights is None:
         rank = torch.arange(c.classes, dtype=c.diagonal.dtype, device=c.diagonal.device)
         disagreement = (rank.unsqueeze(-1) - rank) ** 2 / (c.classes - 1) ** 2
     else:
         disagreement = square_matrix("weights", weights, c)
-    exact = dtype_of_sums(c.actual)
-    n = divisor(c.total).to(exact)
-    observed = (disagreement * c.matrix).sum((-2, -1)) / n
-    expected = (c.actual.to(exact) * (c.predicted @ disagreement.T)).sum(-1) / n**2
-    return beyond_chance(observed, expected, disagreement.max()).to(c.actual.dtype)
+    total = divisor(c.total)
+    observed = (disagreement * c.matrix).sum((-2, -1)) / total
+    expected = (c.actual * (c.predicted @ disagreement.T)).sum(-1) / total**2
+    largest = disagreement.max()
+    score = torch.where(expected > MIN_SHARE * largest, 1 - ratio(observed, expected, largest), 0.0)
+    return score.to(dtype)
 
 
 def cost(c: Confusion, costs: Sequence[Sequence[float]] | Tensor) -> Tensor:
@@ -234,22 +281,14 @@ def square_matrix(name: str, values: Sequence[Sequence[float]] | Tensor, c: Conf
     return matrix
 
 
-def gmean(c: Confusion) -> Tensor:
-    """Geometric mean of the recalls of the classes that have samples; 0 if one of these recalls is 0.
-
-    A recall of at most RECALL_FLOOR counts as 0. The gradient is then that of the mean with recalls clamped to the
-    floor, so that the other classes keep learning.
-    """
-    recalls = recalls_of(c)
-    mean = mean_of_present(recalls.clamp_min(RECALL_FLOOR).log(), c).exp()
-    missed_entirely = ((recalls <= RECALL_FLOOR) & present_classes(c)).any(-1)
-    return mean - torch.where(missed_entirely, mean, 0.0).detach()
-
-
-def youden(c: Confusion) -> Tensor:
-    """Youden's J, TPR + TNR - 1; with k classes that have samples, (k balanced accuracy - 1) / (k - 1); 0 for k = 1."""
-    present = present_classes(c).sum(-1)
-    return torch.where(present > 1, (present * balanced_accuracy(c) - 1) / (present - 1).clamp_min(1), 0.0)
+def per_class_values(name: str, value: PerClass, classes: int, like: Array) -> Array:
+    """A number for all classes, or one per class [d], in the library, dtype and device of `like`."""
+    if isinstance(value, int | float):
+        return value
+    values = torch.as_tensor(value)
+    if values.shape not in ((), (classes,)):
+        raise ValueError(f"{name}: expected a number or one per class ({classes}), got shape {tuple(values.shape)}")
+    return values.to(like) if isinstance(like, Tensor) else values.cpu().numpy()
 
 
 METRICS: dict[str, Metric] = {
@@ -269,6 +308,11 @@ METRICS: dict[str, Metric] = {
     "recall": recall,
     "specificity": specificity,
     "youden": youden,
+}
+WITH_SLOPES: dict[Metric, Callable[..., Sloped]] = {
+    metric: metric.__wrapped__  # type: ignore[attr-defined]
+    for metric in METRICS.values()
+    if hasattr(metric, "__wrapped__")
 }
 
 

@@ -16,6 +16,7 @@ PACKAGE = ROOT / "east"
 # The rooms of the package, from the top: each may import itself and those before it.
 ROOMS = [
     "choices",
+    "arrays",
     "confusion",
     "metrics",
     "losses",

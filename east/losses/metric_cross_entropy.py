@@ -24,10 +24,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from east import metrics
+from east.arrays import Array, at_least, class_sum, fastest, indicator, library_of
 from east.choices import choose
 from east.confusion import Confusion, per_class
-from east.losses import by_hand, slopes
-from east.losses.by_hand import Array, at_least, class_sum, divisor
+from east.losses import slopes
 from east.losses.inputs import (
     IGNORE_INDEX,
     Loss,
@@ -38,7 +38,7 @@ from east.losses.inputs import (
     summed_over_ranks,
 )
 from east.losses.metric_loss import UNUSED_IN_TRIALS, MetricLoss, check_classes
-from east.metrics import ratio
+from east.metrics import divisor, ratio
 
 FORMS = ("class_weights", "soft_targets")
 COUNTS = ("training", "validation")
@@ -132,7 +132,7 @@ class MetricCrossEntropy(Loss):
             raise ValueError("floor: expected more than 0, got 0: a batch of worthless classes would have no weight")
         self.decay, self.smoothing, self.floor = decay, smoothing, floor
         self.score: Callable[[Confusion], Tensor] = partial(self.metric, **self.metric_parameters)
-        self.in_cells: bool | None = False if by_hand.covers(self.metric) else None  # None: not known yet
+        self.in_cells: bool | None = False if self.metric in metrics.WITH_SLOPES else None  # None: not known yet
         self.counts: Tensor | None = None
         self.targets: Targets | None = None  # at the current counts; None: not computed yet
 
@@ -292,21 +292,21 @@ class MetricCrossEntropy(Loss):
             worth = worth_by_cells(G)
         else:
             actual = counts[..., 1, :]
-            D, P = self.slopes_at(*smoothed_margins(by_hand.to_float64(counts), self.smoothing))
+            D, P = self.slopes_at(*smoothed_margins(fastest(counts), self.smoothing))
             if soft:
                 D, P = (torch.as_tensor(x).expand(actual.shape) for x in (D, P))
                 return soft_targets_by_margins(D, P, actual, self.floor).to(counts)
-            worth, actual = worth_by_margins(D, P), by_hand.to_float64(actual)
+            worth, actual = worth_by_margins(D, P), fastest(actual)
         weights = torch.as_tensor(class_weights(worth, actual, self.floor)).to(counts)
         return Targets(weights, weights)
 
     def slopes_at(self, diagonal: Array, actual: Array, predicted: Array) -> tuple[Array, Array]:
         """The slopes D and P [..., d] at margins [..., d]; P up to a constant that is the same for all classes."""
-        if by_hand.covers(self.metric):
-            margins = by_hand.Margins.of(diagonal, actual - diagonal, predicted - diagonal)
-            return by_hand.SLOPES[self.metric](margins, **self.metric_parameters)[1:]
+        if self.metric in metrics.WITH_SLOPES:
+            errors = actual - diagonal, predicted - diagonal
+            return slopes.by_hand(self.metric, self.metric_parameters, diagonal, *errors)[1:]
         D, P = slopes.of_margins(self.score, *map(torch.as_tensor, (diagonal, actual, predicted)))
-        return by_hand.to_float64(D), by_hand.to_float64(P)
+        return fastest(D), fastest(P)
 
     def reads_cells(self, classes: int) -> bool:
         """Whether the metric reads Confusion.matrix; tested once and remembered."""
@@ -354,9 +354,9 @@ def class_weights(worth: Array, actual: Array, floor: float) -> Array:
     """
     present = actual > 0
     worth = at_least(worth, 0.0) * present
-    mean = class_sum(worth) / at_least(class_sum(present * 1.0), 1)
+    mean = class_sum(worth) / at_least(class_sum(indicator(present, worth)), 1)
     usable = (mean > 0) & (mean < float("inf"))
-    where = by_hand.library_of(mean).where
+    where = library_of(mean).where
     return at_least(where(usable & present, worth / where(usable, mean, 1.0), 1.0), floor)
 
 

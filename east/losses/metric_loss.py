@@ -13,7 +13,7 @@ from torch import Tensor
 from east import metrics
 from east.choices import choose
 from east.confusion import Confusion, class_counts
-from east.losses import by_hand, steps, thresholds
+from east.losses import steps, thresholds
 from east.losses.closed_form import Counts
 from east.losses.inputs import (
     IGNORE_INDEX,
@@ -261,7 +261,7 @@ class MetricLoss(Loss):
         A subclass that overrides `confusion` or `value` is never fused.
         """
         overridden = type(self).confusion is not MetricLoss.confusion or type(self).value is not MetricLoss.value
-        if overridden or not by_hand.covers(self.metric) or self.threshold != "dynamic":
+        if overridden or self.metric not in metrics.WITH_SLOPES or self.threshold != "dynamic":
             return False
         return self.has_closed_form(samples) and not self.gathers()
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from east.losses import by_hand, huge_softmax, on_cpu
+from east.arrays import fastest
+from east.losses import huge_softmax, on_cpu
 from east.losses.closed_form import (
     ByClass,
     BySample,
@@ -24,6 +25,7 @@ from east.losses.closed_form import (
 from east.losses.huge_softmax import HugeSoftmax
 from east.losses.inputs import blanked, masked
 from east.losses.on_cpu import MANY_CLASSES
+from east.losses.slopes import loss_and_slopes
 from east.metrics import Metric
 
 CHUNK = 1 << 18  # entries; larger batches are counted in chunks, so that temporaries are few and stay in cache
@@ -111,6 +113,16 @@ def slopes_by_margins(by_diagonal: Tensor, by_missed: Tensor, by_false_positives
     return by_diagonal - by_missed - by_false_positives, by_false_positives
 
 
+def slopes_at(metric: Metric, parameters: Mapping[str, Any], *counts: Tensor) -> tuple[Tensor, ...]:
+    """1 - metric [...] and its slopes D and P [..., d] at counts [..., d], with their dtype and device."""
+    like = counts[0]
+    loss, *slopes = (
+        torch.as_tensor(x, device=like.device).to(like.dtype)
+        for x in loss_and_slopes(metric, parameters, *map(fastest, counts))
+    )
+    return loss, *(x.expand(like.shape) for x in slopes)
+
+
 class _LossOnCPU(Function):
     """Forward computes the gradient, backward only scales it. `counted_labels` and `counted_weights` may be masked."""
 
@@ -145,7 +157,7 @@ class _SoftMetricLoss(Function):
         in_one_chunk = counted is None or logits.numel() <= CHUNK or not counts_by_class(logits)
         if not sums_images and in_one_chunk:
             counts, state = count_batch(logits, used_labels, used_weights, step)
-            loss, D, P = by_hand.loss_and_slopes(metric, parameters, *counts)
+            loss, D, P = slopes_at(metric, parameters, *counts)
             if isinstance(state, BySample | HugeSoftmax):
                 ctx.kind, ctx.step, ctx.detach_threshold = type(state), step, detach_threshold
                 deferred = used_labels, used_weights, D, P, *state
@@ -155,7 +167,7 @@ class _SoftMetricLoss(Function):
             gradient = torch.empty_like(logits) if needs_gradient else None
             chunks, states = list(split_into_chunks(logits, used_labels, used_weights, gradient)), []
             counts = zip(*count_chunks(chunks, step, states), strict=True)
-            loss, D, P = by_hand.loss_and_slopes(metric, parameters, *(torch.stack(x).sum(0) for x in counts))
+            loss, D, P = slopes_at(metric, parameters, *(torch.stack(x).sum(0) for x in counts))
             for (_, *batch, out), state in zip(chunks, states, strict=False):  # no states without a gradient
                 result = state.gradient(Upstream(*batch, D, P, step, detach_threshold, out))
                 out.copy_(result) if result is not out else None

@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from east.losses import by_hand
+from east.losses.slopes import loss_and_slopes
 from east.losses.steps import dynamic_shape
-from east.metrics import Metric
+from east.metrics import Metric, Sloped
 
 FEW_CLASSES = 32  # rows shorter than this are slow to reduce and to search: samples lie side by side instead
 MANY_CLASSES = 2048  # from here on, huge_softmax.py saves passes over the entries
@@ -26,7 +26,7 @@ MOST_ENTRIES = 1 << 15  # with few classes; above this, torch uses several threa
 SIGNS = np.array((-1.0, 1.0))  # derivatives of z1 - z0 with respect to the two logits
 
 Array = NDArray[Any]
-SlopesAt = Callable[[Array, Array, Array], by_hand.Slopes]  # of the diagonal, missed and false positives [..., d]
+SlopesAt = Callable[[Array, Array, Array], Sloped]  # of the diagonal, missed and false positives [..., d]
 
 
 def covers(logits: Tensor) -> bool:
@@ -59,9 +59,9 @@ def loss_and_gradient(
     All labels [..., n] must be indices of classes.
     """
 
-    def loss_slopes(diagonal: Array, missed: Array, false_positives: Array) -> by_hand.Slopes:
-        loss, D, P = by_hand.loss_and_slopes_float64(metric, parameters, diagonal, missed, false_positives)
-        return by_hand.Slopes(loss[..., 0], per_class(D, diagonal.shape), per_class(P, diagonal.shape))
+    def loss_slopes(diagonal: Array, missed: Array, false_positives: Array) -> Sloped:
+        loss, D, P = loss_and_slopes(metric, parameters, diagonal, missed, false_positives)
+        return Sloped(loss, per_class(D, diagonal.shape), per_class(P, diagonal.shape))
 
     classes, z = logits.shape[-1], logits.detach().numpy()
     true = TrueClasses.from_labels(labels.numpy(), classes)
