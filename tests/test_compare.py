@@ -530,7 +530,7 @@ def test_a_page_of_many_classes_has_curves_of_the_rarest_and_their_mistakes(clas
 
 def test_minutes_shorten_networks_and_leave_out_what_does_not_fit(workplace, monkeypatch, capsys):
     cost = {"logistic": 1.0, "ce": 1000.0, "f1": 10_000.0}
-    monkeypatch.setattr(plan.Plan, "costs", lambda self: [cost[item.settings.loss.name] for item in self.items])
+    monkeypatch.setattr(plan.Plan, "costs", property(lambda self: [cost[one.settings.loss.name] for one in self.items]))
     command = [*COMPARE, "candidates=[logistic,ce,east]", "results_dir=short", "trials=1", "protocol.max_epochs=8"]
     assert cli.run([*command, "minutes=10"]) == 0
     text = capsys.readouterr().out
@@ -566,7 +566,7 @@ def test_what_ends_a_comparison_early_leaves_no_new_models(end, code, workplace,
 def test_more_than_a_day_on_a_cpu_needs_a_yes_or_a_limit(workplace, monkeypatch, capsys):
     """And the folder of the answer is found before anything is trained."""
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    monkeypatch.setattr(plan.Plan, "costs", lambda self: [100_000.0])
+    monkeypatch.setattr(plan.Plan, "costs", property(lambda self: [100_000.0]))
     reached = []
     monkeypatch.setattr(compare, "carry_out", lambda *_: reached.append(Path("days/compare").exists()) or 1 / 0)
     command = [*LOGISTIC, "results_dir=days"]

@@ -330,7 +330,7 @@ def confirmed(jobs: "Sequence[Command]") -> list[str]:
     def shorter(preset: str) -> "list[Settings]":
         return [of_run for job in training for of_run in compose.all_settings(job.but(preset=preset))]
 
-    plan.made([of_run for job in training for of_run in compose.all_settings(job)], shorter).confirmed()
+    plan.made([of_run for job in training for of_run in compose.all_settings(job)], shorter).confirm()
     return ["++yes=true"]
 
 

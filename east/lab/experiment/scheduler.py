@@ -178,18 +178,16 @@ def populations(stage: Sequence[Trial], device: torch.device, width: int) -> lis
     return parts
 
 
-def ledger_of(runs: Sequence[Run]) -> Ledger:
-    """The ledger of a command, with the records of its results folder."""
-    settings = runs[0].settings
-    return Ledger(settings, records.scan(settings.results_dir))
+def carry_out(runs: Sequence[Run], ledger: Ledger | None = None) -> list[str]:
+    """Search, select and train every run; return a line per failure, each printed as it happens.
 
-
-def carry_out(runs: Sequence[Run]) -> list[str]:
-    """Search, select and train every run; return a line per failure, each printed as it happens."""
+    ledger: that of the plan, so that the records are read once.
+    """
     settings = runs[0].settings
+    ledger = ledger or Ledger(settings, records.scan(settings.results_dir))
     failures: list[str] = []
     place = executors.choose_place(settings, any(run.settings.preset.name != "quick" for run in runs))
-    scheduler = Scheduler(runs, ledger_of(runs), place)
+    scheduler = Scheduler(runs, ledger, place)
     queue = deque(scheduler.start())
     if queue:
         check_writable(settings.results_dir)

@@ -263,9 +263,11 @@ def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.block not in filled)
 
 
-def build_all(results_dir: str | Path = "results", **options: Any) -> list[ResultTable]:
+def build_all(
+    results_dir: str | Path = "results", scanned: Iterable[Record] | None = None, **options: Any
+) -> list[ResultTable]:
     """Every table of the papers."""
-    catalogue = Catalogue(records.scan(results_dir))
+    catalogue = Catalogue(records.scan(results_dir) if scanned is None else scanned)
     return [build(name, results_dir, scanned=catalogue, **options) for name in papers_tables()]
 
 

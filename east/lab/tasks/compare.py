@@ -368,7 +368,7 @@ def settings_of(name: str, problem: Problem) -> Settings:
 
 def announced(work: plan.Plan, settings: Settings) -> list[float]:
     """Print how long the candidates take and how to limit that; more than a day on a CPU must be confirmed."""
-    costs = [cost or 0.0 for cost in work.costs()]
+    costs = [cost or 0.0 for cost in work.costs]
     total = sum(costs)
     line = f"about {duration(total)} on this machine, estimated from a few steps of each"
     if not any(any(item.todo) for item in work.items):

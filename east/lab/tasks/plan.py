@@ -1,4 +1,7 @@
-"""What a command will train, how long that takes here, and what would take less. Nothing is downloaded for it."""
+"""The plan of a command: what it trains, how long that takes here, and what would take less.
+
+Planning downloads nothing. A dry run prints the plan, any other command carries it out.
+"""
 
 import os
 import sys
@@ -6,10 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from statistics import mean, median
+from functools import cached_property, partial
+from statistics import mean
 from typing import TypeVar
 
+import pandas as pd
 import torch
 
 from east.choices import ConfigError
@@ -18,12 +22,11 @@ from east.lab.bars import duration
 from east.lab.data import DataError
 from east.lab.data.common import assign
 from east.lab.data.sources import folders
-from east.lab.experiment import executors, protocols
+from east.lab.experiment import executors, protocols, records
 from east.lab.experiment.executors import Place
 from east.lab.experiment.ledger import Ledger
 from east.lab.experiment.runs import Run, load, planned_device, split_options
-from east.lab.experiment.scheduler import Progress, ledger_of
-from east.lab.reporting import tables, writers
+from east.lab.experiment.scheduler import Progress, carry_out
 from east.lab.settings.sections import Science
 from east.lab.settings.settings import Settings
 from east.lab.training import timing
@@ -56,7 +59,6 @@ class Item:
     run: Run | None
     size: Size | None
     done: Counter[str]  # trainings on record, by stage
-    epochs: float | None = None  # that similar trials took, if any are on record
 
     @property
     def science(self) -> Science:
@@ -70,35 +72,36 @@ class Item:
 
     def seconds(self, of_trial: Callable[[Science, Size, float], float]) -> float | None:
         """Seconds of all trainings one after another, assuming that a trial takes as long as a search point."""
-        if not any(self.todo):
+        search, trials = self.todo
+        if not search + trials:
             return 0.0
+        if self.settings.loss.classical:
+            return None if (of_fit := self.fit_seconds()) is None else trials * of_fit
         if self.size is None:
             return None
-        if self.settings.loss.classical:
-            return self.todo[1] * fit if (fit := self.fit_seconds()) is not None else None
         grid = self.settings.grid() if self.settings.searched else [{}]
         points = [self.science.with_grid_point(point) for point in grid]
-        epochs = [self.epochs or timing.usual_epochs(point, self.size) for point in points]
-        each = [of_trial(point, self.size, length) for point, length in zip(points, epochs, strict=True)]
+        epochs = [timing.usual_epochs(point, self.size) for point in points]
+        each = mean(of_trial(point, self.size, length) for point, length in zip(points, epochs, strict=True))
         searches = sum(count for _, count in protocols.rounds(self.settings)) or 1
-        search, trials = self.todo
-        return mean(each) * (search * protocols.whole_searches(self.settings, epochs[0]) / searches + trials)
+        return each * (search * protocols.whole_searches(self.settings, epochs[0]) / searches + trials)
 
     def fit_seconds(self) -> float | None:
         """Seconds of fitting a classical model; None for images, and for data that are not here."""
         if self.run is None or self.size is None or self.size.kind != "table":
             return None
         loaded = load(self.settings.dataset, self.settings.data_dir)
-        return timing.fit_seconds(self.run.science, data.split(loaded, **split_options(self.settings.split.at(0))))
+        return timing.fit_seconds(self.science, data.split(loaded, **split_options(self.settings.split.at(0))))
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a command. `shorter` gives the settings of the same command under another preset."""
+    """The runs of a command and where they run. `shorter` gives the settings of the same command in another preset."""
 
     items: Sequence[Item]
     place: Place
-    shorter: Callable[[str], Sequence[Settings]]
+    ledger: Ledger
+    shorter: Callable[[str], Sequence[Settings]] = lambda preset: ()
 
     @property
     def settings(self) -> Settings:
@@ -117,88 +120,79 @@ class Plan:
         planned = planned_device(self.settings)
         return pick_device("auto") if planned.type == "cuda" and not torch.cuda.is_available() else planned
 
+    @cached_property
     def costs(self) -> list[float | None]:
-        """Seconds of each run on one slot of this machine; None if unknown."""
+        """Seconds of each run on one slot; None if unknown."""
+        if self.place.executor.gpus:
+            return [item.seconds(timing.gpu_seconds) for item in self.items]
         with one_thread(self.width > 1), bars.bar("timing a few steps"):
             of_trial = partial(timing.trial_seconds, device=self.device)
             return [item.seconds(of_trial) for item in self.items]
 
+    @property
     def seconds(self) -> float:
-        """Seconds of all runs that can be timed, where the command will run them."""
-        if self.place.executor.gpus:
-            return self.on_gpu() / self.width
-        return sum(filter(None, self.costs())) / self.width
+        """Seconds of all runs that can be timed."""
+        return sum(filter(None, self.costs)) / self.width
 
-    def on_gpu(self) -> float:
-        """Seconds on one GPU, computed from FLOPs instead of measured."""
-        networks = [item for item in self.items if not item.settings.loss.classical]
-        return sum(item.seconds(timing.gpu_seconds) or 0 for item in networks)
-
-    def runs(self, failures: list[str] | None = None) -> list[Run]:
-        """Every run with its data, downloaded if necessary.
-
-        failures: gets a line for every run that cannot be carried out; without it, the first one raises.
-        """
-        runs = [item.run or attempted(item.settings, Run.of, failures) for item in self.items]
-        return [run for run in runs if run]
-
-    def text(self) -> str:
-        """The plan as a table: what is done and how long the rest takes, on one slot."""
-        lines = [("", "search", "trials", "time left" if self.width == 1 else "time left, one at a time")]
-        costs = self.costs()
-        for name, item, cost in zip(names(self.items), self.items, costs, strict=True):
-            searches, trials = protocols.searches(item.settings), item.settings.trial_count
-            searched = f"{item.done['search']} of {searches}" if searches else "none"
-            left = "not timed" if cost is None else duration(cost)
-            note = "" if item.run else ", data not downloaded yet"
-            lines.append((name, searched, f"{item.done['trial']} of {trials}", f"{left}{note}"))
-        known = sum(filter(None, costs)) / self.width
-        total = f"time left: about {duration(known)} on this machine, {slots(self.width)}"
-        if untimed := costs.count(None):
-            total += f"; {untimed} {'runs are' if untimed > 1 else 'run is'} not timed"
-        return f"{writers.aligned(lines)}\n{total}"
-
-    def confirmed(self) -> float:
-        """Print the estimate if it is more than a minute, and return the seconds. ConfigError if the user declines.
-
-        More than a day on a CPU must be confirmed: at a prompt, or by yes=true if there is no terminal.
-        """
-        seconds = self.seconds()
-        line = f"{self.amount()}: about {duration(seconds)} {self.where()}."
-        if seconds > DAY and self.device.type == "cpu" and not self.place.executor.gpus:
-            confirm(f"{line} {self.instead(seconds)}", self.settings.yes)
-        elif seconds >= MINUTE:
-            bars.say(line, sys.stdout)
-        return seconds
-
-    def amount(self) -> str:
-        """How much there is to train."""
+    def summary(self) -> str:
+        """What is trained, how long that takes, and where."""
         search, trials = (sum(counts) for counts in zip(*(item.todo for item in self.items), strict=True))
         nets = ", ".join(dict.fromkeys(item.science.model.name for item in self.items))
         units = ((search, "search training"), (trials, "trial"))
         parts = [f"{count} {unit}{'s' if count > 1 else ''}" for count, unit in units if count]
-        return f"{' and '.join(parts) or 'nothing'} of {nets}"
+        untimed = f" (not timed: {count} of {len(self.items)} runs)" if (count := self.costs.count(None)) else ""
+        at_once = f"{self.width} at once" if self.width > 1 else "one at a time"
+        where = f"on this machine ({self.device.type}, {at_once})"
+        if self.place.executor.gpus:
+            where = f"on GPUs ({at_once}, {ASSUMED})"
+        elif self.place.executor.name in ("ray", "submitit"):
+            where = f"on cores as fast as this machine's ({at_once})"
+        return f"{' and '.join(parts) or 'nothing'} of {nets}: about {duration(self.seconds)}{untimed} {where}"
 
-    def where(self) -> str:
-        executor = self.place.executor
-        if executor.gpus:
-            return f"on GPUs ({slots(self.width)}, {ASSUMED})"
-        if executor.name in ("ray", "submitit"):
-            return f"on cores as fast as this machine's ({slots(self.width)})"
-        return f"on this machine ({self.device.type}, {slots(self.width)})"
+    def text(self) -> str:
+        """The plan as a table: what is done, and how long the rest takes on one slot."""
+        lines = []
+        for item, cost in zip(self.items, self.costs, strict=True):
+            searches, trials = protocols.searches(item.settings), item.settings.trial_count
+            searched = f"{item.done['search']} of {searches}" if searches else "none"
+            left = "not timed" if cost is None else duration(cost)
+            note = "" if item.run else ", data not downloaded yet"
+            lines.append([searched, f"{item.done['trial']} of {trials}", f"{left}{note}"])
+        table = pd.DataFrame(lines, names(self.items), ["search", "trials", "time left, one at a time"])
+        return f"{table.to_string()}\n{self.summary()}"
 
-    def instead(self, seconds: float) -> str:
-        """Suggest alternatives to a plan that takes far too long."""
+    def confirm(self) -> None:
+        """Print the estimate if it is over a minute; ConfigError if it is over a day on a CPU and the user declines."""
+        if self.seconds > DAY and self.device.type == "cpu" and not self.place.executor.gpus:
+            confirm(f"{self.summary()}. {self.instead()}", self.settings.yes)
+        elif self.seconds >= MINUTE:
+            bars.say(f"{self.summary()}.", sys.stdout)
+
+    def instead(self) -> str:
+        """What would take less: a shorter preset, or a GPU."""
         options = []
         for preset in SHORTER:
             try:
-                shorter = made(self.shorter(preset)).seconds()
+                seconds = made(self.shorter(preset), ledger=self.ledger).seconds
             except ConfigError:  # this command does not work under that preset
                 continue
-            if shorter < min(seconds / 2, DAY):
-                options.append(f"preset={preset} takes about {duration(shorter)}")
-        options.append(f"one GPU would take about {duration(self.on_gpu())} ({ASSUMED})")
-        return f"Instead: {'; '.join(options)}."
+            if seconds < min(self.seconds / 2, DAY):
+                options.append(f"preset={preset} takes about {duration(seconds)}")
+        networks = [item for item in self.items if not item.settings.loss.classical]
+        on_gpu = sum(item.seconds(timing.gpu_seconds) or 0 for item in networks)
+        return f"Instead: {'; '.join([*options, f'one GPU would take about {duration(on_gpu)} ({ASSUMED})'])}."
+
+    def carry_out(self, failures: list[str] | None = None) -> tuple[list[Run], list[str]]:
+        """Confirm, download what is missing and train; return the runs and a line per failure.
+
+        failures: gets a line for every run whose data are not available; without it, the first one raises.
+        """
+        self.confirm()
+        loaded = [item.run or attempted(Run.of, item.settings, failures) for item in self.items]
+        runs = [run for run in loaded if run]
+        for note in dict.fromkeys(note for run in runs for note in run.notes):
+            print(note, flush=True)
+        return runs, [*(failures or ()), *(carry_out(runs, self.ledger) if runs else ())]
 
 
 def confirm(line: str, yes: bool) -> None:
@@ -211,10 +205,6 @@ def confirm(line: str, yes: bool) -> None:
         bars.say(line)
         if input("Start anyway? [y/N] ").strip().lower() not in ("y", "yes"):
             raise ConfigError("not started")
-
-
-def slots(count: int) -> str:
-    return f"{count} at once" if count > 1 else "one at a time"
 
 
 @contextmanager
@@ -232,20 +222,19 @@ def made(
     settings: Sequence[Settings],
     shorter: Callable[[str], Sequence[Settings]] = lambda preset: (),
     failures: list[str] | None = None,
+    ledger: Ledger | None = None,
 ) -> Plan:
-    """The plan of the runs with these settings. Missing data are not downloaded.
-
-    shorter: the settings of the same command under another preset, or none.
-    failures: gets a line for every run that cannot be carried out; without it, the first one raises.
-    """
+    """The plan of the runs with these settings. `shorter` and `failures` are those of `Plan`."""
     if not settings:
         raise ConfigError("nothing to do")
-    items = [item for of_run in settings if (item := attempted(of_run, item_of, failures))]
+    items = [item for of_run in settings if (item := attempted(item_of, of_run, failures))]
+    ledger = ledger or Ledger(settings[0], records.scan(settings[0].results_dir))
+    items = [replace(item, done=finished(item.run, ledger)) if item.run else item for item in items]
     much_work = any(of_run.preset.name != "quick" for of_run in settings)
-    return Plan(with_records(items), executors.choose_place(settings[0], much_work), shorter)
+    return Plan(items, executors.choose_place(settings[0], much_work), ledger, shorter)
 
 
-def attempted(settings: Settings, make: Callable[[Settings], T], failures: list[str] | None) -> T | None:
+def attempted(make: Callable[[Settings], T], settings: Settings, failures: list[str] | None) -> T | None:
     """`make(settings)`, or None and a line in `failures` if that is not possible."""
     try:
         return make(settings)
@@ -275,16 +264,12 @@ def item_of(settings: Settings) -> Item:
 @contextmanager
 def offline(disable: bool) -> Iterator[None]:
     """Disable downloads in this block if `disable`."""
-    before = os.environ.get("EAST_OFFLINE")
-    if disable:
-        os.environ["EAST_OFFLINE"] = "1"
+    before = os.environ.get("EAST_OFFLINE", "")
+    os.environ["EAST_OFFLINE"] = "1" if disable else before
     try:
         yield
     finally:
-        if before is None:
-            os.environ.pop("EAST_OFFLINE", None)
-        else:
-            os.environ["EAST_OFFLINE"] = before
+        os.environ["EAST_OFFLINE"] = before
 
 
 def size_of(settings: Settings) -> Size | None:
@@ -297,24 +282,6 @@ def size_of(settings: Settings) -> Size | None:
     return size if dataset.limit is None else replace(size, rows=min(size.rows, round(0.64 * dataset.limit)))
 
 
-def with_records(items: Sequence[Item]) -> list[Item]:
-    """The items with what is on record: finished trainings, and the epochs that similar trials took."""
-    runs = [item.run for item in items if item.run]
-    if not runs:
-        return list(items)
-    ledger, similar = ledger_of(runs), defaultdict(list)
-    for record in ledger.records.values():
-        if record.status == "done" and record.epochs:
-            similar[similarity_key(record.config)].append(record.epochs)
-    result = []
-    for item in items:
-        if item.run is not None:
-            epochs = similar.get(similarity_key(item.science))
-            item = replace(item, done=finished(item.run, ledger), epochs=median(epochs) if epochs else None)
-        result.append(item)
-    return result
-
-
 def finished(run: Run, ledger: Ledger) -> Counter[str]:
     """How many trainings of a run are on record, by stage."""
     progress, done = Progress(run, ledger), Counter[str]()
@@ -325,19 +292,17 @@ def finished(run: Run, ledger: Ledger) -> Counter[str]:
             return done
 
 
-def similarity_key(config: Science) -> tuple:
-    """A key shared by trials that should take about as many epochs."""
-    limits = (config.protocol.patience, config.protocol.stage_epochs, config.protocol.max_epochs)
-    return config.dataset.name, config.dataset.limit, config.model.name, config.loss.name, *limits
-
-
 def names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
     """Names of runs, with as many of their settings as it takes to tell them apart."""
     by_name: dict[str, list[Science]] = defaultdict(list)
     for item in items:
         by_name[name(item.science)].append(item.science)
-    labels = {shared: iter(tables.labels(shared, group)) for shared, group in by_name.items()}
-    return [next(labels[name(item.science)]) for item in items]
+    if len(by_name) == len(items):
+        return list(by_name)
+    from east.lab.reporting.recorded import labels  # the machinery of large tables
+
+    labelled = {shared: iter(labels(shared, group)) for shared, group in by_name.items()}
+    return [next(labelled[name(item.science)]) for item in items]
 
 
 def name(science: Science) -> str:

@@ -1,12 +1,11 @@
 """task=reproduce: run what a paper's table still needs, then render it."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from east.choices import ConfigError, choose
+from east.lab.experiment import records
+from east.lab.experiment.ledger import Ledger
 from east.lab.experiment.runs import Run
-from east.lab.experiment.scheduler import carry_out
 from east.lab.reporting import tables
 from east.lab.settings import compose
 from east.lab.settings.command import LISTS, Command
@@ -34,29 +33,24 @@ def main(command: Command, settings: Settings) -> int:
     if changed := overrides.among(SCIENCE):
         words = " ".join(Command(changed).words)
         print(f"note: trials with {words} do not fill cells of the table; they are shown separately")
-        needed = commands_of_all_cells(name, options)
-    else:
-        needed = [missing.command for missing in tables.plan(name, settings.results_dir, **options)]
+    scanned = records.scan(settings.results_dir)
+    needed = [missing.command for missing in tables.plan(name, scanned=() if changed else scanned, **options)]
     needed = [cell for cell in needed if all(cell.get(group) in names for group, names in wanted.items())]
     print(f"{name}: {to_do(len(needed))}{', except for trials on record' if changed else ''}", flush=True)
     runs_settings = [compose.settings(cell.but(overrides.values).but(preset=preset)) for cell in needed]
     failures: list[str] = []
-    work = plan.made(runs_settings, failures=failures) if runs_settings else None
+    runs: list[Run] = []
+    ledger = Ledger(runs_settings[0] if runs_settings else settings, scanned)
+    work = plan.made(runs_settings, failures=failures, ledger=ledger) if runs_settings else None
     if work and work.items and settings.dry_run:
         print(work.text())
+    elif work and work.items:
+        runs, failures = work.carry_out(failures)
     if not settings.dry_run:
-        runs = started(work, failures) if work and work.items else []
-        print(run.results(runs, failures)[0] if changed and runs else table.text(settings, preset))
+        print(run.results(runs, ledger, failures)[0] if changed and runs else table.text(settings, preset))
     for line in failures:
         print(f"not done: {line}", file=sys.stderr)
     return 1 if failures else 0
-
-
-def commands_of_all_cells(name: str, options: Mapping[str, Any]) -> list[Command]:
-    """The commands that fill a table, each once, whatever is on record: those trials differ from what was typed."""
-    parts = tables.papers_tables() if name == "all" else [name]
-    planned = [missing.command for part in parts for missing in tables.plan(part, scanned=(), **options)]
-    return list({tuple(cell.words): cell for cell in planned}.values())
 
 
 def requested(command: Command, variant: str) -> dict[str, list[str]]:
@@ -77,11 +71,3 @@ def requested(command: Command, variant: str) -> dict[str, list[str]]:
 
 def to_do(runs: int) -> str:
     return f"{runs} run{'s' if runs > 1 else ''} to do" if runs else "every run is done"
-
-
-def started(work: plan.Plan, failures: list[str]) -> list[Run]:
-    """Carry out those runs of a plan whose data are available; add errors to `failures`."""
-    work.confirmed()
-    runs = work.runs(failures)
-    failures += carry_out(runs) if runs else []
-    return runs

@@ -1,5 +1,8 @@
 """task=table: render a table, or all tables of the papers, from the records."""
 
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from east.lab import bars
@@ -9,7 +12,6 @@ from east.lab.reporting import plots, tables, writers
 from east.lab.reporting.entries import Catalogue
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
-from east.lab.tasks.run import shown_anyway
 
 
 def main(command: Command, settings: Settings) -> int:
@@ -55,3 +57,12 @@ def text(settings: Settings, preset: str | None) -> str:
         shown += f"\nwritten to {folder}, with figures in {folder.with_name('figures')}"
     answers = [f"{tables.answer(table) or ''}\nNext: {table.next}" for table in built if table.next]
     return "\n\n".join([shown, *answers])
+
+
+@contextmanager
+def shown_anyway() -> Iterator[None]:
+    """Turn errors in writing files into warnings, so that a table is printed even in a read-only folder."""
+    try:
+        yield
+    except OSError as error:
+        warnings.warn(f"not written: {error}", stacklevel=3)
