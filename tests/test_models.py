@@ -39,15 +39,13 @@ def convolutions(module):
     return [m for m in module.modules() if isinstance(m, nn.Conv2d)]
 
 
-@pytest.mark.parametrize("outputs, millions", [(10, 19.83), (257, 20.08)])
-def test_darknet19_has_its_published_size(outputs, millions):
-    net = build({"name": "darknet19"}, (3, 32, 32), outputs)
+@pytest.mark.parametrize(
+    "name, outputs, millions", [("darknet19", 10, 19.83), ("darknet19", 257, 20.08), ("tiny_darknet", 10, 0.91)]
+)
+def test_darknets_have_their_published_size(name, outputs, millions):
+    net = build({"name": name}, (3, 32, 32), outputs)
     assert parameters(net) / 1e6 == pytest.approx(millions, abs=0.005)
-    assert len(convolutions(net)) == 19
-
-
-def test_tiny_darknet_has_its_published_size():
-    assert parameters(build({"name": "tiny_darknet"}, (3, 32, 32), 10)) / 1e6 == pytest.approx(0.91, abs=0.005)
+    assert len(convolutions(net)) == {"darknet19": 19, "tiny_darknet": 16}[name]
 
 
 @pytest.mark.parametrize("pools, side", [(None, 1), (3, 4), (0, 32)])
@@ -63,34 +61,29 @@ def test_width_scales_channels():
     assert convolutions(net)[-1].out_channels == 10
 
 
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
 @pytest.mark.parametrize(
     "model, side",
     [
-        ({"name": "darknet19", "width": 0.25}, 32),
         ({"name": "darknet19", "width": 0.25}, 64),
         ({"name": "darknet19", "width": 0.1, "pools": 4}, 16),
         ({"name": "tiny_darknet", "width": 0.5}, 16),
     ],
 )
-def test_dense_products_on_small_maps_change_neither_logits_nor_gradients(model, side, dtype, tolerance, monkeypatch):
+def test_dense_products_on_small_maps_change_neither_logits_nor_gradients(model, side, monkeypatch):
     torch.manual_seed(0)
-    net = build(model, (3, side, side), 5).to(dtype)
-    images, labels = torch.randn(32, 3, side, side, dtype=dtype), torch.randint(0, 5, (32,))
+    net = build(model, (3, side, side), 5).double()
+    images, labels = torch.randn(32, 3, side, side, dtype=torch.float64), torch.randint(0, 5, (32,))
 
     def logits_and_gradients():
         logits = net(images)
         return [logits, *torch.autograd.grad(nn.functional.cross_entropy(logits, labels), net.parameters())]
 
-    calls = []
-    monkeypatch.setattr(darknet, "dense_convolution", lambda *a: calls.append(a[0].shape[-1]) or dense_convolution(*a))
     dense = logits_and_gradients()
     monkeypatch.setattr(darknet.Convolution3x3, "forward", nn.Conv2d.forward)
     ordinary = logits_and_gradients()
-    assert calls, "no map was small enough"
-    assert set(calls) <= {1, 2}
+    assert any(not torch.equal(ours, theirs) for ours, theirs in zip(dense, ordinary, strict=True)), "no small map"
     for ours, theirs in zip(dense, ordinary, strict=True):
-        assert (ours - theirs).norm() <= tolerance * theirs.norm()
+        assert (ours - theirs).norm() <= 1e-12 * theirs.norm()
 
 
 def test_dense_products_keep_the_state_of_an_ordinary_network():
@@ -188,11 +181,6 @@ def test_a_stack_computes_what_its_modules_compute():
     torch.testing.assert_close(stack.gradient, torch.stack(theirs))
 
 
-def test_a_stack_moves_to_a_device_as_a_whole():
-    stack = Stack([MLP(6, [16, 8], 3) for _ in range(4)], "meta")
-    assert stack(torch.randn(4, 10, 6, device="meta")).shape == (4, 10, 3)
-
-
 @pytest.mark.parametrize("rates", [None, [0.5, 0.25]])
 @pytest.mark.parametrize("sizes", [[3, 5, 4, 2], [5, 4, 1], [3, 2]])
 def test_stacked_perceptrons_have_the_right_gradient(rates, sizes):
@@ -227,20 +215,6 @@ def unstacked(inputs, weights, sizes, kept, rates):
     return torch.stack(logits)
 
 
-def test_stacked_dropout_scales_what_it_keeps():
-    """As in F.dropout, every hidden unit is multiplied by 0 or 1 / (1 - rate)."""
-    torch.manual_seed(0)
-    nets, rates = [MLP(6, [16, 8], 3) for _ in range(3)], torch.tensor([0.0, 0.5, 0.9])
-    masks = Dropout(rates, [16, 8], 10).masks(torch.tensor([5, 6, 7]), 3, 10)
-    inputs = torch.randn(3, 10, 6)
-    logits = Stack(nets)(inputs, training=True, masks=masks)
-    for p, net in enumerate(nets):
-        x, scale = inputs[p], 1 / (1 - (rates[p] * 256).round() / 256)
-        for layer, kept in zip(net.layers, masks.kept, strict=False):
-            x = layer(x).relu() * kept[p] * scale
-        torch.testing.assert_close(logits[p], net.layers[-1](x), atol=1e-4, rtol=1e-4)
-
-
 def test_a_stack_gives_back_the_state_of_an_ordinary_module():
     nets = [MLP(6, [16, 8], 3) for _ in range(2)]
     states = [{k: v.clone() for k, v in net.state_dict().items()} for net in nets]
@@ -251,29 +225,21 @@ def test_a_stack_gives_back_the_state_of_an_ordinary_module():
         assert all(torch.equal(fresh.state_dict()[k], v) for k, v in state.items())
 
 
-def test_batch_norm_statistics_live_in_the_stack():
+def test_batch_norm_statistics_and_counts_live_in_the_stack():
     net = build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)
     stack = Stack([net])
     images = torch.rand(1, 8, 3, 16, 16)
     before = stack.weights[:, stack.learned :].clone()
-    loss = stack(images, training=True).square().sum()
+    for _ in range(3):
+        loss = stack(images, training=True).square().sum()
     torch.autograd.grad(loss, stack.leaves)  # despite the forward pass's new statistics
     assert not torch.equal(before, stack.weights[:, stack.learned :])
-    trained = build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)
-    trained.load_state_dict(stack.state_dict(stack.weights[0].clone()))
-    torch.testing.assert_close(trained.eval()(images[0]), stack(images)[0])
-
-
-def test_a_snapshot_keeps_its_own_number_of_batches():
-    stack = Stack([build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)])
-    images = torch.rand(1, 8, 3, 16, 16)
-    for _ in range(3):
-        stack(images, training=True)
-    snapshot = stack.weights[0].clone()
+    snapshot, expected = stack.weights[0].clone(), stack(images)[0]
     stack(images, training=True)
-    counts = {name: value for name, value in stack.state_dict(snapshot).items() if "num_batches" in name}
-    assert counts
-    assert all(value.dtype == torch.int64 and value == 3 for value in counts.values())
+    trained = build({"name": "tiny_darknet", "width": 0.1}, (3, 16, 16), 2)
+    trained.load_state_dict(stack.state_dict(snapshot))
+    torch.testing.assert_close(trained.eval()(images[0]), expected)
+    assert {int(value) for name, value in trained.state_dict().items() if "num_batches" in name} == {3}
 
 
 def test_other_modules_train_only_as_populations_of_one():

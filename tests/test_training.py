@@ -2,11 +2,6 @@
 
 import dataclasses
 import json
-import os
-import signal
-import subprocess
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,15 +10,7 @@ import torch
 
 from east.lab import data, models
 from east.lab.data.common import Part, Splits
-from east.lab.settings.sections import (
-    AnnealingSection,
-    DatasetSection,
-    Hyper,
-    LossSection,
-    ModelSection,
-    Science,
-    Training,
-)
+from east.lab.settings.sections import Hyper, ModelSection
 from east.lab.training import engine, population
 from east.lab.training import optimizer as optimizer_module
 from east.lab.training.annealing import HISTORY
@@ -32,8 +19,8 @@ from east.lab.training.engine import train
 from east.lab.training.evaluation import evaluate
 from east.lab.training.optimizer import Adam
 from east.lab.training.population import Outcome, Trial
-from east.lab.training.progress import tensorboard_writers
 from east.losses import CrossEntropy, MetricLoss
+from tests.made import science
 
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
@@ -45,13 +32,13 @@ LOSSES = {
 
 
 def config(loss="ce", model=None, schedule="none", hyper=None, annealing=None, **protocol):
-    return Science(
-        dataset=DatasetSection(name="toy", kind="table"),
-        model=ModelSection(**(model or {"name": "mlp", "hidden": [16, 8]})),
-        loss=LossSection(**LOSSES[loss]),
-        annealing=AnnealingSection(name=schedule, schedule=schedule, **(annealing or {})),
-        protocol=Training(name="east", **{"patience": 5, "max_epochs": 10, **protocol}),
-        hyper=Hyper(**{"lr": 0.01, "batch_size": 32, "dropout": 0.25, "weight_decay": 0.01, **(hyper or {})}),
+    return science(
+        dataset={"name": "toy", "kind": "table"},
+        model=model or {"name": "mlp", "hidden": [16, 8]},
+        loss=LOSSES[loss],
+        annealing={"name": schedule, "schedule": schedule, **(annealing or {})},
+        protocol={"name": "east", "patience": 5, "max_epochs": 10, **protocol},
+        hyper={"lr": 0.01, "batch_size": 32, "dropout": 0.25, "weight_decay": 0.01, **(hyper or {})},
     )
 
 
@@ -228,15 +215,12 @@ def test_each_stage_returns_to_its_best_weights_then_cools_and_stops_after_p_out
     assert outcome.best.val_loss == pytest.approx(0.4)
 
 
-def test_warm_up_uses_cross_entropy_and_does_not_count(blobs, scripted):
+def test_warm_up_does_not_count(blobs, scripted):
     # The lowest validation loss is during warm-up. Then P_in = 2 ends the only stage, which is best at epoch 4.
     scripted.losses = [[v] for v in (0.1, 0.2, 0.9, 0.8, 0.85, 0.9)]
     (warm,) = train([Trial(config("f1", patience=2, max_epochs=99, warmup=2), 0)], blobs)
     assert (warm.epochs, warm.best.epoch, warm.stopped) == (6, 4, "patience")
     assert torch.equal(scripted.starts[2], scripted.ends[1]), "goes on from the last weights of warm-up"
-    scripted.losses = [[0.5], [0.5]]
-    (plain,) = train([Trial(config("f1", max_epochs=2), 0)], blobs)
-    assert warm.history["train_loss"][:2] != plain.history["train_loss"]
 
 
 def test_warm_up_trains_like_cross_entropy(blobs):
@@ -273,12 +257,6 @@ def test_a_diverging_trial_fails_with_a_reason_and_the_others_continue(blobs):
     assert bad.epochs == len(bad.history["epoch"])
     assert close(good, train(trials[:1], blobs)[0])
     assert close(fine, train(trials[2:], blobs)[0])
-
-
-def test_a_loss_without_temperature_reports_no_temperature(blobs):
-    (outcome,) = train([Trial(config("ce", schedule="geometric", max_epochs=2), 0)], blobs)
-    assert outcome.history["temperature"] == [None, None]
-    assert outcome.best.temperature is None
 
 
 def test_single_logits_give_two_probabilities(blobs):
@@ -333,13 +311,9 @@ def test_a_users_module_trains(blobs):
     assert set(outcome.weights) == {"net.0.weight", "net.0.bias", "net.2.weight", "net.2.bias"}
 
 
-def test_small_data_keep_their_last_batch(blobs, monkeypatch):
-    step, steps = Adam.step, []
-    monkeypatch.setattr(Adam, "step", lambda self: steps.append(step(self)))
-    for batch, expected in ((256, 1), (128, 2), (200, 2), (100, 2)):  # of 256 rows; 100: the last 56 are dropped
-        train([Trial(config(hyper={"batch_size": batch}, max_epochs=1), 0)], blobs)
-        assert len(steps) == expected
-        steps.clear()
+def test_small_data_keep_their_last_batch_unless_it_is_a_single_row():
+    steps = {(256, 256): 1, (256, 200): 2, (256, 128): 2, (256, 100): 2, (257, 256): 1, (1, 256): 1}
+    assert {sizes: population.batches_of(*sizes) for sizes in steps} == steps
 
 
 def test_a_last_batch_of_one_image_is_left_out():
@@ -488,6 +462,7 @@ POPULATIONS = {
     "a loss with a state": varied("state", [{}] * 4),
     "counts of training batches": varied("f1_ce", AVERAGES),
     "counts on validation": varied("mcc_ce", AVERAGES),
+    "warm-up": varied("f1", [{"r": 0.5}, {"r": 0.8, "average": 0.9}, {"r": 0.9}], "geometric", warmup=4, max_epochs=25),
     "splits of their own": varied("ce", [{}] * 3, max_epochs=25),
 }
 
@@ -544,71 +519,21 @@ def test_a_trial_never_ends_with_its_initial_weights(blobs, monkeypatch, metric)
         assert outcome.error == "no epoch was kept: its metric on validation was never a finite number"
 
 
-@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError()])
-def test_a_checkpoint_that_could_not_be_read_for_now_is_kept(blobs, tmp_path, monkeypatch, error):
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError(), FileNotFoundError()])
+def test_a_checkpoint_that_cannot_be_read_for_now_is_kept(blobs, tmp_path, monkeypatch, error):
+    """One that another command has deleted meanwhile is not missed."""
+
     def fail(*_, **__):
         raise error
 
     trials = [Trial(config(max_epochs=4), 0)]
-    with monkeypatch.context() as patch:
-        patch.setattr(population.Population, "load", fail)
+    monkeypatch.setattr(population.Population, "load", fail)
+    if isinstance(error, FileNotFoundError):
+        assert same(*stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=2), *train(trials, blobs))
+    else:
         with pytest.raises(type(error)):
             stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=2)
-    assert [file.suffix for file in tmp_path.iterdir()] == [".safetensors"]
-    assert same(*train(trials, blobs, checkpoint=tmp_path), *train(trials, blobs))
-
-
-def test_a_checkpoint_that_another_command_deletes_is_not_missed(blobs, tmp_path, monkeypatch):
-    def gone(self, file):
-        raise FileNotFoundError(file)
-
-    monkeypatch.setattr(population.Population, "load", gone)
-    trials = [Trial(config(max_epochs=4), 0)]
-    assert same(*stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=2), *train(trials, blobs))
-    assert not list(tmp_path.glob("*.damaged"))
-
-
-KILLED = """
-import os, signal, sys, torch
-from pathlib import Path
-from east.lab.training import engine, population
-from tests.test_training import interrupted_trials, toy
-torch.set_num_threads(1)
-engine.CHECKPOINT_SECONDS = 0
-save, count = population.Population.save, 0
-def save_then_die(population, file):
-    global count
-    save(population, file)
-    count += 1
-    if count == int(sys.argv[2]):
-        os.kill(os.getpid(), signal.SIGKILL)
-population.Population.save = save_then_die
-engine.train(interrupted_trials(), toy(), checkpoint=Path(sys.argv[1]), device="cpu")
-"""
-
-
-def interrupted_trials():
-    def setting(r, average):
-        annealing, hyper = {"r": r, "patience": 2}, {"average": average}
-        return config("f1", None, "geometric", hyper, annealing, patience=2, max_epochs=25, warmup=4)
-
-    return [Trial(setting(r, average), seed) for seed, (r, average) in enumerate(((0.5, None), (0.8, 0.9), (0.9, 0.5)))]
-
-
-@pytest.mark.parametrize("saves", [3, 12])
-def test_a_trial_killed_by_kill_9_resumes_to_the_same_outcome(tmp_path, saves):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    root = Path(__file__).parent.parent
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path), str(saves)], env=environment, cwd=root)
-    assert killed.returncode == -signal.SIGKILL
-    assert len(list(tmp_path.glob("*.safetensors"))) == 1
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    resumed = train(interrupted_trials(), toy(), checkpoint=tmp_path, device="cpu")
-    whole = train(interrupted_trials(), toy(), device="cpu")
-    torch.set_num_threads(threads)
-    assert all(same(a, b) for a, b in zip(resumed, whole, strict=True))
-    assert list(tmp_path.iterdir()) == [], "a finished population leaves no checkpoint behind"
+        assert [file.suffix for file in tmp_path.iterdir()] == [".safetensors"]
 
 
 def test_a_checkpoint_is_used_only_by_its_own_trials(blobs):
@@ -660,31 +585,15 @@ def test_trials_that_cannot_train_together_are_refused(blobs, change):
         train([Trial(config(), 0), Trial(config(**change), 1)], blobs)
 
 
-def test_bad_names_are_refused(blobs):
-    with pytest.raises(ValueError, match="did you mean 'cuda'"):
-        train([Trial(config(), 0)], blobs, device="cud")
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match="'cuda' is not available here; choices: cpu"):
-            train([Trial(config(), 0)], blobs, device="cuda")
-
-
-def test_tensorboard_gets_every_epoch(blobs, tmp_path):
+def test_tensorboard_gets_every_epoch_of_trials_that_differ_only_in_cooling(blobs, tmp_path):
     pytest.importorskip("tensorboard", reason="tensorboard is not installed")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    outcomes = train([Trial(config(max_epochs=3), seed) for seed in (0, 1)], blobs, tensorboard=tmp_path)
-    folders = sorted(tmp_path.iterdir())
-    assert len(folders) == 2
-    for folder, outcome in zip(folders, outcomes, strict=True):
-        events = EventAccumulator(str(folder)).Reload()
-        assert [e.value for e in events.Scalars("val_loss")] == pytest.approx(outcome.history["val_loss"])
-
-
-def test_tensorboard_separates_settings_that_differ_only_in_cooling(tmp_path):
-    pytest.importorskip("tensorboard", reason="tensorboard is not installed")
-    trials = [Trial(config(schedule="geometric", annealing={"r": r}), 0) for r in (0.5, 0.8)]
-    with tensorboard_writers(trials, tmp_path):
-        assert len(list(tmp_path.iterdir())) == 2
+    trials = [Trial(config("f1", schedule="geometric", annealing={"r": r}, max_epochs=3), 0) for r in (0.5, 0.8)]
+    outcomes = train(trials, blobs, tensorboard=tmp_path)
+    logged = [EventAccumulator(str(folder)).Reload().Scalars("val_loss") for folder in tmp_path.iterdir()]
+    expected = sorted(outcome.history["val_loss"] for outcome in outcomes)
+    assert sorted([event.value for event in events] for events in logged) == [pytest.approx(v) for v in expected]
 
 
 @pytest.mark.slow
@@ -710,19 +619,6 @@ def test_cross_entropy_on_mammography_scores_as_published(mammography):
     settings = config("ce", PAPER, hyper={"lr": 1e-3, "batch_size": 256}, patience=10, max_epochs=100)
     for outcome in train([Trial(settings, seed) for seed in range(2)], mammography):
         assert 0.62 <= evaluate(outcome.probabilities, outcome.labels, 1)["scores"]["test"]["f1_pos"] <= 0.80
-
-
-@pytest.mark.slow
-def test_on_mammography_a_population_changes_no_score(mammography):
-    settings = config("ce", PAPER, hyper={"lr": 1e-3, "batch_size": 256}, patience=20, max_epochs=10)
-    trials = [Trial(settings, seed) for seed in range(3)]
-    for trial, outcome in list(zip(trials, train(trials, mammography), strict=True))[::2]:  # the first and the last
-        (alone,) = train([trial], mammography)
-        agree = outcome.probabilities["test"].argmax(1) == alone.probabilities["test"].argmax(1)
-        assert agree.mean() >= 0.999
-        scores = [evaluate(o.probabilities, o.labels, 1)["scores"]["test"] for o in (outcome, alone)]
-        for name in ("f1_pos", "f1_macro", "accuracy", "mcc", "auroc", "average_precision"):
-            assert scores[0][name] == pytest.approx(scores[1][name], abs=0.002)
 
 
 @pytest.mark.parametrize("loss", ["ce", "f1", "f1_ce"])

@@ -4,7 +4,7 @@ net = east.lab.models.build(ModelSection(name="mlp", hidden=[512, 256, 128]), in
 """
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
@@ -19,7 +19,8 @@ from east.lab.settings.sections import ModelSection
 
 __all__ = ["GNN", "MLP", "MODELS", "TOGETHER", "Darknet", "Stack", "build"]
 
-Shape = tuple[int, ...]  # of one sample
+MODELS = ("custom", "darknet19", "gnn", "mlp", "mlp_btg", "tiny_darknet")
+TOGETHER = ("mlp", "mlp_btg")  # models that a Stack computes many at a time
 
 
 def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropout: float = 0.0) -> nn.Module:
@@ -30,32 +31,22 @@ def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropou
     names its class; the others are in MODELS.
     """
     name = "custom" if "target" in model.options else choose("model", model.name, MODELS)
-    return MODELS[name](tuple(inputs_shape), model.outputs or outputs, dropout, **model.options)
+    shape, outputs, options = tuple(inputs_shape), model.outputs or outputs, model.options
+    if name == "custom":
+        return custom(shape, outputs, dropout, **options)
+    if name in TOGETHER:
+        return MLP(prod(shape), outputs=outputs, dropout=dropout, **options)
+    if name == "gnn":
+        if len(shape) != 2:
+            raise ValueError(f"model 'gnn' expects graphs [nodes, features], got samples of shape {list(shape)}")
+        return GNN(shape[-1], outputs, dropout=dropout, **options)
+    if len(shape) != 3 or shape[0] != 3:
+        raise ValueError(f"Darknet expects images [3, height, width], got samples of shape {list(shape)}")
+    return Darknet(TINY if name == "tiny_darknet" else DARKNET19, outputs, dropout, **options)
 
 
-def _mlp(shape: Shape, outputs: int, dropout: float, hidden: Sequence[int]) -> nn.Module:
-    if not all(isinstance(width, int) and width > 0 for width in hidden):
-        raise ValueError(f"model.hidden: expected widths of at least 1, such as [256,128], got {list(hidden)}")
-    return MLP(prod(shape), hidden, outputs, dropout)
-
-
-def _darknet(layers: list) -> Callable[..., nn.Module]:
-    def build_darknet(shape: Shape, outputs: int, dropout: float, **options: Any) -> nn.Module:
-        if len(shape) != 3 or shape[0] != 3:
-            raise ValueError(f"Darknet expects images [3, height, width], got samples of shape {list(shape)}")
-        return Darknet(layers, outputs, dropout, **options)
-
-    return build_darknet
-
-
-def _gnn(shape: Shape, outputs: int, dropout: float, **options: Any) -> nn.Module:
-    if len(shape) != 2:
-        raise ValueError(f"model 'gnn' expects graphs [nodes, features], got samples of shape {list(shape)}")
-    return GNN(shape[-1], outputs, dropout=dropout, **options)
-
-
-def _custom(
-    shape: Shape, outputs: int, dropout: float, target: str, parameters: Mapping[str, Any] | None = None
+def custom(
+    shape: tuple[int, ...], outputs: int, dropout: float, target: str, parameters: Mapping[str, Any] | None = None
 ) -> nn.Module:
     """A user's network: `target` is the dotted path of a class or function, called as
     Net(inputs_shape=…, outputs=…, **parameters), and with `dropout` if it has a parameter of that name."""
@@ -69,14 +60,3 @@ def _custom(
         )
     arguments = {"dropout": dropout} if "dropout" in accepted else {}
     return net(inputs_shape=shape, outputs=outputs, **arguments | dict(parameters or {}))
-
-
-MODELS: dict[str, Callable[..., nn.Module]] = {
-    "custom": _custom,
-    "darknet19": _darknet(DARKNET19),
-    "gnn": _gnn,
-    "mlp": _mlp,
-    "mlp_btg": _mlp,
-    "tiny_darknet": _darknet(TINY),
-}
-TOGETHER = ("mlp", "mlp_btg")  # models that a Stack computes many at a time

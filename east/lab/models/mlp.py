@@ -14,6 +14,8 @@ class MLP(nn.Module):
 
     def __init__(self, features: int, hidden: Sequence[int], outputs: int, dropout: float = 0.0):
         super().__init__()
+        if not all(isinstance(width, int) and width > 0 for width in hidden):
+            raise ValueError(f"model.hidden: expected widths of at least 1, such as [256,128], got {list(hidden)}")
         self.sizes = [features, *hidden, outputs]
         self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in pairwise(self.sizes))
         self.hidden = list(hidden)

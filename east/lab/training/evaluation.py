@@ -18,7 +18,7 @@ from east import metrics
 from east.choices import choose
 from east.confusion import Confusion
 from east.decisions import expected, tuned
-from east.lab.training.scores import DENSE_CLASSES, Cells, Evaluation, Judged, JudgedRule, Matrix, Scores
+from east.lab.training.scores import DENSE_CLASSES, Cells, Evaluation, Judged, JudgedRule, Scores
 from east.losses import AUROCLoss, MetricCrossEntropy, MetricLoss
 
 THRESHOLDS = [k / 10 for k in range(1, 10)]
@@ -43,45 +43,50 @@ def evaluate(
     truth = {part: torch.as_tensor(values) for part, values in labels.items()}
     tensors = {part: torch.as_tensor(values) for part, values in probabilities.items()}
     ranking = {part: rank_scores(tensors[part], truth[part], positive) for part in tensors}
+    val, classes = tensors["val"], tensors["val"].shape[-1]
 
-    def all_scores(c: Confusion, part: str) -> Scores:
-        extra: Scores = {"trained_for": float(trained_for(c))} if trained_for else {}
-        return scores(c, positive) | ranking[part] | extra
+    def judge(decide: Callable[[Tensor], Tensor]) -> Judged:
+        result: Judged = {"confusion": {}, "scores": {}}
+        for part, p in tensors.items():
+            predicted = decide(p)
+            c = Confusion.from_predictions(predicted, truth[part], classes)
+            few = classes <= DENSE_CLASSES
+            result["confusion"][part] = counts(c) if few else nonzero_cells(predicted, truth[part], classes)
+            extra: Scores = {"trained_for": float(trained_for(c))} if trained_for else {}
+            result["scores"][part] = scores(c, positive) | ranking[part] | extra
+        return result
 
-    def judge(predicted: Mapping[str, Tensor]) -> Judged:
-        classes = tensors["val"].shape[-1]
-        confusions = {part: Confusion.from_predictions(predicted[part], truth[part], classes) for part in predicted}
-        return {
-            "confusion": {part: matrix_of(predicted[part], truth[part], classes) for part in predicted},
-            "scores": {part: all_scores(c, part) for part, c in confusions.items()},
-        }
-
-    result: Evaluation = {**judge({part: p.argmax(-1) for part, p in tensors.items()}), "decisions": {}}
+    result: Evaluation = {**judge(lambda p: p.argmax(-1)), "decisions": {}}
     for name in decisions:
         if name in AVERAGED:
             result["decisions"][name] = over_thresholds(tensors, truth, positive, AVERAGED[name])
         else:
-            metric = decision_metric(name, positive)
-            with_labels = name.startswith(PLUGIN)
-            val = tensors["val"]
+            metric, with_labels = decision_metric(name, positive), name.startswith(PLUGIN)
             rule = tuned(val, truth["val"], metric, positive) if with_labels else expected(val, metric, positive)
-            predicted = {part: rule.decide(p) for part, p in tensors.items()}
-            result["decisions"][name] = {"rule": rule.to_json(), **judge(predicted)}
+            result["decisions"][name] = {"rule": rule.to_json(), **judge(rule.decide)}
     return result
 
 
 def scores(c: Confusion, positive: int | None) -> Scores:
-    """The scores of one hard confusion. `auroc_thresholded` is the area under the ROC curve of the 0/1 decisions."""
+    """The scores of one hard confusion; `f1_pos` is None without a positive class."""
+    values = {**score_tensors(c, positive), "gmean": metrics.gmean(c)}
+    values |= {"precision": metrics.precision(c, average="none"), "recall": metrics.recall(c, average="none")}
+    f1_pos = None if positive is None else float(metrics.f1(c, average="positive", positive=positive))
+    return {"f1_pos": f1_pos, **{name: value.tolist() for name, value in values.items()}}
+
+
+def score_tensors(c: Confusion, positive: int | None) -> dict[str, Tensor]:
+    """Scores [...] of hard confusions [...]. `auroc_thresholded` is the area under the ROC curve of the 0/1 decisions:
+
+    (recall + specificity) / 2 of the positive class, or its mean over classes.
+    """
+    average = {"average": "macro"} if positive is None else {"average": "positive", "positive": positive}
     return {
-        "f1_pos": None if positive is None else float(metrics.f1(c, average="positive", positive=positive)),
-        "f1_macro": float(metrics.f1(c)),
-        "accuracy": float(metrics.accuracy(c)),
-        "balanced_accuracy": float(metrics.balanced_accuracy(c)),
-        "mcc": float(metrics.mcc(c)),
-        "gmean": float(metrics.gmean(c)),
-        "auroc_thresholded": float(auroc_thresholded(c, positive)),
-        "precision": metrics.precision(c, average="none").tolist(),
-        "recall": metrics.recall(c, average="none").tolist(),
+        "f1_macro": metrics.f1(c),
+        "accuracy": metrics.accuracy(c),
+        "balanced_accuracy": metrics.balanced_accuracy(c),
+        "mcc": metrics.mcc(c),
+        "auroc_thresholded": (metrics.recall(c, **average) + metrics.specificity(c, **average)) / 2,
     }
 
 
@@ -101,37 +106,19 @@ def rank_scores(probabilities: Tensor, labels: Tensor, positive: int | None) -> 
     }
 
 
-def auroc_thresholded(c: Confusion, positive: int | None) -> Tensor:
-    """(recall + specificity) / 2 of the positive class, or its mean over classes."""
-    average = {"average": "macro"} if positive is None else {"average": "positive", "positive": positive}
-    return (metrics.recall(c, **average) + metrics.specificity(c, **average)) / 2
-
-
 def over_thresholds(
-    probabilities: Mapping[str, Tensor],
-    labels: Mapping[str, Tensor],
-    positive: int | None,
-    thresholds: Sequence[float] = THRESHOLDS,
+    probabilities: Mapping[str, Tensor], labels: Mapping[str, Tensor], positive: int | None, thresholds: Sequence[float]
 ) -> JudgedRule:
     """Confusions at `p >= t` for every threshold, and the mean of each score over them. Section 5, Bridging the Gap."""
-    if positive is None or probabilities["val"].shape[-1] != 2:
-        raise ValueError(f"decision 'thresholds' is for two classes, got {probabilities['val'].shape[-1]}")
+    check_decisions(["thresholds"], positive, probabilities["val"].shape[-1])
+    assert positive is not None
     result: JudgedRule = {"at": list(thresholds), "confusion": {}, "scores": {}}
     for part, p in probabilities.items():
         at = torch.tensor(thresholds, dtype=p.dtype)[:, None]
         predicted = torch.where(p[:, positive] >= at, positive, 1 - positive)
         confusions = Confusion.from_predictions(predicted, labels[part], 2)
         fbeta = partial(metrics.fbeta, confusions, average="positive", positive=positive)
-        values = {
-            "f1_pos": fbeta(1.0),
-            "f2_pos": fbeta(2.0),
-            "f3_pos": fbeta(3.0),
-            "f1_macro": metrics.f1(confusions),
-            "accuracy": metrics.accuracy(confusions),
-            "balanced_accuracy": metrics.balanced_accuracy(confusions),
-            "mcc": metrics.mcc(confusions),
-            "auroc_thresholded": auroc_thresholded(confusions, positive),
-        }
+        values = {f"f{beta}_pos": fbeta(float(beta)) for beta in (1, 2, 3)} | score_tensors(confusions, positive)
         result["confusion"][part] = counts(confusions)
         result["scores"][part] = {name: float(value.mean()) for name, value in values.items()}
     return result
@@ -186,17 +173,15 @@ def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confus
 
 
 def trains_other_metric(loss: nn.Module) -> bool:
-    """Whether the loss trains a metric that is not among the scores of every record."""
+    """True if the loss trains a metric that is not among the scores of every record."""
     if not isinstance(loss, MetricLoss | MetricCrossEntropy):
         return False
     average = loss.metric_parameters.get("average", "macro")
     return loss.metric not in SCORED or average not in ("macro", "positive")
 
 
-def matrix_of(predicted: Tensor, labels: Tensor, classes: int) -> Matrix:
-    """The confusion matrix of decisions [n]; of very many classes only its nonzero cells: all would not fit memory."""
-    if classes <= DENSE_CLASSES:
-        return counts(Confusion.from_predictions(predicted, labels, classes))
+def nonzero_cells(predicted: Tensor, labels: Tensor, classes: int) -> Cells:
+    """The confusion matrix of decisions [n] among very many classes, whose full matrix would not fit memory."""
     cells, numbers = torch.unique(labels.long() * classes + predicted, return_counts=True)
     return Cells(classes, torch.stack((cells // classes, cells % classes, numbers), 1).tolist())
 

@@ -332,18 +332,13 @@ class Population:
             tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 (not a dict)
         if about.get("digest") != digest(about.get("state", ""), tensors):
             raise ValueError("its content has changed since it was written")
-        courses, alike = COURSES.validate_python(json.loads(about["state"])), self.tensors()
-        alive = sum(course.stopped is None for course in courses)
-        for name, tensor in alike.items():
-            shape = (len(courses) if name == "result" else alive, *tensor.shape[1:])
-            if name != "loss" and tensors[name].shape != shape:
-                raise ValueError(f"{name}: expected shape {shape}, got {tuple(tensors[name].shape)}")
+        courses = COURSES.validate_python(json.loads(about["state"]))
         for annealing, course in zip(self.annealing, courses, strict=True):
             annealing.course = course
-        if "loss" in alike:
-            self.loss.set_extra_state(tensors["loss"])
-        self.result = tensors["result"]
-        self.put({name: tensors[name] for name in self.rows})
+        if "loss" in tensors:
+            self.loss.set_extra_state(tensors.pop("loss"))
+        self.result = tensors.pop("result")
+        self.put(tensors)
 
 
 def batches_of(rows: int, batch: int) -> int:

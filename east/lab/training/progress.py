@@ -13,7 +13,6 @@ from east.lab.files import temporary_name
 from east.lab.training.population import Population, Trial
 
 HEARTBEAT = 2.0  # seconds between progress reports from a worker to its parent
-REFRESH = 0.2  # seconds between two movements of a bar
 
 
 @dataclass(frozen=True)
@@ -73,33 +72,27 @@ def reporting(population: Population, output: bool | Path) -> Iterator[Callable[
     output: True shows a bar, False nothing; a file is rewritten every few seconds, for the command that waits for this
     worker, and deleted in the end.
     """
-    epoch, reported = float(max(annealing.course.epochs for annealing in population.annealing)), time.monotonic()
-    now = Epoch.of(population, epoch)
+    epoch, written = float(max(annealing.course.epochs for annealing in population.annealing)), time.monotonic()
 
     def step_done() -> None:
-        nonlocal epoch, reported, now
+        nonlocal epoch, written
         epoch += 1 / population.steps
-        if output and time.monotonic() - reported > (REFRESH if bar else HEARTBEAT):
-            reported, now = time.monotonic(), Epoch.of(population, epoch)
-            report()
+        if isinstance(output, Path) and time.monotonic() - written > HEARTBEAT:
+            Epoch.of(population, epoch).write(output)
+            written = time.monotonic()
 
-    def report() -> None:
-        if isinstance(output, Path):
-            now.write(output)
-        elif bar is not None:
-            bar.update(round(now.epoch, 1) - bar.n)
+    def describe() -> str:
+        shown.n = round(epoch, 1)
+        return Epoch.of(population, epoch).describe()
 
     with ExitStack() as resources:
-        bar = None
-        if output is True:
-            bar = resources.enter_context(bars.bar("epochs", now.max_epochs, "epoch", lambda: now.describe()))
-        try:
-            report()
-            yield step_done
-        finally:
-            if isinstance(output, Path):
-                with suppress(OSError):
-                    output.unlink(missing_ok=True)
+        now = Epoch.of(population, epoch)
+        if isinstance(output, Path):
+            now.write(output)
+            resources.callback(output.unlink, missing_ok=True)
+        elif output:
+            shown = resources.enter_context(bars.bar("epochs", now.max_epochs, "epoch", describe))
+        yield step_done
 
 
 @contextmanager
