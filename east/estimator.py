@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
@@ -58,6 +59,14 @@ LOSSES = {
 DECISIONS = ("argmax", "plugin", "expected")
 LENGTH, PATIENCE = {"steps": 3000, "epochs": 20}, {"steps": 500, "epochs": 5}  # defaults: whichever is longer
 MISSING = ("error", "median")
+RANGES: dict[str, tuple[type, float, float]] = {
+    **dict.fromkeys(("batch_size", "max_epochs", "patience", "n_init"), (Integral, 1, math.inf)),
+    "warmup": (Integral, 0, math.inf),
+    **dict.fromkeys(("validation_fraction", "cooling"), (Real, 0.001, 0.999)),
+    "lr": (Real, 1e-12, 1000),
+    "dropout": (Real, 0, 0.99),
+    "weight_decay": (Real, 0, 1000),
+}
 
 
 class EASTClassifier(ClassifierMixin, BaseEstimator):
@@ -156,19 +165,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.device = device
         self.verbose = verbose
 
-    def __repr__(self, N_CHAR_MAX: int = 700) -> str:
-        """Metric, average, loss and step, then the parameters that differ from their defaults."""
-        values = self.get_params(deep=False)
-        always = {"metric": self.metric, "average": self._average(), "loss": self.loss, "step": self.step}
-        used = {name: value for name, value in always.items() if name != "step" or self.loss == "metric"}
-        parameters = {name: value for name, value in used.items() if value is not None}
-        for name, parameter in inspect.signature(type(self)).parameters.items():
-            if name not in always and not same(values[name], parameter.default):
-                parameters[name] = values[name]
-        text = ", ".join(f"{name}={getattr(value, '__name__', repr(value))}" for name, value in parameters.items())
-        text = f"{type(self).__name__}({text})"
-        return text if len(text) <= N_CHAR_MAX else f"{text[: N_CHAR_MAX - 2]}…)"
-
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on X [n, f], numbers or a frame, and y [n], classes of any type; sample_weight [n] is at least 0.
 
@@ -183,7 +179,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
         metrics.check_leading(self._score_of(self._names()), len(self.classes_))
-        self._warn_of_class_weights()
         random = check_random_state(self.random_state)
         splits = self._split(columns, labels, weights, random)
         config = self._config(len(splits.train))
@@ -336,7 +331,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.encoding_ = Encoding((), classes=tuple(self._names()), positive=self._positive())
         self.encoding_ = self.encoding_.fitted(columns, train_rows)
         X = self.encoding_.array(columns, np.float64)
-        self.mean_, self.scale_ = moments(X[train_rows])
+        scaler = StandardScaler().fit(X[train_rows])
+        self.mean_, self.scale_ = scaler.mean_, scaler.scale_
         weighted = np.ptp(weights) > 0
 
         def part(rows: np.ndarray) -> Part:
@@ -450,7 +446,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         has_label, index = self._positive_label() is not None, self._positive()
         if has_label and "average" in accepted:
             parameters.setdefault("average", "positive")
-        of_one_class = has_label or self._average() == "positive"
+        default = accepted["average"].default if "average" in accepted else None
+        of_one_class = has_label or parameters.get("average", default) == "positive"
         is_text = any(isinstance(name, str | bytes) for name in self.classes_)  # whose order means nothing
         if of_one_class and not has_label and (index is None or is_text):
             raise ValueError(f"average='positive': expected positive=, one of the classes {self.classes_.tolist()}")
@@ -461,18 +458,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def _positive_label(self) -> Any:
         """The label of the positive class as the user gave it, or None."""
         return (self.metric_parameters or {}).get("positive") if self.positive is None else self.positive
-
-    def _average(self) -> str | None:
-        """The average that the metric will use; None for a metric without one."""
-        try:
-            metric, parameters = metrics.parse(self.metric, self.metric_parameters)
-        except ValueError:
-            return self.average
-        accepted = inspect.signature(metric).parameters
-        if "average" not in accepted:
-            return None
-        default = accepted["average"].default if self._positive_label() is None else "positive"
-        return self.average or parameters.get("average", default)
 
     def _metric_name(self) -> str:
         return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", repr(self.metric))
@@ -489,18 +474,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError(f"positive: expected one of the classes {self.classes_.tolist()}, got {label!r}")
         return classes.index(label)
 
-    def _warn_of_class_weights(self) -> None:
-        """Warn if the metric depends on recalls alone, which class weights do not change."""
-        if self.class_weight is None or self.loss == "ce":
-            return
-        metric, d = self._score_of(self._names()), len(self.classes_)
-        counts = torch.rand(d, d, generator=torch.Generator().manual_seed(0), dtype=torch.float64) + 0.5
-        heavier = counts * torch.arange(1, d + 1)[:, None]
-        values = [float(metric(Confusion.from_matrix(matrix))) for matrix in (counts, heavier)]
-        if abs(values[0] - values[1]) < 1e-9:
-            warnings.warn(f"class_weight does not change {self._metric_name()}, which depends on recalls alone; "
-                          "use loss='ce', or another metric", stacklevel=3)  # fmt: skip
-
     def _check_parameters(self) -> None:
         choose("annealing", self.annealing, SCHEDULES)
         choose("loss", self.loss, LOSSES)
@@ -510,20 +483,15 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         is_list = isinstance(self.hidden, Sequence | np.ndarray)
         if not (is_list and all(isinstance(size, Integral) and size > 0 for size in self.hidden)):
             raise ValueError(f"hidden: expected the sizes of the layers, such as (128, 64), got {self.hidden!r}")
-        for name in ("batch_size", "max_epochs", "patience", "n_init", "warmup"):
-            value, least = getattr(self, name), int(name != "warmup")
+        for name, (kind, low, high) in RANGES.items():
+            value = getattr(self, name)
             if value is None and name in ("max_epochs", "patience"):
                 continue
-            if not (isinstance(value, Integral) and int(value) >= least):
-                raise ValueError(f"{name}: expected a whole number of at least {least}, got {value!r}")
-        for name in ("validation_fraction", "cooling"):
-            value = getattr(self, name)
-            if not (isinstance(value, Real) and 0 < float(value) < 1):
-                raise ValueError(f"{name}: expected a number between 0 and 1, got {value!r}")
-        for name, low, high in (("lr", 1e-12, 1000), ("dropout", 0, 0.99), ("weight_decay", 0, 1000)):
-            value = getattr(self, name)
-            if not (isinstance(value, Real) and low <= float(value) <= high):
-                raise ValueError(f"{name}: expected a number from {low:g} to {high:g}, got {value!r}")
+            if not (isinstance(value, kind) and low <= float(value) <= high):
+                wanted = (
+                    f"a whole number of at least {low}" if kind is Integral else f"a number from {low:g} to {high:g}"
+                )
+                raise ValueError(f"{name}: expected {wanted}, got {value!r}")
 
 
 def without_gaps(targets: np.ndarray) -> np.ndarray:
@@ -533,24 +501,6 @@ def without_gaps(targets: np.ndarray) -> np.ndarray:
     if pd.isna(targets).any():
         raise ValueError("Input y contains NaN, a missing value: drop these rows")
     return targets
-
-
-def same(value: Any, default: Any) -> bool:
-    """Whether a parameter has its default value; arrays cannot be compared with ==."""
-    return value is default or (type(value) is type(default) and np.array_equal(value, default))
-
-
-def moments(X: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation of each column; a constant column gets 1.
-
-    The squares of 1e-170 and 1e200 do not fit in float64, so columns are first divided by a power of two, which rounds
-    nothing.
-    """
-    exponents = np.frexp(np.abs(X).max(0))[1]
-    near_one = np.ldexp(X, -exponents)
-    mean, std = (np.ldexp(values, exponents) for values in (near_one.mean(0), near_one.std(0)))
-    varies = (std > 0) & (np.ptp(near_one, axis=0) > 0)  # a constant's std may be a rounding error
-    return mean, np.where(varies, std, 1.0)
 
 
 def has_words(X: Any) -> bool:

@@ -142,7 +142,7 @@ def test_models_that_cannot_be_exported_are_refused(east_run, tmp_path):
     answer = east_run("task=export", "checkpoint=somewhere", f"output={tmp_path}/net.onnx")
     assert answer.code == 2
     assert "net.onnx.json exists already; force=true replaces it" in answer.err
-    with pytest.raises(ConfigError, match="its folder or a fitted EASTClassifier to export, got int"):
+    with pytest.raises(ConfigError, match="its folder or a fitted EASTClassifier, got int"):
         east.export(3, tmp_path / "three.onnx")
 
 

@@ -11,11 +11,9 @@ import copy
 import json
 import logging
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -26,17 +24,14 @@ from east.lab.training import saved
 from east.lab.training.classical import Fitted
 from east.losses.inputs import two_or_more
 
+if TYPE_CHECKING:
+    from east.estimator import EASTClassifier
+
 FORMAT = 1
 INPUT, LOGITS, PROBABILITIES = "inputs", "logits", "probabilities"
 
 
-class Convertible(Protocol):
-    """Anything that can be converted to a saved model, such as EASTClassifier."""
-
-    def to_model(self) -> saved.Model: ...
-
-
-def export(model: saved.Model | Convertible | str | Path, path: str | Path) -> Path:
+def export(model: "saved.Model | EASTClassifier | str | Path", path: str | Path) -> Path:
     """Write a network as ONNX to `path`, which must end in .onnx, and its description to the same path plus .json.
 
     model: a saved model, its folder, or a fitted EASTClassifier. Returns the path of the ONNX file.
@@ -47,7 +42,10 @@ def export(model: saved.Model | Convertible | str | Path, path: str | Path) -> P
     missing = [name for name in ("onnx", "onnxscript") if find_spec(name) is None]
     if missing:
         raise ConfigError(f"{' and '.join(missing)} not installed: {install_hint('onnx')}")
-    source = as_model(model)
+    source = saved.load(model) if isinstance(model, str | Path) else model
+    source = source if isinstance(source, saved.Model) or not hasattr(source, "to_model") else source.to_model()
+    if not isinstance(source, saved.Model):
+        raise ConfigError(f"expected a saved model, its folder or a fitted EASTClassifier, got {type(model).__name__}")
     if isinstance(source.net, Fitted) or source.about["kind"] == "graph":
         raise ConfigError(
             f"expected a network for tables or images (MLP, Darknet or your own), got {type(source.net).__name__}"
@@ -65,18 +63,6 @@ def beside(target: Path) -> Path:
     return target.with_name(f"{target.name}.json")
 
 
-def as_model(model: saved.Model | Convertible | str | Path) -> saved.Model:
-    if isinstance(model, saved.Model):
-        return model
-    if isinstance(model, str | Path):
-        return saved.load(model)
-    if hasattr(model, "to_model"):
-        return model.to_model()
-    raise ConfigError(
-        f"expected a saved model, its folder or a fitted EASTClassifier to export, got {type(model).__name__}"
-    )
-
-
 class Network(nn.Module):
     """The network to export: scaled inputs to logits and probabilities [n, d], d >= 2."""
 
@@ -92,7 +78,8 @@ class Network(nn.Module):
 def onnx_bytes(net: nn.Module, inputs_shape: list[int]) -> bytes:
     """The network as an ONNX graph for any number of rows, weights included."""
     network = Network(copy.deepcopy(net).cpu()).eval()
-    with quietly():
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it remarks on its own internals, also by warnings
+    with warnings.catch_warnings(action="ignore"):
         program = torch.onnx.export(
             network,
             (torch.zeros(2, *inputs_shape),),
@@ -104,19 +91,6 @@ def onnx_bytes(net: nn.Module, inputs_shape: list[int]) -> bytes:
         )
     assert program is not None  # only dynamo=False returns None
     return program.model_proto.SerializeToString()
-
-
-@contextmanager
-def quietly() -> Iterator[None]:
-    """Silence the exporter's remarks about its own internals."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 def description(model: saved.Model, network: str) -> dict[str, object]:

@@ -22,7 +22,6 @@ from east.lab.training.scores import StoredRule
 
 MOST_CLASSES = 200_000
 MOST_INPUTS = 10**8
-MOST_LAYERS, WIDEST = 1_000, 10**7
 
 
 class WrongDescriptionError(ValueError):
@@ -66,7 +65,6 @@ def checked_about(values: object) -> About:
     if prod(shape) > MOST_INPUTS:
         raise ValueError(f"inputs_shape: expected at most {MOST_INPUTS:,} inputs, got {shape}")
     _check_rule(about["rule"], positive, len(classes))
-    _check_sizes(about["model"])
     return about
 
 
@@ -86,29 +84,17 @@ def check_encoding(encoding: Encoding, inputs: int) -> None:
 
 def _check_rule(rule: StoredRule | None, positive: int | None, count: int) -> None:
     """The rule must be finite and pick one of the `count` classes, tried on a row of equal probabilities."""
-    values = list((rule or {}).values())
     try:
-        numbers = [float(x) for value in values for x in _flat(value)]
-        if not torch.tensor(numbers, dtype=torch.float64).isfinite().all():
+        numbers = torch.cat([torch.tensor(value, dtype=torch.float64).flatten() for value in (rule or {0: 0}).values()])
+        if not numbers.isfinite().all():
             raise ValueError("its numbers are not finite")
-        if any(len(value) != count for value in values if isinstance(value, list)):
+        if any(len(value) != count for value in (rule or {}).values() if isinstance(value, list)):
             raise ValueError(f"expected {count} numbers")
         chosen = decisions.from_json(rule, positive).decide(torch.full((1, count), 1 / count))
         if not 0 <= int(chosen) < count:
             raise ValueError(f"it chooses class {int(chosen)} of {count}")
     except (ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:
         raise ValueError(f"rule: it does not fit {count} classes ({str(error).splitlines()[0]})") from None
-
-
-def _flat(value: Any) -> list[Any]:
-    return [x for item in value for x in _flat(item)] if isinstance(value, list) else [value]
-
-
-def _check_sizes(section: Mapping[str, JsonValue]) -> None:
-    for name, value in section.items():
-        sizes = value if isinstance(value, list) else [value]
-        if len(sizes) > MOST_LAYERS or any(isinstance(size, int) and not -1 <= size <= WIDEST for size in sizes):
-            raise ValueError(f"model.{name}: expected at most {MOST_LAYERS:,} layers of at most {WIDEST:,} units")
 
 
 def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], kind: str) -> None:
@@ -130,6 +116,8 @@ def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], ki
 
 def check_network(section: Mapping[str, JsonValue], state: Mapping[str, Tensor], shape: Sequence[int], d: int) -> None:
     """Weights must have the names and shapes of the described network, which is built without memory for this."""
+    if any(isinstance(value, list) and len(value) > len(state) for value in section.values()):
+        raise WrongDescriptionError("model: expected no more layers than there are weights")
     try:
         with torch.device("meta"):
             net = models.build(ModelSection.model_validate(section), shape, d)

@@ -58,8 +58,8 @@ class Trial:
     @property
     def stacking_key(self) -> str:
         """Equal for trials that can train as one population."""
-        sections = [getattr(self.config, name).to_json() for name in ("dataset", "split", "model", "loss", "protocol")]
-        return json.dumps([sections, self.config.hyper.batch_size])
+        sections = [getattr(self.config, name) for name in ("dataset", "split", "model", "loss", "protocol")]
+        return repr([*sections, self.config.hyper.batch_size])  # a metric may be a function, which JSON cannot hold
 
 
 Member: TypeAlias = tuple[Trial, Splits]

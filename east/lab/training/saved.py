@@ -76,6 +76,7 @@ class Model:
         """How probabilities become classes: argmax, or the rule chosen in training."""
         return decisions.from_json(self.about["rule"], self.about["positive"])
 
+    @torch.no_grad()
     def predict_proba(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> np.ndarray:
         """Probabilities [n, d] of raw rows: a frame with the columns of training, or an array of its features.
 
@@ -89,7 +90,8 @@ class Model:
                 batch = ((batch.to(mean.dtype) - mean) / std).float()
             if self.about["kind"] == "image":
                 batch = (batch.float() / 255 - mean[:, None, None]) / std[:, None, None]
-            results.append(probabilities(self.net, batch.to(self.device)).cpu())
+            outputs = self.net(batch.to(self.device)).float()
+            results.append((outputs if isinstance(self.net, Fitted) else two_or_more(outputs).softmax(-1)).cpu())
         result = torch.cat(results) if results else torch.zeros(0, len(self.classes))
         wrong = ~((result >= 0) & result.isfinite()) | ((result.sum(-1, keepdim=True) - 1).abs() > 1e-3)
         if wrong.any():
@@ -114,7 +116,11 @@ class Model:
                 raise DataError(f"this model takes an array of {self.about['kind']}s, got a table")
             encoding = data.Encoding.from_json(self.about["encoding"])
             return torch.from_numpy(encoding.array(typed_columns(rows, encoding), np.float64))
-        inputs = as_tensor(rows)
+        try:
+            inputs = torch.tensor(rows) if isinstance(rows, np.ndarray) else torch.as_tensor(rows)
+        except (TypeError, ValueError, RuntimeError):
+            got = f"an array of type {rows.dtype}" if isinstance(rows, np.ndarray) else type(rows).__name__
+            raise DataError(f"expected numbers, got {got}: pass a DataFrame with the columns of training") from None
         expected = self.about["inputs_shape"]
         if list(inputs.shape[1:]) != expected:
             raise DataError(f"expected rows of shape {expected}, got an array of shape {list(inputs.shape)}")
@@ -286,26 +292,6 @@ def check_custom(target: str) -> None:
         raise DataError(f"model.target {target!r}: {expected}, got {network!r}")
 
 
-def as_tensor(rows: "np.ndarray | Tensor") -> Tensor:
-    """An array of numbers as a tensor; DataError if it has words or other objects."""
-    if isinstance(rows, np.ndarray) and not rows.flags.writeable:  # such as frame.to_numpy(); torch would warn
-        rows = rows.copy()
-    try:
-        return torch.as_tensor(rows)
-    except (TypeError, ValueError, RuntimeError):
-        got = f"an array of type {rows.dtype}" if isinstance(rows, np.ndarray) else type(rows).__name__
-        raise DataError(f"expected numbers, got {got}: pass a DataFrame with the columns of training") from None
-
-
-@torch.no_grad()
-def probabilities(net: nn.Module, inputs: Tensor) -> Tensor:
-    """Probabilities [n, ..., d], d >= 2, in float32."""
-    if isinstance(net, Fitted):
-        return net(inputs)
-    logits = net(inputs).float()
-    return two_or_more(logits).softmax(-1)
-
-
 def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
     """An encoding of a table of plain numbers, so that the model also takes frames with its columns."""
     medians = table.features[splits.train.index].median(0).values.tolist()
@@ -340,7 +326,7 @@ def predict_file(
     temporary = temporary_name(target)
     done = 0
     try:
-        with bars.bar(f"predicting {source.name}", count_rows(source), "row") as bar:
+        with bars.bar(f"predicting {source.name}", None, "row") as bar:
             image = model.about["kind"] == "image"
             frames = image_predictions(model, source) if image else table_predictions(model, source, keep)
             for frame in frames:
@@ -436,13 +422,3 @@ def with_columns(
         new_names[name] = new_name
     kept = frame[names].rename(columns=new_names)
     return pd.concat([kept.reset_index(drop=True), predicted.reset_index(drop=True)], axis=1)
-
-
-def count_rows(source: Path) -> int | None:
-    """The number of lines below the header, or of images, for the progress bar; None if unknown."""
-    if source.is_dir():
-        return len(images.find(source))
-    if not source.is_file() or not files.is_text(source):
-        return None
-    with files.opened(source) as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b"")) - 1
