@@ -59,7 +59,7 @@ LOSSES = {
 DECISIONS = ("argmax", "plugin", "expected")
 LENGTH, PATIENCE = {"steps": 3000, "epochs": 20}, {"steps": 500, "epochs": 5}  # defaults: whichever is longer
 MISSING = ("error", "median")
-RANGES: dict[str, tuple[type, float, float]] = {
+RANGES: dict[str, tuple[Any, float, float]] = {
     **dict.fromkeys(("batch_size", "max_epochs", "patience", "n_init"), (Integral, 1, math.inf)),
     "warmup": (Integral, 0, math.inf),
     **dict.fromkeys(("validation_fraction", "cooling"), (Real, 0.001, 0.999)),

@@ -4,21 +4,21 @@
     splits = east.data.split(data, seed=0)
 
 A dataset is a function of the same name in a module of this package, an entry of that module's DATASETS, and a file of
-conf/dataset with the same options.
+conf/dataset with the same options. `cifar10_frog` is in cifar10.py; only the module of the chosen dataset is imported.
 """
 
 import inspect
 from importlib import import_module
-from pkgutil import iter_modules
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from east.choices import choose
-from east.lab.data import overview
+from east.choices import choose, groups
 from east.lab.data.common import Data, DataError, Graphs, Images, Part, Splits, Table, split
-from east.lab.data.encoding import Encoding, encode
-from east.lab.data.files import read
-from east.lab.data.overview import catalogue_text, describe_text
 from east.lab.data.sources import Dataset, Root
+
+if TYPE_CHECKING:
+    from east.lab.data.encoding import Encoding, encode
+    from east.lab.data.files import read
+    from east.lab.data.overview import catalogue_text, describe_text
 
 __all__ = [
     "Data",
@@ -31,6 +31,7 @@ __all__ = [
     "Splits",
     "Table",
     "catalogue_text",
+    "dataset",
     "datasets",
     "describe",
     "describe_text",
@@ -42,16 +43,33 @@ __all__ = [
 ]
 
 
+_HOME = {
+    **dict.fromkeys(("Encoding", "encode"), "encoding"),
+    **dict.fromkeys(("catalogue_text", "describe_text"), "overview"),
+    "read": "files",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def dataset(name: str) -> Dataset:
+    """What is known about a dataset."""
+    module = choose("dataset", name, groups()["dataset"]).partition("_")[0]
+    return import_module(f"{__name__}.{module}").DATASETS[name]
+
+
 def datasets() -> dict[str, Dataset]:
     """Every dataset by name."""
-    modules = [import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__)]
-    return {name: dataset for module in modules for name, dataset in getattr(module, "DATASETS", {}).items()}
+    return {name: dataset(name) for name in groups()["dataset"]}
 
 
 def options(name: str) -> dict[str, Any]:
     """The options of a dataset and their defaults, without root and limit."""
-    available = datasets()
-    parameters = inspect.signature(available[choose("dataset", name, available)].load).parameters
+    parameters = inspect.signature(dataset(name).load).parameters
     return {key: parameter.default for key, parameter in parameters.items() if key != "root"}
 
 
@@ -60,10 +78,11 @@ def load(name: str, root: Root = None, *, limit: int | None = None, **chosen: An
     accepted = [*options(name), "limit"]
     for key in chosen:
         choose(f"option of dataset {name}", key, accepted)
-    return datasets()[name].load(root, **chosen).limited(limit)
+    return dataset(name).load(root, **chosen).limited(limit)
 
 
 def describe(data: Data, **splitting: Any) -> dict[str, Any]:
     """Rows, features, classes, balance, split sizes, origin and fingerprint of `data`, as plain values."""
-    available = datasets()
-    return overview.describe(data, available.get(data.name) or available[data.name.split("-")[0]], **splitting)
+    from east.lab.data import overview
+
+    return overview.describe(data, dataset(data.name.partition("-")[0]), **splitting)

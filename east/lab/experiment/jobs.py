@@ -15,7 +15,7 @@ from east.lab.experiment.ledger import Ledger, model_folder
 from east.lab.experiment.records import Record
 from east.lab.experiment.runs import check_code, load, splits_of
 from east.lab.settings.settings import Settings
-from east.lab.training import classical, engine, evaluation, saved
+from east.lab.training import engine, evaluation
 from east.lab.training.devices import describe_device
 from east.lab.training.objective import build_loss
 from east.lab.training.population import Identity, Outcome, Trial, trials_in
@@ -83,6 +83,8 @@ def train_and_record(trials: Sequence[Trial], job: Job) -> Finished:
                 evaluate_and_record(outcome, its_splits, job)
                 finished.recorded.append(trial.identity)
                 if outcome.status == "done" and trial.stage == "trial" and job.settings.save_model:
+                    from east.lab.training import saved
+
                     model = saved.from_outcome(outcome, loaded, its_splits)
                     model.save(model_folder(trial, job.settings.results_dir))
             except Exception as error:  # such as a full disk; the others are still recorded
@@ -99,6 +101,8 @@ def trained(
     """The outcomes of one population after another, each with the checkpoint to delete once they are recorded."""
     settings = job.settings
     if trials[0].config.loss.classical:
+        from east.lab.training import classical
+
         return (([classical.fit(t, s)], None) for t, s in zip(trials, splits, strict=True))
     return engine.train_in_turn(
         trials,

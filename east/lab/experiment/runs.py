@@ -17,7 +17,6 @@ from east.lab import bars, data, models
 from east.lab.data.common import assign, leave_out
 from east.lab.settings.sections import DatasetSection, LossSection, Science, Split
 from east.lab.settings.settings import Settings
-from east.lab.training import classical, saved
 from east.lab.training.devices import pick_device
 from east.lab.training.evaluation import check_decisions, metric_of
 from east.lab.training.objective import build_loss
@@ -161,6 +160,8 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
     except ValueError as error:
         raise ConfigError(f"protocol.decisions: {error}") from error
     if settings.loss.classical:
+        from east.lab.training import classical
+
         try:
             classical.recipe_of(settings.loss)
         except (ValueError, TypeError) as error:
@@ -194,6 +195,8 @@ def check_network(settings: Settings, loaded: data.Data) -> None:
     if target is None:
         return
     if settings.save_model:
+        from east.lab.training import saved
+
         try:
             saved.check_custom(target)
         except data.DataError as error:

@@ -11,13 +11,11 @@ from typing import Any
 from torch import nn
 
 from east.choices import choose, import_by_path
-from east.lab.models.darknet import DARKNET19, TINY, Darknet
-from east.lab.models.gnn import GNN
 from east.lab.models.mlp import MLP
 from east.lab.models.stack import Stack
 from east.lab.settings.sections import ModelSection
 
-__all__ = ["GNN", "MLP", "MODELS", "TOGETHER", "Darknet", "Stack", "build"]
+__all__ = ["MLP", "MODELS", "TOGETHER", "Stack", "build"]
 
 MODELS = ("custom", "darknet19", "gnn", "mlp", "mlp_btg", "tiny_darknet")
 TOGETHER = ("mlp", "mlp_btg")  # models that a Stack computes many at a time
@@ -39,9 +37,13 @@ def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropou
     if name == "gnn":
         if len(shape) != 2:
             raise ValueError(f"model 'gnn' expects graphs [nodes, features], got samples of shape {list(shape)}")
+        from east.lab.models.gnn import GNN
+
         return GNN(shape[-1], outputs, dropout=dropout, **options)
     if len(shape) != 3 or shape[0] != 3:
         raise ValueError(f"Darknet expects images [3, height, width], got samples of shape {list(shape)}")
+    from east.lab.models.darknet import DARKNET19, TINY, Darknet
+
     return Darknet(TINY if name == "tiny_darknet" else DARKNET19, outputs, dropout, **options)
 
 

@@ -247,7 +247,7 @@ def attempted(make: Callable[[Settings], T], settings: Settings, failures: list[
 
 def item_of(settings: Settings) -> Item:
     """A run, with its data if they need no download."""
-    downloadable = bool(data.datasets()[settings.dataset.loader].needs)
+    downloadable = bool(data.dataset(settings.dataset.loader).needs)
     folders(settings.data_dir)  # fails if the user's does not exist
     try:
         with offline(downloadable):

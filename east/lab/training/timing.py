@@ -15,7 +15,6 @@ from east.choices import import_by_path
 from east.lab import models
 from east.lab.data.common import Data, Graphs, Images, Splits, Table, split
 from east.lab.settings.sections import Science
-from east.lab.training import classical
 from east.lab.training.engine import population_size, training_steps
 from east.lab.training.population import Population, Trial, batches_of
 
@@ -82,6 +81,8 @@ def fit_seconds(config: Science, splits: Splits) -> float:
 
 def seconds_of_trees(config: Science, option: str, trees: int, splits: Splits) -> float:
     started = time.perf_counter()
+    from east.lab.training import classical
+
     classical.fit(Trial(config.but(loss=config.loss.but(**{option: trees})), 0), splits)
     return time.perf_counter() - started
 
