@@ -26,7 +26,7 @@ def provenance() -> Provenance:
     """
     versions = {"python": platform.python_version(), "east": __version__}
     versions |= {name: metadata.version(name) for name in ("torch", "numpy", "scikit-learn")}
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists() or not shutil.which("git"):
         return {"versions": versions, "git": None}
     commit = _git(root, "rev-parse", "--short=12", "HEAD")
