@@ -220,26 +220,22 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         Its classes are the labels as text, it takes frames, scales them in float64 and computes in float32.
         """
         check_is_fitted(self)
-        tensors = {f"net.{name}": tensor.cpu().float() for name, tensor in self.net_.state_dict().items()}
-        tensors |= {"mean": torch.from_numpy(self.mean_), "std": torch.from_numpy(self.scale_)}
         config = self.trial_.config
         if self.loss != "ce":
             config = config.but(loss=config.loss.but(metric=self._metric_name()))  # JSON cannot hold a function
-        return saved.assembled(
-            saved.description(
-                config,
-                self.trial_.seed,
-                kind="table",
-                classes=self._names(),
-                positive=self._positive(),
-                inputs_shape=(len(self.mean_),),
-                encoding=self.encoding_,
-                decision=self.decision if self.decision == "argmax" else f"{self.decision}_{self._metric_name()}",
-                rule=self.rule_,
-            ),
-            tensors,
-            "cpu",
+        about = saved.description(
+            config,
+            self.trial_.seed,
+            kind="table",
+            classes=self._names(),
+            positive=self._positive(),
+            inputs_shape=[len(self.mean_)],
+            encoding=self.encoding_.to_json(),
+            decision=self.decision if self.decision == "argmax" else f"{self.decision}_{self._metric_name()}",
+            rule=self.rule_.to_json(),
         )
+        net = saved.with_weights(saved.without_weights(about), self.net_.state_dict())
+        return saved.made(about, net, torch.from_numpy(self.mean_), torch.from_numpy(self.scale_), "cpu")
 
     def __sklearn_tags__(self) -> "Tags":
         tags = super().__sklearn_tags__()

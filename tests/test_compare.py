@@ -370,7 +370,7 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(answer, workplace):
 
     # The saved model decides the test rows as the winner did, and no other model is kept.
     model, again = east.load(place / "model"), pd.read_csv("my.csv").iloc[rows["row"] - 1]
-    assert (model.about["rule"] is not None) == (best.decision != "argmax")
+    assert (model.about.rule is not None) == (best.decision != "argmax")
     assert rows["label"].tolist() == again["label"].tolist()
     np.testing.assert_allclose(model.predict_proba(again)[:, 1], rows["p_fraud"], atol=1e-6)
     assert model.predict(again).tolist() == rows["predicted"].tolist()
@@ -390,7 +390,7 @@ def test_a_comparison_that_is_on_record_trains_nothing_and_restores_what_was_del
 
     # Probabilities and a model are deleted; a model that was there before stays.
     (winner,) = Path("files/models").iterdir()
-    key, seed = winner.name.split("-")[-2], east.load(place / "model").about["seed"]
+    key, seed = winner.name.split("-")[-2], east.load(place / "model").about.seed
     deleted = min(file for file in Path("files").glob("runs/**/*.npz") if key in str(file))
     deleted.unlink()
     shutil.rmtree(winner)
@@ -467,7 +467,7 @@ def test_rows_that_cannot_be_scored_are_reported(change, message, workplace, fit
 @pytest.mark.parametrize("task", ["predict", "evaluate"])
 def test_a_model_of_graphs_takes_no_files(task, source, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(saved, "load", lambda *_: SimpleNamespace(about={"kind": "graph"}))
+    monkeypatch.setattr(saved, "load", lambda *_: SimpleNamespace(about=SimpleNamespace(kind="graph")))
     assert cli.run([f"task={task}", "checkpoint=model", f"input={source}", "output=new.csv"]) == 3
     assert "graphs have no file format here; use east.load(…).predict_proba(array)" in capsys.readouterr().err
 

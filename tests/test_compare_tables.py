@@ -128,7 +128,7 @@ def on_held_out(held, target, scores):
         configs = trials[{"east": "f1"}.get(row.candidate, row.candidate)]
         arrays = {seed: records.arrays(records.path("results", config, seed)) for seed, config in configs.items()}
         model = east.load(model_folder(Trial(configs[row.seed], row.seed), "results"))
-        positive = model.about["positive"]
+        positive = model.about.positive
         measure = partial(east.METRICS["f1"], average="macro" if positive is None else "positive")
         folds = configs[row.seed].split.folds
         judged = comparison.judge(row.candidate, "", arrays, folds, {"val": None, "test": None}, measure, positive)

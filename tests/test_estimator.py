@@ -457,7 +457,7 @@ def test_a_classifier_becomes_a_saved_model(tmp_path):
     again = east.load(model.to_model().save(tmp_path / "model"))
     np.testing.assert_allclose(again.predict_proba(frame), model.predict_proba(frame), atol=1e-6)
     np.testing.assert_array_equal(again.predict(frame), model.predict(frame))
-    assert again.about["decision"] == "plugin_mcc"
+    assert again.about.decision == "plugin_mcc"
 
 
 def test_a_saved_classifier_tells_seconds_since_1970_apart(tmp_path):

@@ -18,7 +18,7 @@ from east.choices import ConfigError
 from east.lab import data, files
 from east.lab.data import DataError, images
 from east.lab.tasks import evaluate
-from east.lab.training import classical, saved, untrusted
+from east.lab.training import classical, saved
 from east.lab.training.engine import train
 from east.lab.training.population import Trial
 from tests.made import science
@@ -286,9 +286,9 @@ def test_your_own_network_can_be_saved_and_loaded(frame, table, tmp_path):
 @pytest.mark.parametrize("target", ["os.system", f"{__name__}.make_net", "torch.nn.Missing"])
 def test_a_saved_model_may_name_only_a_class_of_networks(target, stored, tmp_path):
     model = east.load(stored[0])
-    about = {**model.about, "model": {"name": "custom", "target": target}}
+    about = {**model.about.model_dump(), "model": {"name": "custom", "target": target}}
     (tmp_path / "model.json").write_text(json.dumps(about))
-    save_file(model.tensors, tmp_path / "weights.safetensors")
+    shutil.copy(stored[0] / "weights.safetensors", tmp_path)
     with pytest.raises(DataError, match=r"expected a subclass of torch\.nn\.Module"):
         east.load(tmp_path, trust=True)
 
@@ -299,7 +299,7 @@ def test_a_forest_takes_little_space():
     inputs, labels = rows.normal(size=(5_000, 20)).astype(np.float32), rows.integers(2, size=5_000)
     forest = RandomForestClassifier(3, random_state=0).fit(inputs, labels)
     nodes = sum(tree.tree_.node_count for tree in forest.estimators_)
-    assert len(untrusted.dump(forest)) < 25 * nodes
+    assert len(saved.dumped(forest)) < 25 * nodes
 
 
 def test_files_are_predicted_in_chunks(frame, stored, tmp_path, monkeypatch):
@@ -315,17 +315,13 @@ def test_files_are_predicted_in_chunks(frame, stored, tmp_path, monkeypatch):
         assert written["label"].tolist() == model.predict(frame).tolist()
 
 
-def test_new_files_are_read_with_the_delimiter_of_training(frame, stored, tmp_path):
+def test_new_files_are_read_with_the_delimiter_of_training(frame, tmp_path):
     path = tmp_path / "people.txt"
     frame.to_csv(path, index=False, sep=" ", na_rep="?")
     loaded = data.load("csv", path=str(path), target="income", categorical=["postcode"], delimiter=" ")
     model = east.load(trained(loaded)[0].save(tmp_path / "model"))
     saved.predict_file(model, path, tmp_path / "out.csv")
     assert pd.read_csv(tmp_path / "out.csv")["label"].tolist() == model.predict(frame).tolist()
-    older = east.load(stored[0])
-    del older.about["encoding"]["delimiter"]  # older models lack it: it is detected from the first line
-    frame.to_csv(tmp_path / "new.csv", index=False, sep=";")
-    assert saved.predict_file(older, tmp_path / "new.csv", tmp_path / "out.csv") == len(frame)
 
 
 @pytest.mark.parametrize("format", ["csv", "parquet", "xlsx"])
@@ -346,7 +342,7 @@ def test_kept_columns_are_copied_as_they_are_written(frame, stored, tmp_path, mo
 
 
 def test_new_files_are_read_in_the_notation_of_training(frame, tmp_path):
-    """1,500 and 48.253 alone do not show it. A model saved before the notation was noted finds it in the new file."""
+    """1,500 and 48.253 alone do not show it."""
     shares = [f"{k % 7},{k:03}" for k in range(len(frame))]
     rows = frame[["job", "income"]].assign(share=shares, amount=[f"{1 + k % 90}.253" for k in range(len(frame))])
     path, new, out = tmp_path / "people.csv", tmp_path / "new.csv", tmp_path / "out.csv"
@@ -360,10 +356,6 @@ def test_new_files_are_read_in_the_notation_of_training(frame, tmp_path):
     rows[~clear].to_csv(new, index=False, sep=";")
     saved.predict_file(model, new, out)
     np.testing.assert_allclose(pd.read_csv(out)[["p_low", "p_high"]], expected[~clear], atol=1e-6)
-    for column in model.about["encoding"]["columns"]:
-        column.pop("decimal", None)
-    saved.predict_file(model, path, out)
-    np.testing.assert_allclose(pd.read_csv(out)[["p_low", "p_high"]], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("format", ["csv", "xlsx"])
@@ -431,7 +423,7 @@ def test_a_folder_without_a_valid_model_is_refused(stored, tmp_path):
         east.load(tmp_path / "nothing")
     (tmp_path / "model.json").write_text(json.dumps({"format": 99}))
     save_file({}, tmp_path / "weights.safetensors")
-    with pytest.raises(DataError, match="expected a model of format 1, got 99"):
+    with pytest.raises(DataError, match=r"model\.json: format: Input should be 1"):
         east.load(tmp_path)
 
 

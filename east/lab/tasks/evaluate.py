@@ -10,7 +10,7 @@ import torch
 
 from east import decisions
 from east.choices import printable
-from east.lab import bars, data
+from east.lab import bars
 from east.lab.data import files, images
 from east.lab.data.columns import words
 from east.lab.data.common import DataError, shown
@@ -41,7 +41,7 @@ def main(command: Command, settings: Settings) -> int:
     labelled = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
     p, rule = torch.from_numpy(labelled.probabilities), model.rule
     part = Decided(p, torch.from_numpy(labelled.labels), rule.decide(p))
-    positive = model.about["positive"]
+    positive = model.about.positive
     with bars.bar("scoring"):
         scores = with_intervals(part, positive)
     checkpoint = Path(path).expanduser().resolve()
@@ -63,9 +63,9 @@ def main(command: Command, settings: Settings) -> int:
 
 def labelled_rows(model: Model, source: Path) -> Labelled:
     """Read a file with the training columns, including the target."""
-    if model.about["kind"] != "table":
-        raise DataError(f"this model takes {model.about['kind']}s: expected input=FOLDER, got {source}")
-    encoding = data.Encoding.from_json(model.about["encoding"])
+    if model.about.kind != "table":
+        raise DataError(f"this model takes {model.about.kind}s: expected input=FOLDER, got {source}")
+    encoding = model.encoding
     if encoding.target is None:
         raise DataError("this model was not trained on a file, so no column holds its classes")
     frame = files.read(source, encoding.delimiter, encoding.text_columns, encoding.decimals)
@@ -80,14 +80,14 @@ def labelled_rows(model: Model, source: Path) -> Labelled:
 
 def labelled_images(model: Model, source: Path) -> Labelled:
     """Read images from one folder per class."""
-    if model.about["kind"] != "image":
-        raise DataError(f"this model takes {model.about['kind']}s: expected input=FILE, got the folder {source}")
+    if model.about.kind != "image":
+        raise DataError(f"this model takes {model.about.kind}s: expected input=FILE, got the folder {source}")
     image_files = images.find(source)
     if not image_files:
         raise DataError(f"{source} has no images")
     paths = [file.relative_to(source) for file in image_files]
     labels = numbered(model, np.array([path.parts[0] for path in paths], dtype=object), source)
-    size, at_once = model.about["inputs_shape"][-1], saved.IMAGES
+    size, at_once = model.about.inputs_shape[-1], saved.IMAGES
     batches = (image_files[k : k + at_once] for k in range(0, len(image_files), at_once))
     probabilities = np.concatenate([model.predict_proba(images.decode(batch, size)) for batch in batches])
     return Labelled(probabilities, labels, pd.DataFrame({"file": [str(path) for path in paths]}))

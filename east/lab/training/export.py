@@ -46,11 +46,11 @@ def export(model: "saved.Model | EASTClassifier | str | Path", path: str | Path)
     source = source if isinstance(source, saved.Model) or not hasattr(source, "to_model") else source.to_model()
     if not isinstance(source, saved.Model):
         raise ConfigError(f"expected a saved model, its folder or a fitted EASTClassifier, got {type(model).__name__}")
-    if isinstance(source.net, Fitted) or source.about["kind"] == "graph":
+    if isinstance(source.net, Fitted) or source.about.kind == "graph":
         raise ConfigError(
             f"expected a network for tables or images (MLP, Darknet or your own), got {type(source.net).__name__}"
         )
-    content = onnx_bytes(source.net, source.about["inputs_shape"])
+    content = onnx_bytes(source.net, source.about.inputs_shape)
     about = json.dumps(description(source, target.name), indent=1) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(target, lambda file: file.write(content))
@@ -99,17 +99,17 @@ def description(model: saved.Model, network: str) -> dict[str, object]:
     return {
         "format": FORMAT,
         "network": network,
-        "kind": about["kind"],
-        "input": {"name": INPUT, "type": "float32", "shape": ["n", *about["inputs_shape"]]},
+        "kind": about.kind,
+        "input": {"name": INPUT, "type": "float32", "shape": ["n", *about.inputs_shape]},
         "outputs": {name: {"type": "float32", "shape": ["n", classes]} for name in (LOGITS, PROBABILITIES)},
-        "encoding": about["encoding"],
+        "encoding": about.encoding,
         "scaling": {
-            "divisor": 255 if about["kind"] == "image" else 1,
-            "mean": model.tensors["mean"].tolist(),
-            "std": model.tensors["std"].tolist(),
+            "divisor": 255 if about.kind == "image" else 1,
+            "mean": model.mean.tolist(),
+            "std": model.std.tolist(),
         },
         "classes": model.classes,
-        "positive": about["positive"],
-        "decision": about["decision"],
-        "rule": about["rule"],
+        "positive": about.positive,
+        "decision": about.decision,
+        "rule": about.rule,
     }

@@ -1,133 +1,101 @@
 """Checks on a saved model before anything is computed with it: the files may come from anyone.
 
-Every function raises ValueError with one sentence. Nothing is imported here, and no more memory is allocated than the
-weights themselves take.
+Every function raises ValueError. Nothing is imported, and no more memory is taken than the files themselves need.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import prod
-from typing import Annotated, Any, NotRequired
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+from zipfile import ZipFile
 
+import numpy as np
+import skops.io
 import torch
-from pydantic import ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
-from torch import Tensor
-from typing_extensions import TypedDict
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, PlainSerializer, model_validator
+from sklearn.ensemble._hist_gradient_boosting.common import PREDICTOR_RECORD_DTYPE
+from sklearn.tree._tree import Tree
+from skops.io._audit import Node, get_tree
+from skops.io._protocol import PROTOCOL
+from skops.io._utils import read_schema
+from torch import Tensor, nn
 
 from east import decisions
-from east.lab import models
 from east.lab.data import Encoding
 from east.lab.data.common import Kind
 from east.lab.settings.sections import ModelSection
 from east.lab.training.scores import StoredRule
 
-MOST_CLASSES = 200_000
-MOST_INPUTS = 10**8
+MOST_CLASSES, MOST_LAYERS, MOST_INPUTS = 200_000, 1_000, 10**8
+MOST_RATIO = 100  # of the unpacked to the packed size of a classifier; our own files stay below 10
+TRUST = "if you trust its author, use trust=true, or east.load(…, trust=True)"
 
 
-class WrongDescriptionError(ValueError):
-    """model.json describes a network that cannot exist."""
+class About(BaseModel):
+    """The content of model.json. The fields up to `rule`, and `encoding` for tables, are needed to predict."""
 
+    model_config = ConfigDict(frozen=True, strict=True, extra="allow", allow_inf_nan=False)
 
-class About(TypedDict):
-    """The content of model.json. Predictions need the required keys and, for tables, `encoding`; the rest is origin."""
-
+    format: Literal[1]
     kind: Kind
     classes: Annotated[list[str], Field(min_length=2, max_length=MOST_CLASSES)]
     positive: Annotated[int, Field(ge=0)] | None
     inputs_shape: Annotated[list[Annotated[int, Field(ge=1, le=MOST_INPUTS)]], Field(min_length=1, max_length=3)]
-    model: dict[str, JsonValue]
+    encoding: Any = None  # Encoding.from_json checks it
+    model: Annotated[ModelSection, PlainSerializer(lambda section: section.to_json())]
+    decision: str = "argmax"
     rule: StoredRule | None
-    encoding: NotRequired[Any]  # Encoding.from_json checks it
-    decision: NotRequired[str]
-    format: NotRequired[int]
-    key: NotRequired[str]
-    seed: NotRequired[int]
-    config: NotRequired[dict[str, JsonValue]]
-    versions: NotRequired[dict[str, str]]
-    git: NotRequired[str | None]
+    key: str = ""
+    seed: int = 0
+    config: dict[str, JsonValue] = {}
+    versions: dict[str, str] = {}
+    git: str | None = None
+
+    @model_validator(mode="after")
+    def consistent(self) -> Self:
+        """The values must fit each other."""
+        count, columns = len(self.classes), Encoding.from_json(self.encoding) if self.kind == "table" else None
+        names = [column.name for column in columns.columns] if columns else []
+        if len(set(self.classes)) < count or len(set(names)) < len(names):
+            raise ValueError("classes, encoding: expected each name once")
+        if self.positive is not None and self.positive >= count:
+            raise ValueError(f"positive: expected one of {count} classes, got number {self.positive}")
+        if prod(self.inputs_shape) > MOST_INPUTS:
+            raise ValueError(f"inputs_shape: expected at most {MOST_INPUTS:,} inputs, got {self.inputs_shape}")
+        if columns and len(columns.feature_names) != prod(self.inputs_shape):
+            got = len(columns.feature_names)
+            raise ValueError(f"encoding: expected columns of {prod(self.inputs_shape)} features, got {got}")
+        if any(isinstance(value, list) and len(value) > MOST_LAYERS for value in self.model.options.values()):
+            raise ValueError(f"model: expected at most {MOST_LAYERS:,} layers")
+        try:
+            if any(len(values) != count for values in (self.rule or {}).values() if isinstance(values, list)):
+                raise ValueError(f"expected {count} numbers")
+            chosen = decisions.from_json(self.rule, self.positive).decide(torch.full((1, count), 1 / count))
+            if not 0 <= int(chosen) < count:
+                raise ValueError(f"it chooses class {int(chosen)}")
+        except (ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:
+            raise ValueError(f"rule: it does not fit {count} classes ({str(error).splitlines()[0]})") from None
+        return self
 
 
-About.__pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[attr-defined]
-ADAPTER = TypeAdapter(About)
-
-
-def checked_about(values: object) -> About:
-    """The content of model.json, if its types and ranges are right and its decision rule fits its classes."""
-    try:
-        about = ADAPTER.validate_python(values)
-    except ValidationError as error:
-        raise ValueError(explained(error)) from None
-    classes, positive, shape = about["classes"], about["positive"], about["inputs_shape"]
-    if len(set(classes)) < len(classes):
-        raise ValueError("classes: expected each name once")
-    if positive is not None and positive >= len(classes):
-        raise ValueError(f"positive: expected one of {len(classes)} classes, got number {positive}")
-    if prod(shape) > MOST_INPUTS:
-        raise ValueError(f"inputs_shape: expected at most {MOST_INPUTS:,} inputs, got {shape}")
-    _check_rule(about["rule"], positive, len(classes))
-    return about
-
-
-def explained(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg'].replace('Input should be', 'expected')}"
-
-
-def check_encoding(encoding: Encoding, inputs: int) -> None:
-    """Columns must differ, and must have as many features as the model takes."""
-    names = [column.name for column in encoding.columns]
-    if len(set(names)) < len(names):
-        raise ValueError("the encoding: expected each column once")
-    if len(encoding.feature_names) != inputs:
-        raise ValueError(f"the encoding: expected columns of {inputs} features, got {len(encoding.feature_names)}")
-
-
-def _check_rule(rule: StoredRule | None, positive: int | None, count: int) -> None:
-    """The rule must be finite and pick one of the `count` classes, tried on a row of equal probabilities."""
-    try:
-        numbers = torch.cat([torch.tensor(value, dtype=torch.float64).flatten() for value in (rule or {0: 0}).values()])
-        if not numbers.isfinite().all():
-            raise ValueError("its numbers are not finite")
-        if any(len(value) != count for value in (rule or {}).values() if isinstance(value, list)):
-            raise ValueError(f"expected {count} numbers")
-        chosen = decisions.from_json(rule, positive).decide(torch.full((1, count), 1 / count))
-        if not 0 <= int(chosen) < count:
-            raise ValueError(f"it chooses class {int(chosen)} of {count}")
-    except (ValueError, TypeError, RuntimeError, IndexError, OverflowError) as error:
-        raise ValueError(f"rule: it does not fit {count} classes ({str(error).splitlines()[0]})") from None
-
-
-def check_tensors(tensors: Mapping[str, Tensor], inputs_shape: Sequence[int], kind: str) -> None:
+def check_tensors(tensors: Mapping[str, Tensor], about: About) -> None:
     """Numbers must be finite, and scaling must not divide by 0."""
+    width = 3 if about.kind == "image" else about.inputs_shape[-1]
     for name in ("mean", "std"):
-        if name not in tensors:
-            raise ValueError(f"expected a tensor {name!r}")
-        width = 3 if kind == "image" else inputs_shape[-1]
-        flat = tensors[name].ndim <= 1 and tensors[name].numel() in (1, width)
-        if not (flat and tensors[name].is_floating_point()):
-            raise ValueError(f"{name}: expected {width} numbers, got a tensor of shape {list(tensors[name].shape)}")
+        scale = tensors[name]
+        if scale.ndim > 1 or scale.numel() not in (1, width) or not scale.is_floating_point():
+            raise ValueError(f"{name}: expected {width} numbers, got a tensor of shape {list(scale.shape)}")
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{name}: expected finite numbers")
-    for name in ("std", "net.projection.pixel_std"):
-        if name in tensors and bool((tensors[name] == 0).any()):
-            raise ValueError(f"{name.removeprefix('net.')}: expected no zeros, because inputs are divided by it")
+        if name in ("std", "net.projection.pixel_std") and (tensor == 0).any():
+            raise ValueError(f"{name}: expected no zeros, because inputs are divided by it")
 
 
-def check_network(section: Mapping[str, JsonValue], state: Mapping[str, Tensor], shape: Sequence[int], d: int) -> None:
-    """Weights must have the names and shapes of the described network, which is built without memory for this."""
-    if any(isinstance(value, list) and len(value) > len(state) for value in section.values()):
-        raise WrongDescriptionError("model: expected no more layers than there are weights")
-    try:
-        with torch.device("meta"):
-            net = models.build(ModelSection.model_validate(section), shape, d)
-    except ValidationError as error:
-        raise WrongDescriptionError(f"model.{explained(error)}") from None
-    except (ValueError, TypeError, RuntimeError) as error:
-        raise WrongDescriptionError(str(error)) from error
+def check_state(net: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """The state must have the names, shapes and kinds of numbers of the network's."""
     expected = net.state_dict()
-    if expected.keys() != state.keys():
-        different = sorted(expected.keys() ^ state.keys())
+    if different := sorted(expected.keys() ^ state.keys()):
         raise ValueError(f"weights: they do not fit {type(net).__name__}; they differ in {different[0]!r}")
     for name, tensor in state.items():
         if tensor.shape != expected[name].shape or tensor.is_floating_point() != expected[name].is_floating_point():
@@ -139,10 +107,10 @@ def check_classical(state: Mapping[str, Tensor], inputs: int, d: int) -> int:
     present = state["present"]
     if present.dtype != torch.int64 or not torch.equal(present, present.unique()) or not 0 < len(present) <= d:
         raise ValueError("present: expected ascending numbers of classes, each once")
-    if int(present[0]) < 0 or int(present[-1]) >= d:
+    if present[0] < 0 or present[-1] >= d:
         raise ValueError(f"present: expected numbers from 0 to {d - 1}")
-    width = inputs
     shapes: dict[str, tuple[int, ...]] = {"present": (len(present),)}
+    width = inputs
     if "projection.axes" in state:
         width = state["projection.axes"].shape[-1]
         shapes |= {f"projection.{name}": (inputs,) for name in ("pixel_mean", "pixel_std")}
@@ -150,3 +118,108 @@ def check_classical(state: Mapping[str, Tensor], inputs: int, d: int) -> int:
     if {name: tuple(tensor.shape) for name, tensor in state.items()} != shapes:
         raise ValueError(f"expected tensors of the shapes {shapes}")
     return width
+
+
+# The objects that our classifiers consist of, by how skops builds them. skops builds only objects of trusted types, but
+# lets a file decide how much memory they take and in which state they are, and scikit-learn follows the nodes of a tree
+# without checking them. So everything is checked before it is built, and trees before any row passes through them.
+ENSEMBLE, BOOSTING = "sklearn.ensemble", "sklearn.ensemble._hist_gradient_boosting"
+CYTHON_LOSSES = [f"sklearn._loss._loss.{name}" for name in ("CyHalfBinomialLoss", "CyHalfMultinomialLoss")]
+TREE, PREDICTOR = "sklearn.tree._tree.Tree", f"{BOOSTING}.predictor.TreePredictor"
+OBJECTS = {
+    "ObjectNode": [
+        "east.lab.training.classical.CCS",
+        "sklearn.dummy.DummyClassifier",
+        "sklearn.linear_model._logistic.LogisticRegression",
+        "sklearn.preprocessing._label.LabelEncoder",
+        *(f"{ENSEMBLE}._forest.{name}" for name in ("RandomForestClassifier", "ExtraTreesClassifier")),
+        *(f"sklearn.tree._classes.{name}" for name in ("DecisionTreeClassifier", "ExtraTreeClassifier")),
+        f"{BOOSTING}.gradient_boosting.HistGradientBoostingClassifier",
+        PREDICTOR,
+        f"{BOOSTING}.binning._BinMapper",
+        *(f"sklearn._loss.link.{name}" for name in ("Interval", "LogitLink", "MultinomialLogit")),
+        *(f"sklearn._loss.loss.{name}" for name in ("HalfBinomialLoss", "HalfMultinomialLoss")),
+    ],
+    "LossNode": CYTHON_LOSSES,
+    "TreeNode": [TREE],
+    "NdArrayNode": ["numpy.ndarray", "numpy.float64", "numpy.int64", "numpy.uint64"],
+    "DictNode": ["builtins.dict"],
+    "ListNode": ["builtins.list"],
+    "TupleNode": ["builtins.tuple"],
+    "JsonNode": ["builtins.str"],
+    "TypeNode": ["builtins.str", "builtins.int", TREE, *CYTHON_LOSSES],
+}
+
+
+class Archive(ZipFile):
+    """A zip file of moderate size, whose files can be read once each."""
+
+    def __init__(self, file: Path):
+        super().__init__(file)
+        self.unread = set(self.namelist())
+        if sum(entry.file_size for entry in self.infolist()) > MOST_RATIO * file.stat().st_size:
+            raise ValueError(f"expected a file that unpacks to at most {MOST_RATIO} times its size")
+
+    def read(self, name: Any, pwd: bytes | None = None) -> bytes:
+        if name not in self.unread:
+            raise ValueError("expected each array once")
+        self.unread.remove(name)
+        return super().read(name, pwd)
+
+
+def classifier(file: Path, features: int, trust: bool) -> Any:
+    """The classifier in a skops file, for rows of so many features. trust: build objects of any type, unchecked."""
+    if trust:
+        return skops.io.load(file, trusted=skops.io.get_untrusted_types(file=file))
+    with Archive(file) as archive:
+        schema, context = read_schema(archive)
+        if schema["protocol"] != PROTOCOL:
+            raise ValueError(f"expected a file of skops protocol {PROTOCOL}, got {schema['protocol']!r}")
+        found = [*nodes(get_tree(schema, context, trusted=None))]
+    for node in found:
+        kind, name = type(node).__name__, node_type(node)
+        if name not in OBJECTS.get(kind, ()):
+            raise ValueError(f"it holds a {name}, which is not checked; {TRUST}")
+        if kind == "TreeNode" and node.args.content[2].construct() != 1:  # so many numbers would be read unchecked
+            raise ValueError("expected trees of one output")
+    estimator = found[0].construct()
+    for node in found:
+        if node_type(node) in (TREE, PREDICTOR) and type(node).__name__ != "TypeNode":
+            check_tree(node.construct(), features)
+    return estimator
+
+
+def nodes(root: Node) -> Iterator[Any]:
+    """The node of an object and those of everything inside it, each once; the objects are not built yet."""
+    pending, seen = [root], set()
+    while pending:
+        node: Any = pending.pop()
+        if isinstance(node, dict | list):
+            pending += node.values() if isinstance(node, dict) else node
+        elif isinstance(node, Node) and id(node) not in seen:
+            seen.add(id(node))
+            pending += node.children.values()
+            yield node
+
+
+def node_type(node: Node) -> str:
+    """The dotted name of the class that a node builds."""
+    return f"{node.module_name}.{node.class_name}"
+
+
+def check_tree(tree: Any, features: int) -> None:
+    """ValueError unless children come after their parent, so that every path ends, and each split has its feature."""
+    if isinstance(tree, Tree):
+        sound = 0 < tree.node_count == tree.capacity  # else its arrays do not show all nodes
+        left, right, feature = (tree.children_left, tree.children_right, tree.feature) if sound else np.empty((3, 0))
+        inner = left != -1
+    else:
+        table = tree.nodes
+        sound = table.dtype == PREDICTOR_RECORD_DTYPE and table.ndim == 1 and len(table) > 0
+        sound = sound and not table["is_categorical"].any()
+        left, right, feature = (table[name].astype(np.int64) for name in ("left", "right", "feature_idx"))
+        inner = table["is_leaf"] == 0
+    own = np.arange(len(left))
+    children = all(((child > own) & (child < len(own)))[inner].all() for child in (left, right))
+    if not (sound and children and ((feature >= 0) & (feature < features))[inner].all()):
+        raise ValueError(f"a tree: expected children after their parent, and features from 0 to {features - 1}")

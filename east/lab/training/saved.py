@@ -14,14 +14,19 @@ import os
 import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import repeat
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+from zipfile import ZIP_DEFLATED
 
 import numpy as np
+import skops.io
 import torch
+from pydantic import ValidationError
 from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
@@ -29,14 +34,14 @@ from east import decisions
 from east.choices import ConfigError, import_by_path
 from east.lab import bars, data, models
 from east.lab.data import files, images
-from east.lab.data.common import DataError, Kind, Splits, Table
+from east.lab.data.common import DataError, Splits, Table
 from east.lab.data.encoding import Numeric, typed_columns
 from east.lab.files import read_regular, replace_folder, temporary_name
-from east.lab.settings.sections import ModelSection, Science
-from east.lab.training import inspection, untrusted
+from east.lab.settings.sections import Science
+from east.lab.training import inspection
 from east.lab.training.classical import Fitted, Projection
 from east.lab.training.devices import pick_device
-from east.lab.training.inspection import About
+from east.lab.training.inspection import TRUST, About
 from east.lab.training.population import Outcome
 from east.lab.training.provenance import provenance
 from east.losses.inputs import two_or_more
@@ -44,24 +49,25 @@ from east.losses.inputs import two_or_more
 if TYPE_CHECKING:
     import pandas as pd
 
-FORMAT = 1
 ABOUT, WEIGHTS, CLASSIFIER = "model.json", "weights.safetensors", "classifier.skops"
 MOST_BYTES = 1 << 28  # of model.json
-ROWS = 4096  # of a table that pass through a network at once
+ROWS = {"table": 4096, "image": 64, "graph": 64}  # that pass through a network at once
+DTYPES = {"table": torch.float64, "image": torch.uint8, "graph": torch.float32}  # of raw inputs
 FILE_ROWS = 50_000  # of a file in memory at once
+IMAGES = 512  # of a folder in memory at once
 ENDINGS = ("", ".csv", ".txt")  # of the file of predictions
 SIGNED_NUMBER = re.compile(r"[+-]\d+([.,]\d+)*([eE][+-]?\d+)?")
-IMAGES = 512  # of a folder in memory at once
 
 
 @dataclass(frozen=True)
 class Model:
     """A classifier of raw rows: it encodes and scales them as in training, and decides by its rule."""
 
-    about: About  # the content of model.json
-    tensors: dict[str, Tensor]  # `mean` and `std` of the inputs, and the state of `net` with names after "net."
+    about: About
     net: nn.Module
-    device: torch.device
+    mean: Tensor  # of the inputs; those of a table of a file in float64
+    std: Tensor
+    device: torch.device  # of the network
 
     def __repr__(self) -> str:
         names = ", ".join(self.classes[:6]) + (", …" if len(self.classes) > 6 else "")
@@ -69,12 +75,17 @@ class Model:
 
     @property
     def classes(self) -> list[str]:
-        return self.about["classes"]
+        return self.about.classes
 
     @property
     def rule(self) -> decisions.Rule:
         """How probabilities become classes: argmax, or the rule chosen in training."""
-        return decisions.from_json(self.about["rule"], self.about["positive"])
+        return decisions.from_json(self.about.rule, self.about.positive)
+
+    @cached_property
+    def encoding(self) -> data.Encoding:
+        """How columns become features; only models of tables have one."""
+        return data.Encoding.from_json(self.about.encoding)
 
     @torch.no_grad()
     def predict_proba(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> np.ndarray:
@@ -82,17 +93,15 @@ class Model:
 
         Images: uint8 [n, 3, h, w]. Graphs: [n, nodes, f], which give [n, pairs, d].
         """
-        inputs = self.inputs(rows)
-        mean, std = self.tensors["mean"], self.tensors["std"]
-        results = []
-        for batch in inputs.split(ROWS if self.about["kind"] == "table" else 64):
+        results = [torch.zeros(0, len(self.classes))]
+        for batch in self.inputs(rows).split(ROWS[self.about.kind]):
             if batch.ndim == 2:  # in float64, unless the model's scaling is float32
-                batch = ((batch.to(mean.dtype) - mean) / std).float()
-            if self.about["kind"] == "image":
-                batch = (batch.float() / 255 - mean[:, None, None]) / std[:, None, None]
+                batch = ((batch.to(self.mean.dtype) - self.mean) / self.std).float()
+            if self.about.kind == "image":
+                batch = (batch.float() / 255 - self.mean[:, None, None]) / self.std[:, None, None]
             outputs = self.net(batch.to(self.device)).float()
             results.append((outputs if isinstance(self.net, Fitted) else two_or_more(outputs).softmax(-1)).cpu())
-        result = torch.cat(results) if results else torch.zeros(0, len(self.classes))
+        result = torch.cat(results[1:] or results)
         wrong = ~((result >= 0) & result.isfinite()) | ((result.sum(-1, keepdim=True) - 1).abs() > 1e-3)
         if wrong.any():
             row = int(wrong.flatten(1).any(1).nonzero()[0])
@@ -109,46 +118,47 @@ class Model:
 
     def inputs(self, rows: "pd.DataFrame | np.ndarray | Tensor") -> Tensor:
         """The rows as features before scaling, encoded as in training; DataError if something does not fit."""
+        kind, shape = self.about.kind, self.about.inputs_shape
         import pandas as pd
 
         if isinstance(rows, pd.DataFrame):
-            if self.about["kind"] != "table":
-                raise DataError(f"this model takes an array of {self.about['kind']}s, got a table")
-            encoding = data.Encoding.from_json(self.about["encoding"])
-            return torch.from_numpy(encoding.array(typed_columns(rows, encoding), np.float64))
+            if kind != "table":
+                raise DataError(f"this model takes an array of {kind}s, got a table")
+            return torch.from_numpy(self.encoding.array(typed_columns(rows, self.encoding), np.float64))
         try:
-            inputs = torch.tensor(rows) if isinstance(rows, np.ndarray) else torch.as_tensor(rows)
+            inputs = torch.as_tensor(np.array(rows) if isinstance(rows, np.ndarray) else rows)
         except (TypeError, ValueError, RuntimeError):
             got = f"an array of type {rows.dtype}" if isinstance(rows, np.ndarray) else type(rows).__name__
             raise DataError(f"expected numbers, got {got}: pass a DataFrame with the columns of training") from None
-        expected = self.about["inputs_shape"]
-        if list(inputs.shape[1:]) != expected:
-            raise DataError(f"expected rows of shape {expected}, got an array of shape {list(inputs.shape)}")
-        if self.about["kind"] == "image" and inputs.dtype != torch.uint8:
+        if list(inputs.shape[1:]) != shape:
+            raise DataError(f"expected rows of shape {shape}, got an array of shape {list(inputs.shape)}")
+        if kind == "image" and inputs.dtype != torch.uint8:
             raise DataError(f"expected images of bytes (uint8), got {inputs.dtype}")
         if not inputs.isfinite().all():
             raise DataError("expected finite numbers; only a frame with named columns may have missing values")
-        return inputs.to({"image": torch.uint8, "table": torch.float64, "graph": torch.float32}[self.about["kind"]])
+        return inputs.to(DTYPES[kind])
 
     def deciding(self, name: str, rule: decisions.Rule) -> "Model":
         """The same classifier with another decision rule, called `name`."""
-        return replace(self, about={**self.about, "decision": name, "rule": rule.to_json()})
+        return replace(self, about=self.about.model_copy(update={"decision": name, "rule": rule.to_json()}))
 
     def save(self, folder: str | Path) -> Path:
         """Write the model; an existing folder is replaced as a whole, the last of several writers wins."""
         folder = Path(folder)
+        tensors = {"mean": self.mean, "std": self.std} | {f"net.{n}": t for n, t in self.net.state_dict().items()}
         temporary = temporary_name(folder)
         temporary.mkdir(parents=True)
         try:
-            (temporary / WEIGHTS).write_bytes(save(self.tensors))  # save_file would make it unreadable to other users
+            content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
+            (temporary / WEIGHTS).write_bytes(content)  # save_file would make it unreadable to other users
             if isinstance(self.net, Fitted):
-                (temporary / CLASSIFIER).write_bytes(untrusted.dump(self.net.estimator))
-            about = {**self.about, "digest": digest(self.about, temporary)}
+                (temporary / CLASSIFIER).write_bytes(dumped(self.net.estimator))
+            about = self.about.model_dump(mode="json")
+            about["digest"] = digest(about, temporary)
             (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        except BaseException:
+            replace_folder(temporary, folder)
+        finally:
             shutil.rmtree(temporary, ignore_errors=True)
-            raise
-        replace_folder(temporary, folder)
         return folder
 
 
@@ -159,50 +169,54 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
     classifier of another class than those of `loss=logistic`, boosting, rf and ccs, which is not checked.
     """
     folder = Path(path).expanduser()
-    missing = [name for name in (ABOUT, WEIGHTS) if not (folder / name).is_file()]
-    if missing:
+    if not ((folder / ABOUT).is_file() and (folder / WEIGHTS).is_file()):
         hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / ABOUT).is_file() else ""
         raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}{hint}")
-    file = folder / ABOUT
-    try:
-        values = json.loads(read_regular(file, MOST_BYTES))
-        if not isinstance(values, dict) or values.get("format") != FORMAT:
-            got = values.get("format") if isinstance(values, dict) else type(values).__name__
-            raise ValueError(f"expected a model of format {FORMAT}, got {got!r}")
+    classical, net = (folder / CLASSIFIER).is_file(), nn.Module()
+    with blaming(folder / ABOUT):
+        values = json.loads(read_regular(folder / ABOUT, MOST_BYTES))
         stored = values.pop("digest", None)
         if stored not in (None, digest(values, folder)):
             raise ValueError("it or a file beside it has changed since it was written; if you changed it, delete the "
                              "line \"digest\"")  # fmt: skip
-        about = inspection.checked_about(values)
-        if "target" in about["model"] and not trust:  # even a class of east: its parameters could name anything
-            raise ValueError(
-                f"its network is the custom class {about['model']['target']!r}, and loading it would run its code; "
-                "if you trust it, use trust=true, or east.load(…, trust=True)"
-            )
-        if about["kind"] == "table":
-            inspection.check_encoding(data.Encoding.from_json(about.get("encoding")), prod(about["inputs_shape"]))
-        file = folder / WEIGHTS
-        tensors = load_file(file)
-        inspection.check_tensors(tensors, about["inputs_shape"], about["kind"])
-        state, classes, net = network_state(tensors), len(about["classes"]), None
-        if (folder / CLASSIFIER).is_file():
-            width = inspection.check_classical(state, prod(about["inputs_shape"]), classes)
-            file = folder / CLASSIFIER
-            projection = {name.removeprefix("projection."): tensor for name, tensor in state.items()}
-            net = Fitted(untrusted.load(file, width, trust), classes, state["present"],
-                         Projection(projection) if "axes" in projection else None)  # fmt: skip
-        elif "target" not in about["model"]:
-            inspection.check_network(about["model"], state, about["inputs_shape"], classes)
-        model = assembled(about, tensors, device, net)
-        row = np.zeros((1, *about["inputs_shape"]), np.uint8 if about["kind"] == "image" else np.float32)
+        about = About.model_validate(values)
+        if (target := about.model.options.get("target")) and not trust:  # even of east: its parameters may name others
+            raise ValueError(f"its network is the custom class {target!r}, and loading it would run its code; {TRUST}")
+        if not classical:
+            net = without_weights(about)
+    inputs, classes = prod(about.inputs_shape), len(about.classes)
+    with blaming(folder / WEIGHTS):
+        tensors = load_file(folder / WEIGHTS)
+        inspection.check_tensors(tensors, about)
+        state = {name.removeprefix("net."): tensor for name, tensor in tensors.items() if name.startswith("net.")}
+        width = inspection.check_classical(state, inputs, classes) if classical else 0
+        if not classical:
+            net = with_weights(net, state)
+    with blaming(folder / (CLASSIFIER if classical else WEIGHTS)):
+        if classical:
+            projection = {name.removeprefix("projection."): t for name, t in state.items() if name != "present"}
+            net = Fitted(inspection.classifier(folder / CLASSIFIER, width, trust), classes, state["present"],
+                         Projection(projection) if projection else None)  # fmt: skip
+        model = made(about, net, tensors["mean"], tensors["std"], device)
+        row = np.zeros((1, *about.inputs_shape), np.uint8 if about.kind == "image" else np.float32)
         width = model.predict_proba(row).shape[-1]
-        if width != len(about["classes"]):
-            raise ValueError(f"expected a network of {len(about['classes'])} classes, got one of {width}")
-    except Exception as error:  # a damaged file can make the libraries raise anything
-        reason = (str(error) or type(error).__name__).splitlines()[0]
-        where = folder / ABOUT if isinstance(error, inspection.WrongDescriptionError) else file
-        raise DataError(f"{where}: {reason}") from error
+        if width != classes:
+            raise ValueError(f"expected a network of {classes} classes, got one of {width}")
     return model
+
+
+@contextmanager
+def blaming(file: Path) -> Iterator[None]:
+    """Turn whatever is raised into a DataError of one line that names the file; a damaged one can raise anything."""
+    try:
+        yield
+    except Exception as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        if isinstance(error, ValidationError):
+            first = error.errors(include_url=False)[0]
+            place = "".join(f"{part}." for part in first["loc"])[:-1]
+            reason = f"{place}: {first['msg']}" if place else first["msg"].removeprefix("Value error, ")
+        raise DataError(f"{file}: {reason}") from error
 
 
 def digest(about: Mapping[str, object], folder: Path) -> str:
@@ -211,74 +225,62 @@ def digest(about: Mapping[str, object], folder: Path) -> str:
     for path in (folder / WEIGHTS, folder / CLASSIFIER):
         if path.is_file():
             state.update(path.read_bytes())
-    state.update(json.dumps(json.loads(json.dumps(about)), sort_keys=True).encode())
+    state.update(json.dumps(about, sort_keys=True).encode())
     return state.hexdigest()
 
 
-def network_state(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of the network among the tensors of a model."""
-    return {name.removeprefix("net."): tensor for name, tensor in tensors.items() if name.startswith("net.")}
+def dumped(estimator: Any) -> bytes:
+    """A fitted classifier as a compressed skops file."""
+    vars(estimator).pop("_feature_subsample_rng", None)  # a random generator of boosting that predictions do not use
+    return skops.io.dumps(estimator, compression=ZIP_DEFLATED, compresslevel=1)
 
 
 def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
     """The model of a trial on the data `loaded`; its rule is argmax."""
-    config = outcome.trial.config
+    encoding = (splits.encoding or numeric_encoding(loaded, splits)) if isinstance(loaded, Table) else None
     about = description(
-        config,
+        outcome.trial.config,
         outcome.trial.seed,
         kind=splits.kind,
-        classes=splits.classes,
+        classes=list(splits.classes),
         positive=splits.positive,
-        inputs_shape=splits.train.inputs.shape[1:],
-        encoding=(splits.encoding or numeric_encoding(loaded, splits)) if isinstance(loaded, Table) else None,
+        inputs_shape=list(splits.train.inputs.shape[1:]),
+        encoding=encoding.to_json() if encoding else None,
+        rule=None,
     )
-    state = outcome.weights if outcome.fitted is None else outcome.fitted.state_dict()
-    mean, std = splits.mean, splits.std
-    if "projection.axes" in state:  # it standardises pixels itself, from bytes
-        mean, std = torch.zeros(3), torch.full((3,), 1 / 255)
-    tensors = {"mean": mean, "std": std} | {f"net.{name}": t.cpu() for name, t in state.items()}
-    return assembled(about, {name: t.clone().contiguous() for name, t in tensors.items()}, "cpu", outcome.fitted)
-
-
-def description(
-    config: Science,
-    seed: int,
-    *,
-    kind: Kind,
-    classes: Sequence[str],
-    positive: int | None,
-    inputs_shape: Sequence[int],
-    encoding: data.Encoding | None,
-    decision: str = "argmax",
-    rule: decisions.Rule | None = None,
-) -> About:
-    """The content of model.json."""
-    return {
-        "format": FORMAT,
-        "kind": kind,
-        "classes": list(classes),
-        "positive": positive,
-        "inputs_shape": list(inputs_shape),
-        "encoding": encoding.to_json() if encoding else None,
-        "model": config.model.to_json(),
-        "decision": decision,
-        "rule": rule.to_json() if rule else None,
-        "key": config.key,
-        "seed": seed,
-        "config": config.to_json(),
-        **provenance(),
-    }
-
-
-def assembled(about: About, tensors: Mapping[str, Tensor], device: str, net: nn.Module | None = None) -> Model:
-    """The model of a description and its tensors. net: a classical model; None: a network, built from both."""
+    net, mean, std = outcome.fitted, splits.mean, splits.std
     if net is None:
-        if "target" in about["model"]:
-            check_custom(str(about["model"]["target"]))
-        net = models.build(ModelSection.model_validate(about["model"]), about["inputs_shape"], len(about["classes"]))
-        net.load_state_dict(network_state(tensors))
+        net = with_weights(without_weights(about), outcome.weights)
+    elif net.projection:  # it standardises pixels itself, from bytes
+        mean, std = torch.zeros(3), torch.full((3,), 1 / 255)
+    return made(about, net, mean, std, "cpu")
+
+
+def description(config: Science, seed: int, **fields: Any) -> About:
+    """The content of model.json for a network trained with this config."""
+    origin: dict[str, Any] = {"model": config.model, "key": config.key, "seed": seed, "config": config.to_json()}
+    return About(format=1, **fields, **origin, **provenance())
+
+
+def made(about: About, net: nn.Module, mean: Tensor, std: Tensor, device: str) -> Model:
     chosen = pick_device(device)
-    return Model(about, dict(tensors), net.eval().to(chosen), chosen)
+    return Model(about, net.eval().to(chosen), mean.cpu(), std.cpu(), chosen)
+
+
+def without_weights(about: About) -> nn.Module:
+    """The described network; a network of ours takes no memory yet."""
+    if target := about.model.options.get("target"):
+        check_custom(str(target))
+        return models.build(about.model, about.inputs_shape, len(about.classes))
+    with torch.device("meta"):
+        return models.build(about.model, about.inputs_shape, len(about.classes))
+
+
+def with_weights(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
+    """The network with these weights, which must fit it."""
+    inspection.check_state(net, state)
+    net.load_state_dict(state, assign=True)
+    return net.float()
 
 
 def check_custom(target: str) -> None:
@@ -299,12 +301,6 @@ def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
     return data.Encoding(tuple(columns), classes=table.classes, positive=table.positive)
 
 
-def refuse_graphs(model: Model) -> None:
-    """DataError for a model of graphs, which cannot be read from a file."""
-    if model.about["kind"] == "graph":
-        raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
-
-
 def predict_file(
     model: Model,
     source: str | Path,
@@ -323,13 +319,11 @@ def predict_file(
         raise ConfigError(f"output={target}: predictions are written as CSV; expected a name that ends in .csv or .txt")
     refuse_graphs(model)
     target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = temporary_name(target)
-    done = 0
+    temporary, done = temporary_name(target), 0
+    of_images = model.about.kind == "image"
     try:
         with bars.bar(f"predicting {source.name}", None, "row") as bar:
-            image = model.about["kind"] == "image"
-            frames = image_predictions(model, source) if image else table_predictions(model, source, keep)
-            for frame in frames:
+            for frame in image_predictions(model, source) if of_images else table_predictions(model, source, keep):
                 frame = escape_formulas(frame) if safe else frame
                 frame.to_csv(temporary, mode="a" if done else "w", header=not done, index=False)
                 done += len(frame)
@@ -340,6 +334,12 @@ def predict_file(
     finally:
         temporary.unlink(missing_ok=True)
     return done
+
+
+def refuse_graphs(model: Model) -> None:
+    """DataError for a model of graphs, which cannot be read from a file."""
+    if model.about.kind == "graph":
+        raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
 
 
 def escape_formulas(frame: "pd.DataFrame") -> "pd.DataFrame":
@@ -360,10 +360,9 @@ def table_predictions(
     model: Model, source: Path, keep: Sequence[str] | Literal["all"] | None = None
 ) -> Iterator["pd.DataFrame"]:
     """Predictions for a table, a portion of the file at a time."""
-    done = 0
-    encoding = data.Encoding.from_json(model.about["encoding"])
+    encoding, done = model.encoding, 0
     decimals, text = encoding.decimals, encoding.text_columns
-    if any(isinstance(column, Numeric) and column.decimal is None for column in encoding.columns):
+    if any(isinstance(column, Numeric) and column.decimal is None for column in encoding.columns):  # training has none
         decimals = files.read_marked(source, encoding.delimiter, text, decimals, files.SAMPLE)[1]
     frames = files.portions(source, encoding.delimiter, FILE_ROWS, text=text, decimals=decimals)
     written = files.portions(source, encoding.delimiter, FILE_ROWS, as_written=True) if keep else repeat(None)
@@ -382,10 +381,9 @@ def image_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
     if not source.is_dir():
         raise DataError(f"this model takes images: expected input=FOLDER with images, got {source}")
     paths = images.find(source)
-    size = model.about["inputs_shape"][-1]
     for k in range(0, len(paths), IMAGES):
         batch = paths[k : k + IMAGES]
-        result = as_frame(model, model.predict_proba(images.decode(batch, size)))
+        result = as_frame(model, model.predict_proba(images.decode(batch, model.about.inputs_shape[-1])))
         result.insert(0, "file", [str(path.relative_to(source)) for path in batch])
         yield result
 
@@ -396,7 +394,7 @@ def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
 
     frame = pd.DataFrame(probabilities, columns=[f"p_{name}" for name in model.classes])
     frame.insert(0, "label", model.decide(probabilities))
-    if model.about["rule"] is not None:
+    if model.about.rule is not None:
         frame.insert(1, "rule", decisions.explained(model.rule, model.classes))
     return frame
 
@@ -405,20 +403,17 @@ def with_columns(
     predicted: "pd.DataFrame", frame: "pd.DataFrame", keep: Sequence[str] | Literal["all"]
 ) -> "pd.DataFrame":
     """Predictions after the kept columns of the input, each once; those with the name of an output become input_…"""
-    import pandas as pd
-
     frame = frame.rename(columns=str)
     columns = list(map(str, frame))
     names = columns if keep == "all" else list(dict.fromkeys(keep))
-    missing = [name for name in names if name not in columns]
-    if missing:
-        available = ", ".join(columns[:20])
-        raise DataError(f"keep: expected columns of the input, got {', '.join(missing)}; it has {available}")
-    new_names: dict[str, str] = {}
+    if missing := [name for name in names if name not in columns]:
+        raise DataError(
+            f"keep: expected columns of the input, got {', '.join(missing)}; it has {', '.join(columns[:20])}"
+        )
+    new_names = {}
     for name in names:
-        new_name = name
-        while new_name in predicted or (new_name != name and new_name in names):
-            new_name = f"input_{new_name}"
-        new_names[name] = new_name
-    kept = frame[names].rename(columns=new_names)
-    return pd.concat([kept.reset_index(drop=True), predicted.reset_index(drop=True)], axis=1)
+        new_names[name] = name
+        while new_names[name] in predicted or (new_names[name] != name and new_names[name] in names):
+            new_names[name] = f"input_{new_names[name]}"
+    kept = frame[names].rename(columns=new_names).reset_index(drop=True)
+    return kept.join(predicted.reset_index(drop=True))
