@@ -10,36 +10,28 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state, column_or_1d
+from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.class_weight import compute_sample_weight
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
 from east import decisions, losses, metrics
-from east.choices import choose
 from east.confusion import Confusion
 from east.lab import models
 from east.lab.data.columns import Columns, Numbers, detect_all
 from east.lab.data.common import DataError, Part, Splits, listed, shown
 from east.lab.data.encoding import Encoding, typed_columns
-from east.lab.settings.sections import (
-    AnnealingSection,
-    DatasetSection,
-    Hyper,
-    LossSection,
-    ModelSection,
-    Schedule,
-    Science,
-    Training,
-)
+from east.lab.settings import sections
 from east.lab.training import saved
 from east.lab.training.annealing import SCHEDULES, stages_of
 from east.lab.training.engine import train
@@ -47,7 +39,6 @@ from east.lab.training.population import Outcome, Trial, batches_of
 from east.losses import steps
 
 if TYPE_CHECKING:
-    import pandas as pd
     from sklearn.utils import Tags
 
 ROWS = 8192  # that pass through the network at once
@@ -56,17 +47,7 @@ LOSSES = {
     "metric_ce": "east.losses.MetricCrossEntropy",
     "ce": "east.losses.CrossEntropy",
 }
-DECISIONS = ("argmax", "plugin", "expected")
 LENGTH, PATIENCE = {"steps": 3000, "epochs": 20}, {"steps": 500, "epochs": 5}  # defaults: whichever is longer
-MISSING = ("error", "median")
-RANGES: dict[str, tuple[Any, float, float]] = {
-    **dict.fromkeys(("batch_size", "max_epochs", "patience", "n_init"), (Integral, 1, math.inf)),
-    "warmup": (Integral, 0, math.inf),
-    **dict.fromkeys(("validation_fraction", "cooling"), (Real, 0.001, 0.999)),
-    "lr": (Real, 1e-12, 1000),
-    "dropout": (Real, 0, 0.99),
-    "weight_decay": (Real, 0, 1000),
-}
 
 
 class EASTClassifier(ClassifierMixin, BaseEstimator):
@@ -79,7 +60,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         average="positive", the score of that class; average="positive" alone means the larger of two numbers, or True,
         and is refused for text. `costs` [d, d] has true classes in rows and predicted ones in columns, in the order of
         classes_.
-    metric_parameters: other parameters of the metric, by name.
     loss: metric_ce (MetricCrossEntropy), metric (EAST's MetricLoss with this `step`) or ce (cross-entropy).
     decision: argmax, or the rule that is best for the metric on the validation rows: plugin uses their labels, expected
         only the probabilities.
@@ -97,7 +77,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     n_init: initialisations that train together as one population; the best on the validation rows is kept.
     validation_fraction: share of the rows of each class that is held out for early stopping.
     random_state: determines validation rows, initial weights and batches; the global generators are not touched.
-    verbose: show a progress bar, in a log plain lines; print the result.
+    verbose: show a progress bar, in a log plain lines.
 
     Fitted: classes_, net_ (a torch module, float64), rule_ (the decision), encoding_, outcomes_ (one per
     initialisation), n_iter_ (its epochs), validation_score_, n_features_in_, feature_names_in_.
@@ -108,6 +88,23 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     True
     """
 
+    _parameter_constraints: ClassVar[dict] = {
+        "metric": [str, callable],
+        "loss": [StrOptions(set(LOSSES))],
+        "step": [StrOptions({*steps.STEPS, "none"})],
+        "decision": [StrOptions({"argmax", "plugin", "expected"})],
+        "annealing": [StrOptions(set(SCHEDULES))],
+        "missing": [StrOptions({"error", "median"})],
+        "hidden": ["array-like"],
+        "warmup": [Interval(Integral, 0, None, closed="left")],
+        **{key: [Interval(Integral, 1, None, closed="left")] for key in ("batch_size", "n_init")},
+        **{key: [Interval(Integral, 1, None, closed="left"), None] for key in ("max_epochs", "patience")},
+        **{key: [Interval(Real, 0.001, 0.999, closed="both")] for key in ("cooling", "validation_fraction")},
+        "dropout": [Interval(Real, 0, 0.99, closed="both")],
+        "lr": [Interval(Real, 1e-12, 1000, closed="both")],
+        "weight_decay": [Interval(Real, 0, 1000, closed="both")],
+    }
+
     def __init__(
         self,
         metric: str | Callable[..., Tensor] = "f1",
@@ -116,7 +113,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         positive: Any = None,
         beta: float | Sequence[float] | Mapping[str, float] | None = None,
         costs: ArrayLike | None = None,
-        metric_parameters: Mapping[str, Any] | None = None,
         loss: Literal["metric_ce", "metric", "ce"] = "metric_ce",
         step: str = "linear",
         decision: Literal["argmax", "plugin", "expected"] = "argmax",
@@ -130,7 +126,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         warmup: int = 0,
         max_epochs: int | None = None,
         patience: int | None = None,
-        annealing: Schedule = "geometric",
+        annealing: sections.Schedule = "geometric",
         cooling: float = 0.7,
         n_init: int = 1,
         validation_fraction: float = 0.2,
@@ -143,7 +139,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.positive = positive
         self.beta = beta
         self.costs = costs
-        self.metric_parameters = metric_parameters
         self.loss = loss
         self.step = step
         self.decision = decision
@@ -170,20 +165,20 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
         Rows of weight 0 are ignored. Weights count in the loss, in early stopping and for the decision rule.
         """
-        self._check_parameters()
+        self._validate_params()
+        self.encodes_frames_ = has_words(X)
         columns, targets = self._read(X, y, fitting=True)
         check_classification_targets(targets)
         used, weights = self._weights(X, targets, sample_weight)
-        columns, targets = columns.take(used), targets[used]
-        self.classes_, labels = np.unique(targets, return_inverse=True)
+        self.classes_, labels = np.unique(targets[used], return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
-        metrics.check_leading(self._score_of(self._names()), len(self.classes_))
+        metrics.check_leading(self._score_of(self._names), len(self.classes_))
         random = check_random_state(self.random_state)
-        splits = self._split(columns, labels, weights, random)
+        splits = self._split(columns.take(used), labels, weights, random)
         config = self._config(len(splits.train))
         trials = [Trial(config, int(seed)) for seed in random.randint(2**31 - 1, size=self.n_init)]
-        self.outcomes_ = train(trials, splits, device=self.device, progress=self.verbose)
+        self.outcomes_ = train(trials, splits, device=self.device, progress=bool(self.verbose))
         self._keep_best(splits)
         return self
 
@@ -198,21 +193,20 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def predict(self, X: ArrayLike) -> np.ndarray:
         """The class of each row by the decision rule: the most probable one, unless `decision` says otherwise."""
-        decided = self._decided(X).numpy()  # first, because it checks that there are classes_
-        return self.classes_[decided]
+        logits = self._logits(X)
+        return self.classes_[self.rule_.decide(logits.softmax(-1)).numpy()]
 
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric of the predictions; larger is better."""
-        predicted = self._decided(X)
+        predicted = self.rule_.decide(self._logits(X).softmax(-1))
         truth = without_gaps(column_or_1d(y))
         # Classes that were not in training are never predicted. unique_labels refuses text after numbers.
         unseen = np.setdiff1d(unique_labels(self.classes_, truth), self.classes_)
         classes = [*self.classes_, *unseen]
-        index = {name: k for k, name in enumerate(classes)}
-        labels = torch.tensor([index[name] for name in truth])
+        labels = torch.tensor([classes.index(name) for name in truth])
         weights = torch.from_numpy(_check_sample_weight(sample_weight, X, dtype=np.float64))
         confusion = Confusion.from_predictions(predicted, labels, len(classes), weights)
-        return float(self._score_of([str(name) for name in classes])(confusion))
+        return float(self._score_of([*map(str, classes)])(confusion))
 
     def to_model(self) -> saved.Model:
         """The classifier as a model that can be saved: for `.save(folder)`, east.load, task=predict and east.export.
@@ -220,18 +214,18 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         Its classes are the labels as text, it takes frames, scales them in float64 and computes in float32.
         """
         check_is_fitted(self)
-        config = self.trial_.config
-        if self.loss != "ce":
-            config = config.but(loss=config.loss.but(metric=self._metric_name()))  # JSON cannot hold a function
+        config, metric = self.trial_.config, self.metric
+        if callable(metric):  # JSON cannot hold a function
+            metric = getattr(metric, "__name__", repr(metric))
         about = saved.description(
-            config,
+            config if self.loss == "ce" else config.but(loss=config.loss.but(metric=metric)),
             self.trial_.seed,
             kind="table",
-            classes=self._names(),
-            positive=self._positive(),
+            classes=self._names,
+            positive=self._positive,
             inputs_shape=[len(self.mean_)],
             encoding=self.encoding_.to_json(),
-            decision=self.decision if self.decision == "argmax" else f"{self.decision}_{self._metric_name()}",
+            decision=self.decision if self.decision == "argmax" else f"{self.decision}_{metric}",
             rule=self.rule_.to_json(),
         )
         net = saved.with_weights(saved.without_weights(about), self.net_.state_dict())
@@ -249,50 +243,36 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         inputs = torch.from_numpy((self.encoding_.array(columns, np.float64) - self.mean_) / self.scale_)
         return torch.cat([self.net_(rows) for rows in inputs.split(ROWS)])
 
-    def _decided(self, X: ArrayLike) -> Tensor:
-        probabilities = self._logits(X).softmax(-1)
-        return self.rule_.decide(probabilities)
-
-    def _read(self, X: ArrayLike, y: ArrayLike | None = None, fitting: bool = False) -> tuple[Columns, np.ndarray]:
+    def _read(self, X: Any, y: ArrayLike | None = None, fitting: bool = False) -> tuple[Columns, np.ndarray]:
         """Typed columns and, in fit, targets [n]. New rows must have the training columns."""
-        if fitting:
-            self.encodes_frames_ = has_words(X)
+        advice = f"drop these rows, fill them, or use {type(self).__name__}(missing='median')"
         if not self.encodes_frames_:
-            finite: Any = "allow-nan" if self.missing == "median" else True
-            options = {"dtype": np.float64, "ensure_all_finite": finite}
+            options: dict[str, Any] = {"y": y} if fitting else {"reset": False}
+            finite = "allow-nan" if self.missing == "median" else True
             try:
-                if fitting:
-                    rows, targets = validate_data(self, X, y, **options)
-                else:
-                    rows, targets = validate_data(self, X, reset=False, **options), np.empty(0)
+                read = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, **options)
             except ValueError as error:
                 if "X contains NaN" not in str(error):
                     raise
-                raise ValueError(f"Input X contains NaN, a missing value: {self._advice}") from None
+                raise ValueError(f"Input X contains NaN, a missing value: {advice}") from None
+            rows, targets = read if fitting else (read, np.empty(0))
             names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(rows.shape[1])])
             return Columns(tuple(Numbers(str(name), rows[:, k]) for k, name in enumerate(names))), targets
-        if not hasattr(X, "columns"):
+        if not isinstance(X, pd.DataFrame):
             raise ValueError(f"expected a DataFrame with the columns of training, got {type(X).__name__}")
         validate_data(self, X, skip_check_array=True, reset=fitting)
-        frame: pd.DataFrame = X.rename(columns=str)  # type: ignore[union-attr]
-        self._refuse_missing(frame)
+        frame = X.rename(columns=str)
+        gaps = [shown(str(name)) for name in frame.columns[frame.isna().any()]]
+        if gaps and self.missing == "error":
+            raise ValueError(f"Input X contains NaN, a missing value, in {', '.join(gaps)}: {advice}")
         if not fitting:
-            return as_value_error(partial(typed_columns, frame, self.encoding_)), np.empty(0)
+            try:
+                return typed_columns(frame, self.encoding_), np.empty(0)
+            except DataError as error:
+                raise ValueError(str(error)) from error
         targets = without_gaps(column_or_1d(y, warn=True))
         check_consistent_length(X, targets)
         return detected_columns(frame), targets
-
-    def _refuse_missing(self, frame: "pd.DataFrame") -> None:
-        gaps = [str(name) for name in frame.columns if frame[name].isna().any()]
-        if gaps and self.missing == "error":
-            raise ValueError(
-                f"Input X contains NaN, a missing value, in {', '.join(map(shown, gaps[:5]))}"
-                f"{f' and {len(gaps) - 5} more columns' if len(gaps) > 5 else ''}: {self._advice}"
-            )
-
-    @property
-    def _advice(self) -> str:
-        return f"drop these rows, fill them, or use {type(self).__name__}(missing='median')"
 
     def _weights(
         self, X: ArrayLike, targets: np.ndarray, sample_weight: ArrayLike | None
@@ -302,14 +282,13 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         Class weights are made from these rows: "balanced" does not count rows that are ignored.
         """
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        used = np.flatnonzero(weights)
-        weights = weights[used]
-        if self.class_weight is not None and len(used):
-            weights = weights * compute_sample_weight(self.class_weight, targets[used])
-        used, weights = used[weights > 0], weights[weights > 0]
+        used = weights > 0
+        if self.class_weight is not None and used.any():
+            weights[used] *= compute_sample_weight(self.class_weight, targets[used])
+        used = np.flatnonzero(weights > 0)
         if not len(used):
             raise ValueError("sample_weight: expected at least one row with a weight above zero")
-        return used, weights / weights.mean()
+        return used, weights[used] / weights[used].mean()
 
     def _split(
         self, columns: Columns, labels: np.ndarray, weights: np.ndarray, random: np.random.RandomState
@@ -324,52 +303,49 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             rows = random.permutation(np.flatnonzero(labels == k))
             held_out[rows[: min(round(self.validation_fraction * len(rows)), len(rows) - 1)]] = True
         train_rows, val_rows = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-        self.encoding_ = Encoding((), classes=tuple(self._names()), positive=self._positive())
-        self.encoding_ = self.encoding_.fitted(columns, train_rows)
+        unfitted = Encoding((), classes=tuple(self._names), positive=self._positive)
+        self.encoding_ = unfitted.fitted(columns, train_rows)
         X = self.encoding_.array(columns, np.float64)
         scaler = StandardScaler().fit(X[train_rows])
         self.mean_, self.scale_ = scaler.mean_, scaler.scale_
-        weighted = np.ptp(weights) > 0
+        inputs = torch.from_numpy(scaler.transform(X)).float()
+        row_weights = torch.from_numpy(weights).float() if np.ptp(weights) > 0 else None
 
         def part(rows: np.ndarray) -> Part:
-            inputs = torch.from_numpy((X[rows] - self.mean_) / self.scale_).float()
-            row_weights = torch.from_numpy(weights[rows]).float() if weighted else None
-            return Part(inputs, torch.from_numpy(labels[rows]), torch.from_numpy(rows), row_weights)
+            index = torch.from_numpy(rows)
+            counted = None if row_weights is None else row_weights[index]
+            return Part(inputs[index], torch.from_numpy(labels)[index], index, counted)
 
-        return Splits(
-            train=part(train_rows),
-            val=part(val_rows if len(val_rows) else train_rows),
-            test=part(val_rows[:0]),
-            classes=tuple(self._names()),
-            name="estimator",
-            positive=self._positive(),
-            fingerprint="",
-            index_hash="",
-            mean=torch.zeros(X.shape[1]),
-            std=torch.ones(X.shape[1]),
-        )
+        parts = part(train_rows), part(val_rows if len(val_rows) else train_rows), part(val_rows[:0])
+        zeros = torch.zeros(X.shape[1])
+        return Splits(*parts, unfitted.classes, "estimator", self._positive, "", "", zeros, zeros + 1)
 
-    def _config(self, rows: int) -> Science:
+    def _config(self, rows: int) -> sections.Science:
         """The trials' config, with the same sections as an east-run config."""
-        loss = self._loss()
-        annealing = AnnealingSection(schedule=self.annealing, T0=0.2, r=float(self.cooling), T_min=0.01, patience=2)
+        options: dict[str, Any] = {} if self.loss == "ce" else {"metric": self.metric, "parameters": self._parameters()}
+        if self.loss == "metric":
+            options["step"] = self.step
+        loss = sections.LossSection(name=self.loss, target=LOSSES[self.loss], **options)
+        annealing = sections.AnnealingSection()
+        if loss.anneals:
+            r = float(self.cooling)
+            annealing = sections.AnnealingSection(schedule=self.annealing, T0=0.2, r=r, T_min=0.01, patience=2)
         batch = int(min(self.batch_size, rows))
         steps = batches_of(rows, batch)
-        max_epochs = int(self.max_epochs or max(LENGTH["epochs"], math.ceil(LENGTH["steps"] / steps)))
-        stages = stages_of(annealing) if loss.anneals else 1
-        return Science(
-            dataset=DatasetSection(name="estimator"),
-            model=ModelSection(name="mlp", hidden=list(self.hidden)),
+        patience, length = (max(d["epochs"], math.ceil(d["steps"] / steps)) for d in (PATIENCE, LENGTH))
+        return sections.Science(
+            dataset=sections.DatasetSection(name="estimator"),
+            model=sections.ModelSection(name="mlp", hidden=np.asarray(self.hidden).tolist()),
             loss=loss,
-            annealing=annealing if loss.anneals else AnnealingSection(),
-            protocol=Training(
+            annealing=annealing,
+            protocol=sections.Training(
                 name="estimator",
-                patience=int(self.patience or max(PATIENCE["epochs"], math.ceil(PATIENCE["steps"] / steps))),
-                max_epochs=max_epochs,
-                stage_epochs=None if self.max_epochs else math.ceil(max_epochs / stages),
+                patience=int(self.patience or patience),
+                max_epochs=int(self.max_epochs or length),
+                stage_epochs=None if self.max_epochs else math.ceil(length / stages_of(annealing)),
                 warmup=int(self.warmup),
             ),
-            hyper=Hyper(
+            hyper=sections.Hyper(
                 lr=float(self.lr),
                 batch_size=batch,
                 dropout=float(self.dropout),
@@ -390,33 +366,17 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.net_.load_state_dict(best.weights)
         # In float32 the last digits of a row's probabilities depend on the other rows; in float64 they do not.
         self.net_.double().eval()
-        if self.verbose:
-            print(
-                f"{type(self).__name__}: {self._metric_name()} {self.validation_score_:.3f} on {len(splits.val):,} "
-                f"validation rows after {best.epochs} epochs ({best.stopped}), "
-                f"{sum(outcome.seconds for outcome in self.outcomes_):.1f} s",
-                flush=True,
-            )
 
     def _judged(self, outcome: Outcome, val: Part) -> tuple[float, decisions.Rule]:
         """The metric on the validation rows under the best rule of kind `decision`, and that rule."""
-        p = torch.from_numpy(outcome.probabilities["val"])
-        metric, positive = self._score_of(self._names()), self._positive()
+        p, metric = torch.from_numpy(outcome.probabilities["val"]), self._score_of(self._names)
         rule: decisions.Rule = decisions.Argmax()
         if self.decision == "plugin":
-            rule = decisions.tuned(p, val.labels, metric, positive, val.weights)
+            rule = decisions.tuned(p, val.labels, metric, self._positive, val.weights)
         if self.decision == "expected":
-            rule = decisions.expected(p, metric, positive, val.weights)
+            rule = decisions.expected(p, metric, self._positive, val.weights)
         confusion = Confusion.from_predictions(rule.decide(p), val.labels, p.shape[-1], val.weights)
         return float(metric(confusion)), rule
-
-    def _loss(self) -> LossSection:
-        options: dict[str, Any] = {}
-        if self.loss != "ce":
-            options |= {"metric": self.metric, "parameters": self._parameters()}
-        if self.loss == "metric":
-            options["step"] = self.step
-        return LossSection(name=self.loss, target=LOSSES[self.loss], **options)
 
     def _score_of(self, classes: Sequence[str]) -> Callable[[Confusion], Tensor]:
         """The metric with its parameters, which MetricLoss checks and resolves whatever the loss."""
@@ -425,95 +385,49 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _parameters(self) -> dict[str, Any]:
         """The metric's parameters; the positive class as its index in classes_."""
-        metric, parameters = metrics.parse(self.metric, self.metric_parameters)
+        given = {name: getattr(self, name) for name in ("average", "beta", "costs")}
+        given = {n: v.tolist() if hasattr(v, "tolist") else v for n, v in given.items() if v is not None}
+        metric, parameters = metrics.parse(self.metric, given)
         accepted = inspect.signature(metric).parameters
-        for name in ("average", "beta", "costs"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if name not in accepted:
-                takers = [metric for metric, f in metrics.METRICS.items() if name in inspect.signature(f).parameters]
-                raise ValueError(
-                    f"{name}: the metric {self._metric_name()} does not take it; these do: {', '.join(takers)}"
-                )
-            parameters[name] = value
-        parameters = {name: value.tolist() if hasattr(value, "tolist") else value for name, value in parameters.items()}
-        parameters.pop("positive", None)
-        has_label, index = self._positive_label() is not None, self._positive()
-        if has_label and "average" in accepted:
-            parameters.setdefault("average", "positive")
         default = accepted["average"].default if "average" in accepted else None
-        of_one_class = has_label or parameters.get("average", default) == "positive"
-        is_text = any(isinstance(name, str | bytes) for name in self.classes_)  # whose order means nothing
-        if of_one_class and not has_label and (index is None or is_text):
-            raise ValueError(f"average='positive': expected positive=, one of the classes {self.classes_.tolist()}")
-        if "positive" in accepted and of_one_class:
-            parameters["positive"] = index
+        if self.positive is not None and "average" in accepted:
+            parameters.setdefault("average", "positive")
+        if self.positive is not None or parameters.get("average", default) == "positive":
+            is_text = any(isinstance(name, str | bytes) for name in self.classes_)  # whose order means nothing
+            if self._positive is None or (self.positive is None and is_text):
+                raise ValueError(f"average='positive': expected positive=, one of the classes {self.classes_.tolist()}")
+            parameters |= {"positive": self._positive} if "positive" in accepted else {}
         return parameters
 
-    def _positive_label(self) -> Any:
-        """The label of the positive class as the user gave it, or None."""
-        return (self.metric_parameters or {}).get("positive") if self.positive is None else self.positive
-
-    def _metric_name(self) -> str:
-        return self.metric if isinstance(self.metric, str) else getattr(self.metric, "__name__", repr(self.metric))
-
+    @property
     def _names(self) -> list[str]:
         return [str(name) for name in self.classes_]
 
+    @property
     def _positive(self) -> int | None:
         """Index in classes_ of the positive class: the given one, or the second of two."""
-        label, classes = self._positive_label(), [*self.classes_]
-        if label is None:
-            return 1 if len(classes) == 2 else None
-        if label not in classes:
-            raise ValueError(f"positive: expected one of the classes {self.classes_.tolist()}, got {label!r}")
-        return classes.index(label)
-
-    def _check_parameters(self) -> None:
-        choose("annealing", self.annealing, SCHEDULES)
-        choose("loss", self.loss, LOSSES)
-        choose("step", self.step, [*steps.STEPS, "none"])
-        choose("decision", self.decision, DECISIONS)
-        choose("missing", self.missing, MISSING)
-        is_list = isinstance(self.hidden, Sequence | np.ndarray)
-        if not (is_list and all(isinstance(size, Integral) and size > 0 for size in self.hidden)):
-            raise ValueError(f"hidden: expected the sizes of the layers, such as (128, 64), got {self.hidden!r}")
-        for name, (kind, low, high) in RANGES.items():
-            value = getattr(self, name)
-            if value is None and name in ("max_epochs", "patience"):
-                continue
-            if not (isinstance(value, kind) and low <= float(value) <= high):
-                wanted = (
-                    f"a whole number of at least {low}" if kind is Integral else f"a number from {low:g} to {high:g}"
-                )
-                raise ValueError(f"{name}: expected {wanted}, got {value!r}")
+        if self.positive is None:
+            return 1 if len(self.classes_) == 2 else None
+        if self.positive not in [*self.classes_]:
+            raise ValueError(f"positive: expected one of the classes {self.classes_.tolist()}, got {self.positive!r}")
+        return [*self.classes_].index(self.positive)
 
 
 def without_gaps(targets: np.ndarray) -> np.ndarray:
     """The targets; ValueError if one is missing, in the words of scikit-learn's check of arrays."""
-    import pandas as pd
-
     if pd.isna(targets).any():
         raise ValueError("Input y contains NaN, a missing value: drop these rows")
     return targets
 
 
 def has_words(X: Any) -> bool:
-    """Whether X is a frame with columns that are not numbers."""
-    import pandas as pd
-
-    if not isinstance(X, pd.DataFrame):
-        return False
-    return any(not (pd.api.types.is_numeric_dtype(kind) or pd.api.types.is_bool_dtype(kind)) for kind in X.dtypes)
+    """True if X is a frame with columns that are not numbers."""
+    return isinstance(X, pd.DataFrame) and len(X.select_dtypes(["number", "bool", "boolean"]).columns) < X.shape[1]
 
 
-def detected_columns(frame: "pd.DataFrame") -> Columns:
+def detected_columns(frame: pd.DataFrame) -> Columns:
     """Every column as numbers, words or dates. Numbers are always kept, even if they look like an id."""
-    import pandas as pd
-
-    categories = [name for name, kind in frame.dtypes.items() if isinstance(kind, pd.CategoricalDtype)]
-    numeric = [name for name, kind in frame.dtypes.items() if pd.api.types.is_numeric_dtype(kind)]
+    categories, numeric = list(frame.select_dtypes("category")), list(frame.select_dtypes(["number", "bool"]))
     used, dropped, faults = detect_all(frame, categories, numeric)
     if faults:
         raise ValueError(
@@ -525,11 +439,3 @@ def detected_columns(frame: "pd.DataFrame") -> Columns:
     if not used:
         raise ValueError("expected at least one column of numbers, categories or dates, got none")
     return Columns(tuple(used), tuple(dropped))
-
-
-def as_value_error(read: Callable[[], Columns]) -> Columns:
-    """Turn DataError into the ValueError that scikit-learn expects for bad input."""
-    try:
-        return read()
-    except DataError as error:
-        raise ValueError(str(error)) from error

@@ -12,9 +12,10 @@ model sees (None: all pixels), and `fitted(inputs, labels, validation, seed)`, w
 import copy
 import inspect
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from importlib.util import find_spec
-from operator import itemgetter
 from typing import Any, Protocol
 
 import numpy as np
@@ -37,16 +38,9 @@ from east.lab.training.population import Outcome, Trial
 from east.lab.training.scores import Best
 from east.losses.inputs import refuse_unknown
 
-DECODINGS = ("argmax", "set")
-CLASS_WEIGHTS = ("balanced",)
-PARTS = ("train", "val", "test")
-PIXELS_AT_ONCE = 1 << 24
-POWER_ITERATIONS = 4
+IMAGES = 1024  # that are projected at once
 
 Rows = tuple[np.ndarray, np.ndarray]  # inputs [n, f] and labels [n]
-
-# The last images after projection, and the projection, shared by the seeds.
-_projected: dict[tuple, tuple[dict[str, np.ndarray], "Projection"]] = {}
 
 
 class Recipe(Protocol):
@@ -64,7 +58,7 @@ def fit(trial: Trial, splits: Splits) -> Outcome:
     started = time.perf_counter()
     recipe = recipe_of(trial.config.loss)
     inputs, projection = features(splits, recipe.pca)
-    labels = {part: getattr(splits, part).labels.numpy() for part in PARTS}
+    labels = {part: getattr(splits, part).labels.numpy() for part in inputs}
     present, renumbered = np.unique(labels["train"], return_inverse=True)
     if len(present) > 1:
         known = np.isin(labels["val"], present)
@@ -73,8 +67,7 @@ def fit(trial: Trial, splits: Splits) -> Outcome:
     else:
         estimator = DummyClassifier().fit(inputs["train"], renumbered)
     model = Fitted(estimator, len(splits.classes), torch.from_numpy(present), projection)
-    parts = ("val", "test")
-    probabilities = {part: model.probabilities(inputs[part]).numpy() for part in parts}
+    probabilities = {part: model.probabilities(inputs[part]).numpy() for part in ("val", "test")}
     predicted = torch.from_numpy(probabilities["val"].argmax(-1))
     confusion = Confusion.from_predictions(predicted, splits.val.labels, len(splits.classes))
     one_minus_f1 = 1 - float(metric_of("f1", splits.positive)(confusion))
@@ -88,7 +81,7 @@ def fit(trial: Trial, splits: Splits) -> Outcome:
         best=Best(val_loss=one_minus_f1, val_metric=one_minus_f1),
         history={},
         probabilities=probabilities,
-        labels={part: labels[part] for part in parts},
+        labels={part: labels[part] for part in probabilities},
         fitted=model,
     )
 
@@ -128,19 +121,17 @@ class Fitted(nn.Module):
         return torch.zeros(len(rows), self.classes).index_copy(1, self.present.cpu(), p)
 
 
+@dataclass
 class RandomForest:
-    """scikit-learn's random forest. Neither paper states its settings; these are the library's own."""
+    """scikit-learn's random forest. Neither paper states its settings; these are the library's own.
 
-    def __init__(
-        self,
-        n_estimators: int = 100,
-        min_samples_leaf: int = 1,
-        pca: float | None = 0.8,
-        max_samples: int | None = None,
-    ):
-        """max_samples: the largest number of rows to draw for a tree; None: as many as there are."""
-        self.n_estimators, self.min_samples_leaf, self.pca = n_estimators, min_samples_leaf, pca
-        self.max_samples = max_samples
+    max_samples: the largest number of rows to draw for a tree; None: as many as there are.
+    """
+
+    n_estimators: int = 100
+    min_samples_leaf: int = 1
+    pca: float | None = 0.8
+    max_samples: int | None = None
 
     def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> RandomForestClassifier:
         return RandomForestClassifier(
@@ -152,6 +143,7 @@ class RandomForest:
         ).fit(inputs, labels)
 
 
+@dataclass
 class LogisticRegression:
     """scikit-learn's multinomial logistic regression on standardised inputs; nothing is random.
 
@@ -159,81 +151,66 @@ class LogisticRegression:
     class_weights: None, or balanced, which weights each row by n / (k n_k).
     """
 
-    def __init__(
-        self,
-        C: float | Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0),
-        class_weights: str | None = None,
-        pca: float | None = 0.8,
-    ):
-        self.grid = sorted([C] if isinstance(C, int | float) else C)
-        self.pca = pca
-        self.class_weights = None if class_weights is None else choose("class_weights", class_weights, CLASS_WEIGHTS)
+    C: float | Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0)
+    class_weights: str | None = None
+    pca: float | None = 0.8
+
+    def __post_init__(self) -> None:
+        check_class_weights(self.class_weights)
 
     def fitted(
         self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0
     ) -> sklearn.linear_model.LogisticRegression:
         scaler = StandardScaler().fit(inputs.astype(np.float64))
-        scaled, val_inputs = scaler.transform(inputs), scaler.transform(validation[0])
         model = sklearn.linear_model.LogisticRegression(
-            max_iter=1000, tol=1e-6, class_weight=self.class_weights, warm_start=True  # along the grid
-        )  # fmt: skip
-        models = [copy.deepcopy(model.set_params(C=C).fit(scaled, labels)) for C in self.grid]
-        weights = class_weights(self.class_weights, labels)
-        best = models[0]
-        if len(models) > 1:
-            best = min(models, key=lambda m: cross_entropy(m.predict_proba(val_inputs), validation[1], weights))
+            max_iter=1000, tol=1e-6, class_weight=self.class_weights, warm_start=True
+        )
+        fits = fits_along(model, "C", self.C, scaler.transform(inputs), labels)
+        best = best_of(fits, scaler.transform(validation[0]), validation[1], labels)
         best.coef_ = best.coef_ / scaler.scale_  # takes inputs that are not scaled
         best.intercept_ = best.intercept_ - best.coef_ @ scaler.mean_
         return best
 
 
+@dataclass
 class GradientBoosting:
     """scikit-learn's histogram gradient boosting, without its early stopping: that would hold back training rows.
 
     leaves, iterations: largest number of leaves per tree, and number of trees per class. If several, those with the
-    lowest cross-entropy on validation are used; a fit with many trees contains those with fewer.
+    lowest cross-entropy on validation are used.
     class_weights: None, or balanced, which weights each row by n / (k n_k).
     """
 
-    def __init__(
-        self,
-        learning_rate: float = 0.1,
-        leaves: int | Sequence[int] = (4, 31),
-        iterations: int | Sequence[int] = (25, 50, 100, 200),
-        min_samples_leaf: int = 20,
-        class_weights: str | None = None,
-        pca: float | None = 0.8,
-    ):
-        self.learning_rate, self.min_samples_leaf, self.pca = learning_rate, min_samples_leaf, pca
-        self.leaves = [leaves] if isinstance(leaves, int) else list(leaves)
-        self.counts = [iterations] if isinstance(iterations, int) else list(iterations)
-        self.class_weights = None if class_weights is None else choose("class_weights", class_weights, CLASS_WEIGHTS)
+    learning_rate: float = 0.1
+    leaves: int | Sequence[int] = (4, 31)
+    iterations: int | Sequence[int] = (25, 50, 100, 200)
+    min_samples_leaf: int = 20
+    class_weights: str | None = None
+    pca: float | None = 0.8
+
+    def __post_init__(self) -> None:
+        check_class_weights(self.class_weights)
 
     def fitted(
         self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0
     ) -> HistGradientBoostingClassifier:
         """The seed matters only above 200,000 rows: bins are then made from a sample."""
-        weights, fits = class_weights(self.class_weights, labels), []
-        for leaves in self.leaves:
+        fits = []
+        for leaves in np.atleast_1d(self.leaves).tolist():
             model = HistGradientBoostingClassifier(
                 learning_rate=self.learning_rate,
-                max_iter=max(self.counts),
                 max_leaf_nodes=leaves,
                 min_samples_leaf=self.min_samples_leaf,
                 early_stopping=False,
                 class_weight=self.class_weights,
                 random_state=seed,
-            ).fit(inputs, labels)
-            if len(self.leaves) == len(self.counts) == 1:
-                return model
-            for count, p in enumerate(model.staged_predict_proba(validation[0]), start=1):
-                if count in self.counts:
-                    fits.append((cross_entropy(p, validation[1], weights), count, model))
-        _, count, model = min(fits, key=itemgetter(0))
-        del model._predictors[count:]
-        return model
+                warm_start=True,
+            )
+            fits += fits_along(model, "max_iter", self.iterations, inputs, labels)
+        return best_of(fits, *validation, labels)
 
 
+@dataclass
 class CCS:
     """Convex calibrated surrogates for the F_beta of label sets. Zhang, Ramaswamy and Agarwal, ICML 2020.
 
@@ -246,9 +223,13 @@ class CCS:
     ranking scores. The best set of l labels is the l largest q_j, worth (1 + b^2) / (b^2 + l) times their sum.
     """
 
-    def __init__(self, beta: float = 1.0, C: float = 1.0, decode: str = "argmax", pca: float | None = 0.8):
-        self.beta, self.C, self.pca = beta, C, pca
-        self.decode = choose("decode", decode, DECODINGS)
+    beta: float = 1.0
+    C: float = 1.0
+    decode: str = "argmax"
+    pca: float | None = 0.8
+
+    def __post_init__(self) -> None:
+        choose("decode", self.decode, ("argmax", "set"))
 
     def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> "CCS":
         """Fit one logistic regression for each label; nothing is random."""
@@ -286,12 +267,12 @@ class Estimator:
         self.kind, self.pca, self.options = import_by_path(target), pca, options
         if not (isinstance(self.kind, type) and hasattr(self.kind, "fit") and hasattr(self.kind, "predict_proba")):
             raise ConfigError(f"loss.target={target}: expected a class with fit and predict_proba, got {self.kind!r}")
-        accepted = inspect.signature(self.kind).parameters.values()
+        accepted = list(inspect.signature(self.kind).parameters.values())
         self.accepted = {parameter.name for parameter in accepted}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
             self.accepted |= {"random_state", "n_jobs"}
         else:
-            refuse_unknown(f"parameter of {self.kind.__name__}", options, list(accepted))
+            refuse_unknown(f"parameter of {self.kind.__name__}", options, accepted)
 
     def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> Any:
         threads = torch.get_num_threads()
@@ -300,16 +281,29 @@ class Estimator:
         return self.kind(**(usual | self.options)).fit(inputs, labels)
 
 
-def class_weights(kind: str | None, labels: np.ndarray) -> np.ndarray:
-    """The weight [k] of a row of each class: 1, or n / (k n_k) if kind is balanced."""
-    return compute_class_weight(kind, classes=np.unique(labels), y=labels)
+def check_class_weights(kind: str | None) -> None:
+    if kind is not None:
+        choose("class_weights", kind, ("balanced",))
 
 
-def cross_entropy(probabilities: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
-    """Weighted mean over rows of -log p of the true class. probabilities [n, k], labels [n], weights [k]."""
-    return log_loss(labels, probabilities, labels=np.arange(len(weights)), sample_weight=weights[labels])
+def fits_along(model: Any, setting: str, values: Any, inputs: np.ndarray, labels: np.ndarray) -> list[Any]:
+    """The model fitted with each of these values of a setting, from the smallest on; each fit goes on from the last."""
+    values = sorted(np.atleast_1d(values).tolist())
+    return [copy.deepcopy(model.set_params(**{setting: value}).fit(inputs, labels)) for value in values]
 
 
+def best_of(fits: Sequence[Any], inputs: np.ndarray, labels: np.ndarray, training_labels: np.ndarray) -> Any:
+    """The fit with the lowest cross-entropy on validation rows, weighted by class as in training."""
+    classes = np.unique(training_labels)
+    weights = compute_class_weight(fits[0].class_weight, classes=classes, y=training_labels)[labels]
+
+    def missed(fit: Any) -> float:
+        return log_loss(labels, fit.predict_proba(inputs), labels=classes, sample_weight=weights)
+
+    return min(fits, key=missed) if len(fits) > 1 else fits[0]
+
+
+@lru_cache(maxsize=1)  # shared by the seeds
 def features(splits: Splits, share: float | None) -> tuple[dict[str, np.ndarray], "Projection | None"]:
     """Train, val and test as the classifiers see them, float32 [n, f], and the projection of images.
 
@@ -317,18 +311,12 @@ def features(splits: Splits, share: float | None) -> tuple[dict[str, np.ndarray]
     """
     if splits.kind == "graph":
         raise ValueError(f"classical models: expected a table or images, got the graphs of {splits.name}")
-    inputs = {part: getattr(splits, part).inputs for part in PARTS}
-    if splits.kind == "table":
-        return {part: rows.numpy() for part, rows in inputs.items()}, None
-    if share is None:
+    inputs = {part: getattr(splits, part).inputs for part in ("train", "val", "test")}
+    if splits.kind == "table" or share is None:
         return {part: splits.prepare(rows).flatten(1).numpy() for part, rows in inputs.items()}, None
-    key = (splits.fingerprint, splits.index_hash, share)
-    if key not in _projected:
-        projection = principal_axes(splits.train.inputs, share)
-        projected = {part: torch.cat([*map(projection, portions(rows))]).numpy() for part, rows in inputs.items()}
-        _projected.clear()
-        _projected[key] = projected, projection
-    return _projected[key]
+    projection = principal_axes(splits.train.inputs, share)
+    projected = {part: torch.cat([*map(projection, rows.split(IMAGES))]) for part, rows in inputs.items()}
+    return {part: rows.numpy() for part, rows in projected.items()}, projection
 
 
 class Projection(nn.Module):
@@ -350,40 +338,26 @@ class Projection(nn.Module):
         return (images.flatten(1).float() - self.pixel_mean) / self.pixel_std @ self.axes
 
 
-def portions(images: Tensor) -> Iterator[Tensor]:
-    """The images, a few at a time."""
-    yield from images.split(max(1, PIXELS_AT_ONCE // images[0].numel()))
-
-
 def principal_axes(images: Tensor, share: float) -> Projection:
-    """PCA of standardised pixels by block power iteration (Halko et al. 2011), on a few images at a time.
+    """PCA of standardised pixels: the leading axes that hold a share of the variance, by a randomised decomposition.
 
-    Like scikit-learn's PCA(n_components=share) after a StandardScaler, but without all images as floats or the square
-    matrix of pixels in memory, so that Caltech256 fits too. images: uint8 [n, ...]; share: how much of the variance to
-    keep. The last axes of a block converge last, so its second half is computed only to be discarded.
+    Like scikit-learn's PCA(n_components=share) after a StandardScaler, but without the square matrix of pixels, so that
+    Caltech256 fits too. images: uint8 [n, ...]. The last axes of a block are the least exact, so its second half is
+    computed only to be discarded.
     """
     if not 0 < share <= 1:
         raise ValueError(f"pca: expected a share of the variance in (0, 1], or null for all pixels, got {share!r}")
-    pixels, count = images[0].numel(), len(images)
-    sums = [(x.sum(0), x.square().sum(0)) for x in (batch.flatten(1).double() for batch in portions(images))]
-    mean, square = (torch.stack(parts).sum(0) / count for parts in zip(*sums, strict=True))
-    std = (square - mean.square()).clamp_min(0).sqrt()
-    varying = std > 0
-    mean, std = mean.float(), torch.where(varying, std, 1.0).float()
-    variance = share * count * int(varying.sum())
-
-    def scatter(axes: Tensor) -> Tensor:
-        standardised = ((batch.flatten(1).float() - mean) / std for batch in portions(images))
-        return sum((x.T @ (x @ axes) for x in standardised), torch.zeros_like(axes))
-
-    max_width, width = min(count, pixels), 64
+    rows = images.flatten(1).float()
+    variance, mean = torch.var_mean(rows, 0, correction=0)
+    std = torch.where(variance > 0, variance.sqrt(), 1.0)
+    rows.sub_(mean).div_(std)
+    wanted, most, width = share * len(rows) * int((variance > 0).sum()), min(rows.shape), 64
     while True:
-        width = min(2 * width, max_width)
-        axes = torch.randn(pixels, width, generator=torch.Generator().manual_seed(0))
-        for _ in range(POWER_ITERATIONS):
-            axes = torch.linalg.qr(scatter(axes)).Q
-        values, rotation = torch.linalg.eigh((axes.T @ scatter(axes)).double())
-        explained = values.flip(0).cumsum(0)
-        if explained[width // 2] >= variance or width == max_width:
-            leading = (axes @ rotation.flip(1).float())[:, : int((explained < variance).sum()) + 1]
-            return Projection({"pixel_mean": mean, "pixel_std": std, "axes": leading})
+        width = min(2 * width, most)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            _, values, axes = torch.svd_lowrank(rows, width, niter=4)
+        explained = values.double().square().cumsum(0)
+        if explained[width // 2] >= wanted or width == most:
+            axes = axes[:, : int((explained < wanted).sum()) + 1]
+            return Projection({"pixel_mean": mean, "pixel_std": std, "axes": axes.contiguous()})
