@@ -10,12 +10,23 @@ _HOME = {
     "Confusion": "east.confusion",
     "METRICS": "east.metrics",
     "EASTClassifier": "east.estimator",
+    "MetricClassifier": "east.metric_classifier",
     "decide": "east.decisions",
     "export": "east.lab.training.export",
     "load": "east.lab.training.saved",
 }
 _MODULES = ("confusion", "data", "losses", "metrics", "records")
-__all__ = ["METRICS", "Confusion", "EASTClassifier", "MetricCrossEntropy", "MetricLoss", "decide", "export", "load"]
+__all__ = [
+    "METRICS",
+    "Confusion",
+    "EASTClassifier",
+    "MetricClassifier",
+    "MetricCrossEntropy",
+    "MetricLoss",
+    "decide",
+    "export",
+    "load",
+]
 
 
 def __getattr__(name: str) -> object:

@@ -1,0 +1,177 @@
+"""Cross-fitting: every row's probabilities come from models that did not train on it (out of fold).
+
+A decision rule is found by these probabilities and a score estimated from them. Several classifiers are stacked: the
+mixture with the lowest out-of-fold log-loss, a convex problem without hyperparameters.
+"""
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+from sklearn.base import ClassifierMixin, clone
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
+from sklearn.utils import _safe_indexing
+from sklearn.utils.parallel import Parallel, delayed
+from sklearn.utils.validation import _check_method_params
+from torch import Tensor
+
+from east import decisions, losses, metrics
+from east.confusion import Confusion
+
+Fold = tuple[np.ndarray, np.ndarray]  # training and test rows
+LEAST = 1e-9  # probabilities in a logarithm: a forest's can be 0
+GAP = 1e-6  # by which the log-loss of a mixture may exceed the lowest one
+SHIFT = 0.5  # a class's mean probability may differ from its share by this part of the share before a warning
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges decisions by a metric of a Confusion, resolved for the classes of a problem."""
+
+    name: str
+    metric: Callable[[Confusion], Tensor]
+    positive: int | None  # the class that a threshold is for
+
+    def __call__(self, predicted: Tensor, labels: Tensor, classes: int, weights: Tensor | None = None) -> float:
+        """The metric of predictions [n] on labels [n] with weights [n], by default 1."""
+        return float(self.metric(Confusion.from_predictions(predicted, labels, classes, weights)))
+
+    def rule(self, decision: str, p: Tensor, labels: Tensor, weights: Tensor | None = None) -> decisions.Rule:
+        """The best rule on probabilities [n, d]; only decision="tuned" looks at labels [n]."""
+        if decision == "argmax":
+            return decisions.Argmax()
+        if decision == "tuned":
+            return decisions.tuned(p, labels, self.metric, self.positive, weights)
+        return decisions.expected(p, self.metric, self.positive, weights)
+
+
+def judge_for(
+    metric: str | Callable[..., Tensor],
+    parameters: Mapping[str, Any] | None,
+    positive: Any,
+    classes: np.ndarray,
+    counts: np.ndarray,
+) -> Judge:
+    """The metric for these classes with these numbers of rows [d].
+
+    positive: a label; its score is meant where the metric averages over classes. Without it: with two classes the
+    larger one, of two texts the rarer one; with more, the macro average.
+    """
+    function, options = metrics.parse(metric, parameters)
+    averages, names = "average" in inspect.signature(function).parameters, classes.tolist()
+    if averages:
+        options.setdefault("average", "macro" if positive is None and len(names) > 2 else "positive")
+    of_one_class = options.get("average") == "positive"
+    index = 1 if len(names) == 2 else None
+    if positive is not None:
+        if positive not in names:
+            raise ValueError(f"positive: expected one of the classes {names}, got {positive!r}")
+        index = names.index(positive)
+    elif of_one_class and index is None:
+        raise ValueError(f"positive: the average 'positive' needs one of the classes {names}")
+    elif of_one_class and isinstance(names[0], str):  # the order of texts means nothing
+        index = int(counts[1] <= counts[0])
+        warnings.warn(f"scored as positive: {names[index]!r}, the rarer class; `positive` sets another", stacklevel=3)
+    if of_one_class:
+        options["positive"] = index
+    loss = losses.MetricLoss(function, classes=[str(name) for name in names], **options)  # checks the options
+    name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
+    return Judge(name, partial(loss.metric, **loss.metric_parameters), index)
+
+
+def folds_of(cv: Any, X: Any, y: np.ndarray, random_state: Any, groups: ArrayLike | None = None) -> list[Fold]:
+    """Training and test rows of each fold, for a splitter of scikit-learn or the number of folds.
+
+    A number is lowered to the rows (or groups) of the rarest class. A class with a single one stays in training.
+    """
+    if not isinstance(cv, int | np.integer):
+        return [*check_cv(cv, y, classifier=True).split(X, y, groups)]
+    units = np.arange(len(y)) if groups is None else np.asarray(groups)
+    in_class = {label: np.unique(units[y == label]) for label in np.unique(y).tolist()}
+    single = np.isin(units, [found[0] for found in in_class.values() if len(found) == 1])
+    fewest = min((len(found) for found in in_class.values() if len(found) > 1), default=1)
+    folds = min(int(cv), max(2, fewest))
+    if folds < cv or single.any():
+        warnings.warn(f"{folds} folds of {cv}: one class has only {min(map(len, in_class.values()))} rows or groups",
+                      stacklevel=3)  # fmt: skip
+    kind = StratifiedKFold if groups is None else StratifiedGroupKFold
+    splitter = kind(folds, shuffle=True, random_state=random_state)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The least populated class", UserWarning)  # said above
+        split = [*splitter.split(X, y, groups)]
+    kept = np.flatnonzero(single)
+    return [(np.union1d(train, kept), np.setdiff1d(test, kept)) for train, test in split]
+
+
+def cross_fit(
+    estimator: ClassifierMixin,
+    X: Any,
+    y: np.ndarray,
+    classes: np.ndarray,
+    folds: Sequence[Fold],
+    options: Mapping[str, Any],
+    n_jobs: int | None = None,
+) -> tuple[list[ClassifierMixin], np.ndarray]:
+    """A model for each fold, and the probabilities [n, d] of every row by those that did not train on it.
+
+    A row in several test folds gets their mean, a row in none NaN. options: for `fit`, cut to the training rows.
+    """
+
+    def fit(train: np.ndarray, test: np.ndarray) -> tuple[ClassifierMixin, np.ndarray]:
+        cut = _check_method_params(X, options, indices=train)
+        model = clone(estimator).fit(_safe_indexing(X, train), y[train], **cut)
+        return model, probabilities_of(model, _safe_indexing(X, test), classes)
+
+    fitted = Parallel(n_jobs=n_jobs)(delayed(fit)(*fold) for fold in folds)
+    total, times = np.zeros((len(y), len(classes))), np.zeros((len(y), 1))
+    for (_, test), (_, p) in zip(folds, fitted, strict=True):
+        total[test] += p
+        times[test] += 1
+    with np.errstate(invalid="ignore"):
+        return [model for model, _ in fitted], total / times
+
+
+def probabilities_of(model: ClassifierMixin, X: Any, classes: np.ndarray) -> np.ndarray:
+    """The model's probabilities [n, d] in the order of classes, 0 for classes that it did not see."""
+    p = model.predict_proba(X)
+    if len(model.classes_) == len(classes):
+        return p
+    every = np.zeros((len(p), len(classes)))
+    every[:, np.searchsorted(classes, model.classes_)] = p
+    return every
+
+
+def warn_of_shift(p: np.ndarray, labels: np.ndarray, weights: np.ndarray, classes: np.ndarray) -> None:
+    """Warn if the mean probability of a class is far from its share: the expected rule believes the probabilities."""
+    share = np.bincount(labels, weights, len(classes)) / weights.sum()
+    mean = weights @ p / weights.sum()
+    error = np.sqrt((share * (1 - share)).clip(1 / len(p)) / len(p))  # of the share itself
+    k = int(np.argmax(np.abs(mean - share) / np.maximum(share, error)))
+    if abs(mean[k] - share[k]) > max(SHIFT * share[k], 4 * error[k]):
+        warnings.warn(
+            f"the mean probability of {classes.tolist()[k]!r} is {mean[k]:.3g}, but its share is {share[k]:.3g}: "
+            "class weights or resampling? decision='tuned' does not need calibrated probabilities",
+            stacklevel=4,
+        )
+
+
+def mixture_weights(probabilities: np.ndarray, weights: np.ndarray | None = None, steps: int = 10_000) -> np.ndarray:
+    """Weights [m] on the simplex that minimise the log-loss of the mixture, by expectation maximisation.
+
+    probabilities [m, n]: of the true class of each row, by each of m models; weights [n] of the rows. A model's gain is
+    the mean ratio of its probability to the mixture's: the log-loss is within log(largest gain) of the lowest.
+    """
+    p, mixture = probabilities.clip(LEAST), np.full(len(probabilities), 1 / len(probabilities))
+    rows = np.ones(p.shape[1]) if weights is None else weights
+    rows = rows / rows.sum()
+    for _ in range(steps):
+        gains = (p / (mixture @ p)) @ rows
+        if gains.max() <= 1 + GAP:
+            break
+        mixture = mixture * gains
+    return mixture / mixture.sum()

@@ -1,0 +1,202 @@
+"""MetricClassifier: any scikit-learn classifier, cross-fitted, and decided for the metric that it is judged by."""
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike
+from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, _fit_context, clone
+from sklearn.utils import Bunch, column_or_1d, get_tags, indexable
+from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _routing_enabled, process_routing
+from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, has_fit_parameter
+from torch import Tensor
+
+from east.lab.training.crossfit import (
+    Fold,
+    cross_fit,
+    folds_of,
+    judge_for,
+    mixture_weights,
+    probabilities_of,
+    warn_of_shift,
+)
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+
+class MetricClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
+    """Any classifier with probabilities, decided for a metric: cross-fitted models and the rule from their rows.
+
+    estimator: a scikit-learn classifier with `predict_proba`, or a list of them, which are stacked.
+    metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. A metric that
+        averages over classes scores the positive class of two, and the macro average of more; `f1_macro` and
+        `f1_positive` say it outright.
+    metric_parameters: such as {"beta": 2} or, for the metric "cost", {"costs": [[0, 1], [10, 0]]} with true classes in
+        rows and predicted ones in columns, in the order of classes_.
+    positive: the label of the positive class; by default the larger one, of two texts the rarer one.
+    cv: the number of stratified folds, in groups if `fit` gets groups, or a splitter of scikit-learn. If a class has
+        fewer rows than that, there are fewer folds.
+    decision: "expected", the rule that is best by the probabilities themselves; "tuned", best by the labels;
+        "argmax", the most probable class. Expected needs calibrated probabilities: no class weights or resampling.
+    refit: "folds" keeps the models of the folds and averages their probabilities; "all" fits one model on all rows.
+    n_jobs: folds that are fitted at the same time, as in scikit-learn. random_state: determines the folds.
+
+    Fitted: classes_, estimators_ (for each classifier its models), weights_ (of the classifiers), rule_,
+    oof_probabilities_ [n, d] (NaN for rows in no test fold), oof_score_ (of the rule, on all rows), fold_scores_,
+    n_features_in_, feature_names_in_.
+
+    `predict` follows `rule_`, not the largest probability; "tuned" makes oof_score_ slightly optimistic.
+
+    >>> from sklearn.datasets import load_breast_cancer
+    >>> from sklearn.linear_model import LogisticRegression
+    >>> from sklearn.pipeline import make_pipeline
+    >>> from sklearn.preprocessing import StandardScaler
+    >>> X, y = load_breast_cancer(return_X_y=True)
+    >>> model = MetricClassifier(make_pipeline(StandardScaler(), LogisticRegression()), "mcc", random_state=0).fit(X, y)
+    >>> model.oof_score_ > 0.9
+    True
+    """
+
+    _parameter_constraints: dict = {  # noqa: RUF012 (scikit-learn's own form)
+        "estimator": [HasMethods(["fit", "predict_proba"]), list, tuple],
+        "metric": [str, callable],
+        "metric_parameters": [Mapping, None],
+        "cv": ["cv_object", Interval(Integral, 2, None, closed="left")],
+        "decision": [StrOptions({"expected", "tuned", "argmax"})],
+        "refit": [StrOptions({"folds", "all"})],
+        "n_jobs": [Integral, None],
+        "random_state": ["random_state"],
+    }
+
+    def __init__(
+        self,
+        estimator: BaseEstimator | Sequence[BaseEstimator],
+        metric: str | Callable[..., Tensor] = "f1",
+        *,
+        metric_parameters: Mapping[str, Any] | None = None,
+        positive: Any = None,
+        cv: Any = 5,
+        decision: Literal["expected", "tuned", "argmax"] = "expected",
+        refit: Literal["folds", "all"] = "folds",
+        n_jobs: int | None = None,
+        random_state: int | np.random.RandomState | None = None,
+    ):
+        self.estimator = estimator
+        self.metric = metric
+        self.metric_parameters = metric_parameters
+        self.positive = positive
+        self.cv = cv
+        self.decision = decision
+        self.refit = refit
+        self.n_jobs = n_jobs
+        self.random_state = random_state
+
+    @_fit_context(prefer_skip_nested_validation=False)
+    def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None, **params: Any) -> Self:
+        """Fit on X [n, f], whatever the classifiers take, and y [n].
+
+        sample_weight [n] goes to the classifiers that take it, and counts in the rule and the score.
+        params: `groups` [n] for the folds; others go to the classifiers' `fit`.
+        """
+        X, y = indexable(X, y)
+        check_classification_targets(y)
+        targets = column_or_1d(y, warn=True)
+        self.classes_, labels = np.unique(targets, return_inverse=True)
+        counts = np.bincount(labels)
+        if len(counts) < 2:
+            raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
+        self._judge = judge_for(self.metric, self.metric_parameters, self.positive, self.classes_, counts)
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        routed = self._routed(sample_weight, params)
+        folds = folds_of(self.cv, X, targets, self.random_state, **routed.splitter.split)
+        self.estimators_, by_estimator = [], []
+        for k, estimator in enumerate(self._estimators()):
+            options = routed[f"estimator{k}"].fit
+            models, p = cross_fit(estimator, X, targets, self.classes_, folds, options, self.n_jobs)
+            self.estimators_.append(models if self.refit == "folds" else [clone(estimator).fit(X, targets, **options)])
+            by_estimator.append(p)
+        self._decide(np.stack(by_estimator), folds, labels, weights)
+        for name in ("n_features_in_", "feature_names_in_"):
+            if hasattr(self.estimators_[0][0], name):
+                setattr(self, name, getattr(self.estimators_[0][0], name))
+        return self
+
+    def _decide(self, p: np.ndarray, folds: Sequence[Fold], labels: np.ndarray, weights: np.ndarray) -> None:
+        """Mix the classifiers' probabilities [m, n, d] out of fold; find the rule, and score it."""
+        tested = ~np.isnan(p).any((0, 2))
+        used, truth = np.flatnonzero(tested), torch.from_numpy(labels)
+        self.weights_ = mixture_weights(p[:, used, labels[used]], weights[used])
+        self.oof_probabilities_ = np.tensordot(self.weights_, p, 1)
+        mixed, counted = torch.from_numpy(self.oof_probabilities_), torch.from_numpy(weights)
+        if self.decision == "expected":
+            warn_of_shift(self.oof_probabilities_[used], labels[used], weights[used], self.classes_)
+        self.rule_ = self._judge.rule(self.decision, mixed[used], truth[used], counted[used])
+
+        def score(rows: np.ndarray) -> float:
+            predicted = self.rule_.decide(mixed[rows])
+            return self._judge(predicted, truth[rows], len(self.classes_), counted[rows])
+
+        self.oof_score_ = score(used)
+        self.fold_scores_ = np.array([score(test) for _, test in folds])
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Probabilities [n, d] in the order of classes_: the mean over folds, mixed over classifiers."""
+        check_is_fitted(self)
+        means = [
+            np.mean([probabilities_of(m, X, self.classes_) for m in models], axis=0) for models in self.estimators_
+        ]
+        return np.tensordot(self.weights_, np.stack(means), 1)
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class of each row by `rule_`."""
+        check_is_fitted(self)
+        return self.classes_[self.rule_.decide(torch.from_numpy(self.predict_proba(X))).numpy()]
+
+    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """The metric of the predictions; larger is better. Labels that were not in training count as errors."""
+        predicted, truth = self.predict(X), column_or_1d(y)
+        unseen = np.setdiff1d(unique_labels(self.classes_, truth), self.classes_)
+        index = {label: k for k, label in enumerate([*self.classes_, *unseen])}
+        decided, labels = (torch.tensor([index[label] for label in values]) for values in (predicted, truth))
+        weights = torch.from_numpy(_check_sample_weight(sample_weight, X, dtype=np.float64))
+        return self._judge(decided, labels, len(index), weights)
+
+    def get_metadata_routing(self) -> MetadataRouter:
+        """Where metadata of `fit` go: sample_weight also to the rule, groups to the splitter."""
+        fit, split = (MethodMapping().add(caller="fit", callee=callee) for callee in ("fit", "split"))
+        router = MetadataRouter(owner=self).add_self_request(self).add(splitter=self.cv, method_mapping=split)
+        for k, estimator in enumerate(self._estimators()):
+            router.add(**{f"estimator{k}": estimator}, method_mapping=fit)
+        return router
+
+    def __sklearn_tags__(self) -> "Tags":
+        tags = super().__sklearn_tags__()
+        each = [get_tags(estimator).input_tags for estimator in self._estimators()]
+        tags.input_tags.sparse = all(t.sparse for t in each)
+        tags.input_tags.allow_nan = all(t.allow_nan for t in each)
+        return tags
+
+    def _estimators(self) -> list[BaseEstimator]:
+        return [*self.estimator] if isinstance(self.estimator, list | tuple) else [self.estimator]
+
+    def _routed(self, sample_weight: ArrayLike | None, params: dict[str, Any]) -> Bunch:
+        """Metadata for the splitter's `split` and each classifier's `fit`, by request where routing is enabled."""
+        weights = {} if sample_weight is None else {"sample_weight": sample_weight}
+        if _routing_enabled():
+            return process_routing(self, "fit", **weights, **params)
+        groups = {"groups": params.pop("groups")} if "groups" in params else {}
+        routed = Bunch(splitter=Bunch(split=groups))
+        for k, estimator in enumerate(self._estimators()):
+            taken = weights if has_fit_parameter(estimator, "sample_weight") else {}
+            if weights and not taken:
+                warnings.warn(
+                    f"{type(estimator).__name__} takes no sample_weight: only the rule counts it", stacklevel=3
+                )
+            routed[f"estimator{k}"] = Bunch(fit=taken | params)
+        return routed
