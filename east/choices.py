@@ -1,5 +1,6 @@
 """Names that people type: the valid choices, and suggestions for misspelt ones."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -60,7 +61,7 @@ def install_hint(extra: str) -> str:
 
 def groups(user_folder: str | Path | None = None) -> dict[str, dict[str, Path]]:
     """Config group -> choice -> file, from conf/ and from a user's folder with the same layout."""
-    if user_folder and not Path(user_folder).is_dir():
+    if user_folder is not None and not os.path.isdir(user_folder):
         raise ConfigError(f"--config-dir: expected a folder such as one with loss/mine.yaml, got {str(user_folder)!r}")
     by_group = {group: dict(files) for group, files in _bundled().items()}
     for file in sorted(Path(user_folder).glob("*/*.yaml")) if user_folder else ():

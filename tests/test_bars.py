@@ -20,7 +20,6 @@ class Terminal(io.StringIO):
 def test_bars_are_drawn_or_become_lines(stream, monkeypatch):
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(bars, "REDRAW", 0.02)
-    monkeypatch.setattr(bars, "FIRST", 0.02)
     monkeypatch.setattr(bars, "LOG", 0.02)
     with bars.bar("training", 10, "trial", lambda: "3 running", start=2), bars.bar("decoding", 4, "image") as inner:
         inner.update(1)
@@ -34,12 +33,12 @@ def test_bars_are_drawn_or_become_lines(stream, monkeypatch):
         assert "3 running" in text
         assert text.rpartition("\r")[0].rstrip("\r")[-5:].isspace(), "both bars are wiped out"
     else:
-        assert "training: 2/10 [00:00<?, 3 running] | decoding: 1/4 [00:00<00:00]\n" in text
+        assert {"training: 2/10 [00:00<?, 3 running]", "decoding: 1/4 [00:00<00:00]"} <= {*text.splitlines()}
         assert "\r" not in text
 
 
 def test_a_log_gets_a_line_every_half_minute():
-    assert max(bars.FIRST, bars.LOG) <= 30
+    assert bars.LOG <= 30
 
 
 def test_bars_survive_a_closed_stream(monkeypatch):
@@ -48,7 +47,7 @@ def test_bars_survive_a_closed_stream(monkeypatch):
             raise BrokenPipeError
 
     monkeypatch.setattr(sys, "stderr", Closed())
-    monkeypatch.setattr(bars, "FIRST", 0.01)
+    monkeypatch.setattr(bars, "LOG", 0.01)
     with bars.bar("training", 10, "trial") as shown:
         time.sleep(0.1)
         shown.update(1)

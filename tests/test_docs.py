@@ -63,7 +63,7 @@ def carry_out(command: str, comment: str, folder: Path) -> None:
     words = shlex.split(with_model(command, folder))[1:]
     if "not run:" in comment:
         parsed = cli.parse(words)
-        cli.checked(str(parsed.get("task", "run")), parsed)
+        cli.settings_for(str(parsed.get("task", "run")), parsed)
         return
     if "(hours)" in comment:
         words.append("dry_run=true")

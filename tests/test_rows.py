@@ -38,7 +38,7 @@ PLANNED = list(planned())
 
 
 def words(command: Command) -> list[str]:
-    return [f"{name}={typed(value)}" for name, value in command.values.items()]
+    return [f"{name}={typed(value)}" for name, value in command.items()]
 
 
 def pairs() -> dict[str, list[Command]]:

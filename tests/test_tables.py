@@ -674,9 +674,7 @@ def test_the_released_variant_prefers_validation_by_batches_and_marks_its_absenc
         shown = cell(tables.build("btg_1", tmp_path, variant="released"), **where)
         assert list(shown.values.values()) == [value]
         assert ("‖" in shown.marks) == (reduce == "split") == (not shown.is_ideal)
-        todo = {
-            frozenset(run.command.values.items()): run for run in tables.plan("btg_1", tmp_path, variant="released")
-        }
+        todo = {frozenset(run.command.items()): run for run in tables.plan("btg_1", tmp_path, variant="released")}
         asked = {"dataset": "mammography", "loss": "btg_released", "protocol": "btg"}
         done = todo[frozenset((asked | {"protocol.val_reduce": "batch_mean"}).items())].done
         assert done == (reduce == "batch_mean")

@@ -3,42 +3,27 @@
     with bar("decoding images", total=100, unit="image") as shown:
         shown.update(1)
 
-A thread redraws the open bars, so the clock moves even if the work reports nothing.
+A thread redraws each open bar, so the clock moves even if the work reports nothing.
 """
 
+import io
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import TextIO
 
 from tqdm.auto import tqdm
 from tqdm.std import tqdm as text_bar
 
 IN_NOTEBOOK = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
-REDRAW = 1.0  # seconds between two redraws
-FIRST, LOG = 5.0, 25.0  # seconds until the first line in a log, and between lines; the promise is one every 30
-COUNTED = "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+REDRAW, LOG = 1.0, 25.0  # seconds between two redraws, and between two lines in a log, which promises one every 30
+IN_LOG = "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
 UNCOUNTED = "{desc} [{elapsed}{postfix}]"
 
 tqdm.set_lock(threading.RLock())  # the bars are those of this process alone
-tqdm.monitor_interval = text_bar.monitor_interval = 0  # the thread below does the same and more
-
-
-class LogBar(text_bar):
-    """A bar that is never drawn; its text is part of a line in a log."""
-
-    def display(self, *_: Any, **__: Any) -> None:
-        pass
-
-    clear = display
-
-    def __str__(self) -> str:
-        return self.format_meter(**self.format_dict | ({"bar_format": COUNTED} if self.total else {}))
-
-
-_open: dict[tqdm, Callable[[], str] | None] = {}  # outermost first, with what describes the state of the work
-_all_closed = threading.Event()
+tqdm.monitor_interval = text_bar.monitor_interval = 0  # the threads below do the same and more
 
 
 @contextmanager
@@ -49,38 +34,35 @@ def bar(
 
     start: how much was done before.
     """
-    global _all_closed
-    log = not (IN_NOTEBOOK or sys.stderr.isatty())
-    look = {"file": sys.stderr, "leave": False, "dynamic_ncols": True, "smoothing": 0, "unit_scale": unit == "B"}
-    form = None if total or unit else UNCOUNTED
-    shown = (LogBar if log else tqdm)(
-        desc=name, total=total, unit=unit, initial=start, bar_format=form, gui=log, **look
+    stream, closed = sys.stderr, threading.Event()
+    log = not (IN_NOTEBOOK or stream.isatty())
+    look = {
+        "file": io.StringIO() if log else stream,
+        "leave": False,
+        "dynamic_ncols": True,
+        "smoothing": 0,
+        "unit_scale": unit == "B",
+    }
+    look["bar_format"] = UNCOUNTED if not (total or unit) else IN_LOG if log and total else None
+    shown = (text_bar if log else tqdm)(
+        desc=name, total=total, unit=unit, initial=start, delay=math.inf if log else 0, **look
     )
-    _open[shown] = describe
-    if len(_open) == 1:
-        _all_closed = threading.Event()
-        threading.Thread(target=_redraw, args=(_all_closed, sys.stderr, log), daemon=True).start()
+
+    def redraw() -> None:
+        while not closed.wait(LOG if log else REDRAW):
+            with tqdm.get_lock(), suppress(OSError, ValueError):  # nobody reads the stream any more; the work continues
+                if describe:
+                    shown.set_postfix_str(describe(), refresh=False)
+                if not closed.is_set():
+                    print(shown, file=stream, flush=True) if log else shown.refresh()
+
+    threading.Thread(target=redraw, daemon=True).start()
     try:
         yield shown
     finally:
         with tqdm.get_lock():
-            del _open[shown]
+            closed.set()
             shown.close()
-            if not _open:
-                _all_closed.set()
-
-
-def _redraw(all_closed: threading.Event, stream: TextIO, log: bool) -> None:
-    pause = FIRST if log else REDRAW
-    while not all_closed.wait(pause):
-        pause = LOG if log else REDRAW
-        with tqdm.get_lock(), suppress(OSError, ValueError):  # nobody reads the stream any more; the work continues
-            for shown, describe in _open.items():
-                if describe:
-                    shown.set_postfix_str(describe(), refresh=False)
-                shown.refresh()
-            if log and not all_closed.is_set():
-                print(*_open, sep=" | ", file=stream, flush=True)
 
 
 def say(text: str, file: TextIO | None = None) -> None:

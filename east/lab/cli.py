@@ -3,6 +3,7 @@
 Exit codes: 0 done, 1 failed, 2 bad config, 3 data not available, 130 interrupted.
 """
 
+import argparse
 import io
 import os
 import signal
@@ -14,9 +15,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
-from itertools import pairwise
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from east.choices import CONF, ConfigError, choose, groups, names_a_file
 
@@ -28,12 +27,8 @@ DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # for a command that names neither a task nor data
 # Settings that may name the user's own code.
 IMPORTING = ("loss.metric", "loss._target_", "loss.target", "model.target", "score", "config_dir", "trust")
-WITH_VALUE = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # Hydra flags that take a value
-FLAGS = (
-    *("-h", "--help", "--version", "-m", "--multirun", "-r", "--run", *WITH_VALUE, "--resolve"),
-    *("--hydra-help", "-sc", "--shell-completion", "--config-dir", "-cd"),
-)
 FROM_FILES = ("table", "records", "report", "predict", "evaluate", "export", "study")  # tasks without data or loss
+TASKS = ("run", "train", "data", "reproduce", "compare", *FROM_FILES)
 ONLY_FOR = {  # settings that the default task does not read -> the tasks that do
     **dict.fromkeys(("score", "candidates", "minutes", "keep_models"), ("compare",)),
     **dict.fromkeys(("checkpoint", "input", "output", "keep", "safe_csv"), ("predict", "evaluate", "export")),
@@ -80,17 +75,25 @@ Exit codes: 0 done, 1 failed, 2 bad config, 3 data not available, 130 interrupte
 """
 
 
+class Arguments(argparse.ArgumentParser):
+    """The flags of a command line, and its other words. Flags that nobody knows are errors like any other."""
+
+    def __init__(self) -> None:
+        super().__init__(add_help=False, allow_abbrev=False)
+        self.add_argument("words", nargs="*")
+        for names in (("-h", "--help"), ("--version",), ("-m", "--multirun"), ("-sc", "--shell-completion")):
+            self.add_argument(*names, action="store_true")
+        self.add_argument("-c", "--cfg", choices=["job"])
+        self.add_argument("-p", "--package")
+        self.add_argument("-cd", "--config-dir")
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message)
+
+
 def main() -> None:
     usable_streams()
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        print("The working directory has been deleted. Change to a folder that exists.", file=sys.stderr)
-        sys.exit(FAILED)
-    try:
-        code = run(sys.argv[1:])
-    except KeyboardInterrupt:  # a second Ctrl-C while the first was being handled
-        code = INTERRUPTED
+    code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
     except BrokenPipeError:  # as in east-run --help | head -3
@@ -113,75 +116,56 @@ def run(arguments: Sequence[str]) -> int:
     return guarded(lambda: answer(arguments), arguments)
 
 
-def last_value(name: str, words: Sequence[str]) -> str:
-    """What the last name=… says, in lower case, or nothing; errors of the parser need to know before it has run."""
-    split = (word.removeprefix("++").partition("=") for word in words)
-    return ["", *(value.strip().lower() for word, _, value in split if word == name)][-1]
-
-
-def prints_last(words: Sequence[str]) -> bool:
-    """Whether a command has done its work before it prints, as help and task=table have."""
-    flags = {word.partition("=")[0] for word in words} & {"-h", "--help", "--version", *WITH_VALUE}
-    return bool(flags) or last_value("task", words) in (*FROM_FILES, "data")
-
-
 def answer(arguments: Sequence[str]) -> int:
-    """Help and version, Hydra's flags, or a task."""
-    flags, words = separated(arguments)
-    if {"-h", "--help"} & set(flags):
-        return show_help(words)
-    if "--version" in flags:
+    """Help and version, a sweep, or a task."""
+    flags = Arguments().parse_intermixed_args(arguments)
+    words, folder = flags.words, flags.config_dir
+    if flags.help:
+        print(HELP.format(groups="\n".join(listed_choices(folder))))
+        return DONE
+    if flags.version:
         from east import __version__
 
         print(f"east {__version__}")
         return DONE
-    return through_hydra(flags, words) if flags else dispatch(parse(words))
+    refuse_bare_words(words)
+    if folder is not None:  # a setting, so that every task sees it
+        from east.lab.settings.command import quoted
+
+        words.append(f"config_dir={quoted(folder and os.path.abspath(folder))}")
+    if flags.shell_completion:
+        return through_hydra(["-sc", *words])
+    if flags.cfg:
+        return show_config(parse(words), flags.package)
+    return multirun(words) if flags.multirun else dispatch(parse(words))
 
 
-def show_help(words: Sequence[str]) -> int:
-    """Print tasks, examples and the choices in conf/ and in the --config-dir folder."""
-    folder = next((parse([word]).get("config_dir") for word in words if word.startswith("config_dir=")), None)
-    lines = [
+def listed_choices(folder: str | None) -> list[str]:
+    """The choices in conf/ and in the --config-dir folder, a paragraph for each group."""
+    return [
         textwrap.fill(
-            " ".join(files),
-            116,
-            initial_indent=f"  {group:<10} ",
-            subsequent_indent=" " * 13,
-            break_on_hyphens=False,
+            " ".join(files), 116, initial_indent=f"  {group:<10} ", subsequent_indent=" " * 13, break_on_hyphens=False
         )
         for group, files in groups(folder).items()
     ]
-    print(HELP.format(groups="\n".join(lines)))
-    return DONE
 
 
-def separated(arguments: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Hydra's flags, and the other words; --config-dir becomes a setting, so that every task sees it."""
-    flags, words, queue = [], [], list(arguments)
-    while queue:
-        word = queue.pop(0)
-        name, given, value = word.partition("=")
-        if name in ("--config-dir", "-cd"):
-            folder = value if given or not queue else queue.pop(0)
-            if not folder:
-                raise ConfigError(f"{name}: expected a folder such as one with loss/mine.yaml, got nothing")
-            from east.lab.settings.command import quoted
-
-            words.append(f"config_dir={quoted(str(Path(folder).resolve()))}")
-        elif word.startswith("-"):
-            flags.append(choose("flag", name, FLAGS))
-            if value or (name in WITH_VALUE and queue):
-                flags.append(value or queue.pop(0))
-        else:
-            words.append(word)
-    return flags, words
+def refuse_bare_words(words: Sequence[str]) -> None:
+    """Reject words without "=": `east-run mammography` most likely means `east-run dataset=mammography`."""
+    for word in words:
+        if "=" not in word and not word.startswith("~"):  # "~" deletes a key in Hydra
+            known = {"task": TASKS, **groups()}
+            close = get_close_matches(word.lower(), [name for names in known.values() for name in names], n=1)
+            guesses = [f"{group}={close[0]}" for group, names in known.items() if close and close[0] in names]
+            guesses = [f"dataset.path={word}"] if names_a_file(word) else guesses
+            hint = f"did you mean {' or '.join(guesses)}?" if guesses else "such as dataset=mammography"
+            raise ConfigError(f"{word!r}: expected name=value, {hint}")
 
 
 def parse(words: Sequence[str]) -> "Command":
     """The command line as one object."""
     from east.lab.settings.command import Command
 
-    refuse_bare_words(words)
     command = Command.parse(words)
     find_code_of(command)
     return command
@@ -198,19 +182,6 @@ def find_code_of(command: "Command") -> None:
                 sys.path.append(os.getcwd())
 
 
-def refuse_bare_words(words: Sequence[str]) -> None:
-    """Reject words without "=": `east-run mammography` most likely means `east-run dataset=mammography`."""
-    for word in words:
-        if "=" not in word and not word.startswith("~"):  # "~" deletes a key in Hydra
-            if names_a_file(word):
-                raise ConfigError(f"{word!r}: expected name=value, did you mean dataset.path={word}?")
-            choices = {"task": TASKS, **groups()}
-            close = get_close_matches(word.lower(), [name for names in choices.values() for name in names], n=1)
-            guesses = [f"{group}={close[0]}" for group, names in choices.items() if close and close[0] in names]
-            hint = f"did you mean {' or '.join(guesses)}?" if guesses else "such as dataset=mammography"
-            raise ConfigError(f"{word!r}: expected name=value, {hint}")
-
-
 def dispatch(command: "Command") -> int:
     """Hand a command to its task; without a task or data, run the quickstart."""
     from east.lab import bars
@@ -219,122 +190,91 @@ def dispatch(command: "Command") -> int:
     interruptible()
     if "task" not in command:
         refuse_forgotten_task(command)
-    if not command.sections & {"task", "dataset", "datasets", "loss", "losses"}:
-        command = command.but({**QUICKSTART, **command.values})
+    if not command.among(("task", "dataset", "datasets", "loss", "losses")):
+        command = command.but({**QUICKSTART, **command})
     name = choose("task", str(command.get("task", "run")), TASKS)
-    settings = checked(name, command)
+    settings = settings_for(name, command)
     if name in ("run", "train"):
         print(announcement(settings, command), flush=True)
     with bars.bar("starting"):
-        task = import_module(f"east.lab.tasks.{name}")
+        task = import_module(f"east.lab.tasks.{'run' if name == 'train' else name}")
     return task.main(command, *settings)
 
 
 def refuse_forgotten_task(command: "Command") -> None:
     """Reject `east-run score=mcc minutes=5`, which would ignore both and train something else for longer."""
-    from east.lab.settings.command import text
-
-    for name, value in command.values.items():
-        if name in ONLY_FOR and value is not None:
-            tasks = " or ".join(f"task={task}" for task in ONLY_FOR[name])
-            raise ConfigError(f"{name}={text(value, name)}: did you mean {tasks}? Without task=… it has no effect")
+    for name in (name for name, value in command.items() if name in ONLY_FOR and value is not None):
+        tasks = " or ".join(f"task={task}" for task in ONLY_FOR[name])
+        (word,) = command.among([name]).words
+        raise ConfigError(f"{word}: did you mean {tasks}? Without task=… it has no effect")
 
 
-def checked(task: str, command: "Command") -> "list[Settings]":
+def settings_for(task: str, command: "Command") -> "list[Settings]":
     """The settings of a command's runs, checked before its task is imported: typos fail without waiting for torch."""
-    from east.lab.settings import command as commands
-    from east.lab.settings import compose
+    from east.lab.settings.command import LISTS
+    from east.lab.settings.compose import all_settings
 
-    if task in FROM_FILES and (unread := command.among([*commands.LISTS, *commands.LISTS.values()])):
-        raise ConfigError(f"{commands.Command(unread).words[0]}: task={task} takes no dataset or loss; leave it out")
+    if task in FROM_FILES and (unread := command.among([*LISTS, *LISTS.values()]).words):
+        raise ConfigError(f"{unread[0]}: task={task} takes no dataset or loss; leave it out")
     if task not in ("run", "train", "data"):  # these read datasets=[…] and losses=[…] themselves
-        command = command.without(*commands.LISTS)
-    if task == "data" and command.get("dataset") == "all":
-        command = command.without("dataset")
-    settings = compose.all_settings(command)
-    folder = Path(settings[0].results_dir).expanduser()
-    file = next((path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()), None)
-    if file:
-        raise ConfigError(f"results_dir={folder}: expected a folder, but {file} is a file")
-    return settings
+        command = command.without(*LISTS)
+    return all_settings(command.without("dataset") if (task, command.get("dataset")) == ("data", "all") else command)
 
 
 def announcement(settings: "Sequence[Settings]", command: "Command") -> str:
     """One line before the work starts, with the defaults for what the user left open."""
-    presets = ", ".join(sorted({of_run.preset.name for of_run in settings}))
+    rows = [(s.dataset.name, s.loss.name, s.preset.name, s.search.name) for s in settings]
+    datasets, losses, presets, searches = (", ".join(dict.fromkeys(names)) for names in zip(*rows, strict=True))
     auto = "" if command.get("preset", "auto") != "auto" else " (auto)"
-    datasets = ", ".join(dict.fromkeys(of_run.dataset.name for of_run in settings))
-    losses = ", ".join(dict.fromkeys(of_run.loss.name for of_run in settings))
-    searches = ", ".join(dict.fromkeys(of_run.search.name for of_run in settings))
-    how = f"protocol={settings[0].protocol.name} preset={presets}{auto} search={searches}"
-    return f"{datasets}: {losses} | {how}"
+    return f"{datasets}: {losses} | protocol={settings[0].protocol.name} preset={presets}{auto} search={searches}"
 
 
-def through_hydra(flags: list[str], words: list[str]) -> int:
-    """Let Hydra handle multirun, --info and completion; each job of a sweep comes back to `dispatch`."""
-    from east.lab.settings import command
-
-    refuse_bare_words(words)
-    sweeping = bool({"-m", "--multirun"} & set(flags))
-    if shows_job(flags) and not sweeping:
-        return show_config(flags, parse(words))
-    typed = (override.input_line for override in command.parsed(words))
-    lines = [line for line in typed if line is not None]  # quoted where Hydra needs it
-    settings = [line for line in lines if not line.startswith("hydra")]
-    folders = (override.value() for override in command.parsed(settings) if override.key_or_group == "config_dir")
-    folder = next((str(value) for value in folders if value is not None), None)
-    group_names = groups(folder)
-    extra = []
-    if sweeping and not any(line.startswith("hydra/sweeper") for line in lines):
-        extra = confirmed(command.sweep(settings, group_names))
-    if sweeping or {"--cfg", "-c", "--info", "-i"} & set(flags):
-        # "++": Hydra composes each job before we complete it, when sections such as `model` do not exist yet.
-        plain = [line for line in lines if line not in settings or line.partition("=")[0] in group_names]
-        lines = [line if line in plain else f"++{line}" for line in lines]
-    folder_flag = [f"--config-dir={folder}"] if folder else []
-    return run_hydra([*flags, *folder_flag, *lines, *extra])
-
-
-def shows_job(flags: Sequence[str]) -> bool:
-    """Whether --cfg job is among the flags."""
-    values = [value for flag, value in pairwise(flags) if flag in ("--cfg", "-c")]
-    return "job" in [choose("--cfg", value, ("job", "hydra", "all")) for value in values]
-
-
-def show_config(flags: Sequence[str], command: "Command") -> int:
-    """Print the composed config, always resolved, or the part of it that --package names."""
+def show_config(command: "Command", package: str | None) -> int:
+    """Print the composed config, or the part of it that --package names."""
     import yaml
 
-    from east.lab.settings import compose
+    from east.lab.settings.compose import settings
 
-    config: Any = compose.settings(command).model_dump(by_alias=True, mode="json", exclude={"fixed"})
-    package = next((value for flag, value in pairwise(flags) if flag in ("--package", "-p")), None)
+    config: Any = settings(command).model_dump(by_alias=True, mode="json", exclude={"fixed"})
     for name in package.split(".") if package else ():
         config = config[choose("package", name, config)]
     print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
     return DONE
 
 
+def multirun(words: Sequence[str]) -> int:
+    """Let Hydra's launcher carry out a sweep, once all of its jobs are checked and confirmed."""
+    from east.lab.settings.command import parsed, sweep
+
+    overrides = list(parsed(words))
+    lines = [override.input_line or "" for override in overrides]  # quoted where Hydra needs it
+    if not any(line.startswith("hydra/sweeper") for line in lines):
+        lines += confirmed(sweep([line for line in lines if not line.startswith("hydra")]))
+    folder = next((str(o.value()) for o in overrides if o.key_or_group == "config_dir" and o.value() is not None), None)
+    # "++": Hydra composes each job before we complete it, when sections such as `model` do not exist yet.
+    plain = ("hydra", *(f"{group}=" for group in groups(folder)))
+    lines = [line if line.startswith(plain) else f"++{line}" for line in lines]
+    return through_hydra(["-m", *([f"--config-dir={folder}"] if folder else []), *lines])
+
+
 def confirmed(jobs: "Sequence[Command]") -> list[str]:
     """Check every job of a sweep and confirm all of them at once; return the extra overrides for each job."""
-    from east.lab.settings import compose
+    from east.lab.settings.compose import all_settings
 
+    training: list[Settings] = []
     for job in jobs:
         find_code_of(job)
-    training = [job for job in jobs if job.get("task", "run") in ("run", "train")]
-    settings = [of_run for job in jobs for of_run in compose.all_settings(job)]
-    if not training or settings[0].dry_run:
+        settings = all_settings(job)
+        training += settings if job.get("task", "run") in ("run", "train") else []
+    if not training or training[0].dry_run:
         return []
     from east.lab.tasks import plan
 
-    def shorter(preset: str) -> "list[Settings]":
-        return [of_run for job in training for of_run in compose.all_settings(job.but(preset=preset))]
-
-    plan.made([of_run for job in training for of_run in compose.all_settings(job)], shorter).confirm()
-    return ["++yes=true"]
+    plan.made(training).confirm()
+    return ["yes=true"]
 
 
-def run_hydra(arguments: Sequence[str]) -> int:
+def through_hydra(arguments: Sequence[str]) -> int:
     """Run Hydra's main function; `dispatch` carries out every job of a sweep."""
     import hydra
     from hydra.core.hydra_config import HydraConfig
@@ -364,27 +304,46 @@ def run_hydra(arguments: Sequence[str]) -> int:
 
 def guarded(task: Callable[[], int], words: Sequence[str]) -> int:
     """Run the task of a command line and return its exit code; print a few lines for an error."""
-    debug = last_value("debug", words) == "true"
+    debug = any(word.removeprefix("++").lower() == "debug=true" for word in words)
     if debug:
         os.environ["EAST_DEBUG"] = "1"
     warnings.showwarning = partial(warn, set())  # type: ignore[assignment]
     try:
         return task()
     except KeyboardInterrupt as interruption:
-        ignore_interrupts()
+        with suppress(ValueError):  # not in the main thread
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would print a traceback
         by = f" by {interruption}" if str(interruption) else ""
-        print(f"\nInterrupted{by}.{noted(interruption)}", file=sys.stderr)
+        print(f"\nInterrupted{by}.{notes_of(interruption)}", file=sys.stderr)
         return INTERRUPTED
     except Exception as error:
         if isinstance(error, BrokenPipeError) and output_is_closed():  # as in east-run | head -1
-            return DONE if prints_last(words) else unfinished()
+            if {"-h", "--help"} & {*words}:
+                return DONE
+            error = RuntimeError("stdout was closed. Rerun the same command to resume.")
         if debug:
-            raise
-        return explained(error)
+            raise error
+        return exit_code_for(error)
+
+
+def exit_code_for(error: Exception) -> int:
+    """Print what went wrong in a few lines; return the exit code."""
+    is_data = type(error).__name__ == "DataError"  # its module is heavy
+    code = BAD_CONFIG if isinstance(error, ConfigError) else NO_DATA if is_data else FAILED
+    kind = {BAD_CONFIG: "config", NO_DATA: "data"}.get(code, type(error).__name__)
+    hint = "\n(debug=true shows a traceback)" if code == FAILED else ""
+    with suppress(BrokenPipeError):  # as in east-run 2>&1 | head -1
+        print(f"{kind}: {error}{hint}{notes_of(error)}", file=sys.stderr)
+    return code
+
+
+def notes_of(error: BaseException) -> str:
+    """The scheduler's note that finished trials are saved, if there are any."""
+    return "".join(f" {note}" for note in getattr(error, "__notes__", ()))
 
 
 def output_is_closed() -> bool:
-    """Whether nobody reads our output any more; if so, discard the rest. A worker's pipe may be broken instead."""
+    """True if stdout is closed; further output is discarded. A worker's pipe may be broken instead."""
     try:
         print(flush=True)  # a flush alone succeeds: what could not be written is gone
     except BrokenPipeError:
@@ -398,12 +357,6 @@ def discard_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def unfinished() -> int:
-    with suppress(BrokenPipeError):  # as in east-run 2>&1 | head -1
-        print("stdout was closed. Rerun the same command to resume.", file=sys.stderr)
-    return FAILED
-
-
 def warn(already_shown: set[str], message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning on its own line above the bars, each only once."""
     from east.lab import bars
@@ -411,29 +364,6 @@ def warn(already_shown: set[str], message: Warning | str, *_: object, **__: obje
     if str(message) not in already_shown:
         already_shown.add(str(message))
         bars.say(f"warning: {message}")
-
-
-def explained(error: Exception) -> int:
-    """Print what went wrong in a few lines; return the exit code."""
-    if isinstance(error, ConfigError):
-        print(f"config: {error}", file=sys.stderr)
-        return BAD_CONFIG
-    if type(error).__name__ == "DataError":  # its module is heavy
-        print(f"data: {error}", file=sys.stderr)
-        return NO_DATA
-    print(f"{type(error).__name__}: {error}\n(debug=true shows a traceback){noted(error)}", file=sys.stderr)
-    return FAILED
-
-
-def noted(error: BaseException) -> str:
-    """The scheduler's note that finished trials are saved, if there are any."""
-    return "".join(f" {note}" for note in getattr(error, "__notes__", ()))
-
-
-def ignore_interrupts() -> None:
-    """Ignore a second Ctrl-C, which would print a traceback while the first is being handled."""
-    with suppress(ValueError):  # not in the main thread
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,11 @@
 """The command line, parsed once: names and values in the order they were typed.
 
-Values follow Hydra's grammar. Paths and names that Hydra cannot parse, such as ~/a.csv or été, are quoted first.
+Values follow Hydra's grammar, but paths are always text, and names that Hydra cannot parse, such as été, are quoted.
 """
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import product
 from typing import Any
@@ -19,68 +18,59 @@ from east.choices import ConfigError, groups, printable
 
 PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoint", "config_dir")
 TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if necessary
-LISTS = {"losses": "loss", "datasets": "dataset"}  # name of a list -> what each entry is
+LISTS = {"datasets": "dataset", "losses": "loss"}  # name of a list -> what each entry is
 
 
-@dataclass(frozen=True)
-class Command:
-    """What the user asked for. If a name occurs twice, the last value counts."""
-
-    values: Mapping[str, Any] = field(default_factory=dict)
+class Command(dict[str, Any]):
+    """What the user asked for: name -> value. If a name occurs twice, the last value counts."""
 
     @classmethod
     def parse(cls, words: Sequence[str]) -> "Command":
-        """One command from words such as `loss=f1` and `hyper.lr=0.01`."""
-        overrides = list(parsed(words))
-        for override in overrides:
+        """One command from words such as `loss=f1`, `hyper.lr=0.01` or `hyper={lr: 0.01}`."""
+        command = cls()
+        for override in parsed(words):
             refuse_syntax(override)
-        return cls(with_dataset(flattened((override.key_or_group, override.value()) for override in overrides)))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.values
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self.values.get(name, default)
-
-    @property
-    def sections(self) -> set[str]:
-        """First parts of the names, such as `hyper` of hyper.lr=0.01."""
-        return {name.partition(".")[0] for name in self.values}
-
-    def but(self, values: Mapping[str, Any] | None = None, **plain: Any) -> "Command":
-        """The same command with these values, which take precedence."""
-        return Command({**self.values, **(values or {}), **plain})
+            name, value = override.key_or_group, override.value()
+            if isinstance(value, Mapping) and name in (*groups(), "hyper", "split"):
+                command.update({f"{name}.{key}": item for key, item in value.items()})
+            else:
+                command[name] = value
+        path = command.get("dataset.path")
+        if path is None or {"dataset", "datasets"} & command.keys():
+            return command
+        return cls({"dataset": "images" if os.path.isdir(str(path)) else "csv", **command})
 
     @property
     def words(self) -> list[str]:
         """The command as one types it: parsing these words gives the same values."""
-        return [f"{name}={text(value, name)}" for name, value in self.values.items()]
+        return [f"{name}={text(value, name)}" for name, value in self.items()]
+
+    def but(self, values: Mapping[str, Any] | None = None, **plain: Any) -> "Command":
+        """The same command with these values, which take precedence."""
+        return Command({**self, **(values or {}), **plain})
 
     def without(self, *names: str) -> "Command":
-        return Command({name: value for name, value in self.values.items() if name not in names})
+        return Command({name: value for name, value in self.items() if name not in names})
 
-    def among(self, sections: Sequence[str]) -> dict[str, Any]:
-        """The values that belong to these sections."""
-        return {name: value for name, value in self.values.items() if name.partition(".")[0] in sections}
+    def among(self, sections: Sequence[str]) -> "Command":
+        """The part of the command that sets these sections, such as `hyper` by hyper.lr=0.01."""
+        return Command({name: value for name, value in self.items() if name.partition(".")[0] in sections})
 
     def each(self) -> Iterator["Command"]:
         """One command for every pair of losses=[f1,ce] datasets=[adult]; without such lists, just one."""
-        lists = {name: self._list(name) for name in ("datasets", "losses") if name in self.values}
-        rest = self.without(*LISTS)
+        lists = {group: self._list(name) for name, group in LISTS.items() if name in self}
         for entries in product(*lists.values()):
-            yield rest.but(dict(zip((LISTS[name] for name in lists), entries, strict=True)))
+            yield self.without(*LISTS).but(dict(zip(lists, entries, strict=True)))
 
     def _list(self, name: str) -> list[str]:
         """The entries of losses=[…] or datasets=[…], each once."""
-        entries, group = self.values[name], LISTS[name]
-        example = {"losses": "losses=[f1,ce]", "datasets": "datasets=[adult,mammography]"}[name]
+        entries, group = self[name], LISTS[name]
         if not (isinstance(entries, list) and entries):
-            raise ConfigError(f"{name}: expected a list such as {example}, got {entries!r}")
-        for key, value in self.values.items():
-            if key.partition(".")[0] == group and key != "dataset.limit":
-                raise ConfigError(
-                    f"{key}={text(value, key)}: `{group}` and `{group}.*` cannot be combined with {name}=[…]"
-                )
+            raise ConfigError(
+                f"{name}: expected a list such as {name}=[{','.join([*groups()[group]][:2])}], got {entries!r}"
+            )
+        if clash := self.among([group]).without("dataset.limit").words:
+            raise ConfigError(f"{clash[0]}: `{group}` and `{group}.*` cannot be combined with {name}=[…]")
         return list(dict.fromkeys(map(str, entries)))
 
 
@@ -90,51 +80,33 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
     for word in words:
         if any("\ud800" <= c <= "\udfff" for c in word):  # surrogates stand for bytes that are not UTF-8
             raise ConfigError(f"cannot read {printable(word)}: expected UTF-8; rename the file or folder")
-        name, _, value = word.removeprefix("++").partition("=")  # "++" sets a key, whether or not it exists
-        blank = name in TEXTS and value.isspace()  # a delimiter that Hydra would strip
-        if name in LISTS and not value.startswith(("[", "'", '"')) and "," in value:
-            raise ConfigError(f"{name}: expected a list such as {name}=[{value}], got {value!r}")
+        word = word.removeprefix("++")  # sets a key, whether or not it exists
+        name, _, value = word.partition("=")
+        written = value == "null" or value.startswith(("'", '"', "[", "{")) or "${" in value  # for Hydra
+        if name in TEXTS and not written and (name in PATHS or value.isspace()):
+            word = f"{name}={all_quoted(name, value)}"
         try:
-            override = parser.parse_override(f"{name}={quoted(value)}" if blank else word.removeprefix("++"))
-            if name in PATHS and isinstance(override.value(), bool | int | float):  # a file called 2024
-                override = parser.parse_override(f"{name}={quoted(value.strip())}")
-            yield override
+            yield parser.parse_override(word)
         except HydraException as error:
-            if name not in TEXTS or value.startswith(("'", '"', "[", "{")) or "${" in value:
+            if written or name not in TEXTS:
                 raise ConfigError(unreadable(name, value)) from error
-            values = value.split(",") if all(value.split(",")) else [value]  # a sweep, unless it is the delimiter ","
-            values = [os.path.expanduser(item) if name in PATHS else item for item in values]
-            yield parser.parse_override(f"{name}={','.join(map(quoted, values))}")
+            yield parser.parse_override(f"{name}={all_quoted(name, value)}")
 
 
-def flattened(typed: Iterable[tuple[str, Any]]) -> dict[str, Any]:
-    """Sections typed as a whole, such as hyper={lr: 0.1}, as dotted names; other mappings are values and stay."""
-    values: dict[str, Any] = {}
-    for name, value in typed:
-        is_section = isinstance(value, Mapping) and name in (*groups(), "hyper", "split")
-        values |= {f"{name}.{key}": item for key, item in value.items()} if is_section else {name: value}
-    return values
+def all_quoted(name: str, value: str) -> str:
+    """The texts of a sweep, each in quotes; the delimiter "," is one text. ~ is the home folder."""
+    texts = value.split(",") if all(value.split(",")) else [value]
+    return ",".join(quoted(os.path.expanduser(item) if name in PATHS else item) for item in texts)
 
 
-def with_dataset(values: dict[str, Any]) -> dict[str, Any]:
-    """Add the dataset if only its path is given: dataset.path=my.csv means dataset=csv, and a folder means images."""
-    path = values.get("dataset.path")
-    if path is None or {"dataset", "datasets"} & values.keys():
-        return values
-    return {"dataset": "images" if os.path.isdir(os.path.expanduser(str(path))) else "csv", **values}
-
-
-def sweep(words: Sequence[str], groups: Mapping[str, Iterable[str]] | None = None) -> list[Command]:
-    """One command per job of a sweep: `loss=f1,ce` is two jobs, and `loss=glob(f*)` may be several.
-
-    groups: the choices that a glob is matched against.
-    """
+def sweep(words: Sequence[str]) -> list[Command]:
+    """One command per job of a sweep: `loss=f1,ce` is two jobs, and `loss=glob(f*)` may be several."""
     names, choices = [], []
     for override in parsed(words):
         name, value = override.key_or_group, override.value()
         names.append(name)
         if isinstance(value, Glob):
-            choices.append(value.filter(sorted((groups or {}).get(name, ()))))
+            choices.append(value.filter([*groups().get(name, ())]))
         elif override.is_sweep_override():
             choices.append(list(override.sweep_string_iterator()))
         else:

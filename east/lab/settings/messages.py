@@ -1,31 +1,14 @@
 """Explain a wrong setting in one line: what was expected, what it got, the choices, and what was probably meant."""
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NoReturn, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
 from east.choices import ConfigError, choose, groups
 from east.lab.files import yaml_content
 
-FROM_FILE = ("name", "kind", "trains", "has_temperature", "code")  # what a file says of itself; nobody types it
-WORDS = {  # of pydantic, and ours
-    "Value error, ": "",
-    "Input should be ": "",
-    "Tuple should have at least 1 item after validation, not 0": "a list with at least one entry",
-    "a valid integer": "a whole number",
-    "a valid number": "a number",
-    "a valid boolean": "true or false",
-    "a valid string": "text",
-    "a valid tuple": "a list",
-    "a valid dictionary": "a mapping",
-    "greater than or equal to": "at least",
-    "less than or equal to": "at most",
-    "greater than": "above",
-    "less than": "below",
-    "0.000000000001": "1e-12",
-}
 Checked = TypeVar("Checked", bound=BaseModel)
 
 
@@ -34,48 +17,50 @@ def validated(model: type[Checked], content: Mapping[str, Any], section: str = "
     try:
         return model.model_validate(content)
     except ValidationError as error:
-        raise ConfigError(explained(error, model, content, section)) from error
+        raise ConfigError(reason(error, model, content, section)) from error
 
 
-def explained(error: ValidationError, model: type[BaseModel], content: Any, section: str) -> str:
-    """What is wrong with the content of a model, in one line."""
-    wrong: dict[str, list[Any]] = {}  # pydantic has an error for each type that a value may have
+def reason(error: ValidationError, model: type[BaseModel], content: Any, section: str) -> str:
+    """The first error of the most deeply nested key; a key that may be of several types has one for each."""
+    wrong: dict[tuple[str, ...], list[Any]] = {}
     for details in error.errors(include_url=False):
-        parts, value = [section] if section else [], content
-        for part in details["loc"]:  # also has places in lists and the names of types
+        key, value = [section] if section else [], content
+        for part in details["loc"]:  # it also has places in lists and names of types
             if isinstance(value, Mapping) and part in value:
-                parts, value = [*parts, str(part)], value[part]
-        wrong.setdefault(".".join(parts), []).append(details)
-    name = max(wrong, key=lambda name: name.count("."))
-    first = wrong[name][0]
+                key, value = [*key, str(part)], value[part]
+        wrong.setdefault(tuple(key), []).append(details)
+    path = max(wrong, key=len)
+    name, first = ".".join(path), wrong[path][0]
     match first["type"]:
         case "missing":
             return f"{name}.{first['loc'][-1]} is missing: add it to the {name} file"
         case "extra_forbidden":
-            for part in first["loc"][:-1]:
-                model = model.model_fields[part].annotation  # type: ignore[assignment]
-            refuse_key(name, [name.rpartition(".")[0] + f".{field}" for field in model.model_fields])
+            refuse_key(name, [f"{section}.{key}" if section else key for key in keys_of(model)])
         case "literal_error":
             choose(name, str(first["input"]), re.findall("'(.*?)'", first["ctx"]["expected"]))
         case "value_error" if isinstance(cause := first["ctx"]["error"], ConfigError):
             return str(cause)
-    reasons = {details["msg"]: None for details in wrong[name] if details["type"] != "too_short" or details is first}
-    text = " or ".join(reasons)
-    for theirs, ours in WORDS.items():
-        text = text.replace(theirs, ours)
-    return f"{name}: expected {text}, got {first['input']!r}"
+        case "too_short":
+            return f"{name}: expected a list with at least one entry, got {first['input']!r}"
+    messages = (details["msg"] for details in wrong[path] if details["type"] != "too_short")
+    reasons = dict.fromkeys(re.sub("^(Input should be|Value error,) ", "", message) for message in messages)
+    return f"{name}: expected {' or '.join(reasons)}, got {first['input']!r}"
+
+
+def keys_of(model: type[BaseModel]) -> Iterator[str]:
+    """Dotted names of a model's fields and of those of its sections."""
+    for name, field in model.model_fields.items():
+        yield name
+        for part in (field.annotation, *get_args(field.annotation)):
+            if isinstance(part, type) and issubclass(part, BaseModel):
+                yield from (f"{name}.{below}" for below in keys_of(part))
 
 
 def refuse_key(name: str, known: Iterable[str]) -> NoReturn:
     """Raise a ConfigError for a key that does not exist, with the choices and what was probably meant."""
-    known, section = list(known), name.rpartition(".")[0]
-    while section and not any(key.startswith(f"{section}.") for key in known):
-        section = section.rpartition(".")[0]  # hyper for hyper.lr.foo
-    prefix = f"{section}." if section else ""
-    siblings = {prefix + key.removeprefix(prefix).partition(".")[0] for key in known if key.startswith(prefix)}
-    choices = {key for key in siblings if key.removeprefix(prefix) not in FROM_FILE} or {"none"}
-    elsewhere = [key for key in known if key.endswith(f".{name}")] or [  # lr is hyper.lr; path is that of dataset=csv
-        f"{group}.{name}" for group, files in groups().items() for file in files.values() if name in yaml_content(file)
-    ]
-    choose("key", name, choices, next(iter(elsewhere), None))
+    section = name.rpartition(".")[0]
+    beside = [key for key in known if key.rpartition(".")[0] == section] or [section]
+    deeper = sorted((key for key in known if key.endswith(f".{name}")), key=len)  # lr is hyper.lr
+    of_file = (f"{g}.{name}" for g, files in groups().items() for file in files.values() if name in yaml_content(file))
+    choose("key", name, beside, next(iter(deeper), None) or next(of_file, None))  # path is that of dataset=csv
     raise AssertionError(f"{name} is a key")

@@ -13,18 +13,15 @@ from east.lab.settings.sections import (
     Cooling,
     Count,
     DatasetSection,
-    Decay,
     Dropout,
     Hyper,
     Kind,
     LossSection,
     ModelSection,
     Names,
-    Norm,
     Rate,
     Science,
     Section,
-    Share,
     Split,
     Training,
 )
@@ -65,17 +62,6 @@ class Grid(Section):
         raise ConfigError(f"grid.batch_size: expected sizes for {kind!r} or {dataset!r}, got {sorted(self.batch_size)}")
 
 
-class Prescribed(Section):
-    """A protocol's hyperparameters: each a number, or one by loss or kind of data."""
-
-    lr: Rate | dict[str, Rate] | None = None
-    batch_size: Count | dict[str, Count] | None = None
-    dropout: Dropout | dict[str, Dropout] | None = None
-    weight_decay: Decay | dict[str, Decay] | None = None
-    clip: Norm | dict[str, Norm] | None = None
-    average: Share | dict[str, Share] | None = None
-
-
 class Protocol(Training):
     """What a paper prescribes."""
 
@@ -85,7 +71,7 @@ class Protocol(Training):
     annealing: str = "none"
     search: str = "none"
     model: dict[Kind, str] = Field(default_factory=dict)
-    hyper: Prescribed = Prescribed()
+    hyper: dict[str, Any] = Field(default_factory=dict)  # values, or values by loss or kind of data
     grid: Grid
 
     def training(self) -> Training:
@@ -93,9 +79,10 @@ class Protocol(Training):
         names = Training.model_fields.keys() & self.model_fields_set
         return Training(**{name: getattr(self, name) for name in names})
 
-    def hyperparameters(self, dataset: DatasetSection, loss: LossSection) -> dict[str, float]:
+    def hyperparameters(self, dataset: DatasetSection, loss: LossSection) -> dict[str, Any]:
         """The prescribed values for this loss, or else for this kind of data."""
-        values = {name: v.get(loss.name, v.get(dataset.kind)) if isinstance(v, dict) else v for name, v in self.hyper}
+        hyper = self.hyper.items()
+        values = {name: v.get(loss.name, v.get(dataset.kind)) if isinstance(v, dict) else v for name, v in hyper}
         return {name: value for name, value in values.items() if value is not None}
 
 

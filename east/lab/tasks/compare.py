@@ -165,7 +165,7 @@ def main(command: Command, _: Settings) -> int:
 
 def checked(command: Command) -> tuple[Command, Settings]:
     """The command, with preset=compare unless it names another, and its settings; ConfigError if they do not fit."""
-    if unusable := sorted({"loss", "losses", "datasets"} & set(command.values)):
+    if unusable := sorted({"loss", "losses", "datasets"} & set(command)):
         raise ConfigError(
             f"task=compare does not take {', '.join(unusable)}: it compares models on one dataset=… by one score=…; "
             "candidates=[…] chooses the models"
@@ -350,7 +350,7 @@ def settings_of(name: str, problem: Problem) -> Settings:
         rarest = float(torch.bincount(labels, minlength=len(problem.loaded.classes)).min()) / labels.numel()
         extra |= budget.suited(name, classical, rows, rarest, problem.loaded.kind)
         extra |= {"protocol.count": "epochs"} if "protocol.max_epochs" in command else {}  # the user counts epochs
-    chosen = set(command.values) | ({"model.hidden"} if "model" in command else set())
+    chosen = set(command) | ({"model.hidden"} if "model" in command else set())
     extra = {option: value for option, value in extra.items() if option not in chosen}
     settings = compose.settings(command.but({**loss, **extra}))
     if ours and not classical:

@@ -1,4 +1,4 @@
-"""The plan of a command: what it trains, how long that takes here, and what would take less.
+"""The plan of a command: what it trains, how long that takes here, and what would take less. It prints itself.
 
 Planning downloads nothing. A dry run prints the plan, any other command carries it out.
 """
@@ -8,7 +8,7 @@ import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import mean
 from typing import TypeVar
@@ -35,7 +35,6 @@ from east.lab.training.timing import Size
 
 T = TypeVar("T")
 MINUTE, DAY = 60, 86400
-SHORTER = ("budget", "lean", "quick")  # presets, longest first
 ASSUMED = f"calculated with {timing.GPU_FLOPS / 1e12:.0f} TFLOP/s"
 # Training parts of the papers' datasets, to plan before downloading them.
 SIZES = {
@@ -96,16 +95,13 @@ class Item:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs of a command and where they run. `shorter` gives the settings of the same command in another preset."""
+    """The runs of a command and where they run. lenient: whether runs that are not possible are left out."""
 
     items: Sequence[Item]
     place: Place
     ledger: Ledger
-    shorter: Callable[[str], Sequence[Settings]] = lambda preset: ()
-
-    @property
-    def settings(self) -> Settings:
-        return self.items[0].settings
+    lenient: bool = False
+    failures: list[str] = field(default_factory=list)  # a line for each
 
     @property
     def width(self) -> int:
@@ -117,7 +113,7 @@ class Plan:
     @property
     def device(self) -> torch.device:
         """Where steps are timed: on a cluster's kind of device, if this machine has it."""
-        planned = planned_device(self.settings)
+        planned = planned_device(self.ledger.settings)
         return pick_device("auto") if planned.type == "cuda" and not torch.cuda.is_available() else planned
 
     @cached_property
@@ -125,9 +121,13 @@ class Plan:
         """Seconds of each run on one slot; None if unknown."""
         if self.place.executor.gpus:
             return [item.seconds(timing.gpu_seconds) for item in self.items]
-        with one_thread(self.width > 1), bars.bar("timing a few steps"):
-            of_trial = partial(timing.trial_seconds, device=self.device)
-            return [item.seconds(of_trial) for item in self.items]
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1 if self.width > 1 else threads)  # as in a worker
+        try:
+            with bars.bar("timing a few steps"):
+                return [item.seconds(partial(timing.trial_seconds, device=self.device)) for item in self.items]
+        finally:
+            torch.set_num_threads(threads)
 
     @property
     def seconds(self) -> float:
@@ -137,9 +137,9 @@ class Plan:
     def summary(self) -> str:
         """What is trained, how long that takes, and where."""
         search, trials = (sum(counts) for counts in zip(*(item.todo for item in self.items), strict=True))
-        nets = ", ".join(dict.fromkeys(item.science.model.name for item in self.items))
         units = ((search, "search training"), (trials, "trial"))
         parts = [f"{count} {unit}{'s' if count > 1 else ''}" for count, unit in units if count]
+        nets = ", ".join(dict.fromkeys(item.science.model.name for item in self.items))
         untimed = f" (not timed: {count} of {len(self.items)} runs)" if (count := self.costs.count(None)) else ""
         at_once = f"{self.width} at once" if self.width > 1 else "one at a time"
         where = f"on this machine ({self.device.type}, {at_once})"
@@ -164,35 +164,33 @@ class Plan:
     def confirm(self) -> None:
         """Print the estimate if it is over a minute; ConfigError if it is over a day on a CPU and the user declines."""
         if self.seconds > DAY and self.device.type == "cpu" and not self.place.executor.gpus:
-            confirm(f"{self.summary()}. {self.instead()}", self.settings.yes)
+            networks = [item for item in self.items if not item.settings.loss.classical]
+            on_gpu = duration(sum(item.seconds(timing.gpu_seconds) or 0 for item in networks))
+            shorter = "preset=budget, lean or quick trains for less (dry_run=true says how long)"
+            instead = f"Instead: {shorter}; one GPU would take about {on_gpu} ({ASSUMED})."
+            confirm(f"{self.summary()}. {instead}", self.ledger.settings.yes)
         elif self.seconds >= MINUTE:
             bars.say(f"{self.summary()}.", sys.stdout)
 
-    def instead(self) -> str:
-        """What would take less: a shorter preset, or a GPU."""
-        options = []
-        for preset in SHORTER:
-            try:
-                seconds = made(self.shorter(preset), ledger=self.ledger).seconds
-            except ConfigError:  # this command does not work under that preset
-                continue
-            if seconds < min(self.seconds / 2, DAY):
-                options.append(f"preset={preset} takes about {duration(seconds)}")
-        networks = [item for item in self.items if not item.settings.loss.classical]
-        on_gpu = sum(item.seconds(timing.gpu_seconds) or 0 for item in networks)
-        return f"Instead: {'; '.join([*options, f'one GPU would take about {duration(on_gpu)} ({ASSUMED})'])}."
-
-    def carry_out(self, failures: list[str] | None = None) -> tuple[list[Run], list[str]]:
-        """Confirm, download what is missing and train; return the runs and a line per failure.
-
-        failures: gets a line for every run whose data are not available; without it, the first one raises.
-        """
+    def carry_out(self) -> list[Run]:
+        """Confirm, download what is missing and train; return the runs. `failures` gets a line per failure."""
         self.confirm()
-        loaded = [item.run or attempted(Run.of, item.settings, failures) for item in self.items]
+        loaded = (item.run or self.attempted(Run.of, item.settings) for item in self.items)
         runs = [run for run in loaded if run]
         for note in dict.fromkeys(note for run in runs for note in run.notes):
             print(note, flush=True)
-        return runs, [*(failures or ()), *(carry_out(runs, self.ledger) if runs else ())]
+        self.failures.extend(carry_out(runs, self.ledger) if runs else ())
+        return runs
+
+    def attempted(self, make: Callable[[Settings], T], settings: Settings) -> T | None:
+        """`make(settings)`; None if that is not possible and the plan is lenient."""
+        try:
+            return make(settings)
+        except (DataError, ConfigError) as error:
+            if not self.lenient:
+                raise
+            self.failures.append(f"{settings.dataset.name} {settings.loss.name}: {str(error).splitlines()[0]}")
+            return None
 
 
 def confirm(line: str, yes: bool) -> None:
@@ -207,45 +205,16 @@ def confirm(line: str, yes: bool) -> None:
             raise ConfigError("not started")
 
 
-@contextmanager
-def one_thread(single: bool) -> Iterator[None]:
-    """Limit torch to one thread, as in a worker."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1 if single else before)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def made(
-    settings: Sequence[Settings],
-    shorter: Callable[[str], Sequence[Settings]] = lambda preset: (),
-    failures: list[str] | None = None,
-    ledger: Ledger | None = None,
-) -> Plan:
-    """The plan of the runs with these settings. `shorter` and `failures` are those of `Plan`."""
-    if not settings:
-        raise ConfigError("nothing to do")
-    items = [item for of_run in settings if (item := attempted(item_of, of_run, failures))]
+def made(settings: Sequence[Settings], ledger: Ledger | None = None, lenient: bool = False) -> Plan:
+    """The plan of the runs with these settings. lenient: leave out those that are not possible, and note the reason."""
     ledger = ledger or Ledger(settings[0], records.scan(settings[0].results_dir))
-    items = [replace(item, done=finished(item.run, ledger)) if item.run else item for item in items]
     much_work = any(of_run.preset.name != "quick" for of_run in settings)
-    return Plan(items, executors.choose_place(settings[0], much_work), ledger, shorter)
+    work = Plan([], executors.choose_place(ledger.settings, much_work), ledger, lenient)
+    items = (work.attempted(partial(item_of, ledger=ledger), of_run) for of_run in settings)
+    return replace(work, items=[item for item in items if item])
 
 
-def attempted(make: Callable[[Settings], T], settings: Settings, failures: list[str] | None) -> T | None:
-    """`make(settings)`, or None and a line in `failures` if that is not possible."""
-    try:
-        return make(settings)
-    except (DataError, ConfigError) as error:
-        if failures is None:
-            raise
-        failures.append(f"{settings.dataset.name} {settings.loss.name}: {str(error).splitlines()[0]}")
-        return None
-
-
-def item_of(settings: Settings) -> Item:
+def item_of(settings: Settings, ledger: Ledger) -> Item:
     """A run, with its data if they need no download."""
     downloadable = bool(data.dataset(settings.dataset.loader).needs)
     folders(settings.data_dir)  # fails if the user's does not exist
@@ -258,7 +227,7 @@ def item_of(settings: Settings) -> Item:
         return Item(settings, None, size_of(settings), Counter())
     loaded = load(settings.dataset, settings.data_dir)
     rows = len(assign(loaded, **split_options(settings.split.at(0)))[0])
-    return Item(settings, run, Size.of(loaded, rows), Counter())
+    return Item(settings, run, Size.of(loaded, rows), finished(run, ledger))
 
 
 @contextmanager
@@ -294,16 +263,14 @@ def finished(run: Run, ledger: Ledger) -> Counter[str]:
 
 def names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
     """Names of runs, with as many of their settings as it takes to tell them apart."""
+    sciences: list[Science] = [item.science for item in items]
     by_name: dict[str, list[Science]] = defaultdict(list)
-    for item in items:
-        by_name[name(item.science)].append(item.science)
+    shared = [f"{science.dataset.name} {science.loss.name}" for science in sciences]
+    for name, science in zip(shared, sciences, strict=True):
+        by_name[name].append(science)
     if len(by_name) == len(items):
-        return list(by_name)
+        return shared
     from east.lab.reporting.recorded import labels  # the machinery of large tables
 
-    labelled = {shared: iter(labels(shared, group)) for shared, group in by_name.items()}
-    return [next(labelled[name(item.science)]) for item in items]
-
-
-def name(science: Science) -> str:
-    return f"{science.dataset.name} {science.loss.name}"
+    labelled = {name: iter(labels(name, group)) for name, group in by_name.items()}
+    return [next(labelled[name]) for name in shared]

@@ -1,8 +1,6 @@
 """task=table: render a table, or all tables of the papers, from the records."""
 
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 from east.lab import bars
@@ -45,7 +43,7 @@ def text(settings: Settings, preset: str | None) -> str:
     if settings.format in writers.WRITERS:
         return writers.WRITERS[settings.format](built, pairs)
     shown, folder = writers.text(built, pairs).rstrip(), Path(settings.results_dir) / "tables"
-    with shown_anyway():
+    try:
         for table, compared in zip(built, pairs, strict=True):
             stem = table.name if settings.variant == "clean" else f"{table.name}_{settings.variant}"
             write_text(folder / f"{stem}.md", writers.markdown([table], [compared]))
@@ -55,14 +53,7 @@ def text(settings: Settings, preset: str | None) -> str:
                 figure = plots.figure_of(table, released)
                 plots.save(figure, folder.with_name("figures") / stem, [settings.format or "svg"])
         shown += f"\nwritten to {folder}, with figures in {folder.with_name('figures')}"
+    except OSError as error:  # a table is printed even in a read-only folder
+        warnings.warn(f"not written: {error}", stacklevel=2)
     answers = [f"{tables.answer(table) or ''}\nNext: {table.next}" for table in built if table.next]
     return "\n\n".join([shown, *answers])
-
-
-@contextmanager
-def shown_anyway() -> Iterator[None]:
-    """Turn errors in writing files into warnings, so that a table is printed even in a read-only folder."""
-    try:
-        yield
-    except OSError as error:
-        warnings.warn(f"not written: {error}", stacklevel=3)
