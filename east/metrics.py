@@ -11,24 +11,28 @@ classes), none (one number per class).
 `absent`: a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954), or is left out (ignore).
 """
 
+from __future__ import annotations
+
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from east.arrays import Array, at_least, at_most, class_sum, constant, indicator, library_of, widest_float
 from east.choices import choose, import_by_path
-from east.confusion import Confusion
+
+if TYPE_CHECKING:  # scores of recorded confusion matrices need only NumPy
+    from torch import Tensor
+
+    from east.confusion import Confusion
 
 MIN_SHARE = 1e-12  # a denominator of at most this share of the total counts as 0
 RECALL_FLOOR = 1e-6  # a recall below this has no gradient in the geometric mean
 
-Metric = Callable[..., Tensor]
-PerClass = float | Sequence[float] | Tensor
+Metric = Callable[..., Any]  # of counts that are tensors or NumPy arrays, to the same
+PerClass = float | Sequence[float] | Array
 AVERAGES = ("macro", "weighted", "positive", "micro", "none")
 ABSENT = ("zero", "ignore")
 
@@ -50,6 +54,8 @@ def scored(function: Callable[..., Sloped]) -> Metric:
 
     @wraps(function)
     def metric(c: Confusion, *arguments: Any, **parameters: Any) -> Tensor:
+        if isinstance(c.diagonal, np.ndarray):
+            return function(c, *arguments, **parameters).value
         dtype = c.diagonal.dtype
         return function(c.to(widest_float(c.diagonal)), *arguments, **parameters).value.to(dtype)
 
@@ -81,9 +87,7 @@ def class_shares(c: Confusion, average: str, positive: int, absent: str) -> Arra
     if average == "weighted":
         return c.actual / divisor(class_sum(c.actual))
     if choose("average", average, AVERAGES) == "positive" and -c.classes <= positive < c.classes:
-        if isinstance(c.actual, Tensor):
-            return torch.arange(c.classes, device=c.actual.device) == positive % c.classes
-        return np.arange(c.classes) == positive % c.classes
+        return library_of(c.actual).arange(c.classes, device=c.actual.device) == positive % c.classes
     raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
 
 
@@ -256,7 +260,7 @@ def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | 
     """Weighted kappa for ordered classes; `weights` [d, d] are the disagreements, by default (i-j)^2 / (d-1)^2."""
     c, dtype = c.to(widest_float(c.diagonal)), c.diagonal.dtype
     if weights is None:
-        rank = torch.arange(c.classes, dtype=c.diagonal.dtype, device=c.diagonal.device)
+        rank = library_of(c.diagonal).arange(c.classes, dtype=c.diagonal.dtype, device=c.diagonal.device)
         disagreement = (rank.unsqueeze(-1) - rank) ** 2 / (c.classes - 1) ** 2
     else:
         disagreement = square_matrix("weights", weights, c)
@@ -264,7 +268,7 @@ def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | 
     observed = (disagreement * c.matrix).sum((-2, -1)) / total
     expected = (c.actual * (c.predicted @ disagreement.T)).sum(-1) / total**2
     largest = disagreement.max()
-    score = torch.where(expected > MIN_SHARE * largest, 1 - ratio(observed, expected, largest), 0.0)
+    score = library_of(expected).where(expected > MIN_SHARE * largest, 1 - ratio(observed, expected, largest), 0.0)
     return score.to(dtype)
 
 
@@ -275,6 +279,8 @@ def cost(c: Confusion, costs: Sequence[Sequence[float]] | Tensor) -> Tensor:
 
 def square_matrix(name: str, values: Sequence[Sequence[float]] | Tensor, c: Confusion) -> Tensor:
     """A d x d parameter as a tensor with the dtype and device of the counts."""
+    import torch
+
     matrix = torch.as_tensor(values, dtype=c.diagonal.dtype, device=c.diagonal.device)
     if matrix.shape != (c.classes, c.classes):
         raise ValueError(f"{name}: expected a {c.classes} x {c.classes} matrix, got shape {tuple(matrix.shape)}")
@@ -285,10 +291,12 @@ def per_class_values(name: str, value: PerClass, classes: int, like: Array) -> A
     """A number for all classes, or one per class [d], in the library, dtype and device of `like`."""
     if isinstance(value, int | float):
         return value
+    import torch
+
     values = torch.as_tensor(value)
     if values.shape not in ((), (classes,)):
         raise ValueError(f"{name}: expected a number or one per class ({classes}), got shape {tuple(values.shape)}")
-    return values.to(like) if isinstance(like, Tensor) else values.cpu().numpy()
+    return values.cpu().numpy() if isinstance(like, np.ndarray) else values.to(like)
 
 
 METRICS: dict[str, Metric] = {
@@ -352,6 +360,10 @@ def resolve(metric: str | Metric) -> Metric:
 
 def check_leading(metric: Metric, classes: int) -> None:
     """ValueError unless the metric gives one number per leading index, tried on a few uniform counts."""
+    import torch
+
+    from east.confusion import Confusion
+
     leading = 3 if classes == 2 else 2  # unlike the classes, so that one cannot be taken for the other
     counts = torch.ones(leading, classes, dtype=torch.float64)  # as evaluation counts
     uniform = Confusion(
