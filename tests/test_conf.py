@@ -34,9 +34,18 @@ def read(group, name):
 def test_all_groups_are_found():
     folders = {folder.name: len(list(folder.glob("*.yaml"))) for folder in CONF.iterdir() if folder.is_dir()}
     assert {group: len(files) for group, files in groups().items()} == folders
-    assert {"annealing", "dataset", "executor", "loss", "model", "preset", "protocol", "search", "table"} == set(
-        folders
-    )
+    assert {
+        "annealing",
+        "dataset",
+        "ensemble",
+        "executor",
+        "loss",
+        "model",
+        "preset",
+        "protocol",
+        "search",
+        "table",
+    } == set(folders)
 
 
 @pytest.mark.parametrize(("group", "name"), FILES)

@@ -292,7 +292,7 @@ def test_empty_mappings_are_filled():
 @pytest.mark.parametrize("loss, annealing", [("f1", "geometric"), ("ce", "none")])
 def test_composing_files_one_by_one_matches_hydra(preset, loss, annealing):
     chosen = {"dataset": "caltech256", "loss": loss, "protocol": "east", "model": "darknet19", "search": "grid"}
-    chosen |= {"annealing": annealing, "executor": "ray", "preset": preset}
+    chosen |= {"annealing": annealing, "executor": "ray", "preset": preset, "ensemble": "networks"}
     with initialize_config_dir(str(CONF), version_base="1.3"):
         whole = compose("config", [f"{group}={name}" for group, name in chosen.items()])
     whole = OmegaConf.to_container(whole, resolve=True)

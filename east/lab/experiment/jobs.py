@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from east.lab import data
 from east.lab.experiment import records
@@ -104,15 +105,18 @@ def trained(
         from east.lab.training import classical
 
         return (([classical.fit(t, s)], None) for t, s in zip(trials, splits, strict=True))
-    return engine.train_in_turn(
-        trials,
-        splits,
-        device=settings.device,
-        checkpoint=Path(job.checkpoints),
-        progress=Path(job.heartbeat) if job.heartbeat else True,
-        tensorboard=Path(settings.results_dir) / "tensorboard" if settings.tensorboard else None,
-        compile=settings.compile,
-    )
+    options: dict[str, Any] = {
+        "device": settings.device,
+        "checkpoint": Path(job.checkpoints),
+        "progress": Path(job.heartbeat) if job.heartbeat else True,
+        "tensorboard": Path(settings.results_dir) / "tensorboard" if settings.tensorboard else None,
+        "compile": settings.compile,
+    }
+    if trials[0].config.ensemble.name != "none":
+        from east.lab.training import ensemble
+
+        return (([ensemble.fit(t, s, **options)], None) for t, s in zip(trials, splits, strict=True))
+    return engine.train_in_turn(trials, splits, **options)
 
 
 def evaluate_and_record(outcome: Outcome, splits: data.Splits, job: Job) -> None:

@@ -22,7 +22,7 @@ from east.lab.experiment.jobs import Job, delete_checkpoints, run_job
 from east.lab.experiment.ledger import Ledger
 from east.lab.experiment.runs import Run, planned_device
 from east.lab.files import sweep
-from east.lab.settings.sections import Science
+from east.lab.settings.sections import EnsembleSection, Science
 from east.lab.settings.settings import Settings
 from east.lab.training.engine import population_size
 from east.lab.training.population import Identity, Trial, trials_in
@@ -53,7 +53,8 @@ class Progress:
 
     def _configs(self) -> list[Science]:
         epochs, count = self.rounds[0]
-        return [self.run.science.with_grid_point(point, epochs) for point in self.points[:count]]
+        single = self.run.science.but(ensemble=EnsembleSection())  # an ensemble has the best single network's point
+        return [single.with_grid_point(point, epochs) for point in self.points[:count]]
 
     def missing(self) -> list[Trial]:
         """Trials that the current stage still needs."""

@@ -40,7 +40,7 @@ def _scientific(config: Mapping) -> dict[str, Any]:
         if "name" not in config.get(section, {}):
             raise ValueError(f"expected a config with {section}.name, got the sections {sorted(config)}")
     whole = lambda x: int(x) if x.is_integer() else x  # noqa: E731
-    scientific = {name: plain(config[name], whole) for name in SECTIONS if name in config}
+    scientific = {name: plain(config[name], whole) for name in (*SECTIONS, "ensemble") if name in config}
     dataset = scientific["dataset"]
     if dataset.get("fingerprint"):
         dataset.pop("path", None)

@@ -179,6 +179,15 @@ class Hyper(Section):
     average: Share | None = later(None)  # decay of a running mean of the weights; null: no mean
 
 
+class EnsembleSection(Section):
+    """Networks that differ in fold and seed, mixed with other classifiers or not: one trial, one record."""
+
+    name: Literal["none", "networks", "stack"] = "none"
+    folds: int = Field(5, ge=2, le=100)
+    repeats: Count = 2  # networks per fold
+    components: Names = ("networks",)
+
+
 class Science(Section):
     """Everything that determines a trial's result besides its seed. `preset` and `decisions` are labels."""
 
@@ -189,12 +198,15 @@ class Science(Section):
     annealing: AnnealingSection = AnnealingSection()
     protocol: Training
     hyper: Hyper = Hyper()
+    ensemble: EnsembleSection = EnsembleSection()
     preset: str | None = None
     decisions: Names = ()
 
     def to_json(self) -> dict[str, Json]:
         """What a record stores: the hashed sections, and the preset's name."""
         sections = {name: getattr(self, name).to_json() for name in identity.SECTIONS}
+        if self.ensemble.name != "none":
+            sections["ensemble"] = self.ensemble.to_json()
         return sections | ({"preset": self.preset} if self.preset else {})
 
     @property

@@ -14,6 +14,7 @@ from east.lab.settings.sections import (
     Count,
     DatasetSection,
     Dropout,
+    EnsembleSection,
     Hyper,
     Kind,
     LossSection,
@@ -133,6 +134,7 @@ class Settings(Section):
     model: ModelSection
     annealing: AnnealingSection
     search: Search
+    ensemble: EnsembleSection
     executor: Executor
     preset: Preset
     split: Split
@@ -252,6 +254,7 @@ class Settings(Section):
             annealing=annealing,
             protocol=protocol,
             hyper=hyper,
+            ensemble=self.ensemble,
             preset=self.preset.name,
             decisions=self.protocol.decisions,
         )

@@ -20,7 +20,7 @@ from east.lab.data.common import Splits
 from east.lab.files import set_aside
 from east.lab.settings.sections import Science
 from east.lab.training.devices import pick_device
-from east.lab.training.population import Member, Outcome, Population, Trial, identity, samples
+from east.lab.training.population import Member, Outcome, Population, Trial, identity, rows_used, samples
 from east.lab.training.progress import reporting, tensorboard_writers
 
 CACHE_BYTES = 18 << 20  # what a step of a population may touch without falling out of the last-level cache
@@ -148,15 +148,17 @@ def resumed(members: Sequence[Member], device: torch.device, file: Path | None) 
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
     """Groups of members that train together, in the given order.
 
-    Splits of equal size can be stacked if only their rows differ. They do not share a population if they also differ
-    in the scaling of images, in class weights, or in the number of features (categories of a file are learnt from its
-    training rows).
+    Splits can be stacked if an epoch has as many rows in all of them and only the rows differ. They do not share a
+    population if they also differ in the scaling of images, in class weights, or in the number of features (categories
+    of a file are learnt from its training rows).
     """
     config, splits = members[0][0].config, members[0][1]
     apart = splits.kind == "image" or config.loss.options.get("class_weights") == "balanced"
+    whole = config.protocol.val_reduce == "split"  # batches of validation rows are of equal size
 
-    def shape(splits: Splits) -> tuple[dict[str, int], torch.Size]:
-        return splits.sizes, splits.train.inputs.shape[1:]
+    def shape(splits: Splits) -> tuple[int, int, torch.Size]:
+        rows = rows_used(len(splits.train), config.hyper.batch_size or 1)
+        return rows, 0 if whole else len(splits.val), splits.train.inputs.shape[1:]
 
     parts: list[Sequence[Member]] = []
     for _, members_alike in groupby(members, lambda member: member[1].index_hash if apart else shape(member[1])):

@@ -7,9 +7,10 @@ and masks alone or with others, before or after a resume.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -58,7 +59,8 @@ class Trial:
     @property
     def stacking_key(self) -> str:
         """Equal for trials that can train as one population."""
-        sections = [getattr(self.config, name) for name in ("dataset", "split", "model", "loss", "protocol")]
+        shared = ("dataset", "split", "model", "loss", "protocol", "ensemble")
+        sections = [getattr(self.config, name) for name in shared]
         return repr([*sections, self.config.hyper.batch_size])  # a metric may be a function, which JSON cannot hold
 
 
@@ -101,7 +103,9 @@ class Validated(NamedTuple):
 class Rows:
     """One part of the data on the device: the rows of all distinct splits.
 
-    index [P, n]: numbers of each trial's rows. weights: how much each row counts; None: all count 1.
+    index [P, n]: numbers of each trial's rows; a trial that has fewer than n repeats its first row with weight 0.
+    sizes: the rows of each trial. weights: how much each row counts; None: all count 1. kept [P, n]: False for
+    repeated rows; None: nothing is repeated.
     """
 
     def __init__(self, members: Sequence[Member], part: str, device: torch.device):
@@ -112,18 +116,28 @@ class Rows:
         )
         self.inputs, self.labels = joined([p.inputs for p in parts]), joined([p.labels for p in parts])
         self.weights = None if parts[0].weights is None else joined([p.weights for p in parts])
-        numbers = torch.arange(len(self.labels)).view(len(parts), -1)
-        self.index = numbers[[position.index(splits.index_hash) for _, splits in members]].to(device)
-
-    def __len__(self) -> int:
-        """Rows of a trial."""
-        return self.index.shape[1]
+        lengths = [len(p) for p in parts]
+        places, inside = torch.arange(max(lengths)), torch.tensor(lengths)[:, None]
+        real = places < inside
+        numbers = places * real + torch.tensor([0, *accumulate(lengths[:-1])])[:, None]
+        of_trial = [position.index(splits.index_hash) for _, splits in members]
+        self.sizes = [lengths[k] for k in of_trial]
+        self.index = numbers[of_trial].to(device)
+        self.kept = None if real.all() else real[of_trial].to(device)
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs [P, n, ...], labels [P, n, ...] and weights [P, n] of the rows with these numbers [P, n]."""
         flat = index.flatten()  # index_select copies row by row, four times as fast as inputs[index]
         inputs, labels = (t.index_select(0, flat).unflatten(0, index.shape) for t in (self.inputs, self.labels))
         return inputs, labels, None if self.weights is None else self.weights[index]
+
+    def weights_at(self, trials: Tensor) -> Tensor | None:
+        """The weights [P, n] of these trials' rows: 0 for repeated ones."""
+        given = None if self.weights is None else self.weights[self.index[trials]]
+        if self.kept is None:
+            return given
+        kept = self.kept[trials].float()
+        return kept if given is None else given * kept
 
 
 class Population:
@@ -141,7 +155,8 @@ class Population:
         self.splits = replace(splits, mean=splits.mean.to(device), std=splits.std.to(device))
         self.train, self.val, self.test = (Rows(members, part, device) for part in ("train", "val", "test"))
         self.protocol, self.batch = config.protocol, config.hyper.batch_size or 1
-        self.steps = batches_of(len(self.train), self.batch)
+        self.steps = batches_of(min(self.train.sizes), self.batch)
+        self.used = rows_used(min(self.train.sizes), self.batch)
         mixed = self.protocol.precision == "bfloat16" and splits.kind != "table"
         self.autocast = torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()
 
@@ -157,8 +172,8 @@ class Population:
         ]
 
         self.net = models.Stack([initial(trial, splits) for trial in self.trials], device)
-        if self.net.counters and min(self.batch, len(self.train)) < 2:
-            got = f"hyper.batch_size={self.batch}" if self.batch < 2 else f"{len(self.train)} training rows"
+        if self.net.counters and min(self.batch, self.used) < 2:
+            got = f"hyper.batch_size={self.batch}" if self.batch < 2 else f"{self.used} training rows"
             raise ValueError(f"batch norm needs batches of at least 2 samples, got {got}")
         weights, learned = self.net.weights, self.net.weights[:, : self.net.learned]
         self.result = weights.clone()
@@ -179,13 +194,13 @@ class Population:
         self.net.put(rows["weights"])
         if not hyper:
             return
-        self.train_rows, self.val_rows = (data.index[self.numbers(self.alive)] for data in (self.train, self.val))
+        self.current = self.numbers(self.alive)
         self.optimizer = Adam(self.net, rows, hyper, decoupled=self.protocol.optimizer == "adamw")
         self.average = Average(self.net, rows, [h.average for h in hyper]) if "mean" in rows else None
         self.dropout: Dropout | None = None
         if self.net.mlp is not None and any(trial.config.hyper.dropout for trial in self.trials):
             rates = torch.tensor([h.dropout for h in hyper], device=self.device)
-            self.dropout = Dropout(rates, self.net.mlp.sizes[1:-1], min(self.batch, len(self.train)))
+            self.dropout = Dropout(rates, self.net.mlp.sizes[1:-1], min(self.batch, self.used))
 
     def objective(self) -> losses.Loss:
         """The loss of the coming epoch, at the temperatures of its trials; cross-entropy during warm-up."""
@@ -200,8 +215,11 @@ class Population:
         alive = self.alive
         seeds, epoch = [self.trials[p].seed for p in alive], self.annealing[alive[0]].course.epochs + 1
         generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
-        order = torch.stack([torch.randperm(len(self.train), generator=g) for g in generators])
-        order = self.train_rows.gather(1, order.to(self.device))
+        sizes = [self.train.sizes[p] for p in alive]
+        order = torch.stack(
+            [torch.randperm(n, generator=g)[: self.used] for n, g in zip(sizes, generators, strict=True)]
+        )
+        order = self.train.index[self.current].gather(1, order.to(self.device))
         keys = [stream(seed, "dropout", epoch) for seed in seeds]
         if self.net.mlp is None:  # only if needed: seeding is slow where torch finds no accelerator
             torch.manual_seed(keys[0])
@@ -219,14 +237,14 @@ class Population:
         return inputs
 
     @torch.no_grad()
-    def predict(self, data: Rows, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Logits [alive, n, d], d >= 2, labels and weights [alive, n] of the rows with these numbers, in float32."""
-        few = 256 if self.device.type == "cpu" else 1024  # rows at once; what fits the cache is faster
+    def predict(self, data: Rows, trials: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Logits [alive, n, d], d >= 2, labels and weights [alive, n] of these trials' rows, in float32."""
+        few, index = 256 if self.device.type == "cpu" else 1024, data.index[trials]  # what fits the cache is faster
         logits = []
         for part in index.split(self.batch if self.splits.kind == "image" else max(self.batch, few), dim=1):
             logits.append(self.net(self.prepared(data.at(part)[0])))
         flat, labels = samples(torch.cat(logits, dim=1), data.labels[index])
-        return two_or_more(flat), labels, None if data.weights is None else data.weights[index]
+        return two_or_more(flat), labels, data.weights_at(trials)
 
     def validate(self) -> Validated:
         """Evaluate the weights, and their running mean if a trial averages them; the better of the two counts."""
@@ -243,7 +261,7 @@ class Population:
 
     def validated(self, weights: Tensor) -> Validated:
         self.net.put(weights)
-        logits, labels, row_weights = self.predict(self.val, self.val_rows)
+        logits, labels, row_weights = self.predict(self.val, self.current)
         self.net.put(self.rows["weights"])
         batch = self.batch if self.protocol.val_reduce == "batch_mean" else None
         loss = validation_loss(self.loss, logits, labels, batch, row_weights)
@@ -254,8 +272,8 @@ class Population:
 
     def counts(self, predicted: Tensor) -> Confusion:
         """Counts of validation decisions [alive, n], on the CPU: they are in float64, which not every device has."""
-        labels, weights = self.val.labels[self.val_rows].flatten(1), self.val.weights
-        on_cpu = None if weights is None else weights[self.val_rows].cpu()
+        labels, weights = self.val.labels[self.val.index[self.current]].flatten(1), self.val.weights_at(self.current)
+        on_cpu = None if weights is None else weights.cpu()
         return Confusion.from_predictions(predicted.cpu(), labels.cpu(), len(self.splits.classes), on_cpu)
 
     def end_epoch(self, train_loss: Tensor, validated: Validated) -> None:
@@ -284,14 +302,16 @@ class Population:
             self.put({name: tensor[staying] for name, tensor in rows.items()})
             self.loss.keep(staying)
 
-    def numbers(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self.device)
+    def numbers(self, values: Iterable[int]) -> Tensor:
+        return torch.tensor([*values], dtype=torch.long, device=self.device)
 
     def outcomes(self) -> list[Outcome]:
         """The outcomes of the trials, with the predictions of the weights that they kept."""
         self.net.put(self.result)
+        everyone = self.numbers(range(len(self.trials)))
         predictions = {
-            part: self.predict(data, data.index)[:2] for part, data in (("val", self.val), ("test", self.test))
+            part: (*self.predict(data, everyone)[:2], data.sizes)
+            for part, data in (("val", self.val), ("test", self.test))
         }
         outcomes = []
         for p, (trial, course) in enumerate(zip(self.trials, (a.course for a in self.annealing), strict=True)):
@@ -301,9 +321,10 @@ class Population:
             shared = (course.stopped, course.epochs, course.seconds, course.best, course.history)
             outcomes.append(Outcome(trial, "failed" if error else "done", error, *shared))
             if not error:
-                for part, (logits, labels) in predictions.items():
-                    outcomes[p].probabilities[part] = logits[p].softmax(-1).cpu().numpy()
-                    outcomes[p].labels[part] = labels[p].cpu().numpy()
+                for part, (logits, labels, sizes) in predictions.items():
+                    n = sizes[p] * (labels.shape[1] // max(sizes))  # a graph has a label for each pair
+                    outcomes[p].probabilities[part] = logits[p, :n].softmax(-1).cpu().numpy()
+                    outcomes[p].labels[part] = labels[p, :n].cpu().numpy()
                 outcomes[p].weights = self.net.state_dict(self.result[p])
         return outcomes
 
@@ -349,6 +370,11 @@ def batches_of(rows: int, batch: int) -> int:
     if rows >= 2 * batch:
         return rows // batch
     return max(1, math.ceil(rows / batch) - (rows % batch == 1))
+
+
+def rows_used(rows: int, batch: int) -> int:
+    """The number of rows in the batches of an epoch."""
+    return min(rows, batches_of(rows, batch) * batch)
 
 
 def samples(logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
