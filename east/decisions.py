@@ -9,7 +9,6 @@ metric's slopes G, and these give the next rule, argmax_j sum_k p_k G_kj, until 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -407,8 +406,8 @@ def decide(
     """
     p = checked_probabilities(probabilities)
     function, metric_parameters = metrics.parse(metric, metric_parameters)
-    if p.shape[-1] == 2 and "average" in inspect.signature(function).parameters:
-        metric_parameters = {"average": "positive", **metric_parameters}
+    if metrics.takes_average(function):
+        metric_parameters.setdefault("average", metrics.default_average(p.shape[-1]))
     positive = metric_parameters.get("positive")
     parameters = MetricLoss(function, **metric_parameters).metric_parameters  # checks them
     if positive is not None and not 0 <= positive < p.shape[-1]:

@@ -4,11 +4,9 @@ X is an array of numbers or a frame. Non-numeric columns of a frame are encoded 
 category; year, month, weekday and days for dates.
 """
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -21,12 +19,11 @@ from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils._param_validation import Interval, StrOptions
 from sklearn.utils.class_weight import compute_sample_weight
-from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from east import decisions, losses, metrics
-from east.confusion import Confusion
+from east import decisions, metrics
 from east.lab import models
 from east.lab.data.columns import Columns, Numbers, detect_all
 from east.lab.data.common import DataError, Part, Splits, listed, shown
@@ -34,6 +31,7 @@ from east.lab.data.encoding import Encoding, typed_columns
 from east.lab.settings import sections
 from east.lab.training import saved
 from east.lab.training.annealing import SCHEDULES, stages_of
+from east.lab.training.crossfit import judge_for
 from east.lab.training.engine import train
 from east.lab.training.population import Outcome, Trial, batches_of
 from east.losses import steps
@@ -56,10 +54,10 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. The network is
         trained for it, it selects among the initialisations, and `score` returns it.
-    average, positive, beta, costs: parameters of the metric. `positive` is a label of y and implies
-        average="positive", the score of that class; average="positive" alone means the larger of two numbers, or True,
-        and is refused for text. `costs` [d, d] has true classes in rows and predicted ones in columns, in the order of
-        classes_.
+    average, positive, beta, costs: parameters of the metric. With two classes, f1 and other averages are those of the
+        positive one, with more they are macro; f1_macro, or `average`, says it outright. `positive` is a label of y and
+        implies average="positive"; by default it is the larger of two numbers, or True, and the rarer of two texts.
+        `costs` [d, d] has true classes in rows and predicted ones in columns, in the order of classes_.
     loss: metric_ce (MetricCrossEntropy), metric (EAST's MetricLoss with this `step`) or ce (cross-entropy).
     decision: argmax, or the rule that is best for the metric on the validation rows: plugin uses their labels, expected
         only the probabilities.
@@ -173,10 +171,13 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.classes_, labels = np.unique(targets[used], return_inverse=True)
         if len(self.classes_) < 2:
             raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
-        metrics.check_leading(self._score_of(self._names), len(self.classes_))
+        given = {name: getattr(self, name) for name in ("average", "beta", "costs")}
+        given = {n: v.tolist() if hasattr(v, "tolist") else v for n, v in given.items() if v is not None}
+        self._judge = judge_for(self.metric, given, self.positive, self.classes_, np.bincount(labels))
+        metrics.check_leading(self._judge.metric, len(self.classes_))
         random = check_random_state(self.random_state)
         splits = self._split(columns.take(used), labels, weights, random)
-        config = self._config(len(splits.train))
+        config = self._config(len(splits.train), self._judge.parameters)
         trials = [Trial(config, int(seed)) for seed in random.randint(2**31 - 1, size=self.n_init)]
         self.outcomes_ = train(trials, splits, device=self.device, progress=bool(self.verbose))
         self._keep_best(splits)
@@ -199,14 +200,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
     def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric of the predictions; larger is better."""
         predicted = self.rule_.decide(self._logits(X).softmax(-1))
-        truth = without_gaps(column_or_1d(y))
-        # Classes that were not in training are never predicted. unique_labels refuses text after numbers.
-        unseen = np.setdiff1d(unique_labels(self.classes_, truth), self.classes_)
-        classes = [*self.classes_, *unseen]
-        labels = torch.tensor([classes.index(name) for name in truth])
-        weights = torch.from_numpy(_check_sample_weight(sample_weight, X, dtype=np.float64))
-        confusion = Confusion.from_predictions(predicted, labels, len(classes), weights)
-        return float(self._score_of([*map(str, classes)])(confusion))
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        return self._judge.score(predicted, without_gaps(column_or_1d(y)), self.classes_, weights)
 
     def to_model(self) -> saved.Model:
         """The classifier as a model that can be saved: for `.save(folder)`, east.load, task=predict and east.export.
@@ -222,7 +217,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             self.trial_.seed,
             kind="table",
             classes=self._names,
-            positive=self._positive,
+            positive=self._judge.positive,
             inputs_shape=[len(self.mean_)],
             encoding=self.encoding_.to_json(),
             decision=self.decision if self.decision == "argmax" else f"{self.decision}_{metric}",
@@ -303,7 +298,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             rows = random.permutation(np.flatnonzero(labels == k))
             held_out[rows[: min(round(self.validation_fraction * len(rows)), len(rows) - 1)]] = True
         train_rows, val_rows = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-        unfitted = Encoding((), classes=tuple(self._names), positive=self._positive)
+        unfitted = Encoding((), classes=tuple(self._names), positive=self._judge.positive)
         self.encoding_ = unfitted.fitted(columns, train_rows)
         X = self.encoding_.array(columns, np.float64)
         scaler = StandardScaler().fit(X[train_rows])
@@ -318,11 +313,11 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
         parts = part(train_rows), part(val_rows if len(val_rows) else train_rows), part(val_rows[:0])
         zeros = torch.zeros(X.shape[1])
-        return Splits(*parts, unfitted.classes, "estimator", self._positive, "", "", zeros, zeros + 1)
+        return Splits(*parts, unfitted.classes, "estimator", self._judge.positive, "", "", zeros, zeros + 1)
 
-    def _config(self, rows: int) -> sections.Science:
+    def _config(self, rows: int, parameters: dict[str, Any]) -> sections.Science:
         """The trials' config, with the same sections as an east-run config."""
-        options: dict[str, Any] = {} if self.loss == "ce" else {"metric": self.metric, "parameters": self._parameters()}
+        options: dict[str, Any] = {} if self.loss == "ce" else {"metric": self.metric, "parameters": parameters}
         if self.loss == "metric":
             options["step"] = self.step
         loss = sections.LossSection(name=self.loss, target=LOSSES[self.loss], **options)
@@ -369,48 +364,13 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     def _judged(self, outcome: Outcome, val: Part) -> tuple[float, decisions.Rule]:
         """The metric on the validation rows under the best rule of kind `decision`, and that rule."""
-        p, metric = torch.from_numpy(outcome.probabilities["val"]), self._score_of(self._names)
-        rule: decisions.Rule = decisions.Argmax()
-        if self.decision == "plugin":
-            rule = decisions.tuned(p, val.labels, metric, self._positive, val.weights)
-        if self.decision == "expected":
-            rule = decisions.expected(p, metric, self._positive, val.weights)
-        confusion = Confusion.from_predictions(rule.decide(p), val.labels, p.shape[-1], val.weights)
-        return float(metric(confusion)), rule
-
-    def _score_of(self, classes: Sequence[str]) -> Callable[[Confusion], Tensor]:
-        """The metric with its parameters, which MetricLoss checks and resolves whatever the loss."""
-        loss = losses.MetricLoss(self.metric, classes=classes, **self._parameters())
-        return partial(loss.metric, **loss.metric_parameters)
-
-    def _parameters(self) -> dict[str, Any]:
-        """The metric's parameters; the positive class as its index in classes_."""
-        given = {name: getattr(self, name) for name in ("average", "beta", "costs")}
-        given = {n: v.tolist() if hasattr(v, "tolist") else v for n, v in given.items() if v is not None}
-        metric, parameters = metrics.parse(self.metric, given)
-        accepted = inspect.signature(metric).parameters
-        default = accepted["average"].default if "average" in accepted else None
-        if self.positive is not None and "average" in accepted:
-            parameters.setdefault("average", "positive")
-        if self.positive is not None or parameters.get("average", default) == "positive":
-            is_text = any(isinstance(name, str | bytes) for name in self.classes_)  # whose order means nothing
-            if self._positive is None or (self.positive is None and is_text):
-                raise ValueError(f"average='positive': expected positive=, one of the classes {self.classes_.tolist()}")
-            parameters |= {"positive": self._positive} if "positive" in accepted else {}
-        return parameters
+        p, kind = torch.from_numpy(outcome.probabilities["val"]), {"plugin": "tuned"}.get(self.decision, self.decision)
+        rule = self._judge.rule(kind, p, val.labels, val.weights)
+        return self._judge(rule.decide(p), val.labels, p.shape[-1], val.weights), rule
 
     @property
     def _names(self) -> list[str]:
         return [str(name) for name in self.classes_]
-
-    @property
-    def _positive(self) -> int | None:
-        """Index in classes_ of the positive class: the given one, or the second of two."""
-        if self.positive is None:
-            return 1 if len(self.classes_) == 2 else None
-        if self.positive not in [*self.classes_]:
-            raise ValueError(f"positive: expected one of the classes {self.classes_.tolist()}, got {self.positive!r}")
-        return [*self.classes_].index(self.positive)
 
 
 def without_gaps(targets: np.ndarray) -> np.ndarray:

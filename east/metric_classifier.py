@@ -12,7 +12,7 @@ from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, _fi
 from sklearn.utils import Bunch, column_or_1d, get_tags, indexable
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _routing_enabled, process_routing
-from sklearn.utils.multiclass import check_classification_targets, unique_labels
+from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, has_fit_parameter
 from torch import Tensor
 
@@ -160,12 +160,9 @@ class MetricClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
 
     def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
         """The metric of the predictions; larger is better. Labels that were not in training count as errors."""
-        predicted, truth = self.predict(X), column_or_1d(y)
-        unseen = np.setdiff1d(unique_labels(self.classes_, truth), self.classes_)
-        index = {label: k for k, label in enumerate([*self.classes_, *unseen])}
-        decided, labels = (torch.tensor([index[label] for label in values]) for values in (predicted, truth))
-        weights = torch.from_numpy(_check_sample_weight(sample_weight, X, dtype=np.float64))
-        return self._judge(decided, labels, len(index), weights)
+        decided = self.rule_.decide(torch.from_numpy(self.predict_proba(X)))
+        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        return self._judge.score(decided, column_or_1d(y), self.classes_, weights)
 
     def get_metadata_routing(self) -> MetadataRouter:
         """Where metadata of `fit` go: sample_weight also to the rule, groups to the splitter."""

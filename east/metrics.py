@@ -7,7 +7,7 @@ A denominator of at most MIN_SHARE of the total counts as 0, and x/0 scores 0 wi
 gives 0/0 the score of scikit-learn, keeps gradients finite, and makes scores independent of the scale of the counts.
 Small differences of counts are summed without cancellation, and all scores are computed in float64.
 `average`: macro (mean over classes), weighted (by class frequency), positive (one class), micro (counts summed over
-classes), none (one number per class).
+classes), none (one number per class). By default, positive (class 1) with two classes and macro with more.
 `absent`: a class without samples counts as zero in a macro mean (eq. 2, arXiv 2405.20954), or is left out (ignore).
 """
 
@@ -77,8 +77,14 @@ def present_classes(c: Confusion) -> Array:
     return indicator(c.actual > MIN_SHARE * class_sum(c.actual), c.actual)
 
 
-def class_shares(c: Confusion, average: str, positive: int, absent: str) -> Array:
+def default_average(classes: int) -> str:
+    """The average that is meant where none is given: that of the positive class of two, of more classes macro."""
+    return "positive" if classes == 2 else "macro"
+
+
+def class_shares(c: Confusion, average: str | None, positive: int, absent: str) -> Array:
     """The weight of each class in an average: one number for all, or weights [..., d]."""
+    average = average or default_average(c.classes)
     if average in ("macro", "none"):
         if choose("absent", absent, ABSENT) == "zero":
             return 1 / c.classes
@@ -94,7 +100,7 @@ def class_shares(c: Confusion, average: str, positive: int, absent: str) -> Arra
 def share_of_hits(
     c: Confusion,
     weights: tuple[Array, Array, Array],
-    average: str,
+    average: str | None,
     positive: int,
     absent: str,
     negatives: bool = False,
@@ -132,20 +138,20 @@ def balanced_accuracy(c: Confusion) -> Sloped:
 
 
 @scored
-def precision(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
+def precision(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Share of a class's predictions that are right."""
     return share_of_hits(c, (1, 0, 1), average, positive, absent)
 
 
 @scored
-def recall(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
+def recall(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Share of a class's samples that are predicted as that class."""
     return share_of_hits(c, (1, 1, 0), average, positive, absent)
 
 
 @scored
 def fbeta(
-    c: Confusion, beta: PerClass = 1.0, average: str = "macro", positive: int = 1, absent: str = "zero"
+    c: Confusion, beta: PerClass = 1.0, average: str | None = None, positive: int = 1, absent: str = "zero"
 ) -> Sloped:
     """F_beta per class, then averaged; beta < 1 prefers precision, beta > 1 recall. Eq. 2, arXiv 2405.20954.
 
@@ -156,31 +162,31 @@ def fbeta(
 
 
 @scored
-def f1(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
+def f1(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Harmonic mean of precision and recall."""
     return share_of_hits(c, (2, 1, 1), average, positive, absent)
 
 
 @scored
-def jaccard(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
+def jaccard(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Intersection over union."""
     return share_of_hits(c, (1, 1, 1), average, positive, absent)
 
 
 @scored
-def specificity(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
+def specificity(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Share of the other classes' samples that are not predicted as the class."""
     return share_of_hits(c, (1, 0, 1), average, positive, absent, negatives=True)
 
 
 @scored
-def npv(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
+def npv(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Negative predictive value: of the samples not predicted as the class, the share that is not of the class."""
     return share_of_hits(c, (1, 1, 0), average, positive, absent, negatives=True)
 
 
 @scored
-def fowlkes_mallows(c: Confusion, average: str = "macro", positive: int = 1, absent: str = "zero") -> Sloped:
+def fowlkes_mallows(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Geometric mean of precision and recall, s / sqrt(t q); its slope by q is -1/2 s / (q sqrt(t q))."""
     diagonal, actual, predicted, shares = c.diagonal, c.actual, c.predicted, 1.0
     total = class_sum(actual)
@@ -327,17 +333,28 @@ WITH_SLOPES: dict[Metric, Callable[..., Sloped]] = {
 def parse(metric: str | Metric, parameters: Mapping[str, Any] | None = None) -> tuple[Metric, dict[str, Any]]:
     """A metric's function and parameters. A name may end in its average: f1_macro, f1_positive (also f1_pos).
 
+    A `positive` class without an average means average="positive".
+
     >>> parse("f1_positive")[1]
     {'average': 'positive'}
     """
     parameters = dict(parameters or {})
     stem, _, suffix = metric.rpartition("_") if isinstance(metric, str) else ("", "", "")
     average = {"pos": "positive"}.get(suffix, suffix)
-    if average not in AVERAGES or "average" not in inspect.signature(METRICS.get(stem, resolve)).parameters:
-        return resolve(metric), parameters
-    if parameters.setdefault("average", average) != average:
-        raise ValueError(f"average: {metric} is {stem} with average={average!r}, got {parameters['average']!r}")
-    return METRICS[stem], parameters
+    if average in AVERAGES and stem in METRICS and takes_average(METRICS[stem]):
+        if parameters.setdefault("average", average) != average:
+            raise ValueError(f"average: {metric} is {stem} with average={average!r}, got {parameters['average']!r}")
+        return METRICS[stem], parameters
+    function = resolve(metric)
+    if parameters.get("positive") is not None and takes_average(function):
+        parameters.setdefault("average", "positive")
+    return function, parameters
+
+
+def takes_average(metric: Metric) -> bool:
+    """True if the metric averages over classes, by default as `default_average` says; a user's has its own default."""
+    parameter = inspect.signature(metric).parameters.get("average")
+    return parameter is not None and parameter.default is None
 
 
 def resolve(metric: str | Metric) -> Metric:

@@ -33,13 +33,13 @@ from torch import Tensor
 import east
 
 LOSSES = {
-    "f1": lambda: east.MetricLoss("f1"),
+    "f1": lambda: east.MetricLoss("f1_macro"),
     "mcc": lambda: east.MetricLoss("mcc"),
     "accuracy": lambda: east.MetricLoss("accuracy"),
-    "fbeta": lambda: east.MetricLoss("fbeta", beta=2.0),
+    "fbeta": lambda: east.MetricLoss("fbeta_macro", beta=2.0),
     "f1 of the positive class": lambda: east.MetricLoss("f1", average="positive"),
-    "nine thresholds": lambda: east.MetricLoss("f1", threshold=[k / 10 for k in range(1, 10)]),
-    "metric cross-entropy: f1": lambda: east.MetricCrossEntropy("f1"),
+    "nine thresholds": lambda: east.MetricLoss("f1_macro", threshold=[k / 10 for k in range(1, 10)]),
+    "metric cross-entropy: f1": lambda: east.MetricCrossEntropy("f1_macro"),
     "metric cross-entropy: mcc": lambda: east.MetricCrossEntropy("mcc"),
     "metric cross-entropy: gmean": lambda: east.MetricCrossEntropy("gmean"),
 }

@@ -15,9 +15,13 @@ from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import one_hot
 
 import east
-from east import METRICS, Confusion, decisions
+from east import METRICS, Confusion, MetricCrossEntropy, MetricLoss, decisions
 from east.decisions import Affine, Argmax, ClassWeights, Gains, Threshold, confusion_of, expected, tuned
-from east.lab.training.evaluation import evaluate
+from east.lab.settings.sections import LossSection
+from east.lab.training.crossfit import judge_for
+from east.lab.training.evaluation import evaluate, metric_of
+from east.lab.training.objective import build_loss
+from east.losses import metric_loss
 
 GOLDEN = [0.9, 0.7, 0.6, 0.45, 0.4, 0.35, 0.3, 0.2, 0.15, 0.1, 0.05, 0.05]
 COSTS = [[0.0, 1.0, 3.0], [2.0, 0.0, 1.0], [5.0, 4.0, 0.0]]
@@ -299,6 +303,7 @@ def test_integer_weights_repeat_rows(classes):
         ({"average": "none"}, "unknown average 'none'"),
         ({"positive": 7}, "positive: expected a class from 0 to 1, got 7"),
         ({"positive": -1}, "positive: expected a class from 0 to 1, got -1"),
+        ({"average": "macro", "positive": 0}, "expected average='positive' with it"),
         ({"metric": "cost"}, "cost needs costs"),
         ({"labels": np.array(["no", "yes"] * 10)}, "labels: expected class indices"),
     ],
@@ -306,11 +311,6 @@ def test_integer_weights_repeat_rows(classes):
 def test_decide_checks_its_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         east.decide(np.linspace(0, 1, 20), **arguments)
-
-
-def test_decide_refuses_a_positive_class_without_effect():
-    with pytest.raises(ValueError, match="expected average='positive' with it"):
-        east.decide(np.full((5, 3), 1 / 3), "f1", positive=0)
 
 
 def test_probabilities_may_miss_their_range_by_rounding():
@@ -378,3 +378,37 @@ def test_a_class_without_validation_rows_keeps_its_neutral_weight(weighted):
     weights = (y < 3).double() if weighted else None
     for start in (torch.zeros(4), -p.mean(0).log()):
         assert decisions.best_weights(p, y, METRICS["f1"], start, weights).weights[3] == 1
+
+
+@pytest.mark.parametrize("name", ["f1", "precision", "recall", "jaccard"])
+@pytest.mark.parametrize("classes, average", [(2, "positive"), (3, "macro")])
+def test_averages_mean_the_same_everywhere(name, classes, average):
+    """With two classes the score of the positive one, with more the mean over classes."""
+    p, labels = drawn(200, classes, seed=3, rare=0.5)
+    hard = Confusion.from_predictions(p.argmax(-1), labels, classes)
+    wanted = getattr(sk, f"{name}_score")(labels, p.argmax(-1), average="binary" if classes == 2 else "macro")
+    judge = judge_for(name, None, None, np.arange(classes), np.ones(classes))
+    section, positive = LossSection(name="metric", target="east.losses.MetricLoss", metric=name), {2: 1}.get(classes)
+    losses = [MetricLoss(name), MetricCrossEntropy(name), build_loss(section, "abc"[:classes], positive=positive)]
+    scores = [METRICS[name], judge.metric, *(partial(loss.metric, **loss.metric_parameters) for loss in losses)]
+    scores += [metric_of(name, positive), partial(METRICS[name], average=average)]
+    assert [float(score(hard)) for score in scores] == pytest.approx([wanted] * len(scores))
+    assert judge.name == f"{name}_{average}"
+    assert east.decide(p, name, labels) == east.decide(p, f"{name}_{average}", labels)
+
+
+def test_a_loss_warns_once_that_its_default_has_changed():
+    """Only with two classes, and only if no average is given."""
+    stated = [partial(kind, name) for kind in (MetricLoss, MetricCrossEntropy) for name in ("f1_macro", "mcc")]
+    two, three, labels = torch.zeros(4, 2), torch.zeros(4, 3), torch.arange(4) % 2
+    with warnings.catch_warnings(action="error"):
+        for made in (*stated, partial(MetricLoss, "f1", average="positive")):
+            made()(two, labels)
+        MetricLoss("f1", multilabel=True)(two, labels[:, None].expand(4, 2))
+        MetricLoss("f1", classes="abc")(three, labels)
+    for made in (MetricLoss, MetricCrossEntropy, partial(MetricLoss, classes="ab")):
+        metric_loss.say_new_default.cache_clear()
+        with pytest.warns(FutureWarning, match="f1 with two classes is now that of class 1"):
+            made("f1")(two, labels)
+        with warnings.catch_warnings(action="error"):
+            made("f1")(two, labels)

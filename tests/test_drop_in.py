@@ -229,8 +229,7 @@ def test_overwritten_labels_of_a_population_raise(metric):
 def test_multilabel_averages_are_means_of_binary_losses(metric):
     logits, _ = batch(30, 5)
     labels = (torch.rand(30, 5, generator=torch.Generator().manual_seed(1)) < 0.4).long()
-    has_average = MetricLoss(metric).default_average
-    binary = MetricLoss(metric, **({"average": "positive"} if has_average else {}))
+    binary = MetricLoss(metric)
     each = torch.stack([binary(logits[:, k], labels[:, k]) for k in range(5)])
     loss = MetricLoss(metric, multilabel=True)
     for y in (labels, labels.bool(), labels.double()):
@@ -343,12 +342,11 @@ BINARY = {
 
 @pytest.mark.parametrize("shape", [(40,), (3, 1, 4, 4)], ids=["binary", "binary segmentation"])
 def test_near_zero_temperature_matches_torchmetrics_binary(shape):
-    averaged = {name: {"average": "positive"} if MetricLoss(name).default_average else {} for name in BINARY}
     for k, (labels, predictions, _) in enumerate(cases(shape, 2, seed=len(shape))):
         logits = torch.where(predictions == 1, 3.0, -3.0)
         for name in [*BINARY][k % 2 :: 2]:
             wanted = BINARY[name](predictions, labels, ignore_index=-100)
-            ours = MetricLoss(name, temperature=HARD, **averaged[name])(logits, labels)
+            ours = MetricLoss(name, temperature=HARD)(logits, labels)
             assert float(ours) == pytest.approx(1 - float(wanted), abs=1e-4), name
 
 
@@ -507,7 +505,10 @@ def test_ap_perf_refuses_soft_labels():
 
 
 def test_repr_shows_metric_average_and_step():
-    assert repr(MetricLoss("f1")) == ("MetricLoss(f1, average=macro, step=linear, threshold=dynamic, temperature=0.2)")
+    rest = "step=linear, threshold=dynamic, temperature=0.2)"
+    assert repr(MetricLoss("f1_macro")) == f"MetricLoss(f1, average=macro, {rest}"
+    assert repr(MetricLoss("f1")) == f"MetricLoss(f1, average=positive with two classes, else macro, {rest}"
+    assert repr(MetricLoss("f1", classes="abc")) == f"MetricLoss(f1, average=macro, {rest}"
     assert "mcc, step=sigmoid (slope 73), threshold=0.5" in repr(
         MetricLoss("mcc", step="sigmoid", slope=73, threshold=0.5)
     )

@@ -39,13 +39,12 @@ def expected_failures(estimator):
         "check_sample_weight_equivalence_on_dense_data": "repeated rows fall into other batches than weighted ones; "
         "tests/test_training.py shows the equivalence for whole batches, tests/test_drop_in.py for the losses"
     }
-    # That check expects weights of 10,000,000 to 1 to make nearly every prediction the heavy class.
-    if estimator.loss == "metric" and estimator.metric in ("gmean", "balanced_accuracy"):
-        reason = "a recall divides by the weight of its class, so that the weight cancels"
-        failures["check_class_weight_classifiers"] = reason
-    if estimator.loss == "metric" and estimator.metric == "mcc":
-        reason = "predicting one class alone has an MCC of 0, like guessing, however heavy the class"
-        failures["check_class_weight_classifiers"] = reason
+    # That check expects weights of 10,000,000 to 1 to make nearly every prediction the heavy class, class 0.
+    reasons = dict.fromkeys(("gmean", "balanced_accuracy"), "a recall divides by its class's weight, which cancels")
+    reasons["mcc"] = "predicting one class alone has an MCC of 0, like guessing, however heavy the class"
+    reasons |= dict.fromkeys(("f1", "fbeta"), "without predictions of class 1 its F1 is 0, however heavy class 0")
+    if estimator.loss == "metric" and estimator.metric in reasons:
+        failures["check_class_weight_classifiers"] = reasons[estimator.metric]
     return failures
 
 
@@ -53,17 +52,17 @@ def test_some_metrics_never_prefer_predicting_only_the_heavy_class():
     """Why these fail scikit-learn's check: predicting only the heavy class is never better than guessing."""
     heavy, guess = ([[share * weight for share in row] for weight in (1e7, 1)] for row in ([1.0, 0.0], [0.5, 0.5]))
     value = lambda metric, matrix: float(metric(east.Confusion.from_matrix(torch.tensor(matrix).double())))  # noqa: E731
-    for metric in (mcc, east.metrics.balanced_accuracy, east.metrics.gmean):
-        assert value(metric, heavy) <= value(metric, guess) + 1e-9
-    for metric in (east.metrics.f1, east.metrics.fbeta):
-        assert value(metric, heavy) > value(metric, guess) + 0.1
+    for name in ("mcc", "balanced_accuracy", "gmean", "f1", "fbeta"):
+        assert value(east.METRICS[name], heavy) <= value(east.METRICS[name], guess) + 1e-9
+    macro = partial(east.METRICS["f1"], average="macro")
+    assert value(macro, heavy) > value(macro, guess) + 0.1
 
 
 def tiny(metric, loss="metric_ce"):
     return EASTClassifier(metric, loss=loss, max_epochs=20, hidden=(16,), lr=0.02, dropout=0.0, device="cpu")
 
 
-@parametrize_with_checks([tiny("f1"), tiny("f1", "metric")], expected_failed_checks=expected_failures)
+@parametrize_with_checks([tiny("f1"), tiny("f1_macro", "metric")], expected_failed_checks=expected_failures)
 def test_scikit_learn_checks(estimator, check):
     check(estimator)
 
@@ -72,7 +71,7 @@ def test_scikit_learn_checks(estimator, check):
 @parametrize_with_checks(
     [
         tiny(metric, loss)
-        for metric in ("mcc", "gmean", "balanced_accuracy", "fbeta")
+        for metric in ("mcc", "gmean", "balanced_accuracy", "fbeta", "f1")
         for loss in ("metric_ce", "metric")
     ],
     expected_failed_checks=expected_failures,
@@ -90,8 +89,8 @@ def test_scikit_learn_checks_of_the_defaults(estimator, check):
 def test_score_is_the_metric_it_trained_for(rare):
     X, y = rare
     for metric, parameters, oracle in (
-        ("f1", {"average": "positive"}, f1_score),
-        ("f1", {}, lambda a, b, **w: f1_score(a, b, average="macro", **w)),
+        ("f1", {}, f1_score),
+        ("f1_macro", {}, lambda a, b, **w: f1_score(a, b, average="macro", **w)),
         ("mcc", {}, matthews_corrcoef),
     ):
         model = quick(metric, **parameters).fit(X, y)
@@ -209,7 +208,7 @@ def test_errors_name_the_parameter(rare, parameters, message):
 
 def test_the_score_counts_classes_missing_from_training(rare):
     X, y = rare
-    model = quick(max_epochs=5).fit(X, y)
+    model = quick("f1_macro", max_epochs=5).fit(X, y)
     others = np.where(np.arange(len(y)) % 7 == 0, 7, y)
     assert model.score(X, others) == pytest.approx(f1_score(others, model.predict(X), average="macro"))
 
@@ -369,7 +368,8 @@ def test_the_decision_rule_is_chosen_on_the_validation_rows(classes, weighted):
     for model in by_rule.values():  # the network is the same
         np.testing.assert_array_equal(model.predict_proba(X), p)
         np.testing.assert_array_equal(model.predict(X), model.rule_.decide(torch.from_numpy(p)).numpy())
-        assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X), average="macro"))
+        average = "binary" if classes == 2 else "macro"
+        assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X), average=average))
 
 
 def test_costs_have_true_classes_in_rows(rare):
@@ -389,19 +389,17 @@ def test_with_several_classes_the_positive_one_must_be_named():
     assert model.score(X, y) == pytest.approx(f1_score(y, model.predict(X), labels=[2], average="macro"))
 
 
-@pytest.mark.parametrize(
-    "options", [{"average": "positive"}, {"metric": "f1_positive"}, {"loss": "ce", "metric": "f1_pos"}]
-)
+@pytest.mark.parametrize("options", [{}, {"metric": "f1_positive"}, {"loss": "ce", "metric": "f1_pos"}])
 @pytest.mark.parametrize("dtype", [object, str, "category", "string"])
-def test_of_two_words_the_positive_one_must_be_named(rare, options, dtype):
-    """Like in scikit-learn: their alphabetical order says nothing, and "ok" comes after "fraud"."""
+def test_of_two_words_the_rarer_one_is_positive(rare, options, dtype):
+    """Their alphabetical order says nothing, and "ok" comes after "fraud"."""
     X, y = rare
     words = pd.Series(np.where(y == 1, "fraud", "ok")).astype(dtype)
-    message = r"average='positive': expected positive=, one of the classes \['fraud', 'ok'\]"
-    with pytest.raises(ValueError, match=message):
-        quick(**options, max_epochs=1).fit(X, words)
-    model = quick(**options, positive="fraud", max_epochs=3).fit(X, words)
-    assert model.score(X, words) == pytest.approx(f1_score(words, model.predict(X), pos_label="fraud"))
+    with pytest.warns(UserWarning, match="scored as positive: 'fraud', the rarer class"):
+        model = quick(**options, max_epochs=3).fit(X, words)
+    named = quick(**options, positive="fraud", max_epochs=3).fit(X, words)
+    wanted = f1_score(words, model.predict(X), pos_label="fraud")
+    assert model.score(X, words) == named.score(X, words) == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize("labels", [(0, 1), (-1, 1), (1.0, 2.0), (False, True)])
@@ -416,23 +414,19 @@ def test_of_two_numbers_the_larger_one_is_positive(rare, labels):
 @pytest.mark.parametrize("rows, longest, patience", [(300, 1500, 250), (1_000_000, 20, 5)])
 def test_training_is_as_long_as_in_the_contest_by_default(loss, stages, rows, longest, patience):
     """3,000 gradient steps and a patience of 500 in batches of 128, but at least 20 and 5 epochs."""
-    model = EASTClassifier(loss=loss)
-    model.classes_ = np.array([0, 1])
-    protocol = model._config(rows).protocol
+    protocol = EASTClassifier(loss=loss)._config(rows, {}).protocol
     assert (protocol.max_epochs, protocol.patience) == (longest, patience)
     assert protocol.stage_epochs == -(-longest // stages)
 
 
 def test_cooling_every_epoch_takes_the_whole_training():
-    model = EASTClassifier(loss="metric", annealing="per_epoch")
-    model.classes_ = np.array([0, 1])
-    protocol = model._config(300).protocol
+    protocol = EASTClassifier(loss="metric", annealing="per_epoch")._config(300, {}).protocol
     assert protocol.stage_epochs == protocol.max_epochs == 1500
 
 
 def test_equal_validation_scores_are_decided_by_cross_entropy():
     X, y = load_iris(return_X_y=True)
-    model = quick(n_init=3, max_epochs=3).fit(X[:100], y[:100])  # two classes that a line separates
+    model = quick("f1_macro", n_init=3, max_epochs=3).fit(X[:100], y[:100])  # two classes that a line separates
     assert [outcome.best.val_metric for outcome in model.outcomes_] == [0, 0, 0]
     ties = [outcome.best.tie for outcome in model.outcomes_]
     assert ties[0] > min(ties)

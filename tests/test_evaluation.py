@@ -168,7 +168,7 @@ def test_losses_are_validated_with_their_own_metric():
     cases = [
         (losses.MetricLoss("mcc"), sk.matthews_corrcoef(y, z)),
         (losses.MetricLoss("f1", average="positive"), sk.f1_score(y, z)),
-        (losses.MetricLoss("f1"), sk.f1_score(y, z, average="macro")),
+        (losses.MetricLoss("f1_macro"), sk.f1_score(y, z, average="macro")),
         (losses.CrossEntropy(), sk.f1_score(y, z)),
         (losses.MetricCrossEntropy("mcc"), sk.matthews_corrcoef(y, z)),
         (losses.AUROCLoss(), sk.balanced_accuracy_score(y, z)),

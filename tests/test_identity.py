@@ -8,7 +8,8 @@ import pytest
 
 from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
-from east.lab.settings.sections import Hyper, Science, Training
+from east.lab.settings.sections import Hyper, LossSection, Science, Training
+from east.lab.training.objective import with_average
 
 RECORDS = Path(__file__).parents[1] / "results" / "records"
 LABELS = ("name", "kind", "fingerprint", "_target_")  # these follow from the chosen file or from the data
@@ -119,3 +120,20 @@ def test_a_later_field_counts_only_where_it_differs_from_its_default():
     assert Training(**plain, warmup=0).to_json() == Training(**plain).to_json() == plain
     assert Training(**plain, warmup=3).to_json() == plain | {"warmup": 3}
     assert Hyper(lr=1, clip=None).to_json() == {"lr": 1.0, "clip": None}, "fields of schema 1 are kept as given"
+
+
+@pytest.mark.parametrize(
+    "options, positive, recorded",
+    [
+        ({"metric": "f1"}, None, {}),  # macro, as in records from before f1 meant the positive class of two
+        ({"metric": "f1"}, 1, {"average": "positive"}),
+        ({"metric": "f1", "average": None}, None, {"average": "macro"}),
+        ({"metric": "f1", "average": "macro"}, 1, {"average": "macro"}),
+        ({"metric": "f1_macro"}, 1, {}),
+        ({"metric": "f1", "parameters": {"average": "macro"}}, 1, {}),
+        ({"metric": "mcc"}, 1, {}),
+    ],
+)
+def test_an_average_enters_the_key_where_it_is_not_what_older_records_meant(options, positive, recorded):
+    loss = with_average(LossSection(name="metric", target="east.losses.MetricLoss", **options), positive)
+    assert {name: value for name, value in loss.to_json().items() if name == "average"} == recorded

@@ -748,7 +748,7 @@ def test_a_resumed_training_keeps_its_temperature():
 @pytest.mark.parametrize(
     "parameters, message",
     [
-        ({"metric": "f1", "positive": 0}, "expected average='positive' with it"),
+        ({"metric": "f1_macro", "positive": 0}, "expected average='positive' with it"),
         ({"metric": "f1", "average": "positive", "positive": True}, "the index or name of a class, got True"),
         ({"metric": "fbeta", "beta": -1}, "beta: expected a number of at least 0"),
         ({"metric": "fbeta", "beta": float("nan")}, "beta: expected a number of at least 0"),

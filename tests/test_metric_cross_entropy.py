@@ -22,7 +22,7 @@ TWO, THREE, NEVER = [[90, 10], [4, 6]], [[50, 3, 2], [5, 20, 5], [1, 2, 12]], [[
 POSITIVE = {"average": "positive"}
 GOLDEN = [  # by hand: counts, smoothing, metric, parameters, weights before the floor
     (TWO, 0, "f1", POSITIVE, (0.46154, 1.53846)),
-    (TWO, 0, "f1", {}, (0.53370, 1.46630)),
+    (TWO, 0, "f1_macro", {}, (0.53370, 1.46630)),
     (TWO, 0, "mcc", {}, (0.41755, 1.58245)),
     (TWO, 0, "accuracy", {}, (1, 1)),
     (TWO, 0, "gmean", {}, (0.12500, 1.87500)),
@@ -32,14 +32,14 @@ GOLDEN = [  # by hand: counts, smoothing, metric, parameters, weights before the
     (THREE, 0, "gmean", {}, (0.39130, 0.97826, 1.63043)),
     (THREE, 0, "balanced_accuracy", {}, (0.46154, 0.84615, 1.69231)),
     (TWO, 0.01, "f1", POSITIVE, (0.45871, 1.54129)),
-    (TWO, 0.01, "f1", {}, (0.53107, 1.46893)),
+    (TWO, 0.01, "f1_macro", {}, (0.53107, 1.46893)),
     (TWO, 0.01, "mcc", {}, (0.41630, 1.58370)),
     (TWO, 0.01, "gmean", {}, (0.12400, 1.87600)),
     (THREE, 0.01, "f1", {}, (0.71047, 0.99523, 1.29430)),
     (THREE, 0.01, "mcc", {}, (0.90884, 0.96450, 1.12666)),
     (THREE, 0.01, "gmean", {}, (0.39022, 0.97707, 1.63271)),
     (NEVER, 0.01, "f1", POSITIVE, (0.0002, 1.9998)),
-    (NEVER, 0.01, "f1", {}, (0.00527, 1.99473)),
+    (NEVER, 0.01, "f1_macro", {}, (0.00527, 1.99473)),
     (NEVER, 0.01, "mcc", {}, (0.02, 1.98)),
     (NEVER, 0.01, "balanced_accuracy", {}, (0.02, 1.98)),
 ]

@@ -67,11 +67,12 @@ def test_scores_of_each_class_match_scikit_learn(d):
         metric = partial(METRICS[name], c, **({"beta": 2.5} if name == "fbeta" else {}))
         for score, wanted in (
             (metric(average="none"), scores),
-            (metric(), scores.mean(-1)),
+            (metric(), scores[:, 1] if d == 2 else scores.mean(-1)),
+            (metric(average="macro"), scores.mean(-1)),
             (metric(average="positive"), scores[:, 1]),
             (metric(average="positive", positive=0), scores[:, 0]),
             (metric(average="weighted"), (scores * shares).sum(-1)),
-            (metric(absent="ignore"), np.nanmean(np.where(shares > 0, scores, np.nan), -1)),
+            (metric(average="macro", absent="ignore"), np.nanmean(np.where(shares > 0, scores, np.nan), -1)),
         ):
             np.testing.assert_allclose(score, wanted, atol=1e-9, err_msg=name)
 

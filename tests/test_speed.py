@@ -11,13 +11,13 @@ BENCH = ROOT / "results" / "bench"
 SPEED, README = (ROOT / name for name in ("docs/speed.md", "README.md"))
 SHAPES = ([1024, 2], [1024, 10], [1024, 257], [1024, 1000], [64, 100_000], [4, 21, 128, 128])
 LOSSES = {
-    '`MetricLoss("f1")`': "f1",
+    '`MetricLoss("f1_macro")`': "f1",
     '`MetricLoss("mcc")`': "mcc",
     '`MetricLoss("accuracy")`': "accuracy",
-    '`MetricLoss("fbeta")`': "fbeta",
+    '`MetricLoss("fbeta_macro")`': "fbeta",
     '`MetricLoss("f1", average="positive")`': "f1 of the positive class",
-    '`MetricLoss("f1", threshold=[.1, …, .9])`': "nine thresholds",
-    '`MetricCrossEntropy("f1")`': "metric cross-entropy: f1",
+    '`MetricLoss("f1_macro", threshold=[.1, …, .9])`': "nine thresholds",
+    '`MetricCrossEntropy("f1_macro")`': "metric cross-entropy: f1",
     '`MetricCrossEntropy("mcc")`': "metric cross-entropy: mcc",
     '`MetricCrossEntropy("gmean")`': "metric cross-entropy: gmean",
 }

@@ -37,7 +37,7 @@ from east.losses.inputs import (
     read_multilabel,
     summed_over_ranks,
 )
-from east.losses.metric_loss import UNUSED_IN_TRIALS, MetricLoss, check_classes
+from east.losses.metric_loss import UNUSED_IN_TRIALS, MetricLoss, average_of, check_classes, warn_of_default
 from east.metrics import divisor, ratio
 
 FORMS = ("class_weights", "soft_targets")
@@ -69,7 +69,8 @@ class MetricCrossEntropy(Loss):
     """L = sum_i w_(y_i) ce_i / sum_i w_(y_i), with w_k the worth of class k to the metric at the current counts.
 
     metric: a name from east.METRICS, a dotted path, or a function of a Confusion. Its parameters (average, beta, costs)
-        are keyword arguments. `classes` (names) allows beta and the positive class to be given by name.
+        are keyword arguments, as in MetricLoss. `classes` (names) allows beta and the positive class to be given by
+        name.
     form: with G = dM/dC at the counts, class_weights, w_k = [G_kk - mean_(j != k) G_kj]+ divided by its mean, at least
         `floor`; or soft_targets, g_kj = G_kj - min_j G_kj, which tells wrong classes apart as the metric does. With two
         classes they are equal.
@@ -121,6 +122,7 @@ class MetricCrossEntropy(Loss):
             raise ValueError("average='samples': expected macro, weighted or micro; a sample has no running counts")
         self.multilabel, self.label_average, self.absent = multilabel, checked.label_average, checked.absent
         self.metric, self.metric_parameters = checked.metric, checked.metric_parameters
+        self.unstated = checked.unstated
         self.classes, self.gather = checked.classes, checked.gather
         self.form = choose("form", form, FORMS)
         self.keeps_labels = form == "class_weights"  # F.cross_entropy saves them
@@ -165,6 +167,7 @@ class MetricCrossEntropy(Loss):
             return read_multilabel(logits, labels, weights, self.ignore_index, self.label_average)
         samples = super().read(logits, labels, weights)
         check_classes(self.classes, samples.logits.shape[-1])
+        warn_of_default(self, samples.logits.shape[-1])
         return samples
 
     def compute(self, samples: Samples) -> Tensor:
@@ -316,8 +319,9 @@ class MetricCrossEntropy(Loss):
 
     def extra_repr(self) -> str:
         name = getattr(self.metric, "__name__", type(self.metric).__name__)
-        labels = f"multilabel, average={self.label_average}, " if self.multilabel else ""
-        return f"{name}, {labels}form={self.form}, decay={self.decay}, smoothing={self.smoothing}, counts={self.source}"
+        parts = [name, average_of(self), "multilabel" if self.multilabel else "", f"form={self.form}"]
+        parts += [f"decay={self.decay}", f"smoothing={self.smoothing}", f"counts={self.source}"]
+        return ", ".join(filter(None, parts))
 
 
 def smoothed_margins(counts: Array, smoothing: float) -> tuple[Array, Array, Array]:

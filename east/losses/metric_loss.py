@@ -4,6 +4,7 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cache
 from numbers import Integral, Real
 from typing import Any
 
@@ -44,8 +45,8 @@ class MetricLoss(Loss):
     """L = 1 - M(C), with M any metric and C the soft confusion matrix of the batch. Section 4, arXiv 2405.20954.
 
     metric: a name from east.METRICS, a dotted path, or a function of a Confusion. Its parameters (average, beta, costs)
-        are keyword arguments; the name may include the average (f1_positive). `classes` (names) allows beta and the
-        positive class to be given by name.
+        are keyword arguments; the name may include the average (f1_positive). Without one, it is that of the positive
+        class of two, and macro of more. `classes` (names) allows beta and the positive class to be given by name.
     step: linear (`temperature` in (0, 0.4]), sigmoid or cosine (`slope`), none (the probabilities themselves).
     threshold: dynamic (mean of the two largest probabilities), a number, or a list of numbers, whose mean loss is used.
     absent: whether a class without samples in the batch scores 0 in a macro mean (zero) or is left out (ignore).
@@ -55,7 +56,7 @@ class MetricLoss(Loss):
         gradient are 0.
     gather: sum the counts over torch.distributed's ranks ("auto": when training with gradients in a process group).
 
-    >>> loss = MetricLoss("f1")
+    >>> loss = MetricLoss("f1_positive")
     >>> loss(torch.tensor([[2.0, 0.0], [0.0, 2.0]]), torch.tensor([0, 1]))
     tensor(0.0954)
     """
@@ -94,6 +95,10 @@ class MetricLoss(Loss):
         self.absent = choose("absent", absent, metrics.ABSENT)
         self.label_average = self.pop_label_average(metric_parameters) if multilabel else ""
         self.metric_parameters = self.checked_parameters(metric_parameters, absent)
+        self.unstated = metrics.takes_average(self.metric) and "average" not in self.metric_parameters
+        if self.unstated and self.classes:
+            warn_of_default(self, len(self.classes))
+            self.metric_parameters["average"] = metrics.default_average(len(self.classes))
 
     takes_soft_targets = True
     unused_in_trials = UNUSED_IN_TRIALS
@@ -157,17 +162,11 @@ class MetricLoss(Loss):
             parameters["positive"] = self.class_index(positive)
         return parameters
 
-    @property
-    def default_average(self) -> str | None:
-        """The metric's own default for `average`; None if it has no averages."""
-        parameter = inspect.signature(self.metric).parameters.get("average")
-        return None if parameter is None else parameter.default
-
     def pop_label_average(self, parameters: dict[str, Any]) -> str:
         """Remove `average` from a multilabel metric's parameters and return it: it is the average over labels."""
         if "positive" in parameters:
             raise ValueError("positive: expected none with multilabel=True, where every label has its own positives")
-        averages = LABEL_AVERAGES if self.default_average else LABEL_AVERAGES[:-1]
+        averages = LABEL_AVERAGES if "average" in inspect.signature(self.metric).parameters else LABEL_AVERAGES[:-1]
         return choose("average", parameters.pop("average", "macro"), averages)
 
     def check_beta(self, beta: metrics.PerClass | Mapping[str, float] | str) -> None:
@@ -200,6 +199,7 @@ class MetricLoss(Loss):
             return read_multilabel(logits, labels, weights, self.ignore_index, self.label_average)
         samples = read_samples(logits, labels, weights, self.ignore_index)
         self.check_classes(samples.logits.shape[-1])
+        warn_of_default(self, samples.logits.shape[-1])
         images = samples.logits.ndim == 3 and len(logits) > 1 and samples.logits[0].numel() >= LARGE_IMAGE
         if not (images and self.can_fuse(samples)):
             samples = self.convert_targets(samples.flat())
@@ -354,8 +354,7 @@ class MetricLoss(Loss):
         return T.to(logits)
 
     def extra_repr(self) -> str:
-        average = self.label_average if self.multilabel else self.metric_parameters.get("average", self.default_average)
-        parts = [name_of(self.metric), f"average={average}" if average else "", "multilabel" if self.multilabel else ""]
+        parts = [name_of(self.metric), average_of(self), "multilabel" if self.multilabel else ""]
         step = f"step={self.step}" + (f" (slope {self.slope:g})" if self.step not in ("linear", "none") else "")
         parts += [step, f"threshold={self.threshold}"]
         parts += [f"temperature={self.temperature}"] if self.anneals else []
@@ -366,6 +365,29 @@ def check_classes(names: Sequence[str] | None, classes: int) -> None:
     """Refuse logits with another number of classes than were named."""
     if names is not None and len(names) != classes:
         raise ValueError(f"classes: expected {classes} names, one per class of the logits, got {len(names)}")
+
+
+def average_of(loss: Any) -> str:
+    """The average of a metric's loss, as its repr shows it."""
+    average = loss.label_average or loss.metric_parameters.get("average")
+    unstated = "positive with two classes, else macro" if loss.unstated else ""
+    return f"average={average or unstated}" if average or unstated else ""
+
+
+def warn_of_default(loss: Any, classes: int) -> None:
+    """Warn once that the default average for two classes has changed, if none was given."""
+    if loss.unstated and classes == 2 and not is_tracing():
+        say_new_default(name_of(loss.metric))
+
+
+@cache
+def say_new_default(metric: str) -> None:
+    warnings.warn(
+        f"{metric} with two classes is now that of class 1, no longer the mean over both: average='macro' gives the "
+        "mean, average='positive' silences this warning",
+        FutureWarning,
+        stacklevel=7,
+    )
 
 
 def name_of(metric: metrics.Metric) -> str:

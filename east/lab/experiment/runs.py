@@ -19,7 +19,7 @@ from east.lab.settings.sections import DatasetSection, LossSection, Science, Spl
 from east.lab.settings.settings import Settings
 from east.lab.training.devices import pick_device
 from east.lab.training.evaluation import check_decisions, metric_of
-from east.lab.training.objective import build_loss
+from east.lab.training.objective import build_loss, with_average
 from east.lab.training.population import Trial
 
 
@@ -98,13 +98,6 @@ def split(loaded: data.Data, section: Split, fold: int | None = None) -> data.Sp
 def split_options(split: Split) -> dict[str, Any]:
     """A split section as keyword arguments of data.split."""
     return {"seed": split.seed, "fractions": split.fractions, "stratify": split.stratify}
-
-
-def with_average(loss: LossSection, positive: int | None) -> LossSection:
-    """The loss with its average resolved, if its config leaves that to the data (`average: null`)."""
-    if loss.options.get("average", "given") is not None:
-        return loss
-    return loss.but(average="macro" if positive is None else "positive")
 
 
 _imported: dict[str, tuple[object, bytes]] = {}  # module -> its spec, and its file when it was first used here

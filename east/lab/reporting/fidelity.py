@@ -127,7 +127,7 @@ def _fits(entry: Entry, command: str, preset: str, config_dir: str | None, ignor
     if settings is None:
         return False
     science = settings.science(settings.dataset.recorded, None)
-    if settings.loss.options.get("average", "given") is None:  # the record holds the average resolved from the data
+    if settings.loss.options.get("average") is None:  # the record holds the average resolved from the data
         ignored |= {"loss.average"}
     return all(_alike(entry, getattr(science, name).to_json(), name, ignored) for name in identity.SECTIONS)
 

@@ -6,7 +6,6 @@ the best rule according to its own probabilities (expected). All see the same sp
 `train` trains it, reporting/comparison.py judges it.
 """
 
-import inspect
 import shlex
 import shutil
 import time
@@ -278,7 +277,7 @@ def parse_score(score: str | None, loaded: data.Data) -> Score:
     except ValueError:
         raise ConfigError(choose("score", score, [*metrics.METRICS, "f1_macro", "f1_positive"])) from None
     metric, average = function.__name__, parameters.get("average")
-    if average is None and "average" in inspect.signature(function).parameters:
+    if average is None and metrics.takes_average(function):
         average = "macro" if loaded.positive is None else "positive"
     if average == "positive" and loaded.positive is None:
         raise ConfigError(

@@ -12,10 +12,12 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin, clone
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
 from sklearn.utils import _safe_indexing
+from sklearn.utils.multiclass import unique_labels
 from sklearn.utils.parallel import Parallel, delayed
 from sklearn.utils.validation import _check_method_params
 from torch import Tensor
@@ -33,13 +35,21 @@ SHIFT = 0.5  # a class's mean probability may differ from its share by this part
 class Judge:
     """Judges decisions by a metric of a Confusion, resolved for the classes of a problem."""
 
-    name: str
+    name: str  # with the average that is meant: f1_positive
+    parameters: dict[str, Any]
     metric: Callable[[Confusion], Tensor]
     positive: int | None  # the class that a threshold is for
 
     def __call__(self, predicted: Tensor, labels: Tensor, classes: int, weights: Tensor | None = None) -> float:
         """The metric of predictions [n] on labels [n] with weights [n], by default 1."""
         return float(self.metric(Confusion.from_predictions(predicted, labels, classes, weights)))
+
+    def score(self, predicted: Tensor, targets: np.ndarray, classes: np.ndarray, weights: np.ndarray) -> float:
+        """The metric of predictions [n] on targets [n]. Those that are none of the classes count as errors."""
+        unseen = np.setdiff1d(unique_labels(classes, targets), classes)  # refuses text where classes are numbers
+        index = {label: k for k, label in enumerate([*classes, *unseen])}
+        labels = torch.tensor([index[label] for label in targets])
+        return self(predicted, labels, len(index), torch.from_numpy(weights))
 
     def rule(self, decision: str, p: Tensor, labels: Tensor, weights: Tensor | None = None) -> decisions.Rule:
         """The best rule on probabilities [n, d]; only decision="tuned" looks at labels [n]."""
@@ -63,9 +73,9 @@ def judge_for(
     larger one, of two texts the rarer one; with more, the macro average.
     """
     function, options = metrics.parse(metric, parameters)
-    averages, names = "average" in inspect.signature(function).parameters, classes.tolist()
-    if averages:
-        options.setdefault("average", "macro" if positive is None and len(names) > 2 else "positive")
+    names, accepted = classes.tolist(), inspect.signature(function).parameters
+    if metrics.takes_average(function):
+        options.setdefault("average", metrics.default_average(len(names)) if positive is None else "positive")
     of_one_class = options.get("average") == "positive"
     index = 1 if len(names) == 2 else None
     if positive is not None:
@@ -73,15 +83,16 @@ def judge_for(
             raise ValueError(f"positive: expected one of the classes {names}, got {positive!r}")
         index = names.index(positive)
     elif of_one_class and index is None:
-        raise ValueError(f"positive: the average 'positive' needs one of the classes {names}")
-    elif of_one_class and isinstance(names[0], str):  # the order of texts means nothing
+        raise ValueError(f"average='positive': expected positive=, one of the classes {names}")
+    elif of_one_class and isinstance(names[0], str | bytes):  # the order of texts means nothing
         index = int(counts[1] <= counts[0])
         warnings.warn(f"scored as positive: {names[index]!r}, the rarer class; `positive` sets another", stacklevel=3)
-    if of_one_class:
+    if "positive" in accepted and (of_one_class or positive is not None):
         options["positive"] = index
     loss = losses.MetricLoss(function, classes=[str(name) for name in names], **options)  # checks the options
-    name = metric if isinstance(metric, str) else getattr(metric, "__name__", repr(metric))
-    return Judge(name, partial(loss.metric, **loss.metric_parameters), index)
+    name = getattr(function, "__name__", repr(function))
+    name += f"_{options['average']}" if "average" in options else ""
+    return Judge(name, options, partial(loss.metric, **loss.metric_parameters), index)
 
 
 def folds_of(cv: Any, X: Any, y: np.ndarray, random_state: Any, groups: ArrayLike | None = None) -> list[Fold]:

@@ -5,7 +5,6 @@ same numbers applied to logits, as in its released code), `plugin_<metric>`, the
 validation, and `expected_<metric>`, the best rule according to the probabilities on validation, without its labels.
 """
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
@@ -82,7 +81,7 @@ def score_tensors(c: Confusion, positive: int | None) -> dict[str, Tensor]:
     """
     average = {"average": "macro"} if positive is None else {"average": "positive", "positive": positive}
     return {
-        "f1_macro": metrics.f1(c),
+        "f1_macro": metrics.f1(c, average="macro"),
         "accuracy": metrics.accuracy(c),
         "balanced_accuracy": metrics.balanced_accuracy(c),
         "mcc": metrics.mcc(c),
@@ -150,8 +149,8 @@ def metric_of(name: str, positive: int | None) -> Callable[[Confusion], Tensor]:
         choose("metric", name, tunable())
     metric, parameters = metrics.parse(name)
     choose("metric", metric.__name__, tunable())
-    if positive is not None and "average" in inspect.signature(metric).parameters:
-        parameters.setdefault("average", "positive")
+    if metrics.takes_average(metric):
+        parameters.setdefault("average", "macro" if positive is None else "positive")
     if parameters.get("average") == "positive":
         if positive is None:
             raise ValueError(f"{name}: expected data with a positive class: two classes, or dataset.positive=…")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from east import metrics
 from east.choices import import_by_path
 from east.lab.settings.sections import LossSection
 from east.losses.inputs import Loss, refuse_unknown
@@ -19,12 +20,12 @@ def build_loss(
     """The loss that a config's `loss` section describes.
 
     labels: the training labels, for class_weights=balanced. positive: index of the positive class, for
-    average=positive. average=None means positive if the data have a positive class, else macro.
+    average=positive.
     """
-    parameters = loss.arguments
     target = import_by_path(loss.target)
     if not (isinstance(target, type) and issubclass(target, Loss)):
         raise ValueError(f"loss._target_={loss.target}: expected a class of east.losses.Loss, got {target!r}")
+    parameters = with_average(loss, positive).arguments
     for name in parameters.keys() & {*target.unused_in_trials}:
         raise ValueError(f"loss.{name}: it has no effect on the trials of east-run; leave it out")
     if parameters.get("class_weights") == "balanced":
@@ -32,8 +33,6 @@ def build_loss(
             raise ValueError("class_weights=balanced: expected the training labels, got none")
         counts = torch.bincount(labels.flatten(), minlength=len(classes)).clamp_min(1)
         parameters["class_weights"] = (labels.numel() / (len(classes) * counts)).tolist()
-    if "average" in parameters and parameters["average"] is None:
-        parameters["average"] = "macro" if positive is None else "positive"
     if parameters.get("average") == "positive" and "positive" not in parameters:
         if positive is None and len(classes) > 2:
             raise ValueError(f"average=positive: none of the {len(classes)} classes is the positive one; "
@@ -46,3 +45,19 @@ def build_loss(
             f"parameter of {target.__name__}", parameters, list(inspect.signature(target).parameters.values())
         )
     return target(**parameters)
+
+
+def with_average(loss: LossSection, positive: int | None) -> LossSection:
+    """The loss with the average that its config leaves to the data: positive if they have such a class, else macro.
+
+    A config without the key `average` meant macro in older records: it gets the key only where positive is meant.
+    """
+    meant = "macro" if positive is None else "positive"
+    if "average" in loss.options:
+        return loss if loss.options["average"] is not None else loss.but(average=meant)
+    target = import_by_path(loss.target)
+    of_metric = isinstance(target, type) and issubclass(target, MetricLoss | MetricCrossEntropy)
+    if meant == "macro" or not of_metric or "metric" not in loss.options:
+        return loss
+    function, given = metrics.parse(loss.options["metric"], loss.arguments)
+    return loss if "average" in given or not metrics.takes_average(function) else loss.but(average=meant)
