@@ -17,6 +17,7 @@ from east.lab.training.objective import build_loss
 FILES = [(group, name) for group, files in groups().items() for name in files]
 NEEDS = {  # what a file needs beside it to be composed
     ("preset", "half"): ["dataset=cifar10"],
+    ("preset", "patience"): ["dataset=cifar10"],
     ("dataset", "csv"): ["dataset.path=a.csv", "dataset.target=b"],
     ("model", "darknet19"): ["dataset=cifar10"],
     ("model", "tiny_darknet"): ["dataset=cifar10"],

@@ -20,6 +20,7 @@ from east.lab.settings.settings import Settings
 
 CUSTOM = "custom"  # training settings of no preset
 MARKS = {
+    "▽": "the paper's patience: Darknet-19 at half width in mixed precision, no search and at most 400 epochs.",
     "△": "half training: Darknet-19 at half width in mixed precision, no search and at most 30 epochs.",
     "†": "budget training: a smaller grid, a shorter patience and at most 300 epochs.",
     "¶": "lean training: a few points of the grid and at most 40 epochs.",
@@ -32,7 +33,7 @@ MARKS = {
     "‖": "validation loss of the whole split, where the released code averages over batches.",
     "§": "the records hold several settings that fit; the one with the most trials is shown.",
 }
-PRESET_MARKS = {"half": "△", "budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
+PRESET_MARKS = {"patience": "▽", "half": "△", "budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
 SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+", "other": "≠"}
 
 DECISION_PREFIXES = ("plugin_", "expected_")  # of scores under a rule other than argmax

@@ -19,7 +19,7 @@ from east.lab.settings.identity import Json
 from east.lab.settings.sections import DatasetSection
 from east.lab.settings.settings import Grid, Protocol, Settings
 
-PRESETS = ("paper", "half", "budget", "lean", "quick")  # from the fullest to the quickest
+PRESETS = ("paper", "patience", "half", "budget", "lean", "quick")  # from the fullest to the quickest
 VARIED = (*(f"hyper.{name}" for name in identity.SEARCHED), "annealing.r")  # by a search
 ANSWERS = 1 << 17  # kept in memory: the cells of a row, and several tables, ask the same question about a record
 # What may differ between a record and a command.

@@ -22,8 +22,9 @@ LATEX = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
     **{"^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
     **{"±": r"$\pm$", "−": "$-$", "Δ": r"$\Delta$", "✓": r"$\bullet$", "✗": r"$\circ$", "·": r"$\cdot$", "²": "$^2$"},
-    **{"△": r"$\triangle$", "◇": r"$\Diamond$", "◊": r"$\diamond$", "½": r"$\frac12$", "≠": r"$\neq$", "‖": r"$\|$"},
-    **{"†": r"\dag{}", "‡": r"\ddag{}", "¶": r"\P{}", "§": r"\S{}", "'": r"{\textquotesingle}"},
+    **{"▽": r"$\triangledown$", "△": r"$\triangle$", "◇": r"$\Diamond$", "◊": r"$\diamond$", "½": r"$\frac12$"},
+    **{"≠": r"$\neq$", "‖": r"$\|$", "†": r"\dag{}", "‡": r"\ddag{}", "¶": r"\P{}", "§": r"\S{}"},
+    "'": r"{\textquotesingle}",
 }
 
 
