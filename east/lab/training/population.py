@@ -310,7 +310,7 @@ class Population:
         self.net.put(self.result)
         everyone = self.numbers(range(len(self.trials)))
         predictions = {
-            part: (*self.predict(data, everyone)[:2], data.sizes)
+            part: (*self.predict(data, everyone)[:2], [n * data.labels.shape[1:].numel() for n in data.sizes])
             for part, data in (("val", self.val), ("test", self.test))
         }
         outcomes = []
@@ -322,9 +322,8 @@ class Population:
             outcomes.append(Outcome(trial, "failed" if error else "done", error, *shared))
             if not error:
                 for part, (logits, labels, sizes) in predictions.items():
-                    n = sizes[p] * (labels.shape[1] // max(sizes))  # a graph has a label for each pair
-                    outcomes[p].probabilities[part] = logits[p, :n].softmax(-1).cpu().numpy()
-                    outcomes[p].labels[part] = labels[p, :n].cpu().numpy()
+                    outcomes[p].probabilities[part] = logits[p, : sizes[p]].softmax(-1).cpu().numpy()
+                    outcomes[p].labels[part] = labels[p, : sizes[p]].cpu().numpy()
                 outcomes[p].weights = self.net.state_dict(self.result[p])
         return outcomes
 
