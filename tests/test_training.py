@@ -25,6 +25,7 @@ from tests.made import science
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
     "f1": {"name": "f1", "_target_": "east.losses.MetricLoss", "metric": "f1"},
+    "f1_macro": {"name": "f1", "_target_": "east.losses.MetricLoss", "metric": "f1", "average": "macro"},
     "f1_ce": {"name": "f1_ce", "_target_": "east.losses.MetricCrossEntropy", "metric": "f1"},
     "mcc_ce": {"name": "mcc_ce", "_target_": "east.losses.MetricCrossEntropy", "metric": "mcc", "counts": "validation"},
     "state": {"name": "state", "_target_": f"{__name__}.Remembering"},
@@ -104,7 +105,7 @@ def test_an_outcome_is_complete(blobs):
         expected = net.eval()(blobs.test.inputs).softmax(-1)
     torch.testing.assert_close(torch.as_tensor(outcome.probabilities["test"]), expected)
     hard = evaluate(outcome.probabilities, outcome.labels, 1)["scores"]["val"]
-    assert outcome.best.val_metric == pytest.approx(1 - hard["f1_macro"])
+    assert outcome.best.val_metric == pytest.approx(1 - hard["f1_pos"])
     json.dumps([outcome.history, outcome.best])
 
 
@@ -282,7 +283,9 @@ def test_graphs_are_judged_pair_by_pair():
     labels = ((people[:, first, :2] - people[:, second, :2]).norm(dim=-1) < 1.5).long()
     splits = splits_of(people, labels, kind="graph")
     model = {"name": "gnn", "hidden": 16, "outputs": 1}
-    (outcome,) = train([Trial(config("f1", model, hyper={"dropout": 0.0}, max_epochs=15, patience=15), 0)], splits)
+    (outcome,) = train(
+        [Trial(config("f1_macro", model, hyper={"dropout": 0.0}, max_epochs=15, patience=15), 0)], splits
+    )
     assert outcome.probabilities["test"].shape == (40 * 6, 2)
     assert evaluate(outcome.probabilities, outcome.labels, 1)["scores"]["test"]["f1_macro"] > 0.85
 
