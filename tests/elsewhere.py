@@ -4,9 +4,11 @@
         loss(logits.to(ELSEWHERE), labels.to(ELSEWHERE)).backward()
 
 Its tensors wrap ordinary ones and compute with them, but report another device and cannot be combined with tensors of
-the CPU. In torch the device is called "lazy", a type that always exists and that nobody uses.
+the CPU. In torch the device is called "lazy", a type that always exists and that nobody uses. `waits` counts what would
+make the CPU wait for a GPU.
 """
 
+from collections import Counter
 from contextlib import ExitStack, contextmanager, nullcontext
 from unittest import mock
 
@@ -16,6 +18,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 ELSEWHERE = torch.device("lazy:0")
+# Operations whose result, or its shape, the CPU must know before it goes on.
+WAITING = (
+    "_local_scalar_dense",
+    "is_nonzero",
+    "equal",
+    "nonzero",
+    "masked_select",
+    "bincount",
+    "unique_dim",
+    "_unique2",
+)
+
+waits: Counter[str] = Counter()  # what the CPU has waited for; tests clear it
 
 
 @contextmanager
@@ -71,6 +86,7 @@ def computed(function, args, kwargs):
         here = [tuple(t.shape) for t in tensors if not isinstance(t, Distant) and t.dim()]  # scalars may be anywhere
         if here:
             raise RuntimeError(f"{name}: expected all tensors on one device, got {here} here, others elsewhere")
+    count(name.removeprefix("aten::"), args, kwargs, tensors)
     requested = kwargs.get("device")
     if requested is not None:
         away, kwargs = is_elsewhere(requested), kwargs | {"device": torch.device("cpu")}
@@ -81,6 +97,21 @@ def computed(function, args, kwargs):
     if not away:
         return result
     return return_and_correct_aliasing(function, args, kwargs, tree_map_only(torch.Tensor, Distant, result))
+
+
+def count(name, args, kwargs, tensors):
+    """Count an operation in `waits` if it reads the fake device's numbers, or uploads numbers to it."""
+    distant = [isinstance(t, Distant) for t in tensors]
+    if name in ("_to_copy", "copy_"):
+        source, target = distant[-1], is_elsewhere(kwargs["device"]) if kwargs.get("device") else distant[0]
+        waits["download"] += source and not target
+        waits["upload"] += target and not source
+    elif name in ("index", "index_put_", "index_put"):
+        # A mask as an index is searched for its ones first, unless a single number is filled in.
+        masked = any(isinstance(t, Distant) and t.dtype in (torch.bool, torch.uint8) for t in args[1] if t is not None)
+        waits["mask as index"] += masked and not (len(args) > 2 and args[2].numel() == 1)
+    elif name in WAITING:
+        waits[name] += any(distant)
 
 
 class _Operations(TorchDispatchMode):
