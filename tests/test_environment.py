@@ -30,7 +30,7 @@ def test_a_run_works_without_any_streams(tmp_path):
     """All three streams are None, as when nobody holds their other ends."""
     script = tmp_path / "silent.py"
     script.write_text(
-        "import os, sys; from east import cli\n"
+        "import os, sys; from east.lab import cli\n"
         "for number in (0, 1, 2): os.close(number)\n"
         "sys.stdin = sys.stdout = sys.stderr = None\n"
         f"sys.argv = ['east-run', *{TINY!r}, 'results_dir={tmp_path}']; cli.main()\n"
@@ -60,7 +60,7 @@ def test_another_missing_file_is_not_taken_for_the_working_directory(monkeypatch
 def test_an_ascii_terminal_shows_question_marks():
     answer = through_shell('exec "$@"', "--help", **AS_ASCII)
     assert (answer.returncode, answer.stderr) == (cli.DONE, b"")
-    assert b"(task=?)" in answer.stdout
+    assert b"(task=?;" in answer.stdout
     assert answer.stdout.isascii()
 
 
@@ -72,7 +72,7 @@ def test_an_ascii_locale_does_not_change_how_files_are_read(tmp_path):
     script = tmp_path / "ascii.py"
     small = [word for word in TINY if not word.startswith("dataset")]
     script.write_text(
-        "import locale, sys; from east import cli\n"
+        "import locale, sys; from east.lab import cli\n"
         "locale.setlocale(locale.LC_ALL, 'C'); assert locale.getencoding() != 'UTF-8'\n"
         "for stream in (sys.stdout, sys.stderr): stream.reconfigure(encoding='ascii')\n"
         "cli.usable_streams()\n"

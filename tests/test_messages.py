@@ -101,8 +101,18 @@ losses=[f1,ce] loss=mcc                   | loss=mcc: `loss`
 datasets=[adult] dataset.split=pooled     | combined with datasets=[…]
 loss=f1,ce                                | several values need -m
 dataset.path=a,b.csv                      | dataset.path: several values need -m; a comma inside a value needs
-+extra=1                                  | cannot be added
-~loss                                     | cannot be added to or deleted
++extra=1                                  | unknown key 'extra'
+~loss                                     | ~loss: nothing can be deleted from the config
+hydra.run.dir=here                        | hydra.run.dir=here: Hydra itself only runs sweeps (-m)
+hydra.verbose=true                        | debug=true
+hydra/launcher=joblib                     | Hydra itself only runs sweeps
+experiment=mine                           | there is no group of experiments
+--config-name mine                        | --config-name: there is one config; --config-dir DIR adds
+-cn mine                                  | --config-name
+--info                                    | --cfg job shows the config
+-p hyper                                  | -p hyper shows a part of the config: add --cfg job
+-m loss=f1,ce hydra/launcher=submitit_slurm | hydra/launcher=submitit_slurm needs hydra-submitit-launcher: pip install
+-m loss=f1 hydra/sweeper=optuna           | hydra/sweeper=optuna needs hydra-optuna-sweeper: pip install
 loss=[f1                                  | special characters need quotes inside the shell's quotes: "loss=['f1']"
 dataset=csv dataset.drop=[été,b]          | "dataset.drop=['été','b']"
 été=1                                     | cannot read été=1: expected name=value
@@ -116,15 +126,21 @@ dataset=csv dataset.drop=[été,b]          | "dataset.drop=['été','b']"
 --config-dir conf loss=broken             | broken.yaml
 task=reproduce                            | task=reproduce needs table=…: all, east_v2_1, 
 task=reproduce table=btg_1 protocol=btg   | protocol=btg: table=btg_1 has a protocol of its own
-task=table losses=[nonsense]              | losses=[nonsense]: task=table takes no dataset or loss
-task=report dataset.limit=10              | dataset.limit=10: task=report takes no dataset or loss
+task=table losses=[nonsense]              | losses=['nonsense']: task=table does not read it
+task=report dataset.limit=10              | dataset.limit=10: task=report does not read it
 task=table table=nope                     | unknown table 'nope'
 task=table format=docx                    | docx
 task=predict keep={a:1}                   | keep
 checkpoint=m input=one.csv output=b.csv   | did you mean task=predict or task=evaluate or task=export?
-score=mcc minutes=1                       | score=mcc: did you mean task=compare?
-dataset.path=one.csv minutes=1            | minutes=1: did you mean task=compare?
-table=east_v2_1                           | did you mean task=table or task=reproduce?
+score=mcc minutes=1                       | score=mcc: task=run does not read it; did you mean task=compare?
+dataset.path=one.csv minutes=1            | minutes=1: task=run does not read it; did you mean task=compare?
+table=east_v2_1                           | did you mean task=reproduce or task=table?
+task=run minutes=5 score=mcc               | minutes=5: task=run does not read it; did you mean task=compare?
+task=run checkpoint=nowhere               | task=predict or task=evaluate or task=export?
+task=data hyper.lr=5                      | hyper.lr=5: task=data does not read it
+task=report results_dir=reslts            | results_dir=reslts: there is no such folder
+task=records results_dir=reslts           | results_dir=reslts: there is no such folder
+task=table results_dir=reslts             | results_dir=reslts: there is no such folder
 """
 MISFITS = """
 loss.nothing=1                            | unknown parameter of f1 'nothing'
@@ -174,7 +190,7 @@ task=predict                              | checkpoint
 task=predict checkpoint=nowhere input=one.csv output=out.csv | nowhere
 task=predict checkpoint=kept input=one.csv output=out.csv | did you mean kept/model?
 task=compare dataset=digits score=f11     | did you mean
-task=compare losses=[f1]                  | does not take losses
+task=compare losses=[f1]                  | losses=['f1']: task=compare does not read it
 task=compare dataset=digits score=auroc   | choose another score
 task=compare dataset=digits score=cost    | needs your costs
 task=compare dataset=digits candidates=forest | did you mean 'rf'?

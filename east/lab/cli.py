@@ -6,18 +6,21 @@ Exit codes: 0 done, 1 failed, 2 bad config, 3 data not available, 130 interrupte
 import argparse
 import io
 import os
+import re
 import signal
 import sys
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from east.choices import CONF, ConfigError, choose, groups, names_a_file
+from east.lab.tasks import TASKS
 
 if TYPE_CHECKING:
     from east.lab.settings.command import Command
@@ -27,17 +30,11 @@ DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # for a command that names neither a task nor data
 # Settings that may name the user's own code.
 IMPORTING = ("loss.metric", "loss._target_", "loss.target", "model.target", "score", "config_dir", "trust")
-FROM_FILES = ("table", "records", "report", "predict", "evaluate", "export", "study")  # tasks without data or loss
-TASKS = ("run", "train", "data", "reproduce", "compare", *FROM_FILES)
-ONLY_FOR = {  # settings that the default task does not read -> the tasks that do
-    **dict.fromkeys(("score", "candidates", "minutes", "keep_models"), ("compare",)),
-    **dict.fromkeys(("checkpoint", "input", "output", "keep", "safe_csv"), ("predict", "evaluate", "export")),
-    "table": ("table", "reproduce"),
+HYDRAS = {  # flags of Hydra that east-run does not take -> what to use instead
+    ("--config-name", "-cn", "--config-path", "-cp"): "there is one config; --config-dir DIR adds files to its groups",
+    ("--info", "-i", "--hydra-help"): "--cfg job shows the config, --help the choices",
+    ("--experimental-rerun",): "rerun the same command: it finishes what is missing",
 }
-TASKS = (
-    *("run", "train", "data", "table", "reproduce", "records", "report"),
-    *("compare", "predict", "evaluate", "export", "study"),
-)
 
 HELP = """\
 east-run: train classifiers on the metric they are judged by, and reproduce the papers that propose it.
@@ -50,14 +47,8 @@ east-run: train classifiers on the metric they are judged by, and reproduce the 
                                                      which model and loss for my data and my score?
 Everything is resumable: rerun the same command to finish what is missing.
 
-Tasks (task=…)
-  run        search hyperparameters, select, train the trials, print a table (default)
-  train      one trial with the given seed=…           data       fetch, verify and describe dataset=… or dataset=all
-  table      render table=… or table=all from records  reproduce  run what table=… still needs, then render
-  records    export records to results/records         report     one HTML page with everything
-  compare    which model for dataset=… and score=…?    predict    checkpoint=… input=… output=… keep=[id]
-  evaluate   checkpoint=… input=…: scores of a saved model on labelled rows
-  export     checkpoint=… output=model.onnx            study      bias of small batches, simulated
+Tasks (task=…; with --help, the settings of that task)
+{tasks}
 
 Groups (name=choice)
 {groups}
@@ -86,6 +77,9 @@ class Arguments(argparse.ArgumentParser):
         self.add_argument("-c", "--cfg", choices=["job"])
         self.add_argument("-p", "--package")
         self.add_argument("-cd", "--config-dir")
+        self.add_argument("-r", "--run", "--resolve", action="store_true")  # as always
+        for flags, instead in HYDRAS.items():
+            self.add_argument(*flags, dest="refused", action="store_const", const=f"{flags[0]}: {instead}")
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
@@ -93,6 +87,10 @@ class Arguments(argparse.ArgumentParser):
 
 def main() -> None:
     usable_streams()
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit("The working directory has been deleted. Change to a folder that exists.")
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
@@ -121,14 +119,20 @@ def answer(arguments: Sequence[str]) -> int:
     flags = Arguments().parse_intermixed_args(arguments)
     words, folder = flags.words, flags.config_dir
     if flags.help:
-        print(HELP.format(groups="\n".join(listed_choices(folder))))
+        task = next((word.removeprefix("task=") for word in words if word.startswith("task=")), None)
+        with suppress(BrokenPipeError):  # as in east-run --help | head -1
+            print(help_of(task) if task else general_help(folder), end="")
         return DONE
     if flags.version:
         from east import __version__
 
         print(f"east {__version__}")
         return DONE
+    if flags.refused:
+        raise ConfigError(flags.refused)
     refuse_bare_words(words)
+    if flags.package and not flags.cfg:
+        raise ConfigError(f"-p {flags.package} shows a part of the config: add --cfg job")
     if folder is not None:  # a setting, so that every task sees it
         from east.lab.settings.command import quoted
 
@@ -140,21 +144,28 @@ def answer(arguments: Sequence[str]) -> int:
     return multirun(words) if flags.multirun else dispatch(parse(words))
 
 
-def listed_choices(folder: str | None) -> list[str]:
-    """The choices in conf/ and in the --config-dir folder, a paragraph for each group."""
-    return [
-        textwrap.fill(
-            " ".join(files), 116, initial_indent=f"  {group:<10} ", subsequent_indent=" " * 13, break_on_hyphens=False
-        )
-        for group, files in groups(folder).items()
-    ]
+def general_help(folder: str | None) -> str:
+    """Tasks, and the choices in conf/ and in the --config-dir folder."""
+    fill = partial(textwrap.fill, width=116, subsequent_indent=" " * 13, break_on_hyphens=False)
+    choices = (fill(f"  {group:<10} {' '.join(files)}") for group, files in groups(folder).items())
+    tasks = (f"  {name:<10} {task.about}" for name, task in TASKS.items())
+    return HELP.format(tasks="\n".join(tasks), groups="\n".join(choices))
+
+
+def help_of(name: str) -> str:
+    """A task, and the part of conf/config.yaml that it reads."""
+    task = TASKS[choose("task", name, TASKS)]
+    text = (CONF / "config.yaml").read_text(encoding="utf-8")
+    settings = re.findall(r'^(?:  - )?"?((\w+)"?:.*(?:\n +[\w#].*)*)', text, re.MULTILINE)
+    lines = [text for text, setting in settings if setting in task.reads]
+    return "\n".join([f"task={name}: {task.about}", "", *lines, "", "east-run --help lists the choices", ""])
 
 
 def refuse_bare_words(words: Sequence[str]) -> None:
     """Reject words without "=": `east-run mammography` most likely means `east-run dataset=mammography`."""
     for word in words:
         if "=" not in word and not word.startswith("~"):  # "~" deletes a key in Hydra
-            known = {"task": TASKS, **groups()}
+            known: dict[str, Iterable[str]] = {"task": TASKS, **groups()}
             close = get_close_matches(word.lower(), [name for names in known.values() for name in names], n=1)
             guesses = [f"{group}={close[0]}" for group, names in known.items() if close and close[0] in names]
             guesses = [f"dataset.path={word}"] if names_a_file(word) else guesses
@@ -163,23 +174,19 @@ def refuse_bare_words(words: Sequence[str]) -> None:
 
 
 def parse(words: Sequence[str]) -> "Command":
-    """The command line as one object."""
+    """The command line as one object.
+
+    Where it names the user's own code, as in loss.metric=my_file.my_metric, that is also sought in the working
+    directory. In other commands a local file could shadow an optional library.
+    """
     from east.lab.settings.command import Command
 
     command = Command.parse(words)
-    find_code_of(command)
-    return command
-
-
-def find_code_of(command: "Command") -> None:
-    """Let loss.metric=my_file.my_metric import my_file.py from the working directory.
-
-    Only for commands that name such code: otherwise a local file could shadow an optional library.
-    """
     if any(name in ("config_dir", "trust") or "." in str(command.get(name)) for name in IMPORTING if command.get(name)):
         with suppress(FileNotFoundError):  # the folder was deleted
             if os.getcwd() not in sys.path:
                 sys.path.append(os.getcwd())
+    return command
 
 
 def dispatch(command: "Command") -> int:
@@ -188,25 +195,28 @@ def dispatch(command: "Command") -> int:
     from east.lab.experiment.executors import interruptible
 
     interruptible()
-    if "task" not in command:
-        refuse_forgotten_task(command)
+    name = task_of(command)
     if not command.among(("task", "dataset", "datasets", "loss", "losses")):
         command = command.but({**QUICKSTART, **command})
-    name = choose("task", str(command.get("task", "run")), TASKS)
+        name = task_of(command)
     settings = settings_for(name, command)
     if name in ("run", "train"):
         print(announcement(settings, command), flush=True)
     with bars.bar("starting"):
-        task = import_module(f"east.lab.tasks.{'run' if name == 'train' else name}")
+        task = import_module(f"east.lab.tasks.{TASKS[name].module or name}")
     return task.main(command, *settings)
 
 
-def refuse_forgotten_task(command: "Command") -> None:
-    """Reject `east-run score=mcc minutes=5`, which would ignore both and train something else for longer."""
-    for name in (name for name, value in command.items() if name in ONLY_FOR and value is not None):
-        tasks = " or ".join(f"task={task}" for task in ONLY_FOR[name])
-        (word,) = command.among([name]).words
-        raise ConfigError(f"{word}: did you mean {tasks}? Without task=… it has no effect")
+def task_of(command: "Command") -> str:
+    """The name of a command's task; ConfigError for settings that it does not read, such as minutes=5 of task=run."""
+    name = choose("task", str(command.get("task", "run")), TASKS)
+    for setting, value in command.items():
+        first = setting.partition(".")[0]
+        others = [f"task={other}" for other, task in TASKS.items() if first in task.reads]
+        if value is not None and others and first not in TASKS[name].reads:
+            hint = f"did you mean {' or '.join(others)}?" if len(others) < 4 else "leave it out"
+            raise ConfigError(f"{setting}={value}: task={name} does not read it; {hint}")
+    return name
 
 
 def settings_for(task: str, command: "Command") -> "list[Settings]":
@@ -214,11 +224,13 @@ def settings_for(task: str, command: "Command") -> "list[Settings]":
     from east.lab.settings.command import LISTS
     from east.lab.settings.compose import all_settings
 
-    if task in FROM_FILES and (unread := command.among([*LISTS, *LISTS.values()]).words):
-        raise ConfigError(f"{unread[0]}: task={task} takes no dataset or loss; leave it out")
     if task not in ("run", "train", "data"):  # these read datasets=[…] and losses=[…] themselves
         command = command.without(*LISTS)
-    return all_settings(command.without("dataset") if (task, command.get("dataset")) == ("data", "all") else command)
+    found = all_settings(command.without("dataset") if (task, command.get("dataset")) == ("data", "all") else command)
+    folder = found[0].results_dir
+    if TASKS[task].only_reads and "results_dir" in command and not os.path.isdir(folder):
+        raise ConfigError(f"results_dir={folder}: there is no such folder")
+    return found
 
 
 def announcement(settings: "Sequence[Settings]", command: "Command") -> str:
@@ -243,35 +255,59 @@ def show_config(command: "Command", package: str | None) -> int:
 
 
 def multirun(words: Sequence[str]) -> int:
-    """Let Hydra's launcher carry out a sweep, once all of its jobs are checked and confirmed."""
-    from east.lab.settings.command import parsed, sweep
+    """Let Hydra's launcher carry out a sweep: its jobs are checked and confirmed at once, and shown in one table.
+
+    An optimising sweeper chooses its jobs one after another, and gets the validation score of each.
+    """
+    from east.lab.settings.command import parsed, plugin, sweep
 
     overrides = list(parsed(words))
     lines = [override.input_line or "" for override in overrides]  # quoted where Hydra needs it
-    if not any(line.startswith("hydra/sweeper") for line in lines):
-        lines += confirmed(sweep([line for line in lines if not line.startswith("hydra")]))
-    folder = next((str(o.value()) for o in overrides if o.key_or_group == "config_dir" and o.value() is not None), None)
+    typed = {override.key_or_group: str(override.value()) for override in overrides}
+    launcher, sweeper = plugin("launcher", typed), plugin("sweeper", typed)
+    jobs = [] if sweeper else sweep([line for line in lines if not line.startswith("hydra")])
+    training = [
+        s for job in jobs for s in settings_for(task_of(job), job) if job.get("task", "run") in ("run", "train")
+    ]
+    training = [] if training and training[0].dry_run else training
+    if training:
+        from east.lab.tasks import plan
+
+        plan.made(training).confirm()
+        lines.append("yes=true")
+    logs = typed.get("hydra.sweep.dir", f"{typed.get('results_dir', 'results')}/sweeps")
+    if launcher and launcher.startswith("submitit"):
+        print(f"what the jobs print goes to {logs}/.submitit", flush=True)
+    if sweeper == "optuna" and "hydra.sweeper.direction" not in typed:
+        lines.append("hydra.sweeper.direction=maximize")
     # "++": Hydra composes each job before we complete it, when sections such as `model` do not exist yet.
+    folder = typed.get("config_dir")
     plain = ("hydra", *(f"{group}=" for group in groups(folder)))
     lines = [line if line.startswith(plain) else f"++{line}" for line in lines]
-    return through_hydra(["-m", *([f"--config-dir={folder}"] if folder else []), *lines])
+    code = through_hydra(["-m", *([f"--config-dir={folder}"] if folder else []), *lines])
+    if training and code in (DONE, FAILED):
+        from east.lab.tasks import plan
+        from east.lab.tasks.run import results
+
+        print(f"\n{results(plan.made(training))[0]}")
+    best = Path(logs, "optimization_results.yaml")
+    if sweeper and not code and best.is_file():
+        print("\n" + best.read_text(encoding="utf-8").replace("++", ""), end="")
+    return code
 
 
-def confirmed(jobs: "Sequence[Command]") -> list[str]:
-    """Check every job of a sweep and confirm all of them at once; return the extra overrides for each job."""
-    from east.lab.settings.compose import all_settings
-
+def confirmed(jobs: "Sequence[Command]") -> "list[Settings]":
+    """Check every job of a sweep, and confirm all that train at once; return the settings of those."""
     training: list[Settings] = []
     for job in jobs:
-        find_code_of(job)
-        settings = all_settings(job)
-        training += settings if job.get("task", "run") in ("run", "train") else []
+        settings = settings_for(name := task_of(job), job)
+        training += settings if name in ("run", "train") else []
     if not training or training[0].dry_run:
         return []
     from east.lab.tasks import plan
 
     plan.made(training).confirm()
-    return ["yes=true"]
+    return training
 
 
 def through_hydra(arguments: Sequence[str]) -> int:
@@ -281,19 +317,25 @@ def through_hydra(arguments: Sequence[str]) -> int:
 
     sys.argv = [sys.argv[0], *arguments]
     parent, codes = os.getpid(), [DONE]
+    optimised = any(word.startswith("hydra/sweeper=") for word in arguments)
 
     def dispatch_job(job: list[str]) -> int:
         shown = [line for line in job if line.lower() != "yes=true"]  # Hydra writes yes=True
         print(f"\n# {' '.join(shown)}", flush=True)
         return dispatch(parse(job))
 
-    def carry_out(_composed: object) -> None:
+    def carry_out(_composed: object) -> float | None:
         job = [line.removeprefix("++") for line in HydraConfig.get().overrides.task]
         codes.append(guarded(lambda: dispatch_job(job), job))
         if codes[-1] == INTERRUPTED:
             sys.exit(INTERRUPTED)
         if codes[-1] and os.getpid() != parent:
             raise RuntimeError(f"exit code {codes[-1]}")  # the only way to tell Hydra that a launcher's job failed
+        if codes[-1] or not optimised:
+            return None
+        from east.lab.tasks.run import validation_score
+
+        return validation_score(settings_for("run", parse(job)))
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(carry_out)()
@@ -314,32 +356,24 @@ def guarded(task: Callable[[], int], words: Sequence[str]) -> int:
         with suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would print a traceback
         by = f" by {interruption}" if str(interruption) else ""
-        print(f"\nInterrupted{by}.{notes_of(interruption)}", file=sys.stderr)
-        return INTERRUPTED
+        return explained(interruption, INTERRUPTED, f"\nInterrupted{by}.")
     except Exception as error:
         if isinstance(error, BrokenPipeError) and output_is_closed():  # as in east-run | head -1
-            if {"-h", "--help"} & {*words}:
-                return DONE
             error = RuntimeError("stdout was closed. Rerun the same command to resume.")
         if debug:
             raise error
-        return exit_code_for(error)
+        if isinstance(error, ConfigError):
+            return explained(error, BAD_CONFIG, f"config: {error}")
+        if type(error).__name__ == "DataError":  # its module is heavy
+            return explained(error, NO_DATA, f"data: {error}")
+        return explained(error, FAILED, f"{type(error).__name__}: {error}\n(debug=true shows a traceback)")
 
 
-def exit_code_for(error: Exception) -> int:
-    """Print what went wrong in a few lines; return the exit code."""
-    is_data = type(error).__name__ == "DataError"  # its module is heavy
-    code = BAD_CONFIG if isinstance(error, ConfigError) else NO_DATA if is_data else FAILED
-    kind = {BAD_CONFIG: "config", NO_DATA: "data"}.get(code, type(error).__name__)
-    hint = "\n(debug=true shows a traceback)" if code == FAILED else ""
+def explained(error: BaseException, code: int, text: str) -> int:
+    """Print what went wrong, with the scheduler's note that finished trials are saved if there are any."""
     with suppress(BrokenPipeError):  # as in east-run 2>&1 | head -1
-        print(f"{kind}: {error}{hint}{notes_of(error)}", file=sys.stderr)
+        print(" ".join([text, *getattr(error, "__notes__", ())]), file=sys.stderr)
     return code
-
-
-def notes_of(error: BaseException) -> str:
-    """The scheduler's note that finished trials are saved, if there are any."""
-    return "".join(f" {note}" for note in getattr(error, "__notes__", ()))
 
 
 def output_is_closed() -> bool:

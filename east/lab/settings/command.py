@@ -7,17 +7,21 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Glob, Override, Quote, QuotedString
+from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
 
-from east.choices import ConfigError, groups, printable
+from east.choices import ConfigError, groups, install_hint, printable
 
 PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoint", "config_dir")
 TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if necessary
+PLUGINS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna"}  # and extras
 LISTS = {"datasets": "dataset", "losses": "loss"}  # name of a list -> what each entry is
 
 
@@ -76,11 +80,12 @@ class Command(dict[str, Any]):
 
 def parsed(words: Sequence[str]) -> Iterator[Override]:
     """The words as Hydra reads them."""
-    parser = OverridesParser.create()
+    choices: Any = SimpleNamespace(get_group_options=lambda group, **_: [*groups().get(group, ())])  # of loss=glob(f*)
+    parser = OverridesParser.create(choices)
     for word in words:
         if any("\ud800" <= c <= "\udfff" for c in word):  # surrogates stand for bytes that are not UTF-8
             raise ConfigError(f"cannot read {printable(word)}: expected UTF-8; rename the file or folder")
-        word = word.removeprefix("++")  # sets a key, whether or not it exists
+        word = word.lstrip("+")  # adds a key, or sets one that may exist: every value is checked later
         name, _, value = word.partition("=")
         written = value == "null" or value.startswith(("'", '"', "[", "{")) or "${" in value  # for Hydra
         if name in TEXTS and not written and (name in PATHS or value.isspace()):
@@ -101,17 +106,20 @@ def all_quoted(name: str, value: str) -> str:
 
 def sweep(words: Sequence[str]) -> list[Command]:
     """One command per job of a sweep: `loss=f1,ce` is two jobs, and `loss=glob(f*)` may be several."""
-    names, choices = [], []
-    for override in parsed(words):
-        name, value = override.key_or_group, override.value()
-        names.append(name)
-        if isinstance(value, Glob):
-            choices.append(value.filter([*groups().get(name, ())]))
-        elif override.is_sweep_override():
-            choices.append(list(override.sweep_string_iterator()))
-        else:
-            choices.append([override.get_value_element_as_str()])
-    return [Command.parse([f"{n}={v}" for n, v in zip(names, job, strict=True)]) for job in product(*choices)]
+    (jobs,) = BasicSweeper.split_arguments(list(parsed(words)), max_batch_size=None)
+    return [Command.parse(job) for job in jobs]
+
+
+def plugin(kind: str, typed: Mapping[str, str]) -> str | None:
+    """The launcher or sweeper that a sweep names; ConfigError if it is a known one that is not installed."""
+    name = typed.get(f"hydra/{kind}", "basic")
+    distribution = f"hydra-{name.partition('_')[0]}-{kind}"
+    if name in PLUGINS:
+        try:
+            version(distribution)
+        except PackageNotFoundError as error:
+            raise ConfigError(f"hydra/{kind}={name} needs {distribution}: {install_hint(PLUGINS[name])}") from error
+    return None if name == "basic" else name
 
 
 def quoted(value: str) -> str:
@@ -161,10 +169,16 @@ def unreadable(name: str, value: str) -> str:
 
 
 def refuse_syntax(override: Override) -> None:
-    """Refuse Hydra's syntax for adding, deleting and sweeping, which means nothing in a single command."""
+    """Refuse Hydra's syntax for deleting, for sweeps and for Hydra itself, which means nothing in a single command."""
     line, name = override.input_line, override.key_or_group
-    if override.is_delete() or override.is_add():
-        raise ConfigError(f"{line}: keys cannot be added to or deleted from the config; write name=value")
+    if override.is_delete():
+        raise ConfigError(f"{line}: nothing can be deleted from the config; write {name}=null for no value")
+    if name.startswith(("hydra.", "hydra/")):
+        raise ConfigError(
+            f"{line}: Hydra itself only runs sweeps (-m); results_dir=… is where a command writes, debug=true says more"
+        )
+    if name == "experiment":
+        raise ConfigError(f"{line}: there is no group of experiments; files of --config-dir DIR can be presets instead")
     if override.is_sweep_override() and name in TEXTS:
         raise ConfigError(f"{name}: several values need -m; a comma inside a value needs quotes: \"{name}='a, b'\"")
     if override.is_sweep_override():

@@ -210,8 +210,11 @@ def made(settings: Sequence[Settings], ledger: Ledger | None = None, lenient: bo
     ledger = ledger or Ledger(settings[0], records.scan(settings[0].results_dir))
     much_work = any(of_run.preset.name != "quick" for of_run in settings)
     work = Plan([], executors.choose_place(ledger.settings, much_work), ledger, lenient)
-    items = (work.attempted(partial(item_of, ledger=ledger), of_run) for of_run in settings)
-    return replace(work, items=[item for item in items if item])
+    attempted = (work.attempted(partial(item_of, ledger=ledger), of_run) for of_run in settings)
+    items = [item for item in attempted if item]
+    if absent := ", ".join(dict.fromkeys(item.settings.dataset.name for item in items if not item.run)):
+        bars.say(f"{absent}: not downloaded yet", sys.stdout)
+    return replace(work, items=items)
 
 
 def item_of(settings: Settings, ledger: Ledger) -> Item:

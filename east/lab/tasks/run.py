@@ -31,8 +31,19 @@ def main(_: Command, *settings: Settings) -> int:
     return 0 if complete else 1
 
 
-def results(work: plan.Plan, runs: Sequence[Run]) -> tuple[str, bool]:
-    """A table of scores, the chosen hyperparameters and what went wrong; True if every trial is on record."""
+def validation_score(settings: Sequence[Settings]) -> float:
+    """Mean validation score of a command's recorded trials, which an optimising sweeper maximises."""
+    work = plan.made(settings)
+    found = [work.ledger.find(trial) for item in work.items if item.run for trial in item.run.trials]
+    return mean(1 - record.best.val_metric for record in found if record and record.best.val_metric is not None)
+
+
+def results(work: plan.Plan, runs: Sequence[Run] | None = None) -> tuple[str, bool]:
+    """A table of scores, the chosen hyperparameters and what went wrong; True if every trial is on record.
+
+    runs: those of the plan, if None.
+    """
+    runs = [item.run for item in work.items if item.run] if runs is None else runs
     rows: dict[str, dict[str, str]] = {}
     lines, gaps = [], []
     for name, run in zip(plan.names(runs), runs, strict=True):
@@ -68,8 +79,9 @@ def notes(run: Run, done: Sequence[Record]) -> Iterator[str]:
         values = dict(run.chosen.hyper) | {"r": run.chosen.annealing.r}
         yield "chosen: " + ", ".join(f"{name} {values[name]}" for name in settings.grid()[0])
     if settings.trial_count == 1 and done:
-        file = records.path(settings.results_dir, run.trials[0].config, run.trials[0].seed)
-        yield f"{done[0].epochs} epochs, {done[0].stopped}; {Path(settings.results_dir, done[0].source or file)}"
+        exported = done[0].source and Path(settings.results_dir, done[0].source)
+        file = exported or records.path(settings.results_dir, run.trials[0].config, run.trials[0].seed)
+        yield f"{done[0].epochs} epochs, {done[0].stopped}; {file}"
     matrices = [record.confusion["test"] for record in done]
     if unseen := max((sum(not any(row) for row in matrix) for matrix in matrices), default=0):
         yield f"{unseen} of {len(matrices[0])} classes have no test rows: try split.stratify=true, or more rows"
