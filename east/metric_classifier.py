@@ -21,8 +21,8 @@ from east.lab.training.crossfit import (
     cross_fit,
     folds_of,
     judge_for,
-    mixture_weights,
     probabilities_of,
+    stacked,
     warn_of_shift,
 )
 
@@ -129,11 +129,8 @@ class MetricClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
 
     def _decide(self, p: np.ndarray, folds: Sequence[Fold], labels: np.ndarray, weights: np.ndarray) -> None:
         """Mix the classifiers' probabilities [m, n, d] out of fold; find the rule, and score it."""
-        tested = ~np.isnan(p).any((0, 2))
-        used, truth = np.flatnonzero(tested), torch.from_numpy(labels)
-        self.weights_ = mixture_weights(p[:, used, labels[used]], weights[used])
-        self.oof_probabilities_ = np.tensordot(self.weights_, p, 1)
-        mixed, counted = torch.from_numpy(self.oof_probabilities_), torch.from_numpy(weights)
+        self.weights_, self.oof_probabilities_, used = stacked(p, labels, weights)
+        mixed, truth, counted = map(torch.from_numpy, (self.oof_probabilities_, labels, weights))
         if self.decision == "expected":
             warn_of_shift(self.oof_probabilities_[used], labels[used], weights[used], self.classes_)
         self.rule_ = self._judge.rule(self.decision, mixed[used], truth[used], counted[used])

@@ -1,40 +1,61 @@
-"""Ensembles: members of one population train as they would alone, and no row is judged by a network that saw it."""
+"""Ensembles: members train as they would alone, and no row is judged by a model that saw it."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+from scipy.special import entr, softmax
+from sklearn.base import BaseEstimator, ClassifierMixin
 
-from east.lab import data
-from east.lab.settings.sections import (
-    DatasetSection,
-    EnsembleSection,
-    Hyper,
-    LossSection,
-    ModelSection,
-    Science,
-    Training,
-)
+from east.choices import ConfigError
+from east.lab import cli, data
+from east.lab.data.common import Part
+from east.lab.experiment import records
+from east.lab.settings.sections import EnsembleSection
 from east.lab.training import engine, ensemble
-from east.lab.training.crossfit import folds_of
 from east.lab.training.population import Trial
+from tests.commands import TINY
+from tests.made import science
 
 NETWORKS = EnsembleSection(name="networks", folds=3, repeats=2)
 
 
 def config(**changed):
-    base = Science(
-        dataset=DatasetSection(name="synthetic"),
-        model=ModelSection(name="mlp", hidden=[16, 8]),
-        loss=LossSection(name="f1", target="east.losses.MetricLoss", metric="f1", step="linear", average="macro"),
-        protocol=Training(name="test", patience=3, max_epochs=6),
-        hyper=Hyper(lr=0.01, batch_size=32, dropout=0.25, weight_decay=0.01),
-    )
+    hyper = {"lr": 0.01, "batch_size": 32, "dropout": 0.25, "weight_decay": 0.01}
+    loss = {"name": "f1", "_target_": "east.losses.MetricLoss", "metric": "f1", "step": "linear", "average": "macro"}
+    protocol = {"name": "test", "patience": 3, "max_epochs": 6}
+    base = science(model={"name": "mlp", "hidden": [16, 8]}, loss=loss, protocol=protocol, hyper=hyper)
     return base.but(**changed)
+
+
+def stack(*components, folds=3, **options):
+    return EnsembleSection(name="stack", folds=folds, components=components, **options)
+
+
+def fitted(splits, section, seed=0):
+    return ensemble.fit(Trial(config(ensemble=section), seed), splits)
 
 
 @pytest.fixture(scope="module")
 def splits():
     return data.split(data.load("synthetic", rows=500, imbalance=4, classes=3), seed=0)
+
+
+def made(inputs, labels, **changed):
+    """Splits with these rows in training and validation, and ten of them as new rows."""
+    index = torch.arange(len(labels))
+    given = {name: torch.as_tensor(values) for name, values in changed.items()}
+    whole = Part(torch.as_tensor(inputs).float(), torch.as_tensor(labels), index)
+    half = len(labels) // 2
+
+    def part(rows):
+        own = {name: values[rows] for name, values in given.items()}
+        return replace(whole, inputs=whole.inputs[rows], labels=whole.labels[rows], index=rows, **own)
+
+    classes = tuple(map(str, range(int(max(labels)) + 1)))
+    parts, width = (index[:half], index[half:], index[:10]), whole.inputs.shape[1]
+    return data.Splits(*map(part, parts), classes, "made", 1, "", "", torch.zeros(width), torch.ones(width))
 
 
 def unequal(pool, sizes):
@@ -44,17 +65,17 @@ def unequal(pool, sizes):
     return [(np.setdiff1d(everything, rows), rows) for rows in held]
 
 
-@pytest.mark.parametrize("batch", [32, 256])
-def test_members_train_together_as_they_would_alone(splits, batch):
+@pytest.mark.parametrize("batch, sizes", [(32, [80] * 5), (256, [80] * 5), (32, [100, 103, 97, 60, 40])])
+def test_ten_members_train_together_as_they_would_alone(splits, batch, sizes):
     pool = ensemble.pooled(splits)
     trial = Trial(config(hyper=config().hyper.but(batch_size=batch)), 5)
     members = [
         (Trial(trial.config, seed), ensemble.member_splits(splits, pool, fold))
-        for seed, fold in enumerate(unequal(pool, [100, 103, 97, 60]))
+        for seed, fold in enumerate(2 * unequal(pool, sizes))
     ]
     together = engine.train([t for t, _ in members], [s for _, s in members])
     populations = engine.populations(members, torch.device("cpu"))
-    assert batch > 32 or len(populations) < len(members), "unequal folds share a population"
+    assert len(set(sizes)) > 1 or len(populations) == 1
     for outcome, (own, its_splits) in zip(together, members, strict=True):
         alone = engine.train([own], its_splits)[0]
         assert (outcome.epochs, outcome.stopped) == (alone.epochs, alone.stopped)
@@ -63,54 +84,9 @@ def test_members_train_together_as_they_would_alone(splits, batch):
             np.testing.assert_array_equal(outcome.labels[part], alone.labels[part])
 
 
-def test_members_are_scaled_by_their_own_rows(splits):
-    pool = ensemble.pooled(splits)
-    fold = unequal(pool, [100])[0]
-    own = ensemble.member_splits(splits, pool, fold)
-    torch.testing.assert_close(own.train.inputs.mean(0), torch.zeros(pool.inputs.shape[1]), atol=1e-5, rtol=0)
-    torch.testing.assert_close(own.train.inputs.std(0, correction=0), torch.ones(pool.inputs.shape[1]))
-    assert own.val.inputs.mean(0).abs().max() > 1e-3
-
-
-def test_no_row_out_of_fold_meets_a_network_that_trained_on_it(splits, monkeypatch):
-    """Each row carries its number as an input; networks that remember numbers give it away."""
-    seen = []
-
-    def train(trials, members, **_):
-        seen.extend((set(m.train.index.tolist()), set(m.val.index.tolist())) for m in members)
-        return engine_train(trials, members)
-
-    engine_train = engine.train
-    monkeypatch.setattr(engine, "train", train)
-    ensemble.fit(Trial(config(ensemble=NETWORKS), 0), splits)
-    pool = set(ensemble.pooled(splits).index.tolist())
-    assert len(seen) == 6
-    assert all(not train & held and train | held == pool for train, held in seen)
-    assert sorted(row for _, held in seen for row in held) == sorted([*pool, *pool]), "every row twice, by two seeds"
-
-
-def test_an_ensemble_gives_every_pooled_row_and_new_rows(splits):
-    outcome = ensemble.fit(Trial(config(ensemble=NETWORKS), 0), splits)
-    pool = ensemble.pooled(splits)
-    assert outcome.status == "done"
-    np.testing.assert_array_equal(outcome.labels["val"], pool.labels.numpy())
-    np.testing.assert_array_equal(outcome.labels["test"], splits.test.labels.numpy())
-    for part, rows in (("val", len(pool)), ("test", len(splits.test))):
-        assert outcome.probabilities[part].shape == (rows, 3)
-        np.testing.assert_allclose(outcome.probabilities[part].sum(1), 1, atol=1e-5)
-    truth = outcome.probabilities["val"][np.arange(len(pool)), pool.labels]
-    assert outcome.best.val_loss == pytest.approx(-np.log(truth).mean(), rel=1e-5)
-    again = ensemble.fit(Trial(config(ensemble=NETWORKS), 0), splits)
-    np.testing.assert_array_equal(outcome.probabilities["test"], again.probabilities["test"])
-    other = ensemble.fit(Trial(config(ensemble=NETWORKS), 1), splits)
-    assert np.abs(outcome.probabilities["test"] - other.probabilities["test"]).max() > 1e-3
-
-
 def test_an_interrupted_population_of_members_resumes(splits, tmp_path, monkeypatch):
-    pool = ensemble.pooled(splits)
-    folds = folds_of(3, pool.inputs, pool.labels.numpy(), 0)
-    trial = Trial(config(), 0)
-    whole = ensemble.cross_fit_networks(trial, splits, folds, 2)
+    trial = Trial(config(ensemble=NETWORKS), 0)
+    whole = ensemble.fit(trial, splits)
     monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0.0)
     ends = engine.Population.end_epoch
 
@@ -122,9 +98,207 @@ def test_an_interrupted_population_of_members_resumes(splits, tmp_path, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(engine.Population, "end_epoch", killed)
         with pytest.raises(KeyboardInterrupt):
-            ensemble.cross_fit_networks(trial, splits, folds, 2, checkpoint=tmp_path)
+            ensemble.fit(trial, splits, checkpoint=tmp_path)
     assert [*tmp_path.glob("*.safetensors")]
-    resumed = ensemble.cross_fit_networks(trial, splits, folds, 2, checkpoint=tmp_path)
-    np.testing.assert_array_equal(resumed.held_out, whole.held_out)
-    np.testing.assert_array_equal(resumed.new, whole.new)
+    resumed = ensemble.fit(trial, splits, checkpoint=tmp_path)
+    for part in ("val", "test"):
+        np.testing.assert_array_equal(resumed.probabilities[part], whole.probabilities[part])
     assert not [*tmp_path.glob("*.safetensors")]
+
+
+class Numbers(ClassifierMixin, BaseEstimator):
+    """Remembers the numbers of its rows: probability 1 for the true class of those, 1/2 for all others."""
+
+    def fit(self, X, y):
+        self.classes_, self.seen_ = np.unique(y), dict(zip(X[:, 0].tolist(), y.tolist(), strict=True))
+        return self
+
+    def predict_proba(self, X):
+        return np.array([np.eye(2)[self.seen_[x]] if x in self.seen_ else [0.5, 0.5] for x in X[:, 0].tolist()])
+
+
+class Noise(Numbers):
+    def predict_proba(self, X):
+        return np.random.default_rng(len(X)).dirichlet(np.ones(len(self.classes_)), len(X))
+
+
+@pytest.fixture(scope="module")
+def numbers():
+    """Rows that are their number, also as a code of random digits, and a random bit as label."""
+    random = np.random.default_rng(0)
+    return made(np.column_stack((np.arange(200.0), random.normal(size=(200, 150)))), random.integers(0, 2, 200))
+
+
+class TestOutOfFold:
+    """Only a model that trained on a row knows its label."""
+
+    def test_a_classifier_judges_rows_that_it_did_not_see(self, numbers):
+        outcome = fitted(numbers, stack(f"{__name__}.Numbers"))
+        assert (outcome.probabilities["val"] == 0.5).all()
+        assert outcome.probabilities["test"].max() > 0.8, "new rows are averaged over all folds"
+
+    @pytest.mark.parametrize("component", ["networks", "rf", "extratrees", "boosting", "logistic"])
+    def test_no_component_knows_the_label_of_a_row_out_of_fold(self, component, numbers):
+        protocol = config().protocol.but(max_epochs=40, patience=40)
+        trial = Trial(config(ensemble=stack(component), protocol=protocol), 0)
+        outcome = ensemble.fit(trial, numbers)
+        labels = outcome.labels["val"]
+        assert abs((outcome.probabilities["val"].argmax(1) == labels).mean() - 0.5) < 0.1
+        if component != "boosting":  # its leaves hold 20 rows
+            known = outcome.fitted(ensemble.pooled(numbers).inputs).argmax(1).numpy()
+            assert (known == labels).mean() > 0.85
+
+    def test_members_train_on_all_folds_but_the_one_they_are_stopped_on(self, splits, monkeypatch):
+        seen = []
+
+        def train(trials, members, **_):
+            seen.extend((set(m.train.index.tolist()), set(m.val.index.tolist())) for m in members)
+            return engine_train(trials, members)
+
+        engine_train = engine.train
+        monkeypatch.setattr(engine, "train", train)
+        fitted(splits, NETWORKS)
+        pool = set(ensemble.pooled(splits).index.tolist())
+        assert len(seen) == 6
+        assert all(not train & held and train | held == pool for train, held in seen)
+        assert sorted(row for _, held in seen for row in held) == sorted([*pool, *pool]), "every row twice"
+
+    def test_members_are_scaled_by_their_own_rows(self, splits):
+        pool = ensemble.pooled(splits)
+        own = ensemble.member_splits(splits, pool, unequal(pool, [100])[0])
+        torch.testing.assert_close(own.train.inputs.mean(0), torch.zeros(pool.inputs.shape[1]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(own.train.inputs.std(0, correction=0), torch.ones(pool.inputs.shape[1]))
+        assert own.val.inputs.mean(0).abs().max() > 1e-3
+
+
+class TestFolds:
+    def test_only_independent_rows_are_judged_out_of_bag(self):
+        random = np.random.default_rng(0)
+        inputs, labels = random.normal(size=(120, 4)), random.integers(0, 2, 120)
+        for changed, models in (
+            ({}, 1),
+            ({"groups": np.arange(120) // 3}, 3),
+            ({"time": np.arange(120.0)}, 3),
+            ({"inputs": inputs[np.arange(120) // 2]}, 3),
+        ):
+            rows = changed.pop("inputs", inputs)
+            forests = fitted(made(rows, labels, **changed), stack("rf")).fitted.predictors
+            assert len(forests) == models
+            assert len(forests[0].estimator.estimators_) == (300 if models == 1 else 111)  # as many as judge a row
+
+    def test_groups_stay_together_and_time_goes_forward(self):
+        random = np.random.default_rng(0)
+        inputs, labels, section = random.normal(size=(120, 4)), random.integers(0, 2, 120), stack("logistic", folds=4)
+        groups = np.arange(120) // 3
+        for train, held in ensemble.divided(section, ensemble.pooled(made(inputs, labels, groups=groups)), 0):
+            assert not set(groups[train]) & set(groups[held])
+        when = random.permutation(60.0 * (np.arange(120) // 2))
+        folds = ensemble.divided(section, ensemble.pooled(made(inputs, labels, time=when)), 0)
+        assert len(folds) == 4
+        assert all(when[train].max() < when[held].min() for train, held in folds)
+        newer = np.concatenate([held for _, held in folds])
+        assert len(newer) == len(set(newer)) == 60
+        assert when[newer].min() >= np.median(when)
+        outcome = fitted(made(inputs, labels, time=when), section)
+        assert len(outcome.labels["val"]) == 60
+
+    def test_a_class_of_few_rows_means_fewer_folds_and_as_many_members(self):
+        random = np.random.default_rng(0)
+        labels = np.repeat([0, 1, 2], [60, 40, 2])
+        rows = made(random.normal(size=(102, 3)), labels)
+        with pytest.warns(UserWarning, match="2 folds of 5"):
+            outcome = fitted(rows, stack("networks", "logistic", folds=5))
+        assert outcome.ensemble["folds"] == 2
+        assert len(outcome.ensemble["epochs"]) == 10
+
+
+class TestStack:
+    """tests/test_metric_classifier.py compares the weights with those of a general convex solver."""
+
+    def test_it_gives_every_pooled_row_and_new_rows(self, splits):
+        section = stack("networks", "logistic", "boosting", repeats=1)
+        outcome, pool = fitted(splits, section), ensemble.pooled(splits)
+        np.testing.assert_array_equal(outcome.labels["val"], pool.labels.numpy())
+        np.testing.assert_array_equal(outcome.labels["test"], splits.test.labels.numpy())
+        for part, rows in (("val", len(pool)), ("test", len(splits.test))):
+            assert outcome.probabilities[part].shape == (rows, 3)
+            np.testing.assert_allclose(outcome.probabilities[part].sum(1), 1, atol=1e-5)
+        truth = outcome.probabilities["val"][np.arange(len(pool)), pool.labels]
+        assert outcome.best.val_loss == pytest.approx(-np.log(truth).mean(), rel=1e-5)
+        assert sum(outcome.ensemble["weights"].values()) == pytest.approx(1)
+        assert sum(outcome.ensemble["epochs"]) == outcome.epochs > 0
+        assert all(np.sum(matrix) == len(pool) for matrix in outcome.ensemble["confusion"].values())
+        with torch.no_grad():  # the models that are kept are those that predicted
+            kept = outcome.fitted(splits.test.inputs)
+        np.testing.assert_allclose(kept, outcome.probabilities["test"], atol=1e-6)
+        again, other = (fitted(splits, section, seed).probabilities["test"] for seed in (0, 1))
+        np.testing.assert_array_equal(outcome.probabilities["test"], again)
+        assert np.abs(outcome.probabilities["test"] - other).max() > 1e-3
+
+    def test_noise_gets_no_weight_and_a_single_component_all(self, splits):
+        noisy = fitted(splits, stack("logistic", f"{__name__}.Noise"))
+        assert noisy.ensemble["weights"]["logistic"] == pytest.approx(1, abs=0.03)
+        for component in ("logistic", "networks", "rf"):
+            alone = fitted(splits, stack(component))
+            trial = Trial(config(ensemble=stack(component)), 0)
+            folds = ensemble.divided(stack(component), ensemble.pooled(splits), 0)
+            itself = ensemble.components_of(trial, splits, folds)[component]
+            assert alone.ensemble["weights"] == {component: 1.0}
+            np.testing.assert_allclose(alone.probabilities["val"], itself.held_out, atol=1e-6)
+            np.testing.assert_allclose(alone.probabilities["test"], itself.new, atol=1e-6)
+
+    def test_it_is_a_trial_with_one_record(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        words = [*TINY, "ensemble=stack", "ensemble.folds=2", "ensemble.components=[networks,logistic]", "trials=1"]
+        assert cli.run([*words, "loss=ce", "results_dir=out"]) == 0
+        (record,) = records.scan("out")
+        stored = record.ensemble
+        assert (stored["folds"], len(stored["epochs"]), [*stored["weights"]]) == (2, 4, ["logistic", "networks"])
+        for matrix in (record.confusion["val"], *stored["confusion"].values()):
+            assert np.sum(matrix) == record.data["sizes"]["train"] + record.data["sizes"]["val"]
+        assert {"expected_f1", "expected_mcc", "expected_gmean"} <= set(record.decisions), "one fit serves every metric"
+        assert records.read(tmp_path / "out" / record.source).ensemble == stored
+
+    def test_networks_that_diverge_are_a_failure_on_record(self, splits):
+        hyper = config().hyper.but(lr=1e3, weight_decay=1e3)
+        outcome = ensemble.fit(Trial(config(ensemble=NETWORKS, hyper=hyper), 0), splits)
+        assert (outcome.status, outcome.stopped) == ("failed", "diverged")
+        assert "no member could be trained" in outcome.error
+
+    @pytest.mark.parametrize(
+        "section, loss, kind, message",
+        [
+            (stack("rff"), "ce", "table", "rff"),
+            (stack("os.path"), "ce", "table", "os.path"),
+            (stack("rf"), "rf", "table", "ensemble=stack needs a loss for its networks"),
+            (stack("networks", "rf"), "ce", "image", "rf cannot take images"),
+            (NETWORKS, "ce", "graph", "networks cannot take graphs"),
+        ],
+    )
+    def test_what_cannot_be_stacked_is_refused(self, section, loss, kind, message):
+        trains = {"trains": "classical"} if loss == "rf" else {}
+        given = science(loss={"name": loss, "_target_": "east.baselines.RandomForest", **trains}).loss
+        with pytest.raises(ConfigError, match=message):
+            ensemble.check_ensemble(section, given, kind)
+
+
+class TestSmoothing:
+    """Out-of-fold rows are means of fewer networks than new rows."""
+
+    def test_two_members_tell_how_smooth_a_mean_of_ten_is(self):
+        random = np.random.default_rng(0)
+        truth = random.normal(0, 2, (4000, 1, 3))
+        members = softmax(truth + random.normal(0, 1, (4000, 10, 3)), -1)
+        entropy = lambda p: entr(p).sum(-1).mean()  # noqa: E731
+        pairs = members[:, :2].mean(1)
+        temperature = ensemble.smoothing(pairs, entropy(members[:, :2]), 2, 10)
+        smooth = ensemble.tempered(pairs, temperature)
+        assert temperature > 1
+        wanted = entropy(members.mean(1))
+        assert abs(entropy(smooth) - wanted) < 0.25 * (wanted - entropy(pairs))
+
+    def test_it_is_off_unless_asked_for(self, splits):
+        plain, smooth = (fitted(splits, NETWORKS.but(smooth=smooth)) for smooth in (False, True))
+        assert plain.ensemble["temperature"] == 1 < smooth.ensemble["temperature"]
+        assert entr(smooth.probabilities["val"]).mean() > entr(plain.probabilities["val"]).mean()
+        np.testing.assert_array_equal(smooth.probabilities["test"], plain.probabilities["test"])

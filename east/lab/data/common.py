@@ -201,6 +201,7 @@ class Part:
     index: Tensor  # int64 [n], rows of the data
     weights: Tensor | None = None  # float32 [n], how much each row counts; None: all count 1
     groups: Tensor | None = None  # int64 [n]: rows of one group belong together
+    time: Tensor | None = None  # float64 [n]: older rows predict newer ones
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -246,9 +247,9 @@ def split(data: Data, seed: int = 0, fractions: Sequence[float] = FRACTIONS, str
     parts = []
     for index in map(torch.from_numpy, rows):
         inputs = data.inputs[index]
-        groups = None if data.groups is None else data.groups[index]
+        groups, time = (None if values is None else values[index] for values in (data.groups, data.time))
         scaled = ((inputs - mean) / std).float() if data.kind == "table" else inputs
-        parts.append(Part(scaled, data.labels[index], index, groups=groups))
+        parts.append(Part(scaled, data.labels[index], index, groups=groups, time=time))
     train, val, test = parts
     return Splits(
         train,

@@ -66,6 +66,17 @@ class StoredBest(TypedDict, total=False):
     tie: Finite | None
 
 
+class StoredEnsemble(TypedDict):
+    """How an ensemble came about; see Stacked."""
+
+    __pydantic_config__ = STRICT  # type: ignore[misc]
+    folds: Whole
+    weights: dict[str, Finite]
+    epochs: list[Whole]
+    temperature: Finite
+    confusion: dict[str, CheckedMatrix | SparseMatrix]
+
+
 class Stored(TypedDict):
     """The JSON of a record."""
 
@@ -88,6 +99,7 @@ class Stored(TypedDict):
     versions: dict[str, str]
     git: str | None
     schema: int
+    ensemble: NotRequired[StoredEnsemble]
     history: NotRequired[dict[str, list[Finite | None]]]
     digest: NotRequired[str]
 

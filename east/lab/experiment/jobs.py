@@ -142,6 +142,7 @@ def evaluate_and_record(outcome: Outcome, splits: data.Splits, job: Job) -> None
         status=outcome.status,
         error=outcome.error,
         seconds=outcome.seconds,
+        ensemble=outcome.ensemble,
         **provenance(),
         **judged,
     )
@@ -160,4 +161,6 @@ def evaluated(outcome: Outcome, splits: data.Splits, parts: Sequence[str]) -> Ev
     probabilities = {part: outcome.probabilities[part] for part in parts}
     labels = {part: outcome.labels[part] for part in parts}
     decisions = trial.config.decisions if trial.stage == "trial" else ()  # a search would tune them for nothing
+    if trial.config.ensemble.name != "none":  # its probabilities serve every metric
+        decisions = (*dict.fromkeys((*decisions, *(evaluation.EXPECTED + name for name in evaluation.tunable()))),)
     return evaluation.evaluate(probabilities, labels, splits.positive, decisions, trained_for)

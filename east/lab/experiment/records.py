@@ -33,7 +33,7 @@ from east.lab.files import open_regular, read_regular, write_atomically
 from east.lab.settings.identity import SCHEMA, Json, plain
 from east.lab.settings.sections import Science
 from east.lab.settings.settings import SelectionRule
-from east.lab.training.scores import DENSE_CLASSES, Best, Cells, JudgedRule, Matrix, Scores
+from east.lab.training.scores import DENSE_CLASSES, Best, Cells, JudgedRule, Matrix, Scores, Stacked
 
 if TYPE_CHECKING:
     import numpy as np
@@ -70,6 +70,7 @@ class Record:
     git: str | None = None
     schema: int = SCHEMA
     history: dict[str, list] = field(default_factory=dict)  # one list per quantity, one entry per epoch
+    ensemble: Stacked | None = field(default_factory=lambda: None)  # a default would be a class attribute
     key: str = field(default="", compare=False)  # key and family of `config`
     family: str = field(default="", compare=False)
     source: str = field(default="", compare=False)  # the file it was read from, relative to results_dir
@@ -99,6 +100,10 @@ class Record:
     def to_json(self) -> dict[str, Json]:
         stored = {name: getattr(self, name) for name in STORED}
         stored |= {"config": self.config.to_json(), "best": self.best.to_json()}
+        if self.ensemble:
+            stored["ensemble"] = {**self.ensemble, "confusion": _stored_matrices(self.ensemble["confusion"])}
+        else:
+            del stored["ensemble"]
         stored["confusion"] = _stored_matrices(self.confusion)
         stored["decisions"] = {
             rule: {**judged, "confusion": _stored_matrices(judged["confusion"])} if "confusion" in judged else judged
@@ -149,7 +154,7 @@ class Origin:
             raise OSError(f"{file} changed while it was being read: rerun the command")
         history = {} if self.source.startswith("runs/") else values.get("history", {})
         stored = {**values, "confusion": matrices, "history": history, "config": checked.science(self.row.config)}
-        return {name: stored[name] for name in UNINDEXED}
+        return {name: stored.get(name) for name in UNINDEXED}
 
 
 def path(results_dir: str | Path, config: Science, seed: int, stage: str = "trial") -> Path:

@@ -42,7 +42,10 @@ class Run:
         science = settings.science(loaded.name, loaded.fingerprint)
         loss, model = with_average(science.loss, loaded.positive), science.model
         loss = loss.but(code=code_digest(*own_code(loss)))
-        science = science.but(loss=loss, model=model.but(code=code_digest(model.options.get("target"))))
+        ensemble = science.ensemble.but(code=code_digest(*science.ensemble.components))
+        science = science.but(
+            loss=loss, model=model.but(code=code_digest(model.options.get("target"))), ensemble=ensemble
+        )
         return cls(settings, science, notes=tuple(f"{loaded.name}: {note}" for note in loaded.notes))
 
     @property
@@ -133,8 +136,9 @@ def own_code(loss: LossSection) -> tuple[str | None, ...]:
 
 def check_code(config: Science) -> None:
     """ConfigError if this process would train with other code than that in the trial's key."""
-    model = config.model.options.get("target")
-    for section, paths in ((config.loss, own_code(config.loss)), (config.model, (model,))):
+    own = ((config.loss, own_code(config.loss)), (config.model, (config.model.options.get("target"),)),
+           (config.ensemble, config.ensemble.components))  # fmt: skip
+    for section, paths in own:
         if section.code is None:
             continue
         for path in paths:
@@ -152,6 +156,10 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
         check_decisions(settings.protocol.decisions, loaded.positive, count)
     except ValueError as error:
         raise ConfigError(f"protocol.decisions: {error}") from error
+    if settings.ensemble.name != "none":
+        from east.lab.training import ensemble
+
+        ensemble.check_ensemble(settings.ensemble, settings.loss, loaded.kind)
     if settings.loss.classical:
         from east.lab.training import classical
 

@@ -186,6 +186,8 @@ class EnsembleSection(Section):
     folds: int = Field(5, ge=2, le=100)
     repeats: Count = 2  # networks per fold
     components: Names = ("networks",)
+    smooth: bool = later(False)  # out-of-fold probabilities as smooth as means of all networks
+    code: str | None = later(None)  # as in ModelSection, of components by dotted path
 
 
 class Science(Section):

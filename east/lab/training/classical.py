@@ -274,11 +274,15 @@ class Estimator:
         else:
             refuse_unknown(f"parameter of {self.kind.__name__}", options, accepted)
 
-    def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> Any:
+    def unfitted(self, seed: int) -> Any:
+        """A new classifier with this random state."""
         threads = torch.get_num_threads()
         usual = {"random_state": seed, "n_jobs": threads, "thread_count": threads}
         usual = {name: value for name, value in usual.items() if name in self.accepted}
-        return self.kind(**(usual | self.options)).fit(inputs, labels)
+        return self.kind(**(usual | self.options))
+
+    def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> Any:
+        return self.unfitted(seed).fit(inputs, labels)
 
 
 def check_class_weights(kind: str | None) -> None:

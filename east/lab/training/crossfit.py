@@ -149,11 +149,15 @@ def cross_fit(
 
 def probabilities_of(model: ClassifierMixin, X: Any, classes: np.ndarray) -> np.ndarray:
     """The model's probabilities [n, d] in the order of classes, 0 for classes that it did not see."""
-    p = model.predict_proba(X)
-    if len(model.classes_) == len(classes):
+    return spread(model.predict_proba(X), model.classes_, classes)
+
+
+def spread(p: np.ndarray, known: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    """Probabilities [n, d] of all classes from those of the known ones, 0 for the others."""
+    if len(known) == len(classes):
         return p
     every = np.zeros((len(p), len(classes)))
-    every[:, np.searchsorted(classes, model.classes_)] = p
+    every[:, np.searchsorted(classes, known)] = p
     return every
 
 
@@ -169,6 +173,18 @@ def warn_of_shift(p: np.ndarray, labels: np.ndarray, weights: np.ndarray, classe
             "class weights or resampling? decision='tuned' does not need calibrated probabilities",
             stacklevel=4,
         )
+
+
+def stacked(
+    p: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The weights [m] of a stack, its probabilities [n, d], and the rows that all models have probabilities for.
+
+    p [m, n, d]: out of fold, of each of m models; NaN for rows in no fold. weights [n]: of the rows.
+    """
+    used = np.flatnonzero(~np.isnan(p).any((0, 2)))
+    mixing = mixture_weights(p[:, used, labels[used]], None if weights is None else weights[used])
+    return mixing, np.tensordot(mixing, p, 1), used
 
 
 def mixture_weights(probabilities: np.ndarray, weights: np.ndarray | None = None, steps: int = 10_000) -> np.ndarray:

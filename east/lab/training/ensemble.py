@@ -3,30 +3,99 @@
 The training and validation rows of a split are pooled and divided into folds. Each member trains on all folds but one,
 which it is stopped on, so every row has probabilities from members that did not train on it: the row is out of fold.
 Components are mixed by the weights with the lowest out-of-fold log-loss. A rule needs no other rows; new rows get the
-mixture of the mean probabilities of all members.
+mixture of the mean probabilities of all members. A forest of independent rows is fitted once: its trees that did not
+draw a row judge it out of bag.
 """
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from scipy.optimize import brentq
+from scipy.special import entr
+from sklearn.ensemble._forest import ForestClassifier
+from torch import Tensor, nn
 
+from east.choices import ConfigError, choose
 from east.confusion import Confusion
+from east.lab import models
 from east.lab.data.common import Part, Splits, digest, fingerprint
-from east.lab.settings.sections import EnsembleSection
+from east.lab.settings.sections import EnsembleSection, LossSection
 from east.lab.training import crossfit, engine, evaluation, objective
+from east.lab.training.classical import Estimator, Fitted
+from east.lab.training.crossfit import Fold
 from east.lab.training.population import Outcome, Trial, stream
 from east.lab.training.scores import Best
+from east.losses.inputs import two_or_more
 
-Fold = tuple[np.ndarray, np.ndarray]  # rows of the pool to train on, rows held out
+NETWORKS = "networks"
+COMPONENTS: dict[str, dict[str, Any]] = {
+    "rf": {"target": "sklearn.ensemble.RandomForestClassifier", "n_estimators": 300, "min_samples_leaf": 2},
+    "extratrees": {"target": "sklearn.ensemble.ExtraTreesClassifier", "n_estimators": 300, "bootstrap": True},
+    "boosting": {"target": "sklearn.ensemble.HistGradientBoostingClassifier"},
+    "logistic": {"target": "sklearn.linear_model.LogisticRegression", "max_iter": 1000, "n_jobs": None},
+}
+OUT_OF_BAG = math.exp(-1)  # the share of a forest's trees that did not draw a given row
+REPEATED = 0.01  # rows count as independent if at most this share of them repeats another one
+COLDEST, HOTTEST = 1.0, 100.0  # temperatures that smooth out-of-fold probabilities
+
+
+class UntrainableError(RuntimeError):
+    """All networks of an ensemble have diverged."""
+
+
+class ScaledNetwork(nn.Module):
+    """A network with a scaling of its own, as a predictor: inputs [n, ...] to probabilities [n, d]."""
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, net: nn.Module, mean: Tensor, std: Tensor):
+        super().__init__()
+        self.net = net
+        self.register_buffer("mean", mean)
+        self.register_buffer("std", std)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return two_or_more(self.net((inputs - self.mean) / self.std)).softmax(-1)
+
+
+class Mixture(nn.Module):
+    """The weighted mean of the probabilities [n, d] of several predictors; weights [k] sum to 1."""
+
+    weights: Tensor
+
+    def __init__(self, predictors: Iterable[nn.Module], weights: Tensor):
+        super().__init__()
+        self.predictors = nn.ModuleList(predictors)
+        self.register_buffer("weights", weights)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        each = zip(self.weights, self.predictors, strict=True)
+        return torch.stack([weight * predictor(inputs).to(weight) for weight, predictor in each]).sum(0)
+
+
+@dataclass(frozen=True)
+class Component:
+    """One kind of classifier, cross-fitted: its predictors and their mean probabilities.
+
+    held_out [n, d]: of the pool's rows, by predictors that did not train on them; NaN for rows in no fold.
+    new [m, d]: of the test rows, by all predictors. epochs: of each network. temperature: that smoothed `held_out`.
+    """
+
+    held_out: np.ndarray
+    new: np.ndarray
+    predictors: Sequence[nn.Module]
+    epochs: Sequence[int] = ()
+    temperature: float = 1.0
 
 
 def pooled(splits: Splits) -> Part:
-    """The training and validation rows as one part."""
+    """The training and validation rows as one part; all rows count alike unless the training rows have weights."""
     parts = (splits.train, splits.val)
 
     def joined(name: str) -> Tensor | None:
@@ -34,58 +103,173 @@ def pooled(splits: Splits) -> Part:
         return None if values[0] is None else torch.cat(values)
 
     inputs, labels, index = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels", "index"))
-    return Part(inputs, labels, index, groups=joined("groups"))
+    return Part(inputs, labels, index, joined("weights"), joined("groups"), joined("time"))
+
+
+def divided(section: EnsembleSection, pool: Part, seed: int) -> list[Fold]:
+    """The rows of the pool that each fold trains on, and those that it holds out.
+
+    Rows of a group stay together. Rows with a time are held out in blocks, the newer half of them, by members that
+    trained on older rows.
+    """
+    labels, groups = pool.labels.numpy(), None if pool.groups is None else pool.groups.numpy()
+    if pool.time is None:
+        return crossfit.folds_of(section.folds, pool.inputs, labels, seed, groups)
+    when = pool.time.numpy()
+    starts = np.quantile(when, np.linspace(0.5, 1, section.folds, endpoint=False), method="higher")
+    starts = np.unique(starts.clip(when[when > when.min()].min()))
+    ends = [*starts[1:], np.inf]
+    held = [np.flatnonzero((start <= when) & (when < end)) for start, end in zip(starts, ends, strict=True)]
+    return [(np.flatnonzero(when < start), rows) for start, rows in zip(starts, held, strict=True)]
 
 
 def member_splits(splits: Splits, pool: Part, fold: Fold) -> Splits:
-    """The splits of one member: trained and scaled on the rows of a fold's complement, stopped on the fold."""
+    """The splits of one member: trained and scaled on the rows of a fold's complement, stopped on the fold.
+
+    `mean` and `std` of a table are those of the pool's inputs, which the split has scaled already.
+    """
     train, held = (torch.from_numpy(rows) for rows in fold)
-    mean, std = torch.zeros(()), torch.ones(())
-    if splits.kind == "table":
+    table, mean, std = splits.kind == "table", splits.mean, splits.std
+    if table:
         values = pool.inputs[train].double()
         std, mean = torch.std_mean(values, 0, correction=0)
         std = torch.where(values.amax(0) > values.amin(0), std, 1.0)
 
     def part(of: Part, rows: Tensor) -> Part:
         inputs = of.inputs[rows]
-        scaled = ((inputs - mean) / std).float() if splits.kind == "table" else inputs
+        scaled = ((inputs - mean) / std).float() if table else inputs
         return Part(scaled, of.labels[rows], of.index[rows], None if of.weights is None else of.weights[rows])
 
     parts = part(pool, train), part(pool, held), part(splits.test, torch.arange(len(splits.test)))
     names = [splits.index_hash, *(digest(of.index) for of in parts[:2])]
-    return replace(splits, train=parts[0], val=parts[1], test=parts[2], index_hash=fingerprint(names))
+    name = fingerprint(names)
+    return replace(splits, train=parts[0], val=parts[1], test=parts[2], index_hash=name, mean=mean, std=std)
 
 
-@dataclass(frozen=True)
-class CrossFitted:
-    """Probabilities of one component: `held_out` [n, d] of the pool's rows, NaN for rows in no fold; `new` [m, d]."""
+def cross_fit_networks(
+    trial: Trial, splits: Splits, folds: Sequence[Fold], count: int, smooth: bool = False, **options: Any
+) -> Component:
+    """Train `count` networks, in turn for each fold, as members of populations.
 
-    held_out: np.ndarray
-    new: np.ndarray
-    outcomes: tuple[Outcome, ...] = ()
-
-
-def cross_fit_networks(trial: Trial, splits: Splits, folds: Sequence[Fold], seeds: int, **options: Any) -> CrossFitted:
-    """Train `seeds` networks per fold as members of populations; a row's probabilities are a mean over members."""
+    smooth: see `smoothing`. options: see `engine.train`.
+    """
     pool = pooled(splits)
     config = trial.config.but(ensemble=EnsembleSection())
     members = []
-    for number, fold in enumerate([fold for fold in folds for _ in range(seeds)]):
+    for number in range(count):
+        fold = folds[number % len(folds)]
         seed = stream(trial.seed, "member", number) % 2**32
         members.append((Trial(config, seed, trial.stage), member_splits(splits, pool, fold), fold[1]))
     members.sort(key=lambda member: len(member[1].train))  # members with as many rows train together
     outcomes = engine.train([m[0] for m in members], [m[1] for m in members], **options)
+    trained = [(m[1], m[2], o) for m, o in zip(members, outcomes, strict=True) if o.status == "done"]
+    if not trained:
+        raise UntrainableError(f"no member could be trained: {outcomes[0].error}")
     d = len(splits.classes)
-    total, times, new = np.zeros((len(pool), d)), np.zeros((len(pool), 1)), []
-    for (_, _, held), outcome in zip(members, outcomes, strict=True):
-        if outcome.status == "done":
-            total[held] += outcome.probabilities["val"]
-            times[held] += 1
-            new.append(outcome.probabilities["test"])
-    if not new:
-        raise RuntimeError(f"no member could be trained: {outcomes[0].error}")
+    total, times = np.zeros((len(pool), d)), np.zeros((len(pool), 1))
+    entropies: list[float] = []
+    for _, held, outcome in trained:
+        total[held] += outcome.probabilities["val"]
+        times[held] += 1
+        entropies += entr(outcome.probabilities["val"]).sum(1).tolist()
     with np.errstate(invalid="ignore"):
-        return CrossFitted(total / times, np.mean(new, 0), tuple(outcomes))
+        held_out, temperature = total / times, 1.0
+    if smooth:
+        covered = times[:, 0] > 0
+        temperature = smoothing(held_out[covered], float(np.mean(entropies)), times[covered].mean(), len(trained))
+        held_out = tempered(held_out, temperature)
+    new = np.mean([outcome.probabilities["test"] for *_, outcome in trained], 0)
+    predictors = [predictor(member, outcome) for member, _, outcome in trained]
+    return Component(held_out, new, predictors, [o.epochs for *_, o in trained], temperature)
+
+
+def predictor(splits: Splits, outcome: Outcome) -> ScaledNetwork:
+    """The trained network of a member; images have a scaling that all members share."""
+    with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
+        net = models.build(outcome.trial.config.model, splits.train.inputs.shape[1:], len(splits.classes))
+    net.load_state_dict(outcome.weights)
+    own = splits.kind == "table"
+    mean, std = (splits.mean.float(), splits.std.float()) if own else (torch.zeros(1), torch.ones(1))
+    return ScaledNetwork(net.eval(), mean, std)
+
+
+def smoothing(p: np.ndarray, single: float, averaged: float, count: int) -> float:
+    """The temperature at which probabilities [n, d], means of `averaged` members, are as smooth as means of `count`.
+
+    A mean of m members has the entropy a - c/m, to first order. It is known for one member (`single`) and for means of
+    `averaged`, which gives c and the entropy of a mean of all.
+    """
+    if averaged <= 1:
+        return COLDEST
+    known = entr(p).sum(1).mean()
+    target = known + (known - single) / (1 - 1 / averaged) * (1 / averaged - 1 / count)
+
+    def excess(temperature: float) -> float:
+        return entr(tempered(p, temperature)).sum(1).mean() - target
+
+    return brentq(excess, COLDEST, HOTTEST) if excess(COLDEST) < 0 < excess(HOTTEST) else COLDEST
+
+
+def tempered(p: np.ndarray, temperature: float) -> np.ndarray:
+    """Probabilities [n, d] to the power of 1 / temperature, normalised."""
+    powers = p ** (1 / temperature)
+    return powers / powers.sum(1, keepdims=True)
+
+
+def cross_fit_estimator(name: str, splits: Splits, folds: Sequence[Fold], independent: bool, seed: int) -> Component:
+    """Fit a classifier, one of COMPONENTS or by its dotted path, for each fold; a forest of independent rows once.
+
+    A forest for each fold has as many trees as judge a row out of bag.
+    """
+    pool, d = pooled(splits), len(splits.classes)
+    inputs, labels, classes = pool.inputs.numpy(), pool.labels.numpy(), np.arange(d)
+    estimator = estimator_named(name).unfitted(seed)
+    if isinstance(estimator, ForestClassifier) and estimator.bootstrap and independent:
+        forest = estimator.set_params(oob_score=True).fit(inputs, labels)
+        fitted, held_out = [forest], crossfit.spread(forest.oob_decision_function_, forest.classes_, classes)
+        held_out[np.isnan(held_out).any(1)] = np.nan  # never out of bag
+    else:
+        if isinstance(estimator, ForestClassifier) and estimator.bootstrap:
+            estimator.set_params(n_estimators=math.ceil(OUT_OF_BAG * estimator.n_estimators))
+        fitted, held_out = crossfit.cross_fit(estimator, inputs, labels, classes, folds, {})
+    predictors = [Fitted(model, d, torch.from_numpy(model.classes_)) for model in fitted]
+    new = np.mean([p.probabilities(splits.test.inputs.numpy()).numpy() for p in predictors], 0)
+    return Component(held_out, new, predictors)
+
+
+def estimator_named(component: str) -> Estimator:
+    """The classifier of a component; ConfigError if there is none of this name."""
+    if "." not in component:
+        choose("component", component, [NETWORKS, *COMPONENTS])
+    return Estimator(pca=None, **COMPONENTS.get(component, {"target": component}))
+
+
+def check_ensemble(section: EnsembleSection, loss: LossSection, kind: str) -> None:
+    """ConfigError if data of this kind cannot have such an ensemble."""
+    others = [component for component in section.components if component != NETWORKS]
+    for component in others:
+        estimator_named(component)
+    if loss.classical:
+        raise ConfigError(f"ensemble={section.name} needs a loss for its networks, such as loss=ce, got {loss.name}; "
+                          "name other classifiers in ensemble.components")  # fmt: skip
+    if kind == "graph" or (others and kind != "table"):
+        raise ConfigError(f"ensemble={section.name}: {', '.join(others) or NETWORKS} cannot take {kind}s")
+
+
+def components_of(trial: Trial, splits: Splits, folds: Sequence[Fold], **options: Any) -> dict[str, Component]:
+    """The components of a trial's ensemble by name. options: see `engine.train`."""
+    section, pool = trial.config.ensemble, pooled(splits)
+    repeated = 1 - len(np.unique(pool.inputs.flatten(1).numpy(), axis=0)) / len(pool)
+    independent = pool.groups is None and pool.time is None and repeated <= REPEATED
+    components = {
+        name: cross_fit_estimator(name, splits, folds, independent, stream(trial.seed, name) % 2**32)
+        for name in section.components
+        if name != NETWORKS
+    }
+    if NETWORKS in section.components:  # last, because only they leave checkpoints
+        count = section.folds * section.repeats
+        components[NETWORKS] = cross_fit_networks(trial, splits, folds, count, section.smooth, **options)
+    return components
 
 
 def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
@@ -93,33 +277,42 @@ def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
 
     `best.val_loss` is the log-loss out of fold, `best.val_metric` 1 - M of argmax there.
     """
-    started, section, pool = time.perf_counter(), trial.config.ensemble, pooled(splits)
-    labels, groups = pool.labels.numpy(), None if pool.groups is None else pool.groups.numpy()
-    folds = crossfit.folds_of(section.folds, pool.inputs, labels, trial.seed, groups)
-    fitted = [cross_fit_networks(trial, splits, folds, section.repeats, **options)]
-    covered = np.flatnonzero(~np.isnan([component.held_out[:, 0] for component in fitted]).any(0))
-    held_out, truth = np.stack([component.held_out[covered] for component in fitted]), labels[covered]
-    of_truth = held_out[:, np.arange(len(truth)), truth]
-    weights = crossfit.mixture_weights(of_truth)
-    probabilities = {
-        "val": np.tensordot(weights, held_out, 1).astype(np.float32),
-        "test": np.tensordot(weights, np.stack([component.new for component in fitted]), 1).astype(np.float32),
+    started, pool = time.perf_counter(), pooled(splits)
+    folds = divided(trial.config.ensemble, pool, trial.seed)
+    outcome = Outcome(trial, "failed", None, "fitted", epochs=0, seconds=0.0, best=Best(), history={})
+    try:
+        components = components_of(trial, splits, folds, **options)
+    except UntrainableError as error:
+        return replace(outcome, error=str(error), stopped="diverged", seconds=time.perf_counter() - started)
+    held_out = np.stack([component.held_out for component in components.values()])
+    weights, mixed, used = crossfit.stacked(held_out, pool.labels.numpy())
+    truth, d = pool.labels[used], len(splits.classes)
+    by_component = {
+        name: evaluation.matrix(torch.from_numpy(p[used].argmax(1)), truth, d)
+        for name, p in zip(components, held_out, strict=True)
     }
-    outcomes = [outcome for component in fitted for outcome in component.outcomes]
     loss = objective.build_loss(trial.config.loss, splits.classes, pool.labels, splits.positive)
-    predicted = torch.from_numpy(probabilities["val"].argmax(1))
-    confusion = Confusion.from_predictions(predicted, torch.from_numpy(truth), len(splits.classes))
-    metric = float(evaluation.validation_metric(loss, splits.positive)(confusion))
-    log_loss = -np.log((weights @ of_truth).clip(crossfit.LEAST)).mean()
-    return Outcome(
-        trial=trial,
+    metric = evaluation.validation_metric(loss, splits.positive)
+    confusion = Confusion.from_predictions(torch.from_numpy(mixed[used].argmax(1)), truth, d)
+    log_loss = -np.log(mixed[used, truth].clip(crossfit.LEAST)).mean()
+    predictors = [predictor for component in components.values() for predictor in component.predictors]
+    sizes = np.array([len(component.predictors) for component in components.values()])
+    epochs = [count for component in components.values() for count in component.epochs]
+    new = np.tensordot(weights, np.stack([component.new for component in components.values()]), 1)
+    return replace(
+        outcome,
         status="done",
-        error=None,
-        stopped="fitted",
-        epochs=sum(outcome.epochs for outcome in outcomes),
+        epochs=sum(epochs),
         seconds=time.perf_counter() - started,
-        best=Best(val_loss=float(log_loss), val_metric=1 - metric),
-        history={},
-        probabilities=probabilities,
-        labels={"val": truth, "test": splits.test.labels.numpy()},
+        best=Best(val_loss=float(log_loss), val_metric=1 - float(metric(confusion))),
+        probabilities={"val": mixed[used].astype(np.float32), "test": new.astype(np.float32)},
+        labels={"val": truth.numpy(), "test": splits.test.labels.numpy()},
+        fitted=Mixture(predictors, torch.from_numpy(np.repeat(weights / sizes, sizes)).float()),
+        ensemble={
+            "folds": len(folds),
+            "weights": dict(zip(components, weights.tolist(), strict=True)),
+            "epochs": epochs,
+            "temperature": max(component.temperature for component in components.values()),
+            "confusion": by_component,
+        },
     )

@@ -17,7 +17,7 @@ from east import metrics
 from east.choices import choose
 from east.confusion import Confusion
 from east.decisions import expected, tuned
-from east.lab.training.scores import DENSE_CLASSES, Cells, Evaluation, Judged, JudgedRule, Scores
+from east.lab.training.scores import DENSE_CLASSES, Cells, Evaluation, Judged, JudgedRule, Matrix, Scores
 from east.losses import AUROCLoss, MetricCrossEntropy, MetricLoss
 
 THRESHOLDS = [k / 10 for k in range(1, 10)]
@@ -49,8 +49,7 @@ def evaluate(
         for part, p in tensors.items():
             predicted = decide(p)
             c = Confusion.from_predictions(predicted, truth[part], classes)
-            few = classes <= DENSE_CLASSES
-            result["confusion"][part] = counts(c) if few else nonzero_cells(predicted, truth[part], classes)
+            result["confusion"][part] = matrix(predicted, truth[part], classes)
             extra: Scores = {"trained_for": float(trained_for(c))} if trained_for else {}
             result["scores"][part] = scores(c, positive) | ranking[part] | extra
         return result
@@ -179,8 +178,10 @@ def trains_other_metric(loss: nn.Module) -> bool:
     return loss.metric not in SCORED or average not in ("macro", "positive")
 
 
-def nonzero_cells(predicted: Tensor, labels: Tensor, classes: int) -> Cells:
-    """The confusion matrix of decisions [n] among very many classes, whose full matrix would not fit memory."""
+def matrix(predicted: Tensor, labels: Tensor, classes: int) -> Matrix:
+    """The confusion matrix of decisions [n]; of very many classes its nonzero cells, since it would not fit memory."""
+    if classes <= DENSE_CLASSES:
+        return counts(Confusion.from_predictions(predicted, labels, classes))
     cells, numbers = torch.unique(labels.long() * classes + predicted, return_counts=True)
     return Cells(classes, torch.stack((cells // classes, cells % classes, numbers), 1).tolist())
 

@@ -34,7 +34,7 @@ from east.lab.training.averaging import Average
 from east.lab.training.evaluation import metric_of, validation_metric
 from east.lab.training.objective import build_loss
 from east.lab.training.optimizer import Adam
-from east.lab.training.scores import Best
+from east.lab.training.scores import Best, Stacked
 from east.losses.inputs import two_or_more
 
 CHECKPOINT = "3"  # version of the layout; a checkpoint of another version is not resumed
@@ -82,7 +82,8 @@ class Outcome:
     probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: float32 [n, d]
     labels: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: int64 [n]
     weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
-    fitted: nn.Module | None = None  # a classical model
+    fitted: nn.Module | None = None  # a classical model, or the mixture of an ensemble
+    ensemble: Stacked | None = None
 
     @property
     def order(self) -> tuple[float, float]:

@@ -89,3 +89,13 @@ class Evaluation(Judged):
     """Argmax, and the other rules that were requested."""
 
     decisions: dict[str, JudgedRule]
+
+
+class Stacked(TypedDict):
+    """How an ensemble came about."""
+
+    folds: int  # fewer than the setting if a class has fewer rows
+    weights: dict[str, float]  # of each component in the mixture
+    epochs: list[int]  # of each network
+    temperature: float  # by which the networks' out-of-fold probabilities were smoothed; 1: not at all
+    confusion: dict[str, Matrix]  # of each component out of fold, by argmax
