@@ -162,5 +162,5 @@ def test_pre_commit_runs_the_checks_of_scripts_test():
 
 
 def test_scripts_are_executable():
-    for name in ("scripts/quickstart", "scripts/test", "scripts/lock", "scripts/docs", ".ci/run"):
+    for name in ("scripts/quickstart", "scripts/test", "scripts/lock", "scripts/rtables", "scripts/docs", ".ci/run"):
         assert (ROOT / name).stat().st_mode & 0o111, name

@@ -83,8 +83,8 @@ class DatasetSection(Open):
 
     @property
     def recorded(self) -> str:
-        """The name of the loaded data, which records have: the loader's, and for a KEEL set its own."""
-        return f"keel-{self.options['set']}" if self.loader == "keel" and "set" in self.options else self.loader
+        """The name of the loaded data, which records have: the loader's, and that of the set if there are several."""
+        return f"{self.loader}-{self.options['set']}" if "set" in self.options else self.loader
 
 
 def _three_shares(fractions: tuple[float, ...]) -> tuple[float, ...]:
