@@ -23,8 +23,11 @@ def rtables(root: Root = None, *, set: str = "BEPS") -> Table:
         path = fetch(File(f"rtables/{set}.csv", f"sha256:{row.sha256}"), root=root)
     except DataError as error:
         raise DataError(f"{error}\nscripts/rtables makes all of these files.") from None
-    options = {"positive": row.positive or None, "group": row.group or None, "path": str(path)}
-    return from_frame(f"rtables-{set}", pd.read_csv(path), row.target, **options).expect(rows=int(row.rows))
+    positive, group = (str(row[name]) or None for name in ("positive", "group"))
+    table = from_frame(
+        f"rtables-{set}", pd.read_csv(path), str(row.target), positive=positive, group=group, path=str(path)
+    )
+    return table.expect(rows=int(str(row.rows)))
 
 
 DATASETS = {
