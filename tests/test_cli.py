@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
@@ -154,9 +155,36 @@ def test_a_sweep_writes_only_below_results_dir(tmp_path, monkeypatch, east_run):
     answer = east_run("-m", "loss=f1,ce", *TINY, "trials=1", "results_dir=out")
     assert answer.code == 0, answer.err
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert [path.name for path in tmp_path.glob("out/sweeps/*")] == ["multirun.yaml"], "no folder for each job"
     assert {path.parts[-3] for path in record_files(tmp_path)} == {"f1", "ce"}
     assert re.findall(r"^# (loss=\w+)", answer.out, re.MULTILINE) == ["loss=f1", "loss=ce"]
     assert "yes=" not in answer.out, "nobody typed it"
+    assert re.findall(r"^digits (\w+) +1 ", answer.out, re.MULTILINE) == ["f1", "ce", "f1", "ce"], (
+        "one table at the end"
+    )
+
+
+@pytest.mark.usefixtures("no_figures")
+def test_an_optimising_sweeper_gets_the_validation_score(tmp_path, east_run):
+    pytest.importorskip("optuna", reason="the extra optuna is not installed")
+    search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hyper.lr=interval(0.001,0.1)"]
+    answer = east_run("-m", *search, *TINY, "loss=ce", "trials=2")
+    assert answer.code == 0, answer.err
+    assert re.search(r"best_params:\n  hyper.lr: 0\.\d+\nbest_value: 0\.\d+", answer.out)
+    scores = defaultdict(list)
+    for record in records.scan(tmp_path):
+        scores[record.config.hyper.lr].append(1 - record.best.val_metric)
+    best = max(sum(values) / 2 for values in scores.values())
+    assert float(answer.out.split()[-1]) == pytest.approx(best)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
+def test_a_launcher_trains_the_jobs_and_one_table_shows_them(launcher, east_run):
+    pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason="it is not installed")
+    answer = east_run("-m", "loss=f1,ce", f"hydra/launcher={launcher}", *TINY, "trials=1")
+    assert answer.code == 0, answer.err
+    assert re.search(r"^digits f1 +1 .*\ndigits ce +1 ", answer.out, re.MULTILINE)
 
 
 def test_a_sweep_leaves_paths_unchanged(tmp_path, monkeypatch, capsys):

@@ -174,14 +174,17 @@ def refuse_bare_words(words: Sequence[str]) -> None:
 
 
 def parse(words: Sequence[str]) -> "Command":
-    """The command line as one object.
-
-    Where it names the user's own code, as in loss.metric=my_file.my_metric, that is also sought in the working
-    directory. In other commands a local file could shadow an optional library.
-    """
+    """The command line as one object."""
     from east.lab.settings.command import Command
 
-    command = Command.parse(words)
+    return find_code_of(Command.parse(words))
+
+
+def find_code_of(command: "Command") -> "Command":
+    """Let loss.metric=my_file.my_metric import my_file.py from the working directory.
+
+    Only for commands that name such code: otherwise a local file could shadow an optional library.
+    """
     if any(name in ("config_dir", "trust") or "." in str(command.get(name)) for name in IMPORTING if command.get(name)):
         with suppress(FileNotFoundError):  # the folder was deleted
             if os.getcwd() not in sys.path:
@@ -263,18 +266,10 @@ def multirun(words: Sequence[str]) -> int:
 
     overrides = list(parsed(words))
     lines = [override.input_line or "" for override in overrides]  # quoted where Hydra needs it
-    typed = {override.key_or_group: str(override.value()) for override in overrides}
+    typed = {o.key_or_group: str(value) for o in overrides if (value := o.value()) is not None}
     launcher, sweeper = plugin("launcher", typed), plugin("sweeper", typed)
-    jobs = [] if sweeper else sweep([line for line in lines if not line.startswith("hydra")])
-    training = [
-        s for job in jobs for s in settings_for(task_of(job), job) if job.get("task", "run") in ("run", "train")
-    ]
-    training = [] if training and training[0].dry_run else training
-    if training:
-        from east.lab.tasks import plan
-
-        plan.made(training).confirm()
-        lines.append("yes=true")
+    training = [] if sweeper else confirmed(sweep([line for line in lines if not line.startswith("hydra")]))
+    lines += ["yes=true"] if training else []
     logs = typed.get("hydra.sweep.dir", f"{typed.get('results_dir', 'results')}/sweeps")
     if launcher and launcher.startswith("submitit"):
         print(f"what the jobs print goes to {logs}/.submitit", flush=True)
@@ -300,6 +295,7 @@ def confirmed(jobs: "Sequence[Command]") -> "list[Settings]":
     """Check every job of a sweep, and confirm all that train at once; return the settings of those."""
     training: list[Settings] = []
     for job in jobs:
+        find_code_of(job)
         settings = settings_for(name := task_of(job), job)
         training += settings if name in ("run", "train") else []
     if not training or training[0].dry_run:
