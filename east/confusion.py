@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import one_hot
 
 
 class Confusion:
@@ -83,35 +84,33 @@ class Confusion:
         Floating-point labels [..., n, d] are soft targets: the share of each class in a sample. Labels and `weights`
         [..., n] may omit leading dimensions; they are then broadcast.
         """
-        weighted = memberships if weights is None else memberships * weights.to(memberships.dtype).unsqueeze(-1)
         weights = memberships.new_ones(()) if weights is None else weights.to(memberships.dtype)
-        weights = weights.expand(memberships.shape[:-1])
+        weights = weights.expand(memberships.shape[:-1]).unsqueeze(-1)
         if labels.is_floating_point():
-            return cls.from_targets(weighted, labels.to(memberships.dtype).expand(memberships.shape), weights)
-        labels = labels.expand(memberships.shape[:-1])
-        classes, true_class = memberships.shape[-1], labels.unsqueeze(-1)
-        diagonal = per_class(weighted.gather(-1, true_class).squeeze(-1), labels, classes)
-        of_others = weighted.scatter(-1, true_class, 0)
-        false_positives = of_others.sum(-2)
-        return cls(
-            diagonal=diagonal,
-            actual=per_class(weights, labels, classes),
-            predicted=diagonal + false_positives,
-            matrix=lambda: rows_per_class(weighted, labels),
-            missed=per_class(of_others.sum(-1), labels, classes),
-            false_positives=false_positives,
-        )
-
-    @classmethod
-    def from_targets(cls, weighted: Tensor, targets: Tensor, weights: Tensor) -> "Confusion":
-        """Counts of weighted memberships [..., n, d] and soft targets [..., n, d]."""
+            targets = labels.to(memberships.dtype).expand(memberships.shape)
+        else:
+            true_class = labels.expand(memberships.shape[:-1]).unsqueeze(-1)
+            targets = torch.zeros_like(memberships).scatter(-1, true_class, 1)
+        weighted = memberships * weights
         return cls(
             diagonal=(weighted * targets).sum(-2),
-            actual=(weights.unsqueeze(-1) * targets).sum(-2),
+            actual=(weights * targets).sum(-2),
             predicted=weighted.sum(-2),
             matrix=lambda: targets.mT @ weighted,
             missed=(targets * sum_of_others(weighted)).sum(-2),
             false_positives=(weighted * sum_of_others(targets)).sum(-2),
+        )
+
+    @classmethod
+    def from_shares(cls, predictions: Tensor, shares: Tensor) -> "Confusion":
+        """Counts of predicted classes [..., n] where shares [n, d] tell how much of each sample is of each class."""
+        leading = predictions.shape[:-1]
+        hits = shares.expand(*leading, *shares.shape).gather(-1, predictions.unsqueeze(-1)).squeeze(-1)
+        return cls(
+            diagonal=per_class(hits, predictions, shares.shape[-1]),
+            actual=shares.sum(0).expand(*leading, -1),
+            predicted=per_class(shares.sum(-1).expand(predictions.shape), predictions, shares.shape[-1]),
+            matrix=lambda: shares.mT @ one_hot(predictions, shares.shape[-1]).to(shares.dtype),
         )
 
     @classmethod
@@ -122,8 +121,8 @@ class Confusion:
 
         Labels may omit leading dimensions. weights [..., n]: the weight of each sample, 1 by default.
         """
-        predictions = checked_indices("predictions", torch.as_tensor(predictions), classes)
-        labels = checked_indices("labels", torch.as_tensor(labels), classes)
+        predictions = check_range("predictions", torch.as_tensor(predictions), classes)
+        labels = check_range("labels", torch.as_tensor(labels), classes)
         if labels.shape[-1:] != predictions.shape[-1:]:
             raise ValueError(
                 f"labels: expected one per prediction, {list(predictions.shape)}, got shape {list(labels.shape)}"
@@ -163,19 +162,14 @@ class Confusion:
         )
 
 
-def checked_indices(name: str, values: Tensor, classes: int) -> Tensor:
+def check_range(name: str, values: Tensor, classes: int) -> Tensor:
     """Class indices of any integer type as int64, which torch's scatter needs; ValueError if one is out of range."""
-    indices = values if values.is_floating_point() else values.long()
-    check_range(name, indices, classes)
-    return indices
-
-
-def check_range(name: str, indices: Tensor, classes: int) -> None:
-    """Raise ValueError unless the indices are integers from 0 to classes - 1."""
-    if indices.is_floating_point():
-        raise ValueError(f"{name}: expected integers from 0 to {classes - 1}, got {indices.dtype}")
+    if values.is_floating_point():
+        raise ValueError(f"{name}: expected integers from 0 to {classes - 1}, got {values.dtype}")
+    indices = values.long()
     if indices.numel() and (indices.min() < 0 or indices.max() >= classes):
         raise ValueError(f"{name}: expected 0 to {classes - 1}, got {int(indices.min())} to {int(indices.max())}")
+    return indices
 
 
 def per_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -188,13 +182,6 @@ def class_counts(labels: Tensor, weights: Tensor | None, like: Tensor) -> Tensor
     """Number of samples of each class, or the sum of their weights; shape, dtype and device as in `like` [..., d]."""
     weights = like.new_ones(()).expand(labels.shape) if weights is None else weights
     return per_class(weights, labels, like.shape[-1])
-
-
-def rows_per_class(rows: Tensor, labels: Tensor) -> Tensor:
-    """Sum of rows [..., n, d] over the samples of each class: [..., d, d]."""
-    classes = rows.shape[-1]
-    zeros = rows.new_zeros((*rows.shape[:-2], classes, classes), dtype=dtype_of_sums(rows))
-    return zeros.scatter_add(-2, labels.unsqueeze(-1).expand(rows.shape), rows.to(zeros.dtype)).to(rows.dtype)
 
 
 def sum_of_others(counts: Tensor) -> Tensor:

@@ -9,8 +9,10 @@ metric's slopes G, and these give the next rule, argmax_j sum_k p_k G_kj, until 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,89 +22,89 @@ from torch import Tensor
 from torch.nn.functional import one_hot
 
 from east import metrics
-from east.confusion import Confusion, checked_indices, per_class
+from east.confusion import Confusion, check_range
 from east.losses import MetricLoss, slopes
 
 if TYPE_CHECKING:
     from east.lab.training.scores import StoredRule
 
-LOG_WEIGHTS = np.linspace(-3, 3, 25)
+LOG_WEIGHTS = torch.linspace(-3, 3, 25, dtype=torch.float64)
 SWEEPS = 5
 ROUNDS = 50
 SUM_TOLERANCE = 1e-3  # by which probabilities may miss their range, and rows a sum of 1
+SHIFT = 0.5  # a class's mean probability may differ from its share by this part of the share before a warning
+NEARLY_ALL = 0.1  # a rule is all but constant if it finds at most this part of what is outside of its main class
 
 Metric = Callable[[Confusion], Tensor]
 
 
 @dataclass(frozen=True)
 class Argmax:
-    """The most probable class; ties go to the first."""
+    """The most probable class; ties go to the first. Other rules replace the probabilities by other scores."""
+
+    def scores(self, probabilities: Tensor) -> Tensor:
+        """Scores [..., d] of probabilities [..., d]."""
+        return probabilities
 
     def decide(self, probabilities: Tensor) -> Tensor:
-        """Classes [...] of probabilities [..., d], as for every rule."""
-        return probabilities.argmax(-1)
+        """Classes [...] of probabilities [..., d]: those with the highest score."""
+        return self.scores(probabilities.double()).argmax(-1)
 
-    def to_json(self) -> None:
-        return None
+    def to_json(self) -> StoredRule | None:
+        return json.loads(json.dumps(vars(self))) or None
 
 
 @dataclass(frozen=True)
-class Threshold:
-    """For two classes: the positive one where its probability is at least `value`."""
+class Threshold(Argmax):
+    """For two classes: the positive one where its probability is at least `threshold`."""
 
-    value: float
+    threshold: float
     positive: int = 1
 
+    def scores(self, probabilities: Tensor) -> Tensor:
+        above = probabilities[..., self.positive] - self.threshold
+        return torch.stack((-above, above) if self.positive else (above, -above), -1)
+
     def decide(self, probabilities: Tensor) -> Tensor:
-        return torch.where(probabilities[..., self.positive].double() >= self.value, self.positive, 1 - self.positive)
+        reached = probabilities[..., self.positive].double() >= self.threshold
+        return torch.where(reached, self.positive, 1 - self.positive)
 
     def to_json(self) -> StoredRule:
-        return {"threshold": self.value}
+        return {"threshold": self.threshold}
 
 
 @dataclass(frozen=True)
-class ClassWeights:
+class ClassWeights(Argmax):
     """argmax_k w_k p_k."""
 
     weights: tuple[float, ...]
 
-    def decide(self, probabilities: Tensor) -> Tensor:
-        return (probabilities.double() * as_float64(self.weights, probabilities)).argmax(-1)
-
-    def to_json(self) -> StoredRule:
-        return {"weights": list(self.weights)}
+    def scores(self, probabilities: Tensor) -> Tensor:
+        return probabilities * probabilities.new_tensor(self.weights)
 
 
 @dataclass(frozen=True)
-class Affine:
+class Affine(Argmax):
     """argmax_k scale_k p_k + shift_k: the form of the best rule for every metric of the margins."""
 
     scale: tuple[float, ...]
     shift: tuple[float, ...]
 
-    def decide(self, probabilities: Tensor) -> Tensor:
-        p = probabilities.double()
-        return (p * as_float64(self.scale, p) + as_float64(self.shift, p)).argmax(-1)
-
-    def to_json(self) -> StoredRule:
-        return {"scale": list(self.scale), "shift": list(self.shift)}
+    def scores(self, probabilities: Tensor) -> Tensor:
+        return probabilities * probabilities.new_tensor(self.scale) + probabilities.new_tensor(self.shift)
 
 
 @dataclass(frozen=True)
-class Gains:
+class Gains(Argmax):
     """argmax_j sum_k p_k gains_kj, for metrics to which it matters which wrong class is predicted, such as costs."""
 
     gains: tuple[tuple[float, ...], ...]
 
-    def decide(self, probabilities: Tensor) -> Tensor:
-        p = probabilities.double()
-        return (p @ as_float64(self.gains, p)).argmax(-1)
-
-    def to_json(self) -> StoredRule:
-        return {"gains": [list(row) for row in self.gains]}
+    def scores(self, probabilities: Tensor) -> Tensor:
+        return probabilities @ probabilities.new_tensor(self.gains)
 
 
-Rule = Argmax | Threshold | ClassWeights | Affine | Gains
+Rule = Argmax  # any of them
 
 
 def from_json(rule: StoredRule | None, positive: int | None = None) -> Rule:
@@ -111,15 +113,17 @@ def from_json(rule: StoredRule | None, positive: int | None = None) -> Rule:
         return Argmax()
     if "threshold" in rule:
         return Threshold(float(rule["threshold"]), 1 if positive is None else positive)
-    if "weights" in rule:
-        return ClassWeights(tuple(rule["weights"]))
-    if "scale" in rule and "shift" in rule:
-        return Affine(tuple(rule["scale"]), tuple(rule["shift"]))
-    if "gains" in rule:
-        return Gains(tuple(tuple(row) for row in rule["gains"]))
+    for kind in (ClassWeights, Affine, Gains):
+        if rule.keys() == {field.name for field in fields(kind)}:
+            return kind(**{name: as_tuple(values) for name, values in rule.items()})
     raise ValueError(
         f"rule: expected threshold, weights, scale and shift, or gains, got {', '.join(rule) or 'nothing'}"
     )
+
+
+def as_tuple(values: Any) -> Any:
+    """Nested lists as nested tuples."""
+    return tuple(map(as_tuple, values)) if isinstance(values, list) else values
 
 
 def explained(rule: Rule, classes: Sequence[str]) -> str:
@@ -128,25 +132,19 @@ def explained(rule: Rule, classes: Sequence[str]) -> str:
     >>> explained(Threshold(0.25, positive=1), ("ok", "fraud"))
     'fraud if p_fraud >= 0.25, else ok'
     """
-    terms: Iterator[str]
-    if isinstance(rule, Threshold):
-        yes, no = classes[rule.positive], classes[1 - rule.positive]
-        return f"{yes} if p_{yes} >= {rule.value:.6g}, else {no}"
-    if isinstance(rule, ClassWeights):
-        terms = (f"{w:.4g} p_{name}" for w, name in zip(rule.weights, classes, strict=True))
-    elif isinstance(rule, Affine):
-        parts = zip(rule.scale, rule.shift, classes, strict=True)
-        terms = (f"{a:.4g} p_{name} {b:+.4g}" for a, b, name in parts)
-    elif isinstance(rule, Gains):
-        return "largest expected gain, by the matrix in model.json"
-    else:
-        return "largest probability"
+    match rule:
+        case Threshold(threshold, positive):
+            yes, no = classes[positive], classes[1 - positive]
+            return f"{yes} if p_{yes} >= {threshold:.6g}, else {no}"
+        case ClassWeights(weights):
+            terms = [f"{w:.4g} p_{name}" for w, name in zip(weights, classes, strict=True)]
+        case Affine(scale, shift):
+            terms = [f"{a:.4g} p_{name} {b:+.4g}" for a, b, name in zip(scale, shift, classes, strict=True)]
+        case Gains():
+            return "largest expected gain, by the matrix in model.json"
+        case _:
+            return "largest probability"
     return f"largest of {', '.join(terms)}"
-
-
-def as_float64(values: Sequence[Any], probabilities: Tensor) -> Tensor:
-    """The values as a tensor on the device of the probabilities."""
-    return torch.tensor(values, dtype=torch.float64, device=probabilities.device)
 
 
 def tuned(
@@ -162,28 +160,28 @@ def tuned(
     labels, and coordinate ascent on class weights; ties go to the first.
     """
     p, classes = probabilities.double(), probabilities.shape[-1]
-    metrics.check_leading(metric, classes)
-    metric = defined(metric)
-    if classes == 2:
-        positive = 1 if positive is None else positive
-        return Threshold(best_threshold(p[:, positive], labels == positive, metric, positive, weights), positive)
     truth = weighted(one_hot(labels, classes).double(), weights)
-    rules = [Argmax(), expected(p, metric, weights=weights), fixed_point(p, truth, metric)]
-    starts = (torch.zeros(classes), -p.mean(0).clamp_min(1e-6).log())
-    rules += [best_weights(p, labels, metric, start, weights) for start in starts]
-    return best_of(rules, p, truth, metric)
+    found = best_rule(p, truth, metric, positive)
+    if classes == 2:
+        return found
+    metric, starts = defined(metric), (torch.zeros(classes), -p.mean(0).clamp_min(1e-6).log())
+    rules = [Argmax(), expected(p, metric, weights=weights), found]
+    return best_of([*rules, *(best_weights(p, truth, metric, start) for start in starts)], p, truth, metric)
 
 
 def expected(probabilities: Tensor, metric: Metric, positive: int | None = None, weights: Tensor | None = None) -> Rule:
     """The rule that maximises the metric of the counts expected under probabilities [n, d]: no labels needed."""
     p = probabilities.double()
-    metrics.check_leading(metric, p.shape[-1])
+    return best_rule(p, weighted(p, weights), metric, positive)
+
+
+def best_rule(p: Tensor, truth: Tensor, metric: Metric, positive: int | None) -> Rule:
+    """The best threshold for two classes; for more, the best of argmax and the fixed points."""
+    in_cells = slopes.reads_matrix(metric, p.shape[-1])
     metric = defined(metric)
     if p.shape[-1] == 2:
-        positive = 1 if positive is None else positive
-        return Threshold(best_threshold(p[:, positive], p[:, positive], metric, positive, weights), positive)
-    truth = weighted(p, weights)
-    return best_of([Argmax(), fixed_point(p, truth, metric)], p, truth, metric)
+        return best_threshold(p, truth, metric, 1 if positive is None else positive)
+    return best_of([Argmax(), fixed_point(p, truth, metric, in_cells)], p, truth, metric)
 
 
 def defined(metric: Metric) -> Metric:
@@ -201,101 +199,64 @@ def weighted(truth: Tensor, weights: Tensor | None) -> Tensor:
     return truth if weights is None else truth * weights.double().unsqueeze(-1)
 
 
-def best_of(rules: Sequence[Rule], probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
+def best_of(rules: Sequence[Rule], p: Tensor, truth: Tensor, metric: Metric) -> Rule:
     """The best rule, or the first of those that are equal up to rounding."""
-    values = torch.stack([value_of(rule, probabilities, truth, metric) for rule in rules])
+    values = torch.stack([metric(Confusion.from_shares(rule.decide(p), truth)) for rule in rules])
     return rules[int((values >= values.max() - 1e-12).int().argmax())]
 
 
-def value_of(rule: Rule, probabilities: Tensor, truth: Tensor, metric: Metric) -> Tensor:
-    """The metric of a rule's decisions, on the counts expected under truth [n, d]."""
-    return metric(confusion_of(rule.decide(probabilities), truth))
-
-
-def confusion_of(predicted: Tensor, truth: Tensor) -> Confusion:
-    """Counts of predicted classes [..., n] when truth[i, k] of row i is of class k."""
-    classes, leading = truth.shape[-1], predicted.shape[:-1]
-    correct = truth.expand(*leading, *truth.shape).gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
-    return Confusion(
-        per_class(correct, predicted, classes),
-        truth.sum(0).expand(*leading, classes),
-        per_class(truth.sum(-1).expand(predicted.shape), predicted, classes),
-        lambda: truth.T @ one_hot(predicted, classes).to(truth.dtype),
-    )
-
-
-def cumulative(values: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """True and false positives of `values >= t` at each distinct value t, from high to low; and those values."""
-    order = np.argsort(-values, kind="stable")
-    values, truth, weights = values[order], truth[order], weights[order]
-    last = np.flatnonzero(np.append(np.diff(values) != 0, True))
-    true_positives = np.cumsum(truth * weights)[last]
-    return true_positives, np.cumsum(weights)[last] - true_positives, values[last]
-
-
-def best_threshold(
-    values: Tensor, truth: Tensor, metric: Metric, positive: int = 1, weights: Tensor | None = None
-) -> float:
+def best_threshold(p: Tensor, truth: Tensor, metric: Metric, positive: int) -> Threshold:
     """The threshold t at which `p >= t` maximises the metric; of several, the nearest to 0.5.
 
-    values [n], truth [n]: the positive class's probability, and its share in each row (0 or 1 for labels). Thresholds
-    are the midpoints between neighbouring values, and between the extreme ones and 1 or 0: "never" and "always".
+    Thresholds are the midpoints between neighbouring values of p[:, positive], and between the extreme ones and 1 or
+    0: "never" and "always".
     """
-    shares = truth.double().cpu().numpy()
-    counts = np.ones_like(shares) if weights is None else weights.double().cpu().numpy()
-    tp, fp, distinct = cumulative(values.double().cpu().numpy(), shares, counts)
-    tp, fp = np.append(0, tp), np.append(0, fp)
-    above, below = np.append(max(1.0, distinct[0]), distinct), np.append(distinct, min(0.0, distinct[-1]))
+    values, order = p[:, positive].sort(descending=True, stable=True)
+    last = torch.cat((values.diff() != 0, torch.tensor([True])))  # of equal values
+    reached = torch.cat((truth.new_zeros(1, 2), truth[order].cumsum(0)[last]))  # at each threshold, by true class
+    cells = torch.stack((reached[-1] - reached, reached), -1)
+    score = metric(Confusion.from_matrix(cells if positive else cells.flip(-1)))
+    values = values[last]
+    above = torch.cat((values[:1].clamp_min(1), values))
+    below = torch.cat((values, values[-1:].clamp_max(0)))
     thresholds = (above + below) / 2
     # The midpoint of two adjacent floats can round to the lower one, which must stay below the threshold.
-    thresholds[:-1] = np.where(thresholds[:-1] <= below[:-1], above[:-1], thresholds[:-1])
-    thresholds[0] = max(thresholds[0], np.nextafter(distinct[0], 2))  # not even a probability of 1 reaches it
-    positives = (shares * counts).sum()
-    negatives = counts.sum() - positives
-    matrix = np.stack([tp, positives - tp, fp, negatives - fp], axis=-1).reshape(-1, 2, 2)
-    if positive == 1:
-        matrix = matrix[:, ::-1, ::-1]
-    value = metric(Confusion.from_matrix(torch.tensor(matrix.clip(0)))).numpy()
-    best = np.flatnonzero(value >= value.max() - 1e-12)
-    return float(thresholds[best[np.abs(thresholds[best] - 0.5).argmin()]])
+    thresholds[:-1] = torch.where(thresholds[:-1] <= below[:-1], above[:-1], thresholds[:-1])
+    thresholds[0] = max(float(thresholds[0]), np.nextafter(float(values[0]), 2))  # not even a probability of 1
+    best = thresholds[score >= score.max() - 1e-12]
+    return Threshold(float(best[(best - 0.5).abs().argmin()]), positive)
 
 
-def fixed_point(probabilities: Tensor, truth: Tensor, metric: Metric) -> Rule:
+def fixed_point(p: Tensor, truth: Tensor, metric: Metric, in_cells: bool) -> Rule:
     """The best rule met while iterating: counts give slopes, slopes give the next rule, and that gives new counts.
 
     Starts: soft counts; argmax, a trap where it never predicts some class; and predictions as frequent as the classes.
     The iteration can cycle, and G-mean jumps from one class to the next, so two of the walks are damped, as
     Frank-Wolfe's (Narasimhan et al. 2015). All W walks advance together, in a leading dimension.
     """
-    p, in_cells = probabilities, slopes.reads_matrix(metric, probabilities.shape[-1])
     shares = (truth.sum(0) / truth.sum()).clamp(0, 1)
     quantiles = torch.stack([p[:, k].quantile(1 - share) for k, share in enumerate(shares)])
-    matched = ClassWeights(tuple((1 / quantiles.clamp_min(1e-12)).tolist()))
-    best = best_of([Argmax(), matched], p, truth, metric)
-    highest = float(value_of(best, p, truth, metric))
-
+    first = [Argmax(), ClassWeights(tuple((1 / quantiles.clamp_min(1e-12)).tolist()))]
+    best = best_of(first, p, truth, metric)
+    by_argmax, by_frequency = (Confusion.from_shares(rule.decide(p), truth) for rule in first)
+    highest = float(torch.maximum(metric(by_argmax), metric(by_frequency)))
     soft = Confusion((truth * p).sum(0), truth.sum(0), truth.sum(-1) @ p, lambda: truth.T @ p)
-    by_argmax, by_frequency = (confusion_of(rule.decide(p), truth) for rule in (Argmax(), matched))
     starts = (soft, by_argmax, by_frequency, soft, by_frequency)
     damped = torch.tensor([False, False, False, True, True])
-    counts = torch.stack([counts_of(start, in_cells) for start in starts])
+    counts = torch.stack([slopes.counts_of(start, in_cells) for start in starts])
     for step in range(ROUNDS):
         rules = next_rules(counts, metric, in_cells)
-        confusion = confusion_of(decide_by(rules, p), truth)
+        confusion = Confusion.from_shares(decide_by(rules, p, in_cells), truth)
         values = metric(confusion)
         if float(values.max()) > highest + 1e-12:
-            highest, best = float(values.max()), rule_of(rules[int(values.argmax())])
+            highest, chosen = float(values.max()), as_tuple(rules[int(values.argmax())].tolist())
+            best = Gains(chosen) if in_cells else Affine(*chosen)
         previous = counts
         step_size = torch.where(damped, 1 / (step + 2), 1.0)[:, None, None]
-        counts = counts.lerp(counts_of(confusion, in_cells), step_size.to(counts))
+        counts = counts.lerp(slopes.counts_of(confusion, in_cells), step_size.to(counts))
         if torch.equal(counts, previous):
             break
     return best
-
-
-def counts_of(c: Confusion, in_cells: bool) -> Tensor:
-    """Cells [..., d, d], or margins [..., 3, d], as `slopes` takes them."""
-    return c.matrix if in_cells else torch.stack((c.diagonal, c.actual.expand(c.diagonal.shape), c.predicted), -2)
 
 
 def next_rules(counts: Tensor, metric: Metric, in_cells: bool) -> Tensor:
@@ -303,59 +264,40 @@ def next_rules(counts: Tensor, metric: Metric, in_cells: bool) -> Tensor:
 
     Slopes that are not finite become 0: such a walk ends in the first class, and is no better than argmax.
     """
-    rules = (
-        slopes.of_cells(metric, counts) if in_cells else torch.stack(slopes.of_margins(metric, *counts.unbind(-2)), -2)
-    )
+    rules = slopes.by_autograd(metric, counts, in_cells)
     largest = rules.abs().amax((-2, -1), keepdim=True)
     return torch.where(largest.isfinite(), rules / largest.clamp_min(1e-30), 0.0)
 
 
-def decide_by(rules: Tensor, probabilities: Tensor) -> Tensor:
+def decide_by(rules: Tensor, p: Tensor, in_cells: bool) -> Tensor:
     """Classes [W, n] of probabilities [n, d] by each of W rules of `next_rules`."""
-    if rules.shape[-2] == 2:
-        scale, shift = rules.unsqueeze(-3).unbind(-2)
-        return torch.addcmul(shift, probabilities, scale).argmax(-1)
-    return (probabilities @ rules).argmax(-1)
+    if in_cells:
+        return (p @ rules).argmax(-1)
+    scale, shift = rules.unsqueeze(-3).unbind(-2)
+    return torch.addcmul(shift, p, scale).argmax(-1)
 
 
-def rule_of(values: Tensor) -> Rule:
-    """One rule of `next_rules` as an object."""
-    if values.shape[-2] == 2:
-        scale, shift = values.tolist()
-        return Affine(tuple(scale), tuple(shift))
-    return Gains(tuple(map(tuple, values.tolist())))
-
-
-def best_weights(
-    probabilities: Tensor, labels: Tensor, metric: Metric, start: Tensor, row_weights: Tensor | None = None
-) -> ClassWeights:
+def best_weights(p: Tensor, truth: Tensor, metric: Metric, start: Tensor) -> ClassWeights:
     """Weights [d] such that argmax_k w_k p_k maximises the metric: coordinate ascent on a grid of log w_k.
 
     A class without rows keeps a weight of 1: nothing is known about its best weight.
     """
-    logs = torch.log(probabilities.double().clamp_min(1e-30))
-    grid, classes = torch.tensor(LOG_WEIGHTS), logs.shape[-1]
-    present = torch.bincount(labels, row_weights, classes) > 0
+    logs, present = torch.log(p.clamp_min(1e-30)), truth.sum(0) > 0
     weights = torch.where(present, start.double(), 0.0)
-
-    def values_of(predicted: Tensor) -> Tensor:
-        return metric(Confusion.from_predictions(predicted, labels, classes, row_weights))
-
     scores, ranked = two_best(logs + weights)  # so that trying a class costs O(n), not O(n d)
-    best = float(values_of(ranked[:, 0]))
+    best = float(metric(Confusion.from_shares(ranked[:, 0], truth)))
     for _ in range(SWEEPS):
         previous = best
         for k in present.nonzero().flatten().tolist():
-            leads = ranked[:, 0] == k
-            rival_score = torch.where(leads, scores[:, 1], scores[:, 0])
-            rival = torch.where(leads, ranked[:, 1], ranked[:, 0])
-            score = logs[:, k] + grid[:, None]
+            leads = (ranked[:, 0] == k).long().unsqueeze(-1)  # its rival is then the second
+            rival_score, rival = (x.gather(-1, leads).squeeze(-1) for x in (scores, ranked))
+            score = logs[:, k] + LOG_WEIGHTS[:, None]
             # Ties go to the lower index, as in argmax.
             wins = (score > rival_score) | ((score == rival_score) & (k < rival))
-            values = values_of(torch.where(wins, k, rival))
+            values = metric(Confusion.from_shares(torch.where(wins, k, rival), truth))
             if float(values.max()) > best + 1e-12:
                 best = float(values.max())
-                weights[k] = grid[values.argmax()]
+                weights[k] = LOG_WEIGHTS[values.argmax()]
                 changed = (ranked == k).any(-1) | (logs[:, k] + weights[k] >= scores[:, 1])
                 scores[changed], ranked[changed] = two_best(logs[changed] + weights)
         if best == previous:
@@ -365,9 +307,9 @@ def best_weights(
 
 def two_best(scores: Tensor) -> tuple[Tensor, Tensor]:
     """The two highest scores [n, 2] of each row and their classes [n, 2]; ties go to the lower index."""
-    first_score, first = scores.max(-1)
-    second_score, second = scores.scatter(-1, first.unsqueeze(-1), -torch.inf).max(-1)
-    return torch.stack((first_score, second_score), -1), torch.stack((first, second), -1)
+    first_score, first = scores.max(-1, keepdim=True)
+    second_score, second = scores.scatter(-1, first, -torch.inf).max(-1, keepdim=True)
+    return torch.cat((first_score, second_score), -1), torch.cat((first, second), -1)
 
 
 @dataclass(frozen=True)
@@ -380,63 +322,138 @@ class Decision:
 
     def predict(self, probabilities: Any) -> Any:
         """Classes [n] of probabilities [n], [n, 2] or [n, d]: a tensor if they are one, else a NumPy array."""
-        p = checked_probabilities(probabilities)
-        if p.shape[-1] != self.classes:
-            raise ValueError(f"probabilities: expected {self.classes} classes, got {p.shape[-1]}")
-        predicted = self.rule.decide(p)
+        predicted = self.rule.decide(self._checked(probabilities))
         return predicted if isinstance(probabilities, Tensor) else predicted.numpy()
 
     __call__ = predict
 
+    def margin(self, probabilities: Any) -> Any:
+        """By how much the best class of each row [n] leads in the rule's scores; 0 at a threshold."""
+        best, second = self.rule.scores(self._checked(probabilities)).topk(2).values.unbind(-1)
+        return best - second if isinstance(probabilities, Tensor) else (best - second).numpy()
+
+    def _checked(self, probabilities: Any) -> Tensor:
+        p = checked_probabilities(probabilities)
+        if p.shape[-1] != self.classes:
+            raise ValueError(f"probabilities: expected {self.classes} classes, got {p.shape[-1]}")
+        return p
+
 
 def decide(
-    probabilities: Any, metric: str | metrics.Metric = "f1", labels: Any = None, **metric_parameters: Any
+    probabilities: Any,
+    metric: str | metrics.Metric = "f1",
+    labels: Any = None,
+    *,
+    at_least: Mapping[str, float] | None = None,
+    **metric_parameters: Any,
 ) -> Decision:
     """The best decision rule for a metric, given the probabilities of any model.
+
+    The rows must not have trained the model: its probabilities are too sure of those. Out-of-fold probabilities of the
+    training rows are best. Class weights and resampling shift the probabilities, and a rule without labels believes
+    them; with labels, a class whose mean probability is far from its share brings a warning. With two classes no
+    threshold is better than the rule's; with more, a better rule may exist.
 
     probabilities: [n, d] with rows that sum to 1, or [n] of the positive class of two; array or tensor.
     labels: class indices [n], to tune the rule on. Without them, it maximises the metric that the probabilities
         themselves predict, which needs no held-out labels but calibrated probabilities.
     metric: a name of east.METRICS, a dotted path, or a function of a Confusion, with its parameters. The default
-        average is "positive" (class 1) for two classes and "macro" for more.
+        average is "positive" (class 1) for two classes and "macro" for more; f1_macro and f1_positive say it outright.
+    at_least: other metrics and their lowest values, for two classes: decide(p, "precision", at_least={"recall": 0.9}).
 
     >>> rule = decide(np.array([0.9, 0.7, 0.4, 0.35, 0.1, 0.05]), "f1")
     >>> rule.predict(np.array([0.38, 0.2]))
     array([1, 0])
     """
     p = checked_probabilities(probabilities)
-    function, metric_parameters = metrics.parse(metric, metric_parameters)
-    if metrics.takes_average(function):
-        metric_parameters.setdefault("average", metrics.default_average(p.shape[-1]))
-    positive = metric_parameters.get("positive")
-    parameters = MetricLoss(function, **metric_parameters).metric_parameters  # checks them
-    if positive is not None and not 0 <= positive < p.shape[-1]:
-        raise ValueError(f"positive: expected a class from 0 to {p.shape[-1] - 1}, got {positive}")
-    score = defined(partial(function, **parameters))
+    classes, positive = p.shape[-1], metric_parameters.get("positive")
+    if positive is not None and not 0 <= positive < classes:
+        raise ValueError(f"positive: expected a class from 0 to {classes - 1}, got {positive}")
+    name, score = measure(metric, metric_parameters, classes)
+    if at_least:
+        score = constrained(score, at_least, {} if positive is None else {"positive": positive}, classes)
     if labels is None:
         rule, truth = expected(p, score, positive), p
     else:
         y = checked_labels(labels, p)
-        rule, truth = tuned(p, y, score, positive), one_hot(y, p.shape[-1]).double()
-    return Decision(rule, float(value_of(rule, p, truth, score)), p.shape[-1])
+        warn_of_shift(p.numpy(), y.numpy(), np.ones(len(y)), np.arange(classes), stacklevel=3)
+        rule, truth = tuned(p, y, score, positive), one_hot(y, classes).double()
+    c = Confusion.from_shares(rule.decide(p), truth)
+    value = float(score(c))
+    if value == -np.inf:
+        raise ValueError(f"at_least: expected bounds that some threshold meets, got {dict(at_least or {})}")
+    warn_of_one_class(name, c.predicted, c.actual)
+    return Decision(rule, value, classes)
+
+
+def measure(metric: str | metrics.Metric, parameters: Mapping[str, Any], classes: int) -> tuple[str, Metric]:
+    """A metric's name and its function of a Confusion, with the parameters checked and the average that is meant."""
+    function, options = metrics.parse(metric, parameters)
+    if metrics.takes_average(function):
+        options.setdefault("average", metrics.default_average(classes))
+    options = MetricLoss(function, **options).metric_parameters  # checks them
+    return getattr(function, "__name__", repr(function)), defined(partial(function, **options))
+
+
+def constrained(score: Metric, bounds: Mapping[str, float], parameters: Mapping[str, Any], classes: int) -> Metric:
+    """The metric, and -infinity where another one is below its bound; only of thresholds all are compared."""
+    if classes != 2:
+        raise ValueError(f"at_least: expected two classes, got {classes}")
+    others = [(measure(name, parameters, classes)[1], bound) for name, bound in bounds.items()]
+
+    def value(c: Confusion) -> Tensor:
+        met = torch.stack([other(c) >= bound - 1e-12 for other, bound in others]).all(0)
+        return torch.where(met, score(c), -torch.inf)
+
+    return value
+
+
+def warn_of_shift(p: np.ndarray, labels: np.ndarray, weights: np.ndarray, names: np.ndarray, stacklevel: int) -> None:
+    """Warn if the mean probability of a class is far from its share: a rule without labels believes the probabilities.
+
+    p [n, d], labels and weights [n], names [d].
+    """
+    share = np.bincount(labels, weights, len(names)) / weights.sum()
+    mean = weights @ p / weights.sum()
+    error = np.sqrt((share * (1 - share)).clip(1 / len(p)) / len(p))  # of the share itself
+    k = int(np.argmax(np.abs(mean - share) / np.maximum(share, error)))
+    if abs(mean[k] - share[k]) > max(SHIFT * share[k], 4 * error[k]):
+        warnings.warn(
+            f"the mean probability of {names.tolist()[k]!r} is {mean[k]:.3g}, but its share is {share[k]:.3g}: class "
+            "weights or resampling? Only a rule that is tuned on labels needs no calibrated probabilities",
+            stacklevel=stacklevel,
+        )
+
+
+def warn_of_one_class(metric: str, predicted: Tensor, actual: Tensor) -> None:
+    """Warn if the best rule predicts one class, or all but; counts [d]."""
+    main, rows = int(predicted.argmax()), float(actual.sum())
+    if rows - predicted[main] <= NEARLY_ALL * (rows - actual[main]):
+        warnings.warn(
+            f"the best rule for {metric} gives {float(predicted[main]):,.0f} of {rows:,.0f} rows to class {main}: it "
+            "rewards a few safe decisions; choose another metric, or bound a second one by at_least",
+            stacklevel=3,
+        )
 
 
 def checked_probabilities(values: Any) -> Tensor:
     """Probabilities [n, d] in float64, on the CPU; [n] and [n, 1] are taken as those of class 1 of two."""
-    p = as_cpu_tensor(values)
-    if not p.is_floating_point() or p.ndim not in (1, 2) or p.numel() == 0:
+    given = as_cpu_tensor(values)
+    if given.is_complex() or given.ndim not in (1, 2) or given.numel() == 0:
         raise ValueError(
-            f"probabilities: expected numbers of shape [n] or [n, d], got {p.dtype} of shape {list(p.shape)}"
+            f"probabilities: expected numbers of shape [n] or [n, d], got {given.dtype} of shape {list(given.shape)}"
         )
-    p = p.double()
-    if not ((p >= -SUM_TOLERANCE) & (p <= 1 + SUM_TOLERANCE)).all():  # NaN fails as well
+    p, tolerance = given.double(), SUM_TOLERANCE
+    if given.is_floating_point():
+        tolerance = max(tolerance, torch.finfo(given.dtype).eps)  # bfloat16 rounds by more
+    if not ((p >= -tolerance) & (p <= 1 + tolerance)).all():  # NaN fails as well
         raise ValueError(f"probabilities: expected 0 to 1, got {float(p.min()):g} to {float(p.max()):g}: logits?")
     p = p.clamp(0, 1)
     if p.ndim == 1 or p.shape[1] == 1:
         p = p.reshape(-1)
         return torch.stack((1 - p, p), -1)
     sums = p.sum(-1)
-    if (sums - 1).abs().max() > SUM_TOLERANCE:
+    if (sums - 1).abs().max() > tolerance:
         raise ValueError(
             f"probabilities: expected rows that sum to 1, got sums from {float(sums.min()):g} to {float(sums.max()):g}"
         )
@@ -456,4 +473,4 @@ def checked_labels(values: Any, probabilities: Tensor) -> Tensor:
     labels = as_cpu_tensor(values)
     if labels.shape != probabilities.shape[:1]:
         raise ValueError(f"labels: expected one per row, [{len(probabilities)}], got shape {list(labels.shape)}")
-    return checked_indices("labels", labels, probabilities.shape[-1])
+    return check_range("labels", labels, probabilities.shape[-1])

@@ -23,7 +23,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from east import decisions, metrics
+from east import decisions
 from east.lab import models
 from east.lab.data.columns import Columns, Numbers, detect_all
 from east.lab.data.common import DataError, Part, Splits, listed, shown
@@ -34,7 +34,7 @@ from east.lab.training.annealing import SCHEDULES, stages_of
 from east.lab.training.crossfit import judge_for
 from east.lab.training.engine import train
 from east.lab.training.population import Outcome, Trial, batches_of
-from east.losses import steps
+from east.losses import slopes, steps
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -174,7 +174,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         given = {name: getattr(self, name) for name in ("average", "beta", "costs")}
         given = {n: v.tolist() if hasattr(v, "tolist") else v for n, v in given.items() if v is not None}
         self._judge = judge_for(self.metric, given, self.positive, self.classes_, np.bincount(labels))
-        metrics.check_leading(self._judge.metric, len(self.classes_))
+        slopes.reads_matrix(self._judge.metric, len(self.classes_))  # refuses what is no metric
         random = check_random_state(self.random_state)
         splits = self._split(columns.take(used), labels, weights, random)
         config = self._config(len(splits.train), self._judge.parameters)

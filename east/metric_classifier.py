@@ -16,6 +16,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, has_fit_parameter
 from torch import Tensor
 
+from east.decisions import warn_of_shift
 from east.lab.training.crossfit import (
     Fold,
     cross_fit,
@@ -23,7 +24,6 @@ from east.lab.training.crossfit import (
     judge_for,
     probabilities_of,
     stacked,
-    warn_of_shift,
 )
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class MetricClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
         self.weights_, self.oof_probabilities_, used = stacked(p, labels, weights)
         mixed, truth, counted = map(torch.from_numpy, (self.oof_probabilities_, labels, weights))
         if self.decision == "expected":
-            warn_of_shift(self.oof_probabilities_[used], labels[used], weights[used], self.classes_)
+            warn_of_shift(self.oof_probabilities_[used], labels[used], weights[used], self.classes_, stacklevel=4)
         self.rule_ = self._judge.rule(self.decision, mixed[used], truth[used], counted[used])
 
         def score(rows: np.ndarray) -> float:

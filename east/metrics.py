@@ -373,23 +373,3 @@ def resolve(metric: str | Metric) -> Metric:
             f"metric {metric!r}: expected a function of a Confusion, got {function!r} ({type(function).__name__})"
         )
     return function
-
-
-def check_leading(metric: Metric, classes: int) -> None:
-    """ValueError unless the metric gives one number per leading index, tried on a few uniform counts."""
-    import torch
-
-    from east.confusion import Confusion
-
-    leading = 3 if classes == 2 else 2  # unlike the classes, so that one cannot be taken for the other
-    counts = torch.ones(leading, classes, dtype=torch.float64)  # as evaluation counts
-    uniform = Confusion(
-        counts / classes, counts, counts, lambda: (counts / classes).unsqueeze(-1).expand(-1, -1, classes)
-    )
-    advice = "index classes from the right, as in c.diagonal[..., 1]"
-    try:
-        shape = tuple(torch.as_tensor(metric(uniform)).shape)
-    except IndexError as error:
-        raise ValueError(f"metric: {error}; {advice}") from error
-    if shape != (leading,):
-        raise ValueError(f"metric: expected one number per leading index, {(leading,)}, got shape {shape}; {advice}")

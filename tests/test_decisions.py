@@ -16,12 +16,12 @@ from torch.nn.functional import one_hot
 
 import east
 from east import METRICS, Confusion, MetricCrossEntropy, MetricLoss, decisions
-from east.decisions import Affine, Argmax, ClassWeights, Gains, Threshold, confusion_of, expected, tuned
+from east.decisions import Affine, Argmax, ClassWeights, Gains, Threshold, expected, tuned
 from east.lab.settings.sections import LossSection
 from east.lab.training.crossfit import judge_for
 from east.lab.training.evaluation import evaluate, metric_of
 from east.lab.training.objective import build_loss
-from east.losses import metric_loss
+from east.losses import metric_loss, slopes
 
 GOLDEN = [0.9, 0.7, 0.6, 0.45, 0.4, 0.35, 0.3, 0.2, 0.15, 0.1, 0.05, 0.05]
 COSTS = [[0.0, 1.0, 3.0], [2.0, 0.0, 1.0], [5.0, 4.0, 0.0]]
@@ -67,7 +67,7 @@ def test_two_classes_get_the_best_of_all_thresholds(name, positive, rare):
             (p, expected(p, metric, positive)),
             (one_hot(y, 2).double(), tuned(p, y, metric, positive)),
         ):
-            found = float(metric(confusion_of(rule.decide(p), truth)))
+            found = float(metric(Confusion.from_shares(rule.decide(p), truth)))
             assert found == pytest.approx(best_of_all_cuts(p, truth, metric, positive), abs=1e-9)
 
 
@@ -77,7 +77,7 @@ def test_always_and_never_can_be_chosen():
     for label, cut in ((1, 0.1), (0, 0.95)):
         rule = tuned(p, torch.full((4,), label), accuracy, 1)
         assert rule.decide(p).tolist() == [label] * 4
-        assert rule.value == pytest.approx(cut)
+        assert rule.threshold == pytest.approx(cut)
     # If scores point the wrong way, F1 is best when everything is positive.
     wrong = tuned(p, torch.tensor([1, 1, 1, 0]), measure("f1", 2, 1), 1)
     assert wrong.decide(p).tolist() == [1, 1, 1, 1]
@@ -110,7 +110,7 @@ def test_the_threshold_for_expected_f1_is_half_of_it():
     """t = F(t)/2 = .331707 with F = .663415 is the best of all thresholds."""
     decision = east.decide(GOLDEN, "f1")
     assert decision.value == pytest.approx(0.663415, abs=1e-6)
-    assert 0.3 < decision.rule.value <= 0.35
+    assert 0.3 < decision.rule.threshold <= 0.35
     assert decision.predict(GOLDEN).sum() == 6
     assert decision.predict([0.331708, 0.3]).tolist() == [1, 0]
 
@@ -125,14 +125,14 @@ def test_three_classes_are_not_beaten_by_random_rules(name, rare):
     for seed in range(2):
         p, y = drawn(300, 3, seed, rare)
         for truth, rule in ((p, expected(p, metric)), (one_hot(y, 3).double(), tuned(p, y, metric))):
-            found = float(metric(confusion_of(rule.decide(p), truth)))
+            found = float(metric(Confusion.from_shares(rule.decide(p), truth)))
             for _ in range(150):
                 scale = torch.randn(3, generator=generator, dtype=torch.float64).exp()
                 shift = 0.2 * torch.randn(3, generator=generator, dtype=torch.float64)
                 other = (p * scale + shift).argmax(-1)
                 # On labels the objective is noisy, and the random rules get 150 tries at that noise.
                 slack = 1e-3 if truth is p else 0.03
-                assert float(metric(confusion_of(other, truth))) <= found + slack
+                assert float(metric(Confusion.from_shares(other, truth))) <= found + slack
 
 
 def test_classes_that_argmax_never_predicts_are_found():
@@ -143,8 +143,8 @@ def test_classes_that_argmax_never_predicts_are_found():
     assert p.argmax(-1).unique().tolist() == [0]
     for name in ("mcc", "gmean"):
         metric = METRICS[name]
-        assert float(metric(confusion_of(p.argmax(-1), p))) == 0
-        assert float(metric(confusion_of(expected(p, metric).decide(p), p))) > 0.03
+        assert float(metric(Confusion.from_shares(p.argmax(-1), p))) == 0
+        assert float(metric(Confusion.from_shares(expected(p, metric).decide(p), p))) > 0.03
 
 
 def test_costs_are_minimised_exactly():
@@ -160,9 +160,9 @@ def test_tuned_is_at_least_argmax_and_the_expected_rule():
         p, y = drawn(100, 3, seed, 1.0)
         for name in ("f1", "gmean"):
             metric, truth = METRICS[name], one_hot(y, 3).double()
-            found = float(metric(confusion_of(tuned(p, y, metric).decide(p), truth)))
+            found = float(metric(Confusion.from_shares(tuned(p, y, metric).decide(p), truth)))
             for rule in (Argmax(), expected(p, metric)):
-                assert found >= float(metric(confusion_of(rule.decide(p), truth))) - 1e-12
+                assert found >= float(metric(Confusion.from_shares(rule.decide(p), truth))) - 1e-12
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_decide_helps_a_logistic_regression():
 
 def test_decide_takes_arrays_tensors_and_single_columns():
     p, y = drawn(100, 2, 0)
-    rules = {east.decide(x, "mcc").rule.value for x in (p, p.numpy(), p[:, 1], p[:, 1:], p[:, 1].tolist())}
+    rules = {east.decide(x, "mcc").rule.threshold for x in (p, p.numpy(), p[:, 1], p[:, 1:], p[:, 1].tolist())}
     assert len(rules) == 1
     of_labels = {east.decide(p, "f1", y.numpy().astype(kind)).rule for kind in ("bool", "uint16", "uint64", "int64")}
     assert len(of_labels) == 1
@@ -239,8 +239,77 @@ def test_decide_takes_arrays_tensors_and_single_columns():
     assert zero.value == pytest.approx(sk.f1_score(y, zero.predict(p), pos_label=0))
     macro = east.decide(p, "f1", y, average="macro")
     assert macro.value == pytest.approx(sk.f1_score(y, macro.predict(p), average="macro"))
+    for beta in (2, 0.5):
+        rule = east.decide(p, "fbeta", y, beta=beta)
+        assert rule.value == pytest.approx(sk.fbeta_score(y, rule.predict(p), beta=beta))
     own = east.decide(p, lambda c: METRICS["mcc"](c), y)
     assert own.rule == east.decide(p, "mcc", y).rule
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_decide_takes_probabilities_of_any_precision(dtype):
+    p, y = drawn(2000, 3, 0)
+    assert east.decide(p.to(dtype), "f1", y).value == pytest.approx(east.decide(p, "f1", y).value, abs=0.01)
+
+
+def test_decide_takes_decisions_for_probabilities():
+    truth = np.array([0, 1, 1, 0])
+    for hard in (truth, truth.astype(bool), np.eye(2, dtype=int)[truth]):
+        np.testing.assert_array_equal(east.decide(hard, "f1", truth).predict(hard), truth)
+
+
+@pytest.mark.filterwarnings("error")
+def test_decide_warns_of_probabilities_that_are_far_from_the_classes():
+    X, y = make_classification(4000, 10, n_informative=4, weights=[0.93], class_sep=0.7, random_state=0)
+    fair, balanced = (
+        LogisticRegression(class_weight=w).fit(X[:2000], y[:2000]).predict_proba(X[2000:]) for w in (None, "balanced")
+    )
+    east.decide(fair, "f1", y[2000:])
+    east.decide(balanced, "f1")  # nothing to compare with
+    with pytest.warns(UserWarning, match=r"mean probability of 1 is 0.444, but its share is 0.079: class weights"):
+        east.decide(balanced, "f1", y[2000:])
+
+
+@pytest.mark.filterwarnings("error")
+def test_decide_warns_of_a_rule_that_predicts_one_class():
+    """Expected precision is highest for the single surest row, recall if everything is positive."""
+    p, y = drawn(1000, 2, 0, 1.0)
+    for metric, words in (("precision", "999 of 1,000 rows to class 0"), ("recall", "1,000 of 1,000 rows to class 1")):
+        with pytest.warns(UserWarning, match=f"the best rule for {metric} gives {words}"):
+            east.decide(p, metric)
+    for metric in ("f1", "mcc", "accuracy"):
+        east.decide(p, metric)
+        east.decide(p, metric, y)
+
+
+@pytest.mark.filterwarnings("error")
+def test_the_best_precision_with_a_recall_of_at_least_90_percent():
+    p, y = drawn(500, 2, 0, 1.0)
+    precision, recall, _ = sk.precision_recall_curve(y, p[:, 1])
+    decision = east.decide(p, "precision", y, at_least={"recall": 0.9})
+    assert decision.value == pytest.approx(precision[recall >= 0.9].max())
+    assert sk.recall_score(y, decision.predict(p)) >= 0.9
+    expected = east.decide(p, "precision", at_least={"recall": 0.9})
+    assert expected.value == pytest.approx(decision.value, abs=0.05)
+    zero = east.decide(p, "precision", y, positive=0, at_least={"recall": 0.9})
+    assert sk.recall_score(y, zero.predict(p), pos_label=0) >= 0.9
+    assert zero.rule.positive == 0
+    with pytest.raises(ValueError, match=r"some threshold meets, got .*'specificity': 0\.99"):
+        east.decide(p, "f1", y, at_least={"recall": 0.9, "specificity": 0.99})
+    with pytest.raises(ValueError, match="at_least: expected two classes, got 3"):
+        east.decide(drawn(50, 3, 0)[0], "f1", at_least={"recall": 0.9})
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_rows_with_a_large_margin_are_decided_better(classes):
+    """The margin is 0 where the decision changes."""
+    p, y = drawn(2000, classes, 0, 1.0)
+    decision = east.decide(p, "f1")
+    margin, right = decision.margin(p.numpy()), (decision.predict(p) == y).numpy()
+    assert right[margin >= np.quantile(margin, 0.3)].mean() > right.mean() + 0.05
+    assert decision.margin(p).equal(torch.from_numpy(margin))
+    if classes == 2:
+        np.testing.assert_allclose(margin, 2 * np.abs(p[:, 1] - decision.rule.threshold))
 
 
 def test_frames_cause_no_warning():
@@ -264,7 +333,8 @@ def test_frames_cause_no_warning():
         (([[0.5, 0.6]],), "rows that sum to 1, got sums from 1.1 to 1.1"),
         (([[2.0, -1.0]],), "expected 0 to 1, got -1 to 2: logits"),
         (([[float("nan"), 1.0]],), "expected 0 to 1"),
-        (([0, 1],), r"\[n\] or \[n, d\], got torch.int64"),
+        (([0, 2],), "expected 0 to 1, got 0 to 2"),
+        (([0, 1j],), "expected numbers"),
         ((np.zeros((2, 2, 2)),), r"shape \[2, 2, 2\]"),
         (([0.5, 0.2], "f1", [1]), r"one per row, \[2\], got shape \[1\]"),
         (([0.5, 0.2], "f1", [1, 2]), "labels: expected 0 to 1, got 1 to 2"),
@@ -334,7 +404,7 @@ def test_a_metric_that_indexes_its_counts_from_the_left_is_refused(classes, labe
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_gives_one_number_per_leading_index(name):
     for classes in (2, 3):
-        east.metrics.check_leading(measure(name, classes, positive=1), classes)
+        assert slopes.reads_matrix(measure(name, classes, positive=1), classes) is (name in ("cost", "quadratic_kappa"))
 
 
 def weights_by_all_scores(p, y, metric, start):
@@ -365,7 +435,7 @@ def test_class_weights_are_those_of_a_search_over_all_scores(seed):
     p = (8 * p).round().clamp_min(seed % 2) / 8
     y[:4] = torch.arange(4)
     for start in (torch.zeros(4), -p.mean(0).log()):
-        found = decisions.best_weights(p, y, METRICS["f1"], start)
+        found = decisions.best_weights(p, one_hot(y, 4).double(), METRICS["f1"], start)
         np.testing.assert_array_equal(found.weights, weights_by_all_scores(p, y, METRICS["f1"], start))
 
 
@@ -375,9 +445,9 @@ def test_a_class_without_validation_rows_keeps_its_neutral_weight(weighted):
     p, y = drawn(300, 3, 0, 1.0)
     p = torch.cat((p, torch.full((300, 1), 1e-6)), 1)
     y[::10] = 3 if weighted else y[::10]
-    weights = (y < 3).double() if weighted else None
+    truth = one_hot(y, 4).double() * ((y < 3)[:, None] if weighted else 1)
     for start in (torch.zeros(4), -p.mean(0).log()):
-        assert decisions.best_weights(p, y, METRICS["f1"], start, weights).weights[3] == 1
+        assert decisions.best_weights(p, truth, METRICS["f1"], start).weights[3] == 1
 
 
 @pytest.mark.parametrize("name", ["f1", "precision", "recall", "jaccard"])

@@ -9,7 +9,7 @@ from sklearn import metrics as sk
 
 from east import losses
 from east.confusion import Confusion
-from east.decisions import Argmax, best_threshold, from_json, tuned
+from east.decisions import Argmax, from_json, tuned
 from east.lab.training import evaluation
 from east.lab.training.evaluation import evaluate, validation_metric
 from east.lab.training.scores import Cells
@@ -119,6 +119,10 @@ def test_logit_thresholds_are_compared_with_log_odds(binary):
     logit = np.log(p[:, 1] / p[:, 0])
     assert decision["confusion"]["test"] == [sk.confusion_matrix(y, logit >= k / 10).tolist() for k in range(1, 10)]
     assert decision["at"] == pytest.approx([1 / (1 + np.exp(-k / 10)) for k in range(1, 10)])
+
+
+def best_threshold(values, labels, metric):
+    return tuned(torch.stack((1 - values, values), -1), labels.long(), metric).threshold
 
 
 def test_equally_good_thresholds_are_broken_towards_one_half():

@@ -155,7 +155,7 @@ class TestMeaning:
             for c in (1, 20)
         )
         assert dear.fit(X, y).predict(X).sum() > 2 * cheap.fit(X, y).predict(X).sum()
-        assert dear.rule_.value == pytest.approx(1 / 21, abs=0.01)  # where the expected costs are equal
+        assert dear.rule_.threshold == pytest.approx(1 / 21, abs=0.01)  # where the expected costs are equal
         beta = MetricClassifier(LogisticRegression(), "fbeta", metric_parameters={"beta": 3}).fit(X, y)
         assert beta.score(X, y) == pytest.approx(sklearn.metrics.fbeta_score(y, beta.predict(X), beta=3))
 
@@ -184,7 +184,7 @@ class TestMeaning:
 
         X, y = rare
         model = MetricClassifier(LogisticRegression(), hits, random_state=0).fit(X, y)
-        assert model.rule_.value == pytest.approx(0.2, abs=0.02)
+        assert model.rule_.threshold == pytest.approx(0.2, abs=0.02)
 
 
 class TestFolds:

@@ -289,7 +289,7 @@ class MetricCrossEntropy(Loss):
         if self.reads_cells(counts.shape[-1]):
             exact = counts if counts.device.type == "mps" else counts.double()  # MPS has no float64
             actual = exact.sum(-1)
-            G = slopes.of_cells(self.score, smoothed_cells(exact, actual, self.smoothing))
+            G = slopes.by_autograd(self.score, smoothed_cells(exact, actual, self.smoothing), in_cells=True)
             if soft:
                 return soft_targets_by_cells(G, actual, self.floor).to(counts)
             worth = worth_by_cells(G)
@@ -308,7 +308,9 @@ class MetricCrossEntropy(Loss):
         if self.metric in metrics.WITH_SLOPES:
             errors = actual - diagonal, predicted - diagonal
             return slopes.by_hand(self.metric, self.metric_parameters, diagonal, *errors)[1:]
-        D, P = slopes.of_margins(self.score, *map(torch.as_tensor, (diagonal, actual, predicted)))
+        D, P = slopes.by_autograd(
+            self.score, torch.stack([*map(torch.as_tensor, (diagonal, actual, predicted))], -2), in_cells=False
+        ).unbind(-2)
         return fastest(D), fastest(P)
 
     def reads_cells(self, classes: int) -> bool:

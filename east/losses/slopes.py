@@ -1,6 +1,6 @@
 """Slopes dM/dC of a metric M at confusion counts C: hand-derived where the metric has them, else by autograd.
 
-Counts have one of two layouts. Margins are diagonal, missed and false positives, each [..., d]. Their slopes are
+Counts have one of two layouts. Margins [..., 3, d] are diagonal, actual and predicted counts. Their slopes are
 dM/dC_kj = A_k + P_j + [j=k] D_k; A is constant within a row and changes no weight and no decision, so only D and P are
 returned. Cells [..., d, d] are for metrics that read `Confusion.matrix`.
 """
@@ -19,14 +19,24 @@ Score = Callable[[Confusion], Tensor]
 
 
 def reads_matrix(score: Score, classes: int) -> bool:
-    """True if a metric reads Confusion.matrix, found by calling it on uniform counts."""
-    touched, ones = [], torch.ones(classes)
+    """True if a metric reads Confusion.matrix, found on uniform counts.
+
+    ValueError unless it gives one number per leading index.
+    """
+    leading = 3 if classes == 2 else 2  # unlike the classes, so that one cannot be taken for the other
+    touched, counts = [], torch.ones(leading, classes, dtype=torch.float64)  # as evaluation counts
 
     def matrix() -> Tensor:
         touched.append(True)
-        return torch.full((classes, classes), 1 / classes)
+        return (counts / classes).unsqueeze(-1).expand(-1, -1, classes)
 
-    score(Confusion(ones / classes, ones, ones, matrix))
+    advice = "index classes from the right, as in c.diagonal[..., 1]"
+    try:
+        shape = tuple(torch.as_tensor(score(Confusion(counts / classes, counts, counts, matrix))).shape)
+    except IndexError as error:
+        raise ValueError(f"metric: {error}; {advice}") from error
+    if shape != (leading,):
+        raise ValueError(f"metric: expected one number per leading index, {(leading,)}, got shape {shape}; {advice}")
     return bool(touched)
 
 
@@ -51,32 +61,20 @@ def loss_and_slopes(
     return Sloped((1 - score) * filled, -D, -P)
 
 
-def of_margins(score: Score, diagonal: Tensor, actual: Tensor, predicted: Tensor) -> tuple[Tensor, Tensor]:
-    """The slopes D and P [..., d] at margins [..., d], by autograd."""
-
-    def confusion(margins: Tensor) -> Confusion:
-        diagonal, actual, predicted = margins.unbind(-2)
-        return Confusion(diagonal, actual, predicted, refuse_matrix)
-
-    by_count = by_autograd(score, torch.stack((diagonal, actual, predicted), -2), confusion)
-    return by_count[..., 0, :], by_count[..., 2, :]
+def counts_of(c: Confusion, in_cells: bool) -> Tensor:
+    """The counts of a Confusion in one of the two layouts."""
+    return c.matrix if in_cells else torch.stack((c.diagonal, c.actual.expand(c.diagonal.shape), c.predicted), -2)
 
 
-def of_cells(score: Score, cells: Tensor) -> Tensor:
-    """The slopes G = dM/dC [..., d, d] at cells [..., d, d], by autograd."""
-    return by_autograd(score, cells, Confusion.from_matrix)
-
-
-def by_autograd(score: Score, counts: Tensor, confusion: Callable[[Tensor], Confusion]) -> Tensor:
-    """The derivatives of the score with respect to counts [..., k, d], from which `confusion` makes a Confusion."""
+def by_autograd(score: Score, counts: Tensor, in_cells: bool) -> Tensor:
+    """The slopes G = dM/dC [..., d, d] at cells, or D and P [..., 2, d] at margins."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = counts.detach().clone().requires_grad_()  # cloned: a tensor made in inference mode takes no gradient
-        value = score(confusion(leaf))
-        if value.shape != leaf.shape[:-2]:
-            raise ValueError(
-                f"metric: expected one number per leading index, {tuple(leaf.shape[:-2])}, "
-                f"got shape {tuple(value.shape)}"
-            )
+        diagonal, actual, predicted, *_ = leaf.unbind(-2)
+        value = score(
+            Confusion.from_matrix(leaf) if in_cells else Confusion(diagonal, actual, predicted, refuse_matrix)
+        )
         if not value.requires_grad:
             raise ValueError("metric: expected a differentiable function of the counts, got one without a gradient")
-        return torch.autograd.grad(value.sum(), leaf)[0]
+        slopes = torch.autograd.grad(value.sum(), leaf)[0]
+    return slopes if in_cells else slopes[..., ::2, :]

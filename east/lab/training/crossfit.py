@@ -28,7 +28,6 @@ from east.confusion import Confusion
 Fold = tuple[np.ndarray, np.ndarray]  # training and test rows
 LEAST = 1e-9  # probabilities in a logarithm: a forest's can be 0
 GAP = 1e-6  # by which the log-loss of a mixture may exceed the lowest one
-SHIFT = 0.5  # a class's mean probability may differ from its share by this part of the share before a warning
 
 
 @dataclass(frozen=True)
@@ -159,20 +158,6 @@ def spread(p: np.ndarray, known: np.ndarray, classes: np.ndarray) -> np.ndarray:
     every = np.zeros((len(p), len(classes)))
     every[:, np.searchsorted(classes, known)] = p
     return every
-
-
-def warn_of_shift(p: np.ndarray, labels: np.ndarray, weights: np.ndarray, classes: np.ndarray) -> None:
-    """Warn if the mean probability of a class is far from its share: the expected rule believes the probabilities."""
-    share = np.bincount(labels, weights, len(classes)) / weights.sum()
-    mean = weights @ p / weights.sum()
-    error = np.sqrt((share * (1 - share)).clip(1 / len(p)) / len(p))  # of the share itself
-    k = int(np.argmax(np.abs(mean - share) / np.maximum(share, error)))
-    if abs(mean[k] - share[k]) > max(SHIFT * share[k], 4 * error[k]):
-        warnings.warn(
-            f"the mean probability of {classes.tolist()[k]!r} is {mean[k]:.3g}, but its share is {share[k]:.3g}: "
-            "class weights or resampling? decision='tuned' does not need calibrated probabilities",
-            stacklevel=4,
-        )
 
 
 def stacked(
