@@ -7,9 +7,12 @@ request, so training on 100,000 classes never allocates it.
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
+
+from east.arrays import Array
 
 
 class Confusion:
@@ -172,8 +175,14 @@ def check_range(name: str, values: Tensor, classes: int) -> Tensor:
     return indices
 
 
-def per_class(values: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Sum of values [..., n] over the samples of each class: [..., classes]."""
+def per_class(values: Array, labels: Array, classes: int) -> Array:
+    """Sum of values [..., n] over the samples of each class: [..., classes]; tensors or NumPy arrays."""
+    if isinstance(values, np.ndarray):
+        if values.ndim == 1:
+            return np.bincount(labels, values, classes)
+        rows = values.reshape(-1, values.shape[-1])
+        index = labels.reshape(rows.shape) + classes * np.arange(len(rows))[:, None]
+        return np.bincount(index.ravel(), rows.ravel(), classes * len(rows)).reshape(*values.shape[:-1], classes)
     zeros = values.new_zeros((*values.shape[:-1], classes), dtype=dtype_of_sums(values))
     return zeros.scatter_add(-1, labels, values.to(zeros.dtype)).to(values.dtype)
 

@@ -10,10 +10,9 @@ that read `Confusion.matrix`.
 """
 
 import inspect
-import math
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -24,7 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from east import metrics
-from east.arrays import Array, at_least, class_sum, fastest, indicator, library_of
+from east.arrays import Array, at_least, class_sum, fastest, library_of, on_host, widest_float
 from east.choices import choose
 from east.confusion import Confusion, per_class
 from east.losses import slopes
@@ -48,21 +47,39 @@ NO_LABEL = torch.iinfo(torch.int64).min  # as ignore_index, keeps F.cross_entrop
 
 @dataclass(frozen=True)
 class Targets:
-    """Soft targets g_kj: a sample of class y costs -sum_j g_yj log p_j.
+    """Soft targets g_kj = [j=k] diagonal_k + base_kj - lowest_k: a sample of class k costs -sum_j g_kj log p_j.
 
-    g_kj = [j=k] diagonal_k + columns_j - row_minimum_k; class weights have only the diagonal. row_total_k = sum_j g_kj
-    is the weight of a sample of class k. All are [..., d]. For metrics that read cells, `cells` [..., d, d] is g.
+    diagonal, lowest [..., d]; base [..., d] where it is the same for all k, else [..., d, d]. Class weights have only a
+    diagonal.
     """
 
     diagonal: Tensor
-    row_total: Tensor
-    columns: Tensor | None = None
-    row_minimum: Tensor | None = None
-    cells: Tensor | None = None
+    base: Tensor | None = None
+    lowest: Tensor | None = None
 
     def to(self, like: Tensor) -> "Targets":
         """The targets with the dtype and device of `like`."""
-        return replace(self, **{name: value.to(like) for name, value in vars(self).items() if value is not None})
+        base, lowest = (None if x is None else x.to(like) for x in (self.base, self.lowest))
+        return Targets(self.diagonal.to(like), base, lowest)
+
+    def rows(self, shares: Tensor) -> Tensor:
+        """The targets [..., n, d] of samples that are of each class by shares [..., n, d]."""
+        rows = shares * self.diagonal.unsqueeze(-2)
+        if self.base is None or self.lowest is None:
+            return rows
+        same = self.base.ndim == self.diagonal.ndim
+        columns = shares.sum(-1, keepdim=True) * self.base.unsqueeze(-2) if same else shares @ self.base
+        return rows + columns - shares @ self.lowest.unsqueeze(-1)
+
+    def costs(self, logits: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        """The costs and the weights [..., n] of samples with class labels [..., n] or soft labels [..., n, d]."""
+        d, soft = logits.shape[-1], labels.is_floating_point()
+        if self.base is None and not soft:
+            weights = self.diagonal.gather(-1, labels)
+            costs = F.cross_entropy(logits.reshape(-1, d), labels.flatten(), reduction="none", ignore_index=NO_LABEL)
+            return weights * costs.view(labels.shape), weights
+        rows = self.rows(labels if soft else F.one_hot(labels, d).to(logits.dtype))
+        return -(rows * logits.log_softmax(-1)).sum(-1), rows.sum(-1)
 
 
 class MetricCrossEntropy(Loss):
@@ -136,14 +153,14 @@ class MetricCrossEntropy(Loss):
         self.score: Callable[[Confusion], Tensor] = partial(self.metric, **self.metric_parameters)
         self.in_cells: bool | None = False if self.metric in metrics.WITH_SLOPES else None  # None: not known yet
         self.counts: Tensor | None = None
-        self.targets: Targets | None = None  # at the current counts; None: not computed yet
+        self.cached: tuple[Tensor, Targets] | None = None  # the last targets, and the counts that they are for
 
     def get_extra_state(self) -> Tensor:
         """The counts, as part of state_dict(); an empty tensor before the first."""
         return torch.empty(0) if self.counts is None else self.counts
 
     def set_extra_state(self, state: Tensor) -> None:
-        self.counts, self.targets = (state.clone() if state.numel() else None), None
+        self.counts = state.clone() if state.numel() else None
 
     def keep(self, rows: Tensor | Sequence[int]) -> None:
         """Drop the counts of all but these trials of a population: indices or a mask over the first dimension."""
@@ -151,16 +168,14 @@ class MetricCrossEntropy(Loss):
             return
         if self.counts.ndim < 3:
             raise ValueError("keep: expected the counts of a population, got those of a single trial")
-        self.counts, self.targets = self.counts[torch.as_tensor(rows, device=self.counts.device)], None
+        self.counts = self.counts[torch.as_tensor(rows, device=self.counts.device)]
 
     def set_counts(self, confusion: Confusion | Tensor) -> None:
         """Use the slopes at these hard counts, a Confusion or matrices [..., d, d], until the next call."""
         if self.source != "validation":
             raise ValueError("set_counts: expected counts='validation', got a loss that counts its training batches")
         c = confusion if isinstance(confusion, Confusion) else Confusion.from_matrix(confusion)
-        margins = torch.stack((c.diagonal, c.actual, c.predicted), -2).detach()
-        self.counts = c.matrix.detach().clone() if self.reads_cells(c.classes) else margins
-        self.targets = None
+        self.counts = slopes.counts_of(c, self.reads_cells(c.classes)).detach().clone()
 
     def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
         if self.multilabel:
@@ -176,22 +191,23 @@ class MetricCrossEntropy(Loss):
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         gathers = self.gathers()
+        self.check_counts(logits)
         if self.source == "training" and self.is_training_step(logits):
             batch = self.batch_counts(logits.detach(), labels, None if weights is None else weights.detach())
             if gathers:
                 dist.all_reduce(batch)
-            self.update_counts(batch)
+            self.counts = batch if self.counts is None else self.counts.to(batch).lerp(batch, 1 - self.decay)
         targets = self.targets_for(logits)
-        if targets is None:
-            ones = logits.new_ones((*logits.shape[:-2], logits.shape[-1]))
-            targets = Targets(ones, ones)
-        soft = labels.is_floating_point()
-        if logits.ndim == 2 and weights is None and self.form == "class_weights" and not (gathers or soft):
-            return F.cross_entropy(logits, labels, targets.diagonal, ignore_index=NO_LABEL)
-        cost, weight = (soft_label_cost if soft else weighted_cost)(logits, labels, weights, targets)
-        if gathers:
-            cost, weight = summed_over_ranks(torch.stack((cost, weight)))
-        return ratio(cost, weight)
+        if logits.ndim == 2 and weights is None and targets.base is None and not gathers:
+            if not labels.is_floating_point():
+                return F.cross_entropy(logits, labels, targets.diagonal, ignore_index=NO_LABEL)
+            cost = F.cross_entropy(logits, labels, targets.diagonal, reduction="sum")  # saves the shares for backward
+            return ratio(cost, (labels @ targets.diagonal).sum())
+        sums = torch.stack(targets.costs(logits, labels))
+        if weights is not None:
+            sums = sums.to(widest_float(sums)) * weights  # in float32 huge weights overflow and tiny ones vanish
+        sums = sums.sum(-1)
+        return ratio(*(summed_over_ranks(sums) if gathers else sums)).to(logits.dtype)
 
     def is_training_step(self, logits: Tensor) -> bool:
         """Whether this call updates the counts: not in validation, and not inside torch.func."""
@@ -205,113 +221,74 @@ class MetricCrossEntropy(Loss):
             return False
         return self.training and torch.is_grad_enabled() and logits.requires_grad
 
+    def check_counts(self, logits: Tensor) -> None:
+        """ValueError unless logits [..., n, d] have the leading dimensions and classes of the counts."""
+        if self.counts is None:
+            return
+        lead, d = tuple(self.counts.shape[:-2]), self.counts.shape[-1]
+        if (*logits.shape[:-2], logits.shape[-1]) != (*lead, d):
+            raise ValueError(
+                f"expected leading shape {lead} and {d} classes, as in the counts, got {tuple(logits.shape[:-2])} and "
+                f"{logits.shape[-1]}: call keep(rows) when trials leave, and use a new loss for another task"
+            )
+
     def batch_counts(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         """Hard counts of a batch: margins [..., 3, d], or cells [..., d, d] for a metric that reads them."""
+        d, exact, in_cells = logits.shape[-1], widest_float(logits), self.reads_cells(logits.shape[-1])
         if labels.is_floating_point():
-            return self.soft_label_counts(logits, labels, weights)
-        if logits.is_cpu and not torch.compiler.is_compiling():
-            return self.batch_counts_numpy(logits, labels, weights)
-        classes, predicted = logits.shape[-1], logits.argmax(-1)
-        lead, n = labels.shape[:-1], labels.shape[-1]
-        if self.reads_cells(classes):
-            ones = torch.ones_like(labels, dtype=logits.dtype) if weights is None else weights
-            return per_class(ones, labels * classes + predicted, classes**2).unflatten(-1, (classes, classes))
-        values = logits.new_ones((*lead, 3, n))
-        values[..., 0, :] = predicted == labels
-        if weights is not None:
-            values *= weights.unsqueeze(-2)
-        return per_class(values, torch.stack((labels, labels, predicted), -2), classes)
-
-    def batch_counts_numpy(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        """The same with NumPy, whose argmax is thirty times as fast at d = 1000 and which counts in one pass."""
-        (*lead, _, d), count = logits.shape, math.prod(logits.shape[:-2])
-        y, predicted = labels.numpy(), logits.numpy().argmax(-1)
-        if np.maximum.reduce(y.view(np.uint64), None) >= d:  # a negative label becomes a huge number
+            shares = labels.to(exact) if weights is None else labels * weights.to(exact).unsqueeze(-1)
+            return slopes.counts_of(Confusion.from_shares(logits.argmax(-1), shares), in_cells)
+        weights = torch.ones_like(labels, dtype=exact) if weights is None else weights.to(exact)
+        z, y, mass = on_host(logits, labels, weights)
+        predicted = z.argmax(-1)
+        if isinstance(y, np.ndarray) and np.maximum.reduce(y.view(np.uint64), None) >= d:  # also negative numbers
             raise IndexError("a label is not the index of a class")  # Loss.forward and per_trial report its value
-        w = None if weights is None else weights.numpy()
-        offset = d * np.arange(count).reshape(*lead, 1) if lead else 0  # of each trial's classes
+        if in_cells:
+            cells = torch.as_tensor(per_class(mass, y * d + predicted, d * d))
+            return cells.unflatten(-1, (d, d))
+        margins = weights.new_empty((*labels.shape[:-1], 3, d))
+        (out,) = on_host(margins)
+        for row, (values, classes) in enumerate(((mass * (predicted == y), y), (mass, y), (mass, predicted))):
+            out[..., row, :] = per_class(values, classes, d)
+        return margins
 
-        def by_class(classes: np.ndarray, mass: np.ndarray | None, size: int) -> np.ndarray:
-            return np.bincount(classes.ravel(), None if mass is None else mass.ravel(), count * size)
-
-        if self.reads_cells(d):
-            cells = by_class((y + offset) * d + predicted, w, d * d).reshape(*lead, d, d)
-            return torch.from_numpy(cells).to(logits.dtype)
-        hit = (predicted == y) * (1.0 if w is None else w)
-        margins = by_class(y + offset, hit, d), by_class(y + offset, w, d), by_class(predicted + offset, w, d)
-        return torch.from_numpy(np.stack([x.reshape(*lead, d) for x in margins], -2)).to(logits.dtype)
-
-    def soft_label_counts(self, logits: Tensor, shares: Tensor, weights: Tensor | None) -> Tensor:
-        """The same for soft labels [n, d]: a sample counts for every class by its share."""
-        classes, predicted = logits.shape[-1], logits.argmax(-1)
-        mass = shares if weights is None else shares * weights.unsqueeze(-1)
-        if self.reads_cells(classes):
-            return mass.new_zeros(classes, classes).index_add_(1, predicted, mass.mT)
-        hit = mass.gather(-1, predicted.unsqueeze(-1)).squeeze(-1)
-        diagonal, of_prediction = (per_class(x, predicted, classes) for x in (hit, mass.sum(-1)))
-        return torch.stack((diagonal, mass.sum(-2), of_prediction))
-
-    def update_counts(self, batch: Tensor) -> None:
-        """C <- decay C + (1 - decay) C_batch; the first batch sets C."""
+    def targets_for(self, logits: Tensor) -> Targets:
+        """The targets at the current counts, cached, for logits [..., n, d]; weights of 1 before the first counts."""
         if self.counts is None:
-            self.counts = batch
-        else:
-            if self.counts.shape != batch.shape:
-                raise ValueError(self.wrong_shape(batch.shape))
-            self.counts = self.counts.to(batch).lerp(batch, 1 - self.decay)
-        self.targets = None
-
-    def targets_for(self, logits: Tensor) -> Targets | None:
-        """The targets at the current counts, cached, for logits [..., n, d]; None before the first counts."""
-        if self.counts is None:
-            return None
-        if (*self.counts.shape[:-2], self.counts.shape[-1]) != (*logits.shape[:-2], logits.shape[-1]):
-            raise ValueError(self.wrong_shape(logits.shape))
-        cached = self.targets
-        if cached is None or cached.diagonal.dtype != logits.dtype or cached.diagonal.device != logits.device:
+            return Targets(logits.new_ones((*logits.shape[:-2], logits.shape[-1])))
+        cached, like = self.cached, (logits.dtype, logits.device)
+        if (
+            cached is None
+            or cached[0] is not self.counts
+            or (cached[1].diagonal.dtype, cached[1].diagonal.device) != like
+        ):
             with torch.inference_mode(False):  # a later training step may use what an evaluation computed
-                cached = self.targets = self.targets_at(self.counts.to(logits, copy=True))
-        return cached
-
-    def wrong_shape(self, shape: torch.Size) -> str:
-        """The error message for an input whose leading dimensions or classes are not those of the counts."""
-        counts = self.counts
-        assert counts is not None
-        return (
-            f"expected leading shape {tuple(counts.shape[:-2])} and {counts.shape[-1]} classes, as in the counts, got "
-            f"{tuple(shape[:-2])} and {shape[-1]}: call keep(rows) when trials leave, and use a new loss for "
-            "another task"
-        )
+                cached = self.cached = self.counts, self.targets_at(self.counts.to(logits.device)).to(logits)
+        return cached[1]
 
     def targets_at(self, counts: Tensor) -> Targets:
-        """Targets of the chosen form, from the slopes at the smoothed counts."""
-        soft = self.form == "soft_targets"
-        if self.reads_cells(counts.shape[-1]):
-            exact = counts if counts.device.type == "mps" else counts.double()  # MPS has no float64
-            actual = exact.sum(-1)
-            G = slopes.by_autograd(self.score, smoothed_cells(exact, actual, self.smoothing), in_cells=True)
-            if soft:
-                return soft_targets_by_cells(G, actual, self.floor).to(counts)
-            worth = worth_by_cells(G)
-        else:
-            actual = counts[..., 1, :]
-            D, P = self.slopes_at(*smoothed_margins(fastest(counts), self.smoothing))
-            if soft:
-                D, P = (torch.as_tensor(x).expand(actual.shape) for x in (D, P))
-                return soft_targets_by_margins(D, P, actual, self.floor).to(counts)
-            worth, actual = worth_by_margins(D, P), fastest(actual)
-        weights = torch.as_tensor(class_weights(worth, actual, self.floor)).to(counts)
-        return Targets(weights, weights)
+        """Targets of the chosen form, from the slopes G_kj = [j=k] D_k + base_kj at the smoothed counts.
 
-    def slopes_at(self, diagonal: Array, actual: Array, predicted: Array) -> tuple[Array, Array]:
-        """The slopes D and P [..., d] at margins [..., d]; P up to a constant that is the same for all classes."""
-        if self.metric in metrics.WITH_SLOPES:
-            errors = actual - diagonal, predicted - diagonal
-            return slopes.by_hand(self.metric, self.metric_parameters, diagonal, *errors)[1:]
-        D, P = slopes.by_autograd(
-            self.score, torch.stack([*map(torch.as_tensor, (diagonal, actual, predicted))], -2), in_cells=False
-        ).unbind(-2)
-        return fastest(D), fastest(P)
+        base is P [..., d] at margins, and G [..., d, d] at cells, where D is 0. A constant in a row has no effect.
+        """
+        by_hand, in_cells = self.metric in metrics.WITH_SLOPES, self.reads_cells(counts.shape[-1])
+        exact = fastest(counts) if by_hand else counts.to(widest_float(counts), copy=True)
+        if in_cells:
+            actual = exact.sum(-1)
+            base = slopes.by_autograd(self.score, smoothed_cells(exact, actual, self.smoothing), in_cells)
+            D = torch.zeros_like(actual)
+        else:
+            actual = exact[..., 1, :]
+            diagonal, missed, false_positives = smoothed_margins(exact, self.smoothing)
+            if by_hand:
+                _, D, base = slopes.by_hand(self.metric, self.metric_parameters, diagonal, missed, false_positives)
+                D, base = D + 0 * actual, base + 0 * actual  # may be one number for all classes
+            else:
+                margins = torch.stack((diagonal, diagonal + missed, diagonal + false_positives), -2)
+                D, base = slopes.by_autograd(self.score, margins, in_cells).unbind(-2)
+        if self.form == "class_weights":
+            return Targets(torch.as_tensor(class_weights(worth(D, base, in_cells), actual, self.floor)))
+        return soft_targets(torch.as_tensor(D), torch.as_tensor(base), torch.as_tensor(actual), self.floor)
 
     def reads_cells(self, classes: int) -> bool:
         """Whether the metric reads Confusion.matrix; tested once and remembered."""
@@ -327,10 +304,11 @@ class MetricCrossEntropy(Loss):
 
 
 def smoothed_margins(counts: Array, smoothing: float) -> tuple[Array, Array, Array]:
-    """Diagonal, actual and predicted counts of C + smoothing n t t^T; n is the total, t the actual class shares."""
-    diagonal, actual, predicted = (counts[..., k, :] for k in range(3))
+    """Diagonal, missed and false positives of C + smoothing n t t^T; n is the total, t the actual class shares."""
+    diagonal, actual, predicted = counts[..., 0, :], counts[..., 1, :], counts[..., 2, :]
     mass = smoothing * actual
-    return diagonal + mass * (actual / divisor(class_sum(actual))), actual + mass, predicted + mass
+    of_others = mass - mass * (actual / divisor(class_sum(actual)))
+    return diagonal + mass - of_others, actual - diagonal + of_others, predicted - diagonal + of_others
 
 
 def smoothed_cells(counts: Tensor, actual: Tensor, smoothing: float) -> Tensor:
@@ -339,18 +317,11 @@ def smoothed_cells(counts: Tensor, actual: Tensor, smoothing: float) -> Tensor:
     return counts + smoothing * actual.unsqueeze(-1) * shares.unsqueeze(-2)
 
 
-def worth_by_margins(D: Array, P: Array) -> Array:
-    """The worth of each class [..., d]: G_kk - mean_(j != k) G_kj = D_k + P_k - mean_(j != k) P_j."""
-    if isinstance(P, float) or P.shape[-1] == 1:  # the same for all classes
-        return D
-    d = P.shape[-1]
-    return D + P * (d / (d - 1)) - class_sum(P) / (d - 1)
-
-
-def worth_by_cells(G: Tensor) -> Tensor:
-    """The worth of each class [..., d]: G_kk - mean_(j != k) G_kj."""
-    d = G.shape[-1]
-    return (d * G.diagonal(dim1=-2, dim2=-1) - G.sum(-1)) / (d - 1)
+def worth(D: Array, base: Array, in_cells: bool) -> Array:
+    """The worth of each class [..., d]: G_kk - mean_(j != k) G_kj, with G_kj = [j=k] D_k + base_kj."""
+    own = base.diagonal(0, -2, -1) if in_cells else base
+    row_sum, d = base.sum(-1) if in_cells else class_sum(base), base.shape[-1]
+    return D + own - (row_sum - own) / (d - 1)
 
 
 def class_weights(worth: Array, actual: Array, floor: float) -> Array:
@@ -360,101 +331,36 @@ def class_weights(worth: Array, actual: Array, floor: float) -> Array:
     """
     present = actual > 0
     worth = at_least(worth, 0.0) * present
-    mean = class_sum(worth) / at_least(class_sum(indicator(present, worth)), 1)
-    usable = (mean > 0) & (mean < float("inf"))
-    where = library_of(mean).where
-    return at_least(where(usable & present, worth / where(usable, mean, 1.0), 1.0), floor)
+    scale = class_sum(present) / divisor(class_sum(worth))
+    return at_least(library_of(worth).where(present & (scale > 0), worth * scale, 1.0), floor)
 
 
-def soft_targets_by_margins(D: Tensor, P: Tensor, actual: Tensor, floor: float) -> Targets:
-    """g_kj = G_kj - min_j G_kj, scaled to a mean row total of 1, without a d x d tensor.
+def soft_targets(D: Tensor, base: Tensor, actual: Tensor, floor: float) -> Targets:
+    """g_kj = G_kj - min_j G_kj, scaled to a mean row total of 1; G_kj = [j=k] D_k + base_kj, as in `slopes_at`.
 
-    Rows with a total below `floor` are raised to it on the diagonal.
+    A total is a difference of slopes, which are of the order of 1 / the number of samples: rounding counts as 0, and
+    without a total all targets are the classes themselves. Rows with a total below `floor` are raised to it on the
+    diagonal. The slope of a class without samples is a division by zero; its row gets the mean of the others.
     """
-    d, present = P.shape[-1], actual > 0
-    # The slope of a class without samples is a division by zero.
-    D = torch.where(present, D, mean_over(D, present))
-    P = P - P.amin(-1, keepdim=True)
-    # min_(j != k) P_j is now 0, except for the class with the lowest P: there it is the second lowest.
-    lowest_two, index = P.topk(2, largest=False)
-    lowest_other = torch.zeros_like(P).scatter(-1, index[..., :1], lowest_two[..., 1:])
-    row_minimum = torch.minimum(P + D, lowest_other)
-    row_total = P.sum(-1, keepdim=True) - d * row_minimum + D
-    usable, mean = mean_row_total(row_total, actual)
-    D, P, row_minimum, row_total = (x / mean for x in (D, P, row_minimum, row_total))
-    missing = (floor - row_total).clamp_min(0)
-    ones, zeros = torch.ones_like(D), torch.zeros_like(D)
-    return Targets(
-        torch.where(usable, D + missing, ones),
-        torch.where(usable, row_total + missing, ones),
-        torch.where(usable, P, zeros),
-        torch.where(usable, row_minimum, zeros),
-    )
-
-
-def soft_targets_by_cells(G: Tensor, actual: Tensor, floor: float) -> Targets:
-    """The same as `soft_targets_by_margins`, from slopes G [..., d, d]."""
-    cells, present = G - G.amin(-1, keepdim=True), actual > 0
-    row_total = cells.sum(-1)
-    usable, mean = mean_row_total(row_total, actual)
-    missing = (floor - row_total / mean).clamp_min(0)
-    identity = torch.eye(cells.shape[-1], dtype=cells.dtype, device=cells.device)
-    cells = cells / mean.unsqueeze(-1) + identity * missing.unsqueeze(-1)
-    cells = torch.where((usable & present).unsqueeze(-1), cells, identity)
-    return Targets(cells.diagonal(dim1=-2, dim2=-1), cells.sum(-1), cells=cells)
-
-
-def mean_row_total(row_total: Tensor, actual: Tensor) -> tuple[Tensor, Tensor]:
-    """Whether the mean row total [..., 1] of the classes with samples is usable, and the mean, 1 if it is not.
-
-    A total is a difference of slopes, which are of the order of 1 / the number of samples; rounding counts as 0.
-    """
-    mean = mean_over(row_total, actual > 0)
+    present, d = actual > 0, actual.shape[-1]
+    if base.ndim > actual.ndim:
+        base = torch.where(present.unsqueeze(-1), base - base.amin(-1, keepdim=True), 0.0)
+        lowest, row_sum = torch.zeros_like(actual), base.sum(-1)
+        D = torch.where(present, 0.0, mean_over(row_sum, present))
+    else:
+        D, base = torch.where(present, D, mean_over(D, present)), base - base.amin(-1, keepdim=True)
+        # min_(j != k) base_j is now 0, except for the class with the lowest: there it is the second lowest.
+        values, index = base.topk(2, largest=False)
+        lowest = torch.minimum(base + D, torch.zeros_like(base).scatter(-1, index[..., :1], values[..., 1:]))
+        row_sum = base.sum(-1, keepdim=True)
+    total = D + row_sum - d * lowest
+    mean = mean_over(total, present)
     usable = (mean * actual.sum(-1, keepdim=True) > ROUNDING * torch.finfo(mean.dtype).eps) & (mean < torch.inf)
-    return usable, torch.where(usable, mean, 1.0)
+    mean = torch.where(usable, mean, torch.inf)
+    diagonal = torch.where(usable, D / mean + (floor - total / mean).clamp_min(0), 1.0)
+    return Targets(diagonal, base / mean.view(*mean.shape, *[1] * (base.ndim - mean.ndim)), lowest / mean)
 
 
 def mean_over(values: Tensor, present: Tensor) -> Tensor:
     """The mean [..., 1] of values [..., d] over the classes that are present."""
     return torch.where(present, values, 0.0).sum(-1, keepdim=True) / present.sum(-1, keepdim=True).clamp_min(1)
-
-
-def weighted_cost(logits: Tensor, labels: Tensor, weights: Tensor | None, targets: Targets) -> tuple[Tensor, Tensor]:
-    """The sums [...] over the samples of their costs and of their weights."""
-    sample_weights = targets.row_total.gather(-1, labels)
-    if targets.columns is None and targets.cells is None:
-        classes = logits.shape[-1]
-        costs = F.cross_entropy(
-            logits.reshape(-1, classes), labels.reshape(-1), reduction="none", ignore_index=NO_LABEL
-        ).view(labels.shape)
-        costs = sample_weights * costs
-    else:
-        log_p = logits.log_softmax(-1)
-        if targets.cells is not None:
-            rows = targets.cells.gather(-2, labels.unsqueeze(-1).expand(logits.shape))
-            costs = -(rows * log_p).sum(-1)
-        else:
-            assert targets.columns is not None
-            assert targets.row_minimum is not None
-            diagonal = targets.diagonal.gather(-1, labels) * log_p.gather(-1, labels.unsqueeze(-1)).squeeze(-1)
-            factors = torch.stack((targets.columns, torch.ones_like(targets.columns)), -1)
-            columns, log_p_sum = (log_p @ factors).unbind(-1)
-            costs = targets.row_minimum.gather(-1, labels) * log_p_sum - diagonal - columns
-    if weights is not None:
-        costs, sample_weights = costs * weights, sample_weights * weights
-    return costs.sum(-1), sample_weights.sum(-1)
-
-
-def soft_label_cost(logits: Tensor, shares: Tensor, weights: Tensor | None, targets: Targets) -> tuple[Tensor, Tensor]:
-    """`weighted_cost` for soft labels [n, d]: the costs of all classes, weighted by the sample's shares."""
-    log_p, sample_weights = logits.log_softmax(-1), shares @ targets.row_total
-    if targets.cells is not None:
-        costs = -((shares @ targets.cells) * log_p).sum(-1)
-    else:
-        # In this order, because autograd then saves the shares and notices if they are overwritten.
-        costs = -((log_p * targets.diagonal) * shares).sum(-1)
-    if targets.columns is not None and targets.row_minimum is not None:
-        costs = costs + (shares @ targets.row_minimum) * log_p.sum(-1) - shares.sum(-1) * (log_p @ targets.columns)
-    if weights is not None:
-        costs, sample_weights = costs * weights, sample_weights * weights
-    return costs.sum(-1), sample_weights.sum(-1)

@@ -66,14 +66,16 @@ def counts_of(c: Confusion, in_cells: bool) -> Tensor:
     return c.matrix if in_cells else torch.stack((c.diagonal, c.actual.expand(c.diagonal.shape), c.predicted), -2)
 
 
+def from_margins(counts: Tensor) -> Confusion:
+    diagonal, actual, predicted = counts.unbind(-2)
+    return Confusion(diagonal, actual, predicted, refuse_matrix)
+
+
 def by_autograd(score: Score, counts: Tensor, in_cells: bool) -> Tensor:
     """The slopes G = dM/dC [..., d, d] at cells, or D and P [..., 2, d] at margins."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = counts.detach().clone().requires_grad_()  # cloned: a tensor made in inference mode takes no gradient
-        diagonal, actual, predicted, *_ = leaf.unbind(-2)
-        value = score(
-            Confusion.from_matrix(leaf) if in_cells else Confusion(diagonal, actual, predicted, refuse_matrix)
-        )
+        value = score(Confusion.from_matrix(leaf) if in_cells else from_margins(leaf))
         if not value.requires_grad:
             raise ValueError("metric: expected a differentiable function of the counts, got one without a gradient")
         slopes = torch.autograd.grad(value.sum(), leaf)[0]
