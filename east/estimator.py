@@ -25,8 +25,9 @@ from torch import Tensor
 
 from east import decisions
 from east.lab import models
-from east.lab.data.columns import Columns, Numbers, detect_all
+from east.lab.data.columns import Numeric
 from east.lab.data.common import DataError, Part, Splits, listed, shown
+from east.lab.data.detection import detect_all
 from east.lab.data.encoding import Encoding, typed_columns
 from east.lab.settings import sections
 from east.lab.training import saved
@@ -176,7 +177,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self._judge = judge_for(self.metric, given, self.positive, self.classes_, np.bincount(labels))
         slopes.reads_matrix(self._judge.metric, len(self.classes_))  # refuses what is no metric
         random = check_random_state(self.random_state)
-        splits = self._split(columns.take(used), labels, weights, random)
+        splits = self._split(columns.iloc[used], labels, weights, random)
         config = self._config(len(splits.train), self._judge.parameters)
         trials = [Trial(config, int(seed)) for seed in random.randint(2**31 - 1, size=self.n_init)]
         self.outcomes_ = train(trials, splits, device=self.device, progress=bool(self.verbose))
@@ -238,8 +239,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         inputs = torch.from_numpy((self.encoding_.array(columns, np.float64) - self.mean_) / self.scale_)
         return torch.cat([self.net_(rows) for rows in inputs.split(ROWS)])
 
-    def _read(self, X: Any, y: ArrayLike | None = None, fitting: bool = False) -> tuple[Columns, np.ndarray]:
-        """Typed columns and, in fit, targets [n]. New rows must have the training columns."""
+    def _read(self, X: Any, y: ArrayLike | None = None, fitting: bool = False) -> tuple[pd.DataFrame, np.ndarray]:
+        """Typed columns and, in fit, targets [n]. New rows must have the training columns, which fit detects."""
         advice = f"drop these rows, fill them, or use {type(self).__name__}(missing='median')"
         if not self.encodes_frames_:
             options: dict[str, Any] = {"y": y} if fitting else {"reset": False}
@@ -251,8 +252,10 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
                     raise
                 raise ValueError(f"Input X contains NaN, a missing value: {advice}") from None
             rows, targets = read if fitting else (read, np.empty(0))
-            names = getattr(self, "feature_names_in_", [f"x{k}" for k in range(rows.shape[1])])
-            return Columns(tuple(Numbers(str(name), rows[:, k]) for k, name in enumerate(names))), targets
+            names = [str(name) for name in getattr(self, "feature_names_in_", (f"x{k}" for k in range(rows.shape[1])))]
+            if fitting:
+                self.encoding_ = Encoding(columns=tuple(Numeric(name=name) for name in names))
+            return pd.DataFrame(rows, columns=names), targets
         if not isinstance(X, pd.DataFrame):
             raise ValueError(f"expected a DataFrame with the columns of training, got {type(X).__name__}")
         validate_data(self, X, skip_check_array=True, reset=fitting)
@@ -267,7 +270,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
                 raise ValueError(str(error)) from error
         targets = without_gaps(column_or_1d(y, warn=True))
         check_consistent_length(X, targets)
-        return detected_columns(frame), targets
+        self.encoding_, typed = detected(frame)
+        return typed, targets
 
     def _weights(
         self, X: ArrayLike, targets: np.ndarray, sample_weight: ArrayLike | None
@@ -286,7 +290,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         return used, weights[used] / weights[used].mean()
 
     def _split(
-        self, columns: Columns, labels: np.ndarray, weights: np.ndarray, random: np.random.RandomState
+        self, columns: pd.DataFrame, labels: np.ndarray, weights: np.ndarray, random: np.random.RandomState
     ) -> Splits:
         """Training and validation rows, encoded and scaled; the test part is empty.
 
@@ -298,8 +302,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             rows = random.permutation(np.flatnonzero(labels == k))
             held_out[rows[: min(round(self.validation_fraction * len(rows)), len(rows) - 1)]] = True
         train_rows, val_rows = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-        unfitted = Encoding((), classes=tuple(self._names), positive=self._judge.positive)
-        self.encoding_ = unfitted.fitted(columns, train_rows)
+        about = {"classes": tuple(self._names), "positive": self._judge.positive}
+        self.encoding_ = self.encoding_.model_copy(update=about).fitted(columns, train_rows)
         X = self.encoding_.array(columns, np.float64)
         scaler = StandardScaler().fit(X[train_rows])
         self.mean_, self.scale_ = scaler.mean_, scaler.scale_
@@ -313,7 +317,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
         parts = part(train_rows), part(val_rows if len(val_rows) else train_rows), part(val_rows[:0])
         zeros = torch.zeros(X.shape[1])
-        return Splits(*parts, unfitted.classes, "estimator", self._judge.positive, "", "", zeros, zeros + 1)
+        return Splits(*parts, self.encoding_.classes, "estimator", self._judge.positive, "", "", zeros, zeros + 1)
 
     def _config(self, rows: int, parameters: dict[str, Any]) -> sections.Science:
         """The trials' config, with the same sections as an east-run config."""
@@ -385,17 +389,18 @@ def has_words(X: Any) -> bool:
     return isinstance(X, pd.DataFrame) and len(X.select_dtypes(["number", "bool", "boolean"]).columns) < X.shape[1]
 
 
-def detected_columns(frame: pd.DataFrame) -> Columns:
+def detected(frame: pd.DataFrame) -> tuple[Encoding, pd.DataFrame]:
     """Every column as numbers, words or dates. Numbers are always kept, even if they look like an id."""
     categories, numeric = list(frame.select_dtypes("category")), list(frame.select_dtypes(["number", "bool"]))
-    used, dropped, faults = detect_all(frame, categories, numeric)
+    columns, typed, faults = detect_all(frame, categories, numeric)
     if faults:
         raise ValueError(
             "some columns cannot be used as they are; repair them, leave them out, or make them categories "
             f"(.astype('category')):{listed(faults)}"
         )
-    for column in dropped:
-        warnings.warn(f"column {shown(column.name)} is not used: it {column.reason}", stacklevel=4)
-    if not used:
+    encoding = Encoding(columns=tuple(columns))
+    for note in encoding.notes:
+        warnings.warn(note, stacklevel=4)
+    if not encoding.used:
         raise ValueError("expected at least one column of numbers, categories or dates, got none")
-    return Columns(tuple(used), tuple(dropped))
+    return encoding, typed

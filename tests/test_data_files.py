@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from east.choices import install_hint
-from east.lab.data import DataError, encode, files, load, read
+from east.lab.data import DataError, detection, encode, files, load
+from east.lab.data.files import read
+
+
+def understood(path) -> tuple[pd.DataFrame, dict[str, str]]:
+    """A file with its numbers, and their decimal marks."""
+    return detection.understood(read(path), files.text_format(path).delimiter, (), ())
 
 
 def frame(rows: int = 40) -> pd.DataFrame:
@@ -53,7 +59,7 @@ def test_the_line_in_which_excel_names_the_delimiter_is_skipped(tmp_path, expect
     for typed in (None, delimiter):
         table = load("csv", path=str(path), target="label", delimiter=typed)
         assert (table.fingerprint, table.columns) == (expected.fingerprint, expected.columns)
-    assert next(files.portions(path, rows=3, as_written=True)).shape == (3, 4)
+    assert next(files.portions(path, rows=3)).shape == (3, 4)
 
 
 def test_text_that_turns_latin_1_late_is_detected(tmp_path):
@@ -80,7 +86,7 @@ def test_decimal_commas_are_read(tmp_path):
         ("x;y\n1,500;a\n1234,500;b\n", [1.5, 1234.5]),
     ):
         (tmp_path / "a.csv").write_text(content)
-        assert read(tmp_path / "a.csv")["x"].tolist() == expected
+        assert understood(tmp_path / "a.csv")[0]["x"].tolist() == expected
 
 
 def written(path, **columns) -> str:
@@ -93,22 +99,23 @@ def written(path, **columns) -> str:
 
 def test_a_decimal_comma_anywhere_makes_points_thousands_separators(tmp_path):
     content = written(tmp_path / "a.csv", Anteil=["0,534", "1,500"], Menge=["48.253", "1.250"], Version=["2.1", "3"])
-    frame, marks = files.read_marked(content)
+    frame, marks = understood(content)
     assert frame["Anteil"][:2].tolist() == [0.534, 1.5]
     assert frame["Menge"][:2].tolist() == [48253, 1250]
     assert frame["Version"][:2].tolist() == [2.1, 3]
     assert marks == {"Anteil": ",", "Menge": ",", "Version": ".", "label": ","}
     table = load("csv", path=content, target="label")
     assert table.columns == ("Anteil", "Menge", "Version")
-    assert table.encoding.decimals == {"Anteil": ",", "Menge": ",", "Version": "."}
+    assert [column.decimal for column in table.encoding.columns] == [",", ",", "."]
     assert table.encoding.describe()[0].split(maxsplit=1)[1] == "numbers with a decimal comma, median 1.017"
 
 
 @pytest.mark.parametrize("version", ["2.1.3", "2.1", "1.234.567"])
 def test_a_version_does_not_switch_the_decimal_comma_off(tmp_path, version):
     path = written(tmp_path / "a.csv", x=["1,5", "2,25", "unknown"], note=["a", "b", version, "c"], z=["1,500"])
-    assert read(path)["z"][0] == 1.5
-    assert read(path)["note"].tolist()[:4] == ["a", "b", version, "c"]
+    frame, _ = understood(path)
+    assert frame["z"][0] == 1.5
+    assert frame["note"].tolist()[:4] == ["a", "b", version, "c"]
 
 
 def test_a_quoted_comma_in_a_file_with_commas_separates_thousands(tmp_path):
@@ -116,7 +123,7 @@ def test_a_quoted_comma_in_a_file_with_commas_separates_thousands(tmp_path):
     (tmp_path / "a.csv").write_text(f"x,y,label\n{rows}\n")
     table = load("csv", path=str(tmp_path / "a.csv"), target="label")
     assert table.features[1].tolist() == [71977, 1.125]
-    assert table.encoding.decimals == {"x": ".", "y": "."}
+    assert [column.decimal for column in table.encoding.columns] == [".", "."]
 
 
 def test_units_follow_the_notation_of_the_file(tmp_path):
@@ -124,7 +131,7 @@ def test_units_follow_the_notation_of_the_file(tmp_path):
     table = load("csv", path=path, target="label")
     assert table.encoding.columns[0].describe() == "numbers with € and a decimal comma, median 10750"
     assert table.columns == ("Preis", "Anteil=0,5 %", "Anteil=12,25 %")  # few values are categories
-    new = read(path, text=table.encoding.text_columns, decimals=table.encoding.decimals)
+    new = read(path, table.encoding)
     assert torch.equal(encode(new, table.encoding), table.features)
 
 
@@ -140,7 +147,7 @@ def test_categorical_columns_keep_their_marks(tmp_path):
     path = written(tmp_path / "a.csv", x=["0,5", "1,5"], size=["1,5", "2,5"], version=["2.125", "3.125"])
     table = load("csv", path=path, target="label", categorical=["size", "version"])
     assert table.columns == ("x", "size=1,5", "size=2,5", "version=2.125", "version=3.125")
-    new = read(path, text=table.encoding.text_columns, decimals=table.encoding.decimals)
+    new = read(path, table.encoding)
     assert torch.equal(encode(new, table.encoding), table.features)
 
 

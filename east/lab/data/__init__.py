@@ -17,7 +17,6 @@ from east.lab.data.sources import Dataset, Root
 
 if TYPE_CHECKING:
     from east.lab.data.encoding import Encoding, encode
-    from east.lab.data.files import read
     from east.lab.data.overview import catalogue_text, describe_text
 
 __all__ = [
@@ -38,7 +37,6 @@ __all__ = [
     "encode",
     "load",
     "options",
-    "read",
     "split",
 ]
 
@@ -46,7 +44,6 @@ __all__ = [
 _HOME = {
     **dict.fromkeys(("Encoding", "encode"), "encoding"),
     **dict.fromkeys(("catalogue_text", "describe_text"), "overview"),
-    "read": "files",
 }
 
 

@@ -20,7 +20,8 @@ from torch import Tensor
 from east.choices import ConfigError, printable
 
 if TYPE_CHECKING:
-    from east.lab.data.columns import Columns
+    import pandas as pd
+
     from east.lab.data.encoding import Encoding
 
 FRACTIONS = (0.64, 0.16, 0.20)
@@ -128,7 +129,8 @@ class Table(Data):
     field: ClassVar[str] = "features"
     features: Tensor  # float32 [n, f], not yet scaled; for a file, encoded by all of its rows, float64 once `fitted`
     columns: tuple[str, ...] = ()
-    raw: "Columns | None" = None  # for a file: its columns before encoding
+    raw: "pd.DataFrame | None" = None  # for a file: its typed columns, before encoding
+    written: "pd.DataFrame | None" = None  # for a file: as read; its index numbers the rows
     encoding: "Encoding | None" = None  # for a file: how `features` are made from `raw`
     file_note: str | None = None  # for a file: what had to be guessed to read it
 
@@ -142,18 +144,17 @@ class Table(Data):
         return (*lines, *(self.encoding.notes if self.encoding else ()))
 
     def digests(self) -> list[str]:
-        if self.raw is None:
+        if self.raw is None or self.encoding is None:
             return super().digests()
         split_by = [digest(values) for values in (self.groups, self.time) if values is not None]
-        fine = self.raw.fine_digests() if self.own else []  # KEEL's records are older
-        return [*super().digests(), *split_by, *self.raw.hidden_digests(), *fine]
+        return [*super().digests(), *split_by, *self.encoding.hidden_digests(self.raw, fine=self.own)]  # KEEL is older
 
     def names(self) -> list[tuple[str, ...]]:
         return [self.classes, self.columns]
 
     def take(self, rows: np.ndarray, **changes: Any) -> Self:
-        if self.raw is not None:
-            changes["raw"] = self.raw.take(np.asarray(rows))
+        frames = {"raw": self.raw, "written": self.written}
+        changes |= {name: frame.iloc[np.asarray(rows)] for name, frame in frames.items() if frame is not None}
         return super().take(rows, **changes)
 
     def fitted(self, train: np.ndarray) -> Self:

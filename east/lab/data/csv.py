@@ -1,9 +1,7 @@
 """Your own table: a CSV, Parquet, Feather or Excel file with numbers, words, dates and missing values."""
 
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,9 +10,11 @@ from torch import Tensor
 
 from east.choices import ConfigError, choose
 from east.lab.data import files
-from east.lab.data.columns import Columns, Dates, Dropped, Numbers, Words, detect, read_columns, words, words_column
-from east.lab.data.common import DataError, Table, shown
+from east.lab.data.columns import Date, Dropped, Numeric, as_words, words
+from east.lab.data.common import DataError, Table, listed, shown
+from east.lab.data.detection import detect, detect_all, understood
 from east.lab.data.encoding import Encoding
+from east.lab.data.notation import Mark
 from east.lab.data.sources import Dataset, Root
 
 if TYPE_CHECKING:
@@ -45,19 +45,23 @@ def csv(
     """
     if path is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
-    file, delimiter = files.regular(path), files.named_delimiter(delimiter)
-    as_names = dict.fromkeys(names(categorical), ".")  # cells of a categorical column are names, with any marks
-    frame, decimals = files.read_marked(file, delimiter, decimals=as_names)
+    file, layout = files.regular(path), files.Layout(delimiter=files.named_delimiter(delimiter))
+    frame = files.read(file, layout).rename(columns=str)
     if target is None:
-        columns = shown(", ".join(map(str, frame.columns)), 300, quoted=False)
+        columns = shown(", ".join(frame.columns), 300, quoted=False)
         raise DataError(f"dataset.target=COLUMN is missing: which column of {path} is the class? Columns: {columns}")
-    if len(frame.columns) == 1 and str(target) in str(frame.columns[0]) and str(target) not in frame:
+    if len(frame.columns) == 1 and str(target) in frame.columns[0] and str(target) not in frame:
         raise DataError(
             f"{path} seems to have a single column, {shown(frame.columns[0])}. Say what is between the columns: "
             "dataset.delimiter=':' (or tab, or any other character); only , ; | and tab are detected."
         )
-    labels = [str(name) for name in (target, group) if name is not None]
-    frame = with_written_names(frame.rename(columns=str), file, delimiter, as_names, labels)
+    decimals: dict[str, Mark] = {}
+    note = None
+    if files.is_text(file):
+        format = files.text_format(file, layout.delimiter)
+        labels = [str(name) for name in (target, group) if name is not None]
+        frame, decimals = understood(frame, format.delimiter, labels, names(categorical))
+        note = format.note
     table = from_frame(
         "csv",
         frame,
@@ -70,33 +74,10 @@ def csv(
         time=time,
         keep=keep,
         decimals=decimals,
+        layout=layout,
         own=True,
     )
-    note = files.text_format(file, delimiter).note if files.is_text(file) else None
-    encoding = None if table.encoding is None else replace(table.encoding, delimiter=delimiter)
-    return replace(table, encoding=encoding, file_note=note)
-
-
-def with_written_names(
-    frame: "pd.DataFrame", file: Path, delimiter: str | None, categorical: Collection[str], labels: Sequence[str]
-) -> "pd.DataFrame":
-    """The frame with the words of the file where names were read as numbers, so that 1.1 and 1.10 stay different.
-
-    A categorical column stays numbers if all are written as usual: 7 or 7.0, but not 007. `labels`, the target and the
-    group, stay numbers unless two words are the same number, so that their names remain those of older models.
-    """
-    import pandas as pd
-
-    numeric = [name for name in frame if name in {*categorical, *labels} and frame[name].dtype.kind in "iuf"]
-    if not numeric or files.file_kind(file) in ("Parquet", "Feather"):  # whose columns have types
-        return frame
-    written = next(files.portions(file, delimiter, text=numeric, columns=numeric)).rename(columns=str)
-    for name in numeric:
-        texts = {re.sub(r"\.0*$", "", text) for text in files.distinct(written[name])}
-        usual = {*words(pd.Series(frame[name].dropna().unique()))}
-        if len(texts) > len(usual) or (name in categorical and texts != usual):
-            frame[name] = written[name]
-    return frame
+    return replace(table, file_note=note)
 
 
 def from_frame(
@@ -110,12 +91,13 @@ def from_frame(
     group: str | int | None = None,
     time: str | int | None = None,
     keep: Names = None,
-    decimals: Mapping[str, str] = {},
+    decimals: Mapping[str, Mark] = {},
+    layout: files.Layout = files.DETECTED,
     own: bool = False,
 ) -> Table:
     """A table of features and classes from a frame; the options are those of `csv`.
 
-    decimals: the decimal marks of columns, as far as the file shows them. own: see Data.
+    decimals: the decimal marks of columns, as far as the file shows them. layout: that of the file. own: see Data.
     """
     frame = frame.rename(columns=str).reset_index(drop=True)
     files.refuse_duplicates(frame.columns, path)
@@ -127,11 +109,18 @@ def from_frame(
     if target in split_by.values():
         raise ConfigError(f"dataset.target, dataset.group and dataset.time must differ, got {target!r} twice")
     labels, classes, positive_index = encode_labels(frame[target], target, positive, path)
-    unused = [Dropped(column, f"is the {role}") for role, column in split_by.items() if column not in keep]
-    used = frame.drop(columns=list({target, *drop, *(column.name for column in unused)}))
-    raw = read_columns(used, categorical, keep, path, decimals)
-    raw = Columns(raw.used, (*unused, *raw.dropped), frame)
-    encoding = Encoding((), (), target, classes, positive_index).fitted(raw)
+    unused = [Dropped(name=column, reason=f"is the {role}") for role, column in split_by.items() if column not in keep]
+    rest = frame.drop(columns=list({target, *drop, *(column.name for column in unused)}))
+    columns, raw, faults = detect_all(rest, categorical, keep, decimals)
+    if faults:
+        raise DataError(
+            f"{path}: some columns cannot be used. Repair them, leave them out (dataset.drop=[…]) or "
+            f"make them categories (dataset.categorical=[…]):{listed(faults)}"
+        )
+    about = {"target": target, "classes": classes, "positive": positive_index, **layout.model_dump()}
+    encoding = Encoding(columns=(*unused, *columns), **about).fitted(raw)
+    if not encoding.used:
+        raise DataError(f"{path}: no feature column is left besides the target{'; '.join(['', *encoding.notes[:5]])}.")
     return Table(
         features=encoding.features(raw),
         labels=torch.from_numpy(labels),
@@ -140,6 +129,7 @@ def from_frame(
         positive=positive_index,
         columns=encoding.feature_names,
         raw=raw,
+        written=frame,
         encoding=encoding,
         groups=group_numbers(frame[split_by["group"]], path) if "group" in split_by else None,
         time=time_numbers(frame[split_by["time"]], path) if "time" in split_by else None,
@@ -163,23 +153,19 @@ def refuse_missing_columns(columns: Sequence[str], frame: "pd.DataFrame", path: 
 def group_numbers(column: "pd.Series", path: str) -> Tensor:
     """int64 [n]: the same number for every row of a group."""
     refuse_gaps(column, f"dataset.group={column.name}", path)
-    return torch.from_numpy(words_column(str(column.name), column).codes)
+    return torch.from_numpy(as_words(column).cat.codes.to_numpy(np.int64))
 
 
 def time_numbers(column: "pd.Series", path: str) -> Tensor:
     """float64 [n], larger is later: dates as days, numbers unchanged."""
     refuse_gaps(column, f"dataset.time={column.name}", path)
     try:
-        detected = detect(str(column.name), column, keep=True)
+        kind, values = detect(str(column.name), column, keep=True)
     except DataError as error:
         raise DataError(f"{path}: dataset.time={column.name} {error}; expected dates or numbers") from None
-    match detected:
-        case Dates(days=values) | Numbers(values=values):
-            return torch.from_numpy(values.copy())
-        case Words(levels=levels):
-            got = f"text such as {shown(levels[0])}"
-        case Dropped(reason=reason):
-            got = f"a column that {reason}"
+    if isinstance(kind, Numeric | Date):
+        return torch.from_numpy(values.to_numpy(copy=True))
+    got = f"a column that {kind.reason}" if isinstance(kind, Dropped) else f"text such as {shown(values.iloc[0])}"
     raise DataError(f"{path}: dataset.time={column.name} expects dates or numbers, got {got}.")
 
 

@@ -1,6 +1,7 @@
 """Files of rows and columns, read into pandas frames: CSV (also gzipped), Parquet, Feather, Excel.
 
-A file's first bytes decide its format, not its name. Text may be UTF-8, UTF-16, or Windows-1252 (Latin-1).
+A file's first bytes decide its format, not its name. Text may be UTF-8, UTF-16, or Windows-1252 (Latin-1), and its
+cells are read as they are written; what they mean is the business of `detection` and `columns`.
 """
 
 import codecs
@@ -9,25 +10,23 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, cast
 
-import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
 
 from east.choices import ConfigError, install_hint
 from east.lab.data.common import DataError, shown
-from east.lab.data.notation import NUMBER, are_numbers, find_decimal, level_numbers, split_unit
 
 if TYPE_CHECKING:
     import pandas as pd
 
 BLOCK = 1 << 20
 DELIMITERS = ",;\t|"  # those that are detected; others must be said
-SAMPLE = 1000  # rows of a new file that are searched for a decimal comma, if training did not show one
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 MAGIC = {
     b"\x1f\x8b": "gzip",
@@ -37,10 +36,13 @@ MAGIC = {
     b"PK\x03\x04": "Excel",
     b"\xd0\xcf\x11\xe0": "old Excel",
 }
-AS_WRITTEN: dict[str, Any] = {"dtype": str, "keep_default_na": False}  # options of pandas
 SEP = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # a first line that Excel writes and reads
 UNEVEN = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # as pandas says it
 NEEDS = {"Parquet": "pyarrow", "Feather": "pyarrow", "Excel": "openpyxl"}
+MISSING = (
+    *("", "?", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
+    *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
+)
 ADVICE = {
     "Excel": "It is a ZIP archive: unpack it first, unless it is a damaged Excel workbook (.xlsx).",
     "text": "Expected CSV (also gzipped), Parquet, Feather or Excel (.xlsx).",
@@ -64,14 +66,25 @@ class TextFormat:
         return f"the text is not UTF-8 and was read as {name}. If words look wrong, save the file as UTF-8"
 
 
-def read(
-    path: str | Path, delimiter: str | None = None, text: Collection[str] = (), decimals: Mapping[str, str] = {}
-) -> "pd.DataFrame":
-    """The whole file as a frame. The default `delimiter` is the most frequent one in the first line.
+class Layout(BaseModel):
+    """How a file is laid out, as far as it is not detected."""
 
-    text, decimals: what is known of its columns, see `portions`. The marks of other columns are found.
-    """
-    return read_marked(path, named_delimiter(delimiter), text, decimals)[0]
+    model_config = ConfigDict(frozen=True, strict=True)
+    delimiter: Annotated[str, Field(pattern=r"(?s)^(.|\\s\+)$")] | None = None  # pandas takes longer ones for a pattern
+
+
+DETECTED = Layout()
+
+
+def read(path: str | Path, layout: Layout = DETECTED) -> "pd.DataFrame":
+    """The whole file as a frame."""
+    return with_gaps(next(portions(path, layout)))
+
+
+def with_gaps(written: "pd.DataFrame") -> "pd.DataFrame":
+    """The frame with NaN for the words that stand for missing values."""
+    text = written.select_dtypes(["object", "str", "string", "category"])
+    return written.assign(**text.mask(text.isin(MISSING)).infer_objects())
 
 
 def named_delimiter(typed: str | None) -> str | None:
@@ -82,86 +95,10 @@ def named_delimiter(typed: str | None) -> str | None:
     return delimiter
 
 
-def read_marked(
-    path: str | Path,
-    delimiter: str | None = None,
-    text: Collection[str] = (),
-    decimals: Mapping[str, str] = {},
-    rows: int | None = None,
-) -> tuple["pd.DataFrame", dict[str, str]]:
-    """The first `rows` of a file (None: all), and the decimal marks of its columns as far as they are clear.
-
-    A column's own numbers decide first. One such as 48.253 or 1,500 is read by the others: a decimal comma anywhere in
-    the file makes its point a thousands separator, and a file with commas between columns has no other decimal commas.
-    """
-    frame = next(portions(path, delimiter, rows, text=text, decimals=decimals))
-    path = regular(path)
-    if not is_text(path):
-        return frame, dict(decimals)
-    undecided = [str(name) for name in frame if name not in text and name not in decimals]
-    marks, comma = text_marks(frame[undecided], text_format(path, delimiter).delimiter)
-    floats = [name for name in undecided if frame[name].dtype.kind == "f"]
-    if comma:
-        frame[floats] = next(portions(path, delimiter, rows, text=floats))[floats]  # 48.253 may mean 48253
-        whole = [name for name in undecided if frame[name].dtype.kind in "iu"]
-        marks |= dict.fromkeys(whole, ",")
-        marks |= {name: "," if all(map(NUMBER[","].fullmatch, distinct(frame[name]))) else "." for name in floats}
-    else:
-        marks |= {name: "." for name in floats if (frame[name].dropna() % 1 != 0).any()}
-    for name, mark in marks.items():
-        frame[name] = converted(frame[name], mark)
-    return frame, {**marks, **decimals}
-
-
-def text_marks(frame: "pd.DataFrame", delimiter: str) -> tuple[dict[str, str], bool]:
-    """The decimal marks of columns of text that hold numbers, as far as they are clear; is there a decimal comma?
-
-    A point that separates thousands (1.234.567) is no proof of one: ids are written like this, too.
-    """
-    import pandas as pd
-
-    text = {str(name): values for name, values in frame.items() if pd.api.types.is_string_dtype(values)}
-    words = {name: split_unit(distinct(values))[1] for name, values in text.items()}
-    words = {name: levels for name, levels in words.items() if are_numbers(levels)}
-    marks = {name: find_decimal(levels) for name, levels in words.items()}
-    comma = any(mark == "," and any("," in level for level in words[name]) for name, mark in marks.items())
-    default = "," if comma else "." if delimiter == "," else None
-    found = {name: mark or default for name, mark in marks.items()}
-    return {name: mark for name, mark in found.items() if mark}, comma
-
-
-def distinct(values: "pd.Series") -> list[str]:
-    """The different words of a column of text, without blanks around them."""
-    return [str(value).strip() for value in values.dropna().unique()]
-
-
-def converted(values: "pd.Series", decimal: str) -> "pd.Series":
-    """A column of text as numbers with this decimal mark; unchanged if it has other words, or is no text."""
-    import pandas as pd
-
-    if not pd.api.types.is_string_dtype(values):
-        return values
-    codes, levels = pd.factorize(values)
-    numbers = level_numbers([str(level).strip() for level in levels], decimal)
-    return values if np.isnan(numbers).any() else pd.Series(np.append(numbers, np.nan)[codes], values.index)
-
-
-def portions(
-    path: str | Path,
-    delimiter: str | None = None,
-    rows: int | None = None,
-    *,
-    text: Collection[str] = (),
-    decimals: Mapping[str, str] = {},
-    as_written: bool = False,
-    columns: list[str] | None = None,
-) -> Iterator["pd.DataFrame"]:
+def portions(path: str | Path, layout: Layout = DETECTED, rows: int | None = None) -> Iterator["pd.DataFrame"]:
     """The file as frames of `rows` rows each, or as a single one; only text is read in portions.
 
-    text: columns that are words even where all of them look like numbers, such as 01.
-    decimals: the decimal marks of columns; a point if nothing is said.
-    as_written: copy every cell (00012, 1E5, NA) instead of reading numbers and missing values.
-    columns: those of a text file to read; None: all.
+    Cells are as they are written: 00012, 1E5 and NA are copied, where a file has text.
     """
     import pandas as pd
 
@@ -169,9 +106,9 @@ def portions(
     kind = file_kind(path)
     try:
         if kind in ("text", "gzip"):
-            yield from text_portions(path, delimiter, rows, text, decimals, as_written, columns)
+            yield from text_portions(path, layout, rows)
         else:
-            yield read_binary(path, kind, text, as_written)
+            yield read_binary(path, kind)
     except pd.errors.ParserWarning:
         raise DataError(
             f"{path} cannot be read as a table: expected one field per column named in the first line, got rows with "
@@ -194,38 +131,34 @@ def portions(
         raise DataError(f"{path} cannot be read as a table: {shown(reason, 200, quoted=False)}.{advice}") from error
 
 
-def text_portions(
-    path: Path,
-    delimiter: str | None,
-    rows: int | None,
-    text: Collection[str],
-    decimals: Mapping[str, str],
-    as_written: bool,
-    columns: list[str] | None,
-) -> Iterator["pd.DataFrame"]:
-    """`portions` of a text file, with the errors of pandas."""
+def text_portions(path: Path, layout: Layout, rows: int | None) -> Iterator["pd.DataFrame"]:
+    """`portions` of a text file, with the errors of pandas; its warning about rows longer than the header is one, too.
+
+    One extra empty field is fine: some programs end every row with a delimiter.
+    """
     import pandas as pd
 
-    format = text_format(path, delimiter)
-    refuse_duplicates(header(path, format), path)
-    commas = [name for name, mark in decimals.items() if mark == ","]
-    typed = {"dtype": dict.fromkeys([*text, *commas], str), "na_values": ["?"]}
+    format = text_format(path, layout.delimiter)
+    options: dict[str, Any] = {
+        "sep": format.delimiter,
+        "encoding": format.charset,
+        "skiprows": format.skip,
+        "dtype": str,
+        "keep_default_na": False,
+        "na_values": [""],
+        "skipinitialspace": True,
+    }
     with opened(path) as file:
-        reader = pd.read_csv(
-            file,
-            sep=format.delimiter,
-            encoding=format.charset,
-            skiprows=format.skip,
-            **(AS_WRITTEN if as_written else typed),
-            skipinitialspace=True,
-            usecols=columns,
-            low_memory=False,
-            index_col=False,
-            iterator=True,
-            chunksize=rows,
-        )
-        for frame in refuse_long_rows(reader):
-            yield frame.assign(**{name: converted(frame[name], ",") for name in commas if name in frame})
+        names = pd.read_csv(file, header=None, nrows=1, **options).iloc[0]
+    refuse_duplicates(names.dropna(), path)  # blank ones will be numbered
+    with opened(path) as file:
+        reader = pd.read_csv(file, index_col=False, iterator=True, chunksize=rows, **options)
+        while True:
+            with warnings.catch_warnings(action="error", category=pd.errors.ParserWarning):
+                frame = next(reader, None)
+            if frame is None:
+                return
+            yield frame
 
 
 def regular(path: str | Path) -> Path:
@@ -262,25 +195,21 @@ def is_text(path: Path) -> bool:
     return file_kind(path) in ("text", "gzip")
 
 
-def read_binary(path: Path, kind: str, text: Collection[str] = (), as_written: bool = False) -> "pd.DataFrame":
+def read_binary(path: Path, kind: str) -> "pd.DataFrame":
     """A Parquet or Feather file, or the first sheet of an Excel workbook. A named index becomes columns again.
 
-    as_written: text of a workbook stays text, and whole numbers stay whole beside missing ones.
+    Text of a workbook stays text, and whole numbers stay whole beside missing ones.
     """
     import pandas as pd
 
     if kind == "old Excel":
         raise ValueError("it is in Excel's old format (.xls). Save it as .xlsx or CSV")
     if kind == "Excel":
-        first = pd.read_excel(path, header=None, nrows=1, engine="openpyxl")
-        names = first.iloc[0].dropna().tolist() if len(first) else []
+        names = pd.read_excel(path, header=None, nrows=1, engine="openpyxl").stack()
         refuse_duplicates(map(str, names), path)
-        if as_written:
-            return pd.read_excel(path, engine="openpyxl", dtype=object, keep_default_na=False).infer_objects()
-        types = {name: str for name in names if str(name) in text}
-        return pd.read_excel(path, engine="openpyxl", na_values=["?"], dtype=types)
+        return pd.read_excel(path, engine="openpyxl", dtype=object, keep_default_na=False).infer_objects()
     reader = pd.read_parquet if kind == "Parquet" else pd.read_feather
-    frame = reader(path, dtype_backend="numpy_nullable") if as_written else reader(path)
+    frame = reader(path, dtype_backend="numpy_nullable")
     refuse_duplicates(map(str, frame.columns), path)
     return frame.reset_index() if any(name is not None for name in frame.index.names) else frame
 
@@ -352,38 +281,3 @@ def utf16_without_mark(start: bytes) -> str:
     if even > many and odd < few:
         return "utf-16-be"
     raise ValueError("it has zero bytes, so it is not text, or text in an unknown character set; save it as UTF-8")
-
-
-def header(path: Path, format: TextFormat) -> list[str]:
-    """The names in the first line as they are written, without blank ones."""
-    import pandas as pd
-
-    with opened(path) as file:
-        first = pd.read_csv(
-            file,
-            sep=format.delimiter,
-            encoding=format.charset,
-            skiprows=format.skip,
-            header=None,
-            nrows=1,
-            dtype=str,
-            skipinitialspace=True,
-            keep_default_na=False,
-        )
-    return [name for name in first.iloc[0].tolist() if name]
-
-
-def refuse_long_rows(reader: Iterator["pd.DataFrame"]) -> Iterator["pd.DataFrame"]:
-    """The frames of a reader; pandas' warning about rows longer than the header becomes an error.
-
-    One extra empty field is fine: some programs end every row with a delimiter.
-    """
-    import pandas as pd
-
-    while True:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pd.errors.ParserWarning)
-            frame = next(reader, None)
-        if frame is None:
-            return
-        yield frame

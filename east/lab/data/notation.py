@@ -7,10 +7,15 @@ Numbers may have a unit, a currency or percent sign: $1,234.50 or 12,5 %.
 import re
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 
-SEPARATOR = {".": ",", ",": "."}  # decimal mark -> thousands separator
+if TYPE_CHECKING:
+    import pandas as pd
+
+Mark: TypeAlias = Literal[".", ","]
+SEPARATOR: dict[Mark, Mark] = {".": ",", ",": "."}  # decimal mark -> thousands separator
 NUMBER = {
     decimal: re.compile(rf"[+-]?(?=[.,]?\d)(\d*|[1-9]\d{{0,2}}(\{separator}\d{{3}})+)(\{decimal}\d*)?([eE][+-]?\d+)?")
     for decimal, separator in SEPARATOR.items()
@@ -18,7 +23,29 @@ NUMBER = {
 UNITS = "%$€£¥₹₽₩₺₪₫฿₴"
 MEASURE = re.compile(rf"([+-]?)([{UNITS}]?)\s*([+-]?[\d.,]+(?:[eE][+-]?\d+)?)\s*([{UNITS}]?)")
 CODE = re.compile(r"-?0\d+(?![\d.,])")  # 007, but not 07,5
+TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 GLANCE = 1000  # words that decide whether a column may hold numbers
+
+
+def inferred(written: "pd.Series") -> "pd.Series":
+    """Text as numbers or truth values, if each of its words is one; everything else is unchanged."""
+    import pandas as pd
+
+    if pd.api.types.infer_dtype(written, skipna=True) != "string":
+        return written
+    try:
+        return pd.to_numeric(written)
+    except (ValueError, TypeError):  # as soon as a word is no number
+        return written.map(TRUTH) if written.dropna().isin(TRUTH).all() else written
+
+
+def converted(written: "pd.Series", decimal: Mark) -> "pd.Series":
+    """Text as numbers with this decimal mark; unchanged if it has other words."""
+    import pandas as pd
+
+    codes, levels = pd.factorize(written)
+    numbers = level_numbers([str(level).strip() for level in levels], decimal)
+    return written if np.isnan(numbers).any() else pd.Series(np.append(numbers, np.nan)[codes], written.index)
 
 
 def split_unit(levels: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -37,7 +64,7 @@ def split_unit(levels: Sequence[str]) -> tuple[str | None, list[str]]:
     return unit, [match[1] + match[3] if match and match[2] + match[4] == unit else "" for match in matches]
 
 
-def level_numbers(levels: Sequence[str], decimal: str | None = None) -> np.ndarray:
+def level_numbers(levels: Sequence[str], decimal: Mark | None = None) -> np.ndarray:
     """float64 [levels], NaN for words that are not numbers. Without `decimal`, the words themselves must show it.
 
     Then all are NaN if one has a leading zero, as codes do.
@@ -54,20 +81,20 @@ def level_numbers(levels: Sequence[str], decimal: str | None = None) -> np.ndarr
     return pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(dtype=float)
 
 
-def plain(level: str, decimal: str) -> str:
+def plain(level: str, decimal: Mark) -> str:
     """A number in Python's notation; blank if its separators are not where thousands end."""
     if SEPARATOR[decimal] not in level:
         return level.replace(decimal, ".")
     return level.replace(SEPARATOR[decimal], "").replace(decimal, ".") if NUMBER[decimal].fullmatch(level) else ""
 
 
-def find_decimal(levels: Sequence[str]) -> str | None:
+def find_decimal(levels: Sequence[str]) -> Mark | None:
     """The decimal mark that these words show; None if they show none, or both."""
     shown = [mark for mark in SEPARATOR if any(shows(level, mark) for level in levels)]
     return shown[0] if len(shown) == 1 else None
 
 
-def shows(level: str, decimal: str) -> bool:
+def shows(level: str, decimal: Mark) -> bool:
     """Whether a word is a number with this decimal mark only."""
     return not NUMBER[SEPARATOR[decimal]].fullmatch(level) and NUMBER[decimal].fullmatch(level) is not None
 

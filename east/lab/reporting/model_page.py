@@ -105,10 +105,10 @@ def rows_of(loaded: Data, index: np.ndarray) -> pd.DataFrame | None:
         return None
     if not isinstance(loaded, Table):
         return pd.DataFrame(index=index)
-    if loaded.raw is None or loaded.raw.frame is None or loaded.encoding is None:
+    if loaded.written is None or loaded.encoding is None:
         features = loaded.features[index].numpy()
         return pd.DataFrame(features, index=index, columns=loaded.columns or None)
-    return loaded.raw.frame.iloc[index].drop(columns=loaded.encoding.target)
+    return loaded.written.iloc[index].drop(columns=loaded.encoding.target)
 
 
 def predictions(scored: Scored) -> pd.DataFrame:

@@ -26,7 +26,7 @@ from east.choices import ConfigError, choose
 from east.confusion import Confusion
 from east.lab import bars, data
 from east.lab.bars import duration
-from east.lab.data.columns import tells_class
+from east.lab.data.detection import tells_class
 from east.lab.data.encoding import enumerated
 from east.lab.experiment import budget, records
 from east.lab.experiment.budget import OutOfTime
@@ -219,7 +219,7 @@ def file_notes(loaded: data.Data) -> list[str]:
     if similar := [name for name in loaded.classes if alike[name.casefold()] > 1]:
         notes.append(f"these classes differ only in capital letters: {enumerated(similar)}")
     labels = loaded.labels.numpy()
-    if telling := [column.name for column in loaded.raw.used if tells_class(column, labels)]:
+    if telling := [str(name) for name, values in loaded.raw.items() if tells_class(values, labels)]:
         notes.append(
             f"one column alone determines the class of every row: {enumerated(telling)}. If it is known only after the "
             "class (leakage), leave it out: dataset.drop=[…]"

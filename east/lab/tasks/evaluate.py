@@ -12,7 +12,6 @@ from east import decisions
 from east.choices import printable
 from east.lab import bars
 from east.lab.data import files, images
-from east.lab.data.columns import words
 from east.lab.data.common import DataError, shown
 from east.lab.files import result_folder
 from east.lab.reporting import model_page, writers
@@ -68,13 +67,13 @@ def labelled_rows(model: Model, source: Path) -> Labelled:
     encoding = model.encoding
     if encoding.target is None:
         raise DataError("this model was not trained on a file, so no column holds its classes")
-    frame = files.read(source, encoding.delimiter, encoding.text_columns, encoding.decimals)
+    frame = files.read(source, encoding)
     if encoding.target not in frame:
         raise DataError(f"{source}: expected the labels in a column {encoding.target!r}, as in training; it is missing")
     empty = frame[encoding.target].isna()
     if empty.any():
         raise DataError(f"{source}: the label {encoding.target!r} is missing in {int(empty.sum()):,} rows")
-    labels = numbered(model, words(frame[encoding.target]), source)
+    labels = numbered(model, encoding.class_names(frame[encoding.target]), source)
     return Labelled(model.predict_proba(frame), labels, frame.drop(columns=encoding.target).reset_index(drop=True))
 
 

@@ -17,7 +17,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import repeat
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,8 +33,9 @@ from east import decisions
 from east.choices import ConfigError, import_by_path
 from east.lab import bars, data, models
 from east.lab.data import files, images
+from east.lab.data.columns import Numeric
 from east.lab.data.common import DataError, Splits, Table
-from east.lab.data.encoding import Numeric, typed_columns
+from east.lab.data.encoding import typed_columns
 from east.lab.files import read_regular, replace_folder, temporary_name
 from east.lab.settings.sections import Science
 from east.lab.training import inspection
@@ -297,8 +297,8 @@ def check_custom(target: str) -> None:
 def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
     """An encoding of a table of plain numbers, so that the model also takes frames with its columns."""
     medians = table.features[splits.train.index].median(0).values.tolist()
-    columns = [Numeric(name, median, False) for name, median in zip(table.columns, medians, strict=True)]
-    return data.Encoding(tuple(columns), classes=table.classes, positive=table.positive)
+    columns = [Numeric(name=name, median=median) for name, median in zip(table.columns, medians, strict=True)]
+    return data.Encoding(columns=tuple(columns), classes=table.classes, positive=table.positive)
 
 
 def predict_file(
@@ -360,16 +360,12 @@ def table_predictions(
     model: Model, source: Path, keep: Sequence[str] | Literal["all"] | None = None
 ) -> Iterator["pd.DataFrame"]:
     """Predictions for a table, a portion of the file at a time."""
-    encoding, done = model.encoding, 0
-    decimals, text = encoding.decimals, encoding.text_columns
-    if any(isinstance(column, Numeric) and column.decimal is None for column in encoding.columns):  # training has none
-        decimals = files.read_marked(source, encoding.delimiter, text, decimals, files.SAMPLE)[1]
-    frames = files.portions(source, encoding.delimiter, FILE_ROWS, text=text, decimals=decimals)
-    written = files.portions(source, encoding.delimiter, FILE_ROWS, as_written=True) if keep else repeat(None)
-    for frame, kept in zip(frames, written, strict=False):
+    done = 0
+    for written in files.portions(source, model.encoding, FILE_ROWS):
+        frame = files.with_gaps(written)
         try:
             predicted = as_frame(model, model.predict_proba(frame))
-            yield predicted if kept is None or not keep else with_columns(predicted, kept, keep)
+            yield with_columns(predicted, written, keep) if keep else predicted
         except DataError as error:
             where = f" rows {done + 1} to {done + len(frame)}:" if done else ""
             raise DataError(f"{source}:{where} {error}") from None
