@@ -67,6 +67,22 @@ def test_an_estimate_includes_the_search_and_every_trial(words, trainings, monke
     assert item.seconds(lambda *_: 10.0) == pytest.approx(10 * trainings)
 
 
+@pytest.mark.parametrize("cores", [1, 2, 8])
+@pytest.mark.parametrize("loss", ["f1", "ce"])
+@pytest.mark.parametrize("dataset", ["mammography", "adult", "kaggle", "cifar10"])
+def test_quick_is_never_slower_than_lean(dataset, loss, cores, monkeypatch):
+    """Also on several cores: a large quick run gets a process for each of its two trials."""
+    monkeypatch.setattr(executors, "slots", lambda device: [None] * cores)
+    monkeypatch.setattr(plan.Plan, "device", torch.device("cpu"))
+    monkeypatch.setattr(plan, "item_of", lambda s, ledger: plan.Item(s, None, plan.size_of(s), plan.Counter()))
+    monkeypatch.setattr(timing, "step_seconds", lambda config, size, _: 1 + timing.batch_of(config, size) / 100)
+    quick, lean = (
+        plan.made([settings(Command({"dataset": dataset, "loss": loss, "preset": preset, "device": "cpu"}))]).seconds
+        for preset in ("quick", "lean")
+    )
+    assert quick <= lean
+
+
 def test_a_forest_is_timed_by_a_few_trees(monkeypatch):
     monkeypatch.setattr(timing, "seconds_of_trees", lambda config, option, trees, splits: 1 + 0.5 * trees)
     words = Command.parse(["dataset=digits", "loss=rf", "loss.n_estimators=200", "trials=2", "preset=quick"])
@@ -78,7 +94,7 @@ def test_a_forest_is_timed_by_a_few_trees(monkeypatch):
 def test_a_dry_run_downloads_nothing(east_run):
     answer = east_run(*LONG, "dry_run=true")
     assert answer.code == 0, answer.err
-    assert re.search(r"cifar10 f1 +0 of 48 +0 of 10 +\d+ \w+, data not downloaded yet", answer.out)
+    assert re.search(r"cifar10 f1 +0 of 48 +0 of 10 +\d+ \w+, data not here yet", answer.out)
     answer = east_run("task=reproduce", "table=east_v2_1", "datasets=[cifar10,mammography]", "dry_run=true")
     assert answer.code == 0, answer.err
     assert "mammography f1" in answer.out
@@ -89,7 +105,7 @@ def test_a_data_folder_without_the_files_does_not_forbid_downloading_them(tmp_pa
     mammography = ["dataset=mammography", "preset=quick", f"data_dir={tmp_path}"]
     answer = east_run(*mammography, "dry_run=true")
     assert answer.code == 0, answer.err
-    assert "data not downloaded yet" in answer.out
+    assert "data not here yet" in answer.out
     fetched = []
 
     def unreachable(source, *_):

@@ -519,7 +519,7 @@ def test_with_many_runs_each_stays_on_one_worker(tmp_path):
     place = executors.Place(Executor(name="processes"), (None, None))
     runs = [run_of(tmp_path, "trials=4", f"hyper.lr={0.001 * k}") for k in range(1, 17)]
     for count, jobs in ((16, 16), (2, 2 * 3)):
-        plan = scheduler.Scheduler(runs[:count], scheduler.ledger_of(runs), place)
+        plan = scheduler.Scheduler(runs[:count], scheduler.Ledger(runs[0].settings), place)
         assert len(plan.start()) == jobs
 
 

@@ -179,15 +179,15 @@ def populations(stage: Sequence[Trial], device: torch.device, width: int) -> lis
     return parts
 
 
-def carry_out(runs: Sequence[Run], ledger: Ledger | None = None) -> list[str]:
+def carry_out(runs: Sequence[Run], ledger: Ledger | None = None, place: Place | None = None) -> list[str]:
     """Search, select and train every run; return a line per failure, each printed as it happens.
 
-    ledger: that of the plan, so that the records are read once.
+    ledger, place: those of the plan, so that the records are read once.
     """
     settings = runs[0].settings
     ledger = ledger or Ledger(settings, records.scan(settings.results_dir))
     failures: list[str] = []
-    place = executors.choose_place(settings, any(run.settings.preset.name != "quick" for run in runs))
+    place = place or executors.choose_place(settings, any(run.settings.preset.name != "quick" for run in runs))
     scheduler = Scheduler(runs, ledger, place)
     queue = deque(scheduler.start())
     if queue:

@@ -35,6 +35,7 @@ from east.lab.training.timing import Size
 
 T = TypeVar("T")
 MINUTE, DAY = 60, 86400
+MANY_ROWS = 2_000  # from which two quick trials are worth a process each
 ASSUMED = f"calculated with {timing.GPU_FLOPS / 1e12:.0f} TFLOP/s"
 # Training parts of the papers' datasets, to plan before downloading them.
 SIZES = {
@@ -156,7 +157,7 @@ class Plan:
             searches, trials = protocols.searches(item.settings), item.settings.trial_count
             searched = f"{item.done['search']} of {searches}" if searches else "none"
             left = "not timed" if cost is None else duration(cost)
-            note = "" if item.run else ", data not downloaded yet"
+            note = "" if item.run else ", data not here yet"
             lines.append([searched, f"{item.done['trial']} of {trials}", f"{left}{note}"])
         table = pd.DataFrame(lines, names(self.items), ["search", "trials", "time left, one at a time"])
         return f"{table.to_string()}\n{self.summary()}"
@@ -179,7 +180,7 @@ class Plan:
         runs = [run for run in loaded if run]
         for note in dict.fromkeys(note for run in runs for note in run.notes):
             print(note, flush=True)
-        self.failures.extend(carry_out(runs, self.ledger) if runs else ())
+        self.failures.extend(carry_out(runs, self.ledger, self.place) if runs else ())
         return runs
 
     def attempted(self, make: Callable[[Settings], T], settings: Settings) -> T | None:
@@ -208,13 +209,13 @@ def confirm(line: str, yes: bool) -> None:
 def made(settings: Sequence[Settings], ledger: Ledger | None = None, lenient: bool = False) -> Plan:
     """The plan of the runs with these settings. lenient: leave out those that are not possible, and note the reason."""
     ledger = ledger or Ledger(settings[0], records.scan(settings[0].results_dir))
-    much_work = any(of_run.preset.name != "quick" for of_run in settings)
-    work = Plan([], executors.choose_place(ledger.settings, much_work), ledger, lenient)
+    work = Plan([], Place(ledger.settings.executor), ledger, lenient)
     attempted = (work.attempted(partial(item_of, ledger=ledger), of_run) for of_run in settings)
     items = [item for item in attempted if item]
     if absent := ", ".join(dict.fromkeys(item.settings.dataset.name for item in items if not item.run)):
-        bars.say(f"{absent}: not downloaded yet", sys.stdout)
-    return replace(work, items=items)
+        bars.say(f"{absent}: still to be downloaded or decoded", sys.stdout)
+    much_work = any(one.settings.preset.name != "quick" or (one.size and one.size.rows > MANY_ROWS) for one in items)
+    return replace(work, items=items, place=executors.choose_place(ledger.settings, much_work))
 
 
 def item_of(settings: Settings, ledger: Ledger) -> Item:
@@ -235,9 +236,9 @@ def item_of(settings: Settings, ledger: Ledger) -> Item:
 
 @contextmanager
 def offline(disable: bool) -> Iterator[None]:
-    """Disable downloads in this block if `disable`."""
+    """Disable downloads in this block if `disable`, and the decoding of images, which takes minutes."""
     before = os.environ.get("EAST_OFFLINE", "")
-    os.environ["EAST_OFFLINE"] = "1" if disable else before
+    os.environ["EAST_OFFLINE"] = "plan" if disable else before
     try:
         yield
     finally:

@@ -114,8 +114,18 @@ def step_seconds(config: Science, size: Size, device: torch.device) -> float:
     config = config.but(hyper=hyper, loss=config.loss.but(**without_class_names(config.loss.options)))
     together = population_size(config, device, STACKED)
     # Not the config's key: points of a grid that differ in cooling, patience or rates take the same time.
-    sections = tuple(str(section.to_json()) for section in (config.model, config.loss, hyper))
-    key = (*sections, config.protocol.precision, size, device, together, torch.get_num_threads())
+    # Nor the metric of a loss: MCC takes about as long as F1.
+    loss = (config.loss.target, str(config.loss.options.get("threshold")))
+    key = (
+        str(config.model.to_json()),
+        *loss,
+        str(hyper.to_json()),
+        config.protocol.precision,
+        size,
+        device,
+        together,
+        torch.get_num_threads(),
+    )
     if key not in _KNOWN:
         _KNOWN[key] = measured(config, size, device, together)
     return _KNOWN[key] * batch / timed
