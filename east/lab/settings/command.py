@@ -91,11 +91,11 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
         if name in TEXTS and not written and (name in PATHS or value.isspace()):
             word = f"{name}={all_quoted(name, value)}"
         try:
-            yield parser.parse_override(word)
+            yield from parser.parse_overrides([word])
         except HydraException as error:
             if written or name not in TEXTS:
                 raise ConfigError(unreadable(name, value)) from error
-            yield parser.parse_override(f"{name}={all_quoted(name, value)}")
+            yield from parser.parse_overrides([f"{name}={all_quoted(name, value)}"])
 
 
 def all_quoted(name: str, value: str) -> str:
