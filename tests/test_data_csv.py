@@ -734,7 +734,7 @@ def test_unusable_files_say_why(tmp_path, change, options, message):
 
 def test_a_title_above_the_columns_is_noticed(tmp_path):
     (tmp_path / "a.csv").write_text("Report of May,,\na,b,label\n" + "1,2,0\n2,3,1\n" * 20)
-    with pytest.raises(DataError, match=r"unknown column 'label'.*\. Delete what is above the names of the columns"):
+    with pytest.raises(DataError, match=r"unknown column 'label'.*\. If the columns are named in line 3"):
         load("csv", path=str(tmp_path / "a.csv"), target="label")
 
 

@@ -3,6 +3,7 @@
 import gzip
 import os
 import re
+import tracemalloc
 
 import numpy as np
 import pandas as pd
@@ -224,7 +225,10 @@ def test_duplicate_columns_are_refused(tmp_path, format):
     [
         (b"", "No columns to parse"),
         (b"\x89PNG\r\n\xff\xfe\x00\x01", "has zero bytes, so it is not text"),
-        (b"a,b\n1,2\n1,2,3,4\n", "line 3 has 4 fields, but the first line has 2. Delete"),
+        (
+            b"a,b\n1,2\n1,2,3,4\n",
+            "line 3 has 4 fields, but the first line has 2. If it names the columns, set dataset.header=3",
+        ),
         (b"PK\x03\x04 some archive", "It is a ZIP archive: unpack it first"),
         (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1 old workbook", r"Excel's old format \(.xls\). Save it as .xlsx or CSV"),
         (b"PAR1 cut", "cannot be read as a table"),
@@ -254,3 +258,65 @@ def test_a_huge_line_is_never_printed_whole(tmp_path):
     with pytest.raises(DataError) as caught:
         read(tmp_path / "a.csv")
     assert len(str(caught.value)) < 500
+
+
+def people(rows: int = 40) -> pd.DataFrame:
+    """A number with a word for missing values, an amount in an accountant's notation, and a class."""
+    return pd.DataFrame(
+        {
+            "age": ["unknown" if k == 3 else 20 + k for k in range(rows)],
+            "balance": [f"({k}.50)" if k % 2 else f"1,{k:03}.25" for k in range(rows)],
+            "state": ["ill" if k % 3 else "well" for k in range(rows)],
+        }
+    )
+
+
+@pytest.mark.parametrize("format", ["csv", "xlsx"])
+def test_a_file_says_where_its_columns_are_named_and_what_is_missing(tmp_path, format):
+    """Below a title, in the second sheet of a workbook; a saved encoding reads new files of this layout."""
+    pytest.importorskip("openpyxl")
+    path, options = tmp_path / f"a.{format}", {"target": "state", "header": 3, "missing": "unknown"}
+    if format == "csv":
+        path.write_text("Report of May\n\n" + people().to_csv(index=False))
+    else:
+        options["sheet"] = "2024"
+        with pd.ExcelWriter(path) as book:
+            pd.DataFrame({"about": ["first page"]}).to_excel(book, sheet_name="about", index=False)
+            people().to_excel(book, sheet_name="2024", index=False, startrow=2)
+        with pytest.raises(DataError, match=r"first sheet has no column 'state'. Set dataset.sheet to 2024"):
+            load("csv", path=str(path), target="state")
+        with pytest.raises(ValueError, match=r"unknown sheet '2042', did you mean '2024'"):
+            load("csv", path=str(path), **options | {"sheet": 2042})
+    table = load("csv", path=str(path), **options)
+    assert table.columns == ("age", "age_missing", "balance")
+    assert table.features[3].tolist() == [40, 1, -3.5]
+    assert table.features[4].tolist() == [24, 0, 1004.25]
+    assert torch.equal(encode(read(path, table.encoding), table.encoding), table.features)
+    with pytest.raises(DataError, match=r"'age' has numbers, but also 1 text such as 'unknown'.*missing=\[unknown\]"):
+        load("csv", path=str(path), **options | {"missing": None})
+    with pytest.raises(ValueError, match=r"dataset\.header: expected the number of a line, from 1, got 0"):
+        load("csv", path=str(path), **options | {"header": 0})
+
+
+def test_numbers_that_stand_for_missing_values_are_found_in_typed_columns_too(tmp_path):
+    pytest.importorskip("pyarrow")
+    frame().assign(größe=[-9, 1.5] * 20).to_parquet(tmp_path / "a.parquet")
+    table = load("csv", path=str(tmp_path / "a.parquet"), target="label", missing=[-9])
+    assert table.columns[:2] == ("größe", "größe_missing")
+    assert table.features[:2, 1].tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (gzip.compress(b"a,b\n" + b"x" * (1 << 27)), "it has a line of more than 67,108,864 bytes"),
+        (b",".join(b"x%d" % k for k in range(200_000)) + b"\n", "it has 200,000 columns, more than 100,000"),
+    ],
+)
+def test_files_that_would_fill_the_memory_are_refused_at_once(tmp_path, content, message):
+    (tmp_path / "a.csv").write_bytes(content)
+    tracemalloc.start()
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / "a.csv")
+    assert tracemalloc.get_traced_memory()[1] < 5e7
+    tracemalloc.stop()

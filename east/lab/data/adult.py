@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import torch
 
 from east.choices import choose
@@ -31,8 +32,6 @@ def adult(root: Root = None, *, split: str = "official") -> Table:
 
     split=official keeps UCI's test file as the test part, as Bridging the Gap's code does; pooled mixes both files.
     """
-    import pandas as pd
-
     choose("split of adult", split, ("official", "pooled"))
     paths = [fetch(file, root=root) for file in FILES]
     # The test file begins with a line "|1x3 Cross validator".

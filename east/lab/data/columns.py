@@ -9,16 +9,14 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from math import floor
-from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
+import pandas as pd
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
 from east.lab.data.common import DataError, shown
 from east.lab.data.notation import UNITS, Mark, inferred, level_numbers, split_unit
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 OWN = 50  # the most frequent categories that get their own feature; if two or more are left, they share one
 MISSING, OTHER = "(missing)", "(other)"
@@ -67,38 +65,53 @@ class Kind(BaseModel):
     name: str
 
 
-class Numeric(Kind):
-    """One feature. Missing numbers become the median; if training rows had any, a second feature marks them."""
+class Measured(Kind):
+    """Numbers or dates. Missing ones become the median; if training rows had any, a further feature marks them."""
 
-    kind: Literal["numeric"] = "numeric"
+    parts: ClassVar[tuple[str, ...]]  # endings of the names of its features
     median: Number = 0.0
     indicator: bool = False
-    decimal: Mark | None = None  # the decimal mark of training; None: not shown there
-    unit: Annotated[str, Field(pattern=f"^[{UNITS}]$")] | None = None  # the currency or percent sign of training
 
-    def fit(self, values: "pd.Series") -> Self:
+    def fit(self, values: pd.Series) -> Self:
         present = values.dropna()
-        return self.model_copy(
-            update={
-                "median": float(present.median()) if len(present) else 0.0,
-                "indicator": len(present) < len(values),
-            }
-        )
+        median = float(present.median()) if len(present) else 0.0
+        return self.model_copy(update={"median": median, "indicator": len(present) < len(values)})
 
     @property
     def feature_names(self) -> list[str]:
-        return [self.name, f"{self.name}_missing"][: 1 + self.indicator]
+        return [f"{self.name}{part}" for part in (*self.parts, "_missing")[: len(self.parts) + self.indicator]]
 
-    def features(self, values: "pd.Series") -> np.ndarray:
-        absent = np.isnan(values.to_numpy())
-        return np.stack([np.where(absent, self.median, values), absent][: 1 + self.indicator], axis=1)
+    def features(self, values: pd.Series) -> np.ndarray:
+        absent = values.isna().to_numpy()
+        parts = [*self.filled(values.fillna(self.median).to_numpy()), absent]
+        return np.stack(parts[: len(self.parts) + self.indicator], axis=1).astype(np.float64)
+
+    def filled(self, values: np.ndarray) -> list[np.ndarray]:
+        """The features of numbers or days [n] without gaps."""
+        raise NotImplementedError
+
+    @property
+    def gaps(self) -> str:
+        return ", missing values become the median and are marked" if self.indicator else ""
+
+
+class Numeric(Measured):
+    """One feature, the number."""
+
+    kind: Literal["numeric"] = "numeric"
+    parts = ("",)
+    decimal: Mark | None = None  # the decimal mark of training; None: not shown there
+    unit: Annotated[str, Field(pattern=f"^[{UNITS}]$")] | None = None  # the currency or percent sign of training
+
+    def filled(self, numbers: np.ndarray) -> list[np.ndarray]:
+        return [numbers]
 
     @property
     def what(self) -> str:
         marks = [*([self.unit] if self.unit else []), *(["a decimal comma"] if self.decimal == "," else [])]
         return f"numbers with {' and '.join(marks)}" if marks else "numbers"
 
-    def read(self, values: "pd.Series") -> "pd.Series":
+    def read(self, values: pd.Series) -> pd.Series:
         """New rows of this column; DataError says what was expected and what it got."""
         if self.unit is None and self.decimal != ",":
             values = inferred(values)
@@ -113,8 +126,7 @@ class Numeric(Kind):
         return in_range(by_level(text, numbers))
 
     def describe(self) -> str:
-        gaps = ", missing values become the median and are marked" if self.indicator else ""
-        return f"{self.what}, median {self.median:g}{gaps}"
+        return f"{self.what}, median {self.median:g}{self.gaps}"
 
 
 class Categorical(Kind):
@@ -128,7 +140,7 @@ class Categorical(Kind):
     categories: Annotated[tuple[str, ...], Field(strict=False)] = ()  # alphabetical, then "(missing)" if there were any
     other: bool = False  # whether rare words share an extra feature
 
-    def fit(self, values: "pd.Series") -> Self:
+    def fit(self, values: pd.Series) -> Self:
         counts = values.value_counts(sort=False)  # in alphabetical order
         counts = counts[counts > 0]
         other = len(counts) > OWN + 1
@@ -145,7 +157,7 @@ class Categorical(Kind):
     def width(self) -> int:
         return len(self.categories) + self.other
 
-    def features(self, values: "pd.Series") -> np.ndarray:
+    def features(self, values: pd.Series) -> np.ndarray:
         place = {category: k for k, category in enumerate(self.categories)}
         unknown = len(self.categories) if self.other else -1
         by_code = [*(place.get(level, unknown) for level in values.cat.categories), place.get(MISSING, -1)]
@@ -155,35 +167,26 @@ class Categorical(Kind):
         features[rows, column[rows]] = 1
         return features
 
-    def read(self, values: "pd.Series") -> "pd.Series":
+    def read(self, values: pd.Series) -> pd.Series:
         """New rows of this column. A few rows of 0 1 2 3+ may look like numbers, and one of them may be new."""
         if not self.text or {*self.categories} <= {"True", "False", MISSING}:
             values = inferred(values)
-        if self.text and is_text(values):
-            return self.unless_numbers(as_words(values))
-        known = {*self.categories}
-        numbers = {*words(as_numbers(known).dropna())}
-        if self.text:  # where numbers are written otherwise, a new 1 might mean 01
-            fits = (len(numbers) > 0 and numbers <= known) or {*words(values.dropna())} <= known
-        else:
-            fits = is_plain(values) or bool(values.isna().all())
-        if not fits:
+        if not (is_text(values) if self.text else is_plain(values)) and not self.same_words(values):
             raise DataError(f"expected {'text' if self.text else 'numbers'}, got {values.dtype}")
-        return as_words(values)
+        text = as_words(values)
+        levels = [*text.cat.categories]
+        numbers = bool(levels) and as_numbers(levels).notna().all() and as_numbers(self.categories).isna().all()
+        if self.text and numbers and not self.other:  # the file has probably mixed up its columns
+            expected, got = shown(self.categories[0]), shown(levels[0])
+            raise DataError(f"expected text such as {expected}, got numbers such as {got}")
+        return text
 
-    def unless_numbers(self, values: "pd.Series") -> "pd.Series":
-        """Refuse words that are all numbers if no category is one: the file has probably mixed up its columns."""
-        levels = values.cat.categories
-        if (
-            len(levels)
-            and not self.other
-            and as_numbers(levels).notna().all()
-            and as_numbers(self.categories).isna().all()
-        ):
-            raise DataError(
-                f"expected text such as {shown(self.categories[0])}, got numbers such as {shown(levels[0])}"
-            )
-        return values
+    def same_words(self, values: pd.Series) -> bool:
+        """Whether numbers may be the words of training, where these are written otherwise, or text the numbers."""
+        known = {*self.categories}
+        usual = {*words(as_numbers(known).dropna())}  # where numbers are written otherwise, a new 1 might mean 01
+        present = values.dropna()
+        return not len(present) or (self.text and (0 < len(usual & known) == len(usual) or {*words(present)} <= known))
 
     def describe(self) -> str:
         first = ", ".join(shown(category, 20, quoted=False) for category in self.categories[:6])
@@ -192,35 +195,25 @@ class Categorical(Kind):
         return f"{count}{', rarer ones together' if self.other else ''}: {first}{more}"
 
 
-class Date(Kind):
-    """Year, month, weekday (Monday is 0) and days since the first date of training; missing dates as for `Numeric`."""
+class Date(Measured):
+    """Year, month, weekday (Monday is 0) and days since the first date of training."""
 
     kind: Literal["date"] = "date"
+    parts = ("_year", "_month", "_weekday", "_days")
     format: Annotated[str, AfterValidator(known_format)]
-    origin: Days = 0.0  # days since 1970-01-01, as are all dates; 2024-01-31 in JSON
-    median: Days = 0.0
-    indicator: bool = False
-    parts: ClassVar = ("year", "month", "weekday", "days", "missing")
+    median: Days = 0.0  # days since 1970-01-01; in JSON 2024-01-31
+    origin: Days = 0.0
 
-    def fit(self, values: "pd.Series") -> Self:
-        present = values.dropna()
-        origin, median = (float(present.min()), float(present.median())) if len(present) else (0.0, 0.0)
-        return self.model_copy(update={"origin": origin, "median": median, "indicator": len(present) < len(values)})
+    def fit(self, values: pd.Series) -> Self:
+        return super().fit(values).model_copy(update={"origin": 0.0 if values.isna().all() else float(values.min())})
 
-    @property
-    def feature_names(self) -> list[str]:
-        return [f"{self.name}_{part}" for part in self.parts[: 4 + self.indicator]]
-
-    def features(self, values: "pd.Series") -> np.ndarray:
-        absent = values.isna().to_numpy()
-        days = values.fillna(self.median).to_numpy()
+    def filled(self, days: np.ndarray) -> list[np.ndarray]:
         date = np.floor(days).astype(np.int64).astype("datetime64[D]")
         month = date.astype("datetime64[M]").astype(np.int64)
         weekday = (date.astype(np.int64) + 3) % 7  # 1970-01-01 was a Thursday
-        parts = [month // 12 + 1970, month % 12 + 1, weekday, days - self.origin, absent]
-        return np.stack(parts[: 4 + self.indicator], axis=1).astype(np.float64)
+        return [month // 12 + 1970, month % 12 + 1, weekday, days - self.origin]
 
-    def read(self, values: "pd.Series") -> "pd.Series":
+    def read(self, values: pd.Series) -> pd.Series:
         """New rows of this column: dates, or text in the format of training."""
         if is_date(values):
             return as_days(values)
@@ -235,8 +228,7 @@ class Date(Kind):
         return day.strftime("%Y-%m-%d" if self.format == "ISO8601" else self.format)
 
     def describe(self) -> str:
-        gaps = ", missing dates become the median and are marked" if self.indicator else ""
-        return f"dates ({self.format}) as {', '.join(self.parts[:3])} and days since {as_text(self.origin)}{gaps}"
+        return f"dates ({self.format}) as year, month, weekday and days since {as_text(self.origin)}{self.gaps}"
 
 
 class Dropped(Kind):
@@ -252,43 +244,33 @@ class Dropped(Kind):
 Encoder = Numeric | Categorical | Date
 
 
-def is_text(column: "pd.Series") -> bool:
-    import pandas as pd
-
+def is_text(column: pd.Series) -> bool:
     types = pd.api.types
     return (
         types.is_string_dtype(column) or types.is_object_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype)
     )
 
 
-def is_plain(column: "pd.Series") -> bool:
+def is_plain(column: pd.Series) -> bool:
     """Whether a column is numbers, or True and False, including those with blanks, which pandas reads as objects."""
-    import pandas as pd
-
     types = pd.api.types
     numbers = types.is_numeric_dtype(column) and not types.is_complex_dtype(column)
     return numbers or types.infer_dtype(column, skipna=True) == "boolean"
 
 
-def is_date(column: "pd.Series") -> bool:
-    import pandas as pd
-
+def is_date(column: pd.Series) -> bool:
     return pd.api.types.is_datetime64_any_dtype(column)
 
 
-def words(column: "pd.Series") -> np.ndarray:
+def words(column: pd.Series) -> np.ndarray:
     """Values as stripped text; 1.0 is "1", since a missing value makes whole numbers floats."""
-    import pandas as pd
-
     if pd.api.types.is_float_dtype(column):
         return np.array([str(int(value)) if value.is_integer() else str(value) for value in column], dtype=object)
     return column.astype(str).str.strip().to_numpy(dtype=object)
 
 
-def as_words(column: "pd.Series") -> "pd.Series":
+def as_words(column: pd.Series) -> pd.Series:
     """The values as a category of words."""
-    import pandas as pd
-
     present = column.notna().to_numpy()
     codes = np.full(len(column), -1, dtype=np.int64)
     # As objects: an array of strings would give every row the space of the longest.
@@ -296,21 +278,17 @@ def as_words(column: "pd.Series") -> "pd.Series":
     return pd.Series(pd.Categorical.from_codes(codes, pd.Index(levels, dtype=object)), column.index)
 
 
-def as_numbers(levels: Iterable[str]) -> "pd.Series":
+def as_numbers(levels: Iterable[str]) -> pd.Series:
     """The words as numbers, NaN for those that are none."""
-    import pandas as pd
-
     return pd.to_numeric(pd.Series([*levels], dtype=object), errors="coerce")
 
 
-def as_floats(column: "pd.Series") -> "pd.Series":
+def as_floats(column: pd.Series) -> pd.Series:
     """Numbers or truth values as float64."""
-    import pandas as pd
-
     return pd.Series(column.to_numpy(dtype=float, na_value=np.nan), column.index)
 
 
-def as_days(dates: "pd.Series") -> "pd.Series":
+def as_days(dates: pd.Series) -> pd.Series:
     """Dates as float64 days since 1970-01-01; times with a zone are converted to UTC."""
     if getattr(dates.dt, "tz", None) is not None:
         dates = dates.dt.tz_convert("UTC").dt.tz_localize(None)
@@ -320,32 +298,26 @@ def as_days(dates: "pd.Series") -> "pd.Series":
 
 def parse_dates(levels: Sequence[str], format: str) -> np.ndarray:
     """Days since 1970 as float64 [levels], NaN for words in another format."""
-    import pandas as pd
-
     texts = pd.Series(levels, dtype=object)
     if format == "ISO8601":  # which would also accept a bare year, or a number of eight digits
         texts = texts.where(np.array([bool(ISO_START.match(level)) for level in levels], dtype=bool))
     return as_days(pd.to_datetime(texts, format=format, errors="coerce", utc=True)).to_numpy()
 
 
-def by_level(text: "pd.Series", numbers: np.ndarray) -> "pd.Series":
+def by_level(text: pd.Series, numbers: np.ndarray) -> pd.Series:
     """The number of each row's word, NaN where it is missing."""
-    import pandas as pd
-
     return pd.Series(np.append(numbers, np.nan)[text.cat.codes], text.index)
 
 
-def refuse_strays(text: "pd.Series", numbers: np.ndarray, expected: str) -> None:
+def refuse_strays(text: pd.Series, numbers: np.ndarray, expected: str) -> None:
     """DataError if a word has no number."""
     strays = np.flatnonzero(np.isnan(numbers))
     if len(strays):
         raise DataError(f"expected {expected}, got {shown(text.cat.categories[strays[0]])}")
 
 
-def in_range(values: "pd.Series") -> "pd.Series":
+def in_range(values: pd.Series) -> pd.Series:
     """DataError if a number does not fit in float32, in which networks compute; it names the first."""
-    import pandas as pd
-
     bad = np.flatnonzero(np.abs(values.to_numpy()) > LARGEST)
     if not len(bad):
         return values

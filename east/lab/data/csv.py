@@ -2,9 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -13,12 +13,9 @@ from east.lab.data import files
 from east.lab.data.columns import Date, Dropped, Numeric, as_words, words
 from east.lab.data.common import DataError, Table, listed, shown
 from east.lab.data.detection import detect, detect_all, understood
-from east.lab.data.encoding import Encoding
+from east.lab.data.encoding import Encoding, enumerated
 from east.lab.data.notation import Mark
 from east.lab.data.sources import Dataset, Root
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Names = str | int | Sequence[str | int] | None
 
@@ -35,18 +32,36 @@ def csv(
     group: str | int | None = None,
     time: str | int | None = None,
     keep: Names = None,
+    sheet: str | int | None = None,
+    header: int | None = None,
+    missing: Names = None,
 ) -> Table:
     """The column `target` of the file `path` is the class; all others except `drop`, `group` and `time` are features.
 
     categorical: columns of numbers that are names, such as postcodes. positive: the positive class, which comes second
     of two; by default the larger of two numbers or the rarer of two words. Rows with the same `group` stay together in
     a split. With `time`, the oldest rows are for training and the newest for the test. Columns in `keep` are features
-    even if they are the group or the time, or look like ids or free text.
+    even if they are the group or the time, or look like ids or free text. sheet: of a workbook, by its name. header:
+    the line with the names of the columns. missing: words that stand for missing values.
     """
     if path is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
-    file, layout = files.regular(path), files.Layout(delimiter=files.named_delimiter(delimiter))
+    if header is not None and (type(header) is not int or header < 1):
+        raise ConfigError(f"dataset.header: expected the number of a line, from 1, got {header!r}")
+    file, layout = (
+        files.regular(path),
+        files.Layout(
+            delimiter=files.named_delimiter(delimiter),
+            sheet=None if sheet is None else str(sheet),
+            header=header,
+            missing=tuple(names(missing)),
+        ),
+    )
     frame = files.read(file, layout).rename(columns=str)
+    others = [] if sheet is not None else files.sheets(file)[1:]
+    note = f"only the first sheet was read; dataset.sheet=NAME reads another: {enumerated(others)}" if others else None
+    if others and target is not None and str(target) not in frame:
+        raise DataError(f"{path}: the first sheet has no column {target!r}. Set dataset.sheet to {enumerated(others)}.")
     if target is None:
         columns = shown(", ".join(frame.columns), 300, quoted=False)
         raise DataError(f"dataset.target=COLUMN is missing: which column of {path} is the class? Columns: {columns}")
@@ -56,9 +71,8 @@ def csv(
             "dataset.delimiter=':' (or tab, or any other character); only , ; | and tab are detected."
         )
     decimals: dict[str, Mark] = {}
-    note = None
     if files.is_text(file):
-        format = files.text_format(file, layout.delimiter)
+        format = files.text_format(file, layout)
         labels = [str(name) for name in (target, group) if name is not None]
         frame, decimals = understood(frame, format.delimiter, labels, names(categorical))
         note = format.note
@@ -82,7 +96,7 @@ def csv(
 
 def from_frame(
     name: str,
-    frame: "pd.DataFrame",
+    frame: pd.DataFrame,
     target: str | int,
     drop: Names = None,
     categorical: Names = None,
@@ -139,24 +153,24 @@ def from_frame(
     )
 
 
-def refuse_missing_columns(columns: Sequence[str], frame: "pd.DataFrame", path: str) -> None:
+def refuse_missing_columns(columns: Sequence[str], frame: pd.DataFrame, path: str) -> None:
     """DataError if the frame lacks one of the columns that were named."""
     try:
         for column in columns:
             choose("column", column, frame.columns)
     except ValueError as error:
         nameless = sum(name.startswith("Unnamed: ") for name in frame.columns)
-        hint = ". Delete what is above the names of the columns" if 2 * nameless > len(frame.columns) else ""
+        hint = ". If the columns are named in line 3: dataset.header=3" if 2 * nameless > len(frame.columns) else ""
         raise DataError(f"{path}: {shown(error, 500, quoted=False)}{hint}") from None
 
 
-def group_numbers(column: "pd.Series", path: str) -> Tensor:
+def group_numbers(column: pd.Series, path: str) -> Tensor:
     """int64 [n]: the same number for every row of a group."""
     refuse_gaps(column, f"dataset.group={column.name}", path)
     return torch.from_numpy(as_words(column).cat.codes.to_numpy(np.int64))
 
 
-def time_numbers(column: "pd.Series", path: str) -> Tensor:
+def time_numbers(column: pd.Series, path: str) -> Tensor:
     """float64 [n], larger is later: dates as days, numbers unchanged."""
     refuse_gaps(column, f"dataset.time={column.name}", path)
     try:
@@ -169,7 +183,7 @@ def time_numbers(column: "pd.Series", path: str) -> Tensor:
     raise DataError(f"{path}: dataset.time={column.name} expects dates or numbers, got {got}.")
 
 
-def refuse_gaps(column: "pd.Series", name: str, path: str) -> None:
+def refuse_gaps(column: pd.Series, name: str, path: str) -> None:
     """DataError if values are missing: a row without group or time belongs to no part of the split."""
     empty = np.flatnonzero(column.isna())
     if len(empty):
@@ -190,14 +204,12 @@ def names(typed: Names) -> list[str]:
 
 
 def encode_labels(
-    column: "pd.Series", target: str, positive: str | None, path: str
+    column: pd.Series, target: str, positive: str | None, path: str
 ) -> tuple[np.ndarray, tuple[str, ...], int | None]:
     """Labels int64 [n], class names, and the index of the positive class.
 
     Classes are in the order of their numbers, even if these are stored as text; or of ordered categories; or of words.
     """
-    import pandas as pd
-
     empty = np.flatnonzero(column.isna())
     if len(empty):
         raise DataError(
@@ -241,8 +253,6 @@ def encode_labels(
 
 def distinct_numbers(values: np.ndarray) -> np.ndarray | None:
     """Words as numbers [d], if each is one and no two are the same, as 1 and 01 are; else None."""
-    import pandas as pd
-
     numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").to_numpy(dtype=float)
     return numbers if np.isfinite(numbers).all() and len(np.unique(numbers)) == len(numbers) else None
 

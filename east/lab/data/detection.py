@@ -7,9 +7,9 @@ The kind of a column depends on all of its rows. The encoding learns from values
 
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
+import pandas as pd
 
 from east.lab.data.columns import (
     DATE_FORMATS,
@@ -42,17 +42,14 @@ from east.lab.data.notation import (
     split_unit,
 )
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 FEW = 10  # a column of mixed numbers and text, such as 0 1 2 3+, with at most this many values is categorical
 LEVELS = 1000  # a text column with at most this many different words is categorical
 ID = re.compile(r"(?i:^|.*[^a-z])(?i:id|uuid|guid|index|rowid)$|.*[a-z](?:ID|Id)$|^Unnamed: \d+$")
 
 
 def understood(
-    written: "pd.DataFrame", delimiter: str, labels: Collection[str], categorical: Collection[str]
-) -> tuple["pd.DataFrame", dict[str, Mark]]:
+    written: pd.DataFrame, delimiter: str, labels: Collection[str], categorical: Collection[str]
+) -> tuple[pd.DataFrame, dict[str, Mark]]:
     """The text of a file as numbers where a column has nothing else, and the decimal marks of columns that show them.
 
     A column's own numbers decide first. One such as 48.253 or 1,500 is read by the others: a decimal comma anywhere in
@@ -60,8 +57,6 @@ def understood(
     Names stay as written where numbers would lose something: of a `categorical` column unless all are usual (7 or 7.0,
     but not 007); of `labels`, the target and the group, if two words are the same number, as 1.1 and 1.10 are.
     """
-    import pandas as pd
-
     frame = {str(name): inferred(values) for name, values in written.items()}
     text = {name: distinct(values) for name, values in frame.items() if name not in categorical and is_text(values)}
     bare = {name: split_unit(levels)[1] for name, levels in text.items()}
@@ -87,23 +82,21 @@ def understood(
     return pd.DataFrame(frame), marks
 
 
-def distinct(written: "pd.Series") -> list[str]:
+def distinct(written: pd.Series) -> list[str]:
     """The different words of a column of text, without blanks around them."""
     return [str(value).strip() for value in written.dropna().unique()]
 
 
 def detect_all(
-    frame: "pd.DataFrame",
+    frame: pd.DataFrame,
     categorical: Collection[Hashable] = (),
     keep: Collection[Hashable] = (),
     decimals: Mapping[str, Mark] = {},
-) -> tuple[list[Encoder | Dropped], "pd.DataFrame", list[str]]:
+) -> tuple[list[Encoder | Dropped], pd.DataFrame, list[str]]:
     """The kinds of all columns, typed values of those that can be used, and a line for each the user must decide about.
 
     Columns in `keep` are used even if they look like ids or free text. decimals: the decimal marks of columns.
     """
-    import pandas as pd
-
     columns: list[Encoder | Dropped] = []
     typed: dict[str, pd.Series] = {}
     faults = []
@@ -121,11 +114,9 @@ def detect_all(
 
 
 def detect(
-    name: str, values: "pd.Series", categorical: bool = False, keep: bool = False, decimal: Mark | None = None
-) -> tuple[Encoder | Dropped, "pd.Series"]:
+    name: str, values: pd.Series, categorical: bool = False, keep: bool = False, decimal: Mark | None = None
+) -> tuple[Encoder | Dropped, pd.Series]:
     """Detect the kind of a column from all of its rows. DataError if the user has to decide."""
-    import pandas as pd
-
     if values.isna().all():
         return Dropped(name=name, reason="is empty"), values
     column: Encoder | Dropped
@@ -146,8 +137,8 @@ def detect(
 
 
 def detect_text(
-    column: Categorical, text: "pd.Series", decimal: Mark | None, keep: bool
-) -> tuple[Encoder | Dropped, "pd.Series"]:
+    column: Categorical, text: pd.Series, decimal: Mark | None, keep: bool
+) -> tuple[Encoder | Dropped, pd.Series]:
     """Detect whether words are numbers, dates or categories. DataError if most are, but not all."""
     levels, counts = [*text.cat.categories], text.value_counts(sort=False).to_numpy()
     unit, bare = split_unit(levels)
@@ -159,8 +150,10 @@ def detect_text(
         count = int(counts[stray].sum())
         if 0 < count < 0.5 * counts.sum() and not few:
             what = "dates" if isinstance(kind, Date) else f"numbers with {unit}" if unit else "numbers"
-            example = shown(levels[int(np.flatnonzero(stray)[0])])
-            raise DataError(f"has {what}, but also {count:,} {'text' if count == 1 else 'texts'} such as {example}")
+            word = levels[int(np.flatnonzero(stray)[0])]
+            offer = f"; if that is a missing value: dataset.missing=[{word}]" if len(word) <= 20 else ""
+            texts = "text" if count == 1 else "texts"
+            raise DataError(f"has {what}, but also {count:,} {texts} such as {shown(word)}{offer}")
         if not stray.any() and not (few and kind is numbers):
             return kind, in_range(by_level(text, values))
     if not (keep or few) and is_unclear(bare):
@@ -173,7 +166,7 @@ def detect_text(
     return column, text
 
 
-def unusable(column: Encoder | Dropped, typed: "pd.Series") -> str | None:
+def unusable(column: Encoder | Dropped, typed: pd.Series) -> str | None:
     """Why a column is no feature: it is an id, or has so many different words that it is free text or an id."""
     present = typed.dropna()
     if isinstance(column, Numeric) and ID.match(column.name):
@@ -205,7 +198,7 @@ def level_dates(levels: Sequence[str]) -> tuple[str, np.ndarray]:
     return best
 
 
-def tells_class(column: "pd.Series", labels: np.ndarray) -> bool:
+def tells_class(column: pd.Series, labels: np.ndarray) -> bool:
     """Whether a typed column alone tells the class of every row: each word by itself, numbers and dates by their range.
 
     Missing values count as a word, or as the largest number. Words that hardly repeat, and classes with fewer than

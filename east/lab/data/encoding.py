@@ -12,9 +12,10 @@ Everything here is learnt from training rows and saved with a model as plain JSO
 import hashlib
 from collections.abc import Iterable, Sequence
 from itertools import count
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Annotated, Any, Self
 
 import numpy as np
+import pandas as pd
 import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
@@ -23,9 +24,6 @@ from east.lab.data.columns import OWN, Categorical, Dropped, Encoder, Numeric, a
 from east.lab.data.common import DataError, digest, shown
 from east.lab.data.files import Layout, refuse_duplicates
 from east.lab.data.notation import inferred
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 
 class Encoding(Layout):
@@ -46,22 +44,22 @@ class Encoding(Layout):
     def used(self) -> list[Encoder]:
         return [column for column in self.columns if not isinstance(column, Dropped)]
 
-    def fitted(self, typed: "pd.DataFrame", rows: np.ndarray | None = None) -> Self:
+    def fitted(self, typed: pd.DataFrame, rows: np.ndarray | None = None) -> Self:
         """The encoding learnt from these rows (None: all) of the typed columns."""
         part = typed if rows is None else typed.iloc[rows]
         columns = [column if isinstance(column, Dropped) else column.fit(part[column.name]) for column in self.columns]
         return self.model_copy(update={"columns": tuple(columns)})
 
-    def features(self, typed: "pd.DataFrame") -> Tensor:
+    def features(self, typed: pd.DataFrame) -> Tensor:
         """Features float32 [n, f] of the typed columns."""
         return torch.from_numpy(self.array(typed, np.float32))
 
-    def array(self, typed: "pd.DataFrame", dtype: type[np.floating]) -> np.ndarray:
+    def array(self, typed: pd.DataFrame, dtype: type[np.floating]) -> np.ndarray:
         """`features` as an array, for callers that scale before rounding to float32."""
         parts = [column.features(typed[column.name]) for column in self.used]
         return np.concatenate(parts, axis=1, dtype=dtype, casting="unsafe")
 
-    def class_names(self, column: "pd.Series") -> np.ndarray:
+    def class_names(self, column: pd.Series) -> np.ndarray:
         """The classes of new rows: 1.0 is 1 if it was so in training."""
         numbers, known = as_numbers(self.classes).dropna(), {*self.classes}
         plain = known <= {"True", "False"} or known == {*words(numbers)}
@@ -90,7 +88,7 @@ class Encoding(Layout):
         more = len(self.columns) - most
         return [*lines, *([f"… and {more} more columns"] if more > 0 else [])]
 
-    def hidden_digests(self, typed: "pd.DataFrame", fine: bool) -> list[str]:
+    def hidden_digests(self, typed: pd.DataFrame, fine: bool) -> list[str]:
         """Digests of what the features do not fully reflect: rare words, units and, if `fine`, many digits."""
         digests, unrounded = [], []
         for column in self.used:
@@ -116,15 +114,13 @@ class Encoding(Layout):
             raise DataError(f"the encoding: {place}: {first['msg']}, got {shown(first['input'])}") from None
 
 
-def encode(frame: "pd.DataFrame", encoding: Encoding) -> Tensor:
+def encode(frame: pd.DataFrame, encoding: Encoding) -> Tensor:
     """Features float32 [n, f] of a frame with the columns of `encoding`; other columns are ignored."""
     return encoding.features(typed_columns(frame, encoding))
 
 
-def typed_columns(frame: "pd.DataFrame", encoding: Encoding) -> "pd.DataFrame":
+def typed_columns(frame: pd.DataFrame, encoding: Encoding) -> pd.DataFrame:
     """The columns of `encoding` from a frame of new rows; DataError names those that do not fit."""
-    import pandas as pd
-
     frame = frame.rename(columns=str)
     refuse_duplicates(frame.columns, "")
     missing = [column.name for column in encoding.used if column.name not in frame]
@@ -148,7 +144,7 @@ def enumerated(names: Iterable[str], most: int = 60) -> str:
     return ", ".join([*(shown(name, most, quoted=False) for name in names[:20]), *more])
 
 
-def is_fine(values: "pd.Series") -> bool:
+def is_fine(values: pd.Series) -> bool:
     """Whether float32 would round these numbers by more than a thousandth of their standard deviation."""
     present = values.dropna().to_numpy()
     return len(present) > 0 and bool(np.spacing(np.float32(np.abs(present).max())) > 1e-3 * present.std() > 0)

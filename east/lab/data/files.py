@@ -13,19 +13,18 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any, cast
+from typing import IO, Annotated, Any, cast
 
+import pandas as pd
 from pydantic import BaseModel, ConfigDict, Field
 
-from east.choices import ConfigError, install_hint
+from east.choices import ConfigError, choose, install_hint
 from east.lab.data.common import DataError, shown
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 BLOCK = 1 << 20
+MOST_COLUMNS, LONGEST_LINE = 100_000, 1 << 26  # more would fill the memory
 DELIMITERS = ",;\t|"  # those that are detected; others must be said
 BOMS = {codecs.BOM_UTF8: "utf-8-sig", codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16"}
 MAGIC = {
@@ -71,20 +70,29 @@ class Layout(BaseModel):
 
     model_config = ConfigDict(frozen=True, strict=True)
     delimiter: Annotated[str, Field(pattern=r"(?s)^(.|\\s\+)$")] | None = None  # pandas takes longer ones for a pattern
+    sheet: str | None = None  # of a workbook; None: the first
+    header: Annotated[int, Field(ge=1)] | None = None  # the line with the names of the columns; None: the first
+    missing: Annotated[tuple[str, ...], Field(strict=False)] = ()  # words that stand for missing values
+
+    @property
+    def skip(self) -> int:
+        return (self.header or 1) - 1
 
 
 DETECTED = Layout()
 
 
-def read(path: str | Path, layout: Layout = DETECTED) -> "pd.DataFrame":
+def read(path: str | Path, layout: Layout = DETECTED) -> pd.DataFrame:
     """The whole file as a frame."""
-    return with_gaps(next(portions(path, layout)))
+    return with_gaps(next(portions(path, layout)), layout)
 
 
-def with_gaps(written: "pd.DataFrame") -> "pd.DataFrame":
-    """The frame with NaN for the words that stand for missing values."""
+def with_gaps(written: pd.DataFrame, layout: Layout = DETECTED) -> pd.DataFrame:
+    """The frame with NaN for the words, or the numbers of a typed column, that stand for missing values."""
     text = written.select_dtypes(["object", "str", "string", "category"])
-    return written.assign(**text.mask(text.isin(MISSING)).infer_objects())
+    frame = written.assign(**text.mask(text.isin([*MISSING, *layout.missing])).infer_objects())
+    codes = pd.to_numeric(pd.Series(layout.missing, dtype=object), errors="coerce").dropna()
+    return frame.mask(frame.isin([*codes])) if len(codes) else frame
 
 
 def named_delimiter(typed: str | None) -> str | None:
@@ -95,20 +103,18 @@ def named_delimiter(typed: str | None) -> str | None:
     return delimiter
 
 
-def portions(path: str | Path, layout: Layout = DETECTED, rows: int | None = None) -> Iterator["pd.DataFrame"]:
+def portions(path: str | Path, layout: Layout = DETECTED, rows: int | None = None) -> Iterator[pd.DataFrame]:
     """The file as frames of `rows` rows each, or as a single one; only text is read in portions.
 
     Cells are as they are written: 00012, 1E5 and NA are copied, where a file has text.
     """
-    import pandas as pd
-
     path = regular(path)
     kind = file_kind(path)
     try:
         if kind in ("text", "gzip"):
             yield from text_portions(path, layout, rows)
         else:
-            yield read_binary(path, kind)
+            yield read_binary(path, kind, layout)
     except pd.errors.ParserWarning:
         raise DataError(
             f"{path} cannot be read as a table: expected one field per column named in the first line, got rows with "
@@ -118,27 +124,25 @@ def portions(path: str | Path, layout: Layout = DETECTED, rows: int | None = Non
         raise DataError(
             f"{path} is a {kind} file, which needs {NEEDS.get(kind, 'pyarrow')}: {install_hint('files')}"
         ) from None
-    except DataError:
+    except (DataError, ConfigError):
         raise
     except Exception as error:  # on damaged files the readers raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
         if uneven := UNEVEN.search(reason):
             raise DataError(
                 f"{path} cannot be read as a table: line {uneven[2]} has {uneven[3]} fields, but the first line has "
-                f"{uneven[1]}. Delete what is above the names of the columns, or set dataset.delimiter=…."
+                f"{uneven[1]}. If it names the columns, set dataset.header={uneven[2]}; or set dataset.delimiter=…."
             ) from error
         advice = f" {ADVICE[kind]}" if kind in ADVICE else ""
         raise DataError(f"{path} cannot be read as a table: {shown(reason, 200, quoted=False)}.{advice}") from error
 
 
-def text_portions(path: Path, layout: Layout, rows: int | None) -> Iterator["pd.DataFrame"]:
+def text_portions(path: Path, layout: Layout, rows: int | None) -> Iterator[pd.DataFrame]:
     """`portions` of a text file, with the errors of pandas; its warning about rows longer than the header is one, too.
 
     One extra empty field is fine: some programs end every row with a delimiter.
     """
-    import pandas as pd
-
-    format = text_format(path, layout.delimiter)
+    format = text_format(path, layout)
     options: dict[str, Any] = {
         "sep": format.delimiter,
         "encoding": format.charset,
@@ -195,19 +199,27 @@ def is_text(path: Path) -> bool:
     return file_kind(path) in ("text", "gzip")
 
 
-def read_binary(path: Path, kind: str) -> "pd.DataFrame":
-    """A Parquet or Feather file, or the first sheet of an Excel workbook. A named index becomes columns again.
+def sheets(path: Path) -> list[str]:
+    """The names of the sheets of a workbook; of other files none."""
+    if file_kind(path) != "Excel":
+        return []
+    with pd.ExcelFile(path, engine="openpyxl") as workbook:
+        return [*map(str, workbook.sheet_names)]
+
+
+def read_binary(path: Path, kind: str, layout: Layout) -> pd.DataFrame:
+    """A Parquet or Feather file, or a sheet of an Excel workbook. A named index becomes columns again.
 
     Text of a workbook stays text, and whole numbers stay whole beside missing ones.
     """
-    import pandas as pd
-
     if kind == "old Excel":
         raise ValueError("it is in Excel's old format (.xls). Save it as .xlsx or CSV")
     if kind == "Excel":
-        names = pd.read_excel(path, header=None, nrows=1, engine="openpyxl").stack()
-        refuse_duplicates(map(str, names), path)
-        return pd.read_excel(path, engine="openpyxl", dtype=object, keep_default_na=False).infer_objects()
+        known = sheets(path)
+        sheet = known[0] if layout.sheet is None else choose("sheet", layout.sheet, known)
+        options: dict[str, Any] = {"sheet_name": sheet, "skiprows": layout.skip, "engine": "openpyxl"}
+        refuse_duplicates(map(str, pd.read_excel(path, header=None, nrows=1, **options).stack()), path)
+        return pd.read_excel(path, dtype=object, keep_default_na=False, **options).infer_objects()
     reader = pd.read_parquet if kind == "Parquet" else pd.read_feather
     frame = reader(path, dtype_backend="numpy_nullable")
     refuse_duplicates(map(str, frame.columns), path)
@@ -231,11 +243,11 @@ def opened(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if file_kind(path) == "gzip" else open(path, "rb")
 
 
-def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
+def text_format(path: Path, layout: Layout = DETECTED) -> TextFormat:
     """Character set and delimiter of a text file; the whole file is checked for bytes that are not UTF-8."""
-    charset = find_charset(path)
+    charset, delimiter = find_charset(path), layout.delimiter
     with codecs.getreader(charset)(opened(path)) as file:
-        lines = enumerate(file, start=1)
+        lines = enumerate(islice(file, layout.skip, None), start=layout.header or 1)
         number, first = next(((k, line) for k, line in lines if line.strip()), (0, ""))
     if said := SEP.fullmatch(first):
         return TextFormat(charset, delimiter or said[1], skip=number)
@@ -244,7 +256,9 @@ def text_format(path: Path, delimiter: str | None = None) -> TextFormat:
             raise ValueError(f"it looks like {'HTML or XML' if markup[1] else 'JSON'}")
         outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any delimiter
         delimiter = max(DELIMITERS, key=outside.count)
-    return TextFormat(charset, delimiter)
+    if len(delimiter) == 1 and first.count(delimiter) >= MOST_COLUMNS:
+        raise ValueError(f"it has {first.count(delimiter) + 1:,} columns, more than {MOST_COLUMNS:,}")
+    return TextFormat(charset, delimiter, layout.skip)
 
 
 def find_charset(path: Path) -> str:
@@ -255,7 +269,11 @@ def find_charset(path: Path) -> str:
         for bom, charset in BOMS.items():
             if start.startswith(bom):
                 return charset
+        line = 0  # bytes since it began
         for block in chain([start], iter(lambda: file.read(BLOCK), b""), [b""]):  # the last ends the text
+            line = len(block) - 1 - block.rfind(b"\n") if b"\n" in block else line + len(block)
+            if line > LONGEST_LINE:
+                raise ValueError(f"it has a line of more than {LONGEST_LINE:,} bytes")
             zeros = zeros or 0 in block
             if valid:
                 try:

@@ -8,6 +8,8 @@ import re
 from importlib.util import find_spec
 from pathlib import Path
 
+import pandas as pd
+
 from east.choices import choose
 from east.lab.data.common import DataError, Table
 from east.lab.data.csv import from_frame
@@ -23,8 +25,6 @@ PLAIN = {"abalone": ",", "yeast": r"\s+"}  # UCI's own files, with these delimit
 
 def keel(root: Root = None, *, set: str = "abalone19") -> Table:
     """One of the tables, by its name in the repository (_ and - are the same); its name in records is keel-<set>."""
-    import pandas as pd
-
     files = tables()
     path = files[choose("KEEL set", set.replace("_", "-"), files)]
     name = path.name.split(".")[0]

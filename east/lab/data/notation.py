@@ -6,13 +6,11 @@ Numbers may have a unit, a currency or percent sign: $1,234.50 or 12,5 %.
 
 import re
 from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from collections.abc import Iterable, Sequence
+from typing import Literal, TypeAlias
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd
+import pandas as pd
 
 Mark: TypeAlias = Literal[".", ","]
 SEPARATOR: dict[Mark, Mark] = {".": ",", ",": "."}  # decimal mark -> thousands separator
@@ -21,16 +19,15 @@ NUMBER = {
     for decimal, separator in SEPARATOR.items()
 }
 UNITS = "%$€£¥₹₽₩₺₪₫฿₴"
+ACCOUNTING = re.compile(rf"([{UNITS}]?)\s*\(([^()+-]*\d[^()+-]*)\)")  # (764.99) is negative
 MEASURE = re.compile(rf"([+-]?)([{UNITS}]?)\s*([+-]?[\d.,]+(?:[eE][+-]?\d+)?)\s*([{UNITS}]?)")
 CODE = re.compile(r"-?0\d+(?![\d.,])")  # 007, but not 07,5
 TRUTH = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 GLANCE = 1000  # words that decide whether a column may hold numbers
 
 
-def inferred(written: "pd.Series") -> "pd.Series":
+def inferred(written: pd.Series) -> pd.Series:
     """Text as numbers or truth values, if each of its words is one; everything else is unchanged."""
-    import pandas as pd
-
     if pd.api.types.infer_dtype(written, skipna=True) != "string":
         return written
     try:
@@ -39,13 +36,21 @@ def inferred(written: "pd.Series") -> "pd.Series":
         return written.map(TRUTH) if written.dropna().isin(TRUTH).all() else written
 
 
-def converted(written: "pd.Series", decimal: Mark) -> "pd.Series":
+def converted(written: pd.Series, decimal: Mark) -> pd.Series:
     """Text as numbers with this decimal mark; unchanged if it has other words."""
-    import pandas as pd
-
     codes, levels = pd.factorize(written)
-    numbers = level_numbers([str(level).strip() for level in levels], decimal)
+    numbers = level_numbers(signed(levels), decimal)
     return written if np.isnan(numbers).any() else pd.Series(np.append(numbers, np.nan)[codes], written.index)
+
+
+def signed(levels: Iterable[str]) -> list[str]:
+    """Words with a minus sign where they have a typographic one, or parentheses.
+
+    >>> signed(["(764.99)", "$ (5)", "\N{MINUS SIGN}1", "a (b)"])
+    ['-764.99', '-$5', '-1', 'a (b)']
+    """
+    levels = [str(level).strip().replace("\N{MINUS SIGN}", "-") for level in levels]
+    return [f"-{match[1]}{match[2]}" if (match := ACCOUNTING.fullmatch(level)) else level for level in levels]
 
 
 def split_unit(levels: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -54,7 +59,7 @@ def split_unit(levels: Sequence[str]) -> tuple[str | None, list[str]]:
     >>> split_unit(["$1,500", "-$0.50", "€3"]), split_unit(["12 kg"])
     (('$', ['1,500', '-0.50', '']), (None, ['12 kg']))
     """
-    levels = [level.replace("\N{MINUS SIGN}", "-") for level in levels]
+    levels = signed(levels)
     first = [MEASURE.fullmatch(level) for level in levels[:GLANCE]]
     counts = Counter(match[2] + match[4] for match in first if match)
     unit = max(UNITS, key=lambda unit: counts[unit])
@@ -72,8 +77,6 @@ def level_numbers(levels: Sequence[str], decimal: Mark | None = None) -> np.ndar
     >>> level_numbers(["25,981.63", "1,500"]), level_numbers(["1,500"]), level_numbers(["1,500"], ",")
     (array([25981.63,  1500.  ]), array([nan]), array([1.5]))
     """
-    import pandas as pd
-
     if decimal is None and any(CODE.match(level) for level in levels):
         return np.full(len(levels), np.nan)
     decimal = decimal or find_decimal(levels)

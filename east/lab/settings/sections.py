@@ -68,6 +68,9 @@ class Open(Section):
         return self.model_extra or {}
 
 
+ADDED = ("sheet", "header", "missing")  # options of dataset=csv that are younger than schema 1
+
+
 class DatasetSection(Open):
     """Which data to use and how to read them. `fingerprint` identifies the rows that were loaded."""
 
@@ -75,6 +78,9 @@ class DatasetSection(Open):
     kind: Kind = "table"
     limit: int | None = Field(None, ge=3)
     fingerprint: str | None = None
+
+    def to_json(self) -> dict[str, Json]:
+        return {key: value for key, value in super().to_json().items() if value is not None or key not in ADDED}
 
     @property
     def loader(self) -> str:

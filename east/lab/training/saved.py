@@ -362,7 +362,7 @@ def table_predictions(
     """Predictions for a table, a portion of the file at a time."""
     done = 0
     for written in files.portions(source, model.encoding, FILE_ROWS):
-        frame = files.with_gaps(written)
+        frame = files.with_gaps(written, model.encoding)
         try:
             predicted = as_frame(model, model.predict_proba(frame))
             yield with_columns(predicted, written, keep) if keep else predicted
