@@ -22,9 +22,10 @@ from east.lab.data import DataError, Encoding, caltech256, common, encode, load,
 from east.lab.data.columns import OWN, Categorical, Date, Dropped, Numeric, as_words
 from east.lab.data.common import digest, leave_out
 from east.lab.data.csv import from_frame
-from east.lab.data.detection import LEVELS, detect, tells_class
+from east.lab.data.detection import LEVELS, detect
 from east.lab.data.encoding import words_digest
 from east.lab.data.files import read
+from east.lab.data.findings import tells_class
 from east.lab.data.images import as_rgb
 from east.lab.data.notation import level_numbers, split_unit
 from east.lab.training.engine import populations
@@ -842,6 +843,20 @@ def test_a_changed_image_folder_is_decoded_again(photographs):
     assert first.fingerprint != second.fingerprint
     (photographs / "dog").rename(photographs / "hound")
     assert load("images", path=str(photographs), size=16).fingerprint != second.fingerprint
+
+
+def test_an_image_of_the_same_size_and_time_is_decoded_again(photographs):
+    """As cp -p and rsync -t leave it."""
+    for name, colour in (("a.bmp", "red"), ("b.bmp", "blue")):
+        Image.new("RGB", (16, 16), colour).save(photographs / "cat" / name)
+    first, second = (photographs / "cat" / name for name in ("a.bmp", "b.bmp"))
+    before = load("images", path=str(photographs), size=16)
+    times = first.stat().st_atime_ns, first.stat().st_mtime_ns
+    first.write_bytes(second.read_bytes())
+    os.utime(first, ns=times)
+    after = load("images", path=str(photographs), size=16)
+    assert after.pixels[12].flatten(1)[:, 0].tolist() == [0, 0, 255]
+    assert after.fingerprint != before.fingerprint
 
 
 def test_broken_images_are_named_and_nothing_is_cached(photographs):

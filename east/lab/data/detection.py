@@ -196,21 +196,3 @@ def level_dates(levels: Sequence[str]) -> tuple[str, np.ndarray]:
         if most == len(levels):
             break
     return best
-
-
-def tells_class(column: pd.Series, labels: np.ndarray) -> bool:
-    """Whether a typed column alone tells the class of every row: each word by itself, numbers and dates by their range.
-
-    Missing values count as a word, or as the largest number. Words that hardly repeat, and classes with fewer than
-    FEW rows, prove nothing.
-    """
-    by_word = column.dtype == "category"
-    ranks = np.unique(column.cat.codes if by_word else column, return_inverse=True)[1]
-    order = np.lexsort((labels, ranks))
-    new_value, new_class = np.diff(ranks[order]) != 0, np.diff(labels[order]) != 0
-    counts = np.bincount(labels)
-    if counts[counts > 0].min() < FEW or (new_class & ~new_value).any():
-        return False
-    if by_word:
-        return FEW * (1 + int(new_value.sum())) <= len(labels)
-    return 1 + int(new_class.sum()) == int(np.count_nonzero(counts))

@@ -95,16 +95,15 @@ def from_files(
     source: str = "",
     own: bool = False,
 ) -> Images:
-    """Load the images in `files`, by class; they are decoded once per size and state of the folder. own: see Data."""
+    """Load the images in `files`, by class; they are decoded once per size and content. own: see Data."""
     if not isinstance(size, int) or size < 8:
         raise ConfigError(f"{name}: size must be a whole number of at least 8 pixels, got {size!r}")
     classes = tuple(files)
     paths = [path for class_files in files.values() for path in class_files]
-    state = hashlib.sha256(f"{folder.resolve()} {size} {DECODING}".encode())
-    for path in paths:
-        with suppress(OSError):  # a broken link: `decode` reports it
-            stat = path.stat()
-            state.update(f"{path.relative_to(folder)} {stat.st_size} {stat.st_mtime_ns}\n".encode(errors="replace"))
+    state = hashlib.sha256(f"{size} {DECODING}".encode())
+    for path in filter(Path.is_file, paths):  # a broken link is reported by `decode`
+        with suppress(OSError), open(path, "rb") as file:
+            state.update(hashlib.file_digest(file, "sha256").digest())
     arrays, digests, _ = decoded(f"{name}-{size}-{state.hexdigest()[:16]}", lambda: {"pixels": decode(paths, size)})
     labels = np.repeat(np.arange(len(classes)), [len(class_files) for class_files in files.values()])
     names = [json.dumps([classes])] if own else []  # as `Data` would, but without reading all pixels once more
