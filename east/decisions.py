@@ -9,10 +9,9 @@ metric's slopes G, and these give the next rule, argmax_j sum_k p_k G_kj, until 
 
 from __future__ import annotations
 
-import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,7 @@ class Argmax:
         return self.scores(probabilities.double()).argmax(-1)
 
     def to_json(self) -> StoredRule | None:
-        return json.loads(json.dumps(vars(self))) or None
+        return None
 
 
 @dataclass(frozen=True)
@@ -74,24 +73,18 @@ class Threshold(Argmax):
 
 
 @dataclass(frozen=True)
-class ClassWeights(Argmax):
-    """argmax_k w_k p_k."""
-
-    weights: tuple[float, ...]
-
-    def scores(self, probabilities: Tensor) -> Tensor:
-        return probabilities * probabilities.new_tensor(self.weights)
-
-
-@dataclass(frozen=True)
 class Affine(Argmax):
-    """argmax_k scale_k p_k + shift_k: the form of the best rule for every metric of the margins."""
+    """argmax_k scale_k p_k + shift_k: class weights or, with a shift, the best rule for every metric of the margins."""
 
     scale: tuple[float, ...]
-    shift: tuple[float, ...]
+    shift: tuple[float, ...] = ()
 
     def scores(self, probabilities: Tensor) -> Tensor:
-        return probabilities * probabilities.new_tensor(self.scale) + probabilities.new_tensor(self.shift)
+        scaled = probabilities * probabilities.new_tensor(self.scale)
+        return scaled + probabilities.new_tensor(self.shift) if self.shift else scaled
+
+    def to_json(self) -> StoredRule:
+        return {"scale": [*self.scale], "shift": [*self.shift]} if self.shift else {"weights": [*self.scale]}
 
 
 @dataclass(frozen=True)
@@ -103,27 +96,29 @@ class Gains(Argmax):
     def scores(self, probabilities: Tensor) -> Tensor:
         return probabilities @ probabilities.new_tensor(self.gains)
 
+    def to_json(self) -> StoredRule:
+        return {"gains": [[*row] for row in self.gains]}
+
 
 Rule = Argmax  # any of them
 
 
 def from_json(rule: StoredRule | None, positive: int | None = None) -> Rule:
     """The rule that a record or a saved model holds. positive: the class that a threshold is for, by default 1."""
-    if rule is None:
-        return Argmax()
-    if "threshold" in rule:
-        return Threshold(float(rule["threshold"]), 1 if positive is None else positive)
-    for kind in (ClassWeights, Affine, Gains):
-        if rule.keys() == {field.name for field in fields(kind)}:
-            return kind(**{name: as_tuple(values) for name, values in rule.items()})
+    match rule:
+        case None:
+            return Argmax()
+        case {"threshold": threshold}:
+            return Threshold(float(threshold), 1 if positive is None else positive)
+        case {"weights": weights}:
+            return Affine(tuple(weights))
+        case {"scale": scale, "shift": shift}:
+            return Affine(tuple(scale), tuple(shift))
+        case {"gains": gains}:
+            return Gains(tuple(map(tuple, gains)))
     raise ValueError(
         f"rule: expected threshold, weights, scale and shift, or gains, got {', '.join(rule) or 'nothing'}"
     )
-
-
-def as_tuple(values: Any) -> Any:
-    """Nested lists as nested tuples."""
-    return tuple(map(as_tuple, values)) if isinstance(values, list) else values
 
 
 def explained(rule: Rule, classes: Sequence[str]) -> str:
@@ -136,23 +131,17 @@ def explained(rule: Rule, classes: Sequence[str]) -> str:
         case Threshold(threshold, positive):
             yes, no = classes[positive], classes[1 - positive]
             return f"{yes} if p_{yes} >= {threshold:.6g}, else {no}"
-        case ClassWeights(weights):
-            terms = [f"{w:.4g} p_{name}" for w, name in zip(weights, classes, strict=True)]
         case Affine(scale, shift):
-            terms = [f"{a:.4g} p_{name} {b:+.4g}" for a, b, name in zip(scale, shift, classes, strict=True)]
+            added = [f" {b:+.4g}" for b in shift] or [""] * len(scale)
+            return f"largest of {', '.join(f'{a:.4g} p_{k}{b}' for a, b, k in zip(scale, added, classes, strict=True))}"
         case Gains():
             return "largest expected gain, by the matrix in model.json"
         case _:
             return "largest probability"
-    return f"largest of {', '.join(terms)}"
 
 
 def tuned(
-    probabilities: Tensor,
-    labels: Tensor,
-    metric: Metric,
-    positive: int | None = None,
-    weights: Tensor | None = None,
+    probabilities: Tensor, labels: Tensor, metric: Metric, positive: int | None = None, weights: Tensor | None = None
 ) -> Rule:
     """The rule that maximises the metric on probabilities [n, d] with labels [n] and weights [n], by default 1.
 
@@ -160,7 +149,7 @@ def tuned(
     labels, and coordinate ascent on class weights; ties go to the first.
     """
     p, classes = probabilities.double(), probabilities.shape[-1]
-    truth = weighted(one_hot(labels, classes).double(), weights)
+    truth = one_hot(labels, classes) * (p.new_ones(len(p)) if weights is None else weights.double()).unsqueeze(-1)
     found = best_rule(p, truth, metric, positive)
     if classes == 2:
         return found
@@ -172,7 +161,7 @@ def tuned(
 def expected(probabilities: Tensor, metric: Metric, positive: int | None = None, weights: Tensor | None = None) -> Rule:
     """The rule that maximises the metric of the counts expected under probabilities [n, d]: no labels needed."""
     p = probabilities.double()
-    return best_rule(p, weighted(p, weights), metric, positive)
+    return best_rule(p, p if weights is None else p * weights.double().unsqueeze(-1), metric, positive)
 
 
 def best_rule(p: Tensor, truth: Tensor, metric: Metric, positive: int | None) -> Rule:
@@ -192,11 +181,6 @@ def defined(metric: Metric) -> Metric:
         return value.masked_fill(value.isnan(), 0.0)
 
     return score
-
-
-def weighted(truth: Tensor, weights: Tensor | None) -> Tensor:
-    """Shares [n, d] that sum to the weight of their row."""
-    return truth if weights is None else truth * weights.double().unsqueeze(-1)
 
 
 def best_of(rules: Sequence[Rule], p: Tensor, truth: Tensor, metric: Metric) -> Rule:
@@ -236,7 +220,7 @@ def fixed_point(p: Tensor, truth: Tensor, metric: Metric, in_cells: bool) -> Rul
     """
     shares = (truth.sum(0) / truth.sum()).clamp(0, 1)
     quantiles = torch.stack([p[:, k].quantile(1 - share) for k, share in enumerate(shares)])
-    first = [Argmax(), ClassWeights(tuple((1 / quantiles.clamp_min(1e-12)).tolist()))]
+    first = [Argmax(), Affine(tuple((1 / quantiles.clamp_min(1e-12)).tolist()))]
     best = best_of(first, p, truth, metric)
     by_argmax, by_frequency = (Confusion.from_shares(rule.decide(p), truth) for rule in first)
     highest = float(torch.maximum(metric(by_argmax), metric(by_frequency)))
@@ -246,11 +230,12 @@ def fixed_point(p: Tensor, truth: Tensor, metric: Metric, in_cells: bool) -> Rul
     counts = torch.stack([slopes.counts_of(start, in_cells) for start in starts])
     for step in range(ROUNDS):
         rules = next_rules(counts, metric, in_cells)
-        confusion = Confusion.from_shares(decide_by(rules, p, in_cells), truth)
+        scores = p @ rules if in_cells else torch.addcmul(rules[:, None, 1], p, rules[:, None, 0])
+        confusion = Confusion.from_shares(scores.argmax(-1), truth)
         values = metric(confusion)
         if float(values.max()) > highest + 1e-12:
-            highest, chosen = float(values.max()), as_tuple(rules[int(values.argmax())].tolist())
-            best = Gains(chosen) if in_cells else Affine(*chosen)
+            highest, chosen = float(values.max()), map(tuple, rules[int(values.argmax())].tolist())
+            best = Gains(tuple(chosen)) if in_cells else Affine(*chosen)
         previous = counts
         step_size = torch.where(damped, 1 / (step + 2), 1.0)[:, None, None]
         counts = counts.lerp(slopes.counts_of(confusion, in_cells), step_size.to(counts))
@@ -269,15 +254,7 @@ def next_rules(counts: Tensor, metric: Metric, in_cells: bool) -> Tensor:
     return torch.where(largest.isfinite(), rules / largest.clamp_min(1e-30), 0.0)
 
 
-def decide_by(rules: Tensor, p: Tensor, in_cells: bool) -> Tensor:
-    """Classes [W, n] of probabilities [n, d] by each of W rules of `next_rules`."""
-    if in_cells:
-        return (p @ rules).argmax(-1)
-    scale, shift = rules.unsqueeze(-3).unbind(-2)
-    return torch.addcmul(shift, p, scale).argmax(-1)
-
-
-def best_weights(p: Tensor, truth: Tensor, metric: Metric, start: Tensor) -> ClassWeights:
+def best_weights(p: Tensor, truth: Tensor, metric: Metric, start: Tensor) -> Affine:
     """Weights [d] such that argmax_k w_k p_k maximises the metric: coordinate ascent on a grid of log w_k.
 
     A class without rows keeps a weight of 1: nothing is known about its best weight.
@@ -289,8 +266,8 @@ def best_weights(p: Tensor, truth: Tensor, metric: Metric, start: Tensor) -> Cla
     for _ in range(SWEEPS):
         previous = best
         for k in present.nonzero().flatten().tolist():
-            leads = (ranked[:, 0] == k).long().unsqueeze(-1)  # its rival is then the second
-            rival_score, rival = (x.gather(-1, leads).squeeze(-1) for x in (scores, ranked))
+            leads = ranked[:, 0] == k  # its rival is then the second
+            rival_score, rival = (torch.where(leads, x[:, 1], x[:, 0]) for x in (scores, ranked))
             score = logs[:, k] + LOG_WEIGHTS[:, None]
             # Ties go to the lower index, as in argmax.
             wins = (score > rival_score) | ((score == rival_score) & (k < rival))
@@ -302,7 +279,7 @@ def best_weights(p: Tensor, truth: Tensor, metric: Metric, start: Tensor) -> Cla
                 scores[changed], ranked[changed] = two_best(logs[changed] + weights)
         if best == previous:
             break
-    return ClassWeights(tuple(weights.exp().tolist()))
+    return Affine(tuple(weights.exp().tolist()))
 
 
 def two_best(scores: Tensor) -> tuple[Tensor, Tensor]:
@@ -343,7 +320,6 @@ def decide(
     probabilities: Any,
     metric: str | metrics.Metric = "f1",
     labels: Any = None,
-    *,
     at_least: Mapping[str, float] | None = None,
     **metric_parameters: Any,
 ) -> Decision:
@@ -370,8 +346,8 @@ def decide(
     if positive is not None and not 0 <= positive < classes:
         raise ValueError(f"positive: expected a class from 0 to {classes - 1}, got {positive}")
     name, score = measure(metric, metric_parameters, classes)
-    if at_least:
-        score = constrained(score, at_least, {} if positive is None else {"positive": positive}, classes)
+    for other, bound in (at_least or {}).items():
+        score = bounded(score, other, bound, classes, positive)
     if labels is None:
         rule, truth = expected(p, score, positive), p
     else:
@@ -395,17 +371,13 @@ def measure(metric: str | metrics.Metric, parameters: Mapping[str, Any], classes
     return getattr(function, "__name__", repr(function)), defined(partial(function, **options))
 
 
-def constrained(score: Metric, bounds: Mapping[str, float], parameters: Mapping[str, Any], classes: int) -> Metric:
-    """The metric, and -infinity where another one is below its bound; only of thresholds all are compared."""
+def bounded(score: Metric, name: str, bound: float, classes: int, positive: int | None) -> Metric:
+    """The metric, and -infinity where another one is below its bound; only with two classes is every rule compared."""
     if classes != 2:
         raise ValueError(f"at_least: expected two classes, got {classes}")
-    others = [(measure(name, parameters, classes)[1], bound) for name, bound in bounds.items()]
-
-    def value(c: Confusion) -> Tensor:
-        met = torch.stack([other(c) >= bound - 1e-12 for other, bound in others]).all(0)
-        return torch.where(met, score(c), -torch.inf)
-
-    return value
+    of_class = positive is not None and metrics.takes_average(metrics.parse(name)[0])
+    _, other = measure(name, {"positive": positive} if of_class else {}, classes)
+    return lambda c: torch.where(other(c) >= bound - 1e-12, score(c), -torch.inf)
 
 
 def warn_of_shift(p: np.ndarray, labels: np.ndarray, weights: np.ndarray, names: np.ndarray, stacklevel: int) -> None:

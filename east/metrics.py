@@ -97,6 +97,15 @@ def class_shares(c: Confusion, average: str | None, positive: int, absent: str) 
     raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
 
 
+def pooled(
+    c: Confusion, average: str | None, positive: int, absent: str, *counts: Array
+) -> tuple[Sequence[Array], Array | float]:
+    """The counts of each class and the weights of the classes, or for a micro average the sums of the counts and 1."""
+    if average == "micro":
+        return [class_sum(x) for x in counts], 1.0
+    return counts, class_shares(c, average, positive, absent)
+
+
 def share_of_hits(
     c: Confusion,
     weights: tuple[Array, Array, Array],
@@ -113,10 +122,7 @@ def share_of_hits(
     missed, false_positives, total = c.missed, c.false_positives, class_sum(c.actual)
     part = gain * (at_least(total - c.actual - false_positives, 0.0) if negatives else c.diagonal)
     whole = part + of_missed * missed + of_false * false_positives
-    if average == "micro":
-        part, whole, shares = class_sum(part), class_sum(whole), 1.0
-    else:
-        shares = class_shares(c, average, positive, absent)
+    (part, whole), shares = pooled(c, average, positive, absent, part, whole)
     whole = divisor(whole, total)
     values, weight = part / whole, shares / whole
     by_hits, by_false = gain * (1 - values) * weight, -of_false * values * weight
@@ -138,18 +144,6 @@ def balanced_accuracy(c: Confusion) -> Sloped:
 
 
 @scored
-def precision(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
-    """Share of a class's predictions that are right."""
-    return share_of_hits(c, (1, 0, 1), average, positive, absent)
-
-
-@scored
-def recall(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
-    """Share of a class's samples that are predicted as that class."""
-    return share_of_hits(c, (1, 1, 0), average, positive, absent)
-
-
-@scored
 def fbeta(
     c: Confusion, beta: PerClass = 1.0, average: str | None = None, positive: int = 1, absent: str = "zero"
 ) -> Sloped:
@@ -157,43 +151,37 @@ def fbeta(
 
     Computed from counts: in terms of precision and recall it would be 0/0 where both are 0.
     """
-    square = per_class_values("beta", beta, c.classes, c.diagonal) ** 2
+    square = parameter("beta", beta, [(), (c.classes,)], c.diagonal) ** 2
     return share_of_hits(c, (1 + square, square, 1), average, positive, absent)
 
 
-@scored
-def f1(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
-    """Harmonic mean of precision and recall."""
-    return share_of_hits(c, (2, 1, 1), average, positive, absent)
+def of_ratio(name: str, meaning: str, weights: tuple[float, float, float], negatives: bool = False) -> Metric:
+    """The metric of one row of weights, those of `share_of_hits`."""
+
+    def metric(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
+        return share_of_hits(c, weights, average, positive, absent, negatives)
+
+    metric.__name__ = metric.__qualname__ = name
+    metric.__doc__ = meaning
+    return scored(metric)
 
 
-@scored
-def jaccard(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
-    """Intersection over union."""
-    return share_of_hits(c, (1, 1, 1), average, positive, absent)
-
-
-@scored
-def specificity(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
-    """Share of the other classes' samples that are not predicted as the class."""
-    return share_of_hits(c, (1, 0, 1), average, positive, absent, negatives=True)
-
-
-@scored
-def npv(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
-    """Negative predictive value: of the samples not predicted as the class, the share that is not of the class."""
-    return share_of_hits(c, (1, 1, 0), average, positive, absent, negatives=True)
+precision = of_ratio("precision", "Share of a class's predictions that are right.", (1, 0, 1))
+recall = of_ratio("recall", "Share of a class's samples that are predicted as that class.", (1, 1, 0))
+f1 = of_ratio("f1", "Harmonic mean of precision and recall.", (2, 1, 1))
+jaccard = of_ratio("jaccard", "Intersection over union.", (1, 1, 1))
+specificity = of_ratio(
+    "specificity", "Share of the other classes' samples not predicted as the class.", (1, 0, 1), True
+)
+npv = of_ratio("npv", "Share of the samples not predicted as the class that are not of it.", (1, 1, 0), True)
 
 
 @scored
 def fowlkes_mallows(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Geometric mean of precision and recall, s / sqrt(t q); its slope by q is -1/2 s / (q sqrt(t q))."""
-    diagonal, actual, predicted, shares = c.diagonal, c.actual, c.predicted, 1.0
-    total = class_sum(actual)
-    if average == "micro":
-        diagonal, actual, predicted = (class_sum(x) for x in (diagonal, actual, predicted))
-    else:
-        shares = class_shares(c, average, positive, absent)
+    total = class_sum(c.actual)
+    counts, shares = pooled(c, average, positive, absent, c.diagonal, c.actual, c.predicted)
+    diagonal, actual, predicted = counts
     predicted = divisor(predicted, total)
     factor = divisor(actual, total) ** -0.5 * predicted**-0.5
     values, weight = diagonal * factor, shares * factor
@@ -269,7 +257,7 @@ def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | 
         rank = library_of(c.diagonal).arange(c.classes, dtype=c.diagonal.dtype, device=c.diagonal.device)
         disagreement = (rank.unsqueeze(-1) - rank) ** 2 / (c.classes - 1) ** 2
     else:
-        disagreement = square_matrix("weights", weights, c)
+        disagreement = parameter("weights", weights, [(c.classes, c.classes)], c.diagonal)
     total = divisor(c.total)
     observed = (disagreement * c.matrix).sum((-2, -1)) / total
     expected = (c.actual * (c.predicted @ disagreement.T)).sum(-1) / total**2
@@ -280,49 +268,29 @@ def quadratic_kappa(c: Confusion, weights: Sequence[Sequence[float]] | Tensor | 
 
 def cost(c: Confusion, costs: Sequence[Sequence[float]] | Tensor) -> Tensor:
     """Minus the mean cost of a sample; costs [d, d] has true classes in rows, predicted ones in columns."""
-    return -ratio((square_matrix("costs", costs, c) * c.matrix).sum((-2, -1)), c.total)
+    of_cell = parameter("costs", costs, [(c.classes, c.classes)], c.diagonal)
+    return -ratio((of_cell * c.matrix).sum((-2, -1)), c.total)
 
 
-def square_matrix(name: str, values: Sequence[Sequence[float]] | Tensor, c: Confusion) -> Tensor:
-    """A d x d parameter as a tensor with the dtype and device of the counts."""
-    import torch
-
-    matrix = torch.as_tensor(values, dtype=c.diagonal.dtype, device=c.diagonal.device)
-    if matrix.shape != (c.classes, c.classes):
-        raise ValueError(f"{name}: expected a {c.classes} x {c.classes} matrix, got shape {tuple(matrix.shape)}")
-    return matrix
-
-
-def per_class_values(name: str, value: PerClass, classes: int, like: Array) -> Array:
-    """A number for all classes, or one per class [d], in the library, dtype and device of `like`."""
+def parameter(name: str, value: PerClass | Sequence[Sequence[float]], shapes: Sequence[Any], like: Array) -> Array:
+    """A parameter of one of these shapes, in the library, dtype and device of `like`; a number is returned as it is."""
     if isinstance(value, int | float):
         return value
     import torch
 
     values = torch.as_tensor(value)
-    if values.shape not in ((), (classes,)):
-        raise ValueError(f"{name}: expected a number or one per class ({classes}), got shape {tuple(values.shape)}")
+    if values.shape not in shapes:
+        raise ValueError(f"{name}: expected shape {' or '.join(map(str, shapes))}, got {tuple(values.shape)}")
     return values.cpu().numpy() if isinstance(like, np.ndarray) else values.to(like)
 
 
 METRICS: dict[str, Metric] = {
-    "accuracy": accuracy,
-    "balanced_accuracy": balanced_accuracy,
-    "cost": cost,
-    "f1": f1,
-    "fbeta": fbeta,
-    "fowlkes_mallows": fowlkes_mallows,
-    "gmean": gmean,
-    "jaccard": jaccard,
-    "kappa": kappa,
-    "mcc": mcc,
-    "npv": npv,
-    "precision": precision,
-    "quadratic_kappa": quadratic_kappa,
-    "recall": recall,
-    "specificity": specificity,
-    "youden": youden,
-}
+    metric.__name__: metric
+    for metric in (
+        accuracy, balanced_accuracy, cost, f1, fbeta, fowlkes_mallows, gmean, jaccard, kappa, mcc, npv, precision,
+        quadratic_kappa, recall, specificity, youden,
+    )
+}  # fmt: skip
 WITH_SLOPES: dict[Metric, Callable[..., Sloped]] = {
     metric: metric.__wrapped__  # type: ignore[attr-defined]
     for metric in METRICS.values()

@@ -16,7 +16,7 @@ from torch.nn.functional import one_hot
 
 import east
 from east import METRICS, Confusion, MetricCrossEntropy, MetricLoss, decisions
-from east.decisions import Affine, Argmax, ClassWeights, Gains, Threshold, expected, tuned
+from east.decisions import Affine, Argmax, Gains, Threshold, expected, tuned
 from east.lab.settings.sections import LossSection
 from east.lab.training.crossfit import judge_for
 from east.lab.training.evaluation import evaluate, metric_of
@@ -170,7 +170,7 @@ def test_tuned_is_at_least_argmax_and_the_expected_rule():
     [
         (Argmax(), None),
         (Threshold(0.3, 0), {"threshold": 0.3}),
-        (ClassWeights((1.0, 2.0)), {"weights": [1.0, 2.0]}),
+        (Affine((1.0, 2.0)), {"weights": [1.0, 2.0]}),
         (Affine((1.0, 2.0), (0.0, -0.5)), {"scale": [1.0, 2.0], "shift": [0.0, -0.5]}),
         (Gains(((1.0, 0.0), (0.0, 3.0))), {"gains": [[1.0, 0.0], [0.0, 3.0]]}),
     ],
@@ -189,7 +189,7 @@ def test_an_unknown_rule_is_refused():
 
 def test_rules_compute_what_they_say():
     p = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.2, 0.6]])
-    assert ClassWeights((1.0, 2.0, 1.0)).decide(p).tolist() == [1, 2]
+    assert Affine((1.0, 2.0, 1.0)).decide(p).tolist() == [1, 2]
     assert Affine((1.0, 1.0, 1.0), (0.0, 0.0, 0.35)).decide(p).tolist() == [2, 2]
     assert Gains(((0.0, 1.0, 0.0), (1.0, 0.0, 0.0), (0.0, 0.0, 1.0))).decide(p).tolist() == [1, 2]
     assert Threshold(0.5, 0).decide(p[:, :2]).tolist() == [0, 1]
@@ -294,6 +294,7 @@ def test_the_best_precision_with_a_recall_of_at_least_90_percent():
     zero = east.decide(p, "precision", y, positive=0, at_least={"recall": 0.9})
     assert sk.recall_score(y, zero.predict(p), pos_label=0) >= 0.9
     assert zero.rule.positive == 0
+    assert east.decide(p, "f1", y, at_least={"mcc": 0.3}) == east.decide(p, "f1", y)
     with pytest.raises(ValueError, match=r"some threshold meets, got .*'specificity': 0\.99"):
         east.decide(p, "f1", y, at_least={"recall": 0.9, "specificity": 0.99})
     with pytest.raises(ValueError, match="at_least: expected two classes, got 3"):
@@ -436,7 +437,7 @@ def test_class_weights_are_those_of_a_search_over_all_scores(seed):
     y[:4] = torch.arange(4)
     for start in (torch.zeros(4), -p.mean(0).log()):
         found = decisions.best_weights(p, one_hot(y, 4).double(), METRICS["f1"], start)
-        np.testing.assert_array_equal(found.weights, weights_by_all_scores(p, y, METRICS["f1"], start))
+        np.testing.assert_array_equal(found.scale, weights_by_all_scores(p, y, METRICS["f1"], start))
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -447,7 +448,7 @@ def test_a_class_without_validation_rows_keeps_its_neutral_weight(weighted):
     y[::10] = 3 if weighted else y[::10]
     truth = one_hot(y, 4).double() * ((y < 3)[:, None] if weighted else 1)
     for start in (torch.zeros(4), -p.mean(0).log()):
-        assert decisions.best_weights(p, truth, METRICS["f1"], start).weights[3] == 1
+        assert decisions.best_weights(p, truth, METRICS["f1"], start).scale[3] == 1
 
 
 @pytest.mark.parametrize("name", ["f1", "precision", "recall", "jaccard"])

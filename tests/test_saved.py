@@ -189,7 +189,7 @@ def test_a_model_of_many_classes_predicts_from_arrays(tmp_path):
     again = east.load(model.save(tmp_path / "digits"))
     rows = digits.features[splits.test.index]
     np.testing.assert_allclose(again.predict_proba(rows), outcome.probabilities["test"], atol=1e-6)
-    weights = decisions.ClassWeights((*[1.0] * 9, 1e9))
+    weights = decisions.Affine((*[1.0] * 9, 1e9))
     assert set(again.deciding("always nine", weights).predict(rows)) == {"9"}
     named = pd.DataFrame(rows.numpy(), columns=digits.columns)
     np.testing.assert_array_equal(again.predict_proba(named), again.predict_proba(rows))
