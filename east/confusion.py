@@ -89,18 +89,20 @@ class Confusion:
         """
         weights = memberships.new_ones(()) if weights is None else weights.to(memberships.dtype)
         weights = weights.expand(memberships.shape[:-1]).unsqueeze(-1)
+        weighted = memberships * weights
         if labels.is_floating_point():
             targets = labels.to(memberships.dtype).expand(memberships.shape)
+            of_others = sum_of_others(weighted)
         else:
             true_class = labels.expand(memberships.shape[:-1]).unsqueeze(-1)
             targets = torch.zeros_like(memberships).scatter(-1, true_class, 1)
-        weighted = memberships * weights
+            of_others = weighted.scatter(-1, true_class, 0).sum(-1, keepdim=True)  # without differences
         return cls(
             diagonal=(weighted * targets).sum(-2),
             actual=(weights * targets).sum(-2),
             predicted=weighted.sum(-2),
             matrix=lambda: targets.mT @ weighted,
-            missed=(targets * sum_of_others(weighted)).sum(-2),
+            missed=(targets * of_others).sum(-2),
             false_positives=(weighted * sum_of_others(targets)).sum(-2),
         )
 

@@ -119,8 +119,11 @@ def share_of_hits(
     The hits of a class are the diagonal, or with `negatives` the true negatives.
     """
     gain, of_missed, of_false = weights
-    missed, false_positives, total = c.missed, c.false_positives, class_sum(c.actual)
-    part = gain * (at_least(total - c.actual - false_positives, 0.0) if negatives else c.diagonal)
+    hits, missed, false_positives, total = c.diagonal, c.missed, c.false_positives, class_sum(c.actual)
+    if negatives:  # a difference of what is in the denominator, so that small ones stay accurate
+        counts, errors = (c.actual, false_positives) if of_false else (c.predicted, missed)
+        hits = at_least(class_sum(counts) - counts - errors, 0.0)
+    part = gain * hits
     whole = part + of_missed * missed + of_false * false_positives
     (part, whole), shares = pooled(c, average, positive, absent, part, whole)
     whole = divisor(whole, total)
