@@ -1,4 +1,4 @@
-"""Structure: imports point upwards, the command starts without torch, no machine's paths are committed."""
+"""Structure: two storeys, imports point upwards, the command starts without torch, no machine's paths are committed."""
 
 import ast
 import re
@@ -14,34 +14,20 @@ from tests.tracked import tracked
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "east"
 # The rooms of the package, from the top: each may import itself and those before it.
-ROOMS = [
-    "choices",
-    "arrays",
-    "confusion",
-    "metrics",
-    "losses",
-    "decisions",
-    "lab.files",
-    "lab.bars",
-    "lab.settings",
-    "lab.data",
-    "lab.models",
-    "lab.training",
-    "lab.experiment",
-    "lab.reporting",
-    "lab.tasks",
-    "lab.cli",
-    "estimator",
-    "metric_classifier",
-]
-LIBRARY = ROOMS[: ROOMS.index("lab.files")]  # only torch and NumPy
+LIBRARY = ["choices", "arrays", "confusion", "metrics", "losses", "decisions"]  # torch and NumPy only
+LABORATORY = ["files", "bars", "settings", "data", "models", "training", "experiment", "reporting", "tasks", "cli"]
+ROOMS = [*LIBRARY, *(f"lab.{name}" for name in LABORATORY), "estimator", "metric_classifier"]
 ALIASES = ("baselines", "data", "records")  # names that records and users refer to; one import each
+HEAVY = {"pydantic", "hydra", "omegaconf", "pandas", "sklearn", "matplotlib", "torchvision", "scipy"}
 
 
-def part_of(path):
+def room_of(path):
     """The room that a file belongs to."""
     parts = [part.removesuffix(".py") for part in path.relative_to(PACKAGE).parts]
     return ".".join(parts[:2]) if parts[0] == "lab" else parts[0]
+
+
+FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if room_of(path) not in ("__init__", "lab.__init__", *ALIASES)]
 
 
 def imports(path):
@@ -58,69 +44,50 @@ def imports(path):
             yield from (f"{'.' * node.level}{node.module or ''}.{alias.name}" for alias in node.names)
 
 
-FILES = [
-    path
-    for path in sorted(PACKAGE.rglob("*.py"))
-    if path not in (PACKAGE / "__init__.py", PACKAGE / "lab" / "__init__.py")
-]
-IN_ROOMS = [path for path in FILES if part_of(path) not in ALIASES]
+def test_the_map_lists_every_room():
+    assert {room_of(path) for path in FILES} == {*ROOMS}
+    drawing = re.search(r"```\n(.*?)```", (ROOT / "docs" / "architecture.md").read_text(), re.DOTALL)[1]
+    drawn = re.findall(r"(?m)^ {3,5}(\w+)[./]|  (\w+)[./](?:py)? ", drawing)
+    assert {name for pair in drawn for name in pair if name} == {room.removeprefix("lab.") for room in ROOMS} | {"lab"}
 
 
-def test_the_map_lists_every_module():
-    assert {part_of(path) for path in FILES} == {*ROOMS, *ALIASES}
-
-
-@pytest.mark.parametrize(
-    "path", [path for path in FILES if part_of(path) not in ALIASES], ids=lambda path: str(path.relative_to(PACKAGE))
-)
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.relative_to(PACKAGE).as_posix())
 def test_imports_point_upwards(path):
-    own = ROOMS.index(part_of(path))
+    own = ROOMS.index(room_of(path))
     names = [name.split(".") for name in imports(path)]
-    parts = {room for name in names if name[0] == "east" for room in (".".join(name[1:3]), name[1]) if room in ROOMS}
-    downwards = sorted(part for part in parts if ROOMS.index(part) > own)
-    assert not downwards, f"{path.name} imports {', '.join(downwards)}, which come after it"
-    assert all(name[0] for name in names), f"{path.name} has a relative import"
+    used = {room for name in names if name[0] == "east" for room in (".".join(name[1:3]), name[1]) if room in ROOMS}
+    assert not {room for room in used if ROOMS.index(room) > own}
+    assert all(name[0] for name in names), "a relative import"
+    if room_of(path) in LIBRARY:  # ap_perf is optional
+        assert {name[0] for name in names} <= {"torch", "numpy", "east", "ap_perf", *sys.stdlib_module_names}
 
 
 def test_a_class_has_its_name_to_itself():
     """Two things of one name have to be told apart by their imports; only inside losses/ may modules share one."""
     places = {}
     for path in FILES:
-        place = "losses" if part_of(path) == "losses" else path.relative_to(PACKAGE).as_posix()
+        place = "losses" if room_of(path) == "losses" else path.relative_to(PACKAGE).as_posix()
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ClassDef):
                 places.setdefault(node.name, set()).add(place)
     assert {name: files for name, files in places.items() if len(files) > 1} == {}
 
 
-def modules_after(statement):
-    """Names of all modules that a fresh interpreter has loaded after a statement."""
-    command = f"{statement}; import sys; print(*sys.modules)"
-    return subprocess.run(
-        [sys.executable, "-c", command], check=True, capture_output=True, text=True, cwd=ROOT
-    ).stdout.split()
-
-
-@pytest.mark.parametrize("name", ["MetricLoss", "MetricCrossEntropy", "decide", "METRICS", "Confusion"])
-def test_the_library_loads_only_torch_and_numpy(name):
-    loaded = {module.partition(".")[0] for module in modules_after(f"from east import {name}")}
-    assert not loaded & {"pydantic", "hydra", "omegaconf", "pandas", "sklearn", "matplotlib", "torchvision", "scipy"}
-
-
-@pytest.mark.parametrize("module", ["east", "east.lab.cli", "east.metrics"])
-def test_the_command_starts_without_torch(module):
-    """So do the metrics, which score recorded confusion matrices with NumPy alone."""
-    loaded = set(modules_after(f"import {module}"))
-    assert module in loaded
-    assert not loaded & {"torch", "pandas", "sklearn", "matplotlib"}
-
-
-def test_the_mathematics_imports_nothing_else_of_the_project():
-    """Confusion, metrics and losses need only torch, and NumPy, which is faster for small arrays on a CPU."""
-    allowed = {"torch", "numpy", "east", "ap_perf", *sys.stdlib_module_names}  # ap_perf is optional
-    for path in FILES:
-        if part_of(path) in LIBRARY:
-            assert {imported.split(".")[0] for imported in imports(path)} <= allowed, path
+@pytest.mark.parametrize(
+    "statement, without",
+    [
+        ("from east import MetricLoss, MetricCrossEntropy, decide, METRICS, Confusion", HEAVY),
+        # The metrics score recorded counts with NumPy alone.
+        ("import east, east.lab.cli, east.metrics", HEAVY | {"torch"}),
+    ],
+    ids=["the library needs only torch and NumPy", "the command starts without torch"],
+)
+def test_what_an_import_loads(statement, without):
+    command = [sys.executable, "-c", f"{statement}; import sys; print(*sys.modules)"]
+    answer = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    loaded = {module.partition(".")[0] for module in answer.stdout.split()}
+    assert "east" in loaded
+    assert not loaded & without
 
 
 def tracked_texts():
