@@ -309,7 +309,7 @@ def test_numbers_that_stand_for_missing_values_are_found_in_typed_columns_too(tm
 @pytest.mark.parametrize(
     "content, message",
     [
-        (gzip.compress(b"a,b\n" + b"x" * (1 << 27)), "it has a line of more than 67,108,864 bytes"),
+        (gzip.compress(b"a,b\n" + b"x" * (1 << 27)), "it has a line of more than 67,108,864 characters"),
         (b",".join(b"x%d" % k for k in range(200_000)) + b"\n", "it has 200,000 columns, more than 100,000"),
     ],
 )

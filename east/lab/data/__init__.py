@@ -9,15 +9,14 @@ conf/dataset with the same options. `cifar10_frog` is in cifar10.py; only the mo
 
 import inspect
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from east.choices import choose, groups
+from east.lab.data import overview
 from east.lab.data.common import Data, DataError, Graphs, Images, Part, Splits, Table, split
+from east.lab.data.encoding import Encoding, encode
+from east.lab.data.overview import catalogue_text, describe_text
 from east.lab.data.sources import Dataset, Root
-
-if TYPE_CHECKING:
-    from east.lab.data.encoding import Encoding, encode
-    from east.lab.data.overview import catalogue_text, describe_text
 
 __all__ = [
     "Data",
@@ -39,18 +38,6 @@ __all__ = [
     "options",
     "split",
 ]
-
-
-_HOME = {
-    **dict.fromkeys(("Encoding", "encode"), "encoding"),
-    **dict.fromkeys(("catalogue_text", "describe_text"), "overview"),
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def dataset(name: str) -> Dataset:
@@ -80,6 +67,4 @@ def load(name: str, root: Root = None, *, limit: int | None = None, **chosen: An
 
 def describe(data: Data, **splitting: Any) -> dict[str, Any]:
     """Rows, features, classes, balance, split sizes, origin and fingerprint of `data`, as plain values."""
-    from east.lab.data import overview
-
     return overview.describe(data, dataset(data.name.partition("-")[0]), **splitting)

@@ -11,7 +11,7 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ class Data:
 
     @property
     def inputs(self) -> Tensor:
-        raise NotImplementedError
+        return cast(Tensor, getattr(self, self.field))
 
     def digests(self) -> list[str]:
         """What the fingerprint is made of."""
@@ -135,10 +135,6 @@ class Table(Data):
     file_note: str | None = None  # for a file: what had to be guessed to read it
 
     @property
-    def inputs(self) -> Tensor:
-        return self.features
-
-    @property
     def notes(self) -> tuple[str, ...]:
         lines = [self.file_note] if self.file_note else []
         return (*lines, *(self.encoding.notes if self.encoding else ()))
@@ -175,10 +171,6 @@ class Images(Data):
     pixels: Tensor  # uint8 [n, 3, h, w]
     normalise: str = "train"  # channel mean and std of the training part, or "half": (x - 0.5) / 0.5
 
-    @property
-    def inputs(self) -> Tensor:
-        return self.pixels
-
 
 @dataclass(frozen=True, kw_only=True)
 class Graphs(Data):
@@ -187,10 +179,6 @@ class Graphs(Data):
     kind: ClassVar[Kind] = "graph"
     field: ClassVar[str] = "nodes"
     nodes: Tensor  # float32 [n, nodes, f]
-
-    @property
-    def inputs(self) -> Tensor:
-        return self.nodes
 
 
 @dataclass(frozen=True)

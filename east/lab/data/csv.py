@@ -1,6 +1,6 @@
 """Your own table: a CSV, Parquet, Feather or Excel file with numbers, words, dates and missing values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from east.choices import ConfigError, choose
 from east.lab.data import files
-from east.lab.data.columns import Date, Dropped, Numeric, as_words, words
+from east.lab.data.columns import Date, Dropped, Numeric, as_numbers, as_words
 from east.lab.data.common import DataError, Table, listed, shown
 from east.lab.data.detection import detect, detect_all, understood
 from east.lab.data.encoding import Encoding, enumerated
@@ -119,7 +119,10 @@ def from_frame(
     if group is not None and time is not None:
         raise ConfigError("dataset.group and dataset.time cannot be combined: rows are split by one or the other")
     split_by = {role: str(column) for role, column in (("group", group), ("time", time)) if column is not None}
-    refuse_missing_columns((target, *drop, *categorical, *keep, *split_by.values()), frame, path)
+    nameless = frame.columns.str.startswith("Unnamed: ").sum()
+    hint = ". If the columns are named in line 3: dataset.header=3" if 2 * nameless > len(frame.columns) else ""
+    for column in (target, *drop, *categorical, *keep, *split_by.values()):
+        chosen("column", column, frame.columns, path, hint)
     if target in split_by.values():
         raise ConfigError(f"dataset.target, dataset.group and dataset.time must differ, got {target!r} twice")
     labels, classes, positive_index = encode_labels(frame[target], target, positive, path)
@@ -153,14 +156,11 @@ def from_frame(
     )
 
 
-def refuse_missing_columns(columns: Sequence[str], frame: pd.DataFrame, path: str) -> None:
-    """DataError if the frame lacks one of the columns that were named."""
+def chosen(kind: str, name: str, choices: Iterable[str], path: str, hint: str = "") -> str:
+    """The name, if it is one of the choices; DataError, for it is the file that lacks it."""
     try:
-        for column in columns:
-            choose("column", column, frame.columns)
-    except ValueError as error:
-        nameless = sum(name.startswith("Unnamed: ") for name in frame.columns)
-        hint = ". If the columns are named in line 3: dataset.header=3" if 2 * nameless > len(frame.columns) else ""
+        return choose(kind, name, choices)
+    except ConfigError as error:
         raise DataError(f"{path}: {shown(error, 500, quoted=False)}{hint}") from None
 
 
@@ -184,16 +184,15 @@ def time_numbers(column: pd.Series, path: str) -> Tensor:
 
 
 def refuse_gaps(column: pd.Series, name: str, path: str) -> None:
-    """DataError if values are missing: a row without group or time belongs to no part of the split."""
+    """DataError if values are missing: a row without class, group or time cannot be used."""
     empty = np.flatnonzero(column.isna())
     if len(empty):
-        raise DataError(f"{path}: {name} is missing in {row_list(empty, len(column))}. Fill or delete these rows.")
-
-
-def row_list(rows: np.ndarray, total: int) -> str:
-    """How many rows, and the numbers of the first five, counted from 1 below the header."""
-    first = ", ".join(str(row + 1) for row in rows[:5])
-    return f"{len(rows):,} of {total:,} rows (rows {first}{', …' if len(rows) > 5 else ''})"
+        first = ", ".join(str(row + 1) for row in empty[:5])  # counted from 1 below the header
+        rows = f"{len(empty):,} of {len(column):,} rows (rows {first}{', …' if len(empty) > 5 else ''})"
+        raise DataError(
+            f"{path}: {name} is missing in {rows}. Fill or delete these rows. Empty cells, ?, NA, N/A, NaN, None and "
+            "null count as missing; rename a class with such a name."
+        )
 
 
 def names(typed: Names) -> list[str]:
@@ -210,51 +209,34 @@ def encode_labels(
 
     Classes are in the order of their numbers, even if these are stored as text; or of ordered categories; or of words.
     """
-    empty = np.flatnonzero(column.isna())
-    if len(empty):
-        raise DataError(
-            f"{path}: the label {target!r} is missing in {row_list(empty, len(column))}. Fill or delete these rows. "
-            "Empty cells, ?, NA, N/A, NaN, None and null count as missing; rename a class with such a name."
-        )
+    refuse_gaps(column, f"the label {target!r}", path)
+    text = as_words(column)
+    levels, counts = text.cat.categories, text.value_counts(sort=False).to_numpy()
+    numbers = as_numbers(levels).to_numpy(float)
     numeric = pd.api.types.is_numeric_dtype(column)
-    if numeric and np.isinf(column.to_numpy(dtype=float)).any():
+    if numeric and np.isinf(numbers).any():
         raise DataError(f"{path}: the target {target!r} has infinite values; expected finite numbers or text.")
-    values, labels, counts = np.unique(
-        column.to_numpy() if numeric else words(column), return_inverse=True, return_counts=True
-    )
-    numbers = ranks = None if numeric else distinct_numbers(values)
-    if isinstance(column.dtype, pd.CategoricalDtype) and column.dtype.ordered:
-        ranks = column.cat.categories.astype(str).str.strip().get_indexer_for(pd.Index(values))
-    if ranks is not None:
-        order = np.argsort(ranks)
-        values, labels, counts = values[order], np.argsort(order)[labels], counts[order]
-    numeric = numeric or numbers is not None
-    classes = words(pd.Series(values)).tolist()
-    if len(classes) < 2:
-        got = f"only {shown(classes[0])}" if classes else "no rows"
+    if len(levels) < 2:
+        got = f"only {shown(levels[0])}" if len(levels) else "no rows"
         raise DataError(f"{path}: the target {target!r} needs at least two classes, found {got}.")
-    if len(classes) > 2 and 2 * len(classes) > len(column):
+    if len(levels) > 2 and 2 * len(levels) > len(column):
         raise DataError(
-            f"{path}: the target {target!r} has {len(classes):,} different values in {len(column):,} rows; "
+            f"{path}: the target {target!r} has {len(levels):,} different values in {len(column):,} rows; "
             "classes should repeat. Is it a number to predict, or a name?"
         )
+    numeric = numeric or bool(np.isfinite(numbers).all() and len(np.unique(numbers)) == len(levels))  # 1 and 01 are not
+    ranks = numbers if numeric else np.zeros(len(levels))
+    if isinstance(column.dtype, pd.CategoricalDtype) and column.dtype.ordered:
+        ranks = column.cat.categories.astype(str).str.strip().get_indexer_for(levels)
+    order = np.argsort(ranks, kind="stable")
     if positive is not None:
-        try:
-            positive = choose(f"class of {target!r}", str(positive), classes)
-        except ValueError as error:
-            raise DataError(f"{path}: {shown(error, 500, quoted=False)}") from None
-    if len(classes) > 2:
-        return labels, tuple(classes), None if positive is None else classes.index(positive)
-    positive_index = classes.index(positive) if positive is not None else 1 if numeric else int(counts.argmin())
-    if positive_index == 0:
-        labels, classes = 1 - labels, classes[::-1]
-    return labels, tuple(classes), 1
-
-
-def distinct_numbers(values: np.ndarray) -> np.ndarray | None:
-    """Words as numbers [d], if each is one and no two are the same, as 1 and 01 are; else None."""
-    numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").to_numpy(dtype=float)
-    return numbers if np.isfinite(numbers).all() and len(np.unique(numbers)) == len(numbers) else None
+        positive = chosen(f"class of {target!r}", str(positive), levels, path)
+    elif len(levels) == 2:
+        positive = levels[order[1] if numeric else order[counts[order].argmin()]]
+    if len(levels) == 2:
+        order = np.argsort(levels == positive, kind="stable")
+    classes = tuple(levels[order])
+    return np.argsort(order)[text.cat.codes], classes, None if positive is None else classes.index(positive)
 
 
 DATASETS = {

@@ -11,9 +11,11 @@ import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import chain, islice
+from io import TextIOWrapper
+from itertools import islice
 from pathlib import Path
 from typing import IO, Annotated, Any, cast
 
@@ -246,7 +248,7 @@ def opened(path: Path) -> IO[bytes]:
 def text_format(path: Path, layout: Layout = DETECTED) -> TextFormat:
     """Character set and delimiter of a text file; the whole file is checked for bytes that are not UTF-8."""
     charset, delimiter = find_charset(path), layout.delimiter
-    with codecs.getreader(charset)(opened(path)) as file:
+    with TextIOWrapper(opened(path), charset) as file:
         lines = enumerate(islice(file, layout.skip, None), start=layout.header or 1)
         number, first = next(((k, line) for k, line in lines if line.strip()), (0, ""))
     if said := SEP.fullmatch(first):
@@ -262,32 +264,21 @@ def text_format(path: Path, layout: Layout = DETECTED) -> TextFormat:
 
 
 def find_charset(path: Path) -> str:
-    """The character set by byte order mark; else UTF-8 if valid, UTF-16 if every other byte is 0, else Windows-1252."""
-    decoder, valid, zeros, bytes_seen = codecs.getincrementaldecoder("utf-8")(), True, False, set[int]()
+    """The character set by byte order mark; UTF-16 if every other byte is 0; else the first that can read the file."""
     with opened(path) as file:
         start = file.read(BLOCK)
-        for bom, charset in BOMS.items():
-            if start.startswith(bom):
-                return charset
-        line = 0  # bytes since it began
-        for block in chain([start], iter(lambda: file.read(BLOCK), b""), [b""]):  # the last ends the text
-            line = len(block) - 1 - block.rfind(b"\n") if b"\n" in block else line + len(block)
-            if line > LONGEST_LINE:
-                raise ValueError(f"it has a line of more than {LONGEST_LINE:,} bytes")
-            zeros = zeros or 0 in block
-            if valid:
-                try:
-                    decoder.decode(block, final=not block)
-                except UnicodeDecodeError:
-                    valid = False
-            if not valid:
-                bytes_seen.update(block)
-    if zeros:
-        return utf16_without_mark(start)
-    if valid:
-        return "utf-8"
-    undefined = {0x81, 0x8D, 0x8F, 0x90, 0x9D}
-    return "latin-1" if bytes_seen & undefined else "cp1252"
+    marked = next((charset for mark, charset in BOMS.items() if start.startswith(mark)), None)
+    if marked is None and 0 in start:
+        marked = utf16_without_mark(start)
+    for charset in (marked,) if marked else ("utf-8", "cp1252"):
+        with suppress(UnicodeDecodeError), TextIOWrapper(opened(path), charset, newline="") as text:
+            line = 0  # characters since it began
+            while block := text.read(BLOCK):
+                line = len(block) - block.rindex("\n") if "\n" in block else line + len(block)
+                if line > LONGEST_LINE:
+                    raise ValueError(f"it has a line of more than {LONGEST_LINE:,} characters")
+            return charset
+    return marked or "latin-1"
 
 
 def utf16_without_mark(start: bytes) -> str:
