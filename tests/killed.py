@@ -2,8 +2,8 @@
 
     tests/killed.py KIND STEP ARGUMENTS…
 
-KIND is the file: checkpoint, arrays, record or index. STEP is how far the first such file gets: half written, not
-renamed, renamed. Checkpoints and the index are written at once, not after a minute or from 64 records up.
+KIND is the file: checkpoint, arrays or record. STEP is how far the first such file gets: half written, not
+renamed, renamed. Checkpoints are written at once, not after a minute.
 """
 
 import os
@@ -13,10 +13,9 @@ from collections.abc import Callable
 from fnmatch import fnmatch
 
 from east.lab import cli
-from east.lab.experiment import index
 from east.lab.training import engine
 
-NAMES = {"checkpoint": "*.safetensors", "arrays": "*.npz", "record": "seed-*.json", "index": ".index"}
+NAMES = {"checkpoint": "*.safetensors", "arrays": "*.npz", "record": "seed-*.json"}
 
 
 def die() -> None:
@@ -54,6 +53,6 @@ def arm(kind: str, step: str) -> None:
 
 if __name__ == "__main__":
     _, kind, step, *words = sys.argv
-    engine.CHECKPOINT_SECONDS, index.FEWEST_RECORDS, index.SETTLED_SECONDS = 0.0, 1, 0
+    engine.CHECKPOINT_SECONDS = 0.0
     arm(kind, step)
     sys.exit(cli.run(words))

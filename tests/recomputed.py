@@ -1,6 +1,5 @@
 """Scores, intervals and p-values from the confusion matrices of committed records, computed without code of east."""
 
-import json
 from collections import defaultdict
 from functools import cache
 from itertools import product
@@ -9,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from tests.tracked import tracked
+from tests.tracked import exported
 
 ROOT = Path(__file__).parents[1]
 POSITIVE, DOG = 1, 5  # the class of a bare precision or recall: dog in CIFAR-10, else the positive one
@@ -49,11 +48,9 @@ def matrices(stored):
 def records():
     """key -> its records, without the contest's, which are many."""
     by_key = defaultdict(list)
-    for file in tracked("results/records"):
-        for line in file.read_text().splitlines():
-            if '"name":"contest"' not in line:
-                record = json.loads(line)
-                by_key[record["key"]].append(record)
+    for record in exported():
+        if record["config"]["protocol"]["name"] != "contest":
+            by_key[record["key"]].append(record)
     return by_key
 
 

@@ -32,6 +32,7 @@ from east.lab.data import (
 )
 from east.lab.data import keel as keel_module
 from east.lab.data.common import assign, digest, fingerprint, stratified
+from tests.tracked import exported
 
 CONF = Path(__file__).parent.parent / "conf" / "dataset"
 
@@ -103,15 +104,13 @@ def test_the_cached_fingerprint_is_that_of_the_arrays(name):
 def committed_splits() -> list[tuple[str, str, str, str]]:
     """Every (dataset options, split options, fingerprint, index hash) of the committed records, as JSON."""
     found = set()
-    for file in sorted((CONF.parent.parent / "results" / "records").glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            record = json.loads(line)
-            chosen, wanted = record["config"]["dataset"], record["config"]["split"]
-            chosen = {key: value for key, value in chosen.items() if key not in ("kind", "fingerprint")}
-            if wanted["seed"] == "trial":
-                wanted = {**wanted, "seed": record["seed"]}
-            about = record["data"]
-            found.add((json.dumps(chosen), json.dumps(wanted), about["fingerprint"], about["index_hash"]))
+    for record in exported():
+        chosen, wanted = record["config"]["dataset"], record["config"]["split"]
+        chosen = {key: value for key, value in chosen.items() if key not in ("kind", "fingerprint")}
+        if wanted["seed"] == "trial":
+            wanted = {**wanted, "seed": record["seed"]}
+        about = record["data"]
+        found.add((json.dumps(chosen), json.dumps(wanted), about["fingerprint"], about["index_hash"]))
     return sorted(found)
 
 

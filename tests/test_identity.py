@@ -2,7 +2,6 @@
 
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -10,15 +9,14 @@ from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
 from east.lab.settings.sections import Hyper, LossSection, Science, Training
 from east.lab.training.objective import with_average
+from tests.tracked import exported
 
-RECORDS = Path(__file__).parents[1] / "results" / "records"
 LABELS = ("name", "kind", "fingerprint", "_target_")  # these follow from the chosen file or from the data
 
 
 def committed() -> dict[str, dict]:
     """Key -> config of the committed records."""
-    lines = (line for file in sorted(RECORDS.glob("*.jsonl")) for line in file.read_text(encoding="utf-8").splitlines())
-    return {record["key"]: record["config"] for record in map(json.loads, lines)}
+    return {record["key"]: record["config"] for record in exported()}
 
 
 def kind(config: dict) -> str:

@@ -1,6 +1,5 @@
 """The committed tables, recomputed from confusion matrices without code of east."""
 
-import json
 from collections import defaultdict
 
 import numpy as np
@@ -20,7 +19,7 @@ from tests.recomputed import (
     welch,
     word,
 )  # fmt: skip
-from tests.tracked import tracked
+from tests.tracked import exported
 
 CONTESTS = [file.stem for file in FILES if file.stem.startswith("contest")]
 OTHERS = [file.stem for file in FILES if file.stem not in CONTESTS]
@@ -77,14 +76,12 @@ def test_comparisons_follow_from_the_scores(name):
 def contest():
     """(key, seed) -> rule -> the confusion matrix of the test rows, for the trials of the contest."""
     trials = {}
-    for file in tracked("results/records"):
-        for line in file.read_text().splitlines():
-            if '"name":"contest"' in line and '"stage":"trial"' in line:
-                record = json.loads(line)
-                rules = {"argmax": record} | record["decisions"]
-                trials[record["key"], record["seed"]] = {
-                    rule: matrices(judged["confusion"]["test"]) for rule, judged in rules.items()
-                }
+    for record in exported():
+        if (record["config"]["protocol"]["name"], record["stage"]) == ("contest", "trial"):
+            rules = {"argmax": record} | record["decisions"]
+            trials[record["key"], record["seed"]] = {
+                rule: matrices(judged["confusion"]["test"]) for rule, judged in rules.items()
+            }
     return trials
 
 

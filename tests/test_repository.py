@@ -1,7 +1,6 @@
 """The repository itself: packaging, the lock file, the Docker image, the scripts."""
 
 import ast
-import json
 import re
 import subprocess
 import sys
@@ -15,6 +14,7 @@ import yaml
 
 import east
 from east.choices import DISTRIBUTION
+from tests.tracked import exported
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -124,8 +124,7 @@ def test_the_lock_file_has_only_names_versions_and_hashes():
 
 
 def test_the_lock_file_has_the_versions_of_the_records():
-    files = sorted((ROOT / "results" / "records").glob("*.jsonl"))
-    stored = [json.loads(line)["versions"] for path in files for line in path.read_text().splitlines()]
+    stored = [record["versions"] for record in exported()]
     assert stored
     [python] = {versions["python"] for versions in stored}
     wanted = {(name, version) for versions in stored for name, version in versions.items()}

@@ -1,17 +1,16 @@
 """Records as tables see them, grouped by what a cell looks for. Only `Entry` knows the layout of a record."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
-from east.lab.experiment.checked import actual
-from east.lab.experiment.records import Record
+from east.lab.experiment.record import Record
 from east.lab.reporting import papers
 from east.lab.settings import identity
 from east.lab.settings.identity import Json
 from east.lab.settings.sections import Science
-from east.lab.training.scores import Matrix
+from east.lab.training.scores import Margins, Matrix
 
 AXES = (*identity.SEARCHED, "r")  # of a grid
 LIMITS = ("max_epochs", "stage_epochs")  # why a trial that was still improving stopped
@@ -103,9 +102,6 @@ class Entry:
         decision = self.record.decisions.get(rule[0]) if rule else None
         scores = decision.get("scores", {}) if decision else {} if rule else self.record.scores
         value = scores.get(split, {}).get(name) if self.done else None
-        if value is None and decision and position is not None:
-            matrices = cast("list[Matrix]", decision.get("confusion", {}).get(split, []))
-            return mean_over(matrices, name, position)
         if isinstance(value, list):
             return value[position] if position is not None and position < len(value) else None
         return value
@@ -165,10 +161,6 @@ def names_of(family: Family) -> tuple[str, str, str]:
     return config.dataset.name, config.loss.name, config.protocol.name
 
 
-def mean_over(matrices: Sequence[Sequence[Sequence[int]]], name: str, k: int) -> float | None:
-    """Precision or recall of class k, mean over the confusion matrices of several thresholds; 0 where undefined."""
-    if not matrices:
-        return None
-    totals = [sum(row[k] for row in matrix) if name == "precision" else sum(matrix[k]) for matrix in matrices]
-    ratios = [matrix[k][k] / total if total else 0.0 for matrix, total in zip(matrices, totals, strict=True)]
-    return sum(ratios) / len(ratios)
+def actual(matrix: Matrix) -> list[int]:
+    """How many rows each true class has."""
+    return Margins.of([matrix]).actual[0].astype(int).tolist() if len(matrix) else []

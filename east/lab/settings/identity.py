@@ -22,35 +22,41 @@ def key(config: Mapping) -> str:
 
     A data path counts only if there is no `dataset.fingerprint`, which identifies the data themselves.
     """
-    return _digest(_scientific(config))
+    return _digest(config, of_family=False)
 
 
 def family(config: Mapping) -> str:
     """`key` without learning rate, dropout, batch size and `annealing.r`: the same for all points of one search."""
-    scientific = _scientific(config)
-    for section, names in (("hyper", SEARCHED), ("annealing", ("r",))):
-        for name in names:
-            scientific.get(section, {}).pop(name, None)
-    return _digest(scientific)
+    return _digest(config, of_family=True)
 
 
-def _scientific(config: Mapping) -> dict[str, Any]:
-    """The hashed part of a config, with equal values written the same way (5 and 5.0, tuples and lists)."""
+def _digest(config: Mapping, of_family: bool) -> str:
     for section in ("dataset", "loss"):
         if "name" not in config.get(section, {}):
             raise ValueError(f"expected a config with {section}.name, got the sections {sorted(config)}")
-    whole = lambda x: int(x) if x.is_integer() else x  # noqa: E731
-    scientific = {name: plain(config[name], whole) for name in (*SECTIONS, "ensemble") if name in config}
-    dataset = scientific["dataset"]
-    if dataset.get("fingerprint"):
-        dataset.pop("path", None)
-    dataset.pop("root", None)
-    return scientific
+    hashed = sorted({*SECTIONS, "ensemble"} & config.keys())
+    return digest({name: hashed_text(name, config[name], of_family) for name in hashed})
 
 
-def _digest(scientific: Mapping) -> str:
-    text = json.dumps([SCHEMA, scientific], sort_keys=True, separators=(",", ":"))
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
+def hashed_text(section: str, values: Mapping, of_family: bool) -> str:
+    """What is hashed of a section, with equal values written the same way (5 and 5.0, tuples and lists)."""
+    scientific: dict = plain(values, lambda x: int(x) if x.is_integer() else x)  # type: ignore[assignment]
+    unhashed: tuple[str, ...] = ()
+    if section == "dataset":
+        unhashed = ("root", "path") if scientific.get("fingerprint") else ("root",)
+    if of_family:
+        unhashed = {"hyper": SEARCHED, "annealing": ("r",)}.get(section, unhashed)
+    return _dumps({name: value for name, value in scientific.items() if name not in unhashed})
+
+
+def digest(texts: Mapping[str, str]) -> str:
+    """The hash of a config, given what is hashed of its sections."""
+    sections = ",".join(f'"{name}":{texts[name]}' for name in sorted(texts))
+    return hashlib.sha256(f"[{SCHEMA},{{{sections}}}]".encode()).hexdigest()[:12]
+
+
+def _dumps(value: Json) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def plain(value: Any, number: Callable[[float], Any] = lambda x: x) -> Any:

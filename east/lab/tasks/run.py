@@ -8,11 +8,12 @@ import pandas as pd
 
 from east.lab.experiment import records
 from east.lab.experiment.ledger import model_folder
-from east.lab.experiment.records import Matrix, Record
+from east.lab.experiment.record import Record
 from east.lab.experiment.runs import Run
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 from east.lab.tasks import plan
+from east.lab.training.scores import Margins
 
 SCORES = {  # in records -> as shown
     "f1_pos": "f1_positive",
@@ -59,9 +60,9 @@ def results(work: plan.Plan, runs: Sequence[Run] | None = None) -> tuple[str, bo
 
 def scores(name: str, done: Sequence[Record]) -> dict[str, dict[str, str]]:
     """Rows of a table: test scores of the trials, and those over the list of thresholds if they were judged by one."""
-    judged = {name: [record.scores["test"] for record in done]} if done else {}
+    judged = {name: [record.scores.get("test", {}) for record in done]} if done else {}
     if done and all("thresholds" in record.decisions for record in done):
-        by_threshold = [record.decisions["thresholds"]["scores"]["test"] for record in done]
+        by_threshold = [record.decisions["thresholds"]["scores"].get("test", {}) for record in done]
         judged[f"{name}, mean over thresholds"] = by_threshold
     shown: dict[str, dict[str, str]] = {}
     for row, tested in judged.items():
@@ -82,19 +83,14 @@ def notes(run: Run, done: Sequence[Record]) -> Iterator[str]:
         exported = done[0].source and Path(settings.results_dir, done[0].source)
         file = exported or records.path(settings.results_dir, run.trials[0].config, run.trials[0].seed)
         yield f"{done[0].epochs} epochs, {done[0].stopped}; {file}"
-    matrices = [record.confusion["test"] for record in done]
-    if unseen := max((sum(not any(row) for row in matrix) for matrix in matrices), default=0):
-        yield f"{unseen} of {len(matrices[0])} classes have no test rows: try split.stratify=true, or more rows"
-    if collapsed := sum(map(predicts_one_class, matrices)):
+    counts = [Margins.of([record.confusion["test"]]) for record in done if "test" in record.confusion]
+    if unseen := max((int((c.actual == 0).sum()) for c in counts), default=0):
+        yield f"{unseen} of {counts[0].classes} classes have no test rows: try split.stratify=true, or more rows"
+    if collapsed := sum((c.actual > 0).sum() > 1 and (c.predicted > 0).sum() == 1 for c in counts):
         advice = ["protocol.warmup=10"] if loss.anneals else []
         advice += ["a lower hyper.lr", "a larger hyper.batch_size"]
         advice += ["loss.average=positive for a rare positive class"] if loss.options.get("average") == "macro" else []
         yield f"{collapsed} of {len(done)} trials predict one class only; try {' or '.join(advice)}"
-
-
-def predicts_one_class(matrix: Matrix) -> bool:
-    """True if all rows of several classes are predicted as one class."""
-    return sum(map(any, matrix)) > 1 and sum(map(any, zip(*matrix, strict=True))) == 1
 
 
 def shortfall(run: Run, found: Sequence[Record]) -> Iterator[str]:

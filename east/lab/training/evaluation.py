@@ -17,7 +17,18 @@ from east import metrics
 from east.choices import choose
 from east.confusion import Confusion
 from east.decisions import expected, tuned
-from east.lab.training.scores import DENSE_CLASSES, Cells, Evaluation, Judged, JudgedRule, Matrix, Scores
+from east.lab.training.scores import (
+    DENSE_CLASSES,
+    MEANS,
+    SCORES,
+    Cells,
+    Evaluation,
+    Judged,
+    JudgedRule,
+    Matrix,
+    Score,
+    Scores,
+)
 from east.losses import AUROCLoss, MetricCrossEntropy, MetricLoss
 
 THRESHOLDS = [k / 10 for k in range(1, 10)]
@@ -50,8 +61,8 @@ def evaluate(
             predicted = decide(p)
             c = Confusion.from_predictions(predicted, truth[part], classes)
             result["confusion"][part] = matrix(predicted, truth[part], classes)
-            extra: Scores = {"trained_for": float(trained_for(c))} if trained_for else {}
-            result["scores"][part] = scores(c, positive) | ranking[part] | extra
+            extra = {"trained_for": float(trained_for(c))} if trained_for else {}
+            result["scores"][part] = {**scores(c, positive), **ranking[part], **extra}
         return result
 
     result: Evaluation = {**judge(lambda p: p.argmax(-1)), "decisions": {}}
@@ -65,27 +76,10 @@ def evaluate(
     return result
 
 
-def scores(c: Confusion, positive: int | None) -> Scores:
+def scores(c: Confusion, positive: int | None) -> dict[str, Score]:
     """The scores of one hard confusion; `f1_pos` is None without a positive class."""
-    values = {**score_tensors(c, positive), "gmean": metrics.gmean(c)}
-    values |= {"precision": metrics.precision(c, average="none"), "recall": metrics.recall(c, average="none")}
-    f1_pos = None if positive is None else float(metrics.f1(c, average="positive", positive=positive))
-    return {"f1_pos": f1_pos, **{name: value.tolist() for name, value in values.items()}}
-
-
-def score_tensors(c: Confusion, positive: int | None) -> dict[str, Tensor]:
-    """Scores [...] of hard confusions [...]. `auroc_thresholded` is the area under the ROC curve of the 0/1 decisions:
-
-    (recall + specificity) / 2 of the positive class, or its mean over classes.
-    """
-    average = {"average": "macro"} if positive is None else {"average": "positive", "positive": positive}
-    return {
-        "f1_macro": metrics.f1(c, average="macro"),
-        "accuracy": metrics.accuracy(c),
-        "balanced_accuracy": metrics.balanced_accuracy(c),
-        "mcc": metrics.mcc(c),
-        "auroc_thresholded": (metrics.recall(c, **average) + metrics.specificity(c, **average)) / 2,
-    }
+    values = {name: score(c, positive) for name, score in SCORES.items()}
+    return {name: None if value is None else value.tolist() for name, value in values.items()}
 
 
 def rank_scores(probabilities: Tensor, labels: Tensor, positive: int | None) -> Scores:
@@ -115,10 +109,8 @@ def over_thresholds(
         at = torch.tensor(thresholds, dtype=p.dtype)[:, None]
         predicted = torch.where(p[:, positive] >= at, positive, 1 - positive)
         confusions = Confusion.from_predictions(predicted, labels[part], 2)
-        fbeta = partial(metrics.fbeta, confusions, average="positive", positive=positive)
-        values = {f"f{beta}_pos": fbeta(float(beta)) for beta in (1, 2, 3)} | score_tensors(confusions, positive)
         result["confusion"][part] = counts(confusions)
-        result["scores"][part] = {name: float(value.mean()) for name, value in values.items()}
+        result["scores"][part] = {name: score(confusions, positive).mean(0).tolist() for name, score in MEANS.items()}
     return result
 
 
