@@ -4,6 +4,7 @@ import inspect
 import json
 import warnings
 from functools import partial
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,6 +19,7 @@ import east
 from east import METRICS, Confusion, MetricCrossEntropy, MetricLoss, decisions
 from east.decisions import Affine, Argmax, Gains, Threshold, expected, tuned
 from east.lab.settings.sections import LossSection
+from east.lab.tasks.compare import parse_score
 from east.lab.training.crossfit import judge_for
 from east.lab.training.evaluation import evaluate, metric_of
 from east.lab.training.objective import build_loss
@@ -45,6 +47,19 @@ def drawn(n, classes, seed, rare=0.0):
     return p, torch.multinomial(p, 1, generator=generator).squeeze(-1)
 
 
+def value_of(rule, p, truth, metric):
+    return float(metric(Confusion.from_shares(rule.decide(p), truth)))
+
+
+def both(p, y, metric, positive=None):
+    """The expected and the tuned rule, each with the truth that it maximises the metric on."""
+    return (expected(p, metric, positive), p), (tuned(p, y, metric, positive), one_hot(y, p.shape[-1]).double())
+
+
+def columns(values):
+    return torch.stack((1 - values, values), -1)
+
+
 def best_of_all_cuts(p, truth, metric, positive):
     """The metric's maximum over every subset {p >= t}, including the empty and the full one."""
     values = []
@@ -63,27 +78,25 @@ def test_two_classes_get_the_best_of_all_thresholds(name, positive, rare):
     for seed in range(5):
         p, y = drawn(30, 2, seed, rare)
         p = (p * 20).round() / 20  # with ties
-        for truth, rule in (
-            (p, expected(p, metric, positive)),
-            (one_hot(y, 2).double(), tuned(p, y, metric, positive)),
-        ):
-            found = float(metric(Confusion.from_shares(rule.decide(p), truth)))
+        for rule, truth in both(p, y, metric, positive):
+            found = value_of(rule, p, truth, metric)
             assert found == pytest.approx(best_of_all_cuts(p, truth, metric, positive), abs=1e-9)
 
 
-def test_always_and_never_can_be_chosen():
-    values, accuracy = torch.tensor([0.2, 0.4, 0.6, 0.9]), METRICS["accuracy"]
-    p = torch.stack((1 - values, values), -1)
-    for label, cut in ((1, 0.1), (0, 0.95)):
-        rule = tuned(p, torch.full((4,), label), accuracy, 1)
-        assert rule.decide(p).tolist() == [label] * 4
-        assert rule.threshold == pytest.approx(cut)
-    # If scores point the wrong way, F1 is best when everything is positive.
-    wrong = tuned(p, torch.tensor([1, 1, 1, 0]), measure("f1", 2, 1), 1)
-    assert wrong.decide(p).tolist() == [1, 1, 1, 1]
-    certain = torch.tensor([[0.0, 1.0], [1.0, 0.0]])
-    assert tuned(certain, torch.tensor([0, 0]), accuracy, 1).decide(certain).tolist() == [0, 0]
-    assert tuned(certain, torch.tensor([1, 1]), accuracy, 1).decide(certain).tolist() == [1, 1]
+@pytest.mark.parametrize(
+    "values, labels, name, decided",
+    [
+        ([0.2, 0.4, 0.6, 0.9], [1, 1, 1, 1], "accuracy", [1, 1, 1, 1]),
+        ([0.2, 0.4, 0.6, 0.9], [0, 0, 0, 0], "accuracy", [0, 0, 0, 0]),
+        ([0.2, 0.4, 0.6, 0.9], [1, 1, 1, 0], "f1", [1, 1, 1, 1]),  # F1 of scores that point the wrong way
+        ([1.0, 0.0], [0, 0], "accuracy", [0, 0]),
+        ([1.0, 0.0], [1, 1], "accuracy", [1, 1]),
+        ([0.5, np.nextafter(0.5, 1)], [0, 1], "accuracy", [0, 1]),  # adjacent floats
+    ],
+)
+def test_every_set_of_rows_above_a_threshold_can_be_chosen(values, labels, name, decided):
+    p = columns(torch.tensor(values, dtype=torch.float64))
+    assert tuned(p, torch.tensor(labels), measure(name, 2, 1), 1).decide(p).tolist() == decided
 
 
 @pytest.mark.parametrize("classes", [2, 3])
@@ -97,13 +110,6 @@ def test_a_metric_that_is_undefined_for_some_decisions_can_be_tuned(classes, lab
     defined = east.decide(p, lambda c: METRICS["precision"](c, average="positive"), labels)
     assert decision.value == pytest.approx(defined.value)
     assert decision.value > 0.5
-
-
-def test_adjacent_floats_can_be_separated():
-    a = 0.5
-    values = torch.tensor([a, np.nextafter(a, 1)], dtype=torch.float64)
-    p = torch.stack((1 - values, values), -1)
-    assert tuned(p, torch.tensor([0, 1]), METRICS["accuracy"], 1).decide(p).tolist() == [0, 1]
 
 
 def test_the_threshold_for_expected_f1_is_half_of_it():
@@ -124,8 +130,8 @@ def test_three_classes_are_not_beaten_by_random_rules(name, rare):
     metric, generator = measure(name, 3), torch.Generator().manual_seed(0)
     for seed in range(2):
         p, y = drawn(300, 3, seed, rare)
-        for truth, rule in ((p, expected(p, metric)), (one_hot(y, 3).double(), tuned(p, y, metric))):
-            found = float(metric(Confusion.from_shares(rule.decide(p), truth)))
+        for rule, truth in both(p, y, metric):
+            found = value_of(rule, p, truth, metric)
             for _ in range(150):
                 scale = torch.randn(3, generator=generator, dtype=torch.float64).exp()
                 shift = 0.2 * torch.randn(3, generator=generator, dtype=torch.float64)
@@ -143,8 +149,8 @@ def test_classes_that_argmax_never_predicts_are_found():
     assert p.argmax(-1).unique().tolist() == [0]
     for name in ("mcc", "gmean"):
         metric = METRICS[name]
-        assert float(metric(Confusion.from_shares(p.argmax(-1), p))) == 0
-        assert float(metric(Confusion.from_shares(expected(p, metric).decide(p), p))) > 0.03
+        assert value_of(Argmax(), p, p, metric) == 0
+        assert value_of(expected(p, metric), p, p, metric) > 0.03
 
 
 def test_costs_are_minimised_exactly():
@@ -159,10 +165,9 @@ def test_tuned_is_at_least_argmax_and_the_expected_rule():
     for seed in range(2):
         p, y = drawn(100, 3, seed, 1.0)
         for name in ("f1", "gmean"):
-            metric, truth = METRICS[name], one_hot(y, 3).double()
-            found = float(metric(Confusion.from_shares(tuned(p, y, metric).decide(p), truth)))
-            for rule in (Argmax(), expected(p, metric)):
-                assert found >= float(metric(Confusion.from_shares(rule.decide(p), truth))) - 1e-12
+            (other, _), (found, truth) = both(p, y, METRICS[name])
+            for rule in (Argmax(), other):
+                assert value_of(found, p, truth, METRICS[name]) >= value_of(rule, p, truth, METRICS[name]) - 1e-12
 
 
 @pytest.mark.parametrize(
@@ -180,9 +185,6 @@ def test_rules_survive_json(rule, content):
     assert decisions.from_json(json.loads(json.dumps(rule.to_json())), positive=0) == rule
     p, _ = drawn(10, 2, 0)
     assert rule.decide(p.float().reshape(2, 5, 2)).shape == (2, 5)
-
-
-def test_an_unknown_rule_is_refused():
     with pytest.raises(ValueError, match="expected threshold, weights"):
         decisions.from_json({"cut": 0.5})
 
@@ -328,24 +330,31 @@ def test_frames_cause_no_warning():
         torch.set_warn_always(always)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (([[0.5, 0.6]],), "rows that sum to 1, got sums from 1.1 to 1.1"),
-        (([[2.0, -1.0]],), "expected 0 to 1, got -1 to 2: logits"),
-        (([[float("nan"), 1.0]],), "expected 0 to 1"),
-        (([0, 2],), "expected 0 to 1, got 0 to 2"),
-        (([0, 1j],), "expected numbers"),
-        ((np.zeros((2, 2, 2)),), r"shape \[2, 2, 2\]"),
-        (([0.5, 0.2], "f1", [1]), r"one per row, \[2\], got shape \[1\]"),
-        (([0.5, 0.2], "f1", [1, 2]), "labels: expected 0 to 1, got 1 to 2"),
-        (([0.5, 0.2], "f1", [0.0, 1.0]), "expected integers"),
-        (([0.5, 0.2], "f_1"), "metric"),
-    ],
-)
+WRONG = [
+    ({"probabilities": [[0.5, 0.6]]}, "rows that sum to 1, got sums from 1.1 to 1.1"),
+    ({"probabilities": [[2.0, -1.0]]}, "expected 0 to 1, got -1 to 2: logits"),
+    ({"probabilities": [[float("nan"), 1.0]]}, "expected 0 to 1"),
+    ({"probabilities": [0, 2]}, "expected 0 to 1, got 0 to 2"),
+    ({"probabilities": [0, 1j]}, "expected numbers"),
+    ({"probabilities": np.zeros((2, 2, 2))}, r"shape \[2, 2, 2\]"),
+    ({"probabilities": [0.5, 0.2], "labels": [1]}, r"one per row, \[2\], got shape \[1\]"),
+    ({"probabilities": [0.5, 0.2], "labels": [1, 2]}, "labels: expected 0 to 1, got 1 to 2"),
+    ({"probabilities": [0.5, 0.2], "labels": [0.0, 1.0]}, "expected integers"),
+    ({"labels": np.array(["no", "yes"] * 10)}, "labels: expected class indices"),
+    ({"metric": "f_1"}, "metric"),
+    ({"metric": "cost"}, "cost needs costs"),
+    ({"avrage": "macro"}, "did you mean 'average'"),
+    ({"average": "none"}, "unknown average 'none'"),
+    ({"positive": 7}, "positive: expected a class from 0 to 1, got 7"),
+    ({"positive": -1}, "positive: expected a class from 0 to 1, got -1"),
+    ({"average": "macro", "positive": 0}, "expected average='positive' with it"),
+]
+
+
+@pytest.mark.parametrize("arguments, message", WRONG)
 def test_decide_explains_wrong_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
-        east.decide(*arguments)
+        east.decide(**{"probabilities": np.linspace(0, 1, 20)} | arguments)
 
 
 def test_a_decision_keeps_its_number_of_classes():
@@ -367,45 +376,23 @@ def test_integer_weights_repeat_rows(classes):
         assert rule.decide(again[0]).equal(of_repeated.decide(again[0]))
 
 
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        ({"avrage": "macro"}, "did you mean 'average'"),
-        ({"average": "none"}, "unknown average 'none'"),
-        ({"positive": 7}, "positive: expected a class from 0 to 1, got 7"),
-        ({"positive": -1}, "positive: expected a class from 0 to 1, got -1"),
-        ({"average": "macro", "positive": 0}, "expected average='positive' with it"),
-        ({"metric": "cost"}, "cost needs costs"),
-        ({"labels": np.array(["no", "yes"] * 10)}, "labels: expected class indices"),
-    ],
-)
-def test_decide_checks_its_arguments(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        east.decide(np.linspace(0, 1, 20), **arguments)
-
-
 def test_probabilities_may_miss_their_range_by_rounding():
     p = np.array([1.0000001, 0.2, -1e-7], np.float32)
     assert east.decide(p, "f1").predict(p).tolist() == [1, 0, 0]
 
 
 @pytest.mark.parametrize("classes", [2, 3, 4])
-@pytest.mark.parametrize("labelled", [False, True])
-def test_a_metric_that_indexes_its_counts_from_the_left_is_refused(classes, labelled):
+def test_a_metric_that_indexes_its_counts_from_the_left_is_refused(classes):
     p, y = drawn(30, classes, 0)
-    for metric in (lambda c: c.diagonal[1] / c.actual[1], lambda c: c.matrix[0, 1], lambda c: c.diagonal.sum()):
-        with pytest.raises(
-            ValueError, match=r"one number per leading index, .*from the right, as in c\.diagonal\[\.\.\., 1\]"
-        ):
-            east.decide(p, metric, y if labelled else None)
-    with pytest.raises(ValueError, match=r"out of bounds.*; index classes from the right"):
-        east.decide(p, lambda c: c.diagonal[3], y)
-
-
-@pytest.mark.parametrize("name", METRICS)
-def test_every_metric_gives_one_number_per_leading_index(name):
-    for classes in (2, 3):
-        assert slopes.reads_matrix(measure(name, classes, positive=1), classes) is (name in ("cost", "quadratic_kappa"))
+    words = r"one number per leading index, .*from the right, as in c\.diagonal\[\.\.\., 1\]"
+    wrong = [(lambda c: c.diagonal[1] / c.actual[1], words), (lambda c: c.matrix[0, 1], words)]
+    wrong += [(lambda c: c.diagonal.sum(), words), (lambda c: c.diagonal[3], "out of bounds.*; index classes from the")]
+    for metric, message in wrong:
+        for labels in (y, None):
+            with pytest.raises(ValueError, match=message):
+                east.decide(p, metric, labels)
+    for name in METRICS if classes < 4 else ():
+        assert slopes.reads_matrix(measure(name, classes, 1), classes) is (name in ("cost", "quadratic_kappa"))
 
 
 def weights_by_all_scores(p, y, metric, start):
@@ -464,7 +451,8 @@ def test_averages_mean_the_same_everywhere(name, classes, average):
     scores = [METRICS[name], judge.metric, *(partial(loss.metric, **loss.metric_parameters) for loss in losses)]
     scores += [metric_of(name, positive), partial(METRICS[name], average=average)]
     assert [float(score(hard)) for score in scores] == pytest.approx([wanted] * len(scores))
-    assert judge.name == f"{name}_{average}"
+    data = SimpleNamespace(classes="abc"[:classes], positive=positive)
+    assert judge.name == parse_score(name, data).name == f"{name}_{average}"
     assert east.decide(p, name, labels) == east.decide(p, f"{name}_{average}", labels)
 
 
