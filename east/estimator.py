@@ -1,9 +1,10 @@
-"""EASTClassifier: a network trained on the metric it is judged by, as a scikit-learn classifier.
+"""EASTClassifier: networks for the metric that they are judged by, as a scikit-learn classifier.
 
 X is an array of numbers or a frame. Non-numeric columns of a frame are encoded as in files: one 0/1 feature per
 category; year, month, weekday and days for dates.
 """
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,6 @@ import numpy as np
 import pandas as pd
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import check_random_state, column_or_1d
 from sklearn.utils._param_validation import Interval, StrOptions
@@ -23,8 +23,6 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_consistent_length, check_is_fitted, validate_data
 from torch import Tensor
 
-from east import decisions
-from east.lab import models
 from east.lab.data.columns import Numeric
 from east.lab.data.common import DataError, Part, Splits, listed, shown
 from east.lab.data.detection import detect_all
@@ -32,9 +30,9 @@ from east.lab.data.encoding import Encoding, typed_columns
 from east.lab.settings import sections
 from east.lab.training import saved
 from east.lab.training.annealing import SCHEDULES, stages_of
-from east.lab.training.crossfit import judge_for
-from east.lab.training.engine import train
-from east.lab.training.population import Outcome, Trial, batches_of
+from east.lab.training.crossfit import DecidedClassifier, Fold, folds_of, judge_for
+from east.lab.training.ensemble import Mixture, cross_fit_networks
+from east.lab.training.population import Trial, batches_of
 from east.losses import slopes, steps
 
 if TYPE_CHECKING:
@@ -46,40 +44,47 @@ LOSSES = {
     "metric_ce": "east.losses.MetricCrossEntropy",
     "ce": "east.losses.CrossEntropy",
 }
+RULES = {"plugin": "tuned"}  # decisions by the name that MetricClassifier gives them
+MOST_NUMBERS = 10**8  # of sparse rows that are made dense
 LENGTH, PATIENCE = {"steps": 3000, "epochs": 20}, {"steps": 500, "epochs": 5}  # defaults: whichever is longer
 
 
-class EASTClassifier(ClassifierMixin, BaseEstimator):
-    """A multilayer perceptron trained for a metric: by default on metric cross-entropy, for the reasons in
-    docs/which_loss.md; with loss="metric" on EAST's 1 - metric of the soft confusion matrix, arXiv 2405.20954.
+class EASTClassifier(DecidedClassifier):
+    """Perceptrons that differ in fold and seed, averaged, and decided for a metric; docs/which_loss.md has the reasons.
 
-    metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. The network is
-        trained for it, it selects among the initialisations, and `score` returns it.
+    Each network trains on all folds but one, which it is stopped on, so the rule is found on rows out of fold.
+
+    metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. The rule is
+        made for it, `score` returns it, and the losses metric and metric_ce train for it.
     average, positive, beta, costs: parameters of the metric. With two classes, f1 and other averages are those of the
         positive one, with more they are macro; f1_macro, or `average`, says it outright. `positive` is a label of y and
         implies average="positive"; by default it is the larger of two numbers, or True, and the rarer of two texts.
         `costs` [d, d] has true classes in rows and predicted ones in columns, in the order of classes_.
-    loss: metric_ce (MetricCrossEntropy), metric (EAST's MetricLoss with this `step`) or ce (cross-entropy).
-    decision: argmax, or the rule that is best for the metric on the validation rows: plugin uses their labels, expected
-        only the probabilities.
+    members, folds: how many networks, and folds of the rows; fewer folds if a class has fewer rows. members=1 is a
+        single network, stopped on a share of the rows, `validation_fraction`, on which its rule is found.
+    loss: ce (cross-entropy), metric_ce (MetricCrossEntropy) or metric (EAST's MetricLoss with this `step`, arXiv
+        2405.20954). None: ce, for a single network metric_ce.
+    decision: argmax, or the rule that is best for the metric on the rows out of fold: plugin uses their labels,
+        expected only the probabilities. None: expected, for a single network argmax.
     class_weight: {label: weight} or "balanced"; multiplies the sample weights. A metric of recalls, such as
         balanced_accuracy, does not depend on it.
-    missing: error rejects missing values; median fills in the training median and adds a feature that marks
-        them. In text columns, missing values become a category.
-    hidden, dropout: layers of the network. lr, batch_size, weight_decay: for AdamW. loss="metric" needs batches in
-        which every class occurs.
+    missing: error rejects missing values; median fills in the median and adds a feature that marks them. In text
+        columns, missing values become a category.
+    hidden, dropout: layers of a network. None: (64, 32) and 0.25, for a single network (128, 64) and 0.1.
+    lr, batch_size, weight_decay: for AdamW. loss="metric" needs batches in which every class occurs.
     warmup: how many epochs train on cross-entropy first; without them, some metrics never stop predicting one class.
     max_epochs, patience: training ends after `patience` epochs without a better validation score (metric_ce) or a
         lower validation loss (the others); with annealing, that ends a stage. None: the contest's 3,000 and 500
         gradient steps, but at least 20 and 5 epochs; temperatures then get equal shares.
     annealing: geometric, linear, cosine, per_epoch or none; `cooling` is the factor r between stages.
-    n_init: initialisations that train together as one population; the best on the validation rows is kept.
-    validation_fraction: share of the rows of each class that is held out for early stopping.
-    random_state: determines validation rows, initial weights and batches; the global generators are not touched.
+    random_state: determines folds, initial weights and batches; the global generators are not touched.
     verbose: show a progress bar, in a log plain lines.
 
-    Fitted: classes_, net_ (a torch module, float64), rule_ (the decision), encoding_, outcomes_ (one per
-    initialisation), n_iter_ (its epochs), validation_score_, n_features_in_, feature_names_in_.
+    Sparse rows are made dense, up to 100 million numbers.
+
+    Fitted: classes_, net_ (a torch module, float64: scaled rows to probabilities), rule_ (the decision), encoding_,
+    outcomes_ (one per network), n_iter_ (the most epochs of a network), folds_, oof_probabilities_ [n, d] (NaN for rows
+    in no fold), oof_score_ (the metric on the others), n_features_in_, feature_names_in_.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
@@ -89,17 +94,18 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
 
     _parameter_constraints: ClassVar[dict] = {
         "metric": [str, callable],
-        "loss": [StrOptions(set(LOSSES))],
+        "loss": [StrOptions(set(LOSSES)), None],
         "step": [StrOptions({*steps.STEPS, "none"})],
-        "decision": [StrOptions({"argmax", "plugin", "expected"})],
+        "decision": [StrOptions({"argmax", "plugin", "expected"}), None],
         "annealing": [StrOptions(set(SCHEDULES))],
         "missing": [StrOptions({"error", "median"})],
-        "hidden": ["array-like"],
+        "hidden": ["array-like", None],
         "warmup": [Interval(Integral, 0, None, closed="left")],
-        **{key: [Interval(Integral, 1, None, closed="left")] for key in ("batch_size", "n_init")},
+        **{key: [Interval(Integral, 1, None, closed="left")] for key in ("batch_size", "members")},
+        "folds": [Interval(Integral, 2, None, closed="left")],
         **{key: [Interval(Integral, 1, None, closed="left"), None] for key in ("max_epochs", "patience")},
         **{key: [Interval(Real, 0.001, 0.999, closed="both")] for key in ("cooling", "validation_fraction")},
-        "dropout": [Interval(Real, 0, 0.99, closed="both")],
+        "dropout": [Interval(Real, 0, 0.99, closed="both"), None],
         "lr": [Interval(Real, 1e-12, 1000, closed="both")],
         "weight_decay": [Interval(Real, 0, 1000, closed="both")],
     }
@@ -112,13 +118,15 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         positive: Any = None,
         beta: float | Sequence[float] | Mapping[str, float] | None = None,
         costs: ArrayLike | None = None,
-        loss: Literal["metric_ce", "metric", "ce"] = "metric_ce",
+        members: int = 10,
+        folds: int = 5,
+        loss: Literal["metric_ce", "metric", "ce"] | None = None,
         step: str = "linear",
-        decision: Literal["argmax", "plugin", "expected"] = "argmax",
+        decision: Literal["argmax", "plugin", "expected"] | None = None,
         class_weight: Mapping[Any, float] | str | None = None,
         missing: Literal["error", "median"] = "error",
-        hidden: Sequence[int] = (128, 64),
-        dropout: float = 0.1,
+        hidden: Sequence[int] | None = None,
+        dropout: float | None = None,
         lr: float = 3e-3,
         batch_size: int = 128,
         weight_decay: float = 0.01,
@@ -127,7 +135,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         patience: int | None = None,
         annealing: sections.Schedule = "geometric",
         cooling: float = 0.7,
-        n_init: int = 1,
         validation_fraction: float = 0.2,
         random_state: int | np.random.RandomState | None = None,
         device: str = "auto",
@@ -138,6 +145,8 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.positive = positive
         self.beta = beta
         self.costs = costs
+        self.members = members
+        self.folds = folds
         self.loss = loss
         self.step = step
         self.decision = decision
@@ -153,7 +162,6 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self.patience = patience
         self.annealing = annealing
         self.cooling = cooling
-        self.n_init = n_init
         self.validation_fraction = validation_fraction
         self.random_state = random_state
         self.device = device
@@ -177,32 +185,30 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         self._judge = judge_for(self.metric, given, self.positive, self.classes_, np.bincount(labels))
         slopes.reads_matrix(self._judge.metric, len(self.classes_))  # refuses what is no metric
         random = check_random_state(self.random_state)
-        splits = self._split(columns.iloc[used], labels, weights, random)
-        config = self._config(len(splits.train), self._judge.parameters)
-        trials = [Trial(config, int(seed)) for seed in random.randint(2**31 - 1, size=self.n_init)]
-        self.outcomes_ = train(trials, splits, device=self.device, progress=bool(self.verbose))
-        self._keep_best(splits)
+        splits = self._whole(columns.iloc[used], labels, weights)
+        folds = self._folds(splits, random)
+        config = self._config(min(len(train) for train, _ in folds), self._judge.parameters)
+        self.trial_, verbose = Trial(config, int(random.randint(2**31 - 1))), bool(self.verbose)
+        networks = cross_fit_networks(self.trial_, splits, folds, self.members, device=self.device, progress=verbose)
+        self.folds_, self.outcomes_ = len(folds), networks.outcomes
+        self.n_iter_ = max(outcome.epochs for outcome in networks.outcomes)
+        # In float32 the last digits of a row's probabilities depend on the other rows; in float64 they do not.
+        self.net_ = Mixture(dict.fromkeys(networks.predictors, 1 / len(networks.predictors))).double().eval()
+        self._decide(networks.held_out[None], labels, weights, RULES.get(self._decision, self._decision))
         return self
 
     def decision_function(self, X: ArrayLike) -> np.ndarray:
-        """Log odds of the second class [n] for two classes, else logits [n, d]."""
-        logits = self._logits(X)
-        return (logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits).numpy()
+        """Log odds of the second class [n] for two classes, else logarithms of the probabilities [n, d]."""
+        logits = np.log(self.predict_proba(X).clip(np.finfo(float).tiny))
+        return logits[:, 1] - logits[:, 0] if len(self.classes_) == 2 else logits
 
+    @torch.no_grad()
     def predict_proba(self, X: ArrayLike) -> np.ndarray:
-        """Probabilities [n, d] in the order of classes_; overconfident, see scikit-learn's CalibratedClassifierCV."""
-        return self._logits(X).softmax(-1).numpy()
-
-    def predict(self, X: ArrayLike) -> np.ndarray:
-        """The class of each row by the decision rule: the most probable one, unless `decision` says otherwise."""
-        logits = self._logits(X)
-        return self.classes_[self.rule_.decide(logits.softmax(-1)).numpy()]
-
-    def score(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The metric of the predictions; larger is better."""
-        predicted = self.rule_.decide(self._logits(X).softmax(-1))
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
-        return self._judge.score(predicted, without_gaps(column_or_1d(y)), self.classes_, weights)
+        """Probabilities [n, d] in the order of classes_: the mean over the networks."""
+        check_is_fitted(self)
+        columns, _ = self._read(X)
+        inputs = torch.from_numpy((self.encoding_.array(columns, np.float64) - self.mean_) / self.scale_)
+        return torch.cat([self.net_(rows) for rows in inputs.split(ROWS)]).numpy()
 
     def to_model(self) -> saved.Model:
         """The classifier as a model that can be saved: for `.save(folder)`, east.load, task=predict and east.export.
@@ -214,44 +220,50 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         if callable(metric):  # JSON cannot hold a function
             metric = getattr(metric, "__name__", repr(metric))
         about = saved.description(
-            config if self.loss == "ce" else config.but(loss=config.loss.but(metric=metric)),
+            config if self._loss == "ce" else config.but(loss=config.loss.but(metric=metric)),
             self.trial_.seed,
             kind="table",
             classes=self._names,
             positive=self._judge.positive,
             inputs_shape=[len(self.mean_)],
             encoding=self.encoding_.to_json(),
-            decision=self.decision if self.decision == "argmax" else f"{self.decision}_{metric}",
+            decision=self._decision if self._decision == "argmax" else f"{self._decision}_{metric}",
             rule=self.rule_.to_json(),
         )
-        net = saved.with_weights(saved.without_weights(about), self.net_.state_dict())
-        return saved.made(about, net, torch.from_numpy(self.mean_), torch.from_numpy(self.scale_), "cpu")
+        mean, std = torch.from_numpy(self.mean_), torch.from_numpy(self.scale_)
+        return saved.made(about, copy.deepcopy(self.net_).float(), mean, std, "cpu")
 
     def __sklearn_tags__(self) -> "Tags":
         tags = super().__sklearn_tags__()
         tags.input_tags.allow_nan = self.missing == "median"
+        tags.input_tags.sparse = True
         return tags
 
-    @torch.no_grad()
-    def _logits(self, X: ArrayLike) -> Tensor:
-        check_is_fitted(self)
-        columns, _ = self._read(X)
-        inputs = torch.from_numpy((self.encoding_.array(columns, np.float64) - self.mean_) / self.scale_)
-        return torch.cat([self.net_(rows) for rows in inputs.split(ROWS)])
+    @property
+    def _decision(self) -> str:
+        return self.decision or ("expected" if self.members > 1 else "argmax")
+
+    @property
+    def _loss(self) -> str:
+        return self.loss or ("ce" if self.members > 1 else "metric_ce")
 
     def _read(self, X: Any, y: ArrayLike | None = None, fitting: bool = False) -> tuple[pd.DataFrame, np.ndarray]:
         """Typed columns and, in fit, targets [n]. New rows must have the training columns, which fit detects."""
         advice = f"drop these rows, fill them, or use {type(self).__name__}(missing='median')"
         if not self.encodes_frames_:
             options: dict[str, Any] = {"y": y} if fitting else {"reset": False}
-            finite = "allow-nan" if self.missing == "median" else True
+            options |= {"dtype": np.float64, "ensure_all_finite": "allow-nan" if self.missing == "median" else True}
             try:
-                read = validate_data(self, X, dtype=np.float64, ensure_all_finite=finite, **options)
+                read = validate_data(self, X, accept_sparse="csr", **options)
             except ValueError as error:
                 if "X contains NaN" not in str(error):
                     raise
                 raise ValueError(f"Input X contains NaN, a missing value: {advice}") from None
             rows, targets = read if fitting else (read, np.empty(0))
+            if not isinstance(rows, np.ndarray):
+                if math.prod(rows.shape) > MOST_NUMBERS:
+                    raise ValueError(f"sparse X: made dense up to {MOST_NUMBERS:,} numbers, got the shape {rows.shape}")
+                rows = rows.toarray()
             names = [str(name) for name in getattr(self, "feature_names_in_", (f"x{k}" for k in range(rows.shape[1])))]
             if fitting:
                 self.encoding_ = Encoding(columns=tuple(Numeric(name=name) for name in names))
@@ -289,42 +301,46 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             raise ValueError("sample_weight: expected at least one row with a weight above zero")
         return used, weights[used] / weights[used].mean()
 
-    def _split(
-        self, columns: pd.DataFrame, labels: np.ndarray, weights: np.ndarray, random: np.random.RandomState
-    ) -> Splits:
-        """Training and validation rows, encoded and scaled; the test part is empty.
-
-        Every class gives its share to validation but keeps at least one training row. If that leaves no validation
-        rows, the training rows are used.
-        """
-        held_out = np.zeros(len(labels), dtype=bool)
-        for k in range(len(self.classes_)):
-            rows = random.permutation(np.flatnonzero(labels == k))
-            held_out[rows[: min(round(self.validation_fraction * len(rows)), len(rows) - 1)]] = True
-        train_rows, val_rows = np.flatnonzero(~held_out), np.flatnonzero(held_out)
-        about = {"classes": tuple(self._names), "positive": self._judge.positive}
-        self.encoding_ = self.encoding_.model_copy(update=about).fitted(columns, train_rows)
+    def _whole(self, columns: pd.DataFrame, labels: np.ndarray, weights: np.ndarray) -> Splits:
+        """All rows, encoded and scaled, as training rows; the other parts are empty."""
+        about, everything = {"classes": tuple(self._names), "positive": self._judge.positive}, np.arange(len(labels))
+        self.encoding_ = self.encoding_.model_copy(update=about).fitted(columns, everything)
         X = self.encoding_.array(columns, np.float64)
-        scaler = StandardScaler().fit(X[train_rows])
+        scaler = StandardScaler().fit(X)
         self.mean_, self.scale_ = scaler.mean_, scaler.scale_
+        counted = torch.from_numpy(weights).float() if np.ptp(weights) > 0 else None
         inputs = torch.from_numpy(scaler.transform(X)).float()
-        row_weights = torch.from_numpy(weights).float() if np.ptp(weights) > 0 else None
-
-        def part(rows: np.ndarray) -> Part:
-            index = torch.from_numpy(rows)
-            counted = None if row_weights is None else row_weights[index]
-            return Part(inputs[index], torch.from_numpy(labels)[index], index, counted)
-
-        parts = part(train_rows), part(val_rows if len(val_rows) else train_rows), part(val_rows[:0])
+        whole = Part(inputs, torch.from_numpy(labels), torch.from_numpy(everything), counted)
+        none = Part(inputs[:0], whole.labels[:0], whole.index[:0], None if counted is None else counted[:0])
         zeros = torch.zeros(X.shape[1])
-        return Splits(*parts, self.encoding_.classes, "estimator", self._judge.positive, "", "", zeros, zeros + 1)
+        return Splits(
+            whole, none, none, self.encoding_.classes, "estimator", self._judge.positive, "", "", zeros, zeros + 1
+        )
+
+    def _folds(self, splits: Splits, random: np.random.RandomState) -> list[Fold]:
+        """The rows that each network trains on and is stopped on; all rows for both if every class has a single one.
+
+        Of a single network's validation rows, every class gives its share but keeps at least one training row.
+        """
+        labels, everything = splits.train.labels.numpy(), np.arange(len(splits.train))
+        if self.members > 1 and np.bincount(labels).max() > 1:
+            return folds_of(min(self.folds, self.members), everything, labels, random)
+        of_class = [random.permutation(np.flatnonzero(labels == k)) for k in range(len(self.classes_))]
+        held = [rows[: min(round(self.validation_fraction * len(rows)), len(rows) - 1)] for rows in of_class]
+        val = np.sort(np.concatenate(held))
+        return [(np.setdiff1d(everything, val), val if len(val) else everything)]
 
     def _config(self, rows: int, parameters: dict[str, Any]) -> sections.Science:
         """The trials' config, with the same sections as an east-run config."""
-        options: dict[str, Any] = {} if self.loss == "ce" else {"metric": self.metric, "parameters": parameters}
-        if self.loss == "metric":
+        name = self._loss
+        hidden: Sequence[int] = (64, 32) if self.members > 1 else (128, 64)
+        dropout = 0.25 if self.members > 1 else 0.1
+        hidden = hidden if self.hidden is None else self.hidden
+        dropout = dropout if self.dropout is None else self.dropout
+        options: dict[str, Any] = {} if name == "ce" else {"metric": self.metric, "parameters": parameters}
+        if name == "metric":
             options["step"] = self.step
-        loss = sections.LossSection(name=self.loss, target=LOSSES[self.loss], **options)
+        loss = sections.LossSection(name=name, target=LOSSES[name], **options)
         annealing = sections.AnnealingSection()
         if loss.anneals:
             r = float(self.cooling)
@@ -334,7 +350,7 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
         patience, length = (max(d["epochs"], math.ceil(d["steps"] / steps)) for d in (PATIENCE, LENGTH))
         return sections.Science(
             dataset=sections.DatasetSection(name="estimator"),
-            model=sections.ModelSection(name="mlp", hidden=np.asarray(self.hidden).tolist()),
+            model=sections.ModelSection(name="mlp", hidden=np.asarray(hidden).tolist()),
             loss=loss,
             annealing=annealing,
             protocol=sections.Training(
@@ -347,34 +363,18 @@ class EASTClassifier(ClassifierMixin, BaseEstimator):
             hyper=sections.Hyper(
                 lr=float(self.lr),
                 batch_size=batch,
-                dropout=float(self.dropout),
+                dropout=float(dropout),
                 weight_decay=float(self.weight_decay),
             ),
         )
 
-    def _keep_best(self, splits: Splits) -> None:
-        """Keep the initialisation and rule with the best validation score; ties go to the lowest loss."""
-        finished = [outcome for outcome in self.outcomes_ if outcome.status == "done"]
-        if not finished:
-            raise RuntimeError(f"no initialisation could be trained: {self.outcomes_[0].error}")
-        judged = [(*self._judged(outcome, splits.val), outcome) for outcome in finished]
-        self.validation_score_, self.rule_, best = min(judged, key=lambda entry: (-entry[0], entry[2].order))
-        self.trial_, self.n_iter_ = best.trial, best.epochs
-        with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
-            self.net_ = models.build(best.trial.config.model, splits.train.inputs.shape[1:], len(self.classes_))
-        self.net_.load_state_dict(best.weights)
-        # In float32 the last digits of a row's probabilities depend on the other rows; in float64 they do not.
-        self.net_.double().eval()
-
-    def _judged(self, outcome: Outcome, val: Part) -> tuple[float, decisions.Rule]:
-        """The metric on the validation rows under the best rule of kind `decision`, and that rule."""
-        p, kind = torch.from_numpy(outcome.probabilities["val"]), {"plugin": "tuned"}.get(self.decision, self.decision)
-        rule = self._judge.rule(kind, p, val.labels, val.weights)
-        return self._judge(rule.decide(p), val.labels, p.shape[-1], val.weights), rule
-
     @property
     def _names(self) -> list[str]:
         return [str(name) for name in self.classes_]
+
+    @staticmethod
+    def _targets(y: ArrayLike) -> np.ndarray:
+        return without_gaps(column_or_1d(y))
 
 
 def without_gaps(targets: np.ndarray) -> np.ndarray:
@@ -400,7 +400,8 @@ def detected(frame: pd.DataFrame) -> tuple[Encoding, pd.DataFrame]:
         )
     encoding = Encoding(columns=tuple(columns))
     for note in encoding.notes:
-        warnings.warn(note, stacklevel=4)
+        kept = "; .astype('category') would use its values" if "; dataset.keep=" in note else ""
+        warnings.warn(note.partition("; dataset.keep=")[0] + kept, stacklevel=4)
     if not encoding.used:
         raise ValueError("expected at least one column of numbers, categories or dates, got none")
     return encoding, typed

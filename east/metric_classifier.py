@@ -6,9 +6,8 @@ from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
-import torch
 from numpy.typing import ArrayLike
-from sklearn.base import BaseEstimator, ClassifierMixin, MetaEstimatorMixin, _fit_context, clone
+from sklearn.base import BaseEstimator, MetaEstimatorMixin, _fit_context, clone
 from sklearn.utils import Bunch, column_or_1d, get_tags, indexable
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
 from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _routing_enabled, process_routing
@@ -16,21 +15,19 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, has_fit_parameter
 from torch import Tensor
 
-from east.decisions import warn_of_shift
 from east.lab.training.crossfit import (
-    Fold,
+    DecidedClassifier,
     cross_fit,
     folds_of,
     judge_for,
     probabilities_of,
-    stacked,
 )
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 
-class MetricClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
+class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
     """Any classifier with probabilities, decided for a metric: cross-fitted models and the rule from their rows.
 
     estimator: a scikit-learn classifier with `predict_proba`, or a list of them, which are stacked.
@@ -121,26 +118,12 @@ class MetricClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
             models, p = cross_fit(estimator, X, targets, self.classes_, folds, options, self.n_jobs)
             self.estimators_.append(models if self.refit == "folds" else [clone(estimator).fit(X, targets, **options)])
             by_estimator.append(p)
-        self._decide(np.stack(by_estimator), folds, labels, weights)
+        self._decide(np.stack(by_estimator), labels, weights, self.decision)
+        self.fold_scores_ = np.array([self._oof_score(test, labels, weights) for _, test in folds])
         for name in ("n_features_in_", "feature_names_in_"):
             if hasattr(self.estimators_[0][0], name):
                 setattr(self, name, getattr(self.estimators_[0][0], name))
         return self
-
-    def _decide(self, p: np.ndarray, folds: Sequence[Fold], labels: np.ndarray, weights: np.ndarray) -> None:
-        """Mix the classifiers' probabilities [m, n, d] out of fold; find the rule, and score it."""
-        self.weights_, self.oof_probabilities_, used = stacked(p, labels, weights)
-        mixed, truth, counted = map(torch.from_numpy, (self.oof_probabilities_, labels, weights))
-        if self.decision == "expected":
-            warn_of_shift(self.oof_probabilities_[used], labels[used], weights[used], self.classes_, stacklevel=4)
-        self.rule_ = self._judge.rule(self.decision, mixed[used], truth[used], counted[used])
-
-        def score(rows: np.ndarray) -> float:
-            predicted = self.rule_.decide(mixed[rows])
-            return self._judge(predicted, truth[rows], len(self.classes_), counted[rows])
-
-        self.oof_score_ = score(used)
-        self.fold_scores_ = np.array([score(test) for _, test in folds])
 
     def predict_proba(self, X: Any) -> np.ndarray:
         """Probabilities [n, d] in the order of classes_: the mean over folds, mixed over classifiers."""
@@ -149,17 +132,6 @@ class MetricClassifier(MetaEstimatorMixin, ClassifierMixin, BaseEstimator):
             np.mean([probabilities_of(m, X, self.classes_) for m in models], axis=0) for models in self.estimators_
         ]
         return np.tensordot(self.weights_, np.stack(means), 1)
-
-    def predict(self, X: Any) -> np.ndarray:
-        """The class of each row by `rule_`."""
-        check_is_fitted(self)
-        return self.classes_[self.rule_.decide(torch.from_numpy(self.predict_proba(X))).numpy()]
-
-    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
-        """The metric of the predictions; larger is better. Labels that were not in training count as errors."""
-        decided = self.rule_.decide(torch.from_numpy(self.predict_proba(X)))
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
-        return self._judge.score(decided, column_or_1d(y), self.classes_, weights)
 
     def get_metadata_routing(self) -> MetadataRouter:
         """Where metadata of `fit` go: sample_weight also to the rule, groups to the splitter."""

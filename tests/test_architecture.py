@@ -134,7 +134,10 @@ PRIVATE = {  # interfaces that their libraries do not promise -> the only files 
         "lab/settings/command.py",
         "hydra.core.override_parser.overrides_parser:OverridesParser",
     ),
-    "_check_sample_weight": ("estimator.py metric_classifier.py", "sklearn.utils.validation:_check_sample_weight"),
+    "_check_sample_weight": (
+        "estimator.py lab/training/crossfit.py metric_classifier.py",
+        "sklearn.utils.validation:_check_sample_weight",
+    ),
 }
 
 

@@ -86,7 +86,7 @@ def test_the_program_of_the_guide_predicts_the_same(tmp_path, monkeypatch):
     X, y = load_iris(return_X_y=True)
     frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"])
     X = frame.to_numpy()
-    model = EASTClassifier(max_epochs=4, hidden=(8,), random_state=0, device="cpu").fit(X, y)
+    model = EASTClassifier(decision="argmax", max_epochs=4, random_state=0, device="cpu").fit(X, y)
     east.export(model, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     space = {"frame": frame}

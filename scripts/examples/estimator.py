@@ -34,7 +34,7 @@ def main() -> None:
     columns = make_column_transformer(
         (SimpleImputer(strategy="median", add_indicator=True), ["age", "months"]), (OneHotEncoder(), ["plan"])
     )
-    classifier = EASTClassifier(n_init=2, max_epochs=20, random_state=0)
+    classifier = EASTClassifier(members=4, folds=2, max_epochs=20, random_state=0)
     search = GridSearchCV(
         make_pipeline(columns, classifier),
         {"eastclassifier__metric": ["f1", "mcc", "balanced_accuracy"]},

@@ -109,6 +109,12 @@ class Fitted(nn.Module):
         self.estimator, self.classes, self.projection = estimator, classes, projection
         self.register_buffer("present", present)
 
+    @classmethod
+    def of(cls, estimator: Any, classes: int, state: Mapping[str, Tensor]) -> "Fitted":
+        """The module with the tensors of its state dict."""
+        projection = {name.removeprefix("projection."): tensor for name, tensor in state.items() if name != "present"}
+        return cls(estimator, classes, state["present"], Projection(projection) if projection else None)
+
     def forward(self, inputs: Tensor) -> Tensor:
         rows = self.projection(inputs) if self.projection else inputs.flatten(1)
         return self.probabilities(rows.cpu().numpy())

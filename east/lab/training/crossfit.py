@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import ArrayLike
-from sklearn.base import ClassifierMixin, clone
+from sklearn.base import BaseEstimator, ClassifierMixin, clone
 from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, check_cv
-from sklearn.utils import _safe_indexing
+from sklearn.utils import _safe_indexing, column_or_1d
 from sklearn.utils.multiclass import unique_labels
 from sklearn.utils.parallel import Parallel, delayed
-from sklearn.utils.validation import _check_method_params
+from sklearn.utils.validation import _check_method_params, _check_sample_weight, check_is_fitted
 from torch import Tensor
 
 from east import decisions, losses, metrics
@@ -92,6 +92,52 @@ def judge_for(
     name = getattr(function, "__name__", repr(function))
     name += f"_{options['average']}" if "average" in options else ""
     return Judge(name, options, partial(loss.metric, **loss.metric_parameters), index)
+
+
+class DecidedClassifier(ClassifierMixin, BaseEstimator):
+    """A classifier whose rule for a metric is found on rows out of fold.
+
+    Fitted: classes_, weights_ (of what is stacked), rule_, oof_probabilities_ [n, d] (NaN for rows in no fold),
+    oof_score_ (of the rule, on the others).
+    """
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        raise NotImplementedError
+
+    def predict(self, X: Any) -> np.ndarray:
+        """The class of each row by `rule_`."""
+        check_is_fitted(self)
+        return self.classes_[self._decided(X).numpy()]
+
+    def score(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None) -> float:
+        """The metric of the predictions; larger is better. Labels that were not in training count as errors."""
+        decided, weights = self._decided(X), _check_sample_weight(sample_weight, X, dtype=np.float64)
+        return self._judge.score(decided, self._targets(y), self.classes_, weights)
+
+    def _decided(self, X: Any) -> Tensor:
+        p = torch.from_numpy(self.predict_proba(X))  # first, since it checks that the classifier is fitted
+        return self.rule_.decide(p)
+
+    @staticmethod
+    def _targets(y: ArrayLike) -> np.ndarray:
+        return column_or_1d(y)
+
+    def _decide(self, p: np.ndarray, labels: np.ndarray, weights: np.ndarray, decision: str) -> np.ndarray:
+        """Mix probabilities [m, n, d] out of fold, find the rule and score it; the rows that count."""
+        self.weights_, self.oof_probabilities_, used = stacked(p, labels, weights)
+        if decision == "expected":
+            decisions.warn_of_shift(
+                self.oof_probabilities_[used], labels[used], weights[used], self.classes_, stacklevel=4
+            )
+        mixed, truth, counted = (torch.from_numpy(v[used]) for v in (self.oof_probabilities_, labels, weights))
+        self.rule_ = self._judge.rule(decision, mixed, truth, counted)
+        self.oof_score_ = self._oof_score(used, labels, weights)
+        return used
+
+    def _oof_score(self, rows: np.ndarray, labels: np.ndarray, weights: np.ndarray) -> float:
+        decided = self.rule_.decide(torch.from_numpy(self.oof_probabilities_[rows]))
+        truth, counted = torch.from_numpy(labels[rows]), torch.from_numpy(weights[rows])
+        return self._judge(decided, truth, len(self.classes_), counted)
 
 
 def folds_of(cv: Any, X: Any, y: np.ndarray, random_state: Any, groups: ArrayLike | None = None) -> list[Fold]:

@@ -9,7 +9,7 @@ draw a row judge it out of bag.
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -65,14 +65,19 @@ class ScaledNetwork(nn.Module):
 
 
 class Mixture(nn.Module):
-    """The weighted mean of the probabilities [n, d] of several predictors; weights [k] sum to 1."""
+    """A weighted mean of the probabilities [n, d] of several predictors, networks first; their weights sum to 1."""
 
     weights: Tensor
 
-    def __init__(self, predictors: Iterable[nn.Module], weights: Tensor):
+    def __init__(self, shares: Mapping[nn.Module, float]):
         super().__init__()
-        self.predictors = nn.ModuleList(predictors)
-        self.register_buffer("weights", weights)
+        self.predictors = nn.ModuleList(sorted(shares, key=lambda predictor: isinstance(predictor, Fitted)))
+        self.register_buffer("weights", torch.tensor([shares[predictor] for predictor in self.predictors]).float())
+
+    @property
+    def networks(self) -> list[Any]:
+        """The networks among the predictors, without their scaling."""
+        return [predictor.net for predictor in self.predictors if isinstance(predictor, ScaledNetwork)]
 
     def forward(self, inputs: Tensor) -> Tensor:
         each = zip(self.weights, self.predictors, strict=True)
@@ -84,13 +89,13 @@ class Component:
     """One kind of classifier, cross-fitted: its predictors and their mean probabilities.
 
     held_out [n, d]: of the pool's rows, by predictors that did not train on them; NaN for rows in no fold.
-    new [m, d]: of the test rows, by all predictors. epochs: of each network. temperature: that smoothed `held_out`.
+    new [m, d]: of the test rows, by all predictors. outcomes: of its networks. temperature: that smoothed `held_out`.
     """
 
     held_out: np.ndarray
     new: np.ndarray
     predictors: Sequence[nn.Module]
-    epochs: Sequence[int] = ()
+    outcomes: Sequence[Outcome] = ()
     temperature: float = 1.0
 
 
@@ -180,7 +185,7 @@ def cross_fit_networks(
         held_out = tempered(held_out, temperature)
     new = np.mean([outcome.probabilities["test"] for *_, outcome in trained], 0)
     predictors = [predictor(member, outcome) for member, _, outcome in trained]
-    return Component(held_out, new, predictors, [o.epochs for *_, o in trained], temperature)
+    return Component(held_out, new, predictors, [outcome for *_, outcome in trained], temperature)
 
 
 def predictor(splits: Splits, outcome: Outcome) -> ScaledNetwork:
@@ -295,9 +300,12 @@ def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
     metric = evaluation.validation_metric(loss, splits.positive)
     confusion = Confusion.from_predictions(torch.from_numpy(mixed[used].argmax(1)), truth, d)
     log_loss = -np.log(mixed[used, truth].clip(crossfit.LEAST)).mean()
-    predictors = [predictor for component in components.values() for predictor in component.predictors]
-    sizes = np.array([len(component.predictors) for component in components.values()])
-    epochs = [count for component in components.values() for count in component.epochs]
+    shares = {
+        predictor: weight / len(component.predictors)
+        for weight, component in zip(weights, components.values(), strict=True)
+        for predictor in component.predictors
+    }
+    epochs = [outcome.epochs for component in components.values() for outcome in component.outcomes]
     new = np.tensordot(weights, np.stack([component.new for component in components.values()]), 1)
     return replace(
         outcome,
@@ -307,7 +315,7 @@ def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
         best=Best(val_loss=float(log_loss), val_metric=1 - float(metric(confusion))),
         probabilities={"val": mixed[used].astype(np.float32), "test": new.astype(np.float32)},
         labels={"val": truth.numpy(), "test": splits.test.labels.numpy()},
-        fitted=Mixture(predictors, torch.from_numpy(np.repeat(weights / sizes, sizes)).float()),
+        fitted=Mixture(shares).eval(),
         ensemble={
             "folds": len(folds),
             "weights": dict(zip(components, weights.tolist(), strict=True)),

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 
 from east.choices import ConfigError, install_hint
 from east.lab.files import write_atomically
+from east.lab.models import MLP
 from east.lab.training import saved
 from east.lab.training.classical import Fitted
+from east.lab.training.ensemble import Mixture
 from east.losses.inputs import two_or_more
 
 if TYPE_CHECKING:
@@ -46,10 +48,10 @@ def export(model: "saved.Model | EASTClassifier | str | Path", path: str | Path)
     source = source if isinstance(source, saved.Model) or not hasattr(source, "to_model") else source.to_model()
     if not isinstance(source, saved.Model):
         raise ConfigError(f"expected a saved model, its folder or a fitted EASTClassifier, got {type(model).__name__}")
-    if isinstance(source.net, Fitted) or source.about.kind == "graph":
-        raise ConfigError(
-            f"expected a network for tables or images (MLP, Darknet or your own), got {type(source.net).__name__}"
-        )
+    others = [type(module.estimator).__name__ for module in source.net.modules() if isinstance(module, Fitted)]
+    if others or source.about.kind == "graph":
+        got = ", ".join(sorted(set(others))) or type(source.net).__name__
+        raise ConfigError(f"expected networks for tables or images (MLP, Darknet or your own), got {got}")
     content = onnx_bytes(source.net, source.about.inputs_shape)
     about = json.dumps(description(source, target.name), indent=1) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -64,15 +66,39 @@ def beside(target: Path) -> Path:
 
 
 class Network(nn.Module):
-    """The network to export: scaled inputs to logits and probabilities [n, d], d >= 2."""
+    """What is exported: scaled inputs to logits and probabilities [n, d], d >= 2. Of an ensemble, logits are log p."""
 
     def __init__(self, net: nn.Module):
         super().__init__()
-        self.net = net
+        self.mixed = isinstance(net, Mixture)
+        alike = isinstance(net, Mixture) and {type(network) for network in net.networks} == {MLP}
+        self.net = Perceptrons(net) if isinstance(net, Mixture) and alike else net
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        logits = two_or_more(self.net(inputs))
+        outputs = self.net(inputs)
+        if self.mixed:
+            return outputs.clamp_min(torch.finfo(outputs.dtype).tiny).log(), outputs
+        logits = two_or_more(outputs)
         return logits, logits.softmax(-1)
+
+
+class Perceptrons(nn.Module):
+    """The probabilities of a mixture of perceptrons of one shape, by one product per layer for all of them."""
+
+    def __init__(self, mixture: Mixture):
+        super().__init__()
+        self.shares = mixture.weights[:, None, None]
+        scales = ([getattr(predictor, name) for predictor in mixture.predictors] for name in ("mean", "std"))
+        self.mean, self.std = (torch.stack(scale)[:, None] for scale in scales)
+        layers = zip(*(net.layers for net in mixture.networks), strict=True)  # of each depth, those of all networks
+        self.layers = [[torch.stack([getattr(k, n) for k in of]) for n in ("weight", "bias")] for of in layers]
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        x = (inputs.flatten(1) - self.mean) / self.std
+        for weight, bias in self.layers[:-1]:
+            x = torch.baddbmm(bias[:, None], x, weight.mT).relu()
+        weight, bias = self.layers[-1]
+        return (self.shares * two_or_more(torch.baddbmm(bias[:, None], x, weight.mT)).softmax(-1)).sum(0)
 
 
 def onnx_bytes(net: nn.Module, inputs_shape: list[int]) -> bytes:

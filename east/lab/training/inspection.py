@@ -3,7 +3,7 @@
 Every function raises ValueError. Nothing is imported, and no more memory is taken than the files themselves need.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -43,6 +43,7 @@ class About(BaseModel):
     inputs_shape: Annotated[list[Annotated[int, Field(ge=1, le=MOST_INPUTS)]], Field(min_length=1, max_length=3)]
     encoding: Any = None  # Encoding.from_json checks it
     model: Annotated[ModelSection, PlainSerializer(lambda section: section.to_json())]
+    networks: Annotated[int, Field(ge=0, le=MOST_LAYERS)] | None = None  # of an ensemble; None: a single model
     decision: str = "argmax"
     rule: StoredRule | None
     key: str = ""
@@ -80,16 +81,19 @@ class About(BaseModel):
 
 def check_tensors(tensors: Mapping[str, Tensor], about: About) -> None:
     """Numbers must be finite, and scaling must not divide by 0."""
-    width = 3 if about.kind == "image" else about.inputs_shape[-1]
-    for name in ("mean", "std"):
-        scale = tensors[name]
-        if scale.ndim > 1 or scale.numel() not in (1, width) or not scale.is_floating_point():
-            raise ValueError(f"{name}: expected {width} numbers, got a tensor of shape {list(scale.shape)}")
     for name, tensor in tensors.items():
         if tensor.is_floating_point() and not tensor.isfinite().all():
             raise ValueError(f"{name}: expected finite numbers")
-        if name in ("std", "net.projection.pixel_std") and (tensor == 0).any():
-            raise ValueError(f"{name}: expected no zeros, because inputs are divided by it")
+    check_scaling(tensors["mean"], tensors["std"], 3 if about.kind == "image" else about.inputs_shape[-1])
+
+
+def check_scaling(mean: Tensor, std: Tensor, width: int) -> None:
+    """Both are one number, or one for each of `width` inputs, which are divided by std."""
+    for name, scale in (("mean", mean), ("std", std)):
+        if scale.ndim > 1 or scale.numel() not in (1, width) or not scale.is_floating_point():
+            raise ValueError(f"{name}: expected {width} numbers, got a tensor of shape {list(scale.shape)}")
+    if (std == 0).any():
+        raise ValueError("std: expected no zeros, because inputs are divided by it")
 
 
 def check_state(net: nn.Module, state: Mapping[str, Tensor]) -> None:
@@ -117,6 +121,8 @@ def check_classical(state: Mapping[str, Tensor], inputs: int, d: int) -> int:
         shapes["projection.axes"] = (inputs, width)
     if {name: tuple(tensor.shape) for name, tensor in state.items()} != shapes:
         raise ValueError(f"expected tensors of the shapes {shapes}")
+    if "projection.axes" in state:
+        check_scaling(state["projection.pixel_mean"], state["projection.pixel_std"], inputs)
     return width
 
 
@@ -167,10 +173,10 @@ class Archive(ZipFile):
         return super().read(name, pwd)
 
 
-def classifier(file: Path, features: int, trust: bool) -> Any:
-    """The classifier in a skops file, for rows of so many features. trust: build objects of any type, unchecked."""
+def classifiers(file: Path, features: Sequence[int], trust: bool) -> list[Any]:
+    """The classifiers in a skops file, one for each number of features. trust: build objects of any type, unchecked."""
     if trust:
-        return skops.io.load(file, trusted=skops.io.get_untrusted_types(file=file))
+        return listed(skops.io.load(file, trusted=skops.io.get_untrusted_types(file=file)), len(features))
     with Archive(file) as archive:
         schema, context = read_schema(archive)
         if schema["protocol"] != PROTOCOL:
@@ -182,11 +188,19 @@ def classifier(file: Path, features: int, trust: bool) -> Any:
             raise ValueError(f"it holds a {name}, which is not checked; {TRUST}")
         if kind == "TreeNode" and node.args.content[2].construct() != 1:  # so many numbers would be read unchecked
             raise ValueError("expected trees of one output")
-    estimator = found[0].construct()
+    built = listed(found[0].construct(), len(features))
     for node in found:
         if node_type(node) in (TREE, PREDICTOR) and type(node).__name__ != "TypeNode":
-            check_tree(node.construct(), features)
-    return estimator
+            check_tree(node.construct(), min(features))
+    return built
+
+
+def listed(stored: Any, count: int) -> list[Any]:
+    """The classifiers of a file; a single one is stored without a list."""
+    each = stored if isinstance(stored, list) else [stored]
+    if len(each) != count:
+        raise ValueError(f"expected {count} classifiers, got {len(each)}")
+    return each
 
 
 def nodes(root: Node) -> Iterator[Any]:

@@ -39,8 +39,9 @@ from east.lab.data.encoding import typed_columns
 from east.lab.files import read_regular, replace_folder, temporary_name
 from east.lab.settings.sections import Science
 from east.lab.training import inspection
-from east.lab.training.classical import Fitted, Projection
+from east.lab.training.classical import Fitted
 from east.lab.training.devices import pick_device
+from east.lab.training.ensemble import Mixture, ScaledNetwork
 from east.lab.training.inspection import TRUST, About
 from east.lab.training.population import Outcome
 from east.lab.training.provenance import provenance
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 ABOUT, WEIGHTS, CLASSIFIER = "model.json", "weights.safetensors", "classifier.skops"
 MOST_BYTES = 1 << 28  # of model.json
+PREDICTORS = (Fitted, Mixture)  # networks that give probabilities, not logits
 ROWS = {"table": 4096, "image": 64, "graph": 64}  # that pass through a network at once
 DTYPES = {"table": torch.float64, "image": torch.uint8, "graph": torch.float32}  # of raw inputs
 FILE_ROWS = 50_000  # of a file in memory at once
@@ -100,7 +102,7 @@ class Model:
             if self.about.kind == "image":
                 batch = (batch.float() / 255 - self.mean[:, None, None]) / self.std[:, None, None]
             outputs = self.net(batch.to(self.device)).float()
-            results.append((outputs if isinstance(self.net, Fitted) else two_or_more(outputs).softmax(-1)).cpu())
+            results.append((outputs if isinstance(self.net, PREDICTORS) else two_or_more(outputs).softmax(-1)).cpu())
         result = torch.cat(results[1:] or results)
         wrong = ~((result >= 0) & result.isfinite()) | ((result.sum(-1, keepdim=True) - 1).abs() > 1e-3)
         if wrong.any():
@@ -151,8 +153,8 @@ class Model:
         try:
             content = save({name: tensor.cpu().contiguous() for name, tensor in tensors.items()})
             (temporary / WEIGHTS).write_bytes(content)  # save_file would make it unreadable to other users
-            if isinstance(self.net, Fitted):
-                (temporary / CLASSIFIER).write_bytes(dumped(self.net.estimator))
+            if estimators := [module.estimator for module in self.net.modules() if isinstance(module, Fitted)]:
+                (temporary / CLASSIFIER).write_bytes(dumped(estimators))
             about = self.about.model_dump(mode="json")
             about["digest"] = digest(about, temporary)
             (temporary / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -172,7 +174,6 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
     if not ((folder / ABOUT).is_file() and (folder / WEIGHTS).is_file()):
         hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / ABOUT).is_file() else ""
         raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}{hint}")
-    classical, net = (folder / CLASSIFIER).is_file(), nn.Module()
     with blaming(folder / ABOUT):
         values = json.loads(read_regular(folder / ABOUT, MOST_BYTES))
         stored = values.pop("digest", None)
@@ -182,27 +183,35 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
         about = About.model_validate(values)
         if (target := about.model.options.get("target")) and not trust:  # even of east: its parameters may name others
             raise ValueError(f"its network is the custom class {target!r}, and loading it would run its code; {TRUST}")
-        if not classical:
-            net = without_weights(about)
-    inputs, classes = prod(about.inputs_shape), len(about.classes)
+        classical, mixed = (folder / CLASSIFIER).is_file(), about.networks is not None
+        count = int(not classical) if about.networks is None else about.networks
+        nets = [without_weights(about) for _ in range(count)]
     with blaming(folder / WEIGHTS):
         tensors = load_file(folder / WEIGHTS)
         inspection.check_tensors(tensors, about)
-        state = {name.removeprefix("net."): tensor for name, tensor in tensors.items() if name.startswith("net.")}
-        width = inspection.check_classical(state, inputs, classes) if classical else 0
-        if not classical:
-            net = with_weights(net, state)
+        state = below("net.", tensors)
+        shares = state.get("weights", torch.ones(1)) if mixed else torch.ones(1)
+        states = [below(f"predictors.{k}.", state) for k in range(len(shares))] if mixed else [state]
+        own = zip(nets, states[:count], strict=True)
+        nets = [scaled(net, s, about) if mixed else with_weights(net, s) for net, s in own]
+        classifiers = states[count:]
+        widths = [inspection.check_classical(s, prod(about.inputs_shape), len(about.classes)) for s in classifiers]
     with blaming(folder / (CLASSIFIER if classical else WEIGHTS)):
         if classical:
-            projection = {name.removeprefix("projection."): t for name, t in state.items() if name != "present"}
-            net = Fitted(inspection.classifier(folder / CLASSIFIER, width, trust), classes, state["present"],
-                         Projection(projection) if projection else None)  # fmt: skip
+            estimators = inspection.classifiers(folder / CLASSIFIER, widths, trust)
+            nets += [Fitted.of(e, len(about.classes), s) for e, s in zip(estimators, classifiers, strict=True)]
+        net = Mixture(dict(zip(nets, shares.tolist(), strict=True))) if mixed else nets[0]
         model = made(about, net, tensors["mean"], tensors["std"], device)
         row = np.zeros((1, *about.inputs_shape), np.uint8 if about.kind == "image" else np.float32)
         width = model.predict_proba(row).shape[-1]
-        if width != classes:
-            raise ValueError(f"expected a network of {classes} classes, got one of {width}")
+        if width != len(about.classes):
+            raise ValueError(f"expected a network of {len(about.classes)} classes, got one of {width}")
     return model
+
+
+def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names begin with a prefix, by the rest of their names."""
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 @contextmanager
@@ -229,10 +238,13 @@ def digest(about: Mapping[str, object], folder: Path) -> str:
     return state.hexdigest()
 
 
-def dumped(estimator: Any) -> bytes:
-    """A fitted classifier as a compressed skops file."""
-    vars(estimator).pop("_feature_subsample_rng", None)  # a random generator of boosting that predictions do not use
-    return skops.io.dumps(estimator, compression=ZIP_DEFLATED, compresslevel=1)
+def dumped(estimators: Sequence[Any]) -> bytes:
+    """Fitted classifiers as a compressed skops file; one of them without a list, as in earlier files."""
+    for estimator in estimators:
+        vars(estimator).pop("_feature_subsample_rng", None)  # a random generator of boosting that predictions ignore
+        vars(estimator).pop("oob_decision_function_", None)
+    stored = estimators[0] if len(estimators) == 1 else [*estimators]
+    return skops.io.dumps(stored, compression=ZIP_DEFLATED, compresslevel=1)
 
 
 def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
@@ -264,6 +276,8 @@ def description(config: Science, seed: int, **fields: Any) -> About:
 
 def made(about: About, net: nn.Module, mean: Tensor, std: Tensor, device: str) -> Model:
     chosen = pick_device(device)
+    if isinstance(net, Mixture):
+        about = about.model_copy(update={"networks": len(net.networks)})
     return Model(about, net.eval().to(chosen), mean.cpu(), std.cpu(), chosen)
 
 
@@ -281,6 +295,13 @@ def with_weights(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
     inspection.check_state(net, state)
     net.load_state_dict(state, assign=True)
     return net.float()
+
+
+def scaled(net: nn.Module, state: Mapping[str, Tensor], about: About) -> ScaledNetwork:
+    """A network of an ensemble with its weights and its scaling."""
+    mean, std = state["mean"], state["std"]
+    inspection.check_scaling(mean, std, about.inputs_shape[-1])
+    return ScaledNetwork(with_weights(net, below("net.", state)), mean, std)
 
 
 def check_custom(target: str) -> None:
