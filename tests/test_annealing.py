@@ -15,7 +15,7 @@ from east.lab.settings.command import Command
 from east.lab.settings.compose import settings as composed
 from east.lab.settings.sections import AnnealingSection, DatasetSection, LossSection, ModelSection, Science, Training
 from east.lab.training.annealing import Annealing, temperatures
-from east.lab.training.population import COURSES
+from east.lab.training.checkpoint import COURSES
 from east.lab.training.scores import Best
 
 FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))

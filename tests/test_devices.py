@@ -1,5 +1,8 @@
 """Everything that may run on a GPU, on a device that is not the CPU: no tensor stays behind, and the numbers agree."""
 
+from collections import Counter
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +10,6 @@ import yaml
 
 from east import METRICS, EASTClassifier, MetricLoss
 from east.choices import CONF
-from east.confusion import Confusion
 from east.lab.data.common import Part, Splits
 from east.lab.models.darknet import Convolution3x3
 from east.lab.settings.sections import (
@@ -19,7 +21,7 @@ from east.lab.settings.sections import (
     Science,
     Training,
 )
-from east.lab.training import engine, optimizer, saved
+from east.lab.training import engine, saved
 from east.lab.training.population import Population, Trial
 from east.losses import on_cpu
 from tests.elsewhere import ELSEWHERE, elsewhere, waits
@@ -33,14 +35,14 @@ WAITS = {"anyloss": 1, "btg_accuracy": 1, "btg_auroc": 3, "btg_f1": 1, "btg_f2":
 GEOMETRIC = {"name": "geometric", "schedule": "geometric", "T0": 0.2, "r": 0.5, "patience": 2, "T_min": 0.01}
 
 
-def trial(loss, model, seed=0):
+def trial(loss, model, seed=0, epochs=5):
     return Trial(
         Science(
             dataset=DatasetSection(name="toy"),
             model=ModelSection(**model),
             loss=LossSection(**loss),
             annealing=AnnealingSection(**GEOMETRIC),
-            protocol=Training(name="east", patience=2, stage_epochs=2, max_epochs=5),
+            protocol=Training(name="east", patience=2, stage_epochs=2, max_epochs=epochs),
             hyper=Hyper(lr=0.01, batch_size=32, dropout=0.25, weight_decay=0.01, clip=1.0),
         ),
         seed,
@@ -60,8 +62,7 @@ def splits_of(shape, kind, classes=("no", "yes"), seed=0, pairs=None):
 
 @pytest.fixture(autouse=True)
 def same_arithmetic(monkeypatch):
-    """Disable fast paths of some devices: they round differently, which Adam's first steps amplify, and have tests."""
-    monkeypatch.setattr(optimizer, "FUSED", ())
+    """Disable a fast path of the CPU: it rounds differently, which Adam's first steps amplify, and has tests."""
     monkeypatch.setattr(Convolution3x3, "forward", torch.nn.Conv2d.forward)
 
 
@@ -80,28 +81,24 @@ def test_a_training_step_does_not_wait_for_the_device(loss):
     with elsewhere():
         population = Population(members, ELSEWHERE)
         for _ in range(2):
-            steps = engine.training_steps(population, population.net)
+            steps = engine.training_steps(population, engine.losses_of)
             next(steps)  # an epoch starts with its shuffled order, and the first one with what a loss prepares
             waits.clear()
             next(steps)
             assert waits.total() == WAITS.get(loss, 0), +waits
 
 
-def test_decisions_are_counted_on_the_cpu(monkeypatch):
-    """In float64, which MPS does not have; also where a loss reads the counts of validation."""
-    counted, count = [], Confusion.from_predictions
-
-    def from_predictions(predicted, labels, *rest):
-        counted.extend([predicted.device.type, labels.device.type])
-        return count(predicted, labels, *rest)
-
-    monkeypatch.setattr(Confusion, "from_predictions", from_predictions)
-    loss = loss_section("f1_ce") | {"counts": "validation"}
-    trials = [trial(loss, {"name": "mlp", "hidden": [8]})]
-    splits = splits_of((5,), "table")
+def test_the_end_of_an_epoch_waits_for_the_device_once():
+    """Also where a metric stops training and a mean of the weights is validated as well."""
+    averaging = [trial(loss_section("f1_ce"), {"name": "mlp", "hidden": [8]}, seed) for seed in range(2)]
+    averaging = [replace(one, config=one.config.but(hyper=one.config.hyper.but(average=0.9))) for one in averaging]
     with elsewhere():
-        engine.train_population([(trials[0], splits)], torch.device(ELSEWHERE))
-    assert set(counted) == {"cpu"}
+        population = Population([(one, splits_of((5,), "table")) for one in averaging], ELSEWHERE)
+        for _ in range(2):
+            *_, losses = engine.training_steps(population, engine.losses_of)
+            waits.clear()
+            population.end_epoch(losses)
+            assert +(waits - Counter(upload=99)) == {"download": 1}
 
 
 def test_mixed_devices_are_an_error():
@@ -146,7 +143,28 @@ def test_a_population_trains_the_same_on_another_device(loss):
 )
 def test_images_train_the_same_on_another_device(model, shape, kind, monkeypatch):
     monkeypatch.setattr(on_cpu, "covers", lambda _: False)  # Adam amplifies rounding errors
-    compared([trial(loss_section("f1"), model)], splits_of(shape, kind, tuple("abc")))
+    compared([trial(loss_section("f1"), model, epochs=1)], splits_of(shape, kind, tuple("abc")))
+
+
+def test_a_checkpoint_moves_between_devices(tmp_path):
+    """Also where the kernels of convolutions have another memory layout."""
+    member = trial(loss_section("ce"), {"name": "tiny_darknet", "width": 0.1}), splits_of((3, 16, 16), "image")
+    with elsewhere():
+        there = Population([member], ELSEWHERE)
+        *_, losses = engine.training_steps(there, engine.losses_of)
+        there.end_epoch(losses)
+        there.save(tmp_path / "file")
+        state = there.net.state_dict(there.rows["weights"][0])
+    here = Population([member], torch.device("cpu"))
+    here.load(tmp_path / "file")
+    assert there.net.channels_last
+    assert not here.net.channels_last
+    for name, tensor in here.net.state_dict(here.rows["weights"][0]).items():
+        assert torch.equal(tensor, state[name])
+    with elsewhere():
+        again = Population([member], ELSEWHERE)
+        again.net.put(again.net.arranged(here.rows["weights"].to(ELSEWHERE)))
+        assert all(torch.equal(t, state[n]) for n, t in again.net.state_dict(again.net.weights[0]).items())
 
 
 def test_graphs_train_the_same_on_another_device():

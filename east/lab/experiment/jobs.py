@@ -17,9 +17,10 @@ from east.lab.experiment.records import Record
 from east.lab.experiment.runs import check_code, load, splits_of
 from east.lab.settings.settings import Settings
 from east.lab.training import engine, evaluation
+from east.lab.training.checkpoint import Identity, trials_in
 from east.lab.training.devices import describe_device
 from east.lab.training.objective import build_loss
-from east.lab.training.population import Identity, Outcome, Trial, trials_in
+from east.lab.training.population import Outcome, Trial
 from east.lab.training.provenance import provenance
 from east.lab.training.scores import Evaluation
 

@@ -7,7 +7,8 @@ from pathlib import Path
 from east.lab.experiment import records
 from east.lab.experiment.records import Record
 from east.lab.settings.settings import Settings
-from east.lab.training.population import Identity, Trial
+from east.lab.training.checkpoint import Identity
+from east.lab.training.population import Trial
 
 
 class Ledger:

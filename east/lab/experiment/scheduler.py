@@ -24,8 +24,9 @@ from east.lab.experiment.runs import Run, planned_device
 from east.lab.files import sweep
 from east.lab.settings.sections import EnsembleSection, Science
 from east.lab.settings.settings import Settings
+from east.lab.training.checkpoint import Identity, trials_in
 from east.lab.training.engine import population_size
-from east.lab.training.population import Identity, Trial, trials_in
+from east.lab.training.population import Trial
 from east.lab.training.progress import Epoch
 
 MANY_RUNS = 8  # per worker: enough to keep each one busy without splitting a run

@@ -28,23 +28,19 @@ def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropou
     logit. Dropout has no parameters, so a trained state fits a network of any dropout rate. A config with a `target`
     names its class; the others are in MODELS.
     """
-    name = "custom" if "target" in model.options else choose("model", model.name, MODELS)
     shape, outputs, options = tuple(inputs_shape), model.outputs or outputs, model.options
-    if name == "custom":
+    if "target" in options:
         return custom(shape, outputs, dropout, **options)
+    name = choose("model", model.name, MODELS)
     if name in TOGETHER:
         return MLP(prod(shape), outputs=outputs, dropout=dropout, **options)
     if name == "gnn":
-        if len(shape) != 2:
-            raise ValueError(f"model 'gnn' expects graphs [nodes, features], got samples of shape {list(shape)}")
         from east.lab.models.gnn import GNN
 
-        return GNN(shape[-1], outputs, dropout=dropout, **options)
-    if len(shape) != 3 or shape[0] != 3:
-        raise ValueError(f"Darknet expects images [3, height, width], got samples of shape {list(shape)}")
+        return GNN(shape, outputs, dropout, **options)
     from east.lab.models.darknet import DARKNET19, TINY, Darknet
 
-    return Darknet(TINY if name == "tiny_darknet" else DARKNET19, outputs, dropout, **options)
+    return Darknet(TINY if name == "tiny_darknet" else DARKNET19, shape, outputs, dropout, **options)
 
 
 def custom(

@@ -1,5 +1,7 @@
 """Darknet-19 and TinyDarknet, layer by layer as published."""
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -48,31 +50,33 @@ def dense_convolution(images: Tensor, weight: Tensor) -> Tensor:
 class Darknet(nn.Module):
     """Convolutions with batch norm and LeakyReLU(0.1), a last 1x1 convolution to the classes, then their global mean.
 
-    layers: DARKNET19 (table 6, YOLO9000, arXiv 1612.08242) or TINY (darknet's tiny.cfg). Images [n, 3, h, w].
+    layers: DARKNET19 (table 6, YOLO9000, arXiv 1612.08242) or TINY (darknet's tiny.cfg). shape: [3, h, w] of an image.
     width: a factor on all channel counts. pools: how many poolings to keep, from the first on, for small images; None
     keeps all. dropout: of whole channels before the last convolution, the only place where it does not disturb batch
     norm.
     """
 
-    def __init__(self, layers: list, outputs: int, dropout: float = 0.0, width: float = 1.0, pools: int | None = None):
+    def __init__(
+        self, layers: list, shape: Sequence[int], outputs: int, dropout: float = 0.0, width: float = 1.0,
+        pools: int | None = None,
+    ):  # fmt: skip
         super().__init__()
         available = layers.count("M")
-        pools_left = available if pools is None else pools
-        if not 0 <= pools_left <= available:
+        if len(shape) != 3 or shape[0] != 3:
+            raise ValueError(f"Darknet expects images [3, height, width], got samples of shape {list(shape)}")
+        if not 0 <= (available if pools is None else pools) <= available:
             raise ValueError(f"model.pools: expected 0 to {available}, or null for all, got {pools}")
         if not width > 0:
             raise ValueError(f"model.width: expected a positive factor, got {width}")
-        body: list[nn.Module] = []
-        channels = 3
-        for layer in layers:
-            if layer == "M":
-                body += [nn.MaxPool2d(2)] if pools_left > 0 else []
-                pools_left -= 1
-                continue
-            outer, channels = channels, max(1, round(abs(layer) * width))
-            convolution = Convolution3x3(outer, channels) if layer > 0 else nn.Conv2d(outer, channels, 1, bias=False)
-            body += [convolution, nn.BatchNorm2d(channels), nn.LeakyReLU(0.1, inplace=True)]
-        self.body = nn.Sequential(*body)
+        body, channels = nn.Sequential(), 3
+        for place, layer in enumerate(layers):
+            if layer != "M":
+                outer, channels = channels, max(1, round(abs(layer) * width))
+                kind = Convolution3x3(outer, channels) if layer > 0 else nn.Conv2d(outer, channels, 1, bias=False)
+                body.extend([kind, nn.BatchNorm2d(channels), nn.LeakyReLU(0.1, inplace=True)])
+            elif pools is None or layers[:place].count("M") < pools:
+                body.append(nn.MaxPool2d(2))
+        self.body = body
         self.dropout = nn.Dropout2d(dropout)
         self.classifier = nn.Conv2d(channels, outputs, 1)
 

@@ -1,5 +1,7 @@
 """A message-passing network on complete graphs: which people stand in the same group (Bridging the Gap, table 3)."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -16,9 +18,11 @@ class GNN(nn.Module):
     e_ij and e_ji. The authors' layer sizes are not public: these are ours.
     """
 
-    def __init__(self, features: int, outputs: int, hidden: int = 64, rounds: int = 2, dropout: float = 0.0):
+    def __init__(self, shape: Sequence[int], outputs: int, dropout: float = 0.0, hidden: int = 64, rounds: int = 2):
         super().__init__()
-        widths = [(features, 1)] + [(hidden, hidden)] * (rounds - 1)  # of nodes and edges, into each round
+        if len(shape) != 2:
+            raise ValueError(f"model 'gnn' expects graphs [nodes, features], got samples of shape {list(shape)}")
+        widths = [(shape[1], 1)] + [(hidden, hidden)] * (rounds - 1)  # of nodes and edges, into each round
         self.messages = nn.ModuleList(
             nn.Sequential(two_layers(2 * node + edge, hidden, hidden), nn.ReLU()) for node, edge in widths
         )

@@ -29,8 +29,6 @@ def temperatures(schedule: str, T0: float = 0.2, r: float = 0.9, T_min: float = 
     [0.2, 0.1, 0.05]
     """
     choose("schedule", schedule, SCHEDULES)
-    if not T0 > 0:
-        raise ValueError(f"annealing.T0: expected a positive temperature, got {T0}")
     if schedule == "none":
         return [T0]
     if not (0 < r < 1 and 0 < T_min <= T0):
@@ -133,10 +131,8 @@ class Annealing:
         for name, value in zip(HISTORY, (course.epochs, T, train_loss, val_loss, val_metric), strict=True):
             course.history[name].append(value)
         if not (math.isfinite(train_loss) and math.isfinite(val_loss)):
-            course.stopped = "diverged"
-            course.error = (
-                f"diverged in epoch {course.epochs}: training loss {train_loss:.3g}, validation loss {val_loss:.3g}"
-            )
+            losses = f"training loss {train_loss:.3g}, validation loss {val_loss:.3g}"
+            course.stopped, course.error = "diverged", f"diverged in epoch {course.epochs}: {losses}"
             return Verdict()
         if warming:
             return Verdict(improved=not self.warming, cooled=not self.warming)
@@ -161,15 +157,14 @@ class Annealing:
         if kept:
             course.best = course.stage_best
         course.bad_stages = 0 if kept else course.bad_stages + 1
-        if exhausted:
-            course.stopped = "max_epochs"
-        elif self.per_epoch or len(self.schedule) == 1:
-            course.stopped = "patience" if impatient else "stage_epochs"
-        elif course.bad_stages >= self.outer_patience:
-            course.stopped = "coolings"
-        elif course.stage + 1 == len(self.schedule):
-            course.stopped = "coldest"
-        else:
+        ends = {
+            "max_epochs": exhausted,
+            "patience" if impatient else "stage_epochs": self.per_epoch or len(self.schedule) == 1,
+            "coolings": course.bad_stages >= self.outer_patience,
+            "coldest": course.stage + 1 == len(self.schedule),
+        }
+        course.stopped = next((reason for reason, reached in ends.items() if reached), None)
+        if course.stopped is None:
             course.stage, course.stage_epochs, course.bad_epochs, course.stage_best = course.stage + 1, 0, 0, NO_BEST
         return Verdict(improved, kept, cooled=course.stopped is None)
 

@@ -20,9 +20,10 @@ def pick_device(name: str) -> torch.device:
 
 
 def describe_device(device: str = "auto") -> str:
-    """The device as records name it: for CUDA with its model, and whether matrix products are rounded to TF32."""
+    """The device as records name it: for CUDA with its model, and what is rounded to TF32, if anything is."""
     chosen = pick_device(device)
     if chosen.type != "cuda":
         return chosen.type
-    tf32 = "on" if torch.backends.cuda.matmul.allow_tf32 else "off"
+    allowed = {"matmul": torch.backends.cuda.matmul.allow_tf32, "cudnn": torch.backends.cudnn.allow_tf32}
+    tf32 = " and ".join(name for name, on in allowed.items() if on) or "off"
     return f"cuda ({torch.cuda.get_device_name(chosen)}, tf32 {tf32})"

@@ -8,6 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -18,10 +19,12 @@ from torch import Tensor
 from east.lab import models
 from east.lab.data.common import Splits
 from east.lab.files import set_aside
+from east.lab.models.mlp import Masks
 from east.lab.settings.sections import Science
 from east.lab.training.devices import pick_device
 from east.lab.training.population import Member, Outcome, Population, Trial, identity, rows_used, samples
 from east.lab.training.progress import reporting, tensorboard_writers
+from east.losses.inputs import Loss
 
 CACHE_BYTES = 18 << 20  # what a step of a population may touch without falling out of the last-level cache
 CHECKPOINT_SECONDS = 60.0
@@ -46,12 +49,9 @@ def train_in_turn(
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
     """Train one population after the other; yield its outcomes and the checkpoint to delete once they are saved.
 
-    trials: of one stacking key. splits: one for all trials, or one each. checkpoint: a folder; a checkpoint of exactly
-    these trials is resumed. options: see `train_population`.
+    splits: one for all trials, or one each. checkpoint: a folder; a checkpoint of exactly these trials is resumed.
+    options: see `train_population`.
     """
-    if len({trial.stacking_key for trial in trials}) != 1:
-        raise ValueError("expected trials that share dataset, split, model, loss, protocol and hyper.batch_size, "
-                         f"got {sorted({trial.stacking_key for trial in trials})}")  # fmt: skip
     each = [splits] * len(trials) if isinstance(splits, Splits) else splits
     target = pick_device(device)
     waiting = populations(list(zip(trials, each, strict=True)), target)
@@ -84,20 +84,18 @@ def train_population(
     file: the checkpoint. progress: show a bar, or rewrite a file every few seconds. tensorboard: folder of its logs.
     """
     population = resumed(members, device, file)
-    forward = torch.compile(population.net.__call__) if compile else population.net
     saved = time.monotonic()
-    # Modules with random layers draw from the global generator; its state is restored afterwards.
     with (
-        torch.random.fork_rng([device] if device.type == "cuda" else []),
+        torch_settings_of(population),
         reporting(population, progress) as step_done,
         tensorboard_writers(population.trials, tensorboard) as log,
     ):
         while alive := population.alive:
             started, train_loss = time.perf_counter(), torch.zeros(len(alive), device=device)
-            for losses in training_steps(population, forward):
+            for losses in training_steps(population, torch.compile(losses_of) if compile else losses_of):
                 train_loss += losses
                 step_done()
-            population.end_epoch(train_loss / population.steps, population.validate())
+            population.end_epoch(train_loss / population.steps)
             for p in alive:
                 course = population.annealing[p].course
                 course.seconds += (time.perf_counter() - started) / len(alive)
@@ -111,18 +109,39 @@ def train_population(
     return population.outcomes()
 
 
-def training_steps(population: Population, forward: Callable[..., Tensor]) -> Iterator[Tensor]:
+def training_steps(population: Population, losses_of: Callable[..., Tensor]) -> Iterator[Tensor]:
     """Train for one epoch; yields the losses [alive] of each step."""
     objective, net = population.objective(), population.net
     for inputs, labels, weights, masks in population.batches():
-        with population.autocast:
-            logits = forward(inputs, training=True, masks=masks)
-        losses = objective.per_trial(*samples(logits, labels), weights)
+        losses = losses_of(net, objective, inputs, labels, weights, masks, population.mixed)
         net.backward(losses)
         population.optimizer.step()
         if population.average:
             population.average.update()
         yield losses.detach()
+
+
+def losses_of(
+    net: models.Stack, objective: Loss, inputs: Tensor, labels: Tensor, weights: Tensor | None, masks: Masks | None,
+    mixed: bool,
+) -> Tensor:  # fmt: skip
+    """The losses [alive] of a batch."""
+    with torch.autocast(inputs.device.type, torch.bfloat16) if mixed else nullcontext():
+        logits = net(inputs, training=True, masks=masks)
+    return objective.per_trial(*samples(logits, labels), weights)
+
+
+@contextmanager
+def torch_settings_of(population: Population) -> Iterator[None]:
+    """Let random layers draw from torch's generator and cuDNN choose its algorithms by timing; restored afterwards."""
+    cudnn, cuda = torch.backends.cudnn, population.device.type == "cuda"
+    benchmark = cudnn.benchmark
+    with torch.random.fork_rng([population.device] if cuda else []):
+        cudnn.benchmark = benchmark or population.splits.kind == "image"
+        try:
+            yield
+        finally:
+            cudnn.benchmark = benchmark
 
 
 def resumed(members: Sequence[Member], device: torch.device, file: Path | None) -> Population:
@@ -148,22 +167,23 @@ def resumed(members: Sequence[Member], device: torch.device, file: Path | None) 
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
     """Groups of members that train together, in the given order.
 
-    Splits can be stacked if an epoch has as many rows in all of them and only the rows differ. They do not share a
-    population if they also differ in the scaling of images, in class weights, or in the number of features (categories
-    of a file are learnt from its training rows).
+    They share a stacking key. Splits can be stacked if an epoch has as many rows in all of them and only the rows
+    differ. They do not share a population if they also differ in the scaling of images, in class weights, or in the
+    number of features (categories of a file are learnt from its training rows).
     """
-    config, splits = members[0][0].config, members[0][1]
-    apart = splits.kind == "image" or config.loss.options.get("class_weights") == "balanced"
-    whole = config.protocol.val_reduce == "split"  # batches of validation rows are of equal size
 
-    def shape(splits: Splits) -> tuple[int, int, torch.Size]:
+    def alike(member: Member) -> tuple:
+        (trial, splits), config = member, member[0].config
+        if splits.kind == "image" or config.loss.options.get("class_weights") == "balanced":
+            return trial.stacking_key, splits.index_hash
         rows = rows_used(len(splits.train), config.hyper.batch_size or 1)
-        return rows, 0 if whole else len(splits.val), splits.train.inputs.shape[1:]
+        in_batches = len(splits.val) if config.protocol.val_reduce == "batch_mean" else 0  # of equal size, then
+        return trial.stacking_key, rows, in_batches, splits.train.inputs.shape[1:]
 
     parts: list[Sequence[Member]] = []
-    for _, members_alike in groupby(members, lambda member: member[1].index_hash if apart else shape(member[1])):
+    for _, members_alike in groupby(members, alike):
         group = list(members_alike)
-        size = population_size(config, device, len(group))
+        size = population_size(group[0][0].config, device, len(group))
         parts += [group[k : k + size] for k in range(0, len(group), size)]
     return parts
 

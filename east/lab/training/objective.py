@@ -26,24 +26,21 @@ def build_loss(
     if not (isinstance(target, type) and issubclass(target, Loss)):
         raise ValueError(f"loss._target_={loss.target}: expected a class of east.losses.Loss, got {target!r}")
     parameters = with_average(loss, positive).arguments
-    for name in parameters.keys() & {*target.unused_in_trials}:
-        raise ValueError(f"loss.{name}: it has no effect on the trials of east-run; leave it out")
+    if unused := parameters.keys() & {*target.unused_in_trials}:
+        raise ValueError(f"loss.{min(unused)}: it has no effect on the trials of east-run; leave it out")
     if parameters.get("class_weights") == "balanced":
         if labels is None:
             raise ValueError("class_weights=balanced: expected the training labels, got none")
         counts = torch.bincount(labels.flatten(), minlength=len(classes)).clamp_min(1)
         parameters["class_weights"] = (labels.numel() / (len(classes) * counts)).tolist()
-    if parameters.get("average") == "positive" and "positive" not in parameters:
-        if positive is None and len(classes) > 2:
+    if parameters.get("average") == "positive":
+        if positive is None and len(classes) > 2 and "positive" not in parameters:
             raise ValueError(f"average=positive: none of the {len(classes)} classes is the positive one; "
                              "set dataset.positive=… or loss.average=macro")  # fmt: skip
-        parameters["positive"] = 1 if positive is None else positive
+        parameters.setdefault("positive", 1 if positive is None else positive)
     if issubclass(target, MetricLoss | MetricCrossEntropy):
-        parameters["classes"] = classes
-    else:
-        refuse_unknown(
-            f"parameter of {target.__name__}", parameters, list(inspect.signature(target).parameters.values())
-        )
+        return target(**parameters, classes=classes)
+    refuse_unknown(f"parameter of {target.__name__}", parameters, [*inspect.signature(target).parameters.values()])
     return target(**parameters)
 
 
@@ -52,10 +49,9 @@ def with_average(loss: LossSection, positive: int | None) -> LossSection:
 
     A config without the key `average` meant macro in older records: it gets the key only where positive is meant.
     """
-    meant = "macro" if positive is None else "positive"
+    meant, target = "macro" if positive is None else "positive", import_by_path(loss.target)
     if "average" in loss.options:
         return loss if loss.options["average"] is not None else loss.but(average=meant)
-    target = import_by_path(loss.target)
     of_metric = isinstance(target, type) and issubclass(target, MetricLoss | MetricCrossEntropy)
     if meant == "macro" or not of_metric or "metric" not in loss.options:
         return loss

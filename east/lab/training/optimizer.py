@@ -1,7 +1,7 @@
-"""Adam over a stack of networks, each with its own learning rate, weight decay and clipping."""
+"""Adam over a stack of networks, each with its own learning rate, weight decay and clipping; the mean of weights."""
 
-import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -9,61 +9,64 @@ from torch import Tensor
 from east.lab import models
 from east.lab.settings.sections import Hyper
 
-FUSED = ("cpu", "cuda")  # devices where torch's fused kernel is used: one pass over the weights instead of ten
-BETAS, EPS = (0.9, 0.999), 1e-8
+FORMULA: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
 
 
 class Adam:
-    """Adam, or AdamW if `decoupled`, on the rows of a Stack: torch.optim's formulas with one setting per trial.
+    """Adam, or AdamW if `decoupled`, on the rows of a Stack: torch's fused kernel with the settings of each trial.
 
-    rows: the moments `first` and `second` [P, learned], `steps` [P, 1]. hyper: each trial's lr, weight_decay and clip
-    (largest norm of the gradient; None: no limit).
+    rows: `weights` [P, N], the moments `first` and `second` [P, learned], `steps` [P, 1]. hyper: each trial's lr,
+    weight_decay and clip (largest norm of the gradient; None: no limit). The kernel takes one lr and decay per call,
+    but a step count per tensor. torch.optim calls it too; the Python around it takes longer than a small network's
+    update.
     """
 
     def __init__(self, net: models.Stack, rows: Mapping[str, Tensor], hyper: Sequence[Hyper], decoupled: bool):
-        self.weights, self.gradient, self.decoupled = net.weights[:, : net.learned], net.gradient, decoupled
-        self.first, self.second, self.steps = (rows[name] for name in ("first", "second", "steps"))
-        self.clips = any(h.clip for h in hyper)
-        limits = [[h.lr or 0.0, h.weight_decay or 0.0, h.clip or math.inf] for h in hyper]
-        self.lr, self.decay, self.clip = self.steps.new_tensor(limits).unsqueeze(-1).unbind(1)
-        self.calls = self.fused_calls(hyper) if self.gradient.device.type in FUSED else None
-
-    def fused_calls(self, hyper: Sequence[Hyper]) -> list[tuple[list[list[Tensor]], dict]]:
-        """Arguments of torch's fused kernel: it takes one lr and decay per call, but a step count per row."""
-        shared = {"beta1": BETAS[0], "beta2": BETAS[1], "eps": EPS, "amsgrad": False, "maximize": False}
-        tensors = [t.unbind() for t in (self.weights, self.gradient, self.first, self.second, self.steps.squeeze(1))]
-        rows: dict[tuple[float, float], list[int]] = {}
-        for row, setting in enumerate(zip(self.lr.flatten().tolist(), self.decay.flatten().tolist(), strict=True)):
-            rows.setdefault(setting, []).append(row)
-        return [
-            ([[tensor[row] for row in group] for tensor in tensors], {"lr": lr, "weight_decay": decay, **shared})
-            for (lr, decay), group in rows.items()
-        ]
+        self.net, self.steps, self.clips = net, rows["steps"], [h.clip for h in hyper]
+        self.kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        pieces = [net.pieces(rows[name]) for name in ("weights", "first", "second")]
+        steps = rows["steps"].squeeze(1).unbind()
+        self.trials = [0] * len(pieces[0]) if len(hyper) == 1 else range(len(hyper))  # of every piece
+        # In float32, like the rows.
+        settings = torch.tensor([[h.lr or 0.0, h.weight_decay or 0.0] for h in hyper]).tolist()
+        groups: dict[tuple[float, float], list[int]] = {}
+        for k, p in enumerate(self.trials):
+            groups.setdefault(tuple(settings[p]), []).append(k)
+        self.calls = []
+        for (lr, decay), group in groups.items():
+            chosen = [[tensors[k] for k in group] for tensors in (*pieces, [steps[p] for p in self.trials])]
+            self.calls.append((group, chosen, {"lr": lr, "weight_decay": decay, **FORMULA}))
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the weights by the stack's gradient, which is overwritten."""
-        if self.clips:
-            self.gradient.mul_((self.clip / self.gradient.norm(dim=1, keepdim=True)).clamp_max(1))
+        """Update the weights by the stack's gradients, which clipping overwrites."""
+        for p, limit in enumerate(self.clips):
+            if limit:
+                own = [gradient for trial, gradient in zip(self.trials, self.net.gradients, strict=True) if trial == p]
+                torch._foreach_mul_(own, (limit / torch.nn.utils.get_total_norm(own)).clamp_max(1))
         self.steps += 1
-        if self.calls is None:
-            self.plain_step(self.gradient)
-            return
-        # torch.optim calls the same kernel; the Python around it takes longer than a small network's update.
-        kernel = torch._fused_adamw_ if self.decoupled else torch._fused_adam_
-        for (weights, gradients, first, second, steps), settings in self.calls:
-            kernel(weights, gradients, first, second, [], steps, **settings)
+        for group, (weights, first, second, steps), settings in self.calls:
+            self.kernel(weights, [self.net.gradients[k] for k in group], first, second, [], steps, **settings)
 
-    def plain_step(self, gradient: Tensor) -> None:
-        if self.decoupled:
-            self.weights.mul_(1 - self.lr * self.decay)
-        else:
-            gradient.addcmul_(self.weights, self.decay)
-        # expm1 for 1 - beta^t: plain subtraction loses four digits of float32 in the first steps.
-        first_bias, second_bias = (-torch.expm1(self.steps * math.log(beta)) for beta in BETAS)
-        self.first.lerp_(gradient, 1 - BETAS[0])
-        self.second.mul_(BETAS[1]).addcmul_(gradient, gradient, value=1 - BETAS[1])
-        root = second_bias.sqrt()
-        denominator = torch.sqrt(self.second, out=gradient)
-        denominator.add_(EPS * root).div_(self.lr * root / first_bias)
-        self.weights.addcdiv_(self.first, denominator, value=-1)
+
+class Average:
+    """An exponential moving average of the weights, including batch norm's statistics, over the steps of a stage.
+
+    After t steps the mean m is updated as m <- b m + (1 - b) w with b = min(decay, t / (t + 1)): a plain mean over the
+    first 1 / (1 - decay) steps, so that the initial weights are forgotten at once.
+    rows: `weights` and `mean` [P, N], `mean_steps` [P, 1]. decays: one per trial; None means b = 0, so that the mean
+    is the weights themselves.
+    """
+
+    def __init__(self, net: models.Stack, rows: Mapping[str, Tensor], decays: Sequence[float | None]):
+        self.weights, self.mean, self.steps = rows["weights"], rows["mean"], rows["mean_steps"]
+        self.decay = self.steps.new_tensor([decay or 0.0 for decay in decays])[:, None]
+        self.counters = torch.tensor(net.counters, dtype=torch.long, device=self.mean.device)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Account for one step; the number of batches is not averaged."""
+        self.mean.lerp_(self.weights, 1 - torch.minimum(self.decay, self.steps / (self.steps + 1)))
+        if len(self.counters):
+            self.mean[:, self.counters] = self.weights[:, self.counters]
+        self.steps += 1

@@ -7,40 +7,32 @@ and masks alone or with others, before or after a resume.
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import asdict, dataclass, field, replace
-from itertools import accumulate
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
-import safetensors.torch
 import torch
-from pydantic import TypeAdapter
-from safetensors import safe_open
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from east import losses
-from east.confusion import Confusion
+from east.confusion import Confusion, dtype_of_sums
 from east.decisions import defined
 from east.lab import models
 from east.lab.data.common import Splits
-from east.lab.files import write_atomically
 from east.lab.models.mlp import Dropout, Masks
 from east.lab.settings.sections import Science
-from east.lab.training.annealing import Annealing, Course
-from east.lab.training.averaging import Average
+from east.lab.training import checkpoint
+from east.lab.training.annealing import Annealing
+from east.lab.training.checkpoint import Identity
 from east.lab.training.evaluation import metric_of, validation_metric
 from east.lab.training.objective import build_loss
-from east.lab.training.optimizer import Adam
+from east.lab.training.optimizer import Adam, Average
 from east.lab.training.scores import Best, Stacked
 from east.losses.inputs import two_or_more
-
-CHECKPOINT = "3"  # version of the layout; a checkpoint of another version is not resumed
-COURSES = TypeAdapter(list[Course])
-
-Identity: TypeAlias = tuple[str, int, str]  # key, seed and stage of a trial
 
 
 @dataclass(frozen=True)
@@ -91,16 +83,6 @@ class Outcome:
         return math.inf if self.best.val_loss is None else self.best.val_loss, self.best.tie or 0.0
 
 
-class Validated(NamedTuple):
-    """Weights [alive, N] and what they achieve on validation: loss, 1 - metric, its tie-breaker [alive], decisions."""
-
-    weights: Tensor
-    loss: Tensor
-    metric: Tensor
-    tie: Tensor
-    predicted: Tensor  # [alive, n]
-
-
 class Rows:
     """One part of the data on the device: the rows of all distinct splits.
 
@@ -111,20 +93,16 @@ class Rows:
 
     def __init__(self, members: Sequence[Member], part: str, device: torch.device):
         distinct = {splits.index_hash: getattr(splits, part) for _, splits in members}
-        parts, position = list(distinct.values()), list(distinct)
-        joined = (
-            (lambda values: torch.cat(values).to(device)) if len(parts) > 1 else lambda values: values[0].to(device)
+        parts, of_trial = list(distinct.values()), [list(distinct).index(splits.index_hash) for _, splits in members]
+        joined = torch.cat if len(parts) > 1 else lambda tensors: tensors[0]
+        self.inputs, self.labels = (
+            joined([getattr(p, name) for p in parts]).to(device) for name in ("inputs", "labels")
         )
-        self.inputs, self.labels = joined([p.inputs for p in parts]), joined([p.labels for p in parts])
-        self.weights = None if parts[0].weights is None else joined([p.weights for p in parts])
-        lengths = [len(p) for p in parts]
-        places, inside = torch.arange(max(lengths)), torch.tensor(lengths)[:, None]
-        real = places < inside
-        numbers = places * real + torch.tensor([0, *accumulate(lengths[:-1])])[:, None]
-        of_trial = [position.index(splits.index_hash) for _, splits in members]
-        self.sizes = [lengths[k] for k in of_trial]
-        self.index = numbers[of_trial].to(device)
-        self.kept = None if real.all() else real[of_trial].to(device)
+        self.weights = None if parts[0].weights is None else joined([p.weights for p in parts]).to(device)
+        numbers = pad_sequence(torch.arange(sum(map(len, parts))).split([*map(len, parts)]), True, -1)[of_trial]
+        self.sizes, kept = [len(parts[k]) for k in of_trial], numbers >= 0
+        self.index = torch.where(kept, numbers, numbers[:, :1]).to(device)
+        self.kept = None if kept.all() else kept.to(device)
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs [P, n, ...], labels [P, n, ...] and weights [P, n] of the rows with these numbers [P, n]."""
@@ -158,8 +136,13 @@ class Population:
         self.protocol, self.batch = config.protocol, config.hyper.batch_size or 1
         self.steps = batches_of(min(self.train.sizes), self.batch)
         self.used = rows_used(min(self.train.sizes), self.batch)
-        mixed = self.protocol.precision == "bfloat16" and splits.kind != "table"
-        self.autocast = torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()
+        self.mixed = self.protocol.precision == "bfloat16" and splits.kind != "table"
+        # Rows that are predicted at once: on a CPU what fits its cache, on a GPU all, or as many as fit its memory.
+        few = self.batch if splits.kind == "image" else max(self.batch, 256)
+        self.at_once = few if device.type == "cpu" else max(map(max, (self.val.sizes, self.test.sizes, [1])))
+        # The orders of the next epoch are drawn while a device trains; a CPU has nothing to wait for.
+        self.ahead = None if device.type == "cpu" else ThreadPoolExecutor()
+        self.drawn: dict[tuple[int, int], Future[Tensor]] = {}  # by trial and epoch
 
         self.loss = build_loss(config.loss, splits.classes, splits.train.labels, splits.positive).to(device)
         self.cross_entropy = losses.CrossEntropy()  # for the warm-up, and to break ties
@@ -213,22 +196,24 @@ class Population:
 
     def batches(self) -> Iterator[tuple[Tensor, Tensor, Tensor | None, Masks | None]]:
         """Inputs, labels [alive, n, ...], weights [alive, n] and dropout masks of each step; a function of seeds."""
-        alive = self.alive
-        seeds, epoch = [self.trials[p].seed for p in alive], self.annealing[alive[0]].course.epochs + 1
-        generators = [torch.Generator().manual_seed(stream(seed, "shuffle", epoch)) for seed in seeds]
-        sizes = [self.train.sizes[p] for p in alive]
-        order = torch.stack(
-            [torch.randperm(n, generator=g)[: self.used] for n, g in zip(sizes, generators, strict=True)]
-        )
-        order = self.train.index[self.current].gather(1, order.to(self.device))
-        keys = [stream(seed, "dropout", epoch) for seed in seeds]
+        alive, epoch = self.alive, self.annealing[self.alive[0]].course.epochs + 1
+        drawn = [self.drawn[p, epoch].result() if (p, epoch) in self.drawn else self.shuffled(p, epoch) for p in alive]
+        if self.ahead:
+            self.drawn = {(p, epoch + 1): self.ahead.submit(self.shuffled, p, epoch + 1) for p in alive}
+        order = self.train.index[self.current].gather(1, torch.stack(drawn).to(self.device).long())
+        keys = [stream(self.trials[p].seed, "dropout", epoch) for p in alive]
         if self.net.mlp is None:  # only if needed: seeding is slow where torch finds no accelerator
             torch.manual_seed(keys[0])
         on_device = torch.tensor(keys, device=self.device)
-        for step in range(self.steps):
-            inputs, labels, weights = self.train.at(order[:, step * self.batch : (step + 1) * self.batch])
+        for step, rows in enumerate(order.split(self.batch, dim=1)):
+            inputs, labels, weights = self.train.at(rows)
             masks = self.dropout.masks(on_device, step, inputs.shape[1]) if self.dropout else None
             yield self.prepared(inputs), labels, weights, masks
+
+    def shuffled(self, p: int, epoch: int) -> Tensor:
+        """Which of its rows a trial uses in an epoch, in order. The same on every device, so the CPU draws them."""
+        generator = torch.Generator().manual_seed(stream(self.trials[p].seed, "shuffle", epoch))
+        return torch.randperm(self.train.sizes[p], generator=generator, dtype=torch.int32)[: self.used]
 
     def prepared(self, inputs: Tensor) -> Tensor:
         """Inputs [P, n, ...] as the networks see them; images in the memory layout that is fastest for convolutions."""
@@ -240,56 +225,79 @@ class Population:
     @torch.no_grad()
     def predict(self, data: Rows, trials: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits [alive, n, d], d >= 2, labels and weights [alive, n] of these trials' rows, in float32."""
-        few, index = 256 if self.device.type == "cpu" else 1024, data.index[trials]  # what fits the cache is faster
-        logits = []
-        for part in index.split(self.batch if self.splits.kind == "image" else max(self.batch, few), dim=1):
-            logits.append(self.net(self.prepared(data.at(part)[0])))
-        flat, labels = samples(torch.cat(logits, dim=1), data.labels[index])
+        index = data.index[trials]
+        while True:
+            try:
+                parts = index.split(self.at_once, dim=1)
+                logits = torch.cat([self.net(self.prepared(data.at(part)[0])) for part in parts], dim=1)
+                break
+            except torch.OutOfMemoryError:
+                self.at_once = min(self.at_once, index.shape[1]) // 2
+                if not self.at_once:
+                    raise
+        flat, labels = samples(logits, data.labels[index])
         return two_or_more(flat), labels, data.weights_at(trials)
 
-    def validate(self) -> Validated:
-        """Evaluate the weights, and their running mean if a trial averages them; the better of the two counts."""
-        result = self.validated(self.rows["weights"])
-        if self.average:
-            mean = self.validated(self.rows["mean"])
-            new, old = (mean.metric, result.metric) if self.by_metric else (mean.loss, result.loss)
-            better = ((new < old) | ((new == old) & (mean.tie < result.tie)))[:, None]
-            result = Validated(*(torch.where(better.to(m.device).view(-1, *[1] * (m.ndim - 1)), m, r)
-                                 for m, r in zip(mean, result, strict=True)))  # fmt: skip
-        if isinstance(self.loss, losses.MetricCrossEntropy) and self.loss.source == "validation":
-            self.loss.set_counts(self.counts(result.predicted))
-        return result
+    @torch.no_grad()
+    def validated(self, train_loss: Tensor) -> tuple[Tensor, list[tuple[float, ...]]]:
+        """Weights [alive, N] and their validation loss, 1 - metric, tie-breaker and training loss, trial by trial.
 
-    def validated(self, weights: Tensor) -> Validated:
+        They are the present weights or their running mean, whichever is better. The numbers come to the CPU together:
+        it waits for the device only here.
+        """
+        candidates = [self.rows[name] for name in ("weights", "mean") if name in self.rows]
+        *measured, decisions = map(torch.stack, zip(*map(self.measured, candidates), strict=True))
+        self.net.put(candidates[0])
+        train, losses_of, ties, counts = together_on_cpu(train_loss, *measured)
+        metrics = torch.stack([1 - self.metric(self.confusion(*each)) for each in zip(counts, decisions, strict=True)])
+        values = metrics if self.by_metric else losses_of
+        better = (values[-1] < values[0]) | (
+            (values[-1] == values[0]) & (ties[-1] < ties[0])
+        )  # than the first candidate
+        chosen = better.long(), torch.arange(len(better))
+        if isinstance(self.loss, losses.MetricCrossEntropy) and self.loss.source == "validation":
+            self.loss.set_counts(self.confusion(counts[chosen], decisions[chosen]))
+        numbers = (losses_of[chosen], metrics[chosen], ties[chosen], train)
+        weights = candidates[0]
+        if self.average:
+            weights = torch.where(better.to(self.device)[:, None], candidates[-1], weights)
+        return weights, [*zip(*(tensor.tolist() for tensor in numbers), strict=True)]
+
+    def measured(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Validation loss, tie-breaker [alive] and `counted` decisions of these weights; the decisions [alive, n]."""
         self.net.put(weights)
         logits, labels, row_weights = self.predict(self.val, self.current)
-        self.net.put(self.rows["weights"])
         batch = self.batch if self.protocol.val_reduce == "batch_mean" else None
-        loss = validation_loss(self.loss, logits, labels, batch, row_weights)
-        predicted = logits.argmax(-1)
-        metric = 1 - self.metric(self.counts(predicted))
+        loss, predicted = validation_loss(self.loss, logits, labels, batch, row_weights), logits.argmax(-1)
         tie = self.cross_entropy.per_trial(logits, labels, row_weights) if self.by_metric else torch.zeros_like(loss)
-        return Validated(weights, loss.cpu().double(), metric.double(), tie.cpu().double(), predicted)
+        return loss, tie, counted(predicted, labels, row_weights, len(self.splits.classes)), predicted
 
-    def counts(self, predicted: Tensor) -> Confusion:
-        """Counts of validation decisions [alive, n], on the CPU: they are in float64, which not every device has."""
-        labels, weights = self.val.labels[self.val.index[self.current]].flatten(1), self.val.weights_at(self.current)
-        on_cpu = None if weights is None else weights.cpu()
-        return Confusion.from_predictions(predicted.cpu(), labels.cpu(), len(self.splits.classes), on_cpu)
+    def confusion(self, counted: Tensor, predicted: Tensor) -> Confusion:
+        """Confusion counts on the CPU, in float64, which not every device has. Few metrics need the matrix."""
 
-    def end_epoch(self, train_loss: Tensor, validated: Validated) -> None:
+        def matrix() -> Tensor:
+            labels, weights = self.val.labels[self.val.index[self.current]], self.val.weights_at(self.current)
+            here = (predicted.cpu(), labels.flatten(1).cpu(), len(self.splits.classes))
+            return Confusion.from_predictions(*here, None if weights is None else weights.cpu()).matrix
+
+        right, actual, decided = counted.double().unbind(1)
+        return Confusion(right, actual, decided, matrix)
+
+    def end_epoch(self, train_loss: Tensor) -> None:
         """Let early stopping judge an epoch; keep, restore and drop weights as it decides. train_loss: [alive]."""
-        alive, numbers = self.alive, (validated.loss, validated.metric, validated.tie, train_loss.cpu())
-        verdicts = [
-            self.annealing[p].update(*epoch)
-            for p, *epoch in zip(alive, *(values.tolist() for values in numbers), strict=True)
-        ]
-        rows, weights = self.rows, self.rows["weights"]
+        (validated, numbers), alive, rows, weights = (
+            self.validated(train_loss),
+            self.alive,
+            self.rows,
+            self.rows["weights"],
+        )
+        verdicts = [self.annealing[p].update(*each) for p, each in zip(alive, numbers, strict=True)]
         if improved := [row for row, verdict in enumerate(verdicts) if verdict.improved]:
             index = self.numbers(improved)
-            rows["stage_best"][index] = validated.weights[index]
+            rows["stage_best"][index] = validated[index]
         if kept := [row for row, verdict in enumerate(verdicts) if verdict.kept]:
-            self.result[self.numbers([alive[row] for row in kept])] = rows["stage_best"][self.numbers(kept)]
+            index = self.numbers(kept)
+            self.result[self.current[index]] = rows["stage_best"][index]
         if cooled := [row for row, verdict in enumerate(verdicts) if verdict.cooled]:
             index = self.numbers(cooled)
             weights[index] = rows["stage_best"][index]
@@ -309,57 +317,48 @@ class Population:
     def outcomes(self) -> list[Outcome]:
         """The outcomes of the trials, with the predictions of the weights that they kept."""
         self.net.put(self.result)
-        everyone = self.numbers(range(len(self.trials)))
-        predictions = {
-            part: (*self.predict(data, everyone)[:2], [n * data.labels.shape[1:].numel() for n in data.sizes])
-            for part, data in (("val", self.val), ("test", self.test))
-        }
-        outcomes = []
+        everyone, outcomes = self.numbers(range(len(self.trials))), []
+        parts = [
+            ("val", self.val, *self.predict(self.val, everyone)),
+            ("test", self.test, *self.predict(self.test, everyone)),
+        ]
         for p, (trial, course) in enumerate(zip(self.trials, (a.course for a in self.annealing), strict=True)):
-            error = course.error
-            if error is None and course.best == Best():  # the weights would be the initial ones
-                error = "no epoch was kept: its metric on validation was never a finite number"
+            unkept = "no epoch was kept: its metric on validation was never a finite number"  # only the initial weights
+            error = course.error or (unkept if course.best == Best() else None)
             shared = (course.stopped, course.epochs, course.seconds, course.best, course.history)
             outcomes.append(Outcome(trial, "failed" if error else "done", error, *shared))
-            if not error:
-                for part, (logits, labels, sizes) in predictions.items():
-                    outcomes[p].probabilities[part] = logits[p, : sizes[p]].softmax(-1).cpu().numpy()
-                    outcomes[p].labels[part] = labels[p, : sizes[p]].cpu().numpy()
-                outcomes[p].weights = self.net.state_dict(self.result[p])
+            if error:
+                continue
+            for part, data, logits, labels, _ in parts:
+                n = data.sizes[p] * data.labels.shape[1:].numel()  # a graph has a label for each pair
+                outcomes[p].probabilities[part] = logits[p, :n].softmax(-1).cpu().numpy()
+                outcomes[p].labels[part] = labels[p, :n].cpu().numpy()
+            outcomes[p].weights = self.net.state_dict(self.result[p])
         return outcomes
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors of a checkpoint; `loss` is the state that a loss carries from step to step, if it has any."""
         stateful = type(self.loss).get_extra_state is not nn.Module.get_extra_state
-        state = {"loss": self.loss.get_extra_state().detach().contiguous()} if stateful else {}
-        return self.rows | {"result": self.result} | state
+        state = {"loss": self.loss.get_extra_state().detach()} if stateful else {}
+        rows = {name: self.net.ordered(tensor) for name, tensor in (self.rows | {"result": self.result}).items()}
+        return {name: tensor.cpu().contiguous() for name, tensor in (rows | state).items()}
 
     def save(self, file: Path) -> None:
         """Write a checkpoint. If this is interrupted, the previous one stays intact."""
-        tensors, state = self.tensors(), json.dumps([asdict(annealing.course) for annealing in self.annealing])
-        file.parent.mkdir(parents=True, exist_ok=True)
-        about = {"format": CHECKPOINT, "state": state, "digest": digest(state, tensors)}
-        about["trials"] = json.dumps([trial.identity for trial in self.trials])
-        content = safetensors.torch.save(tensors, metadata=about)
-        write_atomically(file, lambda stream: stream.write(content))
+        courses = [annealing.course for annealing in self.annealing]
+        checkpoint.write(file, self.tensors(), courses, [trial.identity for trial in self.trials])
 
     def load(self, file: Path) -> None:
         """Resume from a checkpoint; ValueError or SafetensorError if it is damaged or has another layout."""
-        with safe_open(file, framework="pt", device=str(self.device)) as stored:
-            about = stored.metadata() or {}
-            if about.get("format") != CHECKPOINT:
-                raise ValueError("it was written by another version")
-            # Copied, because the last digits of a product depend on the memory alignment of its factors.
-            tensors = {name: stored.get_tensor(name).clone() for name in stored.keys()}  # noqa: SIM118 (not a dict)
-        if about.get("digest") != digest(about.get("state", ""), tensors):
-            raise ValueError("its content has changed since it was written")
-        courses = COURSES.validate_python(json.loads(about["state"]))
+        tensors, courses = checkpoint.read(file, self.device)
         for annealing, course in zip(self.annealing, courses, strict=True):
             annealing.course = course
         if "loss" in tensors:
-            self.loss.set_extra_state(tensors.pop("loss"))
-        self.result = tensors.pop("result")
-        self.put(tensors)
+            self.loss.set_extra_state(tensors.pop("loss").clone())
+        # Copied, because the last digits of a product depend on the memory alignment of its factors.
+        rows = {name: self.net.arranged(tensor) for name, tensor in tensors.items()}
+        self.result = rows.pop("result")
+        self.put(rows)
 
 
 def batches_of(rows: int, batch: int) -> int:
@@ -367,9 +366,7 @@ def batches_of(rows: int, batch: int) -> int:
 
     A remainder of one row is left out: batch norm cannot normalise it.
     """
-    if rows >= 2 * batch:
-        return rows // batch
-    return max(1, math.ceil(rows / batch) - (rows % batch == 1))
+    return rows // batch if rows >= 2 * batch else max(1, math.ceil(rows / batch) - (rows % batch == 1))
 
 
 def rows_used(rows: int, batch: int) -> int:
@@ -393,20 +390,30 @@ def validation_loss(
     return torch.stack([loss.per_trial(*part) for part in zip(*parts, strict=True)]).mean(0)
 
 
-def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
-    """A hash of everything in a checkpoint: a bit that flips on disk must not become a result."""
-    state = hashlib.blake2b(text.encode(), digest_size=16)
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        state.update(f"{name} {tensor.dtype} {list(tensor.shape)}".encode())
-        state.update(tensor.flatten().view(torch.uint8).numpy().data)
-    return state.hexdigest()
+def counted(predicted: Tensor, labels: Tensor, weights: Tensor | None, classes: int) -> Tensor:
+    """Right, actual and predicted samples of every class [P, 3, d], of decisions and labels [P, n]; summed as integers.
+
+    With weights [P, n] they are summed as the most precise numbers that the device has.
+    """
+    amounts = torch.ones_like(labels, dtype=torch.int32) if weights is None else weights.to(dtype_of_sums(weights))
+    counts = amounts.new_zeros(len(labels), 3, classes)
+    right = (predicted == labels) * amounts
+    for k, (of_class, added) in enumerate(((labels, right), (labels, amounts), (predicted, amounts))):
+        counts[:, k].scatter_add_(1, of_class, added)
+    return counts
+
+
+def together_on_cpu(*tensors: Tensor) -> list[Tensor]:
+    """The tensors on the CPU, brought there as one: it waits for the device at each transfer."""
+    brought = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors]).cpu()
+    parts = brought.split([tensor.nbytes for tensor in tensors])
+    return [p.clone().view(t.dtype).view(t.shape) for p, t in zip(parts, tensors, strict=True)]
 
 
 def stream(seed: int, purpose: str, epoch: int = 0) -> int:
     """The seed, below 2^63, of one of a trial's random streams."""
-    digest = hashlib.blake2b(f"{seed} {purpose} {epoch}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    name = f"{seed} {purpose} {epoch}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
 
 
 def initial(trial: Trial, splits: Splits) -> nn.Module:
@@ -415,15 +422,6 @@ def initial(trial: Trial, splits: Splits) -> nn.Module:
         torch.manual_seed(stream(trial.seed, "init"))
         config, shape = trial.config, splits.train.inputs.shape[1:]
         return models.build(config.model, shape, len(splits.classes), config.hyper.dropout or 0.0)
-
-
-def trials_in(file: Path) -> set[Identity]:
-    """The trials of a checkpoint; none if it does not say, or cannot be read."""
-    try:
-        with safe_open(file, framework="pt") as stored:
-            return {(key, seed, stage) for key, seed, stage in json.loads(stored.metadata()["trials"])}
-    except Exception:  # a damaged file can raise nearly anything
-        return set()
 
 
 def identity(members: Sequence[Member]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from east.choices import install_hint
 from east.lab import bars
-from east.lab.files import temporary_name
+from east.lab.files import write_text
 from east.lab.training.population import Population, Trial
 
 HEARTBEAT = 2.0  # seconds between progress reports from a worker to its parent
@@ -28,19 +28,14 @@ class Epoch:
 
     @classmethod
     def of(cls, population: Population, epoch: float) -> "Epoch":
-        annealing = population.annealing
-        temperatures = [annealing[p].temperature for p in population.alive]
-        best = [
-            m for a in annealing for m in (a.course.best.val_metric, a.course.stage_best.val_metric) if m is not None
-        ]
-        return cls(
-            epoch,
-            max(a.max_epochs for a in annealing),
-            len(temperatures),
-            len(annealing),
-            1 - min(best) if best else None,
-            max((T for T in temperatures if T is not None), default=None),
-        )
+        courses = [annealing.course for annealing in population.annealing]
+        metrics = [best.val_metric for course in courses for best in (course.best, course.stage_best)]
+        found = [metric for metric in metrics if metric is not None]
+        training = [annealing for annealing in population.annealing if annealing.course.stopped is None]
+        temperatures = [annealing.temperature for annealing in training if annealing.temperature is not None]
+        longest = max(annealing.max_epochs for annealing in population.annealing)
+        best = 1 - min(found) if found else None
+        return cls(epoch, longest, len(training), len(courses), best, max(temperatures, default=None))
 
     def describe(self) -> str:
         """Temperature, best validation score, and how many trials are still training."""
@@ -52,10 +47,7 @@ class Epoch:
     def write(self, file: Path) -> None:
         """Write it for `read`; if that fails, training goes on without being seen."""
         with suppress(OSError):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = temporary_name(file)
-            temporary.write_text(json.dumps(asdict(self)), encoding="utf-8")
-            temporary.replace(file)
+            write_text(file, json.dumps(asdict(self)))
 
     @classmethod
     def read(cls, file: Path) -> "Epoch | None":
@@ -72,26 +64,25 @@ def reporting(population: Population, output: bool | Path) -> Iterator[Callable[
     output: True shows a bar, False nothing; a file is rewritten every few seconds, for the command that waits for this
     worker, and deleted in the end.
     """
-    epoch, written = float(max(annealing.course.epochs for annealing in population.annealing)), time.monotonic()
+    epoch, due = float(max(annealing.course.epochs for annealing in population.annealing)), 0.0
 
     def step_done() -> None:
-        nonlocal epoch, written
+        nonlocal epoch, due
         epoch += 1 / population.steps
-        if isinstance(output, Path) and time.monotonic() - written > HEARTBEAT:
+        if isinstance(output, Path) and time.monotonic() >= due:
             Epoch.of(population, epoch).write(output)
-            written = time.monotonic()
+            due = time.monotonic() + HEARTBEAT
 
     def describe() -> str:
         shown.n = round(epoch, 1)
         return Epoch.of(population, epoch).describe()
 
-    with ExitStack() as resources:
-        now = Epoch.of(population, epoch)
+    with ExitStack() as opened:
         if isinstance(output, Path):
-            now.write(output)
-            resources.callback(output.unlink, missing_ok=True)
+            opened.callback(output.unlink, missing_ok=True)
         elif output:
-            shown = resources.enter_context(bars.bar("epochs", now.max_epochs, "epoch", describe))
+            total = max(annealing.max_epochs for annealing in population.annealing)
+            shown = opened.enter_context(bars.bar("epochs", total, "epoch", describe))
         yield step_done
 
 
@@ -100,25 +91,23 @@ def tensorboard_writers(
     trials: Sequence[Trial], folder: Path | None
 ) -> Iterator[Callable[[int, Mapping[str, list]], None]]:
     """A function that logs the last epoch of a trial's history, given its number; it does nothing without a folder."""
-    writers = []
     if folder is not None:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
             raise ValueError(f"tensorboard is not installed: {install_hint('tensorboard')}") from error
-        for trial in trials:
-            config = trial.config
-            hyper = "-".join(f"{name}{value}" for name, value in config.hyper.to_json().items() if value is not None)
-            name = f"{config.dataset.name}-{config.loss.name}-{hyper}-{config.key}-seed{trial.seed}"
-            writers.append(SummaryWriter(str(Path(folder) / name)))
 
-    def log(p: int, history: Mapping[str, list]) -> None:
-        for name, values in history.items() if writers else ():
-            if name != "epoch" and values[-1] is not None:
-                writers[p].add_scalar(name, values[-1], history["epoch"][-1])
+    def name(trial: Trial) -> str:
+        config = trial.config
+        hyper = "-".join(f"{name}{value}" for name, value in config.hyper.to_json().items() if value is not None)
+        return f"{config.dataset.name}-{config.loss.name}-{hyper}-{config.key}-seed{trial.seed}"
 
-    try:
+    with ExitStack() as opened:
+        writers = [opened.enter_context(SummaryWriter(str(folder / name(trial)))) for trial in trials if folder]
+
+        def log(p: int, history: Mapping[str, list]) -> None:
+            for name, values in history.items() if writers else ():
+                if name != "epoch" and values[-1] is not None:
+                    writers[p].add_scalar(name, values[-1], history["epoch"][-1])
+
         yield log
-    finally:
-        for writer in writers:
-            writer.close()

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from east.choices import import_by_path
 from east.lab import models
-from east.lab.data.common import Data, Graphs, Images, Splits, Table, split
+from east.lab.data.common import Data, Kind, Part, Splits
 from east.lab.settings.sections import Science
-from east.lab.training.engine import population_size, training_steps
+from east.lab.training.engine import losses_of, population_size, training_steps
 from east.lab.training.population import Population, Trial, batches_of
 
 STEPS = 3
@@ -38,27 +38,24 @@ class Size:
     rows: int
     shape: tuple[int, ...]
     classes: int
-    kind: str = "table"
+    kind: Kind = "table"
 
     @classmethod
     def of(cls, data: Data, rows: int) -> "Size":
         """The size of data with `rows` training rows."""
         return cls(rows, tuple(data.inputs.shape[1:]), len(data.classes), data.kind)
 
-    def stand_in(self, rows: int) -> Data:
-        """Made-up data of the same shape."""
-        generator = torch.Generator().manual_seed(0)
-        labels = torch.arange(rows) % self.classes
-        about: dict[str, Any] = {"classes": tuple(map(str, range(self.classes))), "name": "timing"}
-        about["positive"] = 1 if self.classes == 2 else None
+    def stand_in(self, rows: int) -> Splits:
+        """Made-up data of the same shape, whose three parts are the same rows."""
+        generator, labels = torch.Generator().manual_seed(0), torch.arange(rows) % self.classes
+        inputs = torch.randn(rows, *self.shape, generator=generator)
         if self.kind == "image":
-            pixels = torch.randint(256, (rows, *self.shape), generator=generator, dtype=torch.uint8)
-            return Images(pixels=pixels, labels=labels, **about)
-        values = torch.randn(rows, *self.shape, generator=generator)
+            inputs = inputs.abs().to(torch.uint8)
         if self.kind == "graph":
-            pairs = self.shape[0] * (self.shape[0] - 1) // 2
-            return Graphs(nodes=values, labels=labels[:, None].repeat(1, pairs), **about)
-        return Table(features=values, labels=labels, **about)
+            labels = labels[:, None].repeat(1, self.shape[0] * (self.shape[0] - 1) // 2)
+        part, classes = Part(inputs, labels, torch.arange(rows)), tuple(map(str, range(self.classes)))
+        positive, scale = 1 if self.classes == 2 else None, (torch.zeros(3), torch.ones(3))
+        return Splits(part, part, part, classes, "timing", positive, "", "", *scale, self.kind)
 
 
 def trial_seconds(config: Science, size: Size, epochs: float, device: torch.device) -> float:
@@ -133,25 +130,21 @@ def step_seconds(config: Science, size: Size, device: torch.device) -> float:
 
 def without_class_names(options: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a loss without names of classes, which made-up rows do not have; its steps take as long."""
-    plain = dict(options)
-    if isinstance(plain.get("beta"), Mapping):
-        plain["beta"] = 1.0
-    if isinstance(plain.get("positive"), str):
-        plain["positive"] = 0
-    if plain.get("parameters"):
-        plain["parameters"] = without_class_names(plain["parameters"])
-    return plain
+    nested = options.get("parameters")
+    named = {"beta": 1.0} if isinstance(options.get("beta"), Mapping) else {}
+    named |= {"positive": 0} if isinstance(options.get("positive"), str) else {}
+    return {**options, **named, **({"parameters": without_class_names(nested)} if nested else {})}
 
 
 def measured(config: Science, size: Size, device: torch.device, together: int) -> float:
     """Seconds per trial of the fastest of a few steps of `together` stacked trials on made-up rows."""
     batch = config.hyper.batch_size or 1
-    splits = split(size.stand_in(2 * max(batch, 2 * size.classes, 6)), fractions=(0.5, 0.25, 0.25))
+    splits = size.stand_in(max(batch, 2 * size.classes, 6))
     population = Population([(Trial(config, seed), splits) for seed in range(together)], device)
     seconds: list[float] = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         started = time.perf_counter()
-        for _ in islice(chain.from_iterable(training_steps(population, population.net) for _ in count()), STEPS + 1):
+        for _ in islice(chain.from_iterable(training_steps(population, losses_of) for _ in count()), STEPS + 1):
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             seconds.append(time.perf_counter() - started)
