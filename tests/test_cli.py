@@ -1,4 +1,4 @@
-"""east-run as users see it: help, exit codes, messages, sweeps."""
+"""east-run as users see it: help, tasks, sweeps. Mistakes and their exit codes are in test_messages.py."""
 
 import json
 import re
@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,39 +16,56 @@ from east.lab import cli
 from east.lab.data import DataError, load
 from east.lab.experiment import records
 from east.lab.reporting import tables
+from east.lab.settings.settings import Settings
 from east.lab.tasks import plan
 from east.lab.tasks import reproduce as task_reproduce
 from east.lab.tasks import run as task_run
 from tests.commands import TINY, environment, record_files
+from tests.conftest import EastRun
+
+pytestmark = pytest.mark.usefixtures("no_figures")
 
 
-def test_help_names_tasks_groups_and_examples(capsys):
-    assert cli.run(["--help"]) == 0
-    text = capsys.readouterr().out
+@pytest.fixture
+def out(east_run: EastRun) -> Callable[..., str]:
+    """Run a command that must succeed; return what it prints."""
+
+    def run(*words: str) -> str:
+        answer = east_run(*words)
+        assert answer.code == 0, answer.err
+        return answer.out
+
+    return run
+
+
+def test_help_names_tasks_groups_and_examples(out):
+    text = out("--help")
     for group, names in groups().items():
         assert re.search(rf"^  {group} +{next(iter(names))}", text, re.MULTILINE)
         assert all(name in text for name in names)
-    assert all(re.search(rf"\b{task}\b", text) for task in cli.TASKS)
+    assert all(re.search(rf"^  {task} +\w", text, re.MULTILINE) for task in cli.TASKS)
     assert text.count("\n  east-run") == 5
     assert max(map(len, text.splitlines())) <= 120
+    assert re.fullmatch(r"east \d+\.\d+\.\d+\n", out("--version"))
+
+
+def test_every_setting_is_read_by_a_task_and_explained_in_its_help(out):
+    everywhere = {"task", "results_dir", "config_dir", "debug", "fixed", "keep_probabilities"}
+    read = {name for task in cli.TASKS.values() for name in task.reads}
+    assert read - {"datasets", "losses"} == Settings.model_fields.keys() - everywhere
+    for name, task in cli.TASKS.items():
+        shown = re.findall(r'^"?(\w+)"?:', out(f"task={name}", "--help").partition("\n")[2], re.MULTILINE)
+        assert {*shown} == {*task.reads}, name
 
 
 def test_help_is_quick_and_light():
-    """No torch, pandas, scikit-learn or Hydra is imported, and it takes less than a second of CPU time."""
+    """No torch, pandas, scikit-learn or Hydra is imported, and it takes less than half a second."""
     answer = subprocess.run([sys.executable, "-X", "importtime", "-m", "east.lab.cli", "--help"], capture_output=True,
                             text=True, env=environment(), check=True)  # fmt: skip
-    imported = {line.rpartition("|")[2].strip().split(".")[0] for line in answer.stderr.splitlines()}
-    assert "east" in imported
-    assert not imported & {"torch", "pandas", "sklearn", "numpy", "hydra", "matplotlib"}
-    cumulative = [
-        int(line.split("|")[1]) for line in answer.stderr.splitlines() if re.search(r"\| +\d+ \| +east", line)
-    ]
-    assert max(cumulative) < 500_000
-
-
-def test_version(capsys):
-    assert cli.run(["--version"]) == 0
-    assert re.fullmatch(r"east \d+\.\d+\.\d+\n", capsys.readouterr().out)
+    lines = re.findall(r"\| +(\d+) \| +(\w+)", answer.stderr)
+    assert "east" in {name for _, name in lines}
+    assert not {name for _, name in lines} & {"torch", "pandas", "sklearn", "numpy", "hydra", "matplotlib"}
+    assert max(int(microseconds) for microseconds, name in lines if name == "east") < 500_000
 
 
 def test_debug_shows_the_traceback(east_run):
@@ -56,71 +74,59 @@ def test_debug_shows_the_traceback(east_run):
 
 
 @pytest.mark.parametrize("folder", ["Bob's files", "a,b", "back\\slash", "[x]"])
-def test_your_own_configs_may_be_in_any_folder(folder, tmp_path, east_run):
-    (tmp_path / folder / "loss").mkdir(parents=True)
-    (tmp_path / folder / "loss" / "mine.yaml").write_text("{name: mine, _target_: east.losses.Dice}")
-    answer = east_run("--config-dir", str(tmp_path / folder), "loss=mine", "--cfg", "job", "-p", "loss._target_")
-    assert (answer.code, answer.err) == (0, "")
-    assert "east.losses.Dice" in answer.out
-    assert "mine" in east_run("--config-dir", str(tmp_path / folder), "--help").out
+def test_your_own_configs_may_be_in_any_folder(folder, tmp_path, out):
+    own = tmp_path / folder / "loss" / "mine.yaml"
+    own.parent.mkdir(parents=True)
+    own.write_text("{name: mine, _target_: east.losses.Dice}")
+    assert "Dice" in out("--config-dir", f"{tmp_path / folder}", "loss=mine", "--cfg", "job", "-p", "loss._target_")
+    assert "mine" in out("--config-dir", f"{tmp_path / folder}", "--help")
 
 
-def test_the_config_of_your_own_metric_is_shown(tmp_path, monkeypatch, east_run):
+def test_the_config_of_your_own_metric_is_shown(tmp_path, monkeypatch, out):
     """Its parameters are known from the file in the working directory."""
     (tmp_path / "shown_metric.py").write_text("def hits(c, share=1.0):\n    return share * c.diagonal.sum(-1)\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    answer = east_run("loss=metric", "loss.metric=shown_metric.hits", "loss.share=0.5", "--cfg", "job", "-p", "loss")
-    assert "share: 0.5" in answer.out
+    assert "share: 0.5" in out("loss=metric", "loss.metric=shown_metric.hits", "loss.share=0.5", "--cfg", "job")
 
 
-def test_train_announces_and_plans_one_trial_without_a_search(east_run):
-    answer = east_run("task=train", *TINY, "preset=budget", "dry_run=true")
-    assert "digits: f1 | protocol=east preset=budget search=none" in answer.out
-    assert re.search(r"digits f1 +none +0 of 1", answer.out)
-    for word in ("search=grid", "trials=7", "search.factor=2"):
-        answer = east_run("task=train", *TINY, word)
-        assert answer.code == cli.BAD_CONFIG
-        assert f"{word}: task=train trains one trial without a search" in answer.err
+def test_train_announces_and_plans_one_trial_without_a_search(out):
+    text = out("task=train", *TINY, "preset=budget", "dry_run=true")
+    assert "digits: f1 | protocol=east preset=budget search=none" in text
+    assert re.search(r"digits f1 +none +0 of 1", text)
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_a_run_reuses_trained_trials_and_prints_the_same_again(tmp_path, capsys):
-    results = f"results_dir={tmp_path}"
-    assert cli.run(["task=train", "seed=1", *TINY, results]) == 0
-    assert re.search(r"^digits f1: 2 epochs, max_epochs; .*seed-1.json$", capsys.readouterr().out, re.MULTILINE)
-    assert [path.name for path in record_files(tmp_path)] == ["seed-1.json"]
-    assert cli.run([*TINY, results, "dry_run=true"]) == 0
-    assert re.search(r"digits f1 +none +1 of 2", capsys.readouterr().out)
-    assert cli.run([*TINY, results]) == 0
-    printed = capsys.readouterr().out
+def test_a_run_reuses_trained_trials_and_prints_the_same_again(tmp_path, out, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (file,) = re.findall(
+        r"^digits f1: 2 epochs, max_epochs; (.*)$", out("task=train", "seed=1", *TINY, "results_dir=here"), re.M
+    )
+    assert [str(path) for path in record_files(Path("here"))] == [file]
+    assert re.search(r"digits f1 +none +1 of 2", out(*TINY, "results_dir=here", "dry_run=true"))
+    printed = out(*TINY, "results_dir=here")
     assert re.search(r"^digits f1 +2 +0\.\d{3} ± 0\.\d{3} ", printed, re.MULTILINE)
     before = record_files(tmp_path)
     assert [path.name for path in before] == ["seed-0.json", "seed-1.json"]
-    assert cli.run([*TINY, results]) == 0
-    assert capsys.readouterr().out == printed
+    assert out(*TINY, "results_dir=here") == printed
     assert record_files(tmp_path) == before
 
 
-def test_a_read_only_results_folder_can_still_be_printed(tmp_path, tiny_results, monkeypatch, capsys):
+def test_a_read_only_results_folder_can_still_be_printed(tmp_path, tiny_results, monkeypatch, east_run):
     """Existing results are printed, with a one-line warning instead of written files."""
     shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
     run, table = [*TINY, "dataset.limit=null"], ["task=table", "table=grid", "preset=quick"]
-    commands = [[*command, f"results_dir={tmp_path}"] for command in (run, table)]
-    printed = [(cli.run(command), capsys.readouterr().out)[1] for command in commands]
+    before = [east_run(*run), east_run(*table)]
     shutil.rmtree(tmp_path / "tables")
-    shutil.rmtree(tmp_path / "figures")
 
     def mkdir(self, *_, **__):
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    for command, before in zip(commands, printed, strict=True):
-        assert cli.run(command) == 0
-        told = capsys.readouterr()
-        missing = [line.split()[0] for line in before.splitlines() if line not in told.out]
-        assert missing == ([] if command is commands[0] else ["written"])
-    assert re.fullmatch(r"warning: not written: .*Permission denied.*\n", told.err)
+    assert east_run(*run) == before[0]
+    answer = east_run(*table)
+    assert answer.code == 0
+    assert [line.split()[0] for line in before[1].out.splitlines() if line not in answer.out] == ["written"]
+    assert re.fullmatch(r"warning: not written: .*Permission denied.*\n", answer.err)
 
 
 def test_a_command_without_arguments_is_the_quickstart(monkeypatch):
@@ -133,72 +139,56 @@ def test_a_command_without_arguments_is_the_quickstart(monkeypatch):
     assert seen == [cli.QUICKSTART, {**cli.QUICKSTART, "device": "cpu"}, {"dataset": "digits"}]
 
 
-def test_the_whole_config_can_be_shown(capsys):
-    assert cli.run(["--cfg", "job", "loss=ce", "dataset=adult"]) == 0
-    shown = capsys.readouterr().out
-    assert "lr: 0.001" in shown
-    assert "name: mlp" in shown
-
-
 def test_shells_complete_names(monkeypatch, capsys):
     monkeypatch.setenv("COMP_LINE", "east-run loss=btg_f")
     monkeypatch.setattr(sys, "argv", ["east-run"])
-    assert cli.run(["-sc", "query=bash"]) == 0
-    assert capsys.readouterr().out.split() == ["loss=btg_f1", "loss=btg_f2", "loss=btg_f3"]
-    assert cli.run(["-sc", "install=bash"]) == 0
-    assert "complete -o nospace" in capsys.readouterr().out
+    for query, expected in (("query", "loss=btg_f1 loss=btg_f2 loss=btg_f3"), ("install", "complete -o nospace")):
+        assert cli.run(["-sc", f"{query}=bash"]) == 0
+        assert expected in " ".join(capsys.readouterr().out.split())
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_a_sweep_writes_only_below_results_dir(tmp_path, monkeypatch, east_run):
+def test_a_sweep_writes_only_below_results_dir_and_ends_with_one_table(tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
-    answer = east_run("-m", "loss=f1,ce", *TINY, "trials=1", "results_dir=out")
-    assert answer.code == 0, answer.err
+    text = out("-m", "loss=f1,ce", *TINY, "trials=1", "results_dir=out")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert [path.name for path in tmp_path.glob("out/sweeps/*")] == ["multirun.yaml"], "no folder for each job"
     assert {path.parts[-3] for path in record_files(tmp_path)} == {"f1", "ce"}
-    assert re.findall(r"^# (loss=\w+)", answer.out, re.MULTILINE) == ["loss=f1", "loss=ce"]
-    assert "yes=" not in answer.out, "nobody typed it"
-    assert re.findall(r"^digits (\w+) +1 ", answer.out, re.MULTILINE) == ["f1", "ce", "f1", "ce"], (
-        "one table at the end"
-    )
+    assert re.findall(r"^# (loss=\w+)", text, re.MULTILINE) == ["loss=f1", "loss=ce"]
+    assert "yes=" not in text, "nobody typed it"
+    assert re.findall(r"^digits (\w+) +1 ", text, re.MULTILINE) == ["f1", "ce", "f1", "ce"]
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_an_optimising_sweeper_gets_the_validation_score(tmp_path, east_run):
+def test_an_optimising_sweeper_gets_the_validation_score(tmp_path, out):
     pytest.importorskip("optuna", reason="the extra optuna is not installed")
     search = ["hydra/sweeper=optuna", "hydra.sweeper.n_trials=3", "hyper.lr=interval(0.001,0.1)"]
-    answer = east_run("-m", *search, *TINY, "loss=ce", "trials=2")
-    assert answer.code == 0, answer.err
-    assert re.search(r"best_params:\n  hyper.lr: 0\.\d+\nbest_value: 0\.\d+", answer.out)
+    text = out("-m", *search, *TINY, "loss=ce", "trials=2")
+    assert re.search(r"best_params:\n  hyper.lr: 0\.\d+\nbest_value: 0\.\d+", text)
     scores = defaultdict(list)
     for record in records.scan(tmp_path):
         scores[record.config.hyper.lr].append(1 - record.best.val_metric)
     best = max(sum(values) / 2 for values in scores.values())
-    assert float(answer.out.split()[-1]) == pytest.approx(best)
+    assert float(text.split()[-1]) == pytest.approx(best)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("launcher", ["joblib", "submitit_local"])
-def test_a_launcher_trains_the_jobs_and_one_table_shows_them(launcher, east_run):
+def test_a_launcher_trains_the_jobs_and_one_table_shows_them(launcher, out):
     pytest.importorskip(f"hydra_plugins.hydra_{launcher.partition('_')[0]}_launcher", reason="it is not installed")
-    answer = east_run("-m", "loss=f1,ce", f"hydra/launcher={launcher}", *TINY, "trials=1")
-    assert answer.code == 0, answer.err
-    assert re.search(r"^digits f1 +1 .*\ndigits ce +1 ", answer.out, re.MULTILINE)
+    text = out("-m", "loss=f1,ce", f"hydra/launcher={launcher}", *TINY, "trials=1")
+    assert re.search(r"^digits f1 +1 .*\ndigits ce +1 ", text, re.MULTILINE)
 
 
-def test_a_sweep_leaves_paths_unchanged(tmp_path, monkeypatch, capsys):
+def test_a_sweep_leaves_paths_unchanged(tmp_path, monkeypatch, out):
     seen = []
     monkeypatch.setattr(task_run, "main", lambda _, settings: seen.append(settings) or 0)
-    monkeypatch.setattr(sys, "argv", ["east-run"])
     monkeypatch.setattr(cli, "confirmed", lambda jobs: [])  # there is no such file
     odd = ["dataset=csv", "dataset.path=daten (1).csv", "dataset.target=été", f"results_dir={tmp_path / 'é'}"]
-    assert cli.run(["-m", "loss=f1,ce", *odd]) == 0
+    out("-m", "loss=f1,ce", *odd)
     assert {(one.dataset.options["path"], one.dataset.options["target"]) for one in seen} == {("daten (1).csv", "été")}
     assert [one.loss.name for one in seen] == ["f1", "ce"]
 
 
-def test_a_failed_job_of_a_sweep_does_not_stop_the_others(tmp_path, monkeypatch, capsys):
+def test_a_failed_job_of_a_sweep_does_not_stop_the_others(monkeypatch, east_run):
     def task(command, *_):
         if command.get("loss") == "ce":
             raise RuntimeError("no luck")
@@ -206,47 +196,46 @@ def test_a_failed_job_of_a_sweep_does_not_stop_the_others(tmp_path, monkeypatch,
         return 0
 
     monkeypatch.setattr(task_run, "main", task)
-    monkeypatch.setattr(sys, "argv", ["east-run"])
-    assert cli.run(["-m", "loss=f1,ce,mcc", f"results_dir={tmp_path}"]) == 1
-    told = capsys.readouterr()
-    assert re.findall("done .*", told.out) == ["done f1", "done mcc"]
-    assert "RuntimeError: no luck" in told.err
+    answer = east_run("-m", "loss=f1,ce,mcc", "dataset=digits", "preset=quick")
+    assert answer.code == 1
+    assert re.findall("done .*", answer.out) == ["done f1", "done mcc"]
+    assert "RuntimeError: no luck" in answer.err
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_table_records_and_data_print(tmp_path, tiny_results, capsys):
+@pytest.mark.parametrize(
+    "words, expected",
+    [
+        (["task=table", "table=grid", "preset=quick"], "digits"),
+        (["task=table", "table=grid", "preset=quick", "format=json"], '"digits"'),
+        (["task=records"], "digits.jsonl  2 records"),
+        (["task=data", "dataset=digits"], "1,797"),
+        (["task=data", "dataset=digits", "split.seed=trial"], "the sizes are those of split.seed=0"),
+        (["task=data", "dataset=all"], "mammography"),
+        (["task=reproduce", "table=quickstart", "preset=quick", "dry_run=true"], "3 runs to do"),
+        (["task=reproduce", "table=btg_1", "losses=wmw", "dry_run=true"], "btg_1: 4 runs to do"),
+        (["task=reproduce", "table=all", "datasets=cifar10_frog", "dry_run=true"], "all: 3 runs to do"),
+    ],
+)
+def test_a_task_prints(words, expected, tmp_path, tiny_results, monkeypatch, out):
     shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
-    assert cli.run(["task=table", "table=grid", "preset=quick", f"results_dir={tmp_path}"]) == 0
-    assert "digits" in capsys.readouterr().out
-    assert cli.run(["task=table", "table=grid", "preset=quick", "format=json", f"results_dir={tmp_path}"]) == 0
-    assert json.loads(capsys.readouterr().out)
-    assert cli.run(["task=records", f"results_dir={tmp_path}"]) == 0
-    assert "digits.jsonl  2 records" in capsys.readouterr().out
-    assert cli.run(["task=data", "dataset=digits"]) == 0
-    assert "1,797" in capsys.readouterr().out
-    assert cli.run(["task=data", "dataset=digits", "split.seed=trial"]) == 0
-    assert "the sizes are those of split.seed=0" in capsys.readouterr().out
-    assert cli.run(["task=data", "dataset=all"]) == 0
-    assert "mammography" in capsys.readouterr().out
-    assert (
-        cli.run(["task=reproduce", "table=quickstart", "preset=quick", "dry_run=true", f"results_dir={tmp_path}"]) == 0
-    )
-    assert "3 runs to do" in capsys.readouterr().out
+    monkeypatch.setattr(plan, "made", lambda *_, **__: plan.Plan([], None, None))  # neither data nor time
+    text = out(*words)
+    assert expected in text
+    if "format=json" in words:
+        assert json.loads(text)
 
 
-def test_reproduce_runs_the_requested_part_of_a_table(tmp_path, capsys):
+def test_reproduce_runs_the_requested_part_of_a_table(out):
     for name in ("mammography", "adult"):
         try:
             load(name, limit=100)
         except DataError as error:
             pytest.skip(str(error).splitlines()[0])
-    table = ["task=reproduce", "table=east_v2_1", "preset=quick", "dry_run=true", f"results_dir={tmp_path}"]
-    assert cli.run([*table, "datasets=[mammography]", "losses=[f1,ce]"]) == 0
-    told = capsys.readouterr().out
-    assert "east_v2_1: 2 runs to do" in told
-    assert "mammography ce" in told
-    assert cli.run([*table, "dataset=adult", "loss=mcc"]) == 0
-    assert "east_v2_1: 1 run to do" in capsys.readouterr().out
+    table = ["task=reproduce", "table=east_v2_1", "preset=quick", "dry_run=true"]
+    text = out(*table, "datasets=[mammography]", "losses=[f1,ce]")
+    assert "east_v2_1: 2 runs to do" in text
+    assert "mammography ce" in text
+    assert "east_v2_1: 1 run to do" in out(*table, "dataset=adult", "loss=mcc")
 
 
 @pytest.mark.parametrize(
@@ -266,37 +255,20 @@ def test_reproduce_refuses_what_its_table_does_not_have(words, message, east_run
     assert message in answer.err
 
 
-@pytest.fixture
-def no_plan(monkeypatch):
-    """Neither data nor a schedule are needed."""
-    monkeypatch.setattr(plan, "made", lambda *_, **__: plan.Plan([], None, None))
-
-
-@pytest.mark.usefixtures("no_plan")
 @pytest.mark.parametrize("table", ["quickstart", "all"])
-def test_reproduce_takes_the_default_preset_by_its_name(table, east_run):
-    told = [east_run("task=reproduce", f"table={table}", *typed, "dry_run=true") for typed in ([], ["preset=auto"])]
-    assert told[0] == told[1]
-    assert told[0].code == 0
+def test_reproduce_takes_the_default_preset_by_its_name(table, monkeypatch, out):
+    monkeypatch.setattr(plan, "made", lambda *_, **__: plan.Plan([], None, None))
+    of_table = ["task=reproduce", f"table={table}", "dry_run=true"]
+    assert out(*of_table) == out(*of_table, "preset=auto")
 
 
-@pytest.mark.usefixtures("no_plan")
-@pytest.mark.parametrize("table, names, runs", [("all", "datasets=cifar10_frog", 3), ("btg_1", "losses=wmw", 4)])
-def test_reproduce_takes_one_name_instead_of_a_list(table, names, runs, east_run):
-    assert f"{table}: {runs} runs to do" in east_run("task=reproduce", f"table={table}", names, "dry_run=true").out
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_reproduce_shows_runs_that_fill_no_cell(tmp_path, capsys):
-    short = ["table=quickstart", "protocol.decisions=[]", "protocol.max_epochs=1", "trials=1", "executor=inline",
-             f"results_dir={tmp_path}"]  # fmt: skip
-    assert cli.run(["task=reproduce", *short]) == 0
-    told = capsys.readouterr().out
+def test_reproduce_shows_runs_that_fill_no_cell(out):
+    short = ["table=quickstart", "protocol.decisions=[]", "protocol.max_epochs=1", "trials=1", "executor=inline"]
+    told = out("task=reproduce", *short)
     assert "note: trials with protocol.decisions=[] protocol.max_epochs=1 do not fill cells of the table" in told
     assert re.search(r"^digits ce +1 +0\.\d{3} ", told, re.MULTILINE)
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_reproduce_trains_what_the_user_typed_even_if_the_table_is_full(tmp_path, monkeypatch, east_run):
     """The user's values win over the table's, and records of the table are of other trials."""
     table = tables.spec("quickstart")
@@ -319,7 +291,6 @@ def test_reproduce_trains_what_the_user_typed_even_if_the_table_is_full(tmp_path
     assert record_files(tmp_path) == before, "what is on record is not trained again"
 
 
-@pytest.mark.usefixtures("no_figures")
 def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = tables.spec("quickstart")
@@ -333,35 +304,26 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     assert "quickstart: every run is done" in capsys.readouterr().out
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_classes_without_test_rows_are_reported(tmp_path, capsys):
-    few = [*TINY, "dataset.limit=30", "protocol.max_epochs=1", "trials=1", f"results_dir={tmp_path}"]
-    assert cli.run(few) == 0
-    assert "classes have no test rows: try split.stratify=true" in capsys.readouterr().out
+RARE = ["dataset=synthetic", "dataset.imbalance=200", "dataset.rows=2000", "preset=quick", "protocol.max_epochs=2",
+        "losses=[f1,ce]", "hyper.lr=0.01"]  # fmt: skip
+COLLAPSED = r"synthetic f1: 1 of 1 trials predict one class only; try protocol.warmup=10 or a lower hyper.lr"
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_a_run_shows_the_metric_it_was_trained_for(tmp_path, capsys):
-    small = [*TINY, "protocol.max_epochs=1", f"results_dir={tmp_path}"]
-    assert cli.run([*small, "loss=metric", "loss.metric=kappa"]) == 0
-    shown = capsys.readouterr().out
-    assert "trained_for" in shown
-    assert re.search(r"^digits metric .*\d\.\d{3}", shown, re.MULTILINE)
-    assert cli.run([*small, "loss=f1"]) == 0
-    assert "trained_for" not in capsys.readouterr().out
+@pytest.mark.parametrize(
+    "words, expected, times",
+    [
+        ([*TINY, "dataset.limit=30"], "classes have no test rows: try split.stratify=true", 1),
+        ([*TINY, "loss=metric", "loss.metric=kappa"], r"trained_for\ndigits metric .*\d\.\d{3}", 1),
+        (TINY, "trained_for", 0),
+        (RARE, COLLAPSED, 1),
+        (RARE, "loss.average=positive", 1),  # cross-entropy has no average
+    ],
+)
+def test_a_run_notes_what_its_scores_mean(words, expected, times, out):
+    assert len(re.findall(expected, out(*words, "trials=1"))) == times
 
 
-@pytest.mark.usefixtures("no_figures")
-def test_a_run_says_when_its_trials_have_collapsed(tmp_path, capsys):
-    rare = ["dataset=synthetic", "dataset.imbalance=200", "dataset.rows=2000", "preset=quick", "protocol.max_epochs=2"]
-    assert cli.run([*rare, "losses=[f1,ce]", "hyper.lr=0.01", "trials=1", f"results_dir={tmp_path}"]) == 0
-    told = capsys.readouterr().out
-    assert "synthetic f1: 1 of 1 trials predict one class only; try protocol.warmup=10 or a lower hyper.lr" in told
-    assert told.count("loss.average=positive") == 1, "cross-entropy has no average"
-
-
-@pytest.mark.usefixtures("no_figures")
-def test_your_own_protocols_and_presets_work_like_ours(tmp_path, capsys):
+def test_your_own_protocols_and_presets_work_like_ours(tmp_path, out):
     """Protocols and presets from --config-dir are run and shown like ours."""
     for group, name, ours in (("protocol", "mine", "east"), ("preset", "tiny", "quick")):
         text = (CONF / group / f"{ours}.yaml").read_text().replace(f"name: {ours}", f"name: {name}")
@@ -369,18 +331,15 @@ def test_your_own_protocols_and_presets_work_like_ours(tmp_path, capsys):
         (tmp_path / "own" / group / f"{name}.yaml").write_text(text)
     small = [*TINY, "loss=ce", "protocol.max_epochs=1"]
     for own in (["protocol=mine", "preset=quick"], ["preset=tiny"]):
-        assert cli.run(["--config-dir", f"{tmp_path}/own", *small, *own, f"results_dir={tmp_path}"]) == 0
-        told = capsys.readouterr().out
-        assert "f1_macro" in told
+        assert "f1_macro" in out("--config-dir", f"{tmp_path}/own", *small, *own)
     made = {(record.config.protocol.name, record.config.preset) for record in records.scan(tmp_path)}
     assert made == {("mine", "quick"), ("east", "tiny")}
 
 
-@pytest.mark.usefixtures("no_figures")
-@pytest.mark.parametrize("task", ["train", "run"])
-def test_a_model_that_cannot_be_saved_is_reported_and_fails_the_command(task, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("single", ["task=train", "trials=1"])
+def test_a_model_that_cannot_be_saved_is_reported_and_fails_the_command(single, tmp_path, monkeypatch, capsys):
     (tmp_path / "models").write_text("in the way")
-    arguments = [f"task={task}", *TINY, "protocol.max_epochs=1", "trials=1", "save_model=true",
+    arguments = [single, *TINY, "protocol.max_epochs=1", "save_model=true",
                  f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run(arguments) == 1
     assert "could not be saved" in capsys.readouterr().out

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from east.lab import data
+from east.lab.data import sources
 from east.lab.experiment import executors
 from east.lab.experiment.runs import load, split_options
 from east.lab.settings.command import Command
@@ -95,9 +96,16 @@ def test_a_dry_run_downloads_nothing(east_run):
     answer = east_run(*LONG, "dry_run=true")
     assert answer.code == 0, answer.err
     assert re.search(r"cifar10 f1 +0 of 48 +0 of 10 +\d+ \w+, data not here yet", answer.out)
+    assert answer.out.splitlines()[1] == "cifar10: still to be downloaded or decoded", "before anything is timed"
     answer = east_run("task=reproduce", "table=east_v2_1", "datasets=[cifar10,mammography]", "dry_run=true")
     assert answer.code == 0, answer.err
     assert "mammography f1" in answer.out
+
+
+@pytest.mark.usefixtures("no_data")
+def test_a_plan_decodes_no_images():
+    with plan.offline(True), pytest.raises(data.DataError, match="photographs is not decoded yet"):
+        sources.decoded("photographs", lambda: pytest.fail("decoded"))
 
 
 @pytest.mark.usefixtures("no_data")

@@ -57,17 +57,10 @@ def test_a_sweep_is_every_combination():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("path", "daten (1).csv"),
-        ("path", "my[1]=2.csv"),
-        ("path", "plain.csv"),
-        ("target", "été"),
-        ("target", "Bob's"),
-        ("target", "f(x)"),
-        ("delimiter", ";"),
-        ("delimiter", ","),
-        ("delimiter", "\t"),
-        ("positive", ">50K"),
-        ("positive", 3),
+        *(("path", value) for value in ("daten (1).csv", "my[1]=2.csv", "plain.csv")),
+        *(("target", value) for value in ("été", "Bob's", "f(x)")),
+        *(("delimiter", value) for value in (";", ",", "\t")),
+        *(("positive", value) for value in (">50K", 3)),
     ],
 )
 def test_paths_and_names_need_no_quotes(name, value):
@@ -97,27 +90,11 @@ def test_quoted_values_can_be_swept(monkeypatch):
     assert [composed(job).dataset.options["path"] for job in jobs] == ["/folder/a.csv", "b (1).csv"]
 
 
+PLAIN = "plain a/b-c.csv a,b , null NULL true False 1 -1 1e3 1_000 inf nan [a] a:b a=b f(x) glob(f*) it's"
+QUOTED = "\" ' a'\"b \\ a\\ \\' 'quoted' ~/a.csv ~ été >50K 100% $x # choice(a,b) [ a}"
 TEXTS = [
-    *(
-        "plain",
-        "a/b-c.csv",
-        "",
-        " ",
-        "\t",
-        " a ",
-        "a b",
-        "a, b",
-        "a,b",
-        ",",
-        "null",
-        "NULL",
-        "true",
-        "False",
-        "1",
-        "-1",
-    ),
-    *("1e3", "1_000", "inf", "nan", "[a]", "{a: 1}", "a:b", "a=b", "f(x)", "glob(f*)", "it's", '"', "'", "a'\"b", "\\"),
-    *("a\\", "\\'", "'quoted'", "~/a.csv", "~", "été", ">50K", "100%", "$x", "#", "a\nb", "choice(a,b)", "[", "a}"),
+    *(PLAIN + " " + QUOTED).split(),
+    *("", " ", "\t", " a ", "a b", "a, b", "{a: 1}", "a\nb"),
 ]
 NUMBERS = [0.1234567, 1e-05, 1e20, 0.1 + 0.2, -0.0, 5.0, float("inf"), 10**20, -3, True, False, None]
 
@@ -232,16 +209,14 @@ def test_your_own_configs_are_composed(tmp_path):
         settings(["loss=f1", f"config_dir={tmp_path}"])
 
 
-def test_a_missing_extra_is_named_with_its_install_command(monkeypatch):
+@pytest.mark.parametrize(
+    "word, extra", [("executor=ray", "ray"), ("executor=submitit", "slurm"), ("tensorboard=true", "tensorboard")]
+)
+def test_a_missing_extra_is_named_with_its_install_command(word, extra, monkeypatch):
     monkeypatch.setattr(models, "find_spec", lambda name: None)
-    for override, extra in (
-        ("executor=ray", "ray"),
-        ("executor=submitit", "slurm"),
-        ("tensorboard=true", "tensorboard"),
-    ):
-        with pytest.raises(ConfigError) as error:
-            settings([override])
-        assert install_hint(extra) in str(error.value)
+    with pytest.raises(ConfigError) as error:
+        settings([word])
+    assert install_hint(extra) in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -287,14 +262,11 @@ def test_your_own_variants_of_our_parts_compose(tmp_path):
     assert settings(["dataset=images-big", f"config_dir={tmp_path}"]).dataset.kind == "image", "as its loader gives"
 
 
-def test_empty_mappings_are_filled():
-    config = settings(
-        ["model=custom", "model.target=a.Net", "model.parameters.width=8", "model.parameters.deep={b: 1}"]
-    )
+@pytest.mark.parametrize("words", ["model.parameters.width=8 model.parameters.deep.b=1",
+                                   "model.parameters={width:8,deep:{b:1}}"])  # fmt: skip
+def test_empty_mappings_are_filled(words):
+    config = settings(["model=custom", "model.target=a.Net", *words.split()])
     assert config.model.options["parameters"] == {"width": 8, "deep": {"b": 1}}
-    assert settings(["model=custom", "model.target=a.Net", "model.parameters={width: 8}"]).model.options[
-        "parameters"
-    ] == {"width": 8}
 
 
 @pytest.mark.parametrize("preset", ["paper", "budget", "quick"])

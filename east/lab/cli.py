@@ -198,10 +198,9 @@ def dispatch(command: "Command") -> int:
     from east.lab.experiment.executors import interruptible
 
     interruptible()
+    if not command.among(("task", "table", "dataset", "datasets", "loss", "losses")):
+        command = command.but(QUICKSTART)
     name = task_of(command)
-    if not command.among(("task", "dataset", "datasets", "loss", "losses")):
-        command = command.but({**QUICKSTART, **command})
-        name = task_of(command)
     settings = settings_for(name, command)
     if name in ("run", "train"):
         print(announcement(settings, command), flush=True)

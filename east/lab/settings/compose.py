@@ -33,7 +33,7 @@ Config = Mapping[str, Any]  # before it is validated
 def settings(command: Command) -> Settings:
     """The settings of a command that names one dataset and one loss."""
     if command.get("task") == "train":
-        command = of_one_trial(command)
+        command = Command(SINGLE).but(command)
     folder, dataset = command.get("config_dir"), str(command.get("dataset", ""))
     files = groups(folder)
     if names_a_file(dataset) and dataset not in files["dataset"]:
@@ -58,16 +58,6 @@ def all_settings(command: Command) -> list[Settings]:
         names = ", ".join(dict.fromkeys(of_run.loss.name for of_run in found))
         raise ConfigError(f"{search[0]}: a search needs a loss that trains a network, got {names}; leave it out")
     return found
-
-
-def of_one_trial(command: Command) -> Command:
-    """A command of task=train, which trains one trial without a search; ConfigError if it asks for more."""
-    typed = command.among([*SINGLE])
-    if typed.items() - SINGLE.items():
-        raise ConfigError(
-            f"{typed.words[0]}: task=train trains one trial without a search; leave it out, or use task=run"
-        )
-    return Command(SINGLE).but(command)
 
 
 def choices(command: Command, files: Files, folder: str | None) -> dict[str, str]:

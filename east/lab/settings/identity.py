@@ -6,9 +6,10 @@ same family. Labels, device, paths, executor and stage are not part of either.
 
 import hashlib
 import json
-import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
+
+from pydantic_core import to_json
 
 Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | None"
 
@@ -61,14 +62,5 @@ def _dumps(value: Json) -> str:
 
 def plain(value: Any, number: Callable[[float], Any] = lambda x: x) -> Any:
     """The value in JSON types, with None for numbers that are not finite; `number` is applied to the other floats."""
-    if value is None or isinstance(value, (str, int)):  # bool is an int
-        return value
-    if isinstance(value, (dict, Mapping)):  # dict first: the check for the abstract class is slow
-        return {str(name): plain(item, number) for name, item in value.items()}
-    if isinstance(value, float):
-        return number(value) if math.isfinite(value) else None
-    if hasattr(value, "tolist"):  # arrays and tensors
-        return plain(value.tolist(), number)
-    if isinstance(value, Iterable):
-        return [plain(item, number) for item in value]
-    raise TypeError(f"expected plain JSON types in a record, got {type(value).__name__}: {value!r}")
+    text = to_json(value, inf_nan_mode="null", fallback=lambda array: array.tolist())  # of NumPy or torch
+    return json.loads(text, parse_float=lambda digits: number(float(digits)))

@@ -10,6 +10,10 @@ WORK = (
 TRAINING = ("datasets", "losses", *SCIENCE, *WORK)
 
 
+def without(*names: str, of: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in of if name not in names)
+
+
 class Task(NamedTuple):
     about: str
     reads: tuple[str, ...]
@@ -19,11 +23,11 @@ class Task(NamedTuple):
 
 TASKS = {
     "run": Task("search hyperparameters, select, train the trials, print a table (default)", TRAINING),
-    "train": Task("one trial with the given seed=…", TRAINING, module="run"),
+    "train": Task("one trial with the given seed=…", without("search", "trials", of=TRAINING), module="run"),
     "data": Task("fetch, verify and describe dataset=… or dataset=all", ("dataset", "datasets", "split", "data_dir")),
     "compare": Task(
         "which model for dataset=… and score=…?",
-        (*(name for name in SCIENCE if name != "loss"), *WORK, "score", "candidates", "minutes", "keep_models"),
+        ("score", "candidates", "minutes", "keep_models", *without("datasets", "losses", "loss", of=TRAINING)),
     ),
     "reproduce": Task("run what table=… still needs, then render it", ("table", *TRAINING, "variant", "format")),
     "table": Task(

@@ -118,7 +118,7 @@ def step_seconds(config: Science, size: Size, device: torch.device) -> float:
         *loss,
         str(hyper.to_json()),
         config.protocol.precision,
-        size,
+        (size.kind, size.shape, size.classes),
         device,
         together,
         torch.get_num_threads(),
