@@ -97,11 +97,6 @@ def without_imports() -> Iterator[None]:
         _importing.reset(token)
 
 
-def imports_allowed() -> bool:
-    """False inside `without_imports`."""
-    return _importing.get()
-
-
 def import_by_path(path: str) -> Any:
     """The object behind a dotted path such as package.module.Name; ValueError if it does not exist."""
     module, _, name = str(path).rpartition(".")

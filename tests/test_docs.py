@@ -62,8 +62,7 @@ def with_model(text: str, folder: Path) -> str:
 def carry_out(command: str, comment: str, folder: Path) -> None:
     words = shlex.split(with_model(command, folder))[1:]
     if "not run:" in comment:
-        parsed = cli.parse(words)
-        cli.settings_for(str(parsed.get("task", "run")), parsed)
+        cli.checked(cli.parse(words))
         return
     if "(hours)" in comment:
         words.append("dry_run=true")

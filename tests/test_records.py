@@ -111,7 +111,7 @@ def test_numpy_numbers_are_stored_plainly_and_nan_as_null(tmp_path):
     stored = records.read(records.write(tmp_path, one))
     assert stored.best == Best(val_loss=0.5, epoch=3)
     assert stored.confusion == {"test": [[1, 0], [0, 1]]}
-    with pytest.raises(TypeError, match="plain JSON types"):
+    with pytest.raises(ValueError, match="serializing to JSON"):
         records.write(tmp_path, record(best=Best(val_loss=object())), force=True)
 
 

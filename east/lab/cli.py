@@ -200,8 +200,7 @@ def dispatch(command: "Command") -> int:
     interruptible()
     if not command.among(("task", "table", "dataset", "datasets", "loss", "losses")):
         command = command.but(QUICKSTART)
-    name = task_of(command)
-    settings = settings_for(name, command)
+    name, settings = checked(command)
     if name in ("run", "train"):
         print(announcement(settings, command), flush=True)
     with bars.bar("starting"):
@@ -209,8 +208,14 @@ def dispatch(command: "Command") -> int:
     return task.main(command, *settings)
 
 
-def task_of(command: "Command") -> str:
-    """The name of a command's task; ConfigError for settings that it does not read, such as minutes=5 of task=run."""
+def checked(command: "Command") -> "tuple[str, list[Settings]]":
+    """A command's task and the settings of its runs; ConfigError for wrong ones, and for those that no task would read.
+
+    Mistakes are found before the task is imported, so that nobody waits for torch to be told of a typo.
+    """
+    from east.lab.settings.command import LISTS
+    from east.lab.settings.compose import all_settings
+
     name = choose("task", str(command.get("task", "run")), TASKS)
     for setting, value in command.items():
         first = setting.partition(".")[0]
@@ -218,21 +223,15 @@ def task_of(command: "Command") -> str:
         if value is not None and others and first not in TASKS[name].reads:
             hint = f"did you mean {' or '.join(others)}?" if len(others) < 4 else "leave it out"
             raise ConfigError(f"{setting}={value}: task={name} does not read it; {hint}")
-    return name
-
-
-def settings_for(task: str, command: "Command") -> "list[Settings]":
-    """The settings of a command's runs, checked before its task is imported: typos fail without waiting for torch."""
-    from east.lab.settings.command import LISTS
-    from east.lab.settings.compose import all_settings
-
-    if task not in ("run", "train", "data"):  # these read datasets=[…] and losses=[…] themselves
+    if name not in ("run", "train", "data"):  # these read datasets=[…] and losses=[…] themselves
         command = command.without(*LISTS)
-    found = all_settings(command.without("dataset") if (task, command.get("dataset")) == ("data", "all") else command)
-    folder = found[0].results_dir
-    if TASKS[task].only_reads and "results_dir" in command and not os.path.isdir(folder):
+    settings = all_settings(
+        command.without("dataset") if (name, command.get("dataset")) == ("data", "all") else command
+    )
+    folder = settings[0].results_dir
+    if TASKS[name].only_reads and "results_dir" in command and not os.path.isdir(folder):
         raise ConfigError(f"results_dir={folder}: there is no such folder")
-    return found
+    return name, settings
 
 
 def announcement(settings: "Sequence[Settings]", command: "Command") -> str:
@@ -295,7 +294,7 @@ def confirmed(jobs: "Sequence[Command]") -> "list[Settings]":
     training: list[Settings] = []
     for job in jobs:
         find_code_of(job)
-        settings = settings_for(name := task_of(job), job)
+        name, settings = checked(job)
         training += settings if name in ("run", "train") else []
     if not training or training[0].dry_run:
         return []
@@ -330,7 +329,7 @@ def through_hydra(arguments: Sequence[str]) -> int:
             return None
         from east.lab.tasks.run import validation_score
 
-        return validation_score(settings_for("run", parse(job)))
+        return validation_score(checked(parse(job))[1])
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(carry_out)()
