@@ -104,7 +104,7 @@ class Pattern:
 
 
 @dataclass(frozen=True)
-class Finding:
+class Footnote:
     """What is known or suspected about some published numbers; without cells, about the text of a paper."""
 
     id: str
@@ -121,14 +121,14 @@ def cells() -> list[Published]:
 
 
 @cache
-def findings() -> list[Finding]:
+def findings() -> list[Footnote]:
     """Everything in findings.yaml."""
     as_tuple = lambda value: tuple(value) if isinstance(value, list) else (value,)  # noqa: E731
     result = []
     for entry in yaml_content(HERE / "findings.yaml")["findings"]:
         choose("status", entry["status"], STATUSES)
         patterns = ({name: as_tuple(value) for name, value in _attributes(p).items()} for p in entry["cells"])
-        result.append(Finding(**entry | {"cells": tuple(Pattern(**pattern) for pattern in patterns)}))
+        result.append(Footnote(**entry | {"cells": tuple(Pattern(**pattern) for pattern in patterns)}))
     return result
 
 

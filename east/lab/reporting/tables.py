@@ -92,7 +92,7 @@ class ResultTable:
     title: str
     caption: str
     cells: list[Cell]
-    findings: dict[str, papers.Finding]  # id -> a finding about its cells, in the order of findings.yaml
+    findings: dict[str, papers.Footnote]  # id -> a finding about its cells, in the order of findings.yaml
     flipped: bool = False  # on paper a line per column
     ranked: bool = False  # rows are compared over all columns, instead of within each
     details: bool = True  # whether cells are shown besides the ranks

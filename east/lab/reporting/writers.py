@@ -330,7 +330,7 @@ def flat(table: "ResultTable", cell: "Cell") -> dict[str, object]:
     }
 
 
-def _finding(finding: papers.Finding) -> dict[str, str]:
+def _finding(finding: papers.Footnote) -> dict[str, str]:
     return {"id": finding.id, "status": finding.status, "text": finding.text, "evidence": finding.evidence}
 
 
