@@ -31,7 +31,7 @@ from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
 from east.lab.settings.sections import LossSection, Science
 from east.lab.settings.settings import Settings
-from east.lab.training.scores import Batch, Best, Scored
+from east.lab.training.scores import Best, LazyScores, MatrixBatch
 from tests.tracked import exported
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -187,7 +187,7 @@ def test_the_precision_of_a_class_is_read_from_that_class():
 
 def test_thresholded_precision_comes_from_the_matrices():
     """Two thresholds: 3 of 4 predicted positives right, then none predicted: (3/4 + 0) / 2."""
-    scores = Scored(Batch(1), [[[5, 1], [2, 3]], [[6, 0], [5, 0]]], mean=True, stored={})
+    scores = LazyScores(MatrixBatch(1), [[[5, 1], [2, 3]], [[6, 0], [5, 0]]], mean=True, stored={})
     assert (scores["precision"][1], scores["recall"][1]) == (0.375, 0.3)
 
 

@@ -27,13 +27,13 @@ from east.lab.settings.sections import Science
 from east.lab.training.scores import (
     DENSE_CLASSES,
     RANKED,
-    Batch,
     Best,
     Cells,
     JudgedRule,
+    LazyScores,
     Margins,
     Matrix,
-    Scored,
+    MatrixBatch,
     Scores,
     Stacked,
     nonzero,
@@ -264,7 +264,7 @@ def _given(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stored(scores: Mapping[str, Scores], of_rule: bool = False) -> dict[str, Scores]:
     """What of the scores follows neither from matrices nor, if they are of a rule, from those of argmax."""
-    kept = {part: _given(of.stored if isinstance(of, Scored) else of) for part, of in scores.items()}
+    kept = {part: _given(of.stored if isinstance(of, LazyScores) else of) for part, of in scores.items()}
     unstored = RANKED if of_rule else ()
     return _given({part: {n: v for n, v in of.items() if n not in unstored} for part, of in kept.items()})
 
@@ -330,19 +330,19 @@ class Shared:
         return [f'{{"id":"{name}","value":{text}}}\n'.encode() for text, name in named]
 
 
-class Batches(dict[tuple[int, int | None], Batch]):
+class Batches(dict[tuple[int, int | None], MatrixBatch]):
     """The confusion matrices of several records by number of classes and positive class; each kind is scored at once.
 
     Where the positive class is not stated (-1), it is the second of two.
     """
 
-    def __missing__(self, kind: tuple[int, int | None]) -> Batch:
+    def __missing__(self, kind: tuple[int, int | None]) -> MatrixBatch:
         classes, positive = kind
         if positive is not None and positive >= classes:
             raise ValueError(f"data.positive: expected one of {classes} classes, got {shown(positive)}")
         if positive == -1:
             positive = 1 if classes == 2 else None
-        return self.setdefault(kind, Batch(positive))
+        return self.setdefault(kind, MatrixBatch(positive))
 
 
 def parse(content: bytes, shared: Shared, batches: Batches, whole: bool = False) -> Record:
@@ -438,7 +438,7 @@ def _score(record: Record, batches: Batches) -> None:
         record.data = {**record.data, "positive": positive}
     positive, argmax = record.data.get("positive", -1), dict(record.scores)
     for part, matrix in record.confusion.items():
-        argmax[part] = Scored(batches[len(matrix), positive], [matrix], False, argmax.get(part, {}))
+        argmax[part] = LazyScores(batches[len(matrix), positive], [matrix], False, argmax.get(part, {}))
     decisions: dict[str, JudgedRule] = {}
     for rule, judged in record.decisions.items():
         scores: dict[str, Scores] = dict(judged.get("scores", {}))
@@ -447,7 +447,7 @@ def _score(record: Record, batches: Batches) -> None:
             matrices: Any = found if several else [found]
             ranks = {} if several else record.scores.get(part, {})
             batch = batches[len(matrices[0]), positive]
-            scores[part] = Scored(batch, matrices, several, scores.get(part, {}), ranks)
+            scores[part] = LazyScores(batch, matrices, several, scores.get(part, {}), ranks)
         decisions[rule] = {**judged, "scores": scores}
     record.scores, record.decisions = argmax, decisions
 

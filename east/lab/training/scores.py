@@ -139,7 +139,7 @@ class Margins(NamedTuple):
         return self.predicted - self.diagonal
 
 
-class Batch:
+class MatrixBatch:
     """Confusion matrices of one size; each score is computed for all of them when it is first asked for."""
 
     def __init__(self, positive: int | None):
@@ -161,12 +161,12 @@ class Batch:
         return self.columns.setdefault(name, column) if few else column
 
 
-class Scored(Mapping[str, Score]):
+class LazyScores(Mapping[str, Score]):
     """The scores of one matrix, or their means over several: those that follow from it, and those that are stored."""
 
     __slots__ = ("batch", "computed", "ranks", "row", "stored")
 
-    def __init__(self, batch: Batch, matrices: Sequence[Matrix], mean: bool, stored: Scores, ranks: Scores = {}):  # noqa: B006
+    def __init__(self, batch: MatrixBatch, matrices: Sequence[Matrix], mean: bool, stored: Scores, ranks: Scores = {}):  # noqa: B006
         """ranks: the scores of argmax, of which those that follow from the probabilities alone hold for any rule."""
         first = len(batch.matrices)
         batch.matrices += matrices
