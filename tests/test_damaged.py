@@ -1,6 +1,7 @@
 """Damaged files: each is named with a reason and skipped, the command continues, and no number changes."""
 
 import contextlib
+import io
 import json
 import os
 import random
@@ -11,10 +12,11 @@ import numpy as np
 import pytest
 
 from east.lab import cli
-from east.lab.experiment import records
+from east.lab.experiment import folder, records
 from east.lab.experiment.record import Batches, Shared, parse
-from east.lab.training import engine
-from east.lab.training.scores import Cells
+from east.lab.files import replace_folder
+from east.lab.training import engine, saved
+from east.lab.training.scores import Batch, Cells, Scored
 from tests.commands import TINY
 from tests.test_interruption import INLINE, SMALL, Killed, results_of
 from tests.test_records import record
@@ -252,6 +254,145 @@ def test_every_task_works_despite_damaged_files(task, tmp_path, tiny_results, ea
     assert "Traceback" not in answer.err
     named = "seed-21.json is not a record (it is a link that leads nowhere); skipped" in answer.err
     assert named == (task != "report"), "the page shows what other commands have rendered"
+
+
+# What cannot be read is never replaced, and what is incomplete is never called done
+
+
+@pytest.mark.parametrize("kind", ["closed", "breaks off", "closed folder"])
+def test_an_export_that_cannot_be_read_to_its_end_is_not_replaced(kind, tmp_path, monkeypatch):
+    """A colleague's umask, or a disk that fails after the first lines; root ignores permissions, so it is simulated."""
+    for seed in range(3):
+        records.write(tmp_path, record(seed=seed))
+    records.export(tmp_path)
+    for file in (tmp_path / "runs").rglob("seed-[12].json"):
+        file.unlink()
+    exported = {file: file.read_bytes() for file in (tmp_path / "records").iterdir()}
+    real = folder.open_regular, os.listdir
+
+    def refused(path, *_):
+        if str(path).endswith(("mammography.jsonl", "/records")):
+            raise PermissionError(13, "Permission denied")
+        return real[kind == "closed folder"](path)
+
+    def breaking(path):
+        content = real[0](path).read()
+        stream = io.BytesIO(content[: len(content) // 2])
+        stream.readline = lambda size, read=stream.readline: read(size) or refused("/records")
+        return stream
+
+    if kind == "closed folder":
+        monkeypatch.setattr(os, "listdir", refused)
+    else:
+        monkeypatch.setattr(folder, "open_regular", refused if kind == "closed" else breaking)
+    with pytest.raises(OSError, match="Nothing is exported"), pytest.warns(UserWarning, match="Permission denied"):
+        records.export(tmp_path)
+    monkeypatch.undo()
+    assert {file: file.read_bytes() for file in (tmp_path / "records").iterdir()} == exported
+
+
+LARGE = 10**400
+SPARSE = {"classes": 200_000, "cells": [[0, 0, 1]]}
+HOSTILE = {  # values that passed as a record once and ended a command later; None: they are valid
+    "sizes": ({"data": {"sizes": {"test": "many"}}}, "data.sizes"),
+    "NaN sizes": ({"data": {"sizes": {"test": float("nan"), "train": 1}}}, "data.sizes"),
+    "infinite sizes": ({"data": {"sizes": {"train": float("inf")}}}, "data.sizes"),
+    "a large score": ({"scores": {"test": {"auroc": LARGE}}}, "scores.test.auroc"),
+    "a score of 17": ({"scores": {"test": {"auroc": 17.0}}}, "scores.test.auroc: expected -1 to 1"),
+    "large seconds": ({"seconds": LARGE}, "seconds"),
+    "a large loss": ({"best": {"val_loss": 1e308}}, "best.val_loss"),
+    "a large count": ({"confusion": {"test": [[LARGE]]}}, "confusion.test"),
+    "no class": ({"confusion": {"test": []}}, "confusion.test"),
+    "a positive class of nobody": ({"data": {"positive": 99}}, "data.positive: expected one of 10 classes"),
+    "no matrix": ({"confusion": {}}, None),
+    "no score": ({"scores": {}, "decisions": {}}, None),
+    "very many classes": ({"confusion": {"test": SPARSE, "val": SPARSE}, "decisions": {}}, None),
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_one_bad_record_stops_no_command(kind, tmp_path, tiny_results, east_run):
+    shutil.copytree(tiny_results / "runs", tmp_path / "runs")
+    values, reason = HOSTILE[kind]
+    file = min((tmp_path / "runs").rglob("seed-0.json"))
+    file.write_text(changed(file.read_text(), **values))
+    for command in ([*TINY, "dataset.limit=null"], ["task=table", "table=grid"]):
+        answer = east_run(*command)
+        assert answer.code == cli.DONE, answer.err
+        assert "Traceback" not in answer.err
+        if command[0] != "task=table":
+            assert (f"{file} is not a record ({reason}" in answer.err) == (reason is not None)
+    assert bool(list(file.parent.glob("seed-0.json.damaged"))) == (reason is not None), "and it is trained again"
+
+
+def test_matrices_of_very_many_classes_are_compared_and_scored_as_cells():
+    one = Cells(200_000, [[0, 0, 2], [7, 7, 1]])
+    assert one == Cells(200_000, [[7, 7, 1], [0, 0, 2]]) != Cells(200_000, [[7, 7, 1]])
+    assert Cells(2, [[0, 1, 3]]) == [[0, 3], [0, 0]] != Cells(2, [[0, 1, 4]])
+    scores = Scored(Batch(None), [one], False, {})
+    assert (scores["accuracy"], scores["balanced_accuracy"], scores["f1_pos"]) == (1.0, 1.0, None)
+
+
+EYE = np.eye(2, dtype=np.float32)
+FOREIGN = {
+    "all ones": {"test_probabilities": np.ones((2, 2), np.float32), "test_labels": np.arange(2)},
+    "other labels": {"test_probabilities": EYE, "test_labels": 1 - np.arange(2)},
+    "other rows": {"test_probabilities": EYE[[0, 1, 1]], "test_labels": np.array([0, 1, 1])},
+    "of another trial": {"test_probabilities": EYE[::-1], "test_labels": np.arange(2)},
+    "three classes": {"test_probabilities": np.eye(3, dtype=np.float32), "test_labels": np.arange(3)},
+}
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["with a digest", "older"])
+@pytest.mark.parametrize("kind", FOREIGN)
+def test_arrays_that_are_not_those_of_their_record_are_named_and_replaced(kind, named, tmp_path):
+    own = {"test_probabilities": EYE, "test_labels": np.arange(2)}
+    file = records.write(tmp_path, record(), own)
+    if not named:
+        file.write_text(changed(file.read_text(), arrays=None))
+    np.savez_compressed(file.with_suffix(".npz"), **FOREIGN[kind])
+    with pytest.warns(UserWarning, match=r"seed-0\.npz cannot be read \((it has changed|test: expected)"):
+        assert not records.has_arrays(file)
+    with pytest.warns(UserWarning, match=r"seed-0\.npz cannot be read"):
+        records.write(tmp_path, record(), own)
+    assert (records.arrays(file)["test_labels"] == np.arange(2)).all()
+
+
+@pytest.mark.parametrize("name", ["weights.safetensors", "model.json"])
+def test_an_incomplete_model_is_not_done_and_saved_again(name, tmp_path, east_run):
+    command = [*TINY, "trials=1", "save_model=true"]
+    assert east_run(*command).code == cli.DONE
+    for folder_of_model in (tmp_path / "models").iterdir():
+        (folder_of_model / name).write_bytes(b"")
+    assert east_run(*command).code == cli.DONE
+    assert all(saved.is_intact(folder_of_model) for folder_of_model in (tmp_path / "models").iterdir())
+
+
+def test_a_folder_gets_its_name_only_when_all_of_it_is_on_disk(tmp_path, monkeypatch):
+    done = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(os.readlink(f"/proc/self/fd/{descriptor}")))
+    monkeypatch.setattr(Path, "rename", lambda self, to, real=Path.rename: (done.append(str(self)), real(self, to)))
+    finished = tmp_path / "finished"
+    (finished / "deep").mkdir(parents=True)
+    (finished / "deep" / "file").write_text("content")
+    replace_folder(finished, tmp_path / "target")
+    synced, (renamed, parent) = done[:-2], done[-2:]
+    assert {*synced} - {str(tmp_path / "target")} == {str(finished / name) for name in ("deep/file", "deep", "")}
+    assert (renamed, parent) == (str(finished), str(tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["copied", "seed twice"])
+def test_a_misplaced_record_does_not_block_its_trial(kind, tmp_path):
+    """What the scan refuses is not done for anybody: it is set aside, and the trial recorded."""
+    files = [records.write(tmp_path, record(seed=seed)) for seed in range(2)]
+    text = files[1].read_text() if kind == "copied" else changed(files[0].read_text())[:-1] + ', "seed": 1}'
+    files[0].write_text(text)
+    with pytest.warns(UserWarning, match="it holds seed 1, which belongs in runs/mammography"):
+        assert [one.seed for one in records.scan(tmp_path)] == [1]
+    assert records.status(files[0]) == "unreadable"
+    records.write(tmp_path, record())
+    assert [one.seed for one in records.scan(tmp_path)] == [0, 1]
+    assert files[0].with_name("seed-0.json.damaged").read_text() == text
 
 
 # Random damage

@@ -41,8 +41,19 @@ def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: 
             os.replace(temporary, target)
         else:
             _link(temporary, target)
+        _sync(target.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _sync(path: Path) -> None:
+    """Flush a file or the names in a folder to disk, so that neither is lost with the power."""
+    with suppress(OSError):  # Windows opens no folders
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def write_text(target: Path, text: str) -> None:
@@ -72,7 +83,12 @@ def _created(file: Path) -> BinaryIO:
 
 
 def replace_folder(finished: Path, target: Path) -> None:
-    """Move a finished folder to `target`, in place of what is there; of several writers the last one wins."""
+    """Move a finished folder to `target`, in place of what is there; of several writers the last one wins.
+
+    All of it is on disk before it has its name, because a name means that it is complete.
+    """
+    for path in (*finished.rglob("*"), finished):
+        _sync(path)
     old = temporary_name(target)
     while True:
         with suppress(FileNotFoundError):
@@ -84,6 +100,7 @@ def replace_folder(finished: Path, target: Path) -> None:
                 with suppress(FileNotFoundError):
                     old.rename(target)
                 raise
+        _sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)
         if not finished.exists():
             return  # otherwise another process has just put its folder there

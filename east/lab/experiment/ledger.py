@@ -5,7 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from east.lab.experiment import records
-from east.lab.experiment.records import Record
+from east.lab.experiment.record import UNREADABLE, Record
 from east.lab.settings.settings import Settings
 from east.lab.training.checkpoint import Identity
 from east.lab.training.population import Trial
@@ -27,8 +27,8 @@ class Ledger:
         """The record of a trial, if it has a readable one."""
         identity = trial.identity
         if identity not in self.records and (not self.settings.force or identity in self.trained):
-            with suppress(*records.UNREADABLE):
-                self.records[identity] = records.read(self._file(trial))
+            with suppress(*UNREADABLE):
+                self.records[identity] = records.read(self._file(trial), whole=False)
         return self.records.get(identity)
 
     def _file(self, trial: Trial) -> Path:
@@ -46,7 +46,7 @@ class Ledger:
             return True  # failures are results too: the same trial would fail again
         if self.settings.keep_probabilities and not records.has_arrays(file):
             return False
-        return not self.settings.save_model or model_folder(trial, self.settings.results_dir).exists()
+        return not self.settings.save_model or has_model(trial, self.settings.results_dir)
 
     def note_trained(self, trials: Iterable[Identity]) -> None:
         """Note that this command has trained and recorded these trials."""
@@ -61,3 +61,10 @@ def model_folder(trial: Trial, results_dir: str | Path) -> Path:
     """Where save_model=true saves the model of a trial."""
     name = f"{trial.config.dataset.name}-{trial.config.loss.name}"
     return Path(results_dir) / "models" / f"{name}-{trial.config.key}-seed{trial.seed}"
+
+
+def has_model(trial: Trial, results_dir: str | Path) -> bool:
+    """Whether the model of a trial is saved and complete."""
+    from east.lab.training import saved
+
+    return saved.is_intact(model_folder(trial, results_dir))

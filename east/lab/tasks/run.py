@@ -7,7 +7,7 @@ from statistics import mean, stdev
 import pandas as pd
 
 from east.lab.experiment import records
-from east.lab.experiment.ledger import model_folder
+from east.lab.experiment.ledger import has_model
 from east.lab.experiment.record import Record
 from east.lab.experiment.runs import Run
 from east.lab.settings.command import Command
@@ -99,9 +99,10 @@ def shortfall(run: Run, found: Sequence[Record]) -> Iterator[str]:
         yield "no trials, because its search is incomplete or no point of it could be trained"
         return
     failed = sum(record.status == "failed" for record in found)
-    missing, models = len(run.trials) - len(found), [model_folder(t, run.settings.results_dir) for t in run.trials]
+    missing = len(run.trials) - len(found)
     if failed + missing:
         yield f"of {len(run.trials)} trials, {failed} failed, {missing} missing"
-    unsaved = sum(not folder.exists() for folder in models) - failed - missing
-    if run.settings.save_model and unsaved > 0:
-        yield f"{unsaved} of the models could not be saved"
+    if run.settings.save_model:
+        unsaved = sum(not has_model(trial, run.settings.results_dir) for trial in run.trials) - failed - missing
+        if unsaved > 0:
+            yield f"{unsaved} of the models could not be saved"

@@ -175,12 +175,7 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
         hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / ABOUT).is_file() else ""
         raise DataError(f"{folder} is not a saved model: expected a folder with {ABOUT} and {WEIGHTS}{hint}")
     with blaming(folder / ABOUT):
-        values = json.loads(read_regular(folder / ABOUT, MOST_BYTES))
-        stored = values.pop("digest", None)
-        if stored not in (None, digest(values, folder)):
-            raise ValueError("it or a file beside it has changed since it was written; if you changed it, delete the "
-                             "line \"digest\"")  # fmt: skip
-        about = About.model_validate(values)
+        about = About.model_validate(unchanged(folder))
         if (target := about.model.options.get("target")) and not trust:  # even of east: its parameters may name others
             raise ValueError(f"its network is the custom class {target!r}, and loading it would run its code; {TRUST}")
         classical, mixed = (folder / CLASSIFIER).is_file(), about.networks is not None
@@ -212,6 +207,24 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
 def below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names begin with a prefix, by the rest of their names."""
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def unchanged(folder: Path) -> dict[str, Any]:
+    """The content of model.json; ValueError if a file of the model has changed since it was written."""
+    values = json.loads(read_regular(folder / ABOUT, MOST_BYTES))
+    if values.pop("digest", None) not in (None, digest(values, folder)):
+        raise ValueError("it or a file beside it has changed since it was written; if you changed it, delete the "
+                         "line \"digest\"")  # fmt: skip
+    return values
+
+
+def is_intact(folder: Path) -> bool:
+    """True if a model is saved there and complete: a crash may leave its name with a part of its files."""
+    try:
+        unchanged(folder)
+        return (folder / WEIGHTS).stat().st_size > 0
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 @contextmanager
