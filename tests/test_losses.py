@@ -678,7 +678,7 @@ WRONG = {
         ("class 'dgo'", "did you mean 'dog'", "cat"),
     ),
     "beta without names": (lambda: MetricLoss("fbeta", beta={"dog": 2}), ("'dog'", "`classes`")),
-    "beta of too few": (lambda: MetricLoss("fbeta", beta=[1, 2])(z4, y4), ("beta", "one per class (4)", "(2,)")),
+    "beta of too few": (lambda: MetricLoss("fbeta", beta=[1, 2])(z4, y4), ("beta", "shape () or (4,)", "(2,)")),
     "positive of nobody": (
         lambda: MetricLoss("f1", average="positive", positive="fog", classes=["cat", "frog"]),
         ("class 'fog'", "did you mean 'frog'"),
