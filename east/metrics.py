@@ -158,25 +158,29 @@ def fbeta(
     return share_of_hits(c, (1 + square, square, 1), average, positive, absent)
 
 
-def of_ratio(name: str, meaning: str, weights: tuple[float, float, float], negatives: bool = False) -> Metric:
+def of_ratio(name: str, weights: tuple[float, float, float], negatives: bool = False) -> Metric:
     """The metric of one row of weights, those of `share_of_hits`."""
 
     def metric(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
         return share_of_hits(c, weights, average, positive, absent, negatives)
 
     metric.__name__ = metric.__qualname__ = name
-    metric.__doc__ = meaning
+    metric.__doc__ = share_of_hits.__doc__
     return scored(metric)
 
 
-precision = of_ratio("precision", "Share of a class's predictions that are right.", (1, 0, 1))
-recall = of_ratio("recall", "Share of a class's samples that are predicted as that class.", (1, 1, 0))
-f1 = of_ratio("f1", "Harmonic mean of precision and recall.", (2, 1, 1))
-jaccard = of_ratio("jaccard", "Intersection over union.", (1, 1, 1))
-specificity = of_ratio(
-    "specificity", "Share of the other classes' samples not predicted as the class.", (1, 0, 1), True
-)
-npv = of_ratio("npv", "Share of the samples not predicted as the class that are not of it.", (1, 1, 0), True)
+precision = of_ratio("precision", (1, 0, 1))
+"""Share of a class's predictions that are right."""
+recall = of_ratio("recall", (1, 1, 0))
+"""Share of a class's samples that are predicted as that class."""
+f1 = of_ratio("f1", (2, 1, 1))
+"""Harmonic mean of precision and recall."""
+jaccard = of_ratio("jaccard", (1, 1, 1))
+"""Intersection over union."""
+specificity = of_ratio("specificity", (1, 0, 1), negatives=True)
+"""Share of the other classes' samples that are not predicted as the class."""
+npv = of_ratio("npv", (1, 1, 0), negatives=True)
+"""Negative predictive value: of the samples not predicted as the class, the share that is not of the class."""
 
 
 @scored

@@ -279,13 +279,12 @@ class MetricCrossEntropy(Loss):
             D = torch.zeros_like(actual)
         else:
             actual = exact[..., 1, :]
-            diagonal, missed, false_positives = smoothed_margins(exact, self.smoothing)
+            counted = smoothed_margins(exact, self.smoothing)
             if by_hand:
-                _, D, base = slopes.by_hand(self.metric, self.metric_parameters, diagonal, missed, false_positives)
+                _, D, base = metrics.WITH_SLOPES[self.metric](counted, **self.metric_parameters)
                 D, base = D + 0 * actual, base + 0 * actual  # may be one number for all classes
             else:
-                margins = torch.stack((diagonal, diagonal + missed, diagonal + false_positives), -2)
-                D, base = slopes.by_autograd(self.score, margins, in_cells).unbind(-2)
+                D, base = slopes.by_autograd(self.score, slopes.counts_of(counted, in_cells), in_cells).unbind(-2)
         if self.form == "class_weights":
             return Targets(torch.as_tensor(class_weights(worth(D, base, in_cells), actual, self.floor)))
         return soft_targets(torch.as_tensor(D), torch.as_tensor(base), torch.as_tensor(actual), self.floor)
@@ -303,12 +302,13 @@ class MetricCrossEntropy(Loss):
         return ", ".join(filter(None, parts))
 
 
-def smoothed_margins(counts: Array, smoothing: float) -> tuple[Array, Array, Array]:
-    """Diagonal, missed and false positives of C + smoothing n t t^T; n is the total, t the actual class shares."""
+def smoothed_margins(counts: Array, smoothing: float) -> Confusion:
+    """C + smoothing n t t^T; n is the total, t the actual class shares."""
     diagonal, actual, predicted = counts[..., 0, :], counts[..., 1, :], counts[..., 2, :]
     mass = smoothing * actual
-    of_others = mass - mass * (actual / divisor(class_sum(actual)))
-    return diagonal + mass - of_others, actual - diagonal + of_others, predicted - diagonal + of_others
+    diagonal = diagonal + mass * (actual / divisor(class_sum(actual)))
+    actual, predicted = actual + mass, predicted + mass
+    return Confusion(diagonal, actual, predicted, slopes.refuse_matrix, actual - diagonal, predicted - diagonal)
 
 
 def smoothed_cells(counts: Tensor, actual: Tensor, smoothing: float) -> Tensor:

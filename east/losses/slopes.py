@@ -44,20 +44,14 @@ def refuse_matrix() -> Tensor:
     raise ValueError("metric: expected to read Confusion.matrix always or never, but it reads it only for some counts")
 
 
-def by_hand(
-    metric: Metric, parameters: Mapping[str, Any], diagonal: Array, missed: Array, false_positives: Array
-) -> Sloped:
-    """A metric of WITH_SLOPES and its slopes at counts [..., d], which are arrays or tensors in float64."""
-    counts = Confusion(diagonal, diagonal + missed, diagonal + false_positives, refuse_matrix, missed, false_positives)
-    return WITH_SLOPES[metric](counts, **parameters)
-
-
 def loss_and_slopes(
     metric: Metric, parameters: Mapping[str, Any], diagonal: Array, missed: Array, false_positives: Array
 ) -> Sloped:
-    """1 - metric and its slopes, as in `by_hand`; all 0 where the counts are empty."""
-    score, D, P = by_hand(metric, parameters, diagonal, missed, false_positives)
-    filled = class_sum(diagonal + missed)[..., 0] != 0  # the slopes are 0 already where it is not
+    """1 - metric and its slopes at counts [..., d], arrays or tensors in float64; all 0 where the counts are empty."""
+    actual = diagonal + missed
+    counts = Confusion(diagonal, actual, diagonal + false_positives, refuse_matrix, missed, false_positives)
+    score, D, P = WITH_SLOPES[metric](counts, **parameters)
+    filled = class_sum(actual)[..., 0] != 0  # the slopes are 0 already where it is not
     return Sloped((1 - score) * filled, -D, -P)
 
 
