@@ -16,7 +16,7 @@ from east.lab.experiment import folder, records
 from east.lab.experiment.record import Batches, Shared, parse
 from east.lab.files import replace_folder
 from east.lab.training import engine, saved
-from east.lab.training.scores import Batch, Cells, Scored
+from east.lab.training.scores import Cells, LazyScores, MatrixBatch
 from tests.commands import TINY
 from tests.test_interruption import INLINE, SMALL, Killed, results_of
 from tests.test_records import record
@@ -329,7 +329,7 @@ def test_matrices_of_very_many_classes_are_compared_and_scored_as_cells():
     one = Cells(200_000, [[0, 0, 2], [7, 7, 1]])
     assert one == Cells(200_000, [[7, 7, 1], [0, 0, 2]]) != Cells(200_000, [[7, 7, 1]])
     assert Cells(2, [[0, 1, 3]]) == [[0, 3], [0, 0]] != Cells(2, [[0, 1, 4]])
-    scores = Scored(Batch(None), [one], False, {})
+    scores = LazyScores(MatrixBatch(None), [one], False, {})
     assert (scores["accuracy"], scores["balanced_accuracy"], scores["f1_pos"]) == (1.0, 1.0, None)
 
 

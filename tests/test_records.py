@@ -17,7 +17,8 @@ import pytest
 from east.lab import files
 from east.lab.experiment import records
 from east.lab.experiment.ledger import Ledger
-from east.lab.experiment.record import PREFIXES, Record
+from east.lab.experiment.record import Record
+from east.lab.experiment.stored import PREFIXES
 from east.lab.settings import identity
 from east.lab.settings.command import Command
 from east.lab.settings.compose import settings

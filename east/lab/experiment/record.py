@@ -1,7 +1,6 @@
-"""What is stored about one trial, as JSON: its fields, their types and bounds, and how a text becomes a record.
+"""What is stored about one trial, how it becomes a text, and a text (stored.py) becomes a record again.
 
-Records come from other people's disks and repositories. Every value has the type and the bounds given here, or the
-record is refused with a reason. Scores that follow from a stored confusion matrix are always computed from it.
+Scores that follow from a stored confusion matrix are always computed from it.
 
 A run's file has three lines: the values, the history, the digest of both. A line of an export is slim: it leaves out
 those scores, and has the values that many records share by name (`Shared`).
@@ -9,18 +8,29 @@ those scores, and has the values that many records share by name (`Shared`).
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NotRequired, TypeAlias
+from typing import Any
 
 import numpy as np
-from pydantic import AfterValidator, ConfigDict, Field, JsonValue, TypeAdapter, ValidationError
-from typing_extensions import TypedDict
+from pydantic import ValidationError
 
 from east import metrics
 from east.choices import choose, printable
+from east.lab.experiment.stored import (
+    DATA,
+    PREFIXES,
+    STATUSES,
+    STORED,
+    VERSIONS,
+    Stored,
+    check_name,
+    check_schema,
+    explained,
+    refuse_foreign,
+    shown,
+)
 from east.lab.settings import identity
 from east.lab.settings.identity import SCHEMA, plain
 from east.lab.settings.sections import Science
@@ -39,138 +49,9 @@ from east.lab.training.scores import (
     nonzero,
 )
 
-MOST_CLASSES = 200_000
 EXPORTED_DENSE = 16  # classes; larger matrices are exported as cells
 HISTORY_POINTS = 40
-LARGEST = 1e100  # of any number, so that sums and squares stay finite
-NAME = re.compile(r"\w[\w.-]{0,99}")
 DIGEST, HISTORY = b'"digest":"', b'"history":'
-UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError, OSError)  # what a bad file can raise
-
-STRICT = ConfigDict(strict=True, extra="forbid")
-PREFIXES = {"search": "search", "trial": "seed"}  # stage -> prefix of its files' names
-STATUSES = ("done", "failed")
-IN_ORDER = Field(union_mode="left_to_right")  # the first type that fits, which is faster than the best
-Whole = Annotated[int, Field(ge=0, le=2**53)]
-Real = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
-Finite: TypeAlias = Real | Annotated[int, Field(ge=-(2**53), le=2**53)]  # an int stays an int
-TYPES = (
-    "float",
-    "int",
-    "none",
-    "str",
-    "constrained-float",
-    "constrained-int",
-    "StoredCells",
-    "StoredData",
-)  # as pydantic names alternatives
-StoredScores: TypeAlias = dict[str, Finite | list[Finite | None] | None]
-
-
-class NewerError(ValueError):
-    """A record of a later schema, which must be neither read nor overwritten."""
-
-
-def _square(matrix: list[list[int]]) -> list[list[int]]:
-    for row in matrix:
-        if len(row) != len(matrix):
-            raise ValueError(f"expected as many columns as rows, {len(matrix)}, got {len(row)}")
-    return matrix
-
-
-class StoredCells(TypedDict):
-    """A matrix of many classes: [row, column, count] of each nonzero cell."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-    classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
-    cells: list[Annotated[list[Whole], Field(min_length=3, max_length=3)]]
-
-
-def _cells(stored: StoredCells) -> Cells:
-    classes, cells = stored["classes"], stored["cells"]
-    for i, j, _ in cells:
-        if i >= classes or j >= classes:
-            raise ValueError(f"expected cells of {classes} classes, got one at row {i}, column {j}")
-    return Cells(classes, cells)
-
-
-DenseMatrix = Annotated[list[list[Whole]], Field(min_length=1), AfterValidator(_square)]
-DenseMatrices = Annotated[list[DenseMatrix], Field(min_length=1)]
-SparseMatrix = Annotated[StoredCells, AfterValidator(_cells)]
-
-
-class StoredDecision(TypedDict, total=False):
-    """A decision rule other than argmax; a mean over thresholds has one matrix for each of them."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-    rule: JsonValue
-    at: list[Finite]
-    confusion: dict[str, Annotated[DenseMatrix | SparseMatrix | DenseMatrices, IN_ORDER]]
-    scores: dict[str, StoredScores]
-
-
-class StoredBest(TypedDict, total=False):
-    """The epoch that was kept; see Best. An early record has 1.0 for epoch 1."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-    val_loss: Finite | None
-    val_metric: Finite | None
-    temperature: Finite | None
-    epoch: Finite | None
-    tie: Finite | None
-
-
-class StoredData(TypedDict, total=False):
-    """The data of a trial. positive: index of the positive class; where it is not given, 1 of two classes."""
-
-    __pydantic_config__ = ConfigDict(strict=True, extra="allow")  # type: ignore[misc]
-    name: str | None
-    fingerprint: str | None
-    sizes: dict[str, Whole] | list[Whole]
-    index_hash: str | None
-    positive: Whole | None
-
-
-class StoredEnsemble(TypedDict):
-    """How an ensemble came about; see Stacked."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-    folds: Whole
-    weights: dict[str, Finite]
-    epochs: list[Whole]
-    temperature: Finite
-    confusion: dict[str, Annotated[DenseMatrix | SparseMatrix, IN_ORDER]]
-
-
-class Stored(TypedDict):
-    """The JSON of a record. A string in place of values names what is `Shared`; what is not given has its default."""
-
-    __pydantic_config__ = STRICT  # type: ignore[misc]
-    key: str
-    config: dict[str, JsonValue]
-    seed: Whole
-    stage: Literal["search", "trial"]
-    status: Literal["done", "failed"]
-    schema: int
-    data: NotRequired[StoredData | str]
-    confusion: NotRequired[dict[str, Annotated[DenseMatrix | SparseMatrix, IN_ORDER]]]
-    scores: NotRequired[dict[str, StoredScores]]
-    decisions: NotRequired[dict[str, StoredDecision]]
-    best: NotRequired[StoredBest]
-    epochs: NotRequired[Whole]
-    stopped: NotRequired[str | None]
-    error: NotRequired[str | None]
-    seconds: NotRequired[Annotated[Finite, Field(ge=0)] | None]
-    device: NotRequired[str | None]
-    versions: NotRequired[dict[str, str] | str]
-    git: NotRequired[str | None]
-    arrays: NotRequired[str | None]
-    ensemble: NotRequired[StoredEnsemble]
-    history: NotRequired[dict[str, list[Finite | None]]]
-    digest: NotRequired[str]
-
-
-STORED, DATA, VERSIONS = TypeAdapter(Stored), TypeAdapter(StoredData), TypeAdapter(dict[str, str])
 
 
 @dataclass
@@ -358,12 +239,12 @@ def parse(content: bytes, shared: Shared, batches: Batches, whole: bool = False)
         text = (values if values[-1:].isspace() else body).rstrip(b", \n") + b"}"
     try:
         stored = STORED.validate_json(text)
-        _check_schema(stored["schema"])
+        check_schema(stored["schema"])
         if "digest" in stored:
             raise ValueError("its content has changed since it was written")
         return _record(stored, shared, batches, whole)
     except ValidationError as error:
-        _refuse_foreign(text)
+        refuse_foreign(text)
         raise ValueError(explained(error)) from None
 
 
@@ -460,50 +341,3 @@ def _positive(record: Record) -> int | None:
             c = Margins.of([matrix])
             return int(np.abs(metrics.f1(c, average="none")[0] - score).argmin())
     return None
-
-
-def check_name(name: str) -> str:
-    """A name that may become part of a path; ValueError for anything else."""
-    if not NAME.fullmatch(name):
-        raise ValueError(f"expected a plain name of letters, digits, '_', '-' and '.', got {shown(name)}")
-    return name
-
-
-def _check_schema(schema: object) -> None:
-    if isinstance(schema, int) and schema > SCHEMA:
-        raise NewerError(f"expected schema {SCHEMA}, got {shown(schema)}; it comes from a newer version of east")
-    if schema != SCHEMA:
-        raise ValueError(f"expected schema {SCHEMA}, got {shown(schema)}")
-
-
-def _refuse_foreign(text: bytes) -> None:
-    """Raise a clearer error if this is JSON of another kind, or a record of another version."""
-    try:
-        values = json.loads(text)
-    except UNREADABLE:
-        return
-    if not isinstance(values, dict):
-        raise ValueError(f"expected an object, got {type(values).__name__}")
-    _check_schema(values.get("schema"))
-
-
-def explained(error: ValidationError) -> str:
-    """What is wrong, in one line. Where a value has alternative types, the one that matched furthest counts."""
-    first = max(error.errors(include_url=False), key=lambda details: (len(details["loc"]), "error" in details["type"]))
-    if first["type"] == "json_invalid":
-        return f"it is not JSON: {first['msg'].removeprefix('Invalid JSON: ')}"
-    parts = [str(part) for part in first["loc"]]
-    place = ".".join(part for part in parts if "[" not in part and part not in TYPES)
-    if first["type"] == "missing":
-        missing = ", ".join(str(details["loc"][-1]) for details in error.errors() if details["type"] == "missing")
-        return f"expected all fields of a record, missing: {missing}"
-    if first["type"] == "extra_forbidden":
-        return f"unknown field {shown(place)}"
-    text = first["msg"].replace("Input should be", "expected").removeprefix("Value error, ")
-    return f"{printable(place) + ': ' if place else ''}{text}, got {shown(first['input'])}"
-
-
-def shown(value: object) -> str:
-    """A value from a file for use in a message: short, and without control characters."""
-    text = ascii(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

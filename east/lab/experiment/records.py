@@ -26,7 +26,8 @@ from typing import TYPE_CHECKING, BinaryIO, get_args
 
 from east.choices import ConfigError, choose, printable
 from east.lab.experiment.folder import Refused, export_files, first_line, run_files
-from east.lab.experiment.record import PREFIXES, UNREADABLE, Batches, NewerError, Record, Shared, check_name, parse
+from east.lab.experiment.record import Batches, Record, Shared, parse
+from east.lab.experiment.stored import PREFIXES, UNREADABLE, NewerError, check_name
 from east.lab.files import open_regular, read_regular, set_aside, write_atomically
 from east.lab.settings.sections import Science
 from east.lab.settings.settings import SelectionRule
