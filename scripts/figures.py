@@ -14,8 +14,10 @@ from sklearn.model_selection import cross_val_predict
 from east import metrics
 from east.confusion import Confusion
 from east.lab.experiment import records
-from east.lab.reporting import plots, statistics, tables
-from east.lab.reporting.tables import ResultTable
+from east.lab.reporting import plots, tables
+from east.lab.reporting.tables import ALL, ResultTable
+from east.losses import MetricLoss
+from east.losses.steps import linear
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPERATURES = (0.4, 0.2, 0.1, 0.05, 0.01)
@@ -51,10 +53,10 @@ def contest(table: ResultTable) -> Figure:
     panels = figure.subplots(1, len(blocks), sharey=True)
     for axes, entry in zip(panels, blocks, strict=True):
         for y, row in enumerate(METHODS):
-            if lead := entry.leads[statistics.ALL].get(row):
+            if lead := entry.leads[ALL].get(row):
                 colour = plots.ORANGE if "EAST" in row else plots.GREEN if "Metric" in row else plots.BLUE
                 axes.plot([lead.low, lead.high], [y, y], color=colour)
-                axes.plot(lead.mean, y, "o", ms=5, color=colour)
+                axes.plot(lead.difference, y, "o", ms=5, color=colour)
         axes.axvline(0, color=plots.INK, lw=0.8)
         classes = entry.block.removeprefix("held out, ")
         axes.set(title=f"{classes}, {len(entry.columns)} datasets", yticks=range(len(METHODS)))
@@ -87,13 +89,31 @@ def headline(table: ResultTable) -> Figure:
     return figure
 
 
+def steps() -> Figure:
+    """The step at several temperatures, for a threshold of 0.5. Eq. 4, arXiv 2405.20954."""
+    p, shades = torch.linspace(0, 1, 501), (plots.GREY, plots.GREEN, plots.ORANGE, plots.BLUE, plots.INK)
+    drawn = [
+        plots.Curve(p.tolist(), linear(p, torch.tensor(0.5), t).tolist(), f"T = {t:g}", colour)
+        for t, colour in zip(TEMPERATURES, shades, strict=True)
+    ]
+    axes = {"xlabel": "probability p", "ylabel": "H(p), threshold 0.5", "xlim": (0, 1), "ylim": (0, 1)}
+    return plots.curves([(drawn, axes)])
+
+
 def soft_hard() -> Figure:
     """Soft and hard metrics of a logistic regression's out-of-fold predictions on scikit-learn's digits."""
     inputs, labels = load_digits(return_X_y=True)
     model = LogisticRegression(C=0.001, max_iter=500)
-    probabilities = cross_val_predict(model, inputs, labels, method="predict_proba")
-    temperatures = [0.2 * 0.7**k for k in range(15)]
-    return plots.soft_against_hard(temperatures, *plots.softened(probabilities, labels, temperatures, ["f1", "mcc"]))
+    p = torch.as_tensor(cross_val_predict(model, inputs, labels, method="predict_proba"))
+    y, temperatures, drawn = torch.as_tensor(labels), [0.2 * 0.7**k for k in range(15)], []
+    counts = Confusion.from_predictions(p.argmax(-1), y, p.shape[-1])
+    for name, colour in {"f1": plots.BLUE, "mcc": plots.ORANGE}.items():
+        soft = [1 - float(MetricLoss(name, temperature=t)(p.log(), y)) for t in temperatures]
+        hard = [float(metrics.METRICS[name](counts))] * len(temperatures)
+        drawn += [plots.Curve(temperatures, soft, f"soft {name}", colour, "o")]
+        drawn += [plots.Curve(temperatures, hard, f"hard {name}", colour, dashed=True)]
+    axes = {"xlabel": "temperature T (falling)", "ylabel": "score", "xscale": "log", "xlim": (0.22, 0.001)}
+    return plots.curves([(drawn, axes)])
 
 
 @plots.styled
@@ -127,7 +147,7 @@ def main() -> None:
     figures = {
         "contest": contest(tables.build("contest", ROOT / "results", scanned=found)),
         "headline": headline(tables.build(tables.spec("plugin"), ROOT / "results", scanned=found)),
-        "steps": plots.steps(*plots.step_heights(TEMPERATURES), 0.5),
+        "steps": steps(),
         "soft_hard": soft_hard(),
         "worth": worth(chosen.confusion["test"]),
     }

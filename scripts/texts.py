@@ -24,7 +24,8 @@ from scipy import stats
 
 import east
 from east.lab.experiment import records
-from east.lab.reporting import cells, tables
+from east.lab.reporting import tables
+from east.lab.reporting.catalogue import Catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES, RESULTS = ROOT / "docs" / "templates", ROOT / "results"
@@ -108,15 +109,15 @@ class Numbers:
         return east.records.load(RESULTS)
 
     @cached_property
-    def _catalogue(self) -> cells.Catalogue:
-        return cells.Catalogue(records.scan(RESULTS))
+    def _catalogue(self) -> Catalogue:
+        return Catalogue(records.scan(RESULTS))
 
     @cache  # noqa: B019
     def _table(self, name: str) -> dict:
         """A table as `task=table format=json` prints it; the suffix _released asks for that variant."""
         variant = "released" if name.endswith("_released") else "clean"
         options = {"variant": variant, "scanned": self._catalogue}
-        return json.loads(tables.render(name.removesuffix("_released"), RESULTS, "json", **options))[0]
+        return json.loads(json.dumps(tables.content(tables.build(name.removesuffix("_released"), RESULTS, **options))))
 
     def words(self, number: int) -> str:
         return WORDS[number]

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 
 from east.lab.experiment import records
-from east.lab.reporting import tables, writers
+from east.lab.reporting import tables
 from tests.tracked import tracked
 
 RESULTS = Path(__file__).parents[1] / "results"
@@ -41,4 +41,4 @@ def table(stem):
 @cache
 def content(stem):
     """A table as `format=json` prints it."""
-    return json.loads(writers.json_([table(stem)], [tables.comparisons(table(stem))]))[0]
+    return json.loads(json.dumps(tables.content(table(stem))))

@@ -10,9 +10,10 @@ from scipy import stats
 
 from east.lab.data import keel
 from east.lab.experiment.records import Record
-from east.lab.reporting import plots, specs, statistics, tables, writers
-from east.lab.reporting.entries import Entry
-from east.lab.reporting.fidelity import trained_as
+from east.lab.reporting import plots, specs, tables, writers
+from east.lab.reporting.catalogue import Catalogue
+from east.lab.reporting.cells import fill
+from tests.made import put_values
 
 TABLES = [name for name in specs.names() if name.startswith("contest")]
 DECISIONS = ("", " + plug-in", " + expected")
@@ -72,14 +73,14 @@ def test_all_networks_train_alike(name):
                     "protocol=contest" in asked,
                     "'model.hidden=[64, 32]'" in asked or "model.hidden=[64,32]" in asked,
                     "split.stratify=true" in asked,
-                    cell.overrides.get("protocol.max_epochs"),
-                    cell.overrides.get("protocol.patience"),
-                    cell.overrides.get("search"),
+                    cell.request.get("protocol.max_epochs"),
+                    cell.request.get("protocol.patience"),
+                    cell.request.get("search"),
                 )
             )
     assert trainings
     assert {one for row in trainings.values() for one in row} == {(True, True, True, None, None, None)}
-    by_loss = (cell.row for cell in table.cells if cell.overrides.get("protocol.stop_by") == "loss")
+    by_loss = (cell.row for cell in table.cells if cell.request.get("protocol.stop_by") == "loss")
     own_rule = {row.partition(" + ")[0] for row in by_loss}
     assert all(row == "EAST as published" or row.endswith("stopped by its loss") for row in own_rule)
 
@@ -99,13 +100,15 @@ def test_every_loss_has_three_decisions():
 def test_runs_with_averaged_weights_are_separate_runs():
     """A record without averaged weights fills no cell that asks for them, and vice versa."""
     plain, averaged = (tables.build(name, "/nowhere").cells[0] for name in ("contest", "contest_averaged"))
-    config = plain.composed("paper").science(plain.recorded, None)
-    other = averaged.composed("paper").science(averaged.recorded, None)
+    config, other = (c.composed("paper").science("keel-car-good", None) for c in (plain, averaged))
     assert (config.hyper.average, other.hyper.average) == (None, 0.99)
     assert config.family != other.family
     for made, fits in ((config, [True, False]), (other, [False, True])):
-        entry = Entry(Record(made, seed=0, confusion={"test": [[1, 0], [0, 1]]}))
-        assert [trained_as(entry, cell) == "paper" for cell in (plain, averaged)] == fits
+        found = Catalogue([Record(made, seed=0, scores={"test": {"f1_pos": 0.5}})])
+        for cell, fitting in zip((plain, averaged), fits, strict=True):
+            cell.trained = {}
+            fill(cell, found, ["paper"])
+            assert bool(cell.values) == fitting
 
 
 def filled(seed=0):
@@ -116,7 +119,7 @@ def filled(seed=0):
         value = 0.5 if cell.row == "CE + plug-in" else 0.3 + 0.1 * random_.random()
         if cell.row == "Metric CE":
             value = (0.6 if size == 5 else 0.45) + 0.01 * (number % 3)
-        cell.values, cell.rarest = {0: value, 1: value}, size
+        put_values(cell, {0: value, 1: value}, size)
     return table
 
 
@@ -128,45 +131,43 @@ def test_leads_are_means_over_datasets_grouped_by_the_rarest_class():
     differences = [ours[column] - reference[column] for column in entry.columns]
     lead = entry.leads["all"]["Metric CE"]
     interval = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-    assert (lead.mean, lead.low, lead.high) == pytest.approx((math.fsum(differences) / len(differences), *interval))
-    assert (lead.ahead, lead.behind) == (sum(d > 0 for d in differences), sum(d < 0 for d in differences))
+    assert (lead.difference, lead.low, lead.high) == pytest.approx(
+        (math.fsum(differences) / len(differences), *interval)
+    )
+    assert (lead.wins, lead.losses) == (sum(d > 0 for d in differences), sum(d < 0 for d in differences))
     rare, common = entry.leads["fewer than 10"]["Metric CE"], entry.leads["30 or more"]["Metric CE"]
-    assert rare.mean > 0.09 > 0 > common.mean
-    assert rare.datasets + common.datasets == lead.datasets == len(entry.columns)
+    assert rare.difference > 0.09 > 0 > common.difference
+    assert rare.n + common.n == lead.n == len(entry.columns)
     assert "10 to 29" not in entry.leads
     assert "CE + plug-in" not in entry.leads["all"]
 
 
-def test_one_dataset_has_no_interval():
-    assert statistics.lead([0.1]) == statistics.Lead(0.1, None, None, 1, 0, 1)
-
-
 def test_the_page_shows_ranks_and_leads_but_no_cells():
     table = filled()
-    shown = writers.WRITERS["markdown"]([table], [[]])
+    shown = writers.WRITERS["markdown"]([table])
     assert "### held out" not in shown
     assert "Lead: mean difference to CE + plug-in" in shown
     lead = table.rankings[0].leads["all"]["Metric CE"]
-    assert f"{lead.mean:+.3f}".replace("-", "−") in shown
-    stored = json.loads(writers.WRITERS["json"]([table], [[]]))[0]
-    assert stored["rankings"][0]["leads"]["all"]["Metric CE"]["mean"] == pytest.approx(lead.mean)
+    assert f"{lead.difference:+.3f}".replace("-", "−") in shown
+    stored = json.loads(writers.WRITERS["json"]([table]))[0]
+    assert stored["rankings"][0]["leads"]["all"]["Metric CE"]["difference"] == pytest.approx(lead.difference)
     figure = plots.figure_of(table)
     assert len(figure.axes) == len(table.rankings) == 3
     losses = [label.get_text() for label in figure.axes[0].get_yticklabels()]
     ranks = table.rankings[0].ranks
     best = [min(rank for name, rank in ranks.items() if plots.loss_and_decision(name)[0] == loss) for loss in losses]
     assert all(before <= after for before, after in pairwise(best))
-    drawn = {round(float(line.get_xdata()[0]), 9) for line in figure.axes[0].lines if line.get_marker() != "None"}
-    assert drawn == {round(lead.mean, 9) for lead in table.rankings[0].leads["all"].values()}
+    drawn = {round(float(line.get_xdata()[0]), 9) for line in figure.axes[0].lines if line.get_marker() in "osD"}
+    assert drawn == {round(lead.difference, 9) for lead in table.rankings[0].leads["all"].values()}
 
 
 def test_hundreds_of_missing_runs_are_not_listed_one_by_one():
     table = tables.build("contest", "/nowhere")
     assert len(table.missing) > 400
-    shown = writers.WRITERS["text"]([table], [[]])
+    shown = writers.WRITERS["text"]([table])
     assert shown.count("east-run dataset=") == 3
     assert "east-run task=reproduce table=contest" in shown
-    assert len(json.loads(writers.WRITERS["json"]([table], [[]]))[0]["missing"]) == len(table.missing)
+    assert len(json.loads(writers.WRITERS["json"]([table]))[0]["missing"]) == len(table.missing)
 
 
 @pytest.mark.parametrize("metric", ["mcc", "gmean"])
@@ -174,7 +175,7 @@ def test_a_contest_for_another_metric_trains_no_loss_for_f1(metric):
     """Exceptions that contest.yaml makes for columns of many classes belong to its own rows."""
     cells = list(specs.blank_cells(specs.spec(f"contest_{metric}"), "clean"))
     assert {cell.block for cell in cells} == {*sets("contest")}
-    named = {cell.parameters.get("metric", cell.loss.removesuffix("_ce")) for cell in cells}
+    named = {cell.request.get("loss.metric", cell.loss.removesuffix("_ce")) for cell in cells}
     assert named == {metric, "ce", "ce_weighted", "focal", "dice", "rf", "boosting", "logistic"}
 
 
@@ -191,7 +192,7 @@ def test_the_questions_of_a_contest_are_answered_over_datasets():
     table = tables.build("contest_mcc", "/nowhere")
     for cell in table.cells:
         if cell.block == "held out, two classes":
-            cell.values = {0: draw.random() + 0.3 * (cell.row == "Metric CE")}
+            put_values(cell, {0: draw.random() + 0.3 * (cell.row == "Metric CE")})
     scores = {}
     for cell in table.blocks["held out, two classes"].values():
         scores.setdefault(cell.row, []).append(cell.values[0])
@@ -206,5 +207,5 @@ def test_the_questions_of_a_contest_are_answered_over_datasets():
         assert (pair.p, pair.low, pair.high) == pytest.approx((test.pvalue, low, high))
     first, second = sorted(pair.p for pair in pairs)
     assert sorted(pair.p_holm for pair in pairs) == pytest.approx([4 * first, max(4 * first, 3 * second)])
-    text = writers.text([table], [pairs])
+    text = writers.text([table])
     assert "over the 4 questions that the table declares, 2 of which are open" in " ".join(text.split())

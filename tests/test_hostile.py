@@ -25,7 +25,7 @@ import east
 from east.lab import cli, data
 from east.lab.data import DataError
 from east.lab.experiment import records
-from east.lab.reporting import tables
+from east.lab.reporting import writers
 from east.lab.tasks import report
 from tests.commands import TINY
 from tests.made import GOLDEN
@@ -71,7 +71,7 @@ def hostile_results(folder):
         (folder / name).mkdir()
     for file in ("studies/script.svg", f"studies/{EVIL.replace('/', '')}.svg"):
         (folder / file).write_text(f'<svg xmlns="http://www.w3.org/2000/svg">{EVIL}</svg>')
-    (folder / "tables" / "grid.md").write_text(tables.render("grid", folder, preset="quick"))
+    (folder / "tables" / "grid.md").write_text(writers.render("grid", folder, preset="quick"))
     (folder / "tables" / "theirs.md").write_text(f"# {EVIL}\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n{EVIL}")
 
 
@@ -167,7 +167,7 @@ def test_nothing_in_a_hostile_table_runs_in_a_browser(comparison, tmp_path):
 
 
 def test_text_of_a_record_stays_text_in_latex(hostile):
-    text = tables.render("grid", hostile[0], "latex", preset="quick")
+    text = writers.render("grid", hostile[0], "latex", preset="quick")
     assert not re.search(r"\\input\{evil\}", text)
     assert r"\textbackslash" in text or "evil" not in text
 
@@ -445,7 +445,7 @@ def test_what_a_record_names_is_not_imported(tmp_path, monkeypatch):
     golden = next(r for r in records.scan(GOLDEN) if r.config.loss.options.get("metric"))
     loss = golden.config.loss.model_copy(update={"metric": "evil_metric.f", "name": "metric"})
     records.write(tmp_path / "results", golden.but(config=golden.config.but(loss=loss), stage="trial"))
-    tables.render("grid", tmp_path / "results", preset="quick")
+    writers.render("grid", tmp_path / "results", preset="quick")
     assert not (tmp_path / "ran").exists()
 
 

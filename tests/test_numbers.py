@@ -104,4 +104,6 @@ def test_the_contest_follows_from_its_confusion_matrices(name, contest):
             ours = means[entry["block"], row]
             differences = [ours[column] - reference[column] for column in entry["columns"]]
             ends = stats.ttest_1samp(differences, 0).confidence_interval(0.95)
-            assert (lead["mean"], lead["low"], lead["high"]) == pytest.approx((np.mean(differences), *ends), abs=1e-9)
+            assert (lead["difference"], lead["low"], lead["high"]) == pytest.approx(
+                (np.mean(differences), *ends), abs=1e-9
+            )

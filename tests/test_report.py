@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from east.lab.reporting import html, tables
+from east.lab.reporting import html, writers
 from east.lab.tasks import report
 from tests.made import GOLDEN
 
@@ -43,7 +43,7 @@ def results(tmp_path):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "report.html").write_text("")
     (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "east_v2_1.md").write_text(tables.render("east_v2_1", GOLDEN))
+    (tmp_path / "tables" / "east_v2_1.md").write_text(writers.render("east_v2_1", GOLDEN))
     return tmp_path
 
 

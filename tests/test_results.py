@@ -23,7 +23,7 @@ def test_every_table_of_the_papers_is_committed_and_no_table_in_another_format()
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
 def test_a_table_is_rendered_from_the_records(file):
     shown = table(file.stem)
-    assert WRITERS["markdown"]([shown], [tables.comparisons(shown)]) == file.read_text()
+    assert WRITERS["markdown"]([shown]) == file.read_text()
 
 
 def test_the_command_writes_the_committed_table(tmp_path):
@@ -38,7 +38,7 @@ def test_the_command_writes_the_committed_table(tmp_path):
 
 def test_trials_with_their_own_splits_count_as_that_many_splits():
     cell = next(c for c in table("splits").cells if (c.block, c.row, c.column) == ("mammography", "F1*", "f1_positive"))
-    assert {split for split, _ in cell.splits} == set(range(10))
+    assert {split for split, _ in cell.shown.splits} == set(range(10))
     splits = tables.comparisons(table("splits"))
     over_splits = [e.n for e in splits if e.over == "split" and e.block == "mammography"]
     assert set(over_splits) == {10}
@@ -91,7 +91,7 @@ def first(first_records):
     "stem, expected", first_tables(FIRST).items(), ids=lambda value: value if isinstance(value, str) else ""
 )
 def test_the_first_records_still_give_the_first_values(stem, expected, first):
-    (written,) = json.loads(WRITERS["json"]([first(stem)], [[]]))
+    (written,) = json.loads(WRITERS["json"]([first(stem)]))
     numbers = ("n", "mean", "std", "published_mean", "published_std")
     actual = {(c["block"], c["row"], c["column"]): [c[number] for number in numbers] for c in written["cells"]}
     known = {place: values for place, values in actual.items() if values[0] or values[3] is not None}
@@ -147,5 +147,5 @@ def test_tables_do_not_depend_on_test_scores_of_searches(first_records, first):
     """Without the scores of early searches, no table changes."""
     silent = [r if r.stage == "trial" else r.but(scores={}, decisions={}) for r in first_records]
     for name in ("east_v2_1", "grid"):
-        ours, theirs = (WRITERS["csv"]([shown], [[]]) for shown in (first(name), built(name, silent)))
+        ours, theirs = (WRITERS["csv"]([shown]) for shown in (first(name), built(name, silent)))
         assert ours == theirs

@@ -100,8 +100,8 @@ def test_the_cells_of_a_table_find_the_records_of_its_commands(name, variant):
     keys = {record.key for record in made}
     assert len(made) == trials * len(keys) > 0, "every run is another experiment"
     table = tables.build(name, scanned=made, **options)
-    assert {cell.key for cell in table.cells} == keys
-    assert {(cell.settings, len(cell.values)) for cell in table.cells} == {(1, trials)}
+    assert {cell.shown.key for cell in table.cells} == keys
+    assert {(cell.shown.settings, len(cell.values)) for cell in table.cells} == {(1, trials)}
     assert not tables.plan(name, scanned=made, **options)
 
 

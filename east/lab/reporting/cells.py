@@ -1,23 +1,41 @@
-"""Which records fill a cell of a table, and how they compare with the published number. Nothing here needs torch.
+"""A table's cells: which records fill each, and how it compares with the published number. Nothing here needs torch.
 
-A cell finds the families of records that fit it, lets the selection rule choose one setting, and shows that setting's
-trials: those of the fullest preset on record (fidelity.py).
+A cell finds the families of records that its command makes under each preset, lets the selection rule choose one
+setting of each, and shows the trials of the fullest preset on record.
 """
 
+import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import TypeAlias
 
-from east.choices import choose
+from pydantic import JsonValue
+
+from east.choices import ConfigError, choose, without_imports
 from east.lab.experiment import records
+from east.lab.experiment.records import Record
 from east.lab.reporting import papers, statistics
-from east.lab.reporting.entries import Catalogue, Entry, Family, SplitSeed, point_of
-from east.lab.reporting.fidelity import PRESETS, Options, Request, cooling_rates, searched_as, trained_as, usual_splits
+from east.lab.reporting.catalogue import (
+    AXES,
+    Catalogue,
+    Family,
+    Point,
+    SplitSeed,
+    class_sizes,
+    overlap,
+    point_of,
+    score,
+)
+from east.lab.settings import compose
 from east.lab.settings.command import Command
 from east.lab.settings.compose import PAPER_DATASETS
-from east.lab.settings.settings import Settings
+from east.lab.settings.identity import SECTIONS, Json
+from east.lab.settings.sections import DatasetSection
+from east.lab.settings.settings import Grid, Protocol, Settings
 
+PRESETS = ("paper", "patience", "half", "budget", "lean", "quick")  # from the fullest to the quickest
 CUSTOM = "custom"  # training settings of no preset
 MARKS = {
     "▽": "the paper's patience: Darknet-19 at half width in mixed precision, no search and at most 400 epochs.",
@@ -35,49 +53,126 @@ MARKS = {
 }
 PRESET_MARKS = {"patience": "▽", "half": "△", "budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
 SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+", "other": "≠"}
+# What may differ between a record and a command, besides what a search varies.
+IGNORED = frozenset(("dataset.fingerprint", "dataset.path", "split.seed", "loss.code", "model.code"))
+LIMITS = ("max_epochs", "stage_epochs")  # why a trial that was still improving stopped
 
 DECISION_PREFIXES = ("plugin_", "expected_")  # of scores under a rule other than argmax
 # Scores -> the metric that a decision rule for them is made for.
 TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "mcc", "gmean": "gmean"}
 
+Options: TypeAlias = dict[str, JsonValue]  # command-line values by name
+
 summarize = lru_cache(maxsize=1 << 16)(statistics.summarize)  # a table asks for a cell's summary many times
 
 
+@dataclass(frozen=True)
+class Trials:
+    """The trials of one setting, as a cell sees them."""
+
+    values: Mapping[int, float] = field(default_factory=dict)  # seed -> score
+    records: Sequence[Record] = ()  # of all trials, also failed ones
+    is_ideal: bool = True  # trained with the settings of the cell's `ideal`
+    family: Family | None = None
+    search: str | None = None  # "grid", "halving", "part", …, see `searched_as`; None: nothing to search
+    settings: int = 0  # how many families of records fit
+    splits: Mapping[tuple[SplitSeed, int], float] = field(default_factory=dict)  # (split, seed) -> score, over splits
+
+    @property
+    def scored(self) -> list[Record]:
+        return [record for record in self.records if record.seed in self.values]
+
+    @property
+    def failed(self) -> int:
+        return sum(record.status == "failed" for record in self.records)
+
+    @property
+    def key(self) -> str | None:
+        return self.records[0].key if self.records else None
+
+    @property
+    def split(self) -> SplitSeed | None:
+        return self.records[0].config.split.seed if self.records else None
+
+    @property
+    def capped(self) -> bool:
+        """True if more than half of the trials ended at an epoch limit."""
+        return 2 * sum(record.stopped in LIMITS for record in self.scored) > len(self.scored)
+
+    @property
+    def overlap(self) -> float:
+        """Test rows / training rows, see `statistics.t_interval`."""
+        return max(map(overlap, self.scored), default=0.0)
+
+    @property
+    def rarest(self) -> int | None:
+        """The fewest validation rows of the positive class of two, or of the rarest class that has any."""
+        sizes = filter(None, (class_sizes(record, "val") for record in self.scored))
+        least = (rows[1] if len(rows) == 2 else min(filter(None, rows), default=None) for rows in sizes)
+        return min((count for count in least if count is not None), default=None)
+
+    @property
+    def sources(self) -> list[str]:
+        return sorted({record.source for record in self.records})
+
+
+NOTHING = Trials()
+
+
 @dataclass(kw_only=True)
-class Cell(Request):
-    """One number of a table: the runs it needs, the published number, and our trials."""
+class Cell:
+    """One number of a table: the command that makes it, the published number, and our trials."""
 
     block: str
     row: str
     column: str
+    request: Options  # the command's values without its preset: dataset, loss, protocol, loss.beta, …
     score: str  # "test.f1_pos", or "thresholds.test.f1_pos": the mean over decision thresholds
     position: int | None = None  # the class of a score that has one value per class
     published: papers.Published | None = None
-    findings: list[str] = field(default_factory=list)
-    trials: int | None = None  # how many the table needs
-    values: dict[int, float] = field(default_factory=dict)  # seed -> score
-    splits: dict[tuple[SplitSeed, int], float] = field(default_factory=dict)  # (split, seed) -> score, over splits
-    constant: list[float] = field(default_factory=list)  # score of always predicting one class, trial by trial
-    failed: int = 0
-    capped: bool = False  # more than half of the trials ended at an epoch limit
-    settings: int = 0  # how many families of records fit
-    split: SplitSeed | None = None
-    overlap: float = 0.0  # test rows / training rows, see statistics.t_interval
-    rule: str = "val_loss"  # that selected the setting
-    has_trials: bool = False  # whether its records hold finished trials, even if those lack this score
+    asked: int | None = None  # how many trials the table needs
+    ideal: Options = field(default_factory=dict)  # preferred settings; trials without them are second best
+    grid: Grid | None = None  # what the table's rows are searched over; None: the protocol's grid
+    rule: str = "val_loss"  # that selects the setting
     command_preset: str = "paper"  # of the command that fills it
-    preset: str | None = None  # that the records were trained by, judged by their values
-    search: str | None = None  # "grid", "halving", "part", …, see searched_as; None: nothing to search
-    is_ideal: bool = True  # trained with the settings of `ideal`
-    rarest: int | None = None  # validation rows of the positive class, or of the rarest that has any
-    key: str | None = None
-    sources: list[str] = field(default_factory=list)
-    commits: set[str] = field(default_factory=set)
-    shorter: "dict[str, Cell]" = field(default_factory=dict)  # less full preset -> the cell filled from its records
+    config_dir: str | None = None  # the user's own configs
+    listed: Family | None = None  # in a table without rows: these records, however they were trained
+    trained: dict[str, Trials] = field(
+        default_factory=dict
+    )  # by preset, judged by the records' values; the first is shown
 
-    def trained_by(self, preset: str | None) -> "Cell | None":
-        """This cell as trained by a preset; None if there is no such record."""
-        return self if preset == self.preset else self.shorter.get(preset or "")
+    @property
+    def dataset(self) -> str:
+        return str(self.request["dataset"])
+
+    @property
+    def loss(self) -> str:
+        return str(self.request["loss"])
+
+    @property
+    def protocol(self) -> str | None:
+        name = self.request.get("protocol")
+        return str(name) if name else None
+
+    @property
+    def trains_networks(self) -> bool:
+        return not compose.is_classical(self.loss, self.config_dir)
+
+    @property
+    def shown(self) -> Trials:
+        return next(iter(self.trained.values()), NOTHING)
+
+    @property
+    def preset(self) -> str | None:
+        return next(iter(self.trained), None) if self.values else None
+
+    @property
+    def values(self) -> Mapping[int, float]:
+        return self.shown.values
+
+    @property
+    def findings(self) -> list[str]:
+        return papers.findings_of(self.published) if self.published else []
 
     @property
     def measure(self) -> str:
@@ -88,12 +183,6 @@ class Cell(Request):
     @property
     def summary(self) -> statistics.Summary:
         return summarize(tuple(self.values.values()))
-
-    @property
-    def papers_protocol(self) -> bool:
-        """Whether a network was trained, searched and split as the paper says, judged by the values in the records."""
-        as_published = self.preset == "paper" and self.search in (None, "grid") and self.is_ideal
-        return as_published and self.trains_networks and self.split == usual_splits(self)[0]
 
     @property
     def difference(self) -> float | None:
@@ -110,6 +199,10 @@ class Cell(Request):
         return statistics.verdict(self.interval) if self.interval else None
 
     @property
+    def constant(self) -> list[float]:
+        return best_constant(self) if self.published else []
+
+    @property
     def constant_word(self) -> str | None:
         """The verdict on always predicting one class; see `best_constant`."""
         interval = self._against_published(self.constant)
@@ -119,15 +212,34 @@ class Cell(Request):
     def ticked(self) -> bool:
         """Reproduced or close, and no constant prediction earns as good a verdict."""
         good = ("reproduced", "close")
-        if self.word not in good:
-            return False
-        return self.constant_word not in good[: good.index(self.word) + 1]
+        return self.word in good and self.constant_word not in good[: good.index(self.word) + 1]
 
     @property
     def marks(self) -> str:
-        search = SEARCH_MARKS.get(self.search or "", "")
-        others = ("" if self.is_ideal else "‖") + ("§" if self.settings > 1 else "")
+        search = SEARCH_MARKS.get(self.shown.search or "", "")
+        others = ("" if self.shown.is_ideal else "‖") + ("§" if self.shown.settings > 1 else "")
         return PRESET_MARKS.get(self.preset or "", "") + search + others
+
+    @cached_property
+    def axes(self) -> Options:
+        """The grid axes that the command must set, because the table differs there from the protocol."""
+        if not self.grid or not self.protocol or not self.trains_networks:
+            return {}
+        usual = compose.from_file(Protocol, "protocol", self.protocol, self.config_dir).grid
+        names = ("lr", "dropout", "r")
+        axes: Options = {
+            f"protocol.grid.{name}": list(getattr(self.grid, name))
+            for name in names
+            if getattr(self.grid, name) != getattr(usual, name)
+        }
+        kind = compose.from_file(DatasetSection, "dataset", self.dataset, self.config_dir).kind
+        sizes, others = (grid.batch_sizes(self.dataset, kind, self.loss) for grid in (self.grid, usual))
+        return axes | ({"protocol.grid.batch_size": {self.dataset: list(sizes)}} if sizes != others else {})
+
+    def composed(self, preset: str) -> Settings | None:
+        """The settings of a run under a preset; None if the preset lacks a key, such as a cooling rate."""
+        grid = {"protocol.grid": self.grid.to_json()} if self.grid else {}
+        return composed(json.dumps(self.request | grid), preset, self.config_dir)
 
     def _against_published(self, values: Sequence[float]) -> statistics.Interval | None:
         if len(values) < 2 or not self.published:
@@ -135,140 +247,134 @@ class Cell(Request):
         return statistics.welch(values, self.published.mean, self.published.std)
 
 
-@dataclass(frozen=True)
-class ChosenSetting:
-    """A family's chosen setting, and the scores of its trials that have the cell's score; none if all failed."""
-
-    is_ideal: bool
-    key: str
-    values: dict[int, float]
-    family: Family
-
-    @property
-    def order(self) -> tuple[bool, int, str]:
-        return self.is_ideal, len(self.values), self.key
-
-    @property
-    def trials(self) -> list[Entry]:
-        return [entry for entry in self.family if entry.key == self.key and entry.is_trial]
-
-    @property
-    def failed(self) -> int:
-        return sum(not entry.done for entry in self.trials)
+@lru_cache(maxsize=1 << 14)
+def composed(request: str, preset: str, config_dir: str | None) -> Settings | None:
+    """The settings of a command, which is given as JSON; None if it cannot be carried out."""
+    folder = {"config_dir": config_dir} if config_dir else {}
+    try:
+        with without_imports():  # the parameters may come from someone else's record
+            return compose.settings(Command({**json.loads(request), **folder, "preset": preset}))
+    except (ConfigError, ValueError):
+        return None
 
 
-def fill(cell: Cell, catalogue: Catalogue, rule: str, accepted: Sequence[str]) -> None:
-    """Put the trials of the selected setting into a cell: those of the fullest preset that has any."""
-    cell.rule = rule
-    by_preset: dict[str, list[Family]] = {}
-    for family in catalogue.families.get((cell.recorded, cell.loss, cell.protocol), ()):
-        if cell.family and family[0].family != cell.family:
+def fill(cell: Cell, catalogue: Catalogue, accepted: Sequence[str], all_presets: bool = True) -> None:
+    """Put the trials of the selected settings into a cell by preset: of the fullest one alone, or of all accepted ones.
+
+    If no trial has the cell's score, those of the usual splits that failed or lack it are kept instead.
+    """
+    known: set[Family] = set()  # a family counts for the fullest preset that trains like it
+    without_values: list[Trials] = []
+    for preset in accepted:
+        if (settings := cell.composed(preset)) is None:
             continue
-        preset = trained_as(family[0], cell)
-        if cell.family:  # listed however it was trained
-            by_preset.setdefault(preset or CUSTOM, []).append(family)
-        elif preset and preset in accepted and (settings := cell.composed(preset)):
-            kept = _of_command(family, settings)
-            by_preset.setdefault(preset, []).extend([kept] if kept else [])
-    without_values: list[ChosenSetting] = []
-    for preset in by_preset if cell.family else accepted:
-        by_split: dict[SplitSeed, list[ChosenSetting]] = {}
-        for family in by_preset.get(preset, ()):
-            for candidate in _chosen_settings(family, cell, rule):
-                if candidate.values:
-                    by_split.setdefault(family[0].split, []).append(candidate)
-                elif cell.family or family[0].split in usual_splits(cell):
-                    without_values.append(candidate)
-        splits = list(by_split) if cell.family else [split for split in usual_splits(cell) if split in by_split]
-        if splits:
-            cell.preset = preset
-            _show(cell, splits[0], by_split, catalogue)
+        families = [
+            f for f in matching(cell, settings, catalogue) if f not in known and f.has_all_classes(cell.dataset)
+        ]
+        known |= {*families}
+        kept = [part for family in families if (part := of_command(family, settings)).records]
+        found = [trials for family in kept for trials in chosen_settings(family, cell)]
+        usual: tuple[SplitSeed, ...] = ("trial", 0) if settings.protocol.new_split else (0, "trial")
+        without_values += [trials for trials in found if not trials.values and trials.split in usual]
+        with_values = [trials for trials in found if trials.values]
+        own = next((split for split in usual if any(trials.split == split for trials in with_values)), None)
+        if own is None:
+            continue
+        shown = over_splits(own, with_values)
+        search = searched_as(grid_points(settings), shown.family, catalogue) if cell.protocol and shown.family else None
+        cell.trained[preset] = replace(shown, search=search)
+        if not all_presets:
             return
-    cell.is_ideal, cell.failed = max(((c.is_ideal, c.failed) for c in without_values), default=(True, 0))
+    if without_values and not cell.trained:
+        cell.trained[CUSTOM] = max(without_values, key=lambda trials: (trials.is_ideal, trials.failed))
 
 
-def fill_shorter(cells: Sequence[Cell], catalogue: Catalogue) -> None:
-    """Fill `shorter` for every less full preset in the column of a cell: like is compared with like."""
-    columns: dict[tuple[str, str], list[Cell]] = {}
-    for cell in cells:
-        if cell.preset in PRESETS and cell.trains_networks:
-            columns.setdefault((cell.block, cell.column), []).append(cell)
-    for column in columns.values():
-        presets = [preset for preset in PRESETS if any(cell.preset == preset for cell in column)]
-        for cell in column:
-            for preset in presets[presets.index(cell.preset or "") + 1 :]:
-                shorter = replace(cell, values={}, splits={}, failed=0)
-                fill(shorter, catalogue, cell.rule, [preset])
-                if shorter.values:
-                    cell.shorter = {**cell.shorter, preset: shorter}
+def matching(cell: Cell, settings: Settings, catalogue: Catalogue) -> list[Family]:
+    """The families of records that a cell's command makes."""
+    ignored = frozenset((IGNORED - cell.request.keys()) | cell.ideal.keys())
+    if settings.loss.options.get("average") is None:  # the record holds the average resolved from the data
+        ignored |= {"loss.average"}
+    return catalogue.alike(settings.science(settings.dataset.recorded, None), ignored)
 
 
-def _of_command(family: Family, settings: Settings) -> Family:
+def of_command(family: Family, settings: Settings) -> Family:
     """The records of a family that a command makes: at the cooling rates that it may have, and without a search only
     those at its own point, if there are any; other points were set by hand."""
-    rates = cooling_rates(settings)
-    kept = [entry for entry in family if entry.sections["annealing"].get("r") in rates]
-    if settings.searched:
-        return kept
-    point = point_of(settings.science(settings.dataset.recorded, None))
-    return [entry for entry in kept if entry.point == point] or kept
+    searched: set[Json] = {p["r"] for p in settings.grid() if "r" in p} if settings.searched else set()
+    rates = {None, *(searched or {settings.annealing.r})}
+    kept = [record for record in family.records if record.config.annealing.to_json().get("r") in rates]
+    if not settings.searched:
+        point = point_of(settings.science(settings.dataset.recorded, None))
+        kept = [record for record in kept if point_of(record.config) == point] or kept
+    return Family(kept)
 
 
-def _chosen_settings(family: Family, cell: Cell, rule: str) -> Iterator[ChosenSetting]:
+def chosen_settings(family: Family, cell: Cell) -> Iterator[Trials]:
     """The setting that the rule chooses; of a family that is listed but was never searched, every setting."""
-    key = records.select((entry.record for entry in family), rule)
+    key = records.select(family.records, cell.rule)
     keys = [key] if key else []
-    if key is None and not any(entry.done and not entry.is_trial for entry in family):
-        tried = list(dict.fromkeys(entry.key for entry in family if entry.is_trial))
-        none_done = not any(entry.done for entry in family)  # a rule chooses only among what succeeded
-        keys = tried if cell.family else tried[:1] if none_done else []
-    ideal = {tuple(name.split(".")): value for name, value in cell.ideal.items()}
-    sections = family[0].sections
-    is_ideal = all(sections[section].get(name) == value for (section, name), value in ideal.items())
+    if key is None and not family.searched:
+        tried = list(dict.fromkeys(record.key for record in family.trials))
+        none_done = all(record.status == "failed" for record in family.records)  # a rule chooses only among successes
+        keys = tried if cell.listed else tried[:1] if none_done else []
+    stored = {f"{name}.{key}": v for name in SECTIONS for key, v in getattr(family.config, name).to_json().items()}
+    is_ideal = cell.ideal.items() <= stored.items()
     for key in keys:
-        trials = [entry for entry in family if entry.key == key and entry.is_trial]
-        values = {e.seed: value for e in trials if (value := e.value(cell.score, cell.position)) is not None}
-        yield ChosenSetting(is_ideal, key, dict(sorted(values.items())), family)
+        trials = sorted((r for r in family.trials if r.key == key), key=lambda record: record.seed)
+        values = {r.seed: value for r in trials if (value := score(r, cell.score, cell.position)) is not None}
+        yield Trials(values, trials, is_ideal, family)
 
 
-def _show(
-    cell: Cell, split: SplitSeed, by_split: Mapping[SplitSeed, list[ChosenSetting]], catalogue: Catalogue
-) -> None:
-    """Fill the cell from one split; `cell.splits` gets the scores on all splits."""
-    best = {split: max(candidates, key=lambda candidate: candidate.order) for split, candidates in by_split.items()}
-    shown = best[split]
-    cell.split = split
-    trials = shown.trials
-    scored = [entry for entry in trials if entry.seed in shown.values]
-    cell.key, cell.values, cell.is_ideal = shown.key, shown.values, shown.is_ideal
-    cell.failed = shown.failed
-    cell.settings = sum(candidate.is_ideal == shown.is_ideal for candidate in by_split[split])
-    cell.rarest = min((entry.rarest for entry in scored if entry.rarest is not None), default=None)
-    cell.capped = 2 * sum(entry.at_limit for entry in scored) > len(scored)
-    cell.sources = sorted({entry.record.source for entry in trials})
-    cell.commits = {entry.record.git for entry in trials if entry.record.git}
-    cell.overlap = max((entry.overlap for entry in scored), default=0.0)
-    cell.search = None if cell.family else searched_as(cell, cell.preset, shown.family, catalogue)
-    cell.constant = best_constant(scored, cell) if cell.published else []
-    # With a split per trial only those trials count: several trials of one split would give it more weight.
+def over_splits(own: SplitSeed, found: Sequence[Trials]) -> Trials:
+    """The setting to show of one split, with its scores on all splits.
+
+    With a split per trial only those trials count: several trials of one split would give it more weight.
+    """
+    best: dict[SplitSeed | None, Trials] = {}
+    for trials in sorted(found, key=lambda trials: (trials.is_ideal, len(trials.values), trials.key)):
+        best[trials.split] = trials
+    splits: dict[tuple[SplitSeed, int], float] = {}
     if "trial" in best:
-        cell.splits = {(seed, seed): value for seed, value in best["trial"].values.items()}
+        splits = {(seed, seed): value for seed, value in best["trial"].values.items()}
     elif len(best) > 1:
-        cell.splits = {(split, seed): v for split, chosen in best.items() for seed, v in chosen.values.items()}
+        splits = {(split or 0, seed): v for split, trials in best.items() for seed, v in trials.values.items()}
+    fitting = sum(trials.split == own and trials.is_ideal == best[own].is_ideal for trials in found)
+    return replace(best[own], splits=splits, settings=fitting)
 
 
-def best_constant(trials: Sequence[Entry], cell: Cell) -> list[float]:
+def grid_points(settings: Settings) -> set[Point]:
+    """The points that a command searches; axes that are not searched have their fixed value."""
+    fixed = {name: getattr(settings.hyper, name) for name in AXES[:-1]} | {"r": None}
+    return {tuple((fixed | p)[name] for name in AXES) for p in settings.grid()} if settings.searched else set()
+
+
+def searched_as(grid: set[Point], family: Family, catalogue: Catalogue) -> str | None:
+    """How the grid was searched: "grid", "halving", "part", "wider", "other"; None if there is nothing to search.
+
+    The rounds of successive halving differ in their epochs.
+    """
+    searched = family.searched
+    if not grid:
+        return None
+    if grid <= searched:
+        return "grid" if grid == searched else "wider"
+    if searched - grid:
+        return "other"
+    rounds = catalogue.alike(family.config, frozenset({"protocol.max_epochs"}))
+    return "halving" if searched and grid <= set[Point]().union(*(other.searched for other in rounds)) else "part"
+
+
+def best_constant(cell: Cell) -> list[float]:
     """The score of always predicting one class, trial by trial, for the class that comes closest to the paper.
 
     Not for the class that scores highest: if a paper publishes F1 0.00, the rival is "never positive".
     """
-    name = cell.score.rpartition(".")[2]
-    counts = [entry.actual for entry in trials if entry.actual]
+    counts = [rows for record in cell.shown.scored if (rows := class_sizes(record, "test"))]
     if not counts or not cell.published:
         return []
+    name, published = cell.score.rpartition(".")[2], cell.published.mean
     scores = [[constant_score(name, c, k, cell.position) for c in counts] for k in range(len(counts[0]))]
     known = [[score for score in row if score is not None] for row in scores]
-    published = cell.published.mean
     return min(known, key=lambda row: abs(sum(row) / max(len(row), 1) - published))
 
 
@@ -302,7 +408,7 @@ def decided(score: str, decision: str) -> str:
 
 def typed_command(cell: Cell) -> Command:
     """The command that fills a cell, without its preset."""
-    return Command(cell.choices | cell.ideal | cell.axes)
+    return Command(cell.request | cell.ideal | cell.axes)
 
 
 def command(cell: Cell) -> str:

@@ -4,9 +4,11 @@ The numbers are in published.yaml, the findings in findings.yaml.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from east.choices import choose
 from east.lab.files import yaml_content
@@ -15,7 +17,6 @@ HERE = Path(__file__).resolve().parent
 PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
 BASELINES = ("rf", "ccs")  # the papers' rows without a network, judged by macro F1 and plain accuracy
 MULTICLASS = {"cifar10": 10, "caltech256": 257}  # dataset -> number of classes
-STATUSES = ("confirmed", "suspected", "open")
 
 # The papers' names -> ours. Which of our scores a metric is depends on the paper: see `score_of`.
 LOSSES = {
@@ -39,29 +40,30 @@ SCORES = (
     *("auroc", "auroc_thresholded", "average_precision", "precision", "recall", "trained_for"),
 )
 
-# The released-code variant of a table uses these instead (see findings.yaml).
+# The released-code variant of a table types these instead (see findings.yaml).
 RELEASED_DATASETS = {"adult": "adult_released"}
 RELEASED_LOSSES: dict[str, dict[str, str | int]] = {
     "dice": {"loss": "dice_released"},
     "wmw": {"loss": "wmw_released"},
     "btg_f1": {"loss": "btg_released"},
-    "btg_f2": {"loss": "btg_released", "beta": 2},
-    "btg_f3": {"loss": "btg_released", "beta": 3},
-    "btg_accuracy": {"loss": "btg_released", "metric": "accuracy"},
-    "btg_auroc": {"loss": "btg_released", "metric": "auroc"},
+    "btg_f2": {"loss": "btg_released", "loss.beta": 2},
+    "btg_f3": {"loss": "btg_released", "loss.beta": 3},
+    "btg_accuracy": {"loss": "btg_released", "loss.metric": "accuracy"},
+    "btg_auroc": {"loss": "btg_released", "loss.metric": "auroc"},
 }
 # It also prefers these settings, by protocol; until such trials exist, others are shown with a mark.
 RELEASED_PROTOCOLS: dict[str, dict[str, str]] = {"btg": {"protocol.val_reduce": "batch_mean"}}
 LOGIT_JUDGED = ("bce", "wmw", "ap_perf")  # losses whose raw outputs the released code thresholds
 
-Betas = tuple[tuple[str, float], ...]  # (class, beta), …
+Betas: TypeAlias = tuple[tuple[str, float], ...]  # (class, beta), …
 
 
-@dataclass(frozen=True)
-class Published:
+class Published(BaseModel):
     """A number of a paper: mean and standard deviation over ten trials. published.yaml explains the fields."""
 
-    paper: str
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    paper: Literal["east_v2", "east_v1", "btg"]
     table: int
     dataset: str
     loss: str
@@ -69,7 +71,7 @@ class Published:
     mean: float
     std: float
     row: int | None = None
-    class_: str | None = None  # for precision and recall of one class
+    class_: str | None = Field(None, alias="class")  # for precision and recall of one class
     beta: float | None = None
     beta_class: str | None = None
     block: str | None = None
@@ -80,71 +82,50 @@ class Published:
 
     @property
     def our_beta(self) -> Betas | None:
-        return pairs({self.beta_class: self.beta}) if self.beta_class and self.beta is not None else None
+        return ((self.beta_class, self.beta),) if self.beta_class and self.beta is not None else None
 
-    @property
-    def places(self) -> int:
-        """Decimals of the mean, as printed."""
-        return 2 if self.paper == "btg" else 3
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """Matches published cells by field; a field without values matches anything."""
-
-    paper: tuple[str, ...] = ()
-    table: tuple[int, ...] = ()
-    dataset: tuple[str, ...] = ()
-    loss: tuple[str, ...] = ()
-    metric: tuple[str, ...] = ()
-    class_: tuple[str, ...] = ()
-
-    def matches(self, cell: Published) -> bool:
-        return all(not values or getattr(cell, name) in values for name, values in vars(self).items())
+    def __format__(self, style: str) -> str:
+        """As printed in the paper, such as "0.750 ± 0.02"."""
+        return f"{self.mean:.{2 if self.paper == 'btg' else 3}f} ± {self.std:.2f}"
 
 
-@dataclass(frozen=True)
-class Footnote:
-    """What is known or suspected about some published numbers; without cells, about the text of a paper."""
+class Footnote(BaseModel):
+    """What is known or suspected about some published numbers; without cells, about the text of a paper.
+
+    A pattern of `cells` matches published numbers by field: each has the value that is given, or one of them.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
 
     id: str
-    status: str
+    status: Literal["confirmed", "suspected", "open"]
     text: str
     evidence: str
-    cells: tuple[Pattern, ...]
+    cells: tuple[dict[str, Any], ...]
 
 
 @cache
 def cells() -> list[Published]:
     """The 341 published cells."""
-    return [Published(**_attributes(cell)) for cell in yaml_content(HERE / "published.yaml")["cells"]]
+    return [Published.model_validate(cell) for cell in yaml_content(HERE / "published.yaml")["cells"]]
 
 
 @cache
 def findings() -> list[Footnote]:
     """Everything in findings.yaml."""
-    as_tuple = lambda value: tuple(value) if isinstance(value, list) else (value,)  # noqa: E731
-    result = []
-    for entry in yaml_content(HERE / "findings.yaml")["findings"]:
-        choose("status", entry["status"], STATUSES)
-        patterns = ({name: as_tuple(value) for name, value in _attributes(p).items()} for p in entry["cells"])
-        result.append(Footnote(**entry | {"cells": tuple(Pattern(**pattern) for pattern in patterns)}))
-    return result
+    return [Footnote.model_validate(entry) for entry in yaml_content(HERE / "findings.yaml")["findings"]]
 
 
-def _attributes(entry: Mapping) -> dict:
-    """Rename `class`, a Python keyword."""
-    return {"class_" if name == "class" else name: value for name, value in entry.items()}
+def matches(pattern: Mapping[str, Any], cell: Published) -> bool:
+    """True if a finding's pattern is about a published number."""
+    values = vars(cell) | {"class": cell.class_}
+    return all(values[name] in (wanted if isinstance(wanted, list) else [wanted]) for name, wanted in pattern.items())
 
 
-def pairs(beta: Mapping[str, float] | None) -> Betas | None:
-    """Betas by class as a hashable tuple."""
-    return tuple(beta.items()) if beta else None
-
-
+@cache
 def findings_of(cell: Published) -> list[str]:
     """Ids of the findings about a published cell."""
-    return [finding.id for finding in findings() if any(pattern.matches(cell) for pattern in finding.cells)]
+    return [finding.id for finding in findings() if any(matches(pattern, cell) for pattern in finding.cells)]
 
 
 def shown(score: str) -> str:
@@ -172,7 +153,7 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
         known = choose("score", SHOWN.get(name, name), SCORES)
         return f"{rule}{dot}test.{STORED.get(known, known)}"
     if paper == "btg":
-        return f"thresholds.test.{BTG_METRICS[choose('metric', metric, BTG_METRICS)]}"
+        return f"thresholds.test.{BTG_METRICS[metric]}"
     if metric == "f1":
         return "test.f1_macro" if baseline or dataset in MULTICLASS else "test.f1_pos"
     if metric == "acc" and dataset == "caltech256" and not baseline:
@@ -180,7 +161,7 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
     return f"test.{METRICS[choose('metric', metric, METRICS)]}"
 
 
-def published_for(dataset: str, loss: str, protocol: str | None, score: str) -> Published | None:
+def published_for(dataset: str, loss: str, protocol: str, score: str) -> Published | None:
     """The first published number for this dataset, loss, protocol and score; not one of a single class."""
     clean = {released: name for name, released in RELEASED_DATASETS.items()}.get(dataset, dataset)
     same_run = (c for c in cells() if (c.dataset, c.our_loss, PROTOCOLS[c.paper]) == (clean, loss, protocol))

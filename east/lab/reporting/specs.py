@@ -20,10 +20,10 @@ nothing else. `figure` is dots, lines, ranks or leads. `reference` is the row to
 with a smaller grid searches that one, again for all rows.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from functools import cache
 from itertools import product
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
@@ -31,8 +31,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, m
 from east.choices import ConfigError, choose, groups
 from east.lab.files import yaml_content
 from east.lab.reporting import papers
-from east.lab.reporting.cells import Cell, decided
-from east.lab.reporting.fidelity import Options, Request
+from east.lab.reporting.cells import Cell, Options, decided
 from east.lab.settings.settings import Grid
 
 VARIANTS = ("clean", "released")
@@ -49,22 +48,23 @@ class Strict(BaseModel):
 
 
 class RowSpec(Strict):
-    """A loss with its parameters; `overrides` collects annealing=… and every key with a dot."""
+    """A loss with its beta; `typed` collects annealing=… and every key with a dot."""
 
     loss: str
     beta: float | dict[str, JsonValue] | None = None
     class_: str | None = Field(None, alias="class")
     block: str | None = None
     decision: DecisionName | None = None
-    released: Options = {}
-    overrides: Options = {}
+    released: Options = {}  # what its released variant types instead
+    typed: Options = {}
 
     @model_validator(mode="before")
     @classmethod
     def _collect(cls, values: Options) -> Options:
-        overrides = {name: value for name, value in values.items() if "." in name or name == "annealing"}
-        fields = {name: value for name, value in values.items() if name not in overrides}
-        return fields | ({"overrides": overrides} if overrides else {})
+        typed = {name: value for name, value in values.items() if "." in name or name == "annealing"}
+        return {name: value for name, value in values.items() if name not in typed} | (
+            {"typed": typed} if typed else {}
+        )
 
 
 class ColumnsSpec(Strict):
@@ -87,7 +87,7 @@ class Question(Strict):
 
 
 class Spec(Strict):
-    """A table. Without `rows` it has one per setting on record, limited to `datasets`, `losses`, `families`."""
+    """A table. Without `rows` it has one per setting on record, limited to `datasets` and `losses`."""
 
     name: str
     title: str
@@ -114,7 +114,6 @@ class Spec(Strict):
     next: str | None = None  # what to do next, printed below the table's answer
     datasets: tuple[str, ...] | None = None
     losses: tuple[str, ...] | None = None
-    families: tuple[str, ...] | None = None
     scores: tuple[str, ...] = ()
 
     @model_validator(mode="before")
@@ -160,18 +159,17 @@ def spec(name: str, config_dir: str | None = None) -> Spec:
     return table
 
 
-def _values(name: str, config_dir: str | None) -> Options:
+def _values(name: str, config_dir: str | None) -> dict[str, Any]:
     """The values in a table's file, merged into its base."""
     values = yaml_content(groups(config_dir)["table"][choose("table", name, names(config_dir))])
-    base = values.get("base")
-    if not base:
+    if "base" not in values:
         return values
-    values = {key: value for key, value in values.items() if key != "base"}
-    shared = dict(_values(base, config_dir))
+    shared = dict(_values(values["base"], config_dir))
     if "rows" in values:  # a column's exceptions belong to the rows that they were written for
         columns = shared["columns"] if isinstance(shared["columns"], list) else [shared["columns"]]
-        shared["columns"] = [{key: value for key, value in dict(axes).items() if key != "rows"} for axes in columns]  # type: ignore[arg-type]
-    return shared | values | {"overrides": {**shared.get("overrides", {}), **values.get("overrides", {})}}  # type: ignore[dict-item, return-value]
+        shared["columns"] = [{key: value for key, value in axes.items() if key != "rows"} for axes in columns]
+    overrides = {**shared.get("overrides", {}), **values.get("overrides", {})}
+    return {key: value for key, value in (shared | values).items() if key != "base"} | {"overrides": overrides}
 
 
 def usual_preset(table: Spec) -> str:
@@ -179,13 +177,15 @@ def usual_preset(table: Spec) -> str:
     return "paper" if table.paper else table.preset or "lean"
 
 
-def blank_cells(table: Spec, variant: str) -> Iterator[Cell]:
-    """The empty cells of a table: rows times columns, each with its published number."""
+def blank_cells(table: Spec, variant: str, **common: Any) -> Iterator[Cell]:
+    """The empty cells of a table: rows times columns, each with its published number; `common` is for every cell."""
     for axes in table.columns:
         rows = dict(_decided(table, {label: axes.rows.get(label, row) for label, row in table.rows.items()}))
         for (dataset_label, words), (label, row) in product(_labelled(axes.dataset), rows.items()):
             dataset, *options = words.split()
-            request = _request(table, row, dataset, options, variant)
+            typed = {f"dataset.{name}": yaml.safe_load(text) for name, text in (word.split("=", 1) for word in options)}
+            request = _request(table, row, dataset, typed, variant)
+            ideal = papers.RELEASED_PROTOCOLS.get(str(request.get("protocol")), {}) if variant == "released" else {}
             classes = axes.class_ or (row.class_ or table.class_,)
             for class_name, (name, metric) in product(classes, _labelled(table.metric or axes.metric)):
                 per_class = metric in ("precision", "recall")
@@ -194,42 +194,31 @@ def blank_cells(table: Spec, variant: str) -> Iterator[Cell]:
                 by_metric = table.blocks == "metric"
                 block, column = (score_label, dataset_label) if by_metric else (dataset_label, score_label)
                 block = axes.block or block
-                published = _published(table, row, dataset, metric, of_class)
                 yield Cell(
                     block=f"{block}, {row.block}" if row.block else block,
                     row=label,
                     column=column,
+                    request=request,
+                    ideal=dict(ideal),
                     score=_score(table, row, dataset, metric, variant),
                     position=CLASS_INDEX[dataset][of_class] if of_class else POSITIVE if per_class else None,
-                    published=published,
-                    findings=papers.findings_of(published) if published else [],
-                    trials=table.trials,
-                    **vars(request),
+                    published=_published(table, row, dataset, metric, of_class),
+                    asked=table.trials,
+                    grid=table.grid,
+                    **common,
                 )
 
 
-def _request(table: Spec, row: RowSpec, dataset: str, options: Sequence[str], variant: str) -> Request:
-    """The runs that fill a row's cells."""
-    overrides: Options = {f"dataset.{name}": value for name, value in map(_option, options)}
-    overrides |= table.overrides | row.overrides
-    parameters: Options = {"beta": row.beta} if row.beta is not None else {}
-    parameters |= {n.removeprefix("loss."): overrides.pop(n) for n in list(overrides) if n.startswith("loss.")}
-    ideal: Options = {}
-    protocol, loss = table.protocol, row.loss
+def _request(table: Spec, row: RowSpec, dataset: str, options: Options, variant: str) -> Options:
+    """What is typed to fill a row's cells."""
+    request: Options = {"dataset": dataset, "loss": row.loss, "protocol": table.protocol}
+    beta = {"loss.beta": row.beta} if row.beta is not None else {}
+    typed = options | table.overrides | row.typed
+    request |= beta | {name: value for name, value in typed.items() if name.startswith("loss.")} | typed
     if variant == "released":
-        parameters |= papers.RELEASED_LOSSES.get(row.loss, {}) | row.released
-        loss, protocol = str(parameters.pop("loss", loss)), str(parameters.pop("protocol", protocol))
-        dataset = papers.RELEASED_DATASETS.get(dataset, dataset)
-        ideal |= papers.RELEASED_PROTOCOLS.get(protocol, {})
-    return Request(
-        dataset=dataset,
-        loss=loss,
-        protocol=protocol,
-        parameters=parameters,
-        overrides=overrides,
-        ideal=ideal,
-        grid=table.grid,
-    )
+        request |= {"dataset": papers.RELEASED_DATASETS.get(dataset, dataset)}
+        request |= papers.RELEASED_LOSSES.get(row.loss, {}) | row.released
+    return request if request["protocol"] else {name: value for name, value in request.items() if name != "protocol"}
 
 
 def _published(table: Spec, row: RowSpec, dataset: str, metric: str, of_class: str | None) -> papers.Published | None:
@@ -262,8 +251,3 @@ def _decided(table: Spec, rows: Mapping[str, RowSpec | None]) -> Iterator[tuple[
 def _labelled(axis: Labels) -> list[tuple[str, str]]:
     """(label, entry). In a list an entry is its own label; of "keel set=abalone19", the label is abalone19."""
     return list(axis.items()) if isinstance(axis, dict) else [(entry.rpartition("=")[2], entry) for entry in axis]
-
-
-def _option(text: str) -> tuple[str, JsonValue]:
-    name, _, value = text.partition("=")
-    return name, yaml.safe_load(value)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from scipy import stats
@@ -28,23 +28,9 @@ MEANING = (  # of the words of `verdict`
     "earns that word too."
 )
 WORDS = ("reproduced", "close", "differs", "imprecise")
-ALL = "all"  # name of the group of all datasets in a table's leads
 
 
-@dataclass(frozen=True)
-class Lead:
-    """By how much a method is ahead of another, over datasets; `low` and `high` need at least two datasets."""
-
-    mean: float
-    low: float | None
-    high: float | None
-    ahead: int
-    behind: int
-    datasets: int
-
-
-@dataclass(frozen=True)
-class Interval:
+class Interval(NamedTuple):
     low: float
     high: float
 
@@ -62,13 +48,14 @@ class Summary:
 
 @dataclass(frozen=True)
 class Paired:
-    """Paired difference a - b: its mean with interval, how often a is ahead, and a two-sided p-value."""
+    """Paired difference a - b: its mean with interval, how often a is ahead and behind, and a two-sided p-value."""
 
     n: int
-    difference: float | None
+    difference: float
     low: float | None
     high: float | None
     wins: int
+    losses: int
     p: float | None
 
 
@@ -94,30 +81,29 @@ def summarize(values: Sequence[float]) -> Summary:
     return Summary(n, mean, std, low, high)
 
 
-def t_interval(values: Sequence[float], overlap: float = 0.0) -> tuple[float, float]:
+def t_interval(values: Sequence[float], overlap: float = 0.0) -> Interval:
     """Student's interval for the mean of at least two values.
 
     `overlap` is test size / training size if the trials are random re-splits of the same data. Their values are then
     correlated, and the variance of the mean is s² (1/n + overlap) instead of s²/n (Nadeau and Bengio, 2003).
     """
-    n = _at_least(2, values)
-    error = float(np.std(values, ddof=1)) * math.sqrt(1 / n + overlap)
-    return _student(float(np.mean(values)), error, n - 1)
+    error = float(np.std(values, ddof=1)) * math.sqrt(1 / len(values) + overlap)
+    return _student(float(np.mean(values)), error, len(values) - 1)
 
 
 def published_interval(mean: float, std: float) -> Interval:
     """The interval of a published mean of ten trials, computed as for our own means."""
     error = max(std, PUBLISHED_STD_FLOOR) / math.sqrt(PUBLISHED_TRIALS)
-    return Interval(*_student(mean, error, PUBLISHED_TRIALS - 1))
+    return _student(mean, error, PUBLISHED_TRIALS - 1)
 
 
 def welch(ours: Sequence[float], mean: float, std: float) -> Interval:
     """Welch's interval for the mean of `ours` minus a published mean of ten trials, whose std is at least 0.005."""
-    n = _at_least(2, ours)
+    n = len(ours)
     a = float(np.var(ours, ddof=1)) / n
     b = max(std, PUBLISHED_STD_FLOOR) ** 2 / PUBLISHED_TRIALS
     freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (PUBLISHED_TRIALS - 1))
-    return Interval(*_student(math.fsum(ours) / n - mean, math.sqrt(a + b), freedom))
+    return _student(math.fsum(ours) / n - mean, math.sqrt(a + b), freedom)
 
 
 def verdict(difference: Interval) -> str:
@@ -135,8 +121,8 @@ def verdict(difference: Interval) -> str:
     return "close" if inside else "differs"
 
 
-def paired(a: Mapping[Split, float], b: Mapping[Split, float], overlap: float | None = None) -> Paired:
-    """Compare two losses over the seeds, splits or datasets that both have: label -> score.
+def paired(a: Mapping[Split, float], b: Mapping[Split, float], overlap: float | None = None) -> Paired | None:
+    """Compare two losses over the seeds, splits or datasets that both have: label -> score. None if they share none.
 
     The p-value is that of the sign-flip test: if neither is better, every difference could as well have the other sign.
     It is exact and needs no normality; its smallest value is 2^(1-n), so few trials can never look convincing. With
@@ -145,12 +131,14 @@ def paired(a: Mapping[Split, float], b: Mapping[Split, float], overlap: float | 
     """
     differences = [a[label] - b[label] for label in a if label in b]
     n = len(differences)
-    mean = math.fsum(differences) / n if n else None
-    vary = n > 1 and max(differences) - min(differences) > 1e-12  # otherwise the error of the mean is unknown
+    if not n:
+        return None
+    vary = max(differences) - min(differences) > 1e-12  # otherwise the error of the mean is unknown
     low, high = t_interval(differences, overlap or 0.0) if vary else (None, None)
     t_test = vary and overlap is not None
     p = None if n < 2 else corrected_t(differences, overlap or 0.0) if t_test else sign_flip(differences)
-    return Paired(n, mean, low, high, sum(d > 0 for d in differences), p)
+    ahead, behind = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
+    return Paired(n, math.fsum(differences) / n, low, high, ahead, behind, p)
 
 
 def corrected_t(differences: Sequence[float], overlap: float) -> float:
@@ -158,14 +146,13 @@ def corrected_t(differences: Sequence[float], overlap: float) -> float:
 
     Without overlap it is Student's.
     """
-    n = _at_least(2, differences)
-    error = np.std(differences, ddof=1) * math.sqrt(1 / n + overlap)
-    return float(2 * stats.t.sf(abs(np.mean(differences)) / error, n - 1))
+    error = np.std(differences, ddof=1) * math.sqrt(1 / len(differences) + overlap)
+    return float(2 * stats.t.sf(abs(np.mean(differences)) / error, len(differences) - 1))
 
 
 def sign_flip(differences: Sequence[float]) -> float:
     """Two-sided p-value: the share of sign patterns whose mean is at least as far from 0 as the observed one."""
-    n = _at_least(1, differences)
+    n = len(differences)
     if n <= EXACT_FLIPS:
         signs = np.array(list(itertools.product((1.0, -1.0), repeat=n)))
     else:
@@ -196,34 +183,24 @@ def by_split(values: Mapping[tuple[Split, int], float]) -> dict[Split, float]:
     return {split: math.fsum(scores) / len(scores) for split, scores in splits.items()}
 
 
-def mean_ranks(scores: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Average rank of each method over the columns they all share; 1 is best, ties share their mean rank.
+def ranked(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
+    """The rank of each method [methods, columns] in each column that they share; 1 is best, ties share their mean rank.
 
-    >>> mean_ranks({"f1": [0.9, 0.8], "ce": [0.7, 0.8]})
-    {'f1': 1.25, 'ce': 1.75}
+    >>> ranked({"f1": [0.9, 0.8], "ce": [0.7, 0.8]}).tolist()
+    [[1.0, 1.5], [2.0, 1.5]]
     """
-    ranks = stats.rankdata(-np.array(list(scores.values()), dtype=float), axis=0)
-    return dict(zip(scores, ranks.mean(1).tolist(), strict=True))
+    return stats.rankdata(-np.array(list(scores.values()), dtype=float), axis=0)
 
 
-def lead(differences: Sequence[float]) -> Lead:
-    """The mean of differences over datasets with its t interval, and on how many a method is ahead and behind."""
-    low, high = t_interval(differences) if len(differences) > 1 else (None, None)
-    ahead, behind = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    return Lead(math.fsum(differences) / len(differences), low, high, ahead, behind, len(differences))
+def friedman(ranks: np.ndarray) -> tuple[float, float]:
+    """Chi-square and p-value of "all methods rank alike" for ranks [k, n], ties accounted for (Friedman, 1937).
 
-
-def friedman(scores: Mapping[str, Sequence[float]]) -> tuple[float, float]:
-    """Chi-square and p-value of "all methods rank alike", ties accounted for (Friedman, 1937); at least two methods."""
-    table = np.array(list(scores.values()), dtype=float)
-    if (table == table[0]).all():  # every column is one tie
-        return 0.0, 1.0
-    if len(table) == 2:  # SciPy wants three: with two, the chi-square of the sign test without continuity correction
-        ahead, behind = (table[0] > table[1]).sum(), (table[0] < table[1]).sum()
-        chi_square = float((ahead - behind) ** 2 / (ahead + behind))
-        return chi_square, float(stats.chi2.sf(chi_square, 1))
-    result = stats.friedmanchisquare(*table)
-    return float(result.statistic), float(result.pvalue)
+    (k - 1) sum_j (sum_i d_ji)² / sum_ji d_ji², where d_ji is the distance of a rank from the mean rank (k + 1) / 2.
+    """
+    distances = ranks - (len(ranks) + 1) / 2
+    spread = (distances**2).sum()
+    chi_square = (len(ranks) - 1) * float((distances.sum(1) ** 2).sum() / spread) if spread else 0.0
+    return chi_square, float(stats.chi2.sf(chi_square, len(ranks) - 1))
 
 
 def critical_difference(methods: int, columns: int) -> float:
@@ -250,18 +227,12 @@ def sign_test(differences: Sequence[float], rope: float = 0.01, prior: float = 1
     return SignTest(*(np.bincount(shares.argmax(1), minlength=3) / POSTERIOR_DRAWS).tolist())
 
 
-def _student(mean: float, error: float, freedom: float) -> tuple[float, float]:
+def _student(mean: float, error: float, freedom: float) -> Interval:
     half = _t_quantile(freedom) * error
-    return mean - half, mean + half
+    return Interval(mean - half, mean + half)
 
 
 @cache
 def _t_quantile(freedom: float) -> float:
     """Of two-sided intervals; cached, because a table needs the same few thousands of times and SciPy is slow."""
     return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
-
-
-def _at_least(count: int, values: Sequence[float]) -> int:
-    if len(values) < count:
-        raise ValueError(f"expected at least {count} values, got {len(values)}")
-    return len(values)

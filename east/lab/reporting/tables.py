@@ -1,39 +1,39 @@
-"""Tables: records beside the published numbers, in Markdown, LaTeX, CSV, JSON and plain text. Nothing here needs torch.
+"""Tables: records beside the published numbers, compared with each other and ranked. Nothing here needs torch.
 
-specs.py says what a table consists of, cells.py which records fill a cell and how it is judged, fidelity.py how fully
-they follow the protocol, writers.py how a table looks.
+specs.py says what a table consists of, cells.py which records fill a cell and how it is judged, writers.py how a table
+looks.
 """
 
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple, TypeAlias
 
 from east.choices import choose
 from east.lab.experiment import records
 from east.lab.experiment.records import Record
-from east.lab.reporting import papers, recorded, statistics, writers
-from east.lab.reporting.cells import TUNED_FOR, Cell, command, decided, fill, fill_shorter, typed_command
-from east.lab.reporting.entries import Catalogue
-from east.lab.reporting.fidelity import PRESETS
-from east.lab.reporting.recorded import labels
-from east.lab.reporting.specs import VARIANTS, Question, Spec, blank_cells, names, papers_tables, spec, usual_preset
+from east.lab.reporting import listed, papers, statistics
+from east.lab.reporting.catalogue import Catalogue
+from east.lab.reporting.cells import PRESETS, TUNED_FOR, Cell, Trials, command, decided, fill, typed_command
+from east.lab.reporting.specs import VARIANTS, Spec, blank_cells, names, papers_tables, spec, usual_preset
 from east.lab.settings.command import Command
 
-__all__ = ["Cell", "ResultTable", "Spec", "blank_cells", "build", "build_all", "command", "comparisons"]
-__all__ += ["labels", "names", "papers_tables", "plan", "render", "spec", "usual_preset"]
+__all__ = ["Cell", "ResultTable", "Spec", "blank_cells", "build", "build_all", "command", "comparisons", "names"]
+__all__ += ["papers_tables", "plan", "spec", "usual_preset"]
 
 REFERENCES = ("ce", "bce")  # losses that the others are compared with
+ALL = "all"  # datasets of a block
 RAREST = {"fewer than 10": (0, 10), "10 to 29": (10, 30), "30 or more": (30, math.inf)}  # validation rows of that class
 ROPE = 0.01  # scores that differ by at most this are practically equal
 PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-in decision, if it is on record
+
+Question: TypeAlias = tuple[str, str, str, str]  # block, column or ALL, row, against
+Leads: TypeAlias = dict[str, dict[str, statistics.Paired]]  # group of datasets -> row -> lead over the reference
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,14 @@ class RowPair:
     low: float | None
     high: float | None
     wins: int
+    losses: int
     p: float
     training: str | None = None  # the preset of both, where the table shows one of them with a fuller one
     p_holm: float | None = None
+
+    @property
+    def question(self) -> Question:
+        return self.block, self.column, self.row, self.against
 
 
 @dataclass(frozen=True)
@@ -71,12 +76,11 @@ class Ranking:
     critical_difference: float
     rope: float
     signs: dict[str, dict[str, statistics.SignTest]]
-    reference: str | None = None
-    leads: dict[str, dict[str, statistics.Lead]] = field(default_factory=dict)
+    reference: str | None
+    leads: Leads
 
 
-@dataclass(frozen=True)
-class Missing:
+class Missing(NamedTuple):
     """A run that a table still needs: its command, how many of its trials are done or failed, and of how many."""
 
     command: Command
@@ -86,33 +90,23 @@ class Missing:
 
 @dataclass
 class ResultTable:
-    """Cells with their caption. Blocks are sub-tables, usually one per dataset."""
+    """Filled cells and their caption. Blocks are sub-tables, usually one per dataset."""
 
-    name: str
-    title: str
+    spec: Spec
     caption: str
     cells: list[Cell]
-    findings: dict[str, papers.Footnote]  # id -> a finding about its cells, in the order of findings.yaml
-    flipped: bool = False  # on paper a line per column
-    ranked: bool = False  # rows are compared over all columns, instead of within each
-    details: bool = True  # whether cells are shown besides the ranks
-    figure: str = "dots"
-    reference: str | None = None  # the row that all others are compared with; None: the rows of cross-entropy
-    next: str | None = None  # what to do next
-    questions: tuple[Question, ...] = ()
     reproduce: str = ""  # the command that fills all empty cells
 
     @property
-    def declared(self) -> int:
-        """How many questions the table asks, each of one block."""
-        return sum(len(question.blocks) for question in self.questions)
+    def questions(self) -> list[Question]:
+        return [(block, q.column or ALL, q.row, q.against) for q in self.spec.questions for block in q.blocks]
 
     @cached_property
     def blocks(self) -> dict[str, dict[tuple[str, str], Cell]]:
         """Block -> (line, column on paper) -> cell."""
         blocks: dict[str, dict[tuple[str, str], Cell]] = {}
         for cell in self.cells:
-            place = (cell.column, cell.row) if self.flipped else (cell.row, cell.column)
+            place = (cell.column, cell.row) if self.spec.flipped else (cell.row, cell.column)
             blocks.setdefault(cell.block, {})[place] = cell
         return blocks
 
@@ -120,10 +114,11 @@ class ResultTable:
         """All cells in the column of a cell."""
         return [c for c in self.blocks[cell.block].values() if c.column == cell.column]
 
-    def letter(self, finding: str) -> str:
-        """a, b, …, z, aa, bb, …: the mark of a finding."""
-        repeats, place = divmod(list(self.findings).index(finding), 26)
-        return "abcdefghijklmnopqrstuvwxyz"[place] * (repeats + 1)
+    @cached_property
+    def findings(self) -> dict[str, papers.Footnote]:
+        """Id -> a finding about these cells, in the order of findings.yaml."""
+        ids = {name for cell in self.cells for name in cell.findings}
+        return {finding.id: finding for finding in papers.findings() if finding.id in ids}
 
     def best(self, cell: Cell, which: str) -> bool:
         """Whether this is the highest number of its column, to three decimals. `which`: "ours" or "published".
@@ -131,65 +126,30 @@ class ResultTable:
         There is no best in a column with one number or with different scores in its rows; single trials do not count.
         """
         column = self.column(cell)
-        means: dict[str, float] = {}
-        if len({c.measure for c in column}) > 1:
-            return False
         if which == "published":
             means = {c.row: c.published.mean for c in column if c.published}
         else:
             means = {c.row: round(c.summary.mean or 0.0, 3) for c in column if len(c.values) > 1}
-        return len(means) > 1 and means.get(cell.row) == max(means.values())
+        same_measure = len({c.measure for c in column}) == 1
+        return same_measure and len(means) > 1 and means.get(cell.row) == max(means.values())
+
+    def means(self, block: str) -> dict[str, dict[str, float]]:
+        """Row -> column -> mean, of one block."""
+        means: dict[str, dict[str, float]] = {}
+        for cell in self.blocks.get(block, {}).values():
+            mean = cell.summary.mean
+            means.setdefault(cell.row, {}).update({} if mean is None else {cell.column: mean})
+        return means
 
     @cached_property
     def rankings(self) -> list[Ranking]:
         """One per block, of a table that ranks its rows."""
-        return [ranking for block in self.blocks if (ranking := self._ranking(block))] if self.ranked else []
-
-    def _ranking(self, block: str) -> Ranking | None:
-        means: dict[str, dict[str, float]] = {}
-        for cell in self.blocks[block].values():
-            mean = cell.summary.mean
-            means.setdefault(cell.row, {}).update({} if mean is None else {cell.column: mean})
-        columns = [column for column in next(iter(means.values())) if all(column in row for row in means.values())]
-        if len(columns) < 2:
-            return None
-        scores = {row: [by_column[column] for column in columns] for row, by_column in means.items()}
-        references = dict.fromkeys(cell.row for cell in self.blocks[block].values() if cell.loss in REFERENCES)
-        rivals = [self.reference] if self.reference else list(references)
-        against = lambda row, rival: statistics.sign_test(np.subtract(scores[row], scores[rival]).tolist(), ROPE)  # noqa: E731
-        return Ranking(
-            block,
-            columns,
-            statistics.mean_ranks(scores),
-            statistics.friedman(scores)[1],
-            statistics.critical_difference(len(scores), len(columns)),
-            ROPE,
-            {rival: {row: against(row, rival) for row in scores if row != rival} for rival in rivals},
-            self.reference,
-            self._leads(block, columns, scores) if self.reference else {},
-        )
-
-    def _leads(
-        self, block: str, columns: Sequence[str], scores: dict[str, list[float]]
-    ) -> dict[str, dict[str, statistics.Lead]]:
-        """Each row's lead over the reference row: over all datasets, and by the size of the rarest class."""
-        rarest = {cell.column: cell.rarest or 0 for cell in self.blocks[block].values() if cell.row == self.reference}
-        groups = {statistics.ALL: columns} | {
-            name: [column for column in columns if low <= rarest[column] < high] for name, (low, high) in RAREST.items()
-        }
-        leads: dict[str, dict[str, statistics.Lead]] = {}
-        for name, members in groups.items():
-            places = [columns.index(column) for column in members]
-            for row, values in scores.items():
-                if row != self.reference and places:
-                    differences = [values[place] - scores[self.reference or ""][place] for place in places]
-                    leads.setdefault(name, {})[row] = statistics.lead(differences)
-        return leads
+        return [ranking for block in self.blocks if (ranking := _ranking(self, block))] if self.spec.ranked else []
 
     @property
     def missing(self) -> list[str]:
         """Commands that fill the empty cells, each once."""
-        return list(dict.fromkeys(command(cell) for cell in self.cells if not cell.values and not cell.family))
+        return list(dict.fromkeys(command(cell) for cell in self.cells if not cell.values and not cell.listed))
 
 
 def build(
@@ -214,38 +174,50 @@ def build(
     choose("variant", variant, VARIANTS)
     choose("selection rule", rule, records.RULES)
     quickest = choose("preset", preset or table.preset or "lean", PRESETS)
-    accepted = PRESETS[: PRESETS.index(quickest) + 1]
     scanned = records.scan(results_dir) if scanned is None else scanned
     catalogue = scanned if isinstance(scanned, Catalogue) else Catalogue(scanned)
+    filled_by = preset or usual_preset(table)
     if table.rows:
-        cells = list(blank_cells(table, variant))
+        common = {"rule": rule, "command_preset": filled_by, "config_dir": config_dir}
+        cells = _with_plugin(table, list(blank_cells(table, variant, **common)))
+        for cell in cells:
+            fill(cell, catalogue, PRESETS[: PRESETS.index(quickest) + 1], all_presets=not table.ranked)
     else:
-        if quickest == PRESETS[-1]:  # the quickest includes users' presets
-            accepted += tuple(sorted({entry.label or "" for entry in catalogue.entries} - {*PRESETS, ""}))
-        cells = list(recorded.blank_cells(table, catalogue, accepted))
-    cells = _with_plugin(cells) if table.paper else cells
-    for cell in cells:
-        cell.command_preset, cell.config_dir = preset or usual_preset(table), config_dir
-        fill(cell, catalogue, rule, accepted)
-    if table.rows and not table.ranked:
-        fill_shorter(cells, catalogue)
+        cells = list(listed.filled_cells(table, catalogue, quickest, rule, config_dir))
     cells = _worth_showing(table, cells)
-    ids = {name for cell in cells for name in cell.findings}
-    findings = {finding.id: finding for finding in papers.findings() if finding.id in ids}
     caption = _caption(table, cells, rule, variant, today or date.today())
-    names_of_shared = ("flipped", "ranked", "details", "figure", "reference", "next", "questions")
-    shared = {name: getattr(table, name) for name in names_of_shared}
-    reproduce = _reproduce(table, rule, variant, preset or usual_preset(table), config_dir)
-    return ResultTable(table.name, table.title, caption, cells, findings, reproduce=reproduce, **shared)
-
-
-def _reproduce(table: Spec, rule: str, variant: str, preset: str, config_dir: str | None) -> str:
-    """The command that fills all empty cells, with the options that are not the usual ones."""
-    typed = {"selection": rule, "variant": variant, "preset": preset}
-    usual = ("val_loss", "clean", usual_preset(table))
-    options = {name: value for (name, value), default in zip(typed.items(), usual, strict=True) if value != default}
+    typed = {"selection": (rule, "val_loss"), "variant": (variant, "clean"), "preset": (filled_by, usual_preset(table))}
+    options = {name: value for name, (value, usual) in typed.items() if value != usual}
     folder = ["--config-dir", config_dir] if config_dir else []
-    return shlex.join(["east-run", *folder, *Command({"task": "reproduce", "table": table.name} | options).words])
+    words = Command({"task": "reproduce", "table": table.name} | options).words
+    return ResultTable(table, caption, cells, shlex.join(["east-run", *folder, *words]))
+
+
+def build_all(
+    results_dir: str | Path = "results", scanned: Iterable[Record] | None = None, **options: Any
+) -> list[ResultTable]:
+    """Every table of the papers."""
+    catalogue = Catalogue(records.scan(results_dir) if scanned is None else scanned)
+    return [build(name, results_dir, scanned=catalogue, **options) for name in papers_tables()]
+
+
+def plan(
+    table: str | Spec, results_dir: str | Path = "results", preset: str = "paper", **options: Any
+) -> list[Missing]:
+    """The runs that a table (or "all") still needs, each once. Trials of this preset or a fuller one count as done.
+
+    A run needs as many trials as the table asks for and the preset trains. Failed ones are not trained again.
+    """
+    options |= {"preset": preset}
+    tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
+    runs: dict[str, Missing] = {}
+    for cell in (cell for built in tables for cell in built.cells):
+        done = len(cell.values) + cell.shown.failed if cell.shown.is_ideal else 0
+        settings = cell.composed(preset) if cell.asked else None
+        trials = min(cell.asked or 0, settings.trial_count) if settings else cell.asked
+        if trials and done < trials:
+            runs.setdefault(command(cell), Missing(typed_command(cell), done, trials))
+    return list(runs.values())
 
 
 def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
@@ -263,38 +235,95 @@ def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: cell.block not in filled)
 
 
-def build_all(
-    results_dir: str | Path = "results", scanned: Iterable[Record] | None = None, **options: Any
-) -> list[ResultTable]:
-    """Every table of the papers."""
-    catalogue = Catalogue(records.scan(results_dir) if scanned is None else scanned)
-    return [build(name, results_dir, scanned=catalogue, **options) for name in papers_tables()]
+def _with_plugin(table: Spec, cells: list[Cell]) -> list[Cell]:
+    """The cells; those of a paper are followed in each block by rows of the same trials with plug-in decisions."""
+    shown: list[Cell] = []
+    for _, block in groupby(cells, key=lambda cell: cell.block):
+        own = list(block)
+        shown += own
+        for _, row in groupby(own if table.paper else (), key=lambda cell: cell.row):
+            plain = list(row)
+            if plain[0].loss in PLUGGED and all(cell.score.removeprefix("test.") in TUNED_FOR for cell in plain):
+                name = f"{plain[0].row} + plug-in"
+                plugin = ((cell, decided(cell.score, "plugin")) for cell in plain)
+                shown += [replace(c, row=name, score=score, published=None, trained={}) for c, score in plugin]
+    return shown
 
 
-def render(table: str | Spec, results_dir: str | Path = "results", format: str = "markdown", **options: Any) -> str:
-    """A table, or "all" tables of the papers, as text. `options` are those of `build`."""
-    choose("format", format, writers.WRITERS)
-    tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
-    return writers.WRITERS[format](tables, [comparisons(built) for built in tables])
+def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today: date) -> str:
+    filled = [cell for cell in cells if cell.values]
+    presets = by_fullness({cell.preset or "" for cell in filled if cell.trains_networks})
+    commits = sorted({record.git for cell in filled for record in cell.shown.records if record.git})
+    facts = [
+        f"selection rule {rule}",
+        *([f"protocol {table.protocol}"] if table.protocol else []),
+        f"{variant} variant",
+        *([f"training {', '.join(presets)}"] if presets else [] if filled else ["no records yet"]),
+        *([f"records of commit {', '.join(commits)}"] if commits else []),
+        f"rendered {today.isoformat()}",
+    ]
+    of_how_many = "/asked for" if any(cell.asked for cell in cells) else ""
+    narrow = ", bare means where the page is narrow" if table.ranked else ""
+    legend = f"Ours: mean ± sample standard deviation (trials done{of_how_many}){narrow}."
+    if any(cell.shown.capped for cell in cells):
+        legend += " Capped: more than half of the trials ended at the epoch limit."
+    if any(cell.published for cell in cells):
+        legend += (
+            " Δ: ours − published with Welch's 95 % interval (published n = 10, s at least 0.005). "
+            f"{statistics.MEANING} Bold: column's best."
+        )
+    return f"Source: {table.source}. {legend} {facts[0][:1].upper()}{'; '.join(facts)[1:]}."
 
 
-def plan(
-    table: str | Spec, results_dir: str | Path = "results", preset: str = "paper", **options: Any
-) -> list[Missing]:
-    """The runs that a table (or "all") still needs, each once. Trials of this preset or a fuller one count as done.
+def by_fullness(presets: Iterable[str]) -> list[str]:
+    """Presets from the fullest to the quickest, then others."""
+    return sorted(presets, key=lambda preset: (*PRESETS, preset).index(preset))
 
-    A run needs as many trials as the table asks for and the preset trains. Failed ones are not trained again.
-    """
-    options |= {"preset": preset}
-    tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
-    runs: dict[str, Missing] = {}
-    for cell in (cell for built in tables for cell in built.cells):
-        done = len(cell.values) + cell.failed if cell.is_ideal else 0
-        settings = cell.composed(preset) if cell.trials else None
-        trials = min(cell.trials or 0, settings.trial_count) if settings else cell.trials
-        if trials and done < trials:
-            runs.setdefault(command(cell), Missing(typed_command(cell), done, trials))
-    return list(runs.values())
+
+def _ranking(table: ResultTable, block: str) -> Ranking | None:
+    means, reference = table.means(block), table.spec.reference
+    columns = [column for column in next(iter(means.values())) if all(column in row for row in means.values())]
+    if len(columns) < 2:
+        return None
+    scores = {row: [by_column[column] for column in columns] for row, by_column in means.items()}
+    ranks = statistics.ranked(scores)
+    own = (cell.row for cell in table.blocks[block].values() if cell.loss in REFERENCES)
+    signs = {
+        rival: {
+            row: statistics.sign_test([a - b for a, b in zip(values, scores[rival], strict=True)], ROPE)
+            for row, values in scores.items()
+            if row != rival
+        }
+        for rival in ([reference] if reference else dict.fromkeys(own))
+    }
+    return Ranking(
+        block,
+        columns,
+        dict(zip(scores, ranks.mean(1).tolist(), strict=True)),
+        statistics.friedman(ranks)[1],
+        statistics.critical_difference(len(scores), len(columns)),
+        ROPE,
+        signs,
+        reference,
+        _leads(table.blocks[block], columns, means, reference) if reference else {},
+    )
+
+
+def _leads(
+    block: Mapping[tuple[str, str], Cell], columns: Sequence[str], means: dict[str, dict[str, float]], reference: str
+) -> Leads:
+    """Each row's lead over the reference row: over all datasets, and by the size of the rarest class."""
+    rarest = {cell.column: cell.shown.rarest or 0 for cell in block.values() if cell.row == reference}
+    groups = {ALL: columns} | {
+        name: [column for column in columns if low <= rarest[column] < high] for name, (low, high) in RAREST.items()
+    }
+    leads: Leads = {}
+    for name, members in groups.items():
+        shared = {column: means[reference][column] for column in members}
+        for row, by_column in means.items():
+            if row != reference and (lead := statistics.paired(by_column, shared, overlap=0.0)):
+                leads.setdefault(name, {})[row] = lead
+    return leads
 
 
 def comparisons(table: ResultTable) -> list[RowPair]:
@@ -304,126 +333,115 @@ def comparisons(table: ResultTable) -> list[RowPair]:
     and splits are compared, by the fullest training that both have on record. A table that ranks its rows answers its
     questions over the datasets of a block; all other rows are in `ResultTable.rankings`.
     """
-    questions = [(block, q.column or statistics.ALL, q.row, q.against) for q in table.questions for block in q.blocks]
-    if table.ranked:
-        pairs = [pair for block, _, row, against in questions for pair in _over_datasets(table, block, row, against)]
+    questions = table.questions
+    if table.spec.ranked:
+        pairs = [pair for question in questions for pair in _over_datasets(table, question)]
     else:
-        rivals = ((cell, rival) for cell in table.cells for rival in _rivals(table, cell, questions))
-        pairs = [pair for cell, rival in rivals for pair in _paired(cell, rival)]
+        rivals = ((cell, rival) for cell in table.cells for rival in _rivals(table, cell))
+        pairs = [pair for cell, rival in rivals for pair in _paired(table, cell, rival)]
     # One p-value for each question: its first pair, over seeds if the protocol has one split.
-    first: dict[tuple[str, str, str, str], int] = {}
+    first: dict[Question, int] = {}
     for index, pair in enumerate(pairs):
-        if (question := (pair.block, pair.column, pair.row, pair.against)) in questions:
-            first.setdefault(question, index)
+        if pair.question in questions:
+            first.setdefault(pair.question, index)
     unanswered = [1.0] * (len(questions) - len(first))  # the correction is for all that was declared
     p_values = statistics.holm([*(pairs[index].p for index in first.values()), *unanswered])
     corrected = dict(zip(first.values(), p_values, strict=False))
     return [replace(pair, p_holm=corrected.get(index)) for index, pair in enumerate(pairs)]
 
 
-def answer(table: ResultTable) -> str | None:
-    """One sentence about a table with a reference row: which row is best in the first column, and how sure that is."""
-    first = [cell for cell in table.column(table.cells[0]) if cell.values] if table.cells else []
-    if not first or not table.reference:
-        return None
-    best = max(first, key=lambda cell: cell.summary.mean or 0.0)
-    sentence = f"Highest {best.column}: {best.row}, {best.summary.mean:.3f}"
-    place = best.block, best.column, best.row, table.reference
-    pair = next((p for p in comparisons(table) if (p.block, p.column, p.row, p.against) == place), None)
-    if pair is None or pair.low is None or pair.high is None:
-        return f"{sentence}."
-    sure = "more than chance" if pair.low > 0 else "too close to call"
-    lead = f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]".replace("-", "−")
-    return f"{sentence}; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s."
-
-
-def _rivals(table: ResultTable, cell: Cell, questions: Sequence[tuple[str, str, str, str]]) -> Iterator[Cell]:
+def _rivals(table: ResultTable, cell: Cell) -> Iterator[Cell]:
     """The cells of the same measure that a cell is compared with."""
+    reference = table.spec.reference
     for rival in table.column(cell):
-        declared = (cell.block, cell.column, cell.row, rival.row) in questions
-        is_reference = rival.row == table.reference if table.reference else rival.loss in REFERENCES
-        if rival is cell or not (declared or (is_reference and cell.row != table.reference)):
+        declared = (cell.block, cell.column, cell.row, rival.row) in table.questions
+        is_reference = rival.row == reference if reference else rival.loss in REFERENCES
+        if rival is cell or not (declared or (is_reference and cell.row != reference)):
             continue
-        plain = cell.loss in REFERENCES and cell.score == cell.measure
-        if plain and rival.score != rival.measure:
+        if cell.loss in REFERENCES and cell.score == cell.measure and rival.score != rival.measure:
             continue  # the comparison is in the plug-in row
         if cell.measure == rival.measure:
             yield rival
 
 
-def _trained_alike(cell: Cell, rival: Cell) -> tuple[Cell, Cell] | None:
-    """Both cells by the fullest preset that both have, on the same splits; None if there is none.
-
-    Presets matter only between networks.
+def _trained_alike(table: ResultTable, cell: Cell, rival: Cell) -> tuple[Trials, Trials, str | None] | None:
+    """The trials of both by the fullest preset in this column that both have, on the same splits, and the preset if the
+    table shows a fuller one; None if there are none. Presets matter only between networks.
     """
-    pairs: list[tuple[Cell | None, Cell | None]] = [(cell, rival)]
-    if cell.trains_networks and rival.trains_networks:
-        pairs = [(cell.trained_by(preset), rival.trained_by(preset)) for preset in (cell.preset, *PRESETS)]
-    for ours, theirs in pairs:
-        if ours and theirs and (ours.protocol, ours.split) == (theirs.protocol, theirs.split):
-            return ours, theirs
+    if cell.protocol != rival.protocol:
+        return None
+    if not (cell.trains_networks and rival.trains_networks):
+        return (cell.shown, rival.shown, None) if cell.shown.split == rival.shown.split else None
+    in_column = {c.preset for c in table.column(cell) if c.trains_networks}
+    for preset in (cell.preset or "", *(preset for preset in PRESETS if preset in in_column)):
+        ours, theirs = cell.trained.get(preset), rival.trained.get(preset)
+        if ours and theirs and ours.split == theirs.split:
+            return ours, theirs, None if cell.preset == rival.preset == preset else preset
     return None
 
 
-def _paired(cell: Cell, rival: Cell) -> list[RowPair]:
-    if (alike := _trained_alike(cell, rival)) is None:
-        return []
-    shown_alike = alike[0] is cell and alike[1] is rival
-    cell, rival = alike
-    training = None if shown_alike else cell.preset
-    pairs = {}
-    if cell.split != "trial":
-        pairs["seed"] = statistics.paired(cell.values, rival.values)
-    ours, theirs = statistics.by_split(cell.splits), statistics.by_split(rival.splits)
-    pairs["split"] = statistics.paired(ours, theirs, overlap=max(cell.overlap, rival.overlap))
-    names = (cell.block, cell.column, cell.row, rival.row)
-    return [RowPair(*names, unit, **vars(pair), training=training) for unit, pair in pairs.items() if pair.n > 1]
+def _paired(table: ResultTable, cell: Cell, rival: Cell) -> Iterator[RowPair]:
+    if (alike := _trained_alike(table, cell, rival)) is None:
+        return
+    ours, theirs, training = alike
+    pairs = {} if ours.split == "trial" else {"seed": statistics.paired(ours.values, theirs.values)}
+    over = (statistics.by_split(ours.splits), statistics.by_split(theirs.splits))
+    pairs["split"] = statistics.paired(*over, overlap=max(ours.overlap, theirs.overlap))
+    for unit, pair in pairs.items():
+        if pair and pair.n > 1:
+            yield RowPair(cell.block, cell.column, cell.row, rival.row, unit, **vars(pair), training=training)
 
 
-def _over_datasets(table: ResultTable, block: str, row: str, against: str) -> Iterator[RowPair]:
+def _over_datasets(table: ResultTable, question: Question) -> Iterator[RowPair]:
     """One row against another by their means on each dataset of a block."""
-    means: dict[str, dict[str, float]] = {row: {}, against: {}}
-    for cell in table.blocks.get(block, {}).values():
-        if cell.row in means and cell.summary.mean is not None:
-            means[cell.row][cell.column] = cell.summary.mean
-    pair = statistics.paired(means[row], means[against], overlap=0.0)
-    if pair.n > 1:
-        yield RowPair(block, statistics.ALL, row, against, "dataset", **vars(pair))
+    block, _, row, against = question
+    means = table.means(block)
+    pair = statistics.paired(means.get(row, {}), means.get(against, {}), overlap=0.0)
+    if pair and pair.n > 1:
+        yield RowPair(block, ALL, row, against, "dataset", **vars(pair))
 
 
-def _with_plugin(cells: Sequence[Cell]) -> list[Cell]:
-    """A paper's cells, followed in each block by rows of the same trials with plug-in decisions."""
-    rows = {names: list(row) for names, row in groupby(cells, key=lambda cell: (cell.block, cell.row))}
-    plugged: dict[str, list[Cell]] = {block: [] for block, _ in rows}
-    for (block, label), row in rows.items():
-        if row[0].loss in PLUGGED and all(cell.score.removeprefix("test.") in TUNED_FOR for cell in row):
-            for cell in row:
-                new_label, score = f"{label} + plug-in", decided(cell.score, "plugin")
-                plugged[block].append(replace(cell, row=new_label, score=score, published=None, findings=[]))
-    return [c for block, group in groupby(cells, key=lambda cell: cell.block) for c in (*group, *plugged[block])]
+def answer(table: ResultTable) -> str:
+    """What a table with a reference row says: the best row in its first column, how sure that is, what to do next."""
+    first = [cell for cell in table.column(table.cells[0]) if cell.values] if table.cells else []
+    if not first:
+        return f"\nNext: {table.spec.next}"
+    best = max(first, key=lambda cell: cell.summary.mean or 0.0)
+    sentence = f"Highest {best.column}: {best.row}, {best.summary.mean:.3f}"
+    question = (best.block, best.column, best.row, table.spec.reference)
+    pair = next((pair for pair in comparisons(table) if pair.question == question), None)
+    if pair and pair.low is not None:
+        sure = "more than chance" if pair.low > 0 else "too close to call"
+        lead = f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]".replace("-", "−")
+        sentence += f"; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s"
+    return f"{sentence}.\nNext: {table.spec.next}"
 
 
-def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today: date) -> str:
-    filled = [cell for cell in cells if cell.values]
-    trained = {cell.preset or "" for cell in filled if cell.trains_networks}
-    presets = sorted(trained, key=lambda preset: (*PRESETS, preset).index(preset))
-    commits = sorted({commit for cell in filled for commit in cell.commits})
-    facts = [
-        f"selection rule {rule}",
-        *([f"protocol {table.protocol}"] if table.protocol else []),
-        f"{variant} variant",
-        *([f"training {', '.join(presets)}"] if presets else [] if filled else ["no records yet"]),
-        *([f"records of commit {', '.join(commits)}"] if commits else []),
-        f"rendered {today.isoformat()}",
-    ]
-    of_how_many = "/asked for" if any(cell.trials for cell in cells) else ""
-    narrow = ", bare means where the page is narrow" if table.ranked else ""
-    legend = f"Ours: mean ± sample standard deviation (trials done{of_how_many}){narrow}."
-    if any(cell.capped for cell in cells):
-        legend += " Capped: more than half of the trials ended at the epoch limit."
-    if any(cell.published for cell in cells):
-        legend += (
-            " Δ: ours − published with Welch's 95 % interval (published n = 10, s at least 0.005). "
-            f"{statistics.MEANING} Bold: column's best."
-        )
-    return f"Source: {table.source}. {legend} {facts[0][:1].upper()}{'; '.join(facts)[1:]}."
+def flat(table: ResultTable, cell: Cell) -> dict[str, Any]:
+    """A cell as a row of CSV and JSON."""
+    known, ours, published, interval, shown = cell.constant, cell.summary, cell.published, cell.interval, cell.shown
+    values = {name: getattr(cell, name) for name in ("block", "row", "column", "dataset", "loss", "protocol")}
+    typed = {name: value for name, value in cell.request.items() if name not in values}
+    return {
+        **{"table": table.spec.name, **values, "parameters": typed, "score": papers.shown(cell.score)},
+        **{"mean": ours.mean, "std": ours.std, "low": ours.low, "high": ours.high, "n": ours.n, "trials": cell.asked},
+        **{"failed": shown.failed, "capped": shown.capped, "published_mean": published and published.mean},
+        **{"published_std": published and published.std, "difference": cell.difference},
+        **{"difference_low": interval and interval.low, "difference_high": interval and interval.high},
+        **{"word": cell.word, "ticked": cell.ticked, "constant": sum(known) / len(known) if known else None},
+        **{"constant_word": cell.constant_word, "findings": cell.findings, "preset": cell.preset},
+        **{"search": shown.search, "key": shown.key, "sources": shown.sources, "values": dict(cell.values)},
+    }
+
+
+def content(table: ResultTable) -> dict[str, Any]:
+    """A table as JSON: name, title, caption, cells (with the value of every seed), comparisons, findings, what is
+    missing, rankings."""
+    return {
+        **{"name": table.spec.name, "title": table.spec.title, "caption": table.caption},
+        "cells": [flat(table, cell) for cell in table.cells],
+        "comparisons": [asdict(pair) for pair in comparisons(table)],
+        "findings": [finding.model_dump(exclude={"cells"}) for finding in table.findings.values()],
+        "missing": table.missing,
+        "rankings": [asdict(ranking) for ranking in table.rankings],
+    }

@@ -274,7 +274,7 @@ def names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
         by_name[name].append(science)
     if len(by_name) == len(items):
         return shared
-    from east.lab.reporting.recorded import labels  # the machinery of large tables
+    from east.lab.reporting.labels import labels
 
     labelled = {name: iter(labels(name, group)) for name, group in by_name.items()}
     return [next(labelled[name]) for name in shared]

@@ -80,26 +80,19 @@ def sampled(memberships: Tensor, labels: Tensor, n: int) -> Iterator[Confusion]:
         yield Confusion.from_memberships(memberships[index], labels[index])
 
 
-@plots.styled
 def draw_bias(frame: pd.DataFrame) -> Figure:
-    figure = Figure(figsize=(9.6, 3.2))
-    left, middle, right = panels = figure.subplots(1, 3)
+    panels: list[list[plots.Curve]] = [[], [], []]
     for k, (prevalence, part) in enumerate(frame.groupby("prevalence")):
-        colour = plots.COLOURS[k]
-        look = {"color": colour, "marker": plots.MARKERS[k], "ms": 3.5, "lw": 1.2}
-        left.plot(part.n, part.bias, label=f"{prevalence:.0%} positive", **look)
-        middle.plot(part.n, part.entries, **look)
-        right.plot(part.n, part.score, **look)
-        right.plot(part.n, part.bound_score, color=colour, ls="--", lw=1)
-    middle.plot(part.n, part.bound_entries, color=plots.INK, ls="--", lw=1, label="Theorem 5.8")
-    right.plot([], [], color=plots.INK, ls="--", lw=1, label="Theorem 5.9")
-    left.axhline(0, color=plots.GREY, lw=0.6)
-    left.set(title="bias of soft F1", ylabel="mean over batches − population")
-    middle.set(title="largest error of an entry, 95 %", yscale="log")
-    right.set(title="error of soft F1, 95 %", yscale="log")
-    right.axhline(1, color=plots.GREY, lw=0.6, ls=":")
-    for axes in panels:
-        axes.set_xscale("log", base=2)
-        axes.set_xlabel("batch size n")
-        axes.legend(fontsize=8)
-    return figure
+        look = (f"{prevalence:.0%} positive", plots.COLOURS[k], plots.MARKERS[k])
+        for drawn, name in zip(panels, ("bias", "entries", "score"), strict=True):
+            drawn.append(plots.Curve(part.n, part[name], *look))
+        panels[2].append(plots.Curve(part.n, part.bound_score, "", plots.COLOURS[k], dashed=True))
+    panels[0].append(plots.Curve(part.n, 0 * part.n, "", plots.GREY))
+    panels[1].append(plots.Curve(part.n, part.bound_entries, "bounds of Theorems 5.8 and 5.9", dashed=True))
+    shared = {"xscale": "log", "xlabel": "batch size n"}
+    options = (
+        {"title": "bias of soft F1", "ylabel": "mean over batches − population"},
+        {"title": "largest error of an entry, 95 %", "yscale": "log"},
+        {"title": "error of soft F1, 95 %", "yscale": "log"},
+    )
+    return plots.curves([(drawn, shared | own) for drawn, own in zip(panels, options, strict=True)])

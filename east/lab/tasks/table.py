@@ -2,12 +2,13 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 from east.lab import bars
 from east.lab.experiment import records
 from east.lab.files import write_text
 from east.lab.reporting import plots, tables, writers
-from east.lab.reporting.entries import Catalogue
+from east.lab.reporting.catalogue import Catalogue
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 
@@ -24,36 +25,25 @@ def text(settings: Settings, preset: str | None) -> str:
 
     `format=pdf` or `format=png` writes the figure in that format.
     """
-    catalogue = Catalogue(records.scan(settings.results_dir))
+    options: dict[str, Any] = {
+        **{"rule": settings.selection, "preset": None if preset == "auto" else preset},
+        **{"scanned": Catalogue(records.scan(settings.results_dir)), "config_dir": settings.config_dir},
+    }
     names = tables.papers_tables() if settings.table == "all" else [settings.table]
-
-    def build(name: str, variant: str) -> tables.ResultTable:
-        return tables.build(
-            name,
-            settings.results_dir,
-            rule=settings.selection,
-            variant=variant,
-            preset=None if preset == "auto" else preset,
-            scanned=catalogue,
-            config_dir=settings.config_dir,
-        )
-
-    built = [build(name, settings.variant) for name in names]
-    pairs = [tables.comparisons(table) for table in built]
+    built = [tables.build(name, variant=settings.variant, **options) for name in names]
     if settings.format in writers.WRITERS:
-        return writers.WRITERS[settings.format](built, pairs)
-    shown, folder = writers.text(built, pairs).rstrip(), Path(settings.results_dir) / "tables"
+        return writers.WRITERS[settings.format](built)
+    shown, folder = writers.text(built).rstrip(), Path(settings.results_dir) / "tables"
     try:
-        for table, compared in zip(built, pairs, strict=True):
-            stem = table.name if settings.variant == "clean" else f"{table.name}_{settings.variant}"
-            write_text(folder / f"{stem}.md", writers.markdown([table], [compared]))
+        for table in built:
+            stem = table.spec.name if settings.variant == "clean" else f"{table.spec.name}_{settings.variant}"
+            write_text(folder / f"{stem}.md", writers.markdown([table]))
             if any(cell.values for cell in table.cells):
-                both = settings.variant == "clean" and table.name in tables.papers_tables()
-                released = build(table.name, "released") if both else None  # a figure shows both loaders of Adult
+                both = settings.variant == "clean" and table.spec.paper  # a figure shows both loaders of Adult
+                released = tables.build(table.spec.name, variant="released", **options) if both else None
                 figure = plots.figure_of(table, released)
                 plots.save(figure, folder.with_name("figures") / stem, [settings.format or "svg"])
         shown += f"\nwritten to {folder}, with figures in {folder.with_name('figures')}"
     except OSError as error:  # a table is printed even in a read-only folder
         warnings.warn(f"not written: {error}", stacklevel=2)
-    answers = [f"{tables.answer(table) or ''}\nNext: {table.next}" for table in built if table.next]
-    return "\n\n".join([shown, *answers])
+    return "\n\n".join([shown, *(tables.answer(table) for table in built if table.spec.next)])

@@ -1,0 +1,109 @@
+"""The records of a results folder by their settings: what tables look up, and the scores that they read.
+
+Records are alike if their settings are equal apart from some keys. That decides which records fill a cell, which
+preset they were trained by, and which points of a grid were searched; a preset's label never does.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from east.lab.experiment.record import Record
+from east.lab.reporting import papers
+from east.lab.settings import identity
+from east.lab.settings.identity import Json
+from east.lab.settings.sections import Science
+from east.lab.training.scores import Margins
+
+AXES = (*identity.SEARCHED, "r")  # of a grid
+Point: TypeAlias = tuple[float | None, ...]  # values of AXES
+SplitSeed: TypeAlias = int | str  # "trial": every trial has its own split
+
+
+@dataclass(frozen=True, eq=False)
+class Family:
+    """The points of one search, and the trials of the chosen point: records that differ in nothing else."""
+
+    records: Sequence[Record]
+
+    @property
+    def config(self) -> Science:
+        return self.records[0].config
+
+    @property
+    def searched(self) -> set[Point]:
+        """The points of the grid that a search tried."""
+        return {point_of(r.config) for r in self.records if r.stage == "search" and r.status == "done"}
+
+    @property
+    def trials(self) -> list[Record]:
+        """Without the search, whose test scores are never shown."""
+        return [record for record in self.records if record.stage == "trial"]
+
+    def has_all_classes(self, dataset: str) -> bool:
+        """True unless it has some of the classes of the papers' dataset: part of Caltech256 is not Caltech256."""
+        classes = len(next(iter(self.records[0].confusion.values()), ()))
+        return not classes or classes == papers.MULTICLASS.get(dataset, classes)
+
+
+class Catalogue:
+    """The records of a folder, family by family."""
+
+    def __init__(self, records: Iterable[Record]):
+        grouped: dict[str, list[Record]] = {}
+        for record in records:
+            grouped.setdefault(record.family, []).append(record)
+        self.families = [Family(members) for members in grouped.values()]
+        self._by_names: dict[tuple[str, str, str], list[Family]] = {}
+        for family in self.families:
+            self._by_names.setdefault(_names(family.config), []).append(family)
+        self._indexes: dict[Any, dict[str, list[Family]]] = {}
+
+    def alike(self, config: Science, ignored: frozenset[str]) -> list[Family]:
+        """The families with these settings, except in the ignored keys and in what a search varies."""
+        names = _names(config)
+        if (names, ignored) not in self._indexes:
+            index = self._indexes[names, ignored] = {}
+            for family in self._by_names.get(names, ()):
+                index.setdefault(_identity_without(ignored, family.config), []).append(family)
+        return self._indexes[names, ignored].get(_identity_without(ignored, config), [])
+
+
+def _names(config: Science) -> tuple[str, str, str]:
+    return config.dataset.name, config.loss.name, config.protocol.name
+
+
+def _identity_without(ignored: frozenset[str], config: Science) -> str:
+    """A family's hash that does not depend on some keys, written as "section.key"."""
+    sections = ((name, values) for name, values in config.to_json().items() if isinstance(values, dict))
+    return identity.family(
+        {name: {key: v for key, v in values.items() if f"{name}.{key}" not in ignored} for name, values in sections}
+    )
+
+
+def point_of(config: Science) -> Point:
+    """The values of a config on the axes of the grid."""
+    hyper, annealing = config.hyper.to_json(), config.annealing.to_json()
+    return tuple((annealing if name == "r" else hyper).get(name) for name in AXES)  # type: ignore[misc]
+
+
+def score(record: Record, name: str, position: int | None) -> float | None:
+    """A score such as "thresholds.test.f1_pos", or None; `position` is the class of one with a value per class."""
+    *rule, split, metric = name.split(".")
+    judged: Mapping[str, Any] = record.decisions.get(rule[0], {}) if rule else {"scores": record.scores}
+    value = judged.get("scores", {}).get(split, {}).get(metric) if record.status == "done" else None
+    if isinstance(value, list):
+        return value[position] if position is not None and position < len(value) else None
+    return value
+
+
+def class_sizes(record: Record, split: str) -> list[int]:
+    """How many rows of a split each class has; empty if the record does not tell."""
+    matrix = record.confusion.get(split, ())
+    return Margins.of([matrix]).actual[0].astype(int).tolist() if len(matrix) else []
+
+
+def overlap(record: Record) -> float:
+    """Test rows / training rows; 0 if the record does not tell."""
+    sizes: dict[str, Json] | Json = record.data.get("sizes")
+    return sizes["test"] / sizes["train"] if isinstance(sizes, dict) and sizes.get("train") else 0.0  # type: ignore[operator]
