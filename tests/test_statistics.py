@@ -22,8 +22,6 @@ def test_summary_and_t_interval_equal_scipy(values):
 def test_fewer_than_two_values_have_no_interval():
     assert statistics.summarize([]) == statistics.Summary(0, None, None, None, None)
     assert statistics.summarize([0.5]) == statistics.Summary(1, 0.5, None, None, None)
-    with pytest.raises(ValueError, match="at least 2 values, got 1"):
-        statistics.t_interval([0.5])
 
 
 def test_overlapping_splits_widen_the_interval():
@@ -40,12 +38,6 @@ def test_the_corrected_t_test_without_overlap_is_students(values):
     assert statistics.paired(dict(enumerate(values)), dict.fromkeys(range(20), 0.0), overlap=0.3).p == pytest.approx(
         statistics.corrected_t(values, 0.3)
     )
-
-
-def test_the_t_interval_covers_the_mean_as_often_as_it_claims():
-    draws = np.random.default_rng(0).normal(size=(2000, 10))
-    covered = np.mean([low <= 0 <= high for low, high in map(statistics.t_interval, draws)])
-    assert covered == pytest.approx(0.95, abs=0.015)
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.3])
@@ -72,8 +64,6 @@ def test_welch_equals_scipy(ours, mean, std):
 def test_a_published_deviation_of_zero_counts_as_half_a_hundredth():
     assert statistics.welch([0.7, 0.8], 0.5, 0.0) == statistics.welch([0.7, 0.8], 0.5, 0.005)
     assert statistics.published_interval(0.5, 0.0) == statistics.published_interval(0.5, 0.005)
-    with pytest.raises(ValueError, match="at least 2 values, got 1"):
-        statistics.welch([0.7], 0.5, 0.01)
 
 
 @given(st.floats(0, 1), st.floats(0.005, 0.4))
@@ -124,11 +114,11 @@ def test_sign_flip_with_many_values_is_drawn_and_never_zero():
 def test_pairs_are_matched_by_seed_and_the_rest_are_left_out():
     a, b = {0: 0.9, 1: 0.8, 2: 0.7, 9: 0.0}, {2: 0.6, 1: 0.6, 0: 0.6}
     found = statistics.paired(a, b)
-    assert (found.n, found.wins, found.p) == (3, 3, 0.25)
+    assert (found.n, found.wins, found.losses, found.p) == (3, 3, 0, 0.25)
     assert found.difference == pytest.approx(0.2)
     expected = stats.ttest_rel([0.9, 0.8, 0.7], [0.6, 0.6, 0.6]).confidence_interval()
     assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
-    assert statistics.paired(a, {}) == statistics.Paired(0, None, None, None, 0, None)
+    assert statistics.paired(a, {}) is None
     assert statistics.paired(a, {0: 0.5}).p is None
 
 
@@ -152,11 +142,11 @@ def test_the_seeds_of_a_split_are_averaged():
 
 @given(st.lists(st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=4, max_size=4), min_size=2, max_size=5))
 def test_a_rank_is_one_plus_those_ahead_plus_half_of_the_ties(rows):
-    found = statistics.mean_ranks({str(i): row for i, row in enumerate(rows)})
+    found = statistics.ranked({str(i): row for i, row in enumerate(rows)}).mean(1)
     for i, own in enumerate(rows):
         columns = list(zip(own, *rows, strict=True))
         ranks = [sum(v > x for v in others) + (sum(v == x for v in others) + 1) / 2 for x, *others in columns]
-        assert found[str(i)] == pytest.approx(np.mean(ranks))
+        assert found[i] == pytest.approx(np.mean(ranks))
 
 
 def test_friedman_matches_an_example_of_the_literature():
@@ -168,17 +158,26 @@ def test_friedman_matches_an_example_of_the_literature():
         *[(5.45, 5.55, 5.50), (5.55, 5.55, 5.35), (5.45, 5.50, 5.55), (5.50, 5.45, 5.25), (5.65, 5.60, 5.40)],
         *[(5.70, 5.65, 5.55), (6.30, 6.30, 6.25)],
     ]
-    statistic, p = statistics.friedman(dict(zip("abc", map(list, zip(*times, strict=True)), strict=True)))
+    statistic, p = statistics.friedman(statistics.ranked(dict(zip("abc", zip(*times, strict=True), strict=True))))
     assert statistic == pytest.approx(11.143, abs=1e-3)
     assert p == pytest.approx(0.0038, abs=1e-4)
-    assert statistics.friedman({"a": [1, 2], "b": [1, 2], "c": [1, 2]}) == (0.0, 1.0)
+    assert statistics.friedman(np.full((3, 2), 2.0)) == (0.0, 1.0), "every column is one tie"
+
+
+@given(st.lists(st.permutations(range(3)), min_size=2, max_size=9))
+def test_friedman_equals_scipy(columns):
+    scores = [list(row) for row in zip(*columns, strict=True)]
+    expected = stats.friedmanchisquare(*scores)
+    found = statistics.friedman(statistics.ranked(dict(enumerate(scores))))
+    assert found == pytest.approx((expected.statistic, expected.pvalue))
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=9))
 def test_friedman_of_two_methods_is_the_sign_test(pairs):
     """By hand for k = 2: chi-square = (wins - losses)² / (wins + losses), ties left out."""
     wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    statistic, p = statistics.friedman({"a": [a for a, _ in pairs], "b": [b for _, b in pairs]})
+    scores = {"a": [a for a, _ in pairs], "b": [b for _, b in pairs]}
+    statistic, p = statistics.friedman(statistics.ranked(scores))
     expected = (wins - losses) ** 2 / (wins + losses) if wins + losses else 0.0
     assert (statistic, p) == pytest.approx((expected, stats.chi2.sf(expected, 1)))
 
@@ -191,7 +190,7 @@ def test_the_critical_difference_matches_the_literature():
 def test_nemenyi_keeps_its_level_if_all_methods_are_alike():
     """Over 15 columns of noise, the best and worst of 5 mean ranks differ by more than it in at most 5 % of cases."""
     noise = np.random.default_rng(0).normal(size=(1000, 5, 15))
-    spreads = [np.ptp(list(statistics.mean_ranks(dict(enumerate(one))).values())) for one in noise]
+    spreads = [np.ptp(statistics.ranked(dict(enumerate(one))).mean(1)) for one in noise]
     share = np.mean(np.array(spreads) >= statistics.critical_difference(5, 15))
     assert 0.025 < share <= 0.06
 
@@ -207,12 +206,3 @@ def test_sign_test_by_hand():
     assert (even.behind, even.equal, even.ahead) == pytest.approx((1 / 3, 1 / 3, 1 / 3), abs=0.01)
     assert statistics.sign_test([]) == statistics.SignTest(0.0, 1.0, 0.0)
     assert statistics.sign_test([0.01, -0.01] * 9, rope=0.01).equal > 0.99, "the bounds of the region belong to it"
-
-
-def test_sign_test_of_two_outcomes_equals_the_beta_distribution():
-    """With no equal data sets and no prior, P(ahead) = P(Beta(wins, losses) > 1/2)."""
-    found = statistics.sign_test([1.0] * 9 + [-1.0] * 4, prior=0)
-    assert found.ahead == pytest.approx(stats.beta.sf(0.5, 9, 4), abs=0.006)
-    assert found.behind == pytest.approx(1 - found.ahead)
-    swapped = statistics.sign_test([-1.0] * 9 + [1.0] * 4, prior=0)
-    assert swapped.behind == pytest.approx(found.ahead, abs=0.006)

@@ -50,11 +50,13 @@ def test_small_batches_underestimate_the_rare_class(bias):
 
 
 def test_the_bias_figure_shows_measurement_and_bound(bias):
-    left, middle, right = study.draw_bias(bias).axes
-    assert [t.get_text() for t in left.get_legend().get_texts()] == ["1% positive", "10% positive", "50% positive"]
-    assert list(middle.lines[-1].get_ydata()) == pytest.approx(bias.bound_entries[bias.prevalence == 0.5])
-    dashed = [line for line in right.lines if line.get_linestyle() == "--" and len(line.get_xdata())]
-    assert len(dashed) == 3
+    figure = study.draw_bias(bias)
+    left, middle, right = ([bar.lines[0] for bar in axes.containers] for axes in figure.axes)
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["1% positive", "10% positive", "50% positive", "bounds of Theorems 5.8 and 5.9"]
+    assert list(middle[-1].get_ydata()) == pytest.approx(bias.bound_entries[bias.prevalence == 0.5])
+    assert list(left[0].get_ydata()) == pytest.approx(bias.bias[bias.prevalence == 0.01])
+    assert len([line for line in right if line.get_linestyle() == "--"]) == 3
 
 
 def test_chunks_add_up_to_all_batches():

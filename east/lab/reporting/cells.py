@@ -31,7 +31,7 @@ from east.lab.reporting.catalogue import (
 from east.lab.settings import compose
 from east.lab.settings.command import Command
 from east.lab.settings.compose import PAPER_DATASETS
-from east.lab.settings.identity import SECTIONS, Json
+from east.lab.settings.identity import Json
 from east.lab.settings.sections import DatasetSection
 from east.lab.settings.settings import Grid, Protocol, Settings
 
@@ -317,8 +317,8 @@ def chosen_settings(family: Family, cell: Cell) -> Iterator[Trials]:
         tried = list(dict.fromkeys(record.key for record in family.trials))
         none_done = all(record.status == "failed" for record in family.records)  # a rule chooses only among successes
         keys = tried if cell.listed else tried[:1] if none_done else []
-    stored = {f"{name}.{key}": v for name in SECTIONS for key, v in getattr(family.config, name).to_json().items()}
-    is_ideal = cell.ideal.items() <= stored.items()
+    ideal = [(name.split("."), value) for name, value in cell.ideal.items()]
+    is_ideal = all(getattr(family.config, section).to_json().get(key) == value for (section, key), value in ideal)
     for key in keys:
         trials = sorted((r for r in family.trials if r.key == key), key=lambda record: record.seed)
         values = {r.seed: value for r in trials if (value := score(r, cell.score, cell.position)) is not None}

@@ -26,7 +26,7 @@ def filled_cells(table: Spec, catalogue: Catalogue, quickest: str, rule: str, co
         for block, by_loss in zip(_data_labels(dataset, by_data), by_data.values(), strict=True):
             for families in by_loss.values():
                 for label, family in zip(_row_labels(families), families, strict=True):
-                    preset = trained_as(family.config, config_dir) or CUSTOM
+                    preset = trained_as(family, config_dir) or CUSTOM
                     for name in table.scores:
                         yield _filled(family, block, label, name, rule, preset, config_dir)
 
@@ -88,8 +88,9 @@ def _filled(family: Family, block: str, row: str, column: str, rule: str, preset
     return cell
 
 
-def trained_as(config: Science, config_dir: str | None) -> str | None:
+def trained_as(family: Family, config_dir: str | None) -> str | None:
     """The fullest preset that composes this protocol, schedule and network for the same data and loss."""
+    config = family.config
     dataset = config.dataset.name.partition(" (")[0].partition("-")[0]  # "digits (120 rows)" and keel-abalone19
     parameters = {f"loss.{n}": v for n, v in config.loss.to_json().items() if n not in ("name", "_target_", "code")}
     request = {"dataset": dataset, "loss": config.loss.name, "protocol": config.protocol.name} | parameters
@@ -98,6 +99,6 @@ def trained_as(config: Science, config_dir: str | None) -> str | None:
             science = settings.science(config.dataset.name, None)
             model = science.model.but(code=config.model.code)
             same = config.but(protocol=science.protocol, annealing=science.annealing, model=model)
-            if same.family == config.family:
+            if same.family == family.records[0].family:
                 return preset
     return None

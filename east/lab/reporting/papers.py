@@ -164,6 +164,11 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
 def published_for(dataset: str, loss: str, protocol: str, score: str) -> Published | None:
     """The first published number for this dataset, loss, protocol and score; not one of a single class."""
     clean = {released: name for name, released in RELEASED_DATASETS.items()}.get(dataset, dataset)
-    same_run = (c for c in cells() if (c.dataset, c.our_loss, PROTOCOLS[c.paper]) == (clean, loss, protocol))
-    of_all_classes = (c for c in same_run if not c.class_ and not c.our_beta)
-    return next((c for c in of_all_classes if score_of(c.paper, clean, loss, c.metric) == score), None)
+    return _of_all_classes().get((clean, loss, protocol, score))
+
+
+@cache
+def _of_all_classes() -> dict[tuple[str, str, str, str], Published]:
+    found = [c for c in reversed(cells()) if not c.class_ and not c.our_beta]
+    scores = (score_of(c.paper, c.dataset, c.our_loss, c.metric) for c in found)
+    return {(c.dataset, c.our_loss, PROTOCOLS[c.paper], name): c for c, name in zip(found, scores, strict=True)}

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
+from numpy.typing import ArrayLike
 
 from east.lab.files import write_atomically
 from east.lab.reporting import statistics
@@ -307,13 +308,13 @@ def loss_and_decision(row: str) -> tuple[str, str]:
 class Curve:
     """A line through points, with the reach of an interval around each if it is given."""
 
-    x: Sequence[float]
-    y: Sequence[float]
+    x: ArrayLike
+    y: ArrayLike
     label: str = ""
     colour: str = INK
     marker: str = ""
     dashed: bool = False
-    reach: Sequence[float] | None = None
+    reach: ArrayLike | None = None
 
 
 @styled
@@ -350,7 +351,7 @@ def lines(table: ResultTable) -> Figure:
                 drawn.append(Curve(x, y, row, COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)], reach=reach))
         if drawn:
             # Intervals of few trials reach below any score.
-            ends = (min([0.0, *(y for c in drawn for y in c.y)]) - 0.05, 1.05)
+            ends = (min([0.0, *(float(np.min(c.y)) for c in drawn)]) - 0.05, 1.05)
             axes = {"title": block, "xlim": (-0.4, len(columns) - 0.6), "ylim": ends}
             panels.append((drawn, axes | {"xticks": range(len(columns)), "xticklabels": columns}))
     return curves(panels)

@@ -97,7 +97,7 @@ class ResultTable:
     cells: list[Cell]
     reproduce: str = ""  # the command that fills all empty cells
 
-    @property
+    @cached_property
     def questions(self) -> list[Question]:
         return [(block, q.column or ALL, q.row, q.against) for q in self.spec.questions for block in q.blocks]
 
@@ -372,12 +372,16 @@ def _trained_alike(table: ResultTable, cell: Cell, rival: Cell) -> tuple[Trials,
         return None
     if not (cell.trains_networks and rival.trains_networks):
         return (cell.shown, rival.shown, None) if cell.shown.split == rival.shown.split else None
-    in_column = {c.preset for c in table.column(cell) if c.trains_networks}
-    for preset in (cell.preset or "", *(preset for preset in PRESETS if preset in in_column)):
+    for preset in (cell.preset or "", *PRESETS):
         ours, theirs = cell.trained.get(preset), rival.trained.get(preset)
-        if ours and theirs and ours.split == theirs.split:
+        if ours and theirs and ours.split == theirs.split and _in_column(table, cell, preset):
             return ours, theirs, None if cell.preset == rival.preset == preset else preset
     return None
+
+
+def _in_column(table: ResultTable, cell: Cell, preset: str) -> bool:
+    """True if a network in the column of a cell is shown with a preset."""
+    return preset == cell.preset or any(c.preset == preset and c.trains_networks for c in table.column(cell))
 
 
 def _paired(table: ResultTable, cell: Cell, rival: Cell) -> Iterator[RowPair]:
