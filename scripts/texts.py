@@ -10,31 +10,26 @@ as functions: `{{ cell("east_v2_1", "adult", "CE") }}` is "0.651 ± 0.006", `{{ 
 
 import argparse
 import difflib
-import json
 import sys
-from collections import Counter
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
 from statistics import mean, stdev
 
-import yaml
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from scipy import stats
 
 import east
 from east.lab.experiment import records
-from east.lab.reporting import tables
+from east.lab.reporting import papers, statistics, tables
 from east.lab.reporting.catalogue import Catalogue
 
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATES, RESULTS = ROOT / "docs" / "templates", ROOT / "results"
-PUBLISHED = yaml.safe_load((ROOT / "east/lab/reporting/published.yaml").read_text(encoding="utf-8"))["cells"]
 WORDS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
 FOUR = ("cocktailparty", "adult", "mammography", "kaggle")
 MATCHED = {"F1*": "f1", "Acc*": "accuracy", "MCC*": "mcc"}
 TWO, MANY, PAPERS = ("held out, two classes",), ("held out, many classes",), ("the papers' tables",)
-EPOCHS = {"paper": 5000, "budget": 300}  # the limit of a preset; runs with another one are not counted in `hours`
+EPOCHS = {"paper": 5000, "budget": 300, "lean": 40}  # of a preset; runs with another limit do not count
 
 
 def signed(number: float, digits: int = 3) -> str:
@@ -85,6 +80,10 @@ class Difference:
     p_holm: float | None = None
     n: int = 0
 
+    @classmethod
+    def of(cls, pair: tables.RowPair | statistics.Paired) -> "Difference":
+        return cls(pair.difference, pair.low or 0.0, pair.high or 0.0, pair.p, getattr(pair, "p_holm", None), pair.n)
+
     @property
     def half_width(self) -> float:
         return (self.high - self.low) / 2
@@ -99,7 +98,7 @@ class Difference:
 
 
 class Numbers:
-    """What templates can ask of the rendered tables and of the records. Public methods are the templates' functions."""
+    """What templates can ask of the tables and of the records. Public methods are the templates' functions."""
 
     TWO, MANY, PAPERS, FOUR = TWO, MANY, PAPERS, FOUR
     FIVE = ("f1", "accuracy", "mcc", "dice", "ce")
@@ -113,34 +112,33 @@ class Numbers:
         return Catalogue(records.scan(RESULTS))
 
     @cache  # noqa: B019
-    def _table(self, name: str) -> dict:
-        """A table as `task=table format=json` prints it; the suffix _released asks for that variant."""
+    def _table(self, name: str) -> tables.ResultTable:
+        """A table; the suffix _released asks for that variant."""
         variant = "released" if name.endswith("_released") else "clean"
-        options = {"variant": variant, "scanned": self._catalogue}
-        return json.loads(json.dumps(tables.content(tables.build(name.removesuffix("_released"), RESULTS, **options))))
+        return tables.build(name.removesuffix("_released"), RESULTS, variant=variant, scanned=self._catalogue)
+
+    @cache  # noqa: B019
+    def _pairs(self, table: str) -> list[tables.RowPair]:
+        return tables.comparisons(self._table(table))
 
     def words(self, number: int) -> str:
         return WORDS[number]
 
     # Cells of tables
 
-    def _cell(self, table: str, block: str, row: str, column: str) -> dict:
-        places = {(c["block"], c["row"], c["column"]): c for c in self._table(table)["cells"]}
-        return places[block, row, column]
+    def _cell(self, table: str, block: str, row: str, column: str) -> tables.Cell:
+        return self._table(table).blocks[block][row, column]
 
     def cell(self, table: str, block: str, row: str, column: str = "f1") -> Trials:
         """A cell's trials."""
         shown = self._cell(table, block, row, column)
-        digits = 2 if table.startswith("btg") else 3
-        known = shown["published_mean"] is not None
-        published = (f"{shown['published_mean']:.{digits}f}", f"{shown['published_std']:.2f}") if known else ("", "")
-        return Trials(tuple(shown["values"].values()), published)
+        published = tuple(f"{shown.published}".split(" ± ")) if shown.published else ("", "")
+        return Trials(tuple(shown.values.values()), published)
 
     def against_published(self, table: str, block: str, row: str, column: str = "f1") -> str:
         """Cells of a Markdown row: published, ours, number of trials, the difference with its interval, the verdict."""
         ours, shown = self.cell(table, block, row, column), self._cell(table, block, row, column)
-        difference = Difference(shown["difference"], shown["difference_low"], shown["difference_high"])
-        return f"{ours:p} | {ours} | {ours.n} | {difference} | {shown['word']}"
+        return f"{ours:p} | {ours} | {ours.n} | {Difference(shown.difference, *shown.interval)} | {shown.word}"
 
     def cells(self, table: str, block: str, rows: list[str], column: str) -> list[float]:
         """The means of several rows."""
@@ -148,168 +146,141 @@ class Numbers:
 
     def constant(self, table: str, block: str, row: str, column: str) -> float:
         """What always predicting the most frequent class scores."""
-        return self._cell(table, block, row, column)["constant"]
+        return mean(self._cell(table, block, row, column).constant)
 
     def capped(self, table: str, block: str, row: str, column: str = "f1_macro") -> int:
         """How many of a cell's trials ended at the epoch limit."""
-        return int((self._trials_of(table, block, row, column)["stopped"] == "max_epochs").sum())
+        return sum(r.stopped == "max_epochs" for r in self._cell(table, block, row, column).shown.scored)
 
-    def judged(self, table: str, block: str | tuple | None = None, row: str | None = None) -> list[dict]:
+    def epochs_of(self, table: str, block: str, row: str, column: str = "f1_macro") -> list[int]:
+        return [r.epochs for r in self._cell(table, block, row, column).shown.scored]
+
+    def val_losses(self, table: str, block: str, row: str, column: str = "accuracy") -> list[float]:
+        """The lowest validation loss of each of a cell's trials."""
+        return [r.best.val_loss for r in self._cell(table, block, row, column).shown.scored]
+
+    def reaching(self, table: str, block: str, row: str, original: str) -> int:
+        """How many trials of a row reach the mean that is published for it."""
+        published = self._cell(original, block, row, "f1").published.mean
+        return sum(value >= published for value in self.cell(table, block, row, "f1_positive").values)
+
+    def unpredicted(self) -> list[int]:
+        """How many of CIFAR-10's classes each trial of Acc* and MCC* never predicts."""
+        trials = (self._cell("cifar10", "cifar10", row, "f1_macro").shown.scored for row in ("Acc*", "MCC*"))
+        matrices = [record.confusion["test"] for scored in trials for record in scored]
+        return [sum(not any(column) for column in zip(*matrix, strict=True)) for matrix in matrices]
+
+    def judged(self, table: str, block: str | tuple | None = None, row: str | None = None) -> list[tables.Cell]:
         """The cells that have a verdict."""
         blocks = (block,) if isinstance(block, str) else block
-        cells = [c for c in self._table(table)["cells"] if c["word"]]
-        return [c for c in cells if (blocks is None or c["block"] in blocks) and row in (None, c["row"])]
+        cells = [c for c in self._table(table).cells if c.word]
+        return [c for c in cells if (blocks is None or c.block in blocks) and row in (None, c.row)]
 
     def fitting(self, table: str, block: str | tuple | None = None, row: str | None = None) -> int:
         """How many intervals contain 0."""
-        return sum(c["difference_low"] <= 0 <= c["difference_high"] for c in self.judged(table, block, row))
+        return sum(c.interval.low <= 0 <= c.interval.high for c in self.judged(table, block, row))
 
-    def verdicts(self, table: str, block: str | None = None) -> Counter:
-        return Counter(reproduced=0, close=0, differs=0, imprecise=0) + Counter(
-            c["word"] for c in self.judged(table, block)
-        )
+    def verdicts(self, table: str, block: str | None = None) -> dict[str, int]:
+        words = [c.word for c in self.judged(table, block)]
+        return {word: words.count(word) for word in statistics.WORDS}
 
     def ticked(self, table: str) -> int:
-        return sum(c["ticked"] for c in self.judged(table))
+        return sum(c.ticked for c in self.judged(table))
 
     def published(self) -> int:
-        return len(PUBLISHED)
+        return len(papers.cells())
 
     @cache  # noqa: B019
-    def cells_run(self) -> int:
-        """Published cells that have trials of ours, by the formulas or with the quirks."""
-        run = {
-            (name, c["block"], c["row"], c["column"])
-            for name in tables.papers_tables()
-            for variant in ("", "_released")
-            for c in self._table(name + variant)["cells"]
-            if c["published_mean"] is not None and c["values"]
-        }
-        return len(run)
+    def cells_run(self, variants: tuple[str, ...] = ("", "_released")) -> int:
+        """Published cells that have trials of ours, by the formulas (""), with the quirks, or by either."""
+        shown = (c for name in tables.papers_tables() for kind in variants for c in self._table(name + kind).cells)
+        return len({id(c.published) for c in shown if c.published and c.values})
 
     # Comparisons
 
     def pair(self, table: str, block: str, column: str, row: str, against: str = "CE", over: str = "seed"):
         """A paired comparison below a table."""
-        for c in self._table(table)["comparisons"]:
-            found = (c["block"], c["column"], c["row"], c["against"], c["over"])
-            if found == (block, column, row, against, over):
-                return Difference(c["difference"], c["low"] or 0.0, c["high"] or 0.0, c["p"], c["p_holm"], c["n"])
+        for pair in self._pairs(table):
+            if (pair.question, pair.over) == ((block, column, row, against), over):
+                return Difference.of(pair)
         raise LookupError(f"{table} has no comparison of {row} with {against} for {column} on {block}")
 
-    def declared(self, table: str) -> int:
-        """How many questions a table declares."""
-        return sum(c["p_holm"] is not None for c in self._table(table)["comparisons"])
-
-    def least_p(self, table: str) -> float:
-        return min(c["p_holm"] for c in self._table(table)["comparisons"] if c["p_holm"] is not None)
+    def declared(self, table: str) -> list[float]:
+        """The corrected p-values of the questions that a table declares and answers."""
+        return [pair.p_holm for pair in self._pairs(table) if pair.p_holm is not None]
 
     def matched(self) -> dict[tuple[str, str], Difference]:
         """The twelve declared questions of EAST's Table 1."""
-        return {
-            (block, row): self.pair("east_v2_1", block, column, row)
-            for block in FOUR
-            for row, column in MATCHED.items()
-        }
+        asked = [(block, row, column) for block in FOUR for row, column in MATCHED.items()]
+        return {(block, row): self.pair("east_v2_1", block, column, row) for block, row, column in asked}
 
     def matched_at_paper(self) -> int:
         """How many of them follow the paper's protocol."""
-        return sum(self._cell("east_v2_1", block, row, "f1")["preset"] == "paper" for block, row in self.matched())
+        return sum(self._cell("east_v2_1", block, row, "f1").preset == "paper" for block, row in self.matched())
 
     def won(self) -> dict[str, int]:
         """How often EAST's loss has the higher mean, is significantly ahead, significantly behind."""
         pairs = self.matched().values()
         significant = [pair.mean > 0 for pair in pairs if pair.p_holm < 0.05]
+        ahead = sum(significant)
         return {
             "higher": sum(pair.mean > 0 for pair in pairs),
-            "significantly": sum(significant),
-            "behind": len(significant) - sum(significant),
+            "significantly": ahead,
+            "behind": len(significant) - ahead,
         }
 
     # The contest
 
-    @cache  # noqa: B019
-    def _means(self, table: str) -> dict[tuple[str, str], dict[str, float]]:
-        """(row, block) -> dataset -> mean over splits."""
-        by_row: dict[tuple[str, str], dict[str, float]] = {}
-        for c in self._table(table)["cells"]:
-            if c["values"]:
-                by_row.setdefault((c["row"], c["block"]), {})[c["column"]] = mean(c["values"].values())
-        return by_row
+    def _means(self, row: str, blocks: tuple[str, ...], name: str = "contest") -> dict[str, float]:
+        """Dataset -> mean over splits of a row."""
+        found = (self._table(name).means(block).get(row, {}) for block in blocks)
+        return {dataset: value for by_dataset in found for dataset, value in by_dataset.items()}
 
-    def lead(
-        self, row: str, against="CE + plug-in", blocks=TWO + MANY, name="contest", real: bool = False
-    ) -> Difference:
+    def lead(self, row, against="CE + plug-in", blocks=TWO + MANY, name="contest", real: bool = False) -> Difference:
         """The lead of a row over another, over the datasets of some blocks."""
-        means = self._means(name)
-        differences = [
-            ours - means[against, block][dataset]
-            for block in blocks
-            for dataset, ours in means.get((row, block), {}).items()
-            if not (real and "Gaussians" in dataset)
-        ]
-        return _difference(differences)
+        ours = {d: v for d, v in self._means(row, blocks, name).items() if not (real and "Gaussians" in d)}
+        return Difference.of(statistics.paired(ours, self._means(against, blocks, name), overlap=0.0))
 
     def corrected_lead(self, row: str) -> float:
         """Its p-value over all held-out datasets, corrected by Holm for all rows of the table."""
-        rows = [name for name, block in self._means("contest") if (block,) == TWO and name != "CE + plug-in"]
-        p_values = {name: self.lead(name).p for name in rows}
-        ordered = sorted(rows, key=p_values.__getitem__)
-        steps = [(len(rows) - i) * p_values[name] for i, name in enumerate(ordered)]
-        return min(1.0, max(steps[: ordered.index(row) + 1]))
+        rows = [name for name in self._table("contest").means(TWO[0]) if name != "CE + plug-in"]
+        return dict(zip(rows, statistics.holm([self.lead(name).p for name in rows]), strict=True))[row]
 
     def lag(self, row: str, dataset: str) -> float:
         """How far a row is behind the reference on one of the papers' tables."""
-        means = self._means("contest")
-        return means["CE + plug-in", PAPERS[0]][dataset] - means[row, PAPERS[0]][dataset]
+        return self._means("CE + plug-in", PAPERS)[dataset] - self._means(row, PAPERS)[dataset]
 
     def held_out(self, classes: str | None = None, real: bool = False) -> int:
         """How many held-out datasets there are, of those with "two" or "many" classes."""
-        blocks = {"two": TWO, "many": MANY, None: TWO + MANY}[classes]
-        datasets = [dataset for block in blocks for dataset in self._means("contest")["Metric CE", block]]
+        datasets = self._means("Metric CE", {"two": TWO, "many": MANY, None: TWO + MANY}[classes])
         return sum(not (real and "Gaussians" in dataset) for dataset in datasets)
 
-    def smallest_group(self) -> dict[str, float]:
+    def smallest_group(self) -> statistics.Paired:
         """Lead of metric cross-entropy with many classes and fewer than 10 validation rows of the rarest."""
-        (ranking,) = [r for r in self._table("contest")["rankings"] if r["block"] == MANY[0]]
-        return next(group for name, group in ranking["leads"].items() if name != "all")["Metric CE"]
+        leads = next(r for r in self._table("contest").rankings if r.block == MANY[0]).leads
+        return next(group for name, group in leads.items() if name != tables.ALL)["Metric CE"]
 
     def averaging(self, row: str) -> Difference:
         """What averaged weights change in a row, over the held-out datasets."""
-        averaged, plain = self._means("contest_averaged"), self._means("contest")
-        return _difference(
-            [
-                ours - plain[row, block][dataset]
-                for block in TWO + MANY
-                for dataset, ours in averaged.get((row, block), {}).items()
-            ]
-        )
+        averaged, plain = (self._means(row, TWO + MANY, name) for name in ("contest_averaged", "contest"))
+        return Difference.of(statistics.paired(averaged, plain, overlap=0.0))
 
     def averaged_rows(self) -> int:
         """Rows of networks with averaged weights; trees and logistic regression have none."""
-        cells = [c for c in self._table("contest_averaged")["cells"] if (c["block"],) in (TWO, MANY) and c["values"]]
-        return len({c["row"] for c in cells if c["loss"] not in ("rf", "boosting", "logistic")})
+        cells = [c for c in self._table("contest_averaged").cells if (c.block,) in (TWO, MANY) and c.values]
+        return len({c.row for c in cells if c.trains_networks})
 
     # Records
 
-    def _trials_of(self, table: str, block: str, row: str, column: str):
-        d, key = self._records, self._cell(table, block, row, column)["key"]
-        return d[(d["key"] == key) & (d["stage"] == "trial") & (d["status"] == "done")]
-
     def _setting(self, stage: str, dataset: str, loss: str, preset: str, **options):
         """The records of a setting by EAST's protocol, without a warm-up unless it is given."""
-        d = self._records
+        d, names = self._records, {"split": "split.seed", "lr": "hyper.lr", "warmup": "protocol.warmup"}
         wanted = {"split.seed": 0, "protocol": "east", "stage": stage, "status": "done"}
         wanted |= {"dataset": dataset, "loss": loss, "preset": preset}
-        if "split" in options:
-            wanted["split.seed"] = options["split"]
-        if "lr" in options:
-            wanted["hyper.lr"] = options["lr"]
-        if loss == "f1":
-            wanted["loss.average"] = "macro"
+        wanted |= {"loss.average": "macro"} if loss == "f1" else {}
+        wanted |= {names[name]: value for name, value in options.items()}
         found = d[(d[list(wanted)] == list(wanted.values())).all(axis=1)]
-        warmup = options.get("warmup")
-        return found[found["protocol.warmup"].isna() if warmup is None else found["protocol.warmup"] == warmup]
+        return found if "warmup" in options else found[found["protocol.warmup"].isna()]
 
     def trials(self, dataset: str, loss: str, preset: str, score: str = "test.f1_positive", **options) -> Trials:
         """The trials of a setting that no table shows, such as one of a shorter preset."""
@@ -322,42 +293,18 @@ class Numbers:
         """Mean epochs of a setting's trials."""
         return self._setting("trial", dataset, loss, preset)["epochs"].mean()
 
-    def epochs_of(self, table: str, block: str, row: str, column: str = "f1_macro") -> list[int]:
-        return [int(epochs) for epochs in self._trials_of(table, block, row, column)["epochs"]]
-
-    def val_losses(self, table: str, block: str, row: str, column: str = "accuracy") -> list[float]:
-        """The lowest validation loss of each of a cell's trials."""
-        return list(self._trials_of(table, block, row, column)["best.val_loss"])
-
-    def reaching(self, table: str, block: str, row: str, original: str) -> int:
-        """How many trials of a row reach the mean that is published for it."""
-        published = self._cell(original, block, row, "f1")["published_mean"]
-        return sum(value >= published for value in self.cell(table, block, row, "f1_positive").values)
-
-    def collapsed_points(self) -> int:
-        """Points of the paper's grid at which Acc* never predicts a positive on Mammography: all that were searched."""
-        found = self._setting("search", "mammography", "accuracy", "paper")
-        return _all_collapsed(found[found["protocol.max_epochs"] == EPOCHS["paper"]])
-
-    def collapsed_rates(self) -> int:
-        """Learning rates at which Acc* never predicts a positive on Kaggle: all that were searched."""
-        return _all_collapsed(self._setting("search", "kaggle", "accuracy", "lean"))
-
-    def unpredicted(self) -> list[int]:
-        """How many of CIFAR-10's classes each trial of Acc* and MCC* never predicts."""
-        matrices = [
-            matrix["test"]
-            for row in ("Acc*", "MCC*")
-            for matrix in self._trials_of("cifar10", "cifar10", row, "f1_macro")["confusion"]
-        ]
-        return [sum(not any(column) for column in zip(*matrix, strict=True)) for matrix in matrices]
+    def collapsed(self, dataset: str, preset: str) -> int:
+        """Points of a search at which Acc* never predicts a positive: all that were searched."""
+        found = self._setting("search", dataset, "accuracy", preset)
+        matrices = [m["val"] for m in found[found["protocol.max_epochs"] == EPOCHS[preset]]["confusion"]]
+        if not all(matrix[0][1] == matrix[1][1] == 0 for matrix in matrices):
+            raise ValueError("some points predict positives: reword the text")
+        return len(matrices)
 
     def rates(self) -> list[dict[str, float]]:
         """F1*'s learning rates on CIFAR-10 by validation loss, the lowest first."""
         found = self._setting("search", "cifar10", "f1", "half").sort_values("best.val_loss")
-        return [
-            {"lr": lr, "val_loss": loss} for lr, loss in zip(found["hyper.lr"], found["best.val_loss"], strict=True)
-        ]
+        return found.rename(columns={"hyper.lr": "lr", "best.val_loss": "val_loss"}).to_dict("records")
 
     def hours(self, datasets, protocol: str, preset: str, losses=None, stratified: bool = False) -> float:
         """Core-hours of the records of a preset, with its searches. Forests and CCS have no epochs."""
@@ -366,19 +313,6 @@ class Numbers:
         limits = found["protocol.max_epochs"]
         found = found[(limits.isna() | (limits == EPOCHS[preset])) & (found["split.stratify"] == stratified)]
         return found[found["loss"].isin(list(losses or found["loss"]))]["seconds"].sum() / 3600
-
-
-def _difference(differences: list[float]) -> Difference:
-    """Their mean with its t interval and p-value."""
-    test = stats.ttest_1samp(differences, 0)
-    return Difference(mean(differences), *map(float, test.confidence_interval(0.95)), float(test.pvalue))
-
-
-def _all_collapsed(found) -> int:
-    matrices = [matrix["val"] for matrix in found["confusion"]]
-    if not all(matrix[0][1] == matrix[1][1] == 0 for matrix in matrices):
-        raise ValueError("some points predict positives: reword the text")
-    return len(matrices)
 
 
 def render(numbers: Numbers) -> dict[Path, str]:
