@@ -9,7 +9,7 @@ import pytest
 from scipy import stats
 
 from east.lab.data import keel
-from east.lab.experiment.records import Record
+from east.lab.experiment.record import Record
 from east.lab.reporting import plots, specs, tables, writers
 from east.lab.reporting.catalogue import Catalogue
 from east.lab.reporting.cells import fill

@@ -21,7 +21,7 @@ from sklearn import metrics
 from east.choices import groups
 from east.lab.experiment import records
 from east.lab.experiment.runs import Run
-from east.lab.reporting import catalogue, cells, papers, specs, statistics, tables, writers
+from east.lab.reporting import cells, papers, specs, statistics, tables, writers
 from east.lab.reporting.labels import labels
 from east.lab.settings import compose, identity
 from east.lab.settings.command import Command
@@ -31,6 +31,7 @@ from east.lab.settings.settings import Settings
 from east.lab.training.scores import Best, LazyScores, MatrixBatch
 from tests.tracked import exported
 from tests.made import put_values
+from tests.tracked import exported
 
 GOLDEN = Path(__file__).parent / "golden"
 DAY = date(2026, 1, 2)
@@ -369,6 +370,7 @@ def test_a_table_finds_the_records_of_every_dataset_file_and_of_variants(tmp_pat
         "digits-rare": "digits",
         "digits-rarer": "digits",
         "keel": "keel-abalone19",
+        "rtables": "rtables-BEPS",
         "keel-glass": "keel-glass2",
     }
     assert names == {name: name for name in names} | variants

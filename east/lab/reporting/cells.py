@@ -15,7 +15,7 @@ from pydantic import JsonValue
 
 from east.choices import ConfigError, choose, without_imports
 from east.lab.experiment import records
-from east.lab.experiment.records import Record
+from east.lab.experiment.record import Record
 from east.lab.reporting import papers, statistics
 from east.lab.reporting.catalogue import (
     AXES,

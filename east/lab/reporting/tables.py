@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from east.choices import choose
 from east.lab.experiment import records
-from east.lab.experiment.records import Record
+from east.lab.experiment.record import Record
 from east.lab.reporting import listed, papers, statistics
 from east.lab.reporting.catalogue import Catalogue
 from east.lab.reporting.cells import PRESETS, TUNED_FOR, Cell, Trials, command, decided, fill, typed_command
