@@ -100,15 +100,6 @@ def test_the_first_records_still_give_the_first_values(stem, expected, first):
         assert known[place] == [None if v is None else pytest.approx(v, rel=1e-12) for v in values], place
 
 
-def test_eleven_cells_of_adult_fit_with_the_loader_bug_and_three_without(first):
-    """Welch's interval contains 0 in 11 of 15 cells on the corrupted data and in 3 on clean data."""
-    counts = []
-    for stem in ("east_v2_1_released", "east_v2_1"):
-        adult = [c for c in first(stem).cells if c.block == "adult"]
-        counts.append(sum(c.interval.low <= 0 <= c.interval.high for c in adult if c.interval))
-    assert counts == [11, 3]
-
-
 def test_the_same_comparison_has_the_same_number_in_every_table(first):
     """F1* against CE over splits is the same comparison in every table that prints it."""
     comparisons = {}

@@ -172,16 +172,6 @@ def test_friedman_equals_scipy(columns):
     assert found == pytest.approx((expected.statistic, expected.pvalue))
 
 
-@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=9))
-def test_friedman_of_two_methods_is_the_sign_test(pairs):
-    """By hand for k = 2: chi-square = (wins - losses)² / (wins + losses), ties left out."""
-    wins, losses = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    scores = {"a": [a for a, _ in pairs], "b": [b for _, b in pairs]}
-    statistic, p = statistics.friedman(statistics.ranked(scores))
-    expected = (wins - losses) ** 2 / (wins + losses) if wins + losses else 0.0
-    assert (statistic, p) == pytest.approx((expected, stats.chi2.sf(expected, 1)))
-
-
 def test_the_critical_difference_matches_the_literature():
     """Demšar 2006, section 3.2.4: four classifiers on 14 datasets, q = 2.569 at 0.05, hence 1.25."""
     assert statistics.critical_difference(4, 14) == pytest.approx(2.569 * (4 * 5 / (6 * 14)) ** 0.5, abs=1e-3)

@@ -1,6 +1,7 @@
 """The study of small batches: a simulation against derivations, and its files."""
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -66,11 +67,25 @@ def test_chunks_add_up_to_all_batches():
     assert found.sum((-2, -1)).tolist() == pytest.approx([3000] * study.DRAWS)
 
 
+def test_soft_f1_and_its_best_classifier_approach_f1_and_its_own():
+    """At temperatures of at most 0.2; by hand the mean error of the step is 1.125 T."""
+    found = study.temperature()
+    assert found.step.to_numpy() == pytest.approx(1.125 * found["T"].to_numpy(), abs=1e-3)
+    for _, part in found[found["T"] <= 0.2].groupby("prevalence"):
+        for name in ("f1", "offset", "regret"):
+            sizes = part[name].abs().to_numpy()  # T falls
+            assert (np.diff(sizes) <= 1e-12).all(), name
+        assert sizes[-1] < 1e-4
+        assert part.f1.abs().iloc[-1] < 0.005
+
+
 def test_the_command_writes_its_files(tmp_path, monkeypatch, east_run):
     monkeypatch.setattr(study, "BATCHES", (16,))
     monkeypatch.setattr(study, "PREVALENCES", (0.1,))
     answer = east_run("task=study", f"results_dir={tmp_path}")
     assert answer.code == 0, answer.err
-    written = sorted(str(file) for file in (tmp_path / "studies").iterdir())
+    written = sorted(str(file) for file in tmp_path.rglob("*.*"))
     assert sorted(answer.out.split()) == written
-    assert len(written) == 2
+    assert [Path(file).name for file in written] == [
+        *("study_bias.svg", "study_temperature.svg", "bias.csv", "temperature.csv")
+    ]

@@ -21,17 +21,15 @@ from sklearn import metrics
 from east.choices import groups
 from east.lab.experiment import records
 from east.lab.experiment.runs import Run
-from east.lab.reporting import cells, papers, specs, statistics, tables, writers
+from east.lab.reporting import cells, papers, specs, tables, writers
 from east.lab.reporting.labels import labels
 from east.lab.settings import compose, identity
 from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
 from east.lab.settings.sections import DatasetSection, LossSection, Science
 from east.lab.settings.settings import Settings
-from east.lab.training.scores import Best, LazyScores, MatrixBatch
-from tests.tracked import exported
+from east.lab.training.scores import Best
 from tests.made import put_values
-from tests.tracked import exported
 
 GOLDEN = Path(__file__).parent / "golden"
 DAY = date(2026, 1, 2)
@@ -58,16 +56,6 @@ def cell(table, **where):
 @pytest.fixture(scope="module")
 def east_v2_1():
     return tables.build("east_v2_1", GOLDEN, today=DAY)
-
-
-def matrices(loss, **where):
-    """Test confusion matrices of the golden trials of a loss, by seed, straight from the committed lines."""
-    chosen = [r for r in exported(GOLDEN / "records") if r["config"]["loss"]["name"] == loss and r["stage"] == "trial"]
-    chosen = [r for r in chosen if r["config"]["loss"].get("average", "macro") == "macro"]
-    for name, value in where.items():
-        section, _, key = name.partition("__")
-        chosen = [r for r in chosen if (r["config"][section][key] if key else r["config"][section]) == value]
-    return [np.array(r["confusion"]["test"]) for r in sorted(chosen, key=lambda r: r["seed"])]
 
 
 # Published numbers
@@ -120,43 +108,6 @@ def test_findings_beyond_the_alphabet_have_marks_of_their_own():
 
 
 # Which records fill a cell
-
-
-def test_a_cell_shows_mean_and_sample_deviation_of_its_trials(east_v2_1):
-    f1 = [
-        2 * m[1, 1] / (m[1].sum() + m[:, 1].sum())
-        for m in matrices(
-            "f1", preset="paper", split__seed=0, dataset__limit=None, annealing__name="geometric", split__stratify=False
-        )
-    ]
-    assert len(f1) == 5
-    found = cell(east_v2_1, dataset="mammography", row="F1*", column="f1")
-    assert found.summary.mean == pytest.approx(np.mean(f1))
-    assert found.summary.std == pytest.approx(np.std(f1, ddof=1))
-    assert (found.asked, found.shown.failed, found.preset, found.marks) == (10, 1, "paper", "◊")
-    assert found.published.mean == 0.750
-    assert found.difference == pytest.approx(np.mean(f1) - 0.750)
-    assert found.interval == statistics.welch(f1, 0.750, found.published.std)
-    assert (found.word, found.ticked) == ("imprecise", False), "five trials of s = 0.05 reach beyond 0.02"
-
-
-def test_random_forest_is_judged_by_macro_f1():
-    found = cell(tables.build("east_v2_3", GOLDEN), dataset="adult", row="RF", column="f1")
-    f1 = [np.mean([2 * m[k, k] / (m[k].sum() + m[:, k].sum()) for k in (0, 1)]) for m in matrices("rf")]
-    assert found.summary.mean == pytest.approx(np.mean(f1))
-
-
-def test_the_precision_of_a_class_is_read_from_that_class():
-    found = cell(tables.build("east_v2_6", GOLDEN), row="beta 0.25", column="precision dog")
-    lines = [r for r in exported(GOLDEN / "records") if r["config"]["dataset"]["name"] == "cifar10"]
-    chosen = [np.array(r["confusion"]["test"]) for r in lines if r["config"]["loss"]["beta"] == {"dog": 0.25}]
-    assert found.summary.mean == pytest.approx(np.mean([m[5, 5] / m[:, 5].sum() for m in chosen]))
-
-
-def test_thresholded_precision_comes_from_the_matrices():
-    """Two thresholds: 3 of 4 predicted positives right, then none predicted: (3/4 + 0) / 2."""
-    scores = LazyScores(MatrixBatch(1), [[[5, 1], [2, 3]], [[6, 0], [5, 0]]], mean=True, stored={})
-    assert (scores["precision"][1], scores["recall"][1]) == (0.375, 0.3)
 
 
 def test_the_selection_rule_decides_and_an_unrun_choice_is_shown_as_not_run():
@@ -714,15 +665,6 @@ def test_ranks_leave_out_datasets_that_a_row_lacks():
 # Statistics in tables
 
 
-def test_comparisons_are_paired_by_seed(east_v2_1):
-    found = tables.comparisons(east_v2_1)
-    f1 = next(e for e in found if (e.block, e.row, e.column, e.over) == ("mammography", "F1*", "f1", "seed"))
-    ours, ce = (cell(east_v2_1, dataset="mammography", row=row, column="f1").values for row in ("F1*", "CE"))
-    assert f1.difference == pytest.approx(np.mean([ours[s] - ce[s] for s in range(5)]))
-    assert f1.n == 5
-    assert "Acc*" not in {e.row for e in found}, "budget against paper is no comparison"
-
-
 def test_rows_are_compared_by_the_fullest_training_that_both_have(tmp_path):
     for seed in range(4):
         for preset, f1 in [("paper", 0.9), ("budget", 0.6), ("lean", 0.5)]:
@@ -763,13 +705,6 @@ def test_the_questions_of_table_1_are_the_12_matched_pairs():
                 assert {(block, q.column, q.row), (block, q.column, q.against)} <= places, f"{name}: {q}"
     with pytest.raises(ValueError, match="unknown row in a question of table east_v2_1 'F2"):
         tables.spec("east_v2_1").changed(questions=[questions[0].model_copy(update={"row": "F2*"})])
-
-
-def test_splits_are_compared_if_there_are_several(east_v2_1):
-    found = cell(east_v2_1, dataset="mammography", row="F1*", column="f1")
-    assert {split for split, _ in found.shown.splits} == {0, 1}
-    assert len(found.values) == 5, "the cell itself stays on the papers' split"
-    assert any(e.over == "split" and e.n == 2 for e in tables.comparisons(east_v2_1))
 
 
 def test_the_best_is_bold_but_never_a_single_trial_or_mixed_scores(east_v2_1):

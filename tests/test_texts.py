@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from east.lab.reporting import papers
+
 ROOT = Path(__file__).parents[1]
 SPEC = importlib.util.spec_from_file_location("texts", ROOT / "scripts" / "texts.py")
 texts = importlib.util.module_from_spec(SPEC)
@@ -40,7 +42,7 @@ def test_a_template_states_no_result(file):
 
 def test_a_finding_cites_only_published_numbers():
     """Or what follows from them, such as a bound that a published number contradicts."""
-    known = {f"{number:.{digits}f}" for c in texts.PUBLISHED for number in (c["mean"], c["std"]) for digits in (2, 3)}
+    known = {f"{number:.{digits}f}" for c in papers.cells() for number in (c.mean, c.std) for digits in (2, 3)}
     known |= {"0.514", "0.976", "0.980", "0.525", "0.711", "0.82", "0.84", "0.07", "1.76", "0.87"}
     text = re.sub(r"{{.*?}}", "", (texts.TEMPLATES / "east/lab/reporting/findings.yaml").read_text(encoding="utf-8"))
     assert set(re.findall(r"(?<![\w.])\d\.\d{3}\b", text)) <= known
@@ -87,11 +89,11 @@ class TestWords:
 
     def test_dice_on_integer_labels_fits_all_but_one_cell(self, numbers):
         dice = numbers.judged("east_v2_1_released", row="Dice")
-        assert [(c["block"], c["column"]) for c in dice if c["word"] == "differs"] == [("adult", "accuracy")]
+        assert [(c.block, c.column) for c in dice if c.word == "differs"] == [("adult", "accuracy")]
 
     def test_wmw_fits_only_with_the_released_code(self, numbers):
         assert numbers.fitting("btg_1_released", row="WMW") == len(numbers.judged("btg_1_released", row="WMW"))
-        assert {c["word"] for c in numbers.judged("btg_1", row="WMW")} == {"differs"}
+        assert {c.word for c in numbers.judged("btg_1", row="WMW")} == {"differs"}
 
     def test_more_than_half_of_mammographys_gap_was_shorter_training(self, numbers):
         full, short = numbers.cell("east_v2_1", "mammography", "CE"), numbers.trials("mammography", "ce", "budget")

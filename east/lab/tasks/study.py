@@ -1,6 +1,7 @@
-"""task=study: how far a batch's soft F1 is from that of all rows, by batch size. Theorems 5.8 and 5.9, EAST.
+"""task=study: soft F1 against F1, of batches by their size and of all rows by temperature.
 
-It simulates a calibrated classifier: rows are unit Gaussians around class means, classified by their true posterior.
+Theorems 5.4, 5.8 and 5.9, EAST. Rows are unit Gaussians around class means, classified by their true posterior, or by
+others like it where the best classifier is sought.
 """
 
 import math
@@ -19,20 +20,22 @@ from east.lab.reporting import plots
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 from east.losses import MetricLoss
+from east.losses.steps import linear
 
 BATCHES = tuple(2**k for k in range(4, 14))
 PREVALENCES = (0.5, 0.1, 0.01)
+TEMPERATURES = (0.4, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005)
 DRAWS = 1000
 DELTA = 0.05
 
 
 def main(_: Command, settings: Settings) -> int:
-    """Write results_dir/studies/bias.csv and its figure."""
-    frame = bias()
-    target = Path(settings.results_dir) / "studies" / "bias"
-    files = plots.save(draw_bias(frame), target)
-    write_text(target.with_suffix(".csv"), frame.to_csv(index=False, float_format="%.6g"))
-    print(target.with_suffix(".csv"), *files, sep="\n")
+    """Write the numbers of each study to results_dir/studies and its figure to results_dir/figures."""
+    folder = Path(settings.results_dir)
+    for name, study, draw in (("bias", bias, draw_bias), ("temperature", temperature, draw_temperature)):
+        frame, file = study(), folder / "studies" / f"{name}.csv"
+        write_text(file, frame.to_csv(index=False, float_format="%.6g"))
+        print(file, *plots.save(draw(frame), folder / "figures" / f"study_{name}"), sep="\n")
     return 0
 
 
@@ -78,6 +81,54 @@ def sampled(memberships: Tensor, labels: Tensor, n: int) -> Iterator[Confusion]:
     for start in range(0, DRAWS, portion):
         index = torch.randint(len(labels), (min(portion, DRAWS - start), n), generator=generator)
         yield Confusion.from_memberships(memberships[index], labels[index])
+
+
+def temperature() -> pd.DataFrame:
+    """The soft F1 and its best classifier against F1 and its own, by temperature. Equation 4 and Theorem 5.4, EAST.
+
+    The two Gaussians of `population`, as an integral over a grid of x. A classifier has the probability
+    p = sigmoid(3 (x - b)); its only parameter b is on a grid, so that both metrics are maximised exactly.
+
+    step: mean of |H(p) - [p > 1/2]| for uniform p, which grows with the step's segments: by hand, 9/8 T.
+    f1: soft F1 - F1 of the calibrated classifier. offset: the best b of soft F1 minus that of F1. regret: F1 that this
+    loses.
+    """
+    x = torch.linspace(-6, 9, 3001, dtype=torch.float64)
+    b = torch.linspace(-1, 5, 1201, dtype=torch.float64)
+    densities = torch.stack([torch.exp(-((x - mean) ** 2) / 2) for mean in (0, 3)])
+    uniform, half = (torch.arange(10_000, dtype=torch.float64) + 0.5) / 10_000, torch.tensor(0.5, dtype=torch.float64)
+    p = torch.sigmoid(3 * (x - b[:, None]))
+    lines = []
+    for prevalence in PREVALENCES:
+        rows = densities * torch.tensor([[1 - prevalence], [prevalence]]) / densities.sum(1, keepdim=True)
+        hard = f1_of((p > 0.5).double(), rows)
+        calibrated = int((b - 1.5 + math.log(prevalence / (1 - prevalence)) / 3).abs().argmin())
+        for T in TEMPERATURES:
+            soft, best = f1_of(linear(p, half, T), rows), int(hard.argmax())
+            step = (linear(uniform, half, T) - (uniform > 0.5).double()).abs().mean()
+            chosen = int(soft.argmax())
+            errors = (soft - hard)[calibrated], b[chosen] - b[best], hard[best] - hard[chosen]
+            lines.append((prevalence, T, float(step), *map(float, errors)))
+    return pd.DataFrame(lines, columns=["prevalence", "T", "step", "f1", "offset", "regret"])
+
+
+def f1_of(memberships: Tensor, rows: Tensor) -> Tensor:
+    """F1 [classifiers] of the positive class for memberships [classifiers, n] and shares of rows [2, n] by class."""
+    predicted = memberships @ rows.T
+    counts = torch.stack([rows.sum(1) - predicted, predicted], -1)  # [classifiers, true class, predicted class]
+    return metrics.f1(Confusion.from_matrix(counts), average="positive")
+
+
+def draw_temperature(frame: pd.DataFrame) -> Figure:
+    panels: list[list[plots.Curve]] = [[], [], []]
+    for k, (prevalence, part) in enumerate(frame.groupby("prevalence")):
+        look = (f"{prevalence:.0%} positive", plots.COLOURS[k], plots.MARKERS[k])
+        for drawn, name in zip(panels, ("f1", "offset", "regret"), strict=True):
+            drawn.append(plots.Curve(part["T"], part[name].abs().where(part[name] != 0), *look))
+    panels[0].append(plots.Curve(part["T"], part.step, "mean error of the step", dashed=True))
+    titles = ("|soft F1 − F1|", "|best b of soft F1 − best b of F1|", "F1 lost by maximising soft F1")
+    shared = {"xscale": "log", "yscale": "log", "xlabel": "temperature T (falling)", "xlim": (0.45, 0.004)}
+    return plots.curves([(drawn, shared | {"title": title}) for drawn, title in zip(panels, titles, strict=True)])
 
 
 def draw_bias(frame: pd.DataFrame) -> Figure:
