@@ -36,8 +36,8 @@ class Page(HTMLParser):
 
 @pytest.fixture
 def results(tmp_path):
-    for name in ("figures/a b#1.svg", "studies/bias.svg"):
-        (tmp_path / name).parent.mkdir()
+    (tmp_path / "figures").mkdir()
+    for name in ("figures/a b#1.svg", "figures/study_bias.svg"):
         (tmp_path / name).write_text(DRAWING)
     for name in ("compare/birds-f1_macro", "evaluate/new-birds"):
         (tmp_path / name).mkdir(parents=True)
@@ -55,7 +55,7 @@ def test_everything_in_the_folder_is_on_the_page_and_every_link_leads_somewhere(
     links = [attributes["href"] for attributes in page.of("a")]
     assert links == ["compare/birds-f1_macro/report.html", "evaluate/new-birds/report.html"]
     images = [attributes["src"] for attributes in page.of("img")]
-    assert images == ["figures/a%20b%231.svg", "studies/bias.svg"]
+    assert images == ["figures/a%20b%231.svg", "figures/study_bias.svg"]
     assert all(attributes["alt"] for attributes in page.of("img"))
     assert len(page.of("table")) == (results / "tables" / "east_v2_1.md").read_text().count("| --- |")
     assert "0.750 ± 0.02" in page.words, "published"

@@ -57,6 +57,6 @@ def tables(folder: Path) -> Iterator[str]:
 
 def figures(folder: Path) -> Iterator[str]:
     """Each drawing as an image, in which browsers run no scripts and follow no links."""
-    for file in sorted([*folder.glob("figures/*.svg"), *folder.glob("studies/*.svg")]):
+    for file in sorted(folder.glob("figures/*.svg")):
         name, source = escape(file.stem), quote(file.relative_to(folder).as_posix())
         yield f'<figure><img src="{source}" alt="{name}" loading="lazy"><figcaption>{name}</figcaption></figure>'
