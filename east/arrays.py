@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Array = Any  # a NumPy array or a tensor; both have arithmetic, comparisons, @, indexing and sum
+Array = Any  # a NumPy array or a tensor; both have arithmetic, comparisons, @, indexing, take, reshape and sum
 OF_NUMPY = (np.ndarray, np.generic, float, int)
 
 
 def library_of(x: Array) -> Any:
-    """The module that computes with x: torch or NumPy, which agree in where, exp, log and empty_like."""
+    """The module that computes with x: torch or NumPy, which agree in where, exp, log, stack and zeros_like."""
     if isinstance(x, OF_NUMPY):
         return np
     import torch
@@ -26,11 +26,11 @@ def library_of(x: Array) -> Any:
     return torch
 
 
-def at_least(x: Array, least: float) -> Array:
+def at_least(x: Array, least: Array) -> Array:
     return np.maximum(x, least) if isinstance(x, OF_NUMPY) else x.clamp_min(least)
 
 
-def at_most(x: Array, most: float) -> Array:
+def at_most(x: Array, most: Array) -> Array:
     return np.minimum(x, most) if isinstance(x, OF_NUMPY) else x.clamp_max(most)
 
 
@@ -39,14 +39,57 @@ def class_sum(x: Array) -> Array:
     return np.add.reduce(x, -1, keepdims=True) if isinstance(x, OF_NUMPY) else x.sum(-1, keepdim=True)
 
 
+def reverse(x: Array) -> Array:
+    """A copy of x with its last dimension reversed."""
+    return x[..., ::-1].copy() if isinstance(x, np.ndarray) else x.flip(-1)
+
+
+def sums_at(positions: Array, values: Array, size: int) -> Array:
+    """The sums [size] of the values at each position, in float64 (MPS: float32); both have any shape."""
+    if isinstance(values, np.ndarray):
+        return np.bincount(positions.reshape(-1), values.reshape(-1), size)
+    zeros = values.new_zeros(size, dtype=widest_float(values))
+    return zeros.scatter_add_(0, positions.reshape(-1), values.reshape(-1).to(zeros.dtype))
+
+
+def one_hot(labels: Array, classes: int, like: Array) -> Array:
+    """1 at the class of each label [..., n], else 0: [..., classes, n], in the dtype of `like`."""
+    if isinstance(labels, np.ndarray):
+        return (labels[..., None, :] == np.arange(classes)[:, None]).astype(like.dtype)
+    zeros = like.new_zeros((*labels.shape[:-1], classes, labels.shape[-1]))
+    return zeros.scatter_(-2, labels.unsqueeze(-2), 1)  # fails on the device if a label is out of range
+
+
 def indicator(mask: Array, like: Array) -> Array:
     """1 where the mask is true, else 0, in the dtype of `like`."""
-    return mask.astype(like.dtype) if isinstance(mask, np.ndarray) else mask.to(like.dtype)
+    return mask.astype(like.dtype) if isinstance(mask, np.ndarray | np.generic) else mask.to(like.dtype)
+
+
+def in_float64(x: Array) -> Array:
+    """x in float64; on MPS, which has none, as it is."""
+    return x.astype(np.float64) if isinstance(x, np.ndarray) else x.to(widest_float(x))
 
 
 def constant(x: Array) -> Array:
     """x, with no gradient flowing through it."""
     return x if isinstance(x, OF_NUMPY) else x.detach()
+
+
+def expanded(x: Array, like: Array) -> Array:
+    """x in the shape of `like`."""
+    return x if getattr(x, "shape", ()) == like.shape else x + library_of(like).zeros_like(like)
+
+
+def as_array(x: "Tensor") -> Array:
+    """A tensor without a gradient as a NumPy array if it is on the CPU; they share their memory."""
+    return x.numpy() if x.is_cpu else x
+
+
+def as_tensor(x: Array) -> "Tensor":
+    """The inverse of `as_array`."""
+    import torch
+
+    return torch.from_numpy(np.asarray(x)) if isinstance(x, OF_NUMPY) else x
 
 
 def widest_float(x: "Tensor") -> "torch.dtype":

@@ -7,9 +7,11 @@ from torch import Tensor
 
 from east.choices import install_hint
 from east.confusion import per_class
+from east.losses.closed_form import FEW_CLASSES
 from east.losses.inputs import IGNORE_INDEX, Loss, check_binary, is_tracing, mean_over_samples
-from east.losses.on_cpu import FEW_CLASSES
 from east.metrics import ratio
+
+MOST_PAIRS = 1 << 26  # of samples, that are compared on a device before the positives are chosen
 
 
 class ClassWeighted(Loss):
@@ -22,12 +24,16 @@ class ClassWeighted(Loss):
                 f"class_weights: expected numbers, got {class_weights!r}; 'balanced' needs training labels"
             )
         self.class_weights = None if class_weights is None else [float(w) for w in class_weights]
+        self.kept: Tensor | None = None  # the weights on the device: an upload in every step would be waited for
 
     def weights_of(self, labels: Tensor, logits: Tensor) -> Tensor:
         """The class weight [..., n] of each sample."""
         if len(self.class_weights or ()) != logits.shape[-1]:
             raise ValueError(f"class_weights: expected {logits.shape[-1]}, got {len(self.class_weights or ())}")
-        return logits.new_tensor(self.class_weights)[labels]
+        if self.kept is None or self.kept.dtype != logits.dtype or self.kept.device != logits.device:
+            with torch.inference_mode(False):  # training may follow
+                self.kept = logits.new_tensor(self.class_weights)
+        return self.kept[labels]
 
 
 class CrossEntropy(ClassWeighted):
@@ -103,15 +109,16 @@ class WMW(Loss):
         self.gamma, self.power = gamma, power
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        check_binary(self, logits, labels)
+        check_binary(self, logits)
         return self.over_pairs(logits.softmax(-1)[..., 1], labels == 1, labels == 0, weights)
 
     def over_pairs(self, scores: Tensor, first: Tensor, second: Tensor, weights: Tensor | None) -> Tensor:
         """Weighted mean over all pairs of a sample in `first` and one in `second`, which are masks [..., n]."""
         weights = torch.ones_like(scores) if weights is None else weights
-        if is_tracing():
+        if is_tracing() or (not scores.is_cpu and scores.numel() * scores.shape[-1] <= MOST_PAIRS):
             return self.mean_margin(scores, weights * first, scores, weights * second)
-        # On a whole split, all n^2 pairs would not fit into memory; its positives are few.
+        # On a whole split, all n^2 pairs would not fit into memory; its positives are few. Choosing them is free on a
+        # CPU; other devices would be waited for.
         trials = zip(*(x.reshape(-1, x.shape[-1]) for x in (scores, weights, first, second)), strict=True)
         means = [self.mean_margin(score[i], w[i], score[j], w[j]) for score, w, i, j in trials]
         return torch.stack(means).reshape(scores.shape[:-1])
@@ -145,7 +152,7 @@ class APPerf(Loss):
         self.metric.enforce_special_case_positive()  # no positives, none predicted: F_beta is 1
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        check_binary(self, logits, labels)
+        check_binary(self, logits)
         if weights is not None:
             raise ValueError("APPerf: expected no weights; it has no weighted form")
         z = logits[..., 1] - logits[..., 0]

@@ -1,322 +1,370 @@
-"""EAST's soft counts in closed form: softmax, dynamic threshold, linear step, and their hand-derived gradient.
+"""The linear step's soft counts in closed form: softmax, threshold, step, counts, and their hand-derived gradient.
 
-Built from elementary operations, the loss costs as much as 9 to 55 cross-entropies on a CPU. Three facts bring it close
-to one:
+Composed from elementary operations and differentiated by autograd, the loss costs several times a soft Dice. This form
+makes few passes over the entries [..., n, d], which are tensors. What has one number per sample or per class is a NumPy
+array on a CPU, and a tensor elsewhere (east.arrays).
 
-- The threshold is s / 2, with s <= 1 the sum of the two largest probabilities. So the step's corners are lo = a s and
-  hi = b s, with a = (1 - 2.5 T) / 2 and b = 1 - a, and only the largest probability p1 can exceed hi. Memberships are
-  H divided by its sum, so H may be scaled to a first slope of 1: H = p + bend_lo [p - lo]+, plus bend_hi [p1 - hi]+ at
-  the largest entry. Its slopes are 1, then middle = 1 + bend_lo, then lo / (1 - hi) = middle + bend_hi.
-- Apart from the 1 in 1 - hi, H is homogeneous in (p, s), and e = dL/dH is orthogonal to H. With S = p dH/dp at fixed s,
-  Euler's identity gives dL/ds: sum_j e_j S_j + s dL/ds = shift = e1 lo [p1 - hi]+ / (1 - hi)^2.
-- Below lo, H = p, and the probabilities sum to 1, so sums over these entries need no pass over them. With many classes
-  few entries exceed lo, and the gradient is p times a matrix of rank two, plus terms at those few (huge_softmax.py).
+With D and P the derivatives of the loss with respect to the diagonal and the predicted counts, H the steps of a sample,
+and g_j = P_j, plus D_j at the true class: memberships are H / sum H, so dL/dH_j = e_j = r (g_j - mean of g weighted by
+H), with r the sample's weight divided by sum H. With S = p dH/dp, the softmax gives dL/dz = e S - p sum_j e_j S_j.
 
-With D and P the derivatives of the loss with respect to the diagonal and the predicted counts, and g_j = P_j, plus D_j
-at the true class, e = (g - mean of g weighted by H) / sum H, times the sample's weight. The gradient with respect to
-the logits is e S - p shift, plus p dL/ds at the two largest entries. In the code `total` is sum H, `r` is the weight
-divided by it, and Q is sum_j e_j S_j. If the threshold is detached, dL/ds is 0 and Q takes the place of shift.
+At the dynamic threshold s / 2, with s the sum of the two largest probabilities, the corners are lo = a s and hi = b s,
+with a = (1 - 2.5 T) / 2 and b = 1 - a, and only the largest probability p1 can exceed hi. H may be scaled to a first
+slope of 1: H = p + bend_lo [p - lo]+, plus bend_hi [p1 - hi]+ at the largest entry. Its slopes are 1, then middle =
+1 + bend_lo, then lo / (1 - hi) = middle + bend_hi. Apart from the 1 in 1 - hi, H is homogeneous in (p, s), and e is
+orthogonal to H, so Euler's identity gives dL/ds: sum_j e_j S_j + s dL/ds = shift = e1 S1 [p1 - hi]+ / (1 - hi) / p1.
+Then dL/dz = e S - p shift, plus p dL/ds at the two largest entries.
 
-With two classes s = 1 and H sums to 1, so everything is a function of the difference of the logits (`TwoClasses`).
+With two classes the dynamic threshold is 1/2, and the steps of both classes sum to 1.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple
+from math import prod
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.autograd import Function
 
-from east.confusion import per_class
-from east.losses.on_cpu import FEW_CLASSES, argmax
-from east.losses.steps import dynamic_shape
+from east.arrays import (
+    Array,
+    as_array,
+    as_tensor,
+    at_least,
+    at_most,
+    expanded,
+    in_float64,
+    indicator,
+    library_of,
+    one_hot,
+    reverse,
+    sums_at,
+)
+from east.losses.steps import dynamic_shape, half_width, linear
+from east.metrics import Sloped
+
+FEW_CLASSES = 32  # rows shorter than this are slow to reduce: samples lie side by side in memory instead
 
 
 class Counts(NamedTuple):
-    """Soft counts [..., d] of a batch, summed without differences; see Confusion."""
+    """Soft counts [..., d], summed without differences; see Confusion."""
 
-    diagonal: Tensor
-    missed: Tensor
-    false_positives: Tensor
-
-    @property
-    def predicted(self) -> Tensor:
-        return self.diagonal + self.false_positives
+    diagonal: Array
+    missed: Array
+    false_positives: Array
 
 
-class Step(NamedTuple):
-    """The step at one temperature [], or at one per leading index [..., 1, 1]; tensors, which are faster than numbers.
+class Form(NamedTuple):
+    """The step's temperature, a number or [...], and its k thresholds; None is the dynamic threshold.
 
-    `first` and `second` are the slopes of H with two classes, `second_bend` is their difference; `bend_lo` and `middle`
-    are in units of `first`. `hi_per_lo` is b / a. `hi_per_lo_scalar` and `bend_lo_scalar` are plain numbers if there is
-    one temperature.
+    `detach_threshold` treats the dynamic threshold as a constant.
     """
 
-    a: Tensor
-    b: Tensor
-    first: Tensor
-    second: Tensor
-    second_bend: Tensor
-    bend_lo: Tensor
-    middle: Tensor
-    one: Tensor
-    hi_per_lo: Tensor
-    hi_per_lo_scalar: float | Tensor
-    bend_lo_scalar: float | Tensor
+    temperature: float | Tensor
+    thresholds: tuple[float, ...] | None = None
+    detach_threshold: bool = False
+
+
+Gradient = Callable[[Array, Array], Tensor]  # of the slopes D and P, shaped as the counts, to that of the logits
+Score = Callable[[Array, Array, Array], Sloped]  # a loss of the counts and its slopes D and P
+
+
+def soft_counts(logits: Tensor, labels: Tensor, weights: Tensor | None, form: Form) -> Counts:
+    """Soft counts of logits [..., n, d], labels [..., n] and weights [..., n]: [..., d], or [k, ..., d].
+
+    Eq. 4-5, arXiv 2405.20954; with a list of thresholds, section 4 of Bridging the Gap.
+    """
+    return Counts(*_Counts.apply(logits, labels, weights, form))
+
+
+def soft_loss(logits: Tensor, labels: Tensor, weights: Tensor | None, form: Form, score: Score) -> Tensor:
+    """A loss [...] of the soft counts whose slopes are known, as a single autograd node."""
+    return _Loss.apply(logits if torch.is_grad_enabled() else logits.detach(), labels, weights, form, score)
+
+
+class _Loss(Function):
+    """Forward computes the gradient, while its inputs are in memory, and backward only scales it."""
+
+    @staticmethod
+    def forward(ctx, logits, labels, weights, form, score):
+        logits = logits.detach()
+        counts, gradient = count(logits, labels, weights, form)
+        loss, D, P = score(*counts)
+        D, P = (expanded(x, counts.diagonal) for x in (D, P))  # they may be equal for all classes
+        ctx.save_for_backward(gradient(D, P) if ctx.needs_input_grad[0] else None)
+        return as_tensor(indicator(loss, as_array(logits)))
+
+    @staticmethod
+    def backward(ctx, upstream):
+        refuse_second_derivative()
+        (gradient,) = ctx.saved_tensors
+        if not (upstream.is_cpu and upstream.ndim == 0 and upstream.item() == 1):  # as in loss.backward()
+            gradient = gradient * (upstream[..., None, None] if upstream.ndim else upstream)
+        return gradient, None, None, None, None
+
+
+class _Counts(Function):
+    """For losses whose slopes only autograd knows. Backward counts once more, so that nothing is kept until then."""
+
+    @staticmethod
+    def forward(ctx, logits, labels, weights, form):
+        ctx.save_for_backward(logits, labels, weights)
+        ctx.form = form
+        return tuple(as_tensor(x).to(logits.dtype) for x in count(logits.detach(), labels, weights, form)[0])
+
+    @staticmethod
+    def backward(ctx, by_diagonal, by_missed, by_false_positives):
+        refuse_second_derivative()
+        D = by_diagonal - by_missed - by_false_positives  # if only the diagonal grows, both kinds of errors fall
+        logits = ctx.saved_tensors[0]
+        with torch.autocast(logits.device.type, enabled=False):
+            gradient = count(*ctx.saved_tensors, ctx.form)[1]
+            return gradient(as_array(D), as_array(by_false_positives)), None, None, None
+
+
+def refuse_second_derivative() -> None:
+    """Raise RuntimeError in a backward with create_graph=True: the second derivative would be 0."""
+    if torch.is_grad_enabled():
+        raise RuntimeError(
+            "MetricLoss's closed form has no second derivative; instead, compute the metric of "
+            "Confusion.from_memberships(loss.memberships(logits), labels), which autograd differentiates throughout"
+        )
+
+
+def count(logits: Tensor, labels: Tensor, weights: Tensor | None, form: Form) -> tuple[Counts, Gradient]:
+    """Soft counts and their gradient, which may be computed once: it overwrites what counting left."""
+    weights = None if weights is None else as_array(weights.detach())
+    if logits.shape[-1] == 2:
+        return count_two_classes(as_array(logits).mT, as_array(labels), weights, form)
+    p = logits.mT.softmax(-2).mT if logits.shape[-1] < FEW_CLASSES else logits.softmax(-1)
+    places = Places.of(p.shape, None if isinstance(as_array(p), np.ndarray) else p.device)
+    batch = places, as_array(labels), weights
+    if form.thresholds is None:
+        return count_classes(dynamic_steps(p, places, form), *batch)
+    each = [count_classes(steps_at(p, t, form.temperature), *batch) for t in form.thresholds]
+    counts, gradients = zip(*each, strict=True)
+    stacked = (library_of(x[0]).stack(x) for x in zip(*counts, strict=True))
+    return Counts(*stacked), lambda D, P: sum(g(D[k], P[k]) for k, g in enumerate(gradients))
+
+
+class TwoSteps(NamedTuple):
+    """The steps of classes 0 and 1, [2, 1] or [k, ..., 2, 1]; the upper corner of one is 1 - the other's lower corner.
+
+    H rises to T at the corner `lower` with the slope `first`, then over `width` to 1 - T with the slope `middle`.
+    """
+
+    T: float | Array
+    lower: Array
+    width: Array
+    first: Array
+    middle: Array
 
     @classmethod
-    def at(cls, T: Tensor) -> "Step":
-        a, first, middle, hi_per_lo = dynamic_shape(T)
-        slopes = first, first * middle, first * (middle - 1)
-        return cls(a, 1 - a, *slopes, middle - 1, middle, torch.ones_like(T), hi_per_lo, hi_per_lo, middle - 1)
+    def of(cls, form: Form, z: Array) -> "TwoSteps":
+        """The steps for logits z [..., 2, n], in their library, dtype and device."""
+        T, device = form.temperature, None if isinstance(z, np.ndarray) else z.device
+        if not isinstance(T, Tensor):
+            return cls.at(form.thresholds, z.ndim, T, z.dtype, device)
+        tau = both_thresholds(form.thresholds, z.ndim, z.dtype, device)
+        return cls.between(tau, in_float64(as_array(T.detach()))[..., None, None], z)
+
+    @classmethod
+    @lru_cache
+    def at(
+        cls, thresholds: tuple[float, ...] | None, ndim: int, T: float, dtype: Any, device: torch.device | None
+    ) -> "TwoSteps":
+        tau = both_thresholds(thresholds, ndim, dtype, device)
+        like = np.empty(0, dtype) if device is None else torch.empty(0, dtype=dtype, device=device)
+        return cls.between(tau, T, like)
+
+    @classmethod
+    def between(cls, tau: Array, T: float | Array, like: Array) -> "TwoSteps":
+        half = half_width(T) * at_most(tau, 1 - tau)
+        lower = tau - half
+        steps = lower, 2 * half, T / lower, (1 - 2 * T) / (2 * half)
+        return cls(T if isinstance(T, float) else indicator(T, like), *(indicator(x, like) for x in steps))
 
 
 @lru_cache
-def step_at(temperature: float, dtype: torch.dtype, device: torch.device) -> Step:
-    step = Step.at(torch.tensor(temperature, dtype=torch.float64, device="cpu"))
-    tensors = [x.to(device, dtype) for x in step if isinstance(x, Tensor)]
-    return Step._make((*tensors[:-2], float(step.hi_per_lo_scalar), float(step.bend_lo_scalar)))
+def both_thresholds(thresholds: tuple[float, ...] | None, ndim: int, dtype: Any, device: torch.device | None) -> Array:
+    """The thresholds of classes 0 and 1 for logits of `ndim` dimensions: [2, 1] or [k, ..., 2, 1]."""
+    of_one = np.array(thresholds or 0.5).reshape(-1, *(1,) * (ndim if thresholds else 1))
+    both = np.concatenate((1 - of_one, of_one), -2 if thresholds else 0)
+    return both if device is None else torch.from_numpy(both).to(device, dtype)
 
 
-def step_for(temperature: float | Tensor, logits: Tensor) -> Step:
-    """The step for logits [..., n, d], at a number or at one temperature per leading index."""
-    if isinstance(temperature, Tensor):
-        return Step.at(temperature[..., None, None].to(logits))
-    return step_at(temperature, logits.dtype, logits.device)
+def count_two_classes(z: Array, labels: Array, weights: Array | None, form: Form) -> tuple[Counts, Gradient]:
+    """Counts of logits z [..., 2, n] as products of memberships and true classes; small ones keep their precision."""
+    xp, steps = library_of(z), TwoSteps.of(form, z)
+    odds = xp.exp(z - xp.maximum(z[..., 0, :], z[..., 1, :])[..., None, :])
+    p = odds / (odds[..., 0, :] + odds[..., 1, :])[..., None, :]
+    low = at_most(p / steps.lower, 1)
+    H = steps.T * (low + (1 - reverse(low.mT).mT))
+    H += at_most(at_least(p - steps.lower, 0) / steps.width, 1) * (1 - 2 * steps.T)
+    mass = one_hot(labels, 2, p)
+    mass = mass if weights is None else mass * weights[..., None, :]
+    table = in_float64(H) @ in_float64(mass).mT  # [..., predicted class, true class]
+    table = table.reshape(*table.shape[:-2], 4)
+    false_positives = table[..., 1:3]
+
+    def gradient(D: Array, P: Array) -> Tensor:
+        """H of class 0 is 1 - H of class 1: one derivative for each true class is enough."""
+        P = P[..., 1] - P[..., 0]
+        below = p < steps.lower
+        slope = xp.where(below[..., 0, :], steps.first[..., 0, :], steps.middle[..., 0, :])
+        slope = xp.where(below[..., 1, :], steps.first[..., 1, :], slope)
+        of_0, of_1 = (indicator(x, p)[..., None] for x in (P - D[..., 0], P + D[..., 1]))
+        by_H = mass[..., 0, :] * of_0 + mass[..., 1, :] * of_1
+        by_p = (by_H * slope).sum(0) if form.thresholds else by_H * slope
+        by_difference = (by_p * p[..., 0, :] * p[..., 1, :])[..., None]
+        return as_tensor(xp.concatenate((-by_difference, by_difference), -1))
+
+    return Counts(table[..., ::3], reverse(false_positives), false_positives), gradient
 
 
-def corners(s: Tensor, step: Step) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """lo, hi, 1 - hi and bend_hi of samples whose two largest entries sum to s [..., n, 1]."""
-    lo, hi = s * step.a, s * step.b
-    gap_hi = step.one - hi
-    return lo, hi, gap_hi, (lo / gap_hi).sub_(step.middle)
+class Places(NamedTuple):
+    """Where things are in flat memory: class c of a sample in entries [..., n, d], and in counts [..., d].
 
-
-class Upstream(NamedTuple):
-    """What the gradient of a batch needs besides the state from counting.
-
-    `D` and `P` [..., d] are the derivatives of the loss with respect to the diagonal and the predicted counts.
-    `detach_threshold` treats the threshold as a constant. ByClass writes the gradient to `out`.
+    `side_by_side`: adjacent entries are of adjacent samples. Class c is at entries + c stride, and at counts + c.
     """
 
-    labels: Tensor
-    weights: Tensor | None
-    D: Tensor
-    P: Tensor
-    step: Step
-    detach_threshold: bool
-    out: Tensor | None = None
-
-
-class TwoClasses(NamedTuple):
-    """The state for two classes: s = 1, and H sums to 1. `slope` [..., n] is dH_1/dz_1 times the sample's weight."""
-
-    slope: Tensor
+    side_by_side: bool
+    entries: Array
+    stride: int
+    counts: Array
 
     @classmethod
-    def count_batch(
-        cls, logits: Tensor, labels: Tensor, weights: Tensor | None, step: Step
-    ) -> tuple[Counts, "TwoClasses"]:
-        if step.a.ndim:
-            step = Step(*(x.squeeze(-1) for x in step if isinstance(x, Tensor)))
-        z0, z1 = logits.unbind(-1)
-        difference = z1 - z0
-        p_smaller = difference.abs().neg_().sigmoid_()  # its H is precise however small
-        above = (p_smaller - step.a).relu_()
-        H = torch.addcmul(p_smaller * step.first, above, step.second_bend)
-        dH_dp = torch.where(above > 0, step.second, step.first)
-        slope = torch.ops.aten.sigmoid_backward(dH_dp, p_smaller)
-        if weights is None:
-            H_larger = step.one - H
-        else:
-            slope, H = slope * weights, H * weights
-            H_larger = weights - H
-        correct = (difference > 0) == labels
-        diagonal = per_class(torch.where(correct, H_larger, H), labels, 2)
-        missed = per_class(torch.where(correct, H, H_larger), labels, 2)
-        return Counts(diagonal, missed, missed.flip(-1)), cls(slope)
+    @lru_cache(maxsize=8)
+    def of(cls, shape: tuple[int, ...], device: torch.device | None) -> "Places":
+        """Places for entries of this shape, as NumPy arrays without a device."""
+        *lead, n, d = shape
+        xp: Any = np if device is None else torch
+        where = {} if device is None else {"device": device}
+        trials, samples = xp.arange(prod(lead), **where).reshape(*lead, 1), xp.arange(n, **where)
+        if d < FEW_CLASSES:
+            return cls(True, trials * (n * d) + samples, n, trials * d)
+        return cls(False, trials * (n * d) + samples * d, 1, trials * d)
 
-    def gradient(self, upstream: Upstream) -> Tensor:
-        P, signs = upstream.P, signs_of_difference(upstream.P.dtype, upstream.P.device)
-        by_class = torch.addcmul((P * signs).sum(-1, keepdim=True), upstream.D, signs)
-        by_difference = by_class.gather(-1, upstream.labels).mul_(self.slope)
-        return by_difference.unsqueeze(-1) * signs
+    def flat(self, x: Tensor) -> Array:
+        """The memory of entries x [..., n, d]."""
+        return as_array((x.mT if self.side_by_side else x).view(-1))
 
 
-@lru_cache
-def signs_of_difference(dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The derivatives of z1 - z0 with respect to the two logits."""
-    return torch.tensor([-1.0, 1.0], dtype=dtype).to(device)
+class Stepped(NamedTuple):
+    """Steps H [..., n, d] of probabilities p, and S = p dH/dp, which may share memory with p.
 
-
-def counts_by_class(logits: Tensor) -> bool:
-    """Whether ByClass counts logits [..., n, d]: few classes, or pixels, whose samples are adjacent in memory."""
-    n, d = logits.shape[-2:]
-    return d > 2 and (d < FEW_CLASSES or (logits.stride(-2) == 1 and n > 1))
-
-
-class ByClass(NamedTuple):
-    """The state for few classes, and for pixels: layout [..., d, n], with the samples side by side in memory.
-
-    In units of lo, x = p / lo = E / (a (E1 + E2)) with E = exp(z - max z). The step's corners are then 1 and hi / lo
-    for all samples, and at most the largest entry exceeds hi. `others` is H with 0 at the true class; a chunk of a
-    batch does without it, as H follows from x in few passes, and keeps x where its gradient will be written. All other
-    fields are rows [..., 1, n]; `shift_factor` times e x at the largest entry is the module's `shift`.
+    `peaks` is what the gradient by the dynamic threshold needs, None where the threshold is constant.
     """
-
-    x: Tensor
-    others: Tensor | None
-    H_true: Tensor
-    total: Tensor
-    lo: Tensor
-    bend_hi: Tensor
-    shift_factor: Tensor
-    x2: Tensor
-
-    @classmethod
-    def count_batch(
-        cls, z: Tensor, labels: Tensor, weights: Tensor | None, step: Step, storage: Tensor | None = None
-    ) -> tuple[Counts, "ByClass"]:
-        if storage is not None and storage.stride(-1) == 1:
-            E = storage.copy_(z)
-        else:
-            E = z.clone(memory_format=torch.contiguous_format)
-        E.sub_(E.amax(-2, keepdim=True)).exp_()
-        below_max = torch.ops.aten.hardtanh_backward(E, E, 0.0, 1.0)  # E, with 0 in place of the maximum, which is 1
-        E2, Z = below_max.amax(-2, keepdim=True), E.sum(-2, keepdim=True)
-        E2.masked_fill_(Z - below_max.sum(-2, keepdim=True) > 1.5, 1)  # several entries tie for the maximum
-        lo_Z = torch.addcmul(step.a, E2, step.a)
-        lo, x = lo_Z / Z, E.div_(lo_Z)
-        gap_hi = torch.addcmul(step.one, lo, step.hi_per_lo, value=-1)
-        last_slope = lo / gap_hi
-        shift_factor = torch.addcmul(step.one, lo_Z, step.hi_per_lo, value=-1).mul_(last_slope).div_(gap_hi)
-        bend_hi = last_slope.sub_(step.middle)
-        H, true_class = step_values(x, bend_hi, step), labels.unsqueeze(-2)
-        H_true = H.gather(-2, true_class)
-        # Summing the other entries keeps the precision that a difference from the total would lose.
-        parts = torch.cat((H_true, H.scatter_(-2, true_class, 0).sum(-2, keepdim=True)), -2)
-        total = parts.sum(-2, keepdim=True)
-        r = total.reciprocal() if weights is None else weights.unsqueeze(-2) / total
-        zeros = z.new_zeros((*z.shape[:-2], 2, z.shape[-2]))
-        diagonal, missed = zeros.scatter_add_(-1, true_class.expand(parts.shape), parts.mul_(r)).unbind(-2)
-        false_positives = (H @ r.mT).squeeze(-1)
-        others = H if storage is None else None
-        state = cls(x, others, H_true, total, lo, bend_hi, shift_factor, E2.div_(lo_Z))
-        return Counts(diagonal, missed, false_positives), state
-
-    def gradient(self, upstream: Upstream) -> Tensor:
-        labels, weights, D, P, step, detach_threshold, out = upstream
-        x, bend_hi, total = self.x, self.bend_hi, self.total
-        r = total.reciprocal() if weights is None else weights.unsqueeze(-2) / total
-        true_class = labels.unsqueeze(-2)
-        D_true = D.unsqueeze(-2).gather(-1, true_class)
-        if self.others is None:
-            weighted = (P.unsqueeze(-2) @ step_values(x, bend_hi, step)).addcmul_(D_true, self.H_true)
-        else:
-            g_true = (P + D).unsqueeze(-2).gather(-1, true_class)
-            weighted = (P.unsqueeze(-2) @ self.others).addcmul_(g_true, self.H_true)
-        mean = weighted.div_(total)
-        ex = (P.unsqueeze(-1) - mean).scatter_add_(-2, true_class, D_true).mul_(x).mul_(r)
-        ex_above_hi = where_above(ex, x, step.hi_per_lo_scalar)
-        eS = ex.addcmul_(where_above(ex, x, 1.0), step.bend_lo).addcmul_(ex_above_hi, bend_hi)
-        Q = eS.sum(-2, keepdim=True)
-        out = x.new_empty(x.mT.shape) if out is None else out
-        if detach_threshold:
-            torch.addcmul(eS, x, Q.mul_(self.lo), value=-1, out=out.mT)
-            return out
-        shift = ex_above_hi.sum(-2, keepdim=True).mul_(self.shift_factor)
-        # Two entries, which sum to s, unless several are as large as p2.
-        top = torch.ge(x, self.x2, out=ex_above_hi).mul_(x)
-        eS.addcmul_(x, shift * self.lo, value=-1)
-        torch.addcmul(eS, top, shift.sub_(Q).div_(top.sum(-2, keepdim=True)), out=out.mT)
-        return out
-
-
-def step_values(x: Tensor, bend_hi: Tensor, step: Step) -> Tensor:
-    """H / lo of x = p / lo."""
-    return torch.addcmul(x, excess(x, 1.0), step.bend_lo).addcmul_(excess(x, step.hi_per_lo_scalar), bend_hi)
-
-
-def excess(x: Tensor, corner: float | Tensor) -> Tensor:
-    """[x - corner]+ of positive x."""
-    return (x - corner).relu_() if isinstance(corner, Tensor) else torch.nn.functional.softshrink(x, corner)
-
-
-def where_above(values: Tensor, x: Tensor, corner: float | Tensor) -> Tensor:
-    """The values where x > corner, else 0."""
-    if isinstance(corner, Tensor):
-        return torch.gt(x, corner, out=torch.empty_like(x)).mul_(values)
-    return torch.ops.aten.threshold_backward(values, x, corner)
-
-
-class TopTwo(NamedTuple):
-    """The two largest entries [..., n, 2] of each sample, largest first, and their classes."""
-
-    p: Tensor
-    classes: Tensor
-
-
-class BySample(NamedTuple):
-    """The state with every entry of H. Few passes over p, in place where possible: allocating memory costs the most."""
 
     p: Tensor
     H: Tensor
     S: Tensor
-    total: Tensor
-    r: Tensor
-    s: Tensor
-    top_p: Tensor
-    top_classes: Tensor
-    shift_factor: Tensor
-    H_true: Tensor
-
-    @classmethod
-    def count_batch(
-        cls, p: Tensor, top: TopTwo, labels: Tensor, weights: Tensor | None, step: Step
-    ) -> tuple[Counts, "BySample"]:
-        s = top.p.sum(-1, keepdim=True)
-        lo, hi, gap_hi, bend_hi = corners(s, step)
-        p1, first = top.p.narrow(-1, 0, 1), top.classes.narrow(-1, 0, 1)
-        excess_hi = (p1 - hi).relu_()
-        above_lo, bend_lo = torch.gt(p, lo, out=torch.empty_like(p)), step.bend_lo_scalar
-        if isinstance(bend_lo, Tensor):
-            above_lo, bend_lo = above_lo.mul_(bend_lo), 1.0
-        S = torch.addcmul(p, p, above_lo, value=bend_lo)
-        H = torch.addcmul(S, above_lo, lo, value=-bend_lo, out=above_lo)
-        H.scatter_add_(-1, first, bend_hi * excess_hi)
-        S.scatter_add_(-1, first, excess_hi.sign().mul_(bend_hi).mul_(p1))
-        true_class, d = labels.unsqueeze(-1), p.shape[-1]
-        H_true = H.gather(-1, true_class)
-        rest = H.scatter_(-1, true_class, 0).sum(-1, keepdim=True)  # total - H_true would round it away
-        total = H_true + rest
-        r = total.reciprocal() if weights is None else weights.unsqueeze(-1) / total
-        diagonal, missed = (per_class((r * x).squeeze(-1), labels, d) for x in (H_true, rest))
-        counts = Counts(diagonal, missed, (r.mT @ H).squeeze(-2))
-        H.scatter_(-1, true_class, H_true)
-        shift_factor = excess_hi.div_(gap_hi).div_(p1)
-        return counts, cls(p, H, S, total, r, s, top.p, top.classes, shift_factor, H_true)
-
-    def gradient(self, upstream: Upstream) -> Tensor:
-        labels, P = upstream.labels, upstream.P
-        D_true = upstream.D.gather(-1, labels).unsqueeze(-1)
-        mean = (self.H @ P.unsqueeze(-1)).addcmul_(D_true, self.H_true).div_(self.total)
-        eS = (P.unsqueeze(-2) - mean).scatter_add_(-1, labels.unsqueeze(-1), D_true).mul_(self.S).mul_(self.r)
-        Q = eS.sum(-1, keepdim=True)
-        if upstream.detach_threshold:
-            return eS.addcmul_(self.p, Q, value=-1)
-        shift = eS.gather(-1, self.top_classes.narrow(-1, 0, 1)).mul_(self.shift_factor)
-        gradient = eS.addcmul_(self.p, shift, value=-1)
-        return gradient.scatter_add_(-1, self.top_classes, shift.sub_(Q).div_(self.s) * self.top_p)
+    peaks: "Peaks | None" = None
 
 
-def top_two(p: Tensor) -> TopTwo:
-    """The two largest entries of each sample; on a CPU one after the other with NumPy, twenty times as fast as topk."""
-    return top_two_in_turn(p) if p.is_cpu else TopTwo(*p.topk(2))
+class Peaks(NamedTuple):
+    """The two largest entries p1 and p2 of each sample, S at p1, shift / e1, the class of p1, places; all [..., n]."""
+
+    p1: Array
+    p2: Array
+    S1: Array
+    shift: Array
+    first: Array
+    at_first: Array
+    at_second: Array
 
 
-def top_two_in_turn(p: Tensor) -> TopTwo:
-    """Find the largest entry of p >= 0, overwrite it to find the second largest, and put it back."""
-    first = torch.from_numpy(argmax(p.numpy())).unsqueeze(-1)
-    p1 = p.gather(-1, first)
-    second = torch.from_numpy(argmax(p.scatter_(-1, first, -1.0).numpy())).unsqueeze(-1)
-    classes = torch.cat((first, second), -1)
-    return TopTwo(p.scatter_(-1, first, p1).gather(-1, classes), classes)
+def steps_at(p: Tensor, threshold: float, temperature: float | Tensor) -> Stepped:
+    """The steps at a constant threshold."""
+    T = temperature[..., None, None] if isinstance(temperature, Tensor) else temperature
+    tau = p.new_full((), threshold)
+    half = half_width(T) * min(threshold, 1 - threshold)
+    slope = torch.where(p < tau - half, T / (tau - half), (1 - 2 * T) / (2 * half))
+    slope = torch.where(p > tau + half, T / (1 - tau - half), slope)
+    return Stepped(p, linear(p, tau, T), slope.mul_(p))
+
+
+def dynamic_steps(p: Tensor, places: Places, form: Form) -> Stepped:
+    """The steps at the mean of the two largest probabilities, in units of their first slope; overwrites p.
+
+    Where p1 > hi, p1 is the only entry above lo, as p2 = s - p1 < s - hi = lo. So p = S at all other entries of samples
+    whose shift is not 0.
+    """
+    flat_p, T, detach = places.flat(p), form.temperature, form.detach_threshold
+    if isinstance(T, Tensor):
+        a, middle = (indicator(x, flat_p) for x in dynamic_shape(in_float64(as_array(T.detach()))[..., None]))
+    else:
+        a, middle = dynamic_shape(T)
+    first = argmax(as_array(p))
+    at_first = places.entries + first * places.stride
+    p1 = flat_p.take(at_first)
+    flat_p[at_first] = -1
+    at_second = places.entries + argmax(as_array(p)) * places.stride
+    p2 = flat_p.take(at_second)
+    flat_p[at_first] = p1
+    s, bend_lo = p1 + p2, middle - 1
+    lo, hi = s * a, s * (1 - a)
+    above_hi, gap_hi = at_least(p1 - hi, 0), 1 - hi
+    bend_hi = lo / gap_hi - middle
+    above_lo, bend = torch.gt(p, column(lo), out=torch.empty_like(p)), bend_lo
+    if isinstance(T, Tensor):
+        above_lo, bend = above_lo.mul_(column(bend_lo)), 1.0
+    S = torch.addcmul(p, p, above_lo, value=bend, out=torch.empty_like(p) if detach else p)
+    H = torch.addcmul(S, above_lo, column(lo), value=-bend, out=above_lo)
+    S1 = p1 * (middle + (above_hi > 0) * bend_hi)
+    places.flat(H)[at_first] = p1 + bend_lo * (p1 - lo) + bend_hi * above_hi
+    places.flat(S)[at_first] = S1
+    shift = S1 * (above_hi / gap_hi / p1)
+    return Stepped(p, H, S, None if detach else Peaks(p1, p2, S1, shift, first, at_first, at_second))
+
+
+def count_classes(stepped: Stepped, places: Places, labels: Array, weights: Array | None) -> tuple[Counts, Gradient]:
+    """Counts of steps, and the gradient of the logits."""
+    p, H, S, peaks = stepped
+    flat_H, at_true, true = places.flat(H), places.entries + labels * places.stride, places.counts + labels
+    H_true = in_float64(flat_H.take(at_true))
+    flat_H[at_true] = 0
+    rest = in_float64(as_array(H.sum(-1)))  # summing the other entries is more precise than total - H_true
+    total = H_true + rest
+    r = 1 / total if weights is None else weights / total
+    shape = *p.shape[:-2], p.shape[-1]
+    diagonal, missed = (sums_at(true, r * x, prod(shape)).reshape(shape) for x in (H_true, rest))
+    H_true, total, r = (indicator(x, flat_H) for x in (H_true, total, r))
+    false_positives = in_float64((r[..., None, :] @ as_array(H))[..., 0, :])
+
+    def gradient(D: Array, P: Array) -> Tensor:
+        D, P = indicator(D, r), indicator(P, r)
+        D_true = D.take(true)
+        mean = ((as_array(H) @ P[..., None])[..., 0] + (P.take(true) + D_true) * H_true) / total
+        shift = 0.0
+        if peaks:
+            shift = (P.take(places.counts + peaks.first) + D_true * (peaks.at_first == at_true) - mean) * peaks.shift
+        eS = torch.sub(as_tensor(P)[..., None, :], column(mean + shift), out=H)
+        flat_H[at_true] += D_true
+        eS.mul_(S).mul_(column(r))
+        Q = as_array(eS.sum(-1))
+        if not peaks:
+            return eS.addcmul_(p, column(Q), value=-1)
+        shift_1 = shift * r * (peaks.S1 - peaks.p1)
+        by_s = (Q + shift_1) / -(peaks.p1 + peaks.p2)
+        flat_H[peaks.at_first] += shift_1 + by_s * peaks.p1
+        flat_H[peaks.at_second] += by_s * peaks.p2
+        return eS
+
+    return Counts(diagonal, missed, false_positives), gradient
+
+
+def argmax(p: Array) -> Array:
+    """argmax [..., n] of p [..., n, d] whose negative entries are not the largest.
+
+    The bits of floats >= 0, read as integers, have the same order, and NumPy compares integers faster; its argmax is
+    several times as fast as torch's.
+    """
+    return p.view(f"i{p.itemsize}").argmax(-1) if isinstance(p, np.ndarray) else p.argmax(-1)
+
+
+def column(values: Array) -> Tensor:
+    """Numbers per sample [..., n] as a column [..., n, 1]."""
+    return as_tensor(values)[..., None]

@@ -42,15 +42,6 @@ class Samples(NamedTuple):
     labels: Tensor
     weights: Tensor | None
 
-    def flat(self) -> "Samples":
-        """The same samples in one dimension: logits [n, d]."""
-        logits, labels, weights = self
-        if logits.ndim == 2:
-            return self
-        d = logits.shape[-1]
-        targets = labels.reshape(-1, d) if labels.is_floating_point() else labels.reshape(-1)
-        return Samples(logits.reshape(-1, d), targets, None if weights is None else weights.reshape(-1))
-
 
 class Loss(nn.Module):
     """Base class of all losses: checks the inputs, casts to at least float32 and calls `value` with d >= 2 logits."""
@@ -58,7 +49,6 @@ class Loss(nn.Module):
     anneals = False  # whether the loss depends on a temperature
     stops_by = "loss"  # what early stopping compares on validation: the loss, or 1 - metric of the decisions
     takes_weights = True
-    keeps_labels = False  # whether autograd saves the labels of `value`, and so notices if they are overwritten
     takes_soft_targets = False  # if not, a sample with soft targets becomes d weighted samples
     unused_in_trials: tuple[str, ...] = ("ignore_index",)  # parameters that do not affect `per_trial`
     gather: str | bool = False  # "auto": sum over ranks when training with gradients in a process group
@@ -75,12 +65,7 @@ class Loss(nn.Module):
         if is_autocasting(logits):
             with torch.autocast(logits.device.type, enabled=False):
                 return self.forward(logits, labels, weights)
-        samples = self.read(logits, labels, weights)
-        try:
-            return self.compute(samples)
-        except (RuntimeError, IndexError):
-            self.check_labels(samples)
-            raise
+        return self.compute(self.read(logits, labels, weights))
 
     def per_trial(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """One number per trial [P], for logits [P, n, d] or single logits [P, n, 1] and labels [P, n].
@@ -92,11 +77,8 @@ class Loss(nn.Module):
             with torch.autocast(logits.device.type, enabled=False):
                 return self.per_trial(logits, labels, weights)
         samples = read_trials(logits, labels, weights)
-        try:
-            return self.value(*samples)
-        except (RuntimeError, IndexError):
-            check_range("labels", samples.labels, samples.logits.shape[-1])
-            raise
+        check_labels(samples.labels, samples.logits.shape[-1])
+        return self.value(*samples)
 
     def gathers(self) -> bool:
         """Whether counts are summed over torch.distributed's ranks."""
@@ -112,11 +94,8 @@ class Loss(nn.Module):
         raise TypeError(f"{type(self).__name__} does not define value(logits, labels, weights)")
 
     def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
-        """The batch as samples [n, d]."""
-        return self.convert_targets(read_samples(logits, labels, weights, self.ignore_index).flat())
-
-    def convert_targets(self, samples: Samples) -> Samples:
-        """Convert soft targets to weighted samples if this loss does not take them."""
+        """The batch as samples [n, d]; soft targets become weighted samples if this loss does not take them."""
+        samples = read_samples(logits, labels, weights, self.ignore_index)
         if samples.labels.is_floating_point() and not self.takes_weights:
             raise ValueError(f"{type(self).__name__}: expected class labels, got soft targets ({samples.labels.dtype})")
         if samples.labels.is_floating_point() and not self.takes_soft_targets:
@@ -125,44 +104,17 @@ class Loss(nn.Module):
 
     def compute(self, samples: Samples) -> Tensor:
         """The loss of the samples that are not ignored, 0 if there are none."""
-        if not self.takes_weights:
-            return self.value(*samples)
         logits, labels, weights = samples
-        used_labels, used_weights = masked(labels, weights, self.ignore_index, logits.dtype)
-        value = self.value(blanked(logits, used_weights), used_labels, used_weights)
-        if self.keeps_labels and used_labels is labels and used_weights is None:
-            return value
-        any_left = torch.ones_like(value, dtype=torch.bool) if used_weights is None else (used_weights != 0).any(-1)
-        if is_tracing():
-            return torch.where(any_left, value, 0.0)
-        return _GuardInputs.apply(value, any_left, labels, weights)
-
-    def check_labels(self, samples: Samples) -> None:
-        """Raise ValueError if a label is out of range.
-
-        Called after a failure: every loss indexes by its labels, which fails out of range, and checking first would
-        cost a pass.
-        """
-        labels = samples.labels
-        if not labels.is_floating_point():
-            check_range("labels", labels[labels != self.ignore_index], samples.logits.shape[-1])
-
-
-class _GuardInputs(Function):
-    """The value, 0 where no sample is left; fails if labels or weights are overwritten before backward.
-
-    Losses work on masked copies, so the gradient would still be right; but torch's cross_entropy fails, and so do we.
-    """
-
-    @staticmethod
-    def forward(ctx, value, any_left, labels, weights):
-        ctx.save_for_backward(any_left, labels, weights)
-        return value * any_left
-
-    @staticmethod
-    def backward(ctx, g):
-        any_left, _, _ = ctx.saved_tensors  # raises if labels or weights have changed
-        return g * any_left, None, None, None
+        if self.takes_weights:
+            labels, weights = masked(labels, weights, self.ignore_index, logits)
+        else:
+            check_labels(labels, logits.shape[-1])
+        if weights is None:
+            return self.value(logits, labels, None)
+        counts = weights != 0
+        if not (can_inspect(counts) and counts.all()):  # keep NaN and infinity of samples of weight 0 out of the loss
+            logits = logits.masked_fill(~counts.unsqueeze(-1), 0.0)
+        return torch.where(counts.any(-1), self.value(logits, labels, weights), 0.0)
 
 
 class _SumOverRanks(Function):
@@ -183,23 +135,29 @@ def summed_over_ranks(counts: Tensor) -> Tensor:
     return _SumOverRanks.apply(counts)
 
 
-def masked(
-    labels: Tensor, weights: Tensor | None, ignore_index: int, dtype: torch.dtype
-) -> tuple[Tensor, Tensor | None]:
+def masked(labels: Tensor, weights: Tensor | None, ignore_index: int, logits: Tensor) -> tuple[Tensor, Tensor | None]:
     """Labels with 0 in place of `ignore_index`, and weights that are 0 there. Soft targets are returned unchanged."""
     if labels.is_floating_point():
         return labels, weights
-    if can_inspect(labels) and ignore_index < 0 <= np.minimum.reduce(labels.numpy(), None):
+    classes = logits.shape[-1]
+    if can_inspect(labels) and not 0 <= ignore_index < classes and are_classes(labels, classes):
         return labels, weights  # nothing to mask
     valid = labels != ignore_index
-    return labels * valid, valid.to(dtype) if weights is None else weights * valid
+    labels = labels * valid
+    check_labels(labels, classes)
+    return labels, valid.to(logits.dtype) if weights is None else weights * valid
 
 
-def blanked(logits: Tensor, weights: Tensor | None) -> Tensor:
-    """Logits [..., n, d] with 0 for samples of weight 0, which keeps NaN and infinity out of the loss."""
-    if weights is None or (can_inspect(weights) and weights.all()):
-        return logits
-    return logits.masked_fill((weights == 0).unsqueeze(-1), 0.0)
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Raise ValueError if a label is out of range; on other devices than the CPU, indexing by it is an error there."""
+    if can_inspect(labels) and not are_classes(labels, classes):
+        check_range("labels", labels, classes)
+
+
+def are_classes(labels: Tensor, classes: int) -> bool:
+    """Whether all labels, on the CPU, are indices of classes."""
+    unsigned = labels.numpy().view(np.uint64)  # a negative label becomes a huge number
+    return np.maximum.reduce(unsigned, None) < classes
 
 
 def can_inspect(x: Tensor) -> bool:
@@ -224,27 +182,24 @@ def is_autocasting(x: Tensor) -> bool:
 
 
 def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
-    """Samples of inputs in torch's layout, classes in axis 1; pixels become [N, pixels, d] without a copy."""
+    """Samples [n, d] of inputs in torch's layout, with classes in axis 1."""
     if logits.ndim == 0 or labels.numel() == 0:
         got = f"logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)}"
         raise ValueError(f"expected at least one sample, got {got}")
     if logits.ndim == 1 or logits.shape[1] == 1:
         return read_single_logits(logits, labels, weights, ignore_index)
     shape = without_classes(logits)
+    rows = widened(by_sample(logits))
     if labels.shape == logits.shape:
         check_soft_targets(labels)
-        targets = classes_last(labels).to(at_least_float32(logits.dtype))
-    elif labels.shape == shape:
-        if labels.is_floating_point():
-            raise ValueError(f"expected integer labels, indices of {logits.shape[1]} classes, got {labels.dtype}")
-        targets = as_int64(labels)
-    else:
+        targets = by_sample(labels).to(rows.dtype)
+    elif labels.shape != shape:
         raise ValueError(wrong_shape(logits, labels))
-    rows, weights = widened(classes_last(logits)), read_weights(weights, shape, logits.dtype)
-    if logits.ndim > 2:
-        targets = targets if targets.is_floating_point() else targets.flatten(1)
-        weights = None if weights is None else weights.view(rows.shape[:-1])
-    return Samples(rows, targets, weights)
+    elif labels.is_floating_point():
+        raise ValueError(f"expected integer labels, indices of {logits.shape[1]} classes, got {labels.dtype}")
+    else:
+        targets = as_int64(labels.flatten())
+    return Samples(rows, targets, read_weights(weights, shape, rows.dtype))
 
 
 def read_single_logits(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
@@ -308,7 +263,7 @@ def average_over_labels(
     """
     if average == "micro":
         return values
-    labels, weights = masked(samples.labels, samples.weights, loss.ignore_index, values.dtype)
+    labels, weights = masked(*samples[1:], loss.ignore_index, samples.logits)
     weights = torch.ones_like(labels, dtype=values.dtype) if weights is None else weights
     total, positives = weights.sum(-1), (labels * weights).sum(-1)
     if loss.gathers():
@@ -354,14 +309,9 @@ def without_classes(x: Tensor) -> torch.Size:
     return x.shape[:1] if x.ndim == 2 else x.shape[:1] + x.shape[2:]
 
 
-def classes_last(x: Tensor) -> Tensor:
-    """x [n, d] unchanged, [n, d, ...] as [n, pixels, d]."""
-    return x if x.ndim == 2 else x.flatten(2).mT
-
-
 def by_sample(x: Tensor) -> Tensor:
-    """x [n, d, ...] as [samples, d]."""
-    return x if x.ndim == 2 else x.movedim(1, -1).reshape(-1, x.shape[1])
+    """x [n, d, ...] as [samples, d]; pixels stay side by side in memory."""
+    return x if x.ndim == 2 else x.transpose(0, 1).flatten(1).mT
 
 
 def at_least_float32(dtype: torch.dtype) -> torch.dtype:
@@ -461,15 +411,10 @@ def refuse_unknown(kind: str, names: Iterable[str], accepted: Sequence[inspect.P
             choose(kind, name, [parameter.name for parameter in accepted])
 
 
-def check_binary(loss: nn.Module, logits: Tensor, labels: Tensor) -> None:
-    """Raise ValueError unless there are two classes and all labels are 0 or 1.
-
-    Binary losses compute with the labels instead of indexing by them, so a label out of range would not fail.
-    """
+def check_binary(loss: nn.Module, logits: Tensor) -> None:
+    """Raise ValueError unless there are two classes."""
     if logits.shape[-1] != 2:
         raise ValueError(f"{type(loss).__name__}: expected two classes or a single logit, got {logits.shape[-1]}")
-    if not is_tracing():
-        check_range("labels", labels, 2)
 
 
 def mean_over_samples(values: Tensor, weights: Tensor | None) -> Tensor:

@@ -142,7 +142,6 @@ class MetricCrossEntropy(Loss):
         self.unstated = checked.unstated
         self.classes, self.gather = checked.classes, checked.gather
         self.form = choose("form", form, FORMS)
-        self.keeps_labels = form == "class_weights"  # F.cross_entropy saves them
         self.source = choose("counts", counts, COUNTS)
         for name, value in (("decay", decay), ("smoothing", smoothing), ("floor", floor)):
             if not 0 <= value < 1:

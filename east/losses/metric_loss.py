@@ -4,18 +4,20 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from east import metrics
+from east.arrays import Array, as_array, as_tensor
 from east.choices import choose
-from east.confusion import Confusion, class_counts
-from east.losses import steps, thresholds
-from east.losses.closed_form import Counts
+from east.confusion import Confusion
+from east.losses import steps
+from east.losses.closed_form import Counts, Form, soft_counts, soft_loss
 from east.losses.inputs import (
     IGNORE_INDEX,
     Loss,
@@ -26,16 +28,14 @@ from east.losses.inputs import (
     is_tracing,
     masked,
     read_multilabel,
-    read_samples,
     refuse_unknown,
     summed_over_ranks,
 )
-from east.losses.nodes import soft_counts, soft_metric_loss
-from east.metrics import ratio
+from east.losses.slopes import loss_and_slopes
+from east.metrics import Sloped, ratio
 
 BTG_THRESHOLDS = tuple(k / 10 for k in range(1, 10))
 MAX_TEMPERATURE = 0.4
-LARGE_IMAGE = 1 << 13  # logits per image; images of this size or more are counted one by one, without a copy
 LABEL_AVERAGES = ("macro", "micro", "weighted", "samples")
 UNUSED_IN_TRIALS = ("ignore_index", "gather", "multilabel", "classes")  # `build` sets the classes
 STEEP_TEMPERATURE = 0.25  # above this, the step's ends are steeper than its middle
@@ -197,29 +197,15 @@ class MetricLoss(Loss):
     def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
         if self.multilabel:
             return read_multilabel(logits, labels, weights, self.ignore_index, self.label_average)
-        samples = read_samples(logits, labels, weights, self.ignore_index)
-        self.check_classes(samples.logits.shape[-1])
-        warn_of_default(self, samples.logits.shape[-1])
-        images = samples.logits.ndim == 3 and len(logits) > 1 and samples.logits[0].numel() >= LARGE_IMAGE
-        if not (images and self.can_fuse(samples)):
-            samples = self.convert_targets(samples.flat())
+        samples = super().read(logits, labels, weights)
+        classes = samples.logits.shape[-1]
+        self.check_classes(classes)
+        warn_of_default(self, classes)
         # With two classes, two weighted samples in closed form are faster than soft targets through autograd.
-        binary_targets = samples.labels.is_floating_point() and samples.logits.shape[-1] == 2
-        return as_weighted_samples(samples) if binary_targets else samples
+        return as_weighted_samples(samples) if classes == 2 and samples.labels.is_floating_point() else samples
 
     def compute(self, samples: Samples) -> Tensor:
-        if self.multilabel:
-            return self.compute_multilabel(samples)
-        if not self.can_fuse(samples):
-            return super().compute(samples)
-        return soft_metric_loss(
-            *samples,
-            self.metric,
-            self.metric_parameters,
-            self.temperature_for(samples.logits),
-            self.detach_threshold,
-            self.ignore_index,
-        )
+        return self.compute_multilabel(samples) if self.multilabel else super().compute(samples)
 
     def compute_multilabel(self, samples: Samples) -> Tensor:
         """The average of one binary loss per label, or per sample, as `read_multilabel` arranges them."""
@@ -227,7 +213,7 @@ class MetricLoss(Loss):
             values = Loss.compute(self, samples)
             return average_over_labels(values, samples, self, self.label_average, self.absent, without_positives=1.0)
         values = self.loss_per_sample(samples)
-        _, weights = masked(samples.labels, samples.weights, self.ignore_index, values.dtype)
+        _, weights = masked(*samples[1:], self.ignore_index, samples.logits)
         sample_weights = torch.ones_like(values) if weights is None else weights.mean(-1)
         sums = torch.stack(((values * sample_weights).sum(-1), sample_weights.sum(-1)))
         return ratio(*(summed_over_ranks(sums) if self.gathers() else sums))
@@ -241,11 +227,9 @@ class MetricLoss(Loss):
             self.gather = gather
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        if self.can_fuse(Samples(logits, labels, weights)):
-            temperature = self.temperature_for(logits)
-            return soft_metric_loss(
-                logits, labels, weights, self.metric, self.metric_parameters, temperature, self.detach_threshold
-            )
+        is_ours = type(self).confusion is MetricLoss.confusion  # not a subclass's
+        if is_ours and self.metric in metrics.WITH_SLOPES and self.has_closed_form(labels, weights):
+            return soft_loss(logits, labels, weights, self.form(logits), partial(self.score, self.gathers()))
         confusion = self.confusion(logits, labels, weights)
         score = self.metric(confusion, **self.metric_parameters)
         if score.shape != confusion.diagonal.shape[:-1]:
@@ -255,37 +239,43 @@ class MetricLoss(Loss):
             )
         return 1 - (score.mean(0) if isinstance(self.threshold, tuple) else score)
 
-    def can_fuse(self, samples: Samples) -> bool:
-        """Whether the loss can be a single autograd node: counts and metric both have hand-derived gradients.
+    def score(self, gathers: bool, *counts: Array) -> Sloped:
+        """1 - metric and its slopes at the diagonal, missed and false positive counts, of all ranks if `gathers`."""
+        ranks = 1
+        if gathers:
+            ranks, whole = dist.get_world_size(), torch.stack([as_tensor(x) for x in counts])
+            dist.all_reduce(whole)
+            counts = tuple(as_array(whole))
+        loss, D, P = loss_and_slopes(self.metric, self.metric_parameters, *counts)
+        if self.threshold != "dynamic":
+            ranks, loss = ranks / loss.shape[0], loss.mean(0)
+        return Sloped(loss, D * ranks, P * ranks)  # DDP divides the sum of the gradients by the number of ranks
 
-        A subclass that overrides `confusion` or `value` is never fused.
-        """
-        overridden = type(self).confusion is not MetricLoss.confusion or type(self).value is not MetricLoss.value
-        if overridden or self.metric not in metrics.WITH_SLOPES or self.threshold != "dynamic":
-            return False
-        return self.has_closed_form(samples) and not self.gathers()
-
-    def has_closed_form(self, samples: Samples) -> bool:
+    def has_closed_form(self, labels: Tensor, weights: Tensor | None) -> bool:
         """Whether the hand-derived gradient of the counts applies.
 
         It needs the linear step and class labels, and covers only the logits: neither weights nor temperature may
         require a gradient, and nothing may trace the operations.
         """
-        if self.step != "linear" or samples.labels.is_floating_point():
+        if self.step != "linear" or labels.is_floating_point() or is_tracing():
             return False
-        weights, T = samples.weights, self._temperature
-        if (weights is not None and weights.requires_grad) or (isinstance(T, Tensor) and T.requires_grad):
-            return False
-        return not is_tracing()
+        T = self._temperature
+        return not ((weights is not None and weights.requires_grad) or (isinstance(T, Tensor) and T.requires_grad))
+
+    def form(self, logits: Tensor) -> Form:
+        t = self.threshold
+        thresholds = t if isinstance(t, tuple) else (t,) if isinstance(t, float) else None
+        return Form(self.temperature_for(logits), thresholds, self.detach_threshold)
 
     def confusion(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Confusion:
         """Soft counts of samples [..., n, d]; with a list of k thresholds they have a first dimension of k."""
-        counts = self.closed_form_counts(Samples(logits, labels, weights))
-        if counts is not None:
+        if self.has_closed_form(labels, weights):
+            counts = soft_counts(logits, labels, weights, self.form(logits))
+            counts = Counts(*(x.squeeze(0) for x in counts)) if isinstance(self.threshold, float) else counts
             confusion = Confusion(
                 counts.diagonal,
-                self.actual_counts(labels, weights, counts.predicted),
-                counts.predicted,
+                counts.diagonal + counts.missed,
+                counts.diagonal + counts.false_positives,
                 lambda: Confusion.from_memberships(self.memberships(logits), labels, weights).matrix,
                 counts.missed,
                 counts.false_positives,
@@ -293,25 +283,6 @@ class MetricLoss(Loss):
         else:
             confusion = Confusion.from_memberships(self.memberships(logits), labels, weights)
         return gathered(confusion) if self.gathers() else confusion
-
-    def actual_counts(self, labels: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
-        """Actual counts in the shape of `like`, which has an extra first dimension for a list of thresholds."""
-        if not isinstance(self.threshold, tuple):
-            return class_counts(labels, weights, like)
-        return class_counts(labels, weights, like[0]).expand_as(like)
-
-    def closed_form_counts(self, samples: Samples) -> Counts | None:
-        """Soft counts with a hand-derived gradient; None if autograd has to compute it."""
-        if not self.has_closed_form(samples):
-            return None
-        T = self.temperature_for(samples.logits)
-        if self.threshold == "dynamic":
-            return soft_counts(*samples, T, self.detach_threshold)
-        values = self.threshold if isinstance(self.threshold, tuple) else (float(self.threshold),)
-        if not thresholds.covers(values, T, samples.logits.shape[-1]):
-            return None
-        counts = thresholds.counts_at(values, *samples, T)
-        return counts if isinstance(self.threshold, tuple) else Counts(*(x.squeeze(0) for x in counts))
 
     def memberships(self, logits: Tensor) -> Tensor:
         """Soft memberships [..., n, d] of logits [..., n, d]; a list of k thresholds gives [k, ..., n, d]."""
@@ -321,8 +292,7 @@ class MetricLoss(Loss):
         if self.threshold == "dynamic":
             threshold = steps.dynamic_threshold(probabilities)
             return self.normalised_steps(probabilities, threshold.detach() if self.detach_threshold else threshold)
-        threshold = torch.as_tensor(self.threshold, dtype=logits.dtype, device=logits.device)
-        threshold = threshold.reshape(threshold.shape + (1,) * logits.ndim)
+        threshold = steps.thresholds_like(self.threshold, logits)
         if logits.shape[-1] == 2:
             # Steps are symmetric; 1 - (the other membership) would round small ones away.
             return self.step_values(probabilities, torch.cat((1 - threshold, threshold), -1))
@@ -429,7 +399,7 @@ class AUROCLoss(MetricLoss):
         """`value` checks that there are two."""
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        check_binary(self, logits, labels)
+        check_binary(self, logits)
         c = self.confusion(logits, labels, weights)
         true_positive_rate = ratio(c.diagonal[..., 1], c.actual[..., 1])
         false_positive_rate = ratio(c.missed[..., 0], c.actual[..., 0])

@@ -6,10 +6,9 @@ import torch
 from torch import Tensor
 
 from east.choices import choose
-from east.confusion import check_range
 from east.losses import steps
 from east.losses.classic import WMW
-from east.losses.inputs import Loss, check_binary, is_tracing, mean_over_samples
+from east.losses.inputs import Loss, check_binary, mean_over_samples
 from east.losses.metric_loss import BTG_THRESHOLDS, area, checked_threshold
 
 
@@ -31,7 +30,7 @@ class ReleasedBtG(Loss):
         self.threshold = checked_threshold(threshold, step)
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        check_binary(self, logits, labels)
+        check_binary(self, logits)
         tp, fn, fp, tn = self.counts(logits.softmax(-1)[..., 1], labels, weights)
         if self.metric == "accuracy":
             return 1 - ((tp + tn) / (tp + tn + fp + fn)).mean(0)
@@ -44,7 +43,7 @@ class ReleasedBtG(Loss):
 
     def counts(self, p: Tensor, labels: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """TP, FN, FP and TN [k, ...] at k thresholds."""
-        t = torch.as_tensor(self.threshold, dtype=p.dtype, device=p.device).reshape(-1, *(1,) * p.ndim)
+        t = steps.thresholds_like(self.threshold, p)
         y = labels.to(p.dtype)
 
         def summed(inputs: Tensor, threshold: Tensor) -> Tensor:
@@ -73,8 +72,6 @@ class ReleasedDice(Loss):
     """
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        if not is_tracing():
-            check_range("labels", labels, logits.shape[-1])
         y = labels.to(logits.dtype).unsqueeze(-1)
         dice = (logits * y).sum(-1) / ((logits**2).sum(-1) + logits.shape[-1] * y.squeeze(-1) ** 2 + 1e-7)
         return 1 - mean_over_samples(dice, weights)
@@ -87,5 +84,5 @@ class ReleasedWMW(WMW):
     """
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        check_binary(self, logits, labels)
+        check_binary(self, logits)
         return self.over_pairs(logits[..., 1] - logits[..., 0], labels == 1, labels == 1, weights)

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from east.arrays import Array, at_most
+
 EPS = 1e-12
 HALF_WIDTH = 2.5  # the step's middle spans tau (1 ± 2.5 T); T = 0.2 is Bridging the Gap's delta = 0.2
 WIDEST = 0.999  # upper limit of 2.5 T, which is 1 at T = 0.4: lo and 1 - hi would be 0
@@ -29,20 +31,17 @@ def linear(probabilities: Tensor, threshold: Tensor, temperature: Tensor | float
     return temperature * (lower + upper) + (1 - 2 * temperature) * middle
 
 
-def half_width(temperature: Any) -> Any:
+def half_width(temperature: Array) -> Array:
     """Half the width of the step's middle, in units of tau, or of 1 - tau if that is smaller."""
     width = HALF_WIDTH * temperature
-    return width.clamp_max(WIDEST) if isinstance(width, Tensor) else min(width, WIDEST)
+    return min(width, WIDEST) if isinstance(width, float) else at_most(width, WIDEST)
 
 
-def dynamic_shape(temperature: Any) -> tuple[Any, Any, Any, Any]:
-    """The shape of the linear step at the dynamic threshold s / 2, in the names of closed_form.py.
-
-    a = lo / s, the first slope of H, the slope of its middle in units of the first, and hi / lo.
-    """
-    a = (1 - half_width(temperature)) / 2
-    middle = (1 - 2 * temperature) / (1 - 2 * a) * a / temperature
-    return a, temperature / a, middle, (1 - a) / a
+def dynamic_shape(temperature: Array) -> tuple[Array, Array]:
+    """The linear step at the dynamic threshold s / 2: a = lo / s, and the slope of its middle in units of the first."""
+    width = half_width(temperature)
+    a = (1 - width) / 2
+    return a, (1 - 2 * temperature) / width * a / temperature
 
 
 def sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
@@ -59,6 +58,16 @@ def cosine(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
 
 
 STEPS = {"linear": linear, "sigmoid": sigmoid, "cosine": cosine}  # linear takes a temperature, the others a slope
+
+
+def thresholds_like(thresholds: Any, like: Tensor) -> Tensor:
+    """One threshold [1, ...], or k of them [k, 1, ...], for `like` [...].
+
+    They are filled in on its device, as an upload would be waited for.
+    """
+    if isinstance(thresholds, float):
+        return like.new_full((1,) * like.ndim, thresholds)
+    return torch.stack([like.new_full((1,) * like.ndim, t) for t in thresholds])
 
 
 def clamped(width: Tensor) -> Tensor:
