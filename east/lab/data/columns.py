@@ -82,8 +82,9 @@ class Measured(Kind):
         return [f"{self.name}{part}" for part in (*self.parts, "_missing")[: len(self.parts) + self.indicator]]
 
     def features(self, values: pd.Series) -> np.ndarray:
-        absent = values.isna().to_numpy()
-        parts = [*self.filled(values.fillna(self.median).to_numpy()), absent]
+        given = values.to_numpy()
+        absent = np.isnan(given)
+        parts = [*self.filled(np.where(absent, self.median, given)), absent]
         return np.stack(parts[: len(self.parts) + self.indicator], axis=1).astype(np.float64)
 
     def filled(self, values: np.ndarray) -> list[np.ndarray]:
@@ -322,9 +323,8 @@ def in_range(values: pd.Series) -> pd.Series:
     if not len(bad):
         return values
     value = values.iloc[bad[0]]
-    row = (
-        int(values.index[bad[0]] if isinstance(values.index, pd.RangeIndex) else bad[0]) + 1
-    )  # a portion's index goes on
+    index = values.index if isinstance(values.index, pd.RangeIndex) else range(len(values))  # that of a portion goes on
+    row = int(index[bad[0]]) + 1
     if np.isinf(value):
         raise DataError(f"has an infinite value in row {row:,}")
     raise DataError(f"has {value:g} in row {row:,}, too large for 32-bit numbers (at most {LARGEST:.2g})")

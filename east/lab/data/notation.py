@@ -37,10 +37,11 @@ def inferred(written: pd.Series) -> pd.Series:
 
 
 def converted(written: pd.Series, decimal: Mark) -> pd.Series:
-    """Text as numbers with this decimal mark; unchanged if it has other words."""
+    """Text as numbers with this decimal mark; unchanged if it has other words, or codes too long for numbers."""
     codes, levels = pd.factorize(written)
     numbers = level_numbers(signed(levels), decimal)
-    return written if np.isnan(numbers).any() else pd.Series(np.append(numbers, np.nan)[codes], written.index)
+    fit = bool((np.abs(numbers) < 2**63).all())
+    return pd.Series(np.append(numbers, np.nan)[codes], written.index) if fit else written
 
 
 def signed(levels: Iterable[str]) -> list[str]:
