@@ -229,7 +229,7 @@ def test_official_cifar10_archive(tmp_path):
             entry = tarfile.TarInfo(f"cifar-10-batches-bin/{name}.bin")
             entry.size = len(content)
             box.addfile(entry, io.BytesIO(content))
-    arrays = cifar10.decode(tmp_path / "cifar-10-binary.tar.gz")
+    arrays = cifar10.decode_archive(tmp_path / "cifar-10-binary.tar.gz")
     np.testing.assert_array_equal(arrays["pixels"], images.pixels)
     np.testing.assert_array_equal(arrays["labels"], images.labels)
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from east.lab.data import DataError, load, sources
-from east.lab.data.sources import File, Package, contents, decoded, fetch, find, store
+from east.lab.data.sources import File, Package, contents, copies, decoded, fetch, store
 
 CONTENT = b"the real file\n" * 1000
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
@@ -167,7 +167,7 @@ def test_a_read_only_data_folder_sends_downloads_to_the_platform_cache(cache, se
     shared.chmod(0o555)
     monkeypatch.setenv("EAST_DATA_DIR", str(shared))
     assert store() == cache
-    assert find("set/there.txt") == [shared / "set/there.txt"]
+    assert copies("set/there.txt") == [shared / "set/there.txt"]
     fetch(File("set/file.txt", f"sha256:{SHA256}", url=f"{server}/good.txt"))
     decoded("numbers-1", lambda: {"x": np.arange(3)})
     assert everything(shared) == ["set/there.txt"]

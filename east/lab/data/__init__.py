@@ -67,4 +67,4 @@ def load(name: str, root: Root = None, *, limit: int | None = None, **chosen: An
 
 def describe(data: Data, **splitting: Any) -> dict[str, Any]:
     """Rows, features, classes, balance, split sizes, origin and fingerprint of `data`, as plain values."""
-    return overview.describe(data, dataset(data.name.partition("-")[0]), **splitting)
+    return overview.facts(data, dataset(data.name.partition("-")[0]), **splitting)

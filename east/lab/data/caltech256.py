@@ -6,7 +6,7 @@ from pathlib import Path
 from east.choices import choose
 from east.lab.data.common import DataError, Images, listed
 from east.lab.data.images import from_files
-from east.lab.data.sources import Dataset, File, Root, fetch, find, settle, store, workspace
+from east.lab.data.sources import Dataset, File, Root, copies, fetch, settle, store, workspace
 
 TAR = File(
     "caltech256/256_ObjectCategories.tar",
@@ -37,7 +37,7 @@ def caltech256(root: Root = None, *, size: int = 64, classes: list[str] | None =
 
 def photographs(root: Root) -> Path:
     """The folder of the class folders, all or some: the cached one, the user's, or from the archive."""
-    for folder in (*find(FOLDER, root), *([Path(root).expanduser()] if root else [])):
+    for folder in (*copies(FOLDER, root), *([Path(root).expanduser()] if root else [])):
         if any(folder.glob(NUMBERED)):
             return folder
     archive = fetch(TAR, root=root)

@@ -35,26 +35,26 @@ DECODED_SHA256 = {
 
 def cifar10(root: Root = None, *, split: str = "official", normalise: str = "train") -> Images:
     """10 classes. split=official keeps the 10,000 test images; pooled mixes all, as EAST describes."""
-    return images("cifar10", CLASSES, np.arange(10), split, normalise, root)
+    return view("cifar10", CLASSES, np.arange(10), split, normalise, root)
 
 
 def cifar10_transportation(root: Root = None, *, split: str = "official", normalise: str = "half") -> Images:
     """Airplane, automobile, ship and truck (40 %) against the animals: Bridging the Gap, Table 2."""
     vehicles = np.isin(CLASSES, ("airplane", "automobile", "ship", "truck"))
-    return images("cifar10_transportation", ("animal", "transportation"), vehicles, split, normalise, root)
+    return view("cifar10_transportation", ("animal", "transportation"), vehicles, split, normalise, root)
 
 
 def cifar10_frog(root: Root = None, *, split: str = "official", normalise: str = "half") -> Images:
     """Frogs (10 %) against the rest: Bridging the Gap, Table 2."""
     frogs = np.isin(CLASSES, "frog")
-    return images("cifar10_frog", ("rest", "frog"), frogs, split, normalise, root)
+    return view("cifar10_frog", ("rest", "frog"), frogs, split, normalise, root)
 
 
-def images(name: str, classes: tuple[str, ...], relabel: np.ndarray, split: str, normalise: str, root: Root) -> Images:
+def view(name: str, classes: tuple[str, ...], relabel: np.ndarray, split: str, normalise: str, root: Root) -> Images:
     """CIFAR-10 with label k replaced by relabel[k]; training images come first."""
     choose(f"split of {name}", split, ("official", "pooled"))
     choose(f"normalise of {name}", normalise, ("train", "half"))
-    arrays, digests, path = decoded("cifar10-1", lambda: decode(fetch(BINARY, PNG, root=root)))
+    arrays, digests, path = decoded("cifar10-1", lambda: decode_archive(fetch(BINARY, PNG, root=root)))
     labels = relabel.astype(np.int64)[arrays["labels"]]
     return Images(
         pixels=torch.from_numpy(arrays["pixels"]),
@@ -70,7 +70,7 @@ def images(name: str, classes: tuple[str, ...], relabel: np.ndarray, split: str,
     ).expect(rows=60_000, shape=(3, 32, 32), classes=len(classes))
 
 
-def decode(archive: Path) -> dict[str, np.ndarray]:
+def decode_archive(archive: Path) -> dict[str, np.ndarray]:
     """Pixels [60000, 3, 32, 32] and labels [60000] of either archive, checked byte by byte."""
     pixels, labels = (from_binary if archive.name == Path(BINARY.path).name else from_png)(archive)
     for name, expected in DECODED_SHA256.items():

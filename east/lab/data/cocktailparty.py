@@ -34,7 +34,7 @@ def cocktailparty(root: Root = None, *, split: str = "pair") -> Table:
     split=pair spreads the pairs of a frame over train and test, as the papers do; frame keeps them together.
     """
     choose("split of cocktailparty", split, ("pair", "frame"))
-    positions, angles, together, path = read(root)
+    positions, angles, together, path = scenes(root)
     frames = len(positions)
     swap = np.random.RandomState(0).rand(frames, len(PAIRS)) < 0.5
     pairs = np.where(swap[..., None], PAIRS[:, ::-1], PAIRS)  # [frames, 15, 2]
@@ -68,7 +68,7 @@ def cocktailparty_graph(root: Root = None) -> Graphs:
     Labels [320, 15] follow `torch.triu_indices(6, 6, offset=1)`. Note that the positive class is the opposite of
     cocktailparty's (Table 3 of BtG).
     """
-    positions, angles, together, path = read(root)
+    positions, angles, together, path = scenes(root)
     centred = positions - positions.mean(1, keepdims=True)
     nodes = np.concatenate([centred, np.stack([np.cos(angles), np.sin(angles)], axis=-1)], axis=-1)
     return Graphs(
@@ -82,7 +82,7 @@ def cocktailparty_graph(root: Root = None) -> Graphs:
     ).expect(rows=320, shape=(PEOPLE, 4), positives=3346)
 
 
-def read(root: Root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
+def scenes(root: Root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Positions [frames, 6, 2] in metres, angles [frames, 6], together [frames, 15], and the folder."""
     path, group_path = fetch(FEATURES, root=root), fetch(GROUPS, root=root)
     frames, groups = ([line.split() for line in file.read_text().splitlines()] for file in (path, group_path))

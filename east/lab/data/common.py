@@ -275,8 +275,8 @@ def assign(
         official = data.official_test.numpy()
         rest, test_rows = everything[~official], everything[official]
     else:
-        rest, test_rows = cut(everything, test, random, data.groups, strata)
-    train_rows, val_rows = cut(rest, val / (train + val), random, data.groups, strata)
+        rest, test_rows = cut_rows(everything, test, random, data.groups, strata)
+    train_rows, val_rows = cut_rows(rest, val / (train + val), random, data.groups, strata)
     if not (len(train_rows) and len(val_rows) and len(test_rows)):
         sizes = (len(train_rows), len(val_rows), len(test_rows))
         count = f"{len(everything)}" if data.groups is None else f"{len(data.groups.unique())} groups"
@@ -300,7 +300,7 @@ def by_time(time: np.ndarray, val: float, test: float, name: str) -> tuple[np.nd
     return order[:first], order[first:last], order[last:]
 
 
-def cut(
+def cut_rows(
     rows: np.ndarray, fraction: float, random: np.random.RandomState, groups: Tensor | None, strata: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
     """`rows` cut at random: all but a `fraction` of them, and that fraction; groups are kept whole."""

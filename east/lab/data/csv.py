@@ -46,40 +46,21 @@ def csv(
     """
     if path is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
-    if header is not None and (type(header) is not int or header < 1):
-        raise ConfigError(f"dataset.header: expected the number of a line, from 1, got {header!r}")
-    file, layout = (
-        files.regular(path),
-        files.Layout(
-            delimiter=files.named_delimiter(delimiter),
-            sheet=None if sheet is None else str(sheet),
-            header=header,
-            missing=tuple(names(missing)),
-        ),
-    )
+    file, layout = files.regular(path), files.checked_layout(delimiter, sheet, header, as_list(missing))
     frame = files.read(file, layout).rename(columns=str)
     others = [] if sheet is not None else files.sheets(file)[1:]
     note = f"only the first sheet was read; dataset.sheet=NAME reads another: {enumerated(others)}" if others else None
-    if others and target is not None and str(target) not in frame:
-        raise DataError(f"{path}: the first sheet has no column {target!r}. Set dataset.sheet to {enumerated(others)}.")
-    if target is None:
-        columns = shown(", ".join(frame.columns), 300, quoted=False)
-        raise DataError(f"dataset.target=COLUMN is missing: which column of {path} is the class? Columns: {columns}")
-    if len(frame.columns) == 1 and str(target) in frame.columns[0] and str(target) not in frame:
-        raise DataError(
-            f"{path} seems to have a single column, {shown(frame.columns[0])}. Say what is between the columns: "
-            "dataset.delimiter=':' (or tab, or any other character); only , ; | and tab are detected."
-        )
+    refuse_without_target(frame, target, path, others)
     decimals: dict[str, Mark] = {}
-    if files.is_text(file):
+    if files.is_text_file(file):
         format = files.text_format(file, layout)
         labels = [str(name) for name in (target, group) if name is not None]
-        frame, decimals = understood(frame, format.delimiter, labels, names(categorical))
+        frame, decimals = understood(frame, format.delimiter, labels, as_list(categorical))
         note = format.note
     table = from_frame(
         "csv",
         frame,
-        target,
+        str(target),
         drop=drop,
         categorical=categorical,
         positive=positive,
@@ -92,6 +73,21 @@ def csv(
         own=True,
     )
     return replace(table, file_note=note)
+
+
+def refuse_without_target(frame: pd.DataFrame, target: str | int | None, path: str, sheets: list[str]) -> None:
+    """DataError if no column is the class, as in a file that was not read as it should be. sheets: those not read."""
+    columns = [*frame.columns]
+    if target is None:
+        text = shown(", ".join(columns), 300, quoted=False)
+        raise DataError(f"dataset.target=COLUMN is missing: which column of {path} is the class? Columns: {text}")
+    if sheets and str(target) not in columns:
+        raise DataError(f"{path}: the first sheet has no column {target!r}. Set dataset.sheet to {enumerated(sheets)}.")
+    if len(columns) == 1 and str(target) in columns[0] and str(target) != columns[0]:
+        raise DataError(
+            f"{path} seems to have a single column, {shown(columns[0])}. Say what is between the columns: "
+            "dataset.delimiter=':' (or tab, or any other character); only , ; | and tab are detected."
+        )
 
 
 def from_frame(
@@ -115,14 +111,14 @@ def from_frame(
     """
     frame = frame.rename(columns=str).reset_index(drop=True)
     files.refuse_duplicates(frame.columns, path)
-    target, drop, categorical, keep = str(target), names(drop), names(categorical), names(keep)
+    target, drop, categorical, keep = str(target), as_list(drop), as_list(categorical), as_list(keep)
     if group is not None and time is not None:
         raise ConfigError("dataset.group and dataset.time cannot be combined: rows are split by one or the other")
     split_by = {role: str(column) for role, column in (("group", group), ("time", time)) if column is not None}
     nameless = frame.columns.str.startswith("Unnamed: ").sum()
     hint = ". If the columns are named in line 3: dataset.header=3" if 2 * nameless > len(frame.columns) else ""
     for column in (target, *drop, *categorical, *keep, *split_by.values()):
-        chosen("column", column, frame.columns, path, hint)
+        choose_in_file("column", column, frame.columns, path, hint)
     if target in split_by.values():
         raise ConfigError(f"dataset.target, dataset.group and dataset.time must differ, got {target!r} twice")
     labels, classes, positive_index = encode_labels(frame[target], target, positive, path)
@@ -156,7 +152,7 @@ def from_frame(
     )
 
 
-def chosen(kind: str, name: str, choices: Iterable[str], path: str, hint: str = "") -> str:
+def choose_in_file(kind: str, name: str, choices: Iterable[str], path: str, hint: str = "") -> str:
     """The name, if it is one of the choices; DataError, for it is the file that lacks it."""
     try:
         return choose(kind, name, choices)
@@ -195,7 +191,7 @@ def refuse_gaps(column: pd.Series, name: str, path: str) -> None:
         )
 
 
-def names(typed: Names) -> list[str]:
+def as_list(typed: Names) -> list[str]:
     """Columns as they were typed, one or several: ab, [a, b], or [0], since a name may look like a number."""
     if typed is None:
         return []
@@ -230,7 +226,7 @@ def encode_labels(
         ranks = column.cat.categories.astype(str).str.strip().get_indexer_for(levels)
     order = np.argsort(ranks, kind="stable")
     if positive is not None:
-        positive = chosen(f"class of {target!r}", str(positive), levels, path)
+        positive = choose_in_file(f"class of {target!r}", str(positive), levels, path)
     elif len(levels) == 2:
         positive = levels[order[1] if numeric else order[counts[order].argmin()]]
     if len(levels) == 2:

@@ -97,12 +97,17 @@ def with_gaps(written: pd.DataFrame, layout: Layout = DETECTED) -> pd.DataFrame:
     return frame.mask(frame.isin([*codes])) if len(codes) else frame
 
 
-def named_delimiter(typed: str | None) -> str | None:
-    r"""The delimiter as it was typed: `tab` and `\t` are a tab, `\s+` is any blank space. None: it will be detected."""
-    delimiter = "\t" if typed in ("tab", r"\t") else typed
+def checked_layout(
+    delimiter: str | None, sheet: str | int | None, header: int | None, missing: Iterable[str]
+) -> Layout:
+    r"""The layout as it was typed: `tab` and `\t` are a tab, `\s+` is any blank space."""
+    typed, delimiter = delimiter, "\t" if delimiter in ("tab", r"\t") else delimiter
     if delimiter is not None and len(delimiter) != 1 and delimiter != r"\s+":
         raise ConfigError(rf"dataset.delimiter: expected one character, tab or \s+ (blank space), got {typed!r}")
-    return delimiter
+    if header is not None and (type(header) is not int or header < 1):
+        raise ConfigError(f"dataset.header: expected the number of a line, from 1, got {header!r}")
+    sheet = None if sheet is None else str(sheet)
+    return Layout(delimiter=delimiter, sheet=sheet, header=header, missing=tuple(missing))
 
 
 def portions(path: str | Path, layout: Layout = DETECTED, rows: int | None = None) -> Iterator[pd.DataFrame]:
@@ -196,7 +201,7 @@ def file_kind(path: Path) -> str:
     return next((kind for magic, kind in MAGIC.items() if start.startswith(magic)), "text")
 
 
-def is_text(path: Path) -> bool:
+def is_text_file(path: Path) -> bool:
     """Whether it is a CSV file, gzipped or not, and so can be read in portions."""
     return file_kind(path) in ("text", "gzip")
 

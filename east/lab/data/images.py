@@ -38,7 +38,7 @@ def images(root: Root = None, *, path: str | None = None, size: int = 64, positi
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise DataError(f"dataset=images: {folder} is not a folder. Expected one with a folder of images per class.")
-    files = {entry.name: find(entry) for entry in subfolders(folder)}
+    files = {entry.name: image_files(entry) for entry in subfolders(folder)}
     refuse_parts(folder, files)
     empty = [name for name in files if not files[name]]
     if empty or len(files) < 2:
@@ -72,7 +72,7 @@ def refuse_parts(folder: Path, files: dict[str, list[Path]]) -> None:
         )
 
 
-def find(folder: Path) -> list[Path]:
+def image_files(folder: Path) -> list[Path]:
     """All files below a folder with an image extension, except hidden ones such as those macOS leaves.
 
     Hidden folders, such as .ipynb_checkpoints, hold copies, which a split would put on both sides.

@@ -81,11 +81,11 @@ def level_numbers(levels: Sequence[str], decimal: Mark | None = None) -> np.ndar
     if decimal is None and any(CODE.match(level) for level in levels):
         return np.full(len(levels), np.nan)
     decimal = decimal or find_decimal(levels)
-    texts = levels if decimal is None else [plain(level, decimal) for level in levels]
+    texts = levels if decimal is None else [python_number(level, decimal) for level in levels]
     return pd.to_numeric(pd.Series(texts, dtype=object), errors="coerce").to_numpy(dtype=float)
 
 
-def plain(level: str, decimal: Mark) -> str:
+def python_number(level: str, decimal: Mark) -> str:
     """A number in Python's notation; blank if its separators are not where thousands end."""
     if SEPARATOR[decimal] not in level:
         return level.replace(decimal, ".")

@@ -10,7 +10,7 @@ from east.lab.data.common import Data, assign
 from east.lab.data.sources import Dataset
 
 
-def describe(data: Data, dataset: Dataset, seed: int = 0, **splitting: Any) -> dict[str, Any]:
+def facts(data: Data, dataset: Dataset, seed: int = 0, **splitting: Any) -> dict[str, Any]:
     """What to know about a dataset before using it; `splitting` holds other options of `split`."""
     counts = np.bincount(data.labels.flatten().numpy(), minlength=len(data.classes))
     parts = assign(data, seed, **splitting)

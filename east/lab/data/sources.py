@@ -70,8 +70,8 @@ class Dataset:
         for folder in folders():
             if self.prepared and any(folder.glob(self.prepared)):
                 return str(folder)
-        copies = [[path for file in alternatives for path in find(file.path)] for alternatives in self.needs]
-        return self.where or (str(copies[0][0].parent) if all(copies) else None)
+        there = [[path for file in alternatives for path in copies(file.path)] for alternatives in self.needs]
+        return self.where or (str(there[0][0].parent) if all(there) else None)
 
 
 def folders(root: Root = None) -> list[Path]:
@@ -100,7 +100,7 @@ def writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
 
 
-def find(path: str, root: Root = None) -> list[Path]:
+def copies(path: str, root: Root = None) -> list[Path]:
     """Files or folders of that path in the data folders; the user's folder may also hold the last part directly."""
     direct = [Path(root).expanduser() / Path(path).name] if root else []
     return [place for place in (*(folder / path for folder in folders(root)), *direct) if place.exists()]
@@ -110,7 +110,7 @@ def fetch(*alternatives: File, root: Root = None) -> Path:
     """A verified local copy of the first of `alternatives` that is available; usually there is only one."""
     failures = []
     for file in alternatives:
-        for local in find(file.path, root):
+        for local in copies(file.path, root):
             try:
                 return verified(local, file.checksum)
             except (OSError, DataError) as error:  # a damaged file is fetched again, and reported if that fails too
@@ -229,7 +229,7 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
         cached = folder / "decoded" / key
         if cached.exists():
             try:
-                return *read(cached), cached
+                return *stored(cached), cached
             except (OSError, ValueError, KeyError):  # damaged: built again below, in a folder that can be written to
                 if writable(cached):
                     shutil.rmtree(cached, ignore_errors=True)
@@ -249,7 +249,7 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
     except OSError as error:
         size = f"{sum(array.nbytes for array in arrays.values()):,} bytes"
         raise DataError(f"{target} ({size}) cannot be written: {error}. Make room or set EAST_DATA_DIR.") from error
-    return *read(target), target
+    return *stored(target), target
 
 
 def settle(finished: Path, target: Path) -> None:
@@ -262,7 +262,7 @@ def settle(finished: Path, target: Path) -> None:
             raise
 
 
-def read(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def stored(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """The arrays of a decoded folder and their digests; mapped copy-on-write, so that the files cannot be changed.
 
     ValueError if an array has changed since it was stored.

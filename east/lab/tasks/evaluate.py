@@ -81,7 +81,7 @@ def labelled_images(model: Model, source: Path) -> Labelled:
     """Read images from one folder per class."""
     if model.about.kind != "image":
         raise DataError(f"this model takes {model.about.kind}s: expected input=FILE, got the folder {source}")
-    image_files = images.find(source)
+    image_files = images.image_files(source)
     if not image_files:
         raise DataError(f"{source} has no images")
     paths = [file.relative_to(source) for file in image_files]

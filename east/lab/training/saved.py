@@ -410,7 +410,7 @@ def image_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
     """Predictions for the images below a folder, IMAGES at a time."""
     if not source.is_dir():
         raise DataError(f"this model takes images: expected input=FOLDER with images, got {source}")
-    paths = images.find(source)
+    paths = images.image_files(source)
     for k in range(0, len(paths), IMAGES):
         batch = paths[k : k + IMAGES]
         result = as_frame(model, model.predict_proba(images.decode(batch, model.about.inputs_shape[-1])))
