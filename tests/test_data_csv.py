@@ -17,8 +17,8 @@ from east.lab.data.csv import from_frame
 from east.lab.data.detection import LEVELS, detect
 from east.lab.data.encoding import words_digest
 from east.lab.data.files import read
+from east.lab.data.findings import tells_class
 from east.lab.data.notation import level_numbers, split_unit
-from east.lab.data.remarks import tells_class
 from east.lab.training.engine import populations
 from east.lab.training.population import Trial
 from tests.made import science

@@ -6,7 +6,7 @@ import pytest
 
 import east
 from east.lab.data.rtables import INDEX
-from east.lab.data.sources import find
+from east.lab.data.sources import copies
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def empty_folders(tmp_path, monkeypatch):
     [("Arrests", ("Yes", "No"), 1, False), ("headInjury", ("0", "1"), 1, False), ("Ketchup", None, None, True)],
 )
 def test_a_table_has_the_classes_and_groups_of_the_index(name, classes, positive, groups):
-    if not find(f"rtables/{name}.csv"):
+    if not copies(f"rtables/{name}.csv"):
         pytest.skip("the tables have not been converted: scripts/rtables")
     table = east.data.load("rtables", set=name)
     assert table.name == f"rtables-{name}"

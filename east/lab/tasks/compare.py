@@ -27,7 +27,7 @@ from east.confusion import Confusion
 from east.lab import bars, data
 from east.lab.bars import duration
 from east.lab.data.encoding import enumerated
-from east.lab.data.remarks import tells_class
+from east.lab.data.findings import tells_class
 from east.lab.experiment import budget, records
 from east.lab.experiment.budget import OutOfTime
 from east.lab.experiment.ledger import model_folder

@@ -1,7 +1,7 @@
 """What a user should know about a table before models are compared on it, and what to do about it.
 
-for remark in remarks(table):
-    print(remark.message)
+for finding in findings(table):
+    print(finding.message)
 """
 
 import re
@@ -28,7 +28,7 @@ OF_VALUES = 0.5  # share of a column's variance that lies between the values of 
 
 
 @dataclass(frozen=True)
-class Remark:
+class Finding:
     """Something about a table that a user should check; `message` is a sentence for them."""
 
     kind: Literal["repeats", "group", "time", "counter", "code", "tells", "alike"]
@@ -36,24 +36,24 @@ class Remark:
     column: str | None = None  # None: it is about all of them, or about the classes
 
 
-def remarks(table: Table) -> list[Remark]:
+def findings(table: Table) -> list[Finding]:
     """Everything found in the columns of a file, and in its classes."""
     found = [*alike(table.classes)]
     if table.raw is None or table.encoding is None:
         return found
     if (count := len(table.raw) - len(np.unique(equal_rows(table)))) > 0:
         tied = "far more than by chance: keep them in one part" if repeats_tied(table) else "as by chance"
-        found.append(Remark("repeats", f"{count:,} of {len(table.raw):,} rows repeat an earlier one, {tied}"))
+        found.append(Finding("repeats", f"{count:,} of {len(table.raw):,} rows repeat an earlier one, {tied}"))
     for column in table.encoding.used:
         found += about_column(column, table.raw, table.labels.numpy(), table.stratifiable)
     return found
 
 
-def about_column(column: Encoder, typed: pd.DataFrame, labels: np.ndarray, stratifiable: bool) -> Iterator[Remark]:
+def about_column(column: Encoder, typed: pd.DataFrame, labels: np.ndarray, stratifiable: bool) -> Iterator[Finding]:
     """What is remarkable about one column. Groups and time are suggested only where the split has neither."""
     name, values = column.name, typed[column.name]
     if tells_class(values, labels):
-        yield Remark(
+        yield Finding(
             "tells",
             f"column {shown(name)} alone determines the class of every row. If it is known only after the class "
             f"(leakage), leave it out: dataset.drop=[{name}]",
@@ -61,17 +61,17 @@ def about_column(column: Encoder, typed: pd.DataFrame, labels: np.ndarray, strat
         )
     whole = isinstance(column, Numeric) and bool((values % 1 == 0).all())
     if whole and values.is_unique and values.max() - values.min() == len(values) - 1 >= FEW:
-        yield Remark("counter", f"column {shown(name)} counts the rows; leave it out: dataset.drop=[{name}]", name)
+        yield Finding("counter", f"column {shown(name)} counts the rows; leave it out: dataset.drop=[{name}]", name)
     elif whole and CODE.fullmatch(name) and values.nunique() > FEW:
         advice = f"if they are names, use dataset.categorical=[{name}]"
-        yield Remark("code", f"column {shown(name)} was read as numbers, but looks like codes; {advice}", name)
+        yield Finding("code", f"column {shown(name)} was read as numbers, but looks like codes; {advice}", name)
     if stratifiable and isinstance(column, Date):
         advice = f"if the model will predict the future, use dataset.time={name}"
-        yield Remark("time", f"column {shown(name)} holds dates; {advice}", name)
+        yield Finding("time", f"column {shown(name)} holds dates; {advice}", name)
     if stratifiable and (whole or isinstance(column, Categorical)) and is_subject(name, typed):
         advice = f"if those of one value belong together, use dataset.group={name}"
         message = f"column {shown(name)} has {values.nunique():,} values in {len(values):,} rows; {advice}"
-        yield Remark("group", message, name)
+        yield Finding("group", message, name)
 
 
 def is_subject(name: str, typed: pd.DataFrame) -> bool:
@@ -125,7 +125,7 @@ def pairs_of(counts: np.ndarray) -> float:
     return float((counts * (counts - 1.0) / 2).sum())
 
 
-def alike(classes: Sequence[str]) -> list[Remark]:
+def alike(classes: Sequence[str]) -> list[Finding]:
     """Classes that differ only in capital letters, invisible characters, or ways to write an accent."""
     visible = {name: "".join(c for c in name if unicodedata.category(c) != "Cf") for name in classes}
     plain = {name: unicodedata.normalize("NFKC", text).casefold().strip() for name, text in visible.items()}
@@ -133,7 +133,7 @@ def alike(classes: Sequence[str]) -> list[Remark]:
     twins = [ascii(name) if unicodedata.normalize("NFC", visible[name]) != name else repr(name) for name in classes
              if counts[plain[name]] > 1]  # fmt: skip
     differ = "these classes differ only in capital letters, accents or invisible characters"
-    return [Remark("alike", f"{differ}: {', '.join(twins[:20])}")] if twins else []
+    return [Finding("alike", f"{differ}: {', '.join(twins[:20])}")] if twins else []
 
 
 def tells_class(column: pd.Series, labels: np.ndarray) -> bool:

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 
 from east.lab.data.csv import from_frame
-from east.lab.data.remarks import Remark, alike, equal_rows, remarks, repeats_tied
+from east.lab.data.findings import Finding, alike, equal_rows, findings, repeats_tied
 
 
 def table(rows: int = 200, **columns):
@@ -15,12 +15,12 @@ def table(rows: int = 200, **columns):
     return from_frame("t", pd.DataFrame(plain | columns), "y", keep=[*columns])
 
 
-def kinds(found: list[Remark]) -> list[tuple[str, str | None]]:
-    return [(remark.kind, remark.column) for remark in found]
+def kinds(found: list[Finding]) -> list[tuple[str, str | None]]:
+    return [(finding.kind, finding.column) for finding in found]
 
 
 def test_a_plain_table_has_no_findings():
-    assert not remarks(table(colour=["red", "blue"] * 100, size=np.arange(200) % 23))
+    assert not findings(table(colour=["red", "blue"] * 100, size=np.arange(200) % 23))
 
 
 def test_copied_rows_stay_together_and_rows_of_categories_do_not():
@@ -28,12 +28,12 @@ def test_copied_rows_stay_together_and_rows_of_categories_do_not():
     copied = from_frame("t", pd.concat([pd.DataFrame({"x": random.randn(80), "y": random.randint(0, 2, 80)})] * 5), "y")
     assert len(np.unique(equal_rows(copied))) == 80
     assert repeats_tied(copied)
-    (remark,) = remarks(copied)
-    assert remark.message == ("320 of 400 rows repeat an earlier one, far more than by chance: keep them in one part")
+    (finding,) = findings(copied)
+    assert finding.message == ("320 of 400 rows repeat an earlier one, far more than by chance: keep them in one part")
     words = {f"c{k}": random.choice(list("abc"), 400) for k in range(4)}
     by_nature = from_frame("t", pd.DataFrame(words | {"y": random.randint(0, 2, 400)}), "y")
     assert not repeats_tied(by_nature)
-    assert remarks(by_nature)[0].message == "319 of 400 rows repeat an earlier one, as by chance"
+    assert findings(by_nature)[0].message == "319 of 400 rows repeat an earlier one, as by chance"
     coarse = from_frame("t", pd.DataFrame({"x": random.randint(0, 60, 400), "y": random.randint(0, 2, 400)}), "y")
     assert not repeats_tied(coarse), "one column of 60 values"
     zeros = pd.DataFrame({"x": np.where(random.rand(400) < 0.9, 0, random.rand(400)), "y": random.randint(0, 2, 400)})
@@ -54,29 +54,29 @@ def test_copied_rows_stay_together_and_rows_of_categories_do_not():
     ],
 )
 def test_a_remarkable_column_is_named_with_its_advice(name, values, expected):
-    found = remarks(table(**{name: values}))
+    found = findings(table(**{name: values}))
     assert kinds(found) == ([(expected, name)] if expected else [])
-    assert all(f"={name}" in remark.message or f"=[{name}]" in remark.message for remark in found)
+    assert all(f"={name}" in finding.message or f"=[{name}]" in finding.message for finding in found)
 
 
 def test_words_within_which_a_number_hardly_varies_look_like_subjects():
     who = np.repeat([f"n{k}" for k in range(40)], 5)
     age = np.repeat(np.random.RandomState(0).randint(20, 90, 40), 5) + np.random.RandomState(1).randint(0, 2, 200)
-    assert kinds(remarks(table(who=who, age=age))) == [("group", "who")]
+    assert kinds(findings(table(who=who, age=age))) == [("group", "who")]
     grouped = from_frame("t", pd.DataFrame({"who": who, "age": age, "y": [0, 1] * 100}), "y", group="who", keep="who")
-    assert not [remark for remark in remarks(grouped) if remark.kind == "group"], "it is one already"
+    assert not [finding for finding in findings(grouped) if finding.kind == "group"], "it is one already"
 
 
 def test_a_column_that_tells_the_class_is_named():
     labels = [0, 1] * 100
     leaky = from_frame("t", pd.DataFrame({"x": np.random.RandomState(0).randn(200), "after": labels, "y": labels}), "y")
-    assert kinds(remarks(leaky)) == [("tells", "after")]
+    assert kinds(findings(leaky)) == [("tells", "after")]
 
 
 @pytest.mark.parametrize("twins", [("yes", "Yes"), ("Zürich", "Zu\u0308rich"), ("yes", "ye\u200bs"), ("a", "a\u00ad")])
 def test_classes_that_look_alike_are_named(twins):
-    (remark,) = alike([*twins, "other"])
-    assert remark.message.isprintable()
-    assert remark.message.split(": ")[1].split(", ")[0] == repr(twins[0])
-    assert "\\u" in remark.message or "\\x" in remark.message or twins[1] in remark.message
+    (finding,) = alike([*twins, "other"])
+    assert finding.message.isprintable()
+    assert finding.message.split(": ")[1].split(", ")[0] == repr(twins[0])
+    assert "\\u" in finding.message or "\\x" in finding.message or twins[1] in finding.message
     assert not alike(["yes", "no", "Zürich"])
