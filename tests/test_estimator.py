@@ -16,7 +16,7 @@ from sklearn.metrics import f1_score, matthews_corrcoef
 from sklearn.model_selection import GridSearchCV, RandomizedSearchCV, TunedThresholdClassifierCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
-from sklearn.utils.estimator_checks import parametrize_with_checks
+from sklearn.utils.estimator_checks import check_classifiers_train, parametrize_with_checks
 
 import east
 from east import EASTClassifier
@@ -67,18 +67,18 @@ def tiny(metric, loss="metric_ce", **changed):
     return EASTClassifier(metric, loss=loss, **{**quick, **changed})
 
 
-@parametrize_with_checks(
-    [
-        tiny("f1"),
-        tiny("f1_macro", "metric"),
-        *(tiny("f1", None, members=2, folds=2, decision=decision) for decision in (None, "argmax")),
-    ],
-    expected_failed_checks=expected_failures,
-)
+TWO = tiny("f1", None, members=2, folds=2)
+
+
+@parametrize_with_checks([TWO, tiny("f1_macro", "metric")], expected_failed_checks=expected_failures)
 def test_scikit_learn_checks(estimator, check):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # which text is positive, classes with few rows
         check(estimator)
+
+
+def test_predictions_agree_with_the_largest_probability_if_asked_for():
+    check_classifiers_train("EASTClassifier", clone(TWO).set_params(decision="argmax"))
 
 
 @pytest.mark.slow

@@ -181,7 +181,7 @@ def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("models")
     people().to_csv(folder / "people.csv", index=False)
     table = data.load("csv", path=str(folder / "people.csv"), target="income", categorical=["postcode"])
-    for loss in ("ce", "rf", "boosting"):
+    for loss in ("ce", "rf", "boosting", "stack"):
         trained(table, loss=loss)[0].save(folder / loss)
     return folder
 
@@ -203,7 +203,7 @@ def encoding(names, **others):
     return {"columns": columns, "target": None, "classes": [], "positive": None, **others}
 
 
-FIRST = "net.layers.0.weight"
+FIRST, MEMBER, LAST = "net.layers.0.weight", "net.predictors.0.", "net.predictors.4.present"
 UNFIT = {
     "NaN weights": ("ce", {}, lambda w: {FIRST: w[FIRST] * np.nan}, "net.layers.0.weight: expected finite numbers"),
     "a scale of 0": ("ce", {}, lambda w: {"std": w["std"] * 0}, "std: expected no zeros"),
@@ -230,6 +230,12 @@ UNFIT = {
     "a square scale": ("ce", {}, lambda w: {"std": w["std"][:, None].clone()}, "std: expected 9 numbers, got a tensor"),
     "a class twice": ("boosting", {}, lambda w: {"net.present": w["net.present"] * 0}, "present: expected ascending"),
     "another class": ("rf", {}, lambda w: {"net.present": w["net.present"] + 1}, "present: expected numbers from"),
+    "a member's scale": ("stack", {}, lambda w: {MEMBER + "std": w[MEMBER + "std"] * 0}, "std: expected no zeros"),
+    "a member's shape": ("stack", {}, lambda w: {MEMBER + "mean": w[MEMBER + "mean"][:2].clone()}, "mean: expected 9"),
+    "a member's weights": ("stack", {}, lambda w: {MEMBER + FIRST: w[MEMBER + FIRST].T.contiguous()}, "expected shape"),
+    "a class of a member": ("stack", {}, lambda w: {LAST: w[LAST] * 0}, "present: expected ascending"),
+    "more members": ("stack", {"networks": 5}, None, "weights: they do not fit MLP"),
+    "no members": ("stack", {"networks": -1}, None, "networks: Input should be greater than or equal to 0"),
 }  # fmt: skip
 
 
@@ -239,7 +245,7 @@ def test_an_inconsistent_model_is_refused_and_its_file_named(kind, models, tmp_p
     folder = edited(models / loss, tmp_path / "model", about, tensors)
     with pytest.raises(DataError) as refused:
         east.load(folder)
-    file = "weights.safetensors" if tensors or kind == "other widths" else "model.json"
+    file = "weights.safetensors" if tensors or kind in ("other widths", "more members") else "model.json"
     assert str(refused.value).startswith(f"{folder / file}: ")
     assert reason in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -389,7 +395,7 @@ def test_the_digest_detects_a_changed_model(name, models, tmp_path):
 
 
 def test_a_sound_model_passes_the_same_checks(models):
-    for loss in ("ce", "rf", "boosting"):
+    for loss in ("ce", "rf", "boosting", "stack"):
         assert set(east.load(models / loss).predict(people())) <= {"low", "high"}
 
 
@@ -607,7 +613,7 @@ def test_no_invented_model_crashes(count, models, tmp_path):
     """Valid files with senseless values are refused by name, or give probabilities for every row."""
     dice, rows = random.Random(0), people(20)
     for number in range(count):
-        loss = dice.choice(["ce", "rf", "boosting"])
+        loss = dice.choice(["ce", "rf", "boosting", "stack"])
         folder = edited(models / loss, tmp_path / str(number))
         about, tensors = json.loads((folder / "model.json").read_text()), load_file(folder / "weights.safetensors")
         shown = {name: value for name, value in about.items() if name not in ("config", "versions")}

@@ -17,8 +17,9 @@ from east import decisions
 from east.choices import ConfigError
 from east.lab import data, files
 from east.lab.data import DataError, images
+from east.lab.settings.sections import EnsembleSection
 from east.lab.tasks import evaluate
-from east.lab.training import classical, saved
+from east.lab.training import classical, ensemble, saved
 from east.lab.training.engine import train
 from east.lab.training.population import Trial
 from tests.made import science
@@ -43,6 +44,9 @@ LOSSES = {
 }
 
 
+STACK = EnsembleSection(name="stack", folds=2, components=("networks", "rf", "boosting", "logistic"))
+
+
 def config(loss="ce", model=None):
     return {
         "dataset": {"name": "toy"},
@@ -57,8 +61,14 @@ def config(loss="ce", model=None):
 
 def trained(loaded, **options):
     """A model, the outcome it was made from, and the split."""
-    splits, trial = data.split(loaded, stratify=True), Trial(science(config(**options)), seed=3)
-    if trial.config.loss.classical:
+    stack = options.get("loss") == "stack"
+    made = science(config(**options | {"loss": "ce"} if stack else options))
+    if stack:
+        made = made.but(ensemble=STACK, protocol=made.protocol.but(max_epochs=60, patience=20))
+    splits, trial = data.split(loaded, stratify=True), Trial(made, seed=3)
+    if stack:
+        outcome = ensemble.fit(trial, splits)
+    elif trial.config.loss.classical:
         outcome = classical.fit(trial, splits)
     else:
         outcome = train([trial], splits, device="cpu", progress=False)[0]
@@ -300,6 +310,35 @@ def test_a_forest_takes_little_space():
     forest = RandomForestClassifier(3, random_state=0).fit(inputs, labels)
     nodes = sum(tree.tree_.node_count for tree in forest.estimators_)
     assert len(saved.dumped(forest)) < 25 * nodes
+
+
+def test_an_ensemble_is_one_folder_that_predicts_and_evaluates(frame, tmp_path, east_run):
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    words = [f"dataset.path={tmp_path}/people.csv", "dataset.target=income", "preset=quick", "loss=ce", "device=cpu"]
+    components = "[networks,extratrees,boosting,logistic]"
+    words += ["ensemble=stack", "ensemble.folds=2", f"ensemble.components={components}", "save_model=true", "trials=1"]
+    answer = east_run(*words, f"results_dir={tmp_path}/out", "protocol.max_epochs=3")
+    assert answer.code == 0, answer.err
+    (folder,) = (tmp_path / "out" / "models").iterdir()
+    assert sorted(path.name for path in folder.iterdir()) == ["classifier.skops", "model.json", "weights.safetensors"]
+    files = [f"checkpoint={folder}", f"input={tmp_path}/people.csv"]
+    assert east_run("task=predict", *files, f"output={tmp_path}/new.csv").code == 0
+    p = pd.read_csv(tmp_path / "new.csv")[["p_high", "p_low"]]
+    np.testing.assert_allclose(p, east.load(folder).predict_proba(frame)[:, ::-1], atol=1e-6)
+    answer = east_run("task=evaluate", *files, f"results_dir={tmp_path}/out")
+    assert answer.code == 0, answer.err
+    assert "confusion matrix of 200 rows" in answer.out
+    assert f"{STACK.name}" in json.loads((folder / "model.json").read_text())["config"]["ensemble"]["name"]
+
+
+def test_a_stack_predicts_the_same_when_it_is_loaded(frame, table, tmp_path):
+    model, outcome, splits = trained(table, loss="stack")
+    again = east.load(model.save(tmp_path / "stack"))
+    assert again.about.networks == len(again.net.networks) == 4
+    rows = frame.iloc[splits.test.index.numpy()]
+    np.testing.assert_allclose(again.predict_proba(rows), outcome.probabilities["test"], atol=1e-5)
+    with pytest.raises(ConfigError, match=r"your own.*, got .*HistGradientBoosting"):
+        east.export(again, tmp_path / "stack.onnx")
 
 
 def test_files_are_predicted_in_chunks(frame, stored, tmp_path, monkeypatch):

@@ -195,6 +195,13 @@ class EnsembleSection(Section):
     smooth: bool = later(False)  # out-of-fold probabilities as smooth as means of all networks
     code: str | None = later(None)  # as in ModelSection, of components by dotted path
 
+    @property
+    def members(self) -> int:
+        """How many networks a trial trains."""
+        if self.name == "none":
+            return 1
+        return self.folds * self.repeats if "networks" in self.components else 0
+
 
 class Science(Section):
     """Everything that determines a trial's result besides its seed. `preset` and `decisions` are labels."""

@@ -39,6 +39,7 @@ COMPONENTS: dict[str, dict[str, Any]] = {
     "boosting": {"target": "sklearn.ensemble.HistGradientBoostingClassifier"},
     "logistic": {"target": "sklearn.linear_model.LogisticRegression", "max_iter": 1000, "n_jobs": None},
 }
+NEGLIGIBLE = 1e-6  # the predictors of a component of at most this weight are not kept
 OUT_OF_BAG = math.exp(-1)  # the share of a forest's trees that did not draw a given row
 REPEATED = 0.01  # rows count as independent if at most this share of them repeats another one
 COLDEST, HOTTEST = 1.0, 100.0  # temperatures that smooth out-of-fold probabilities
@@ -272,8 +273,7 @@ def components_of(trial: Trial, splits: Splits, folds: Sequence[Fold], **options
         if name != NETWORKS
     }
     if NETWORKS in section.components:  # last, because only they leave checkpoints
-        count = section.folds * section.repeats
-        components[NETWORKS] = cross_fit_networks(trial, splits, folds, count, section.smooth, **options)
+        components[NETWORKS] = cross_fit_networks(trial, splits, folds, section.members, section.smooth, **options)
     return components
 
 
@@ -303,7 +303,7 @@ def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
     shares = {
         predictor: weight / len(component.predictors)
         for weight, component in zip(weights, components.values(), strict=True)
-        for predictor in component.predictors
+        for predictor in (component.predictors if weight > NEGLIGIBLE else ())
     }
     epochs = [outcome.epochs for component in components.values() for outcome in component.outcomes]
     new = np.tensordot(weights, np.stack([component.new for component in components.values()]), 1)

@@ -3,7 +3,7 @@
 Every function raises ValueError. Nothing is imported, and no more memory is taken than the files themselves need.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import prod
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -173,10 +173,11 @@ class Archive(ZipFile):
         return super().read(name, pwd)
 
 
-def classifiers(file: Path, features: Sequence[int], trust: bool) -> list[Any]:
-    """The classifiers in a skops file, one for each number of features. trust: build objects of any type, unchecked."""
+def classifiers(file: Path, features: int, trust: bool) -> list[Any]:
+    """The classifiers in a skops file, for rows of so many features. trust: build objects of any type, unchecked."""
     if trust:
-        return listed(skops.io.load(file, trusted=skops.io.get_untrusted_types(file=file)), len(features))
+        built = skops.io.load(file, trusted=skops.io.get_untrusted_types(file=file))
+        return built if isinstance(built, list) else [built]
     with Archive(file) as archive:
         schema, context = read_schema(archive)
         if schema["protocol"] != PROTOCOL:
@@ -188,19 +189,11 @@ def classifiers(file: Path, features: Sequence[int], trust: bool) -> list[Any]:
             raise ValueError(f"it holds a {name}, which is not checked; {TRUST}")
         if kind == "TreeNode" and node.args.content[2].construct() != 1:  # so many numbers would be read unchecked
             raise ValueError("expected trees of one output")
-    built = listed(found[0].construct(), len(features))
+    built = found[0].construct()
     for node in found:
         if node_type(node) in (TREE, PREDICTOR) and type(node).__name__ != "TypeNode":
-            check_tree(node.construct(), min(features))
-    return built
-
-
-def listed(stored: Any, count: int) -> list[Any]:
-    """The classifiers of a file; a single one is stored without a list."""
-    each = stored if isinstance(stored, list) else [stored]
-    if len(each) != count:
-        raise ValueError(f"expected {count} classifiers, got {len(each)}")
-    return each
+            check_tree(node.construct(), features)
+    return built if isinstance(built, list) else [built]
 
 
 def nodes(root: Node) -> Iterator[Any]:

@@ -193,7 +193,7 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
         widths = [inspection.check_classical(s, prod(about.inputs_shape), len(about.classes)) for s in classifiers]
     with blaming(folder / (CLASSIFIER if classical else WEIGHTS)):
         if classical:
-            estimators = inspection.classifiers(folder / CLASSIFIER, widths, trust)
+            estimators = inspection.classifiers(folder / CLASSIFIER, min(widths), trust)
             nets += [Fitted.of(e, len(about.classes), s) for e, s in zip(estimators, classifiers, strict=True)]
         net = Mixture(dict(zip(nets, shares.tolist(), strict=True))) if mixed else nets[0]
         model = made(about, net, tensors["mean"], tensors["std"], device)
@@ -276,7 +276,7 @@ def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
     net, mean, std = outcome.fitted, splits.mean, splits.std
     if net is None:
         net = with_weights(without_weights(about), outcome.weights)
-    elif net.projection:  # it standardises pixels itself, from bytes
+    elif isinstance(net, Fitted) and net.projection:  # it standardises pixels itself, from bytes
         mean, std = torch.zeros(3), torch.full((3,), 1 / 255)
     return made(about, net, mean, std, "cpu")
 
@@ -312,9 +312,9 @@ def with_weights(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
 
 def scaled(net: nn.Module, state: Mapping[str, Tensor], about: About) -> ScaledNetwork:
     """A network of an ensemble with its weights and its scaling."""
-    mean, std = state["mean"], state["std"]
-    inspection.check_scaling(mean, std, about.inputs_shape[-1])
-    return ScaledNetwork(with_weights(net, below("net.", state)), mean, std)
+    net = with_weights(net, below("net.", state))
+    inspection.check_scaling(state["mean"], state["std"], about.inputs_shape[-1])
+    return ScaledNetwork(net, state["mean"], state["std"])
 
 
 def check_custom(target: str) -> None:

@@ -59,8 +59,8 @@ class Size:
 
 
 def trial_seconds(config: Science, size: Size, epochs: float, device: torch.device) -> float:
-    """Seconds of a network's trial of `epochs` epochs, stacked with others if the engine would do so."""
-    return steps_of(config, size, epochs) * step_seconds(config, size, device)
+    """Seconds of a trial of `epochs` epochs, stacked with others if the engine would do so; of all networks of one."""
+    return config.ensemble.members * steps_of(config, size, epochs) * step_seconds(config, size, device)
 
 
 def fit_seconds(config: Science, splits: Splits) -> float:
