@@ -29,10 +29,12 @@ class Stack:
         self.module = modules[0]
         if len(modules) > 1 and type(self.module) is not MLP:
             raise ValueError(f"{type(self.module).__name__}: expected a population of one, got {len(modules)}")
-        rows = torch.stack([torch.cat([t.detach().flatten().float() for t in trained(m).values()]) for m in modules])
+        rows = torch.stack(
+            [torch.cat([t.detach().flatten().float() for t in trained_tensors(m).values()]) for m in modules]
+        )
         # Exactly MLP: a user's subclass may have a forward of its own.
         self.mlp = StackedMLP(self.module.sizes) if type(self.module) is MLP else None
-        tensors = trained(self.module.to(device))
+        tensors = trained_tensors(self.module.to(device))
         self.shapes = {name: tensor.shape for name, tensor in tensors.items()}
         self.sizes = [shape.numel() for shape in self.shapes.values()]
         self.parameters = sum(isinstance(tensor, nn.Parameter) for tensor in tensors.values())
@@ -120,12 +122,12 @@ class Stack:
     def state_dict(self, row: Tensor) -> dict[str, Tensor]:
         """The state of an ordinary module, on the CPU, whose weights are `row` [N]."""
         with torch.no_grad():
-            for tensor, stored in zip(trained(self.module).values(), self.tensors(row), strict=True):
+            for tensor, stored in zip(trained_tensors(self.module).values(), self.tensors(row), strict=True):
                 tensor.copy_(stored)
         return {name: tensor.detach().cpu().clone() for name, tensor in self.module.state_dict().items()}
 
 
-def trained(module: nn.Module) -> dict[str, Tensor]:
+def trained_tensors(module: nn.Module) -> dict[str, Tensor]:
     """The tensors that training changes: parameters, then buffers.
 
     Batch norm counts batches in int64; as a float it is exact up to 2^24.

@@ -22,22 +22,24 @@ COURSES = TypeAdapter(list[Course])
 Identity: TypeAlias = tuple[str, int, str]  # key, seed and stage of a trial
 
 
-def write(file: Path, tensors: Mapping[str, Tensor], courses: Sequence[Course], trials: Sequence[Identity]) -> None:
+def write_checkpoint(
+    file: Path, tensors: Mapping[str, Tensor], courses: Sequence[Course], trials: Sequence[Identity]
+) -> None:
     """Write tensors of the CPU and the courses of these trials, in place of an earlier checkpoint."""
     state = json.dumps([asdict(course) for course in courses])
-    about = {"format": VERSION, "state": state, "digest": digest(state, tensors), "trials": json.dumps(trials)}
+    about = {"format": VERSION, "state": state, "digest": _digest(state, tensors), "trials": json.dumps(trials)}
     content = safetensors.torch.save(dict(tensors), metadata=about)
     write_atomically(file, lambda stream: stream.write(content))
 
 
-def read(file: Path, device: torch.device) -> tuple[dict[str, Tensor], list[Course]]:
+def read_checkpoint(file: Path, device: torch.device) -> tuple[dict[str, Tensor], list[Course]]:
     """The tensors and courses of a checkpoint."""
     with safe_open(file, framework="pt", device=str(device)) as stored:
         about = stored.metadata() or {}
         if about.get("format") != VERSION:
             raise ValueError("it was written by another version")
         tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118 (not a dict)
-    if about.get("digest") != digest(about.get("state", ""), tensors):
+    if about.get("digest") != _digest(about.get("state", ""), tensors):
         raise ValueError("its content has changed since it was written")
     return tensors, COURSES.validate_python(json.loads(about["state"]))
 
@@ -51,7 +53,7 @@ def trials_in(file: Path) -> set[Identity]:
         return set()
 
 
-def digest(text: str, tensors: Mapping[str, Tensor]) -> str:
+def _digest(text: str, tensors: Mapping[str, Tensor]) -> str:
     """A hash of everything in a checkpoint: a bit that flips on disk must not become a result."""
     state = hashlib.blake2b(text.encode(), digest_size=16)
     for name in sorted(tensors):

@@ -8,7 +8,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,13 @@ def train_population(
     cool, and stop when cooling no longer helps. A loss without a temperature has a single stage.
     file: the checkpoint. progress: show a bar, or rewrite a file every few seconds. tensorboard: folder of its logs.
     """
-    population = resumed(members, device, file)
+    population = resumed(members, device, file) if file else Population(members, device)
     saved = time.monotonic()
+    if population.splits.kind == "image":
+        torch.backends.cudnn.benchmark = True  # it times its algorithms, once for each shape
+    # Modules with random layers draw from the global generator; its state is restored afterwards.
     with (
-        torch_settings_of(population),
+        torch.random.fork_rng([device] if device.type == "cuda" else []),
         reporting(population, progress) as step_done,
         tensorboard_writers(population.trials, tensorboard) as log,
     ):
@@ -131,26 +134,12 @@ def losses_of(
     return objective.per_trial(*samples(logits, labels), weights)
 
 
-@contextmanager
-def torch_settings_of(population: Population) -> Iterator[None]:
-    """Let random layers draw from torch's generator and cuDNN choose its algorithms by timing; restored afterwards."""
-    cudnn, cuda = torch.backends.cudnn, population.device.type == "cuda"
-    benchmark = cudnn.benchmark
-    with torch.random.fork_rng([population.device] if cuda else []):
-        cudnn.benchmark = benchmark or population.splits.kind == "image"
-        try:
-            yield
-        finally:
-            cudnn.benchmark = benchmark
-
-
-def resumed(members: Sequence[Member], device: torch.device, file: Path | None) -> Population:
+def resumed(members: Sequence[Member], device: torch.device, file: Path) -> Population:
     """A population restored from its checkpoint, or a new one if there is none or it cannot be read."""
     population = Population(members, device)
-    if file is None or not file.exists():
-        return population
     try:
-        population.load(file)
+        if file.exists():
+            population.load(file)
         return population
     except FileNotFoundError:  # another command has recorded these trials and deleted it
         return population

@@ -25,9 +25,8 @@ from east.lab import models
 from east.lab.data.common import Splits
 from east.lab.models.mlp import Dropout, Masks
 from east.lab.settings.sections import Science
-from east.lab.training import checkpoint
 from east.lab.training.annealing import Annealing
-from east.lab.training.checkpoint import Identity
+from east.lab.training.checkpoint import Identity, read_checkpoint, write_checkpoint
 from east.lab.training.evaluation import metric_of, validation_metric
 from east.lab.training.objective import build_loss
 from east.lab.training.optimizer import Adam, Average
@@ -346,11 +345,11 @@ class Population:
     def save(self, file: Path) -> None:
         """Write a checkpoint. If this is interrupted, the previous one stays intact."""
         courses = [annealing.course for annealing in self.annealing]
-        checkpoint.write(file, self.tensors(), courses, [trial.identity for trial in self.trials])
+        write_checkpoint(file, self.tensors(), courses, [trial.identity for trial in self.trials])
 
     def load(self, file: Path) -> None:
         """Resume from a checkpoint; ValueError or SafetensorError if it is damaged or has another layout."""
-        tensors, courses = checkpoint.read(file, self.device)
+        tensors, courses = read_checkpoint(file, self.device)
         for annealing, course in zip(self.annealing, courses, strict=True):
             annealing.course = course
         if "loss" in tensors:
