@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from east.lab.settings.sections import (
     Science,
     Training,
 )
-from east.lab.training import engine, saved
+from east.lab.training import devices, engine, saved
 from east.lab.training.population import Population, Trial
 from east.losses import classic, closed_form, metric_loss
 from tests.elsewhere import ELSEWHERE, elsewhere, waits
@@ -96,6 +97,16 @@ def test_the_end_of_an_epoch_waits_for_the_device_once():
             waits.clear()
             population.end_epoch(losses)
             assert +(waits - Counter(upload=99)) == {"download": 1}
+
+
+@pytest.mark.parametrize("products, convolutions, told", [(False, False, "off"), (False, True, "cudnn"),
+                                                          (True, True, "matmul and cudnn")])  # fmt: skip
+def test_records_name_what_is_rounded_to_tf32(monkeypatch, products, convolutions, told):
+    monkeypatch.setattr(devices, "pick_device", torch.device)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "A100")
+    monkeypatch.setattr(torch.backends.cuda, "matmul", SimpleNamespace(allow_tf32=products))
+    monkeypatch.setattr(torch.backends, "cudnn", SimpleNamespace(allow_tf32=convolutions))
+    assert devices.describe_device("cuda") == f"cuda (A100, tf32 {told})"
 
 
 def test_mixed_devices_are_an_error():
