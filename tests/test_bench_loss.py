@@ -29,18 +29,21 @@ def run(bench, path, monkeypatch, *options):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak memory from /proc")
 def test_small_shapes_are_measured_and_written(bench, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "SHAPES", ((32, 2), (16, 500)))
+    monkeypatch.setattr(bench, "SHAPES", ((8, 2), (32, 2), (16, 500)))
     monkeypatch.setattr(bench, "DENSE", (2, 3, 4, 4))
     written = run(bench, tmp_path / "bench.json", monkeypatch, "--quick")
-    shapes = [[32, 2]] * 9 + [[16, 500]] * 9 + [[2, 3, 4, 4]] * 8  # nine thresholds are not timed for segmentation
+    shapes = (
+        [[8, 2]] * 9 + [[32, 2]] * 9 + [[16, 500]] * 9 + [[2, 3, 4, 4]] * 8
+    )  # nine thresholds are not timed for segmentation
     assert [row["shape"] for row in written["rows"]] == shapes
-    assert all(row["ratio"] > 0 and row["cross_entropy_ms"] > 0 for row in written["rows"])
+    assert all(row[key] > 0 for row in written["rows"] for key in ("ratio", "over_dice", "cross_entropy_ms", "dice_ms"))
     assert [row["shape"] for row in written["memory"]] == [[16, 500], [2, 3, 4, 4]]
     assert all(row["logits"] >= 0 for row in written["memory"])
     printed = capsys.readouterr().out
-    assert printed.count("x cross-entropy") == 26
+    assert printed.count("x soft Dice") == printed.count("x cross-entropy") == 35
     assert printed.count("peak memory") == 2
-    assert "nine thresholds  (limit 12" in printed
+    assert "f1  (limit 1.15" in printed
+    assert "metric cross-entropy: f1  (limit 1.35" in printed
     drawing = (tmp_path / "bench.svg").read_text()
     assert drawing.startswith("<?xml")
     assert drawing.rstrip().endswith("</svg>")
@@ -55,6 +58,6 @@ def test_the_losses_stay_within_their_limits(bench, tmp_path, monkeypatch):
     """
     written = run(bench, tmp_path / "bench.json", monkeypatch)
     for row in written["rows"]:
-        assert row["limit"] is None or row["ratio"] <= 1.33 * row["limit"], row
+        assert row["limit"] is None or row["over_dice"] <= 1.33 * row["limit"], row
     for row in written["memory"]:
         assert row["logits"] <= row["limit"], row
