@@ -10,9 +10,6 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from east.lab.experiment import budget
-from east.lab.settings.command import Command
-from east.lab.settings.compose import settings as composed
 from east.lab.settings.sections import AnnealingSection, DatasetSection, LossSection, ModelSection, Science, Training
 from east.lab.training.annealing import Annealing, temperatures
 from east.lab.training.checkpoint import COURSES
@@ -211,17 +208,3 @@ def test_lengths_in_steps_are_rounded_up_to_whole_epochs():
     for count, expected in (("steps", (5, 10, 101, 2)), ("epochs", (30, 70, 701, 8))):
         a = Annealing(config(count=count, **lengths), steps=7)
         assert (a.patience, a.max_stage_epochs, a.max_epochs, a.warmup) == expected
-
-
-@pytest.mark.parametrize("steps, stages", [(50, 6), (125, 6), (300, 4), (625, 4), (1250, 2), (3000, 1)])
-def test_all_temperatures_of_a_comparison_are_reached_in_whole_epochs(steps, stages):
-    """Of 2,000 steps; 625 of them are an epoch of 320,000 rows."""
-    words = ["dataset=digits", "loss=f1", "preset=compare", "hyper.batch_size=32"]
-    settings = budget.equally_long(composed(Command.parse(words)), rows=32 * steps)
-    visited, _ = run(Annealing(settings.science("digits", None), steps=steps), lambda epoch, T: (1 / epoch, 0.5))
-    assert len(visited) == math.ceil(2000 / steps)  # no epoch is left unused
-    assert len(set(visited)) == stages
-    if stages < 6:
-        assert visited[-1] == pytest.approx(settings.annealing.T_min if stages > 1 else 0.2)
-    else:
-        assert settings.annealing.r == 0.6

@@ -6,32 +6,31 @@ import shlex
 import shutil
 import sys
 import time
-from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
+from html import escape
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import sklearn.base
 import torch
+from scipy.stats import beta
 from sklearn.datasets import make_classification
 from sklearn.metrics import average_precision_score, confusion_matrix, f1_score, matthews_corrcoef, roc_auc_score
 
 import east
 from east import decisions, metrics
+from east.confusion import Confusion
 from east.lab import cli, data, files
-from east.lab.data.common import folded
-from east.lab.experiment import budget, records
-from east.lab.experiment.runs import split_options, splits_of
+from east.lab.experiment import candidates
 from east.lab.files import result_folder, temporary_name
 from east.lab.reporting import comparison, model_page
 from east.lab.reporting.comparison import Candidate, Decided
 from east.lab.settings.command import Command
-from east.lab.tasks import compare, plan
-from east.lab.training import objective, saved
-from east.lab.training.population import Trial
+from east.lab.tasks import compare
+from east.lab.training import saved
 
 F1 = partial(metrics.f1, average="positive")
 
@@ -39,30 +38,13 @@ F1 = partial(metrics.f1, average="positive")
 # The judge
 
 
-def test_cross_fitting_takes_the_luck_out_of_a_tuned_threshold():
-    """The true balanced accuracy of noise is 1/2; tuned and judged on the same rows it is always higher."""
-    honest, tuned = [], []
-    for seed in range(40):
-        random = np.random.default_rng(seed)
-        values = random.random(200)
-        p, y = torch.from_numpy(np.stack([1 - values, values], 1)), torch.from_numpy((random.random(200) < 0.1) * 1)
-        by_rule = decisions.tuned(p, y, metrics.balanced_accuracy, 1).decide(p)
-        by_others = comparison.cross_fitted(p, y, metrics.balanced_accuracy, 1)
-        for values, predicted in ((tuned, by_rule), (honest, by_others)):
-            values.append(float(metrics.balanced_accuracy(Decided(p, y, predicted).confusion)))
-    assert np.mean(tuned) > 0.56
-    assert np.mean(honest) == pytest.approx(0.5, abs=0.03)
-
-
 def decided(predicted, labels, groups=None):
     predicted, labels = torch.as_tensor(predicted), torch.as_tensor(labels)
     return Decided(torch.nn.functional.one_hot(predicted, 2).double(), labels, predicted, groups)
 
 
-def candidate(key, val, test, labels, decision="argmax"):
-    every_row = torch.ones(len(labels), dtype=torch.bool)
-    parts = (decided(val, labels), decided(test, labels))
-    return Candidate(key, key, decision, 0, decisions.Argmax(), *parts, every_row)
+def candidate(name, held_out, test, labels):
+    return Candidate(name, decisions.Argmax(), decided(held_out, labels), decided(test, labels))
 
 
 def compared(*candidates, measure=F1):
@@ -74,89 +56,101 @@ def test_the_interval_is_that_of_a_binomial_proportion_and_counts_groups_once():
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 1000)
     one = decided(np.where(random.random(1000) < 0.8, labels, 1 - labels), labels)
-    (samples,) = comparison.resampled([one], metrics.accuracy)
-    low, high = np.quantile(samples, [0.025, 0.975])
-    assert high - low == pytest.approx(2 * 1.96 * np.sqrt(0.16 / 1000), rel=0.1)
-    assert samples.mean() == pytest.approx(float(metrics.accuracy(one.confusion)), abs=0.002)
+    low, high = comparison.interval(comparison.drawn_scores([one], metrics.accuracy), 1000)
+    assert high[0] - low[0] == pytest.approx(2 * 1.96 * np.sqrt(0.16 / 1000), rel=0.1)
+    assert (low[0] + high[0]) / 2 == pytest.approx(float(metrics.accuracy(one.confusion)), abs=0.003)
     groups = torch.arange(1000).repeat_interleave(25)
     repeated = decided(one.predicted.repeat_interleave(25), one.labels.repeat_interleave(25), groups)
     for measure in (metrics.accuracy, F1, metrics.mcc):
-        np.testing.assert_allclose(*(comparison.resampled([part], measure) for part in (repeated, one)))
-    np.testing.assert_allclose(*(comparison.rank_samples(part, 1)["auroc"] for part in (repeated, one)))
-    fold = folded(repeated.labels.numpy(), 5, groups.numpy()).reshape(1000, 25)
-    assert (fold == fold[:, :1]).all()
+        np.testing.assert_allclose(*(comparison.drawn_scores([part], measure) for part in (repeated, one)), atol=0.02)
+    np.testing.assert_allclose(*(comparison.drawn_rankings(part, 1)["auroc"] for part in (repeated, one)))
 
 
-def test_resampled_ranking_scores_match_scikit_learn():
+def test_a_model_without_a_mistake_on_few_rows_is_not_certain_to_be_perfect():
+    """With ten rows, the interval of the accuracy is the posterior's by Jeffreys' prior, or a little wider."""
+    part = decided([0] * 5 + [1] * 5, [0] * 5 + [1] * 5)
+    low, high = comparison.interval(comparison.drawn_scores([part], metrics.accuracy), 10_000)
+    assert low[0] == pytest.approx(beta(11, 1).ppf(0.025), abs=0.03)
+    assert 0.97 < high[0] < 1
+    assert comparison.interval(comparison.drawn_scores([part], metrics.accuracy), 5)[0] < low[0], "five groups"
+
+
+COVERAGE = [
+    pytest.param(positives, recall, false, id=f"{positives}-{recall}", marks=[pytest.mark.nightly] * (positives != 8))
+    for positives in (8, 20, 100)
+    for recall, false in ((0.6, 0.1), (0.95, 0.001))
+]
+
+
+@pytest.mark.parametrize("positives, recall, false", COVERAGE)
+def test_intervals_hold_for_good_and_weak_classifiers_of_rare_classes(positives, recall, false):
+    """At least 93 % of nominal 95 % intervals hold the true score, within two errors of the simulation."""
+    random, runs, share = np.random.default_rng(positives), 150, 1 / 11
+    truth = np.array([[(1 - share) * (1 - false), (1 - share) * false], [share * (1 - recall), share * recall]])
+    costs = partial(metrics.cost, costs=[[0, 1], [10, 0]])
+    measures = (F1, metrics.mcc, metrics.balanced_accuracy, metrics.gmean, costs)
+    true = [float(measure(Confusion.from_matrix(torch.from_numpy(truth)))) for measure in measures]
+    held = np.zeros(len(measures))
+    for _ in range(runs):
+        counts = random.multinomial(positives * 11, truth.ravel())
+        part = decided(np.repeat([0, 1, 0, 1], counts), np.repeat([0, 0, 1, 1], counts))
+        for k, measure in enumerate(measures):
+            low, high = comparison.interval(comparison.drawn_scores([part], measure), len(part.labels))
+            held[k] += low[0] <= true[k] <= high[0]
+    assert (held / runs >= 0.93 - 2 * np.sqrt(0.93 * 0.07 / runs)).all(), held / runs
+
+
+def test_random_ranking_scores_match_scikit_learn():
     random = np.random.default_rng(0)
     values, truth = random.integers(0, 20, 300) / 20, random.random(300) < 0.2
-    weights = random.poisson(1.0, (4, 300))
+    weights = random.exponential(size=(4, 300))
     for one, (auroc, precision) in zip(weights, comparison.ranking(values, truth, weights).T, strict=True):
         assert auroc == pytest.approx(roc_auc_score(truth, values, sample_weight=one), abs=1e-12)
         assert precision == pytest.approx(average_precision_score(truth, values, sample_weight=one), abs=1e-12)
     p = torch.from_numpy(random.dirichlet([1, 1, 1], 300))
-    drawn = comparison.rank_samples(Decided(p, torch.from_numpy(random.integers(0, 3, 300)), p.argmax(1)), None)
+    drawn = comparison.drawn_rankings(Decided(p, torch.from_numpy(random.integers(0, 3, 300)), p.argmax(1)), None)
     assert np.quantile(drawn["auroc"], 0.025) < 0.5 < np.quantile(drawn["auroc"], 0.975)
 
 
-def test_the_winner_is_chosen_on_validation_whatever_the_test_rows_say():
+def test_the_winner_is_chosen_out_of_fold_whatever_the_test_rows_say():
     random = np.random.default_rng(0)
     labels = random.integers(0, 2, 500)
     good, bad = (np.where(random.random(500) < share, labels, 1 - labels) for share in (0.9, 0.6))
-    result = compared(candidate("lucky", bad, good, labels), candidate("chosen", good, bad, labels, "plugin"))
-    assert result.winner.key == "chosen"
-    assert "chosen + plug-in, test" in result.summary
+    result = compared(candidate("lucky", bad, good, labels), candidate("chosen", good, bad, labels))
+    assert result.winner.name == "chosen"
     assert "not clearly ahead of any other" in result.summary
-    assert result.scores["lead"][0] == result.scores["test"][1] - result.scores["test"][0] < -0.2
-    assert result.uncertain is None
-    assert (
-        "clearly ahead of all others"
-        in compared(candidate("good", good, good, labels), candidate("bad", bad, bad, labels)).summary
+    assert result.scores["lead"][1] == result.scores["test"][0] - result.scores["test"][1] < -0.2
+    clear = compared(candidate("good", good, good, labels), candidate("bad", bad, bad, labels))
+    assert "clearly ahead of all others" in clear.summary
+    assert compared(*(candidate(name, good, good, labels) for name in "ab")).winner.name == "a", "the first of equals"
+
+
+def test_leads_over_many_candidates_need_more_evidence():
+    """The same lead has a wider interval among twelve candidates, and one of identical candidates is never clear."""
+    random = np.random.default_rng(0)
+    labels = random.integers(0, 2, 300)
+    good, bad = (np.where(random.random(300) < share, labels, 1 - labels) for share in (0.8, 0.7))
+    few, many = (
+        compared(candidate("good", good, good, labels), *(candidate(str(k), bad, bad, labels) for k in range(count)))
+        for count in (1, 11)
     )
+    low, lower = (result.scores["lead_low"][1] for result in (few, many))
+    assert lower < low < few.scores["lead"][1]
+    same = compared(*(candidate(str(k), good, good, labels) for k in range(12)))
+    assert "not clearly ahead of any other" in same.summary
+    assert (same.scores[["lead_low", "lead_high"]] == 0).all(axis=None)
 
 
-def test_few_positives_make_the_choice_uncertain():
-    """Two candidates miss one of three positives each; a third is luckier, but has a low likelihood."""
-    labels = np.array([0] * 97 + [1] * 3)
-    guesses = [np.where(np.arange(100) == missed, 0, labels) for missed in (97, 98)]
-    candidates = [candidate(str(k), guess, guess, labels) for k, guess in enumerate(guesses)]
-    blind = replace(decided(labels, labels), probabilities=torch.full((100, 2), 0.5).double())
-    result = compared(*candidates, replace(candidates[0], key="blind", val=blind, test=blind))
-    assert result.winner.key == "0"
-    assert result.uncertain.startswith("only 3 validation rows of 'fraud'")
-    assert "among the 3 candidates" in result.uncertain
-
-
-def test_networks_are_judged_on_rows_that_did_not_stop_them():
-    """Three trials leave out one fold each. They are right on the rows that stopped them and wrong on their fold."""
-    labels = np.arange(90) % 3 % 2
-    fold, trials = folded(labels, 3), {}
-    for seed in range(3):
-        p = np.stack([labels != 1, labels == 1], 1).astype(np.float32)
-        p[fold == seed] = [1, 0]
-        trials[seed] = {f"{part}_probabilities": p for part in ("val", "test")}
-        trials[seed] |= {f"{part}_labels": labels for part in ("val", "test")}
-    fair = candidate("rf", labels, labels, labels)
-    for kept, rows in ((3, 90), (2, 60)):  # if a trial failed, no other can be judged on the rows that only it left out
-        some = {seed: trials[seed] for seed in range(kept)}
-        network = comparison.judge("east", "EAST", some, 3, {"val": None, "test": None}, F1, 1)[0]
-        result = compared(network, fair)
-        assert result.scores["validation"].tolist() == [0, 1]
-        assert [len(c.val.labels) for c in result.candidates] == [rows, rows]
-        assert result.scores["test"][0] == pytest.approx(f1_score(labels, np.where(fold == 0, 0, labels)))
-
-
-def test_a_candidate_that_predicts_one_class_is_reported_and_an_undefined_score_does_not_win():
+def test_an_undefined_score_does_not_win():
     labels = np.arange(400) % 2
     blind = candidate("blind", 0 * labels, 0 * labels, labels)
     undefined = decisions.defined(lambda c: c.diagonal[..., 1] / c.predicted[..., 1])
     result = compared(blind, candidate("sharp", labels, labels, labels), measure=undefined)
-    assert result.notes() == ["blind predicts the same class for every test row"]
-    assert result.scores["validation"].tolist() == [0, 1]
-    assert result.winner.key == "sharp"
+    assert result.scores["held_out"].tolist() == [1, 0]
+    assert result.winner.name == "sharp"
 
 
-# What is trained
+# What is fitted
 
 
 def problem(*words):
@@ -186,41 +180,45 @@ def test_a_score_has_a_metric_and_an_average_or_is_refused(score, classes, posit
     labels, names = torch.arange(classes), tuple("abc"[:classes])
     loaded = data.Table(features=torch.zeros(classes, 1), labels=labels, classes=names, name="t", positive=positive)
     if isinstance(expected, tuple):
-        assert compare.parse_score(score, loaded) == compare.Score(*expected)
+        assert compare.parse_score(score, None, loaded) == compare.Score(*expected)
     else:
         with pytest.raises(ValueError, match=expected):
-            compare.parse_score(score, loaded)
+            compare.parse_score(score, None, loaded)
 
 
 @pytest.mark.parametrize(
-    "words, metric, matched",
+    "costs, expected",
     [
-        (["dataset=digits"], {"metric": "f1", "average": "macro"}, "f1"),
-        (["dataset=digits", "dataset.positive=8", "score=f1"], {"metric": "f1", "average": "positive"}, "f1"),
-        (["dataset=synthetic", "score=mcc"], {"metric": "mcc"}, "mcc"),
-        (["dataset=digits", "score=balanced_accuracy"], {"metric": "balanced_accuracy"}, "metric"),
+        ([[0, 1], [10, 0]], ((0, 1), (10, 0))),
+        ("costs.csv", ((0, 2), (5, 0))),
+        ([[0, 1]], "expected 2 rows of 2 numbers"),
+        ([[0, "x"], [1, 0]], "could not convert"),
+        ("none.csv", "none.csv"),
     ],
 )
-def test_networks_train_on_the_metric_of_the_score(words, metric, matched):
-    asked = problem(*words)
-    losses = [compare.settings_of(name, asked).loss for name in ("east", "metric_ce", "anyloss")]
-    assert [loss.name for loss in losses] == [matched, "metric_ce", "anyloss"]
-    for loss in losses:
-        assert metric.items() <= loss.options.items()
-        assert objective.build_loss(loss, asked.loaded.classes).metric is metrics.METRICS[metric["metric"]]
+def test_costs_are_typed_or_read_from_a_file(costs, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("costs.csv").write_text("0,2\n5,0\n")
+    if isinstance(expected, tuple):
+        assert compare.cost_matrix(costs, 2) == expected
+    else:
+        with pytest.raises(ValueError, match=expected):
+            compare.cost_matrix(costs, 2)
 
 
 @pytest.mark.parametrize(
     "names, kind, expected",
     [
-        (None, "table", ["logistic", "boosting", "rf", "metric_ce", "ce", "east"]),
-        (["east", "rf"], "table", ["rf", "east"]),
-        (None, "graph", ["metric_ce", "ce", "east"]),
+        (None, "table", list(compare.USUAL)),
+        (["f1_ce", "rf", "rf"], "table", ["constant", "f1_ce", "rf"]),
+        (["sklearn.svm.SVC"], "table", ["constant", "sklearn.svm.SVC"]),
+        (None, "image", ["networks"]),
+        (["rf"], "image", "rf takes no images"),
         (["bosting"], "table", "did you mean 'boosting'"),
-        ([], "table", "expected at least one of logistic"),
+        ([], "table", "expected at least one of constant"),
     ],
 )
-def test_candidates_are_tried_in_one_order(names, kind, expected):
+def test_candidates_are_components_losses_or_classifiers(names, kind, expected):
     if isinstance(expected, list):
         assert compare.parse_candidates(names, kind) == expected
     else:
@@ -228,42 +226,67 @@ def test_candidates_are_tried_in_one_order(names, kind, expected):
             compare.parse_candidates(names, kind)
 
 
-@pytest.mark.parametrize("rows, batch, trials", [(300, 32, 3), (10_000, 128, 3), (100_000, 512, 1)])
-def test_all_networks_get_the_same_number_of_steps(rows, batch, trials):
-    """With one stage or six, the number of steps is the same, and patience never ends training."""
-    asked = problem("dataset=synthetic", "dataset.imbalance=1")
-    asked = replace(asked, splits=SimpleNamespace(train=range(rows)))
-    for name in ("ce", "metric_ce", "east"):
-        settings = compare.settings_of(name, asked)
-        protocol, stages = settings.protocol, 6 if name == "east" else 1
-        assert (protocol.count, protocol.max_epochs, protocol.patience) == ("steps", 2000, 2000)
-        assert (protocol.stage_epochs, settings.annealing.patience) == (-(-2000 // stages), stages)
-        assert (settings.hyper.batch_size, settings.trial_count, settings.executor.name) == (batch, trials, "inline")
-    forest = compare.settings_of("rf", asked)
-    assert (forest.trial_count, forest.loss.options.get("max_samples")) == (1, 5000 if rows > 20_000 else None)
-
-
 def test_batches_grow_with_the_rows_and_hold_some_of_a_rare_class():
-    assert [budget.batch_size(rows) for rows in (20, 300, 10_000, 100_000)] == [32, 32, 128, 512]
-    assert [budget.batch_size(10_000, share) for share in (0.5, 0.05, 0.001, 0.0)] == [128, 256, 512, 512]
+    assert [candidates.batch_size(rows) for rows in (20, 300, 10_000, 100_000)] == [32, 32, 128, 512]
+    assert [candidates.batch_size(10_000, share) for share in (0.5, 0.05, 0.001, 0.0)] == [128, 256, 512, 512]
 
 
-def test_a_share_of_the_steps_keeps_the_patience_of_other_presets():
-    settings = compare.settings_of("ce", problem("dataset=digits", "preset=quick"))
-    half = budget.shorter(settings, 0.5, rows=1000).protocol
-    assert half == settings.protocol.but(max_epochs=settings.protocol.max_epochs // 2)
+class Recall(sklearn.base.ClassifierMixin, sklearn.base.BaseEstimator):
+    """Knows the class of every row that it was trained on, by its first column, and guesses for the others."""
+
+    def fit(self, X, y):
+        self.classes_, self.seen = np.unique(y), dict(zip(X[:, 0], y, strict=True))
+        return self
+
+    def predict_proba(self, X):
+        known = np.array([self.seen.get(x, -1) for x in X[:, 0]])
+        return np.stack([np.where(known == k, 1.0, np.where(known < 0, 0.5, 0.0)) for k in (0, 1)], 1)
 
 
-def test_a_network_is_stopped_on_other_rows_than_it_is_judged_on(workplace):
-    """The engine gives the fold no weight, and `judge` uses exactly that fold."""
-    asked = problem("dataset.path=my.csv", "dataset.target=label")
-    run = plan.made([compare.settings_of("ce", asked)]).items[0].run
-    labels = data.split(asked.loaded, **split_options(run.science.split)).val.labels.numpy()
-    weights = [one.val.weights.numpy() for one in splits_of(asked.loaded, [Trial(run.science, k) for k in range(3)])]
-    assert np.array_equal(sum(weights), np.full(96, 2.0))
-    for seed, seen in enumerate(weights):
-        assert np.array_equal(seen == 0, folded(labels, 3) == seed)
-        assert labels[seen == 0].sum() in (2, 3)  # of eight
+@pytest.mark.parametrize("by", ["", "dataset.group=patient", "dataset.time=when"])
+def test_no_row_is_judged_by_a_model_that_knows_it(by, tmp_path, monkeypatch):
+    """Whoever remembers rows would be certain of them; with a time, of rows older than those of training."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": random.random(300), "patient": np.arange(300) // 5, "when": np.arange(300)})
+    frame.assign(y=random.integers(0, 2, 300)).to_csv("my.csv", index=False)
+    monkeypatch.setattr(
+        candidates.Contest, "estimator", lambda self, name: SimpleNamespace(unfitted=lambda seed: Recall())
+    )
+    asked = problem("dataset.path=my.csv", "dataset.target=y", *by.split())
+    held_out = asked.contest.fit("any").held_out
+    assert np.isin(held_out, [0.5]).all(1)[~np.isnan(held_out).any(1)].all()
+    assert np.isnan(held_out).any() == ("time" in by), "the older half has no older rows to learn from"
+    assert asked.test.sum() == pytest.approx(60, abs=5)
+
+
+SLOW = """
+import time
+from sklearn.dummy import DummyClassifier
+
+class Slow(DummyClassifier):
+    def fit(self, X, y):
+        if len(y) > 300:
+            time.sleep(600)
+        return super().fit(X, y)
+
+class Broken(DummyClassifier):
+    def predict_proba(self, X):
+        raise RuntimeError("no")
+"""
+
+
+def test_a_candidate_that_fails_or_takes_too_long_leaves_the_others(workplace, capsys):
+    """A worker that is still at work when time is up is killed, and what is finished counts."""
+    Path("slow.py").write_text(SLOW)
+    began = time.monotonic()
+    words = [*COMPARE[:4], "candidates=[constant,logistic,slow.Broken,slow.Slow]", "minutes=0.6", "results_dir=late"]
+    assert cli.run(words) == 0
+    assert time.monotonic() - began < 90
+    text = capsys.readouterr().out
+    assert "note: slow.Slow: time was up" in text
+    assert "note: slow.Broken: RuntimeError: no" in text
+    assert re.search("^logistic regression +0", text, re.MULTILINE)
 
 
 # The command
@@ -292,9 +315,9 @@ def workplace(folder, monkeypatch):
     return folder
 
 
-COMPARE = ["task=compare", "dataset=csv", "dataset.path=my.csv", "dataset.target=label", "trials=2",
-           "protocol.max_epochs=12", "model.hidden=[16]", "device=cpu"]  # fmt: skip
-LOGISTIC = [*COMPARE, "candidates=[logistic]", "trials=1"]
+COMPARE = ["task=compare", "dataset=csv", "dataset.path=my.csv", "dataset.target=label", "protocol.max_epochs=200",
+           "model.hidden=[16]", "device=cpu", "executor=inline"]  # fmt: skip
+LOGISTIC = [*COMPARE, "candidates=[logistic]"]
 
 
 @pytest.fixture(scope="module")
@@ -318,17 +341,17 @@ def tables(shown):
 def test_a_file_is_compared_and_its_winner_predicts_new_rows(answer, workplace, capsys):
     text, _ = answer
     assert re.search(r"region +2 categories: north, south", text)
-    assert "rows of 'fraud' for validation; expect wide intervals" in text
-    rows = re.findall(r"^(\S.*?)(?: \+ (?:plug-in|expected))? {2,}\d\.\d{3}  ", text, re.MULTILINE)
-    assert rows == [t for t in [*list(compare.CANDIDATES.values())[:5], "EAST f1_positive"] for _ in range(3)]
+    assert "rows of 'fraud' among the test rows; expect wide intervals" in text
+    rows = re.findall(r"^(\S.*?) {2,}-?\d\.\d{3}  ", text, re.MULTILINE)
+    assert sorted(rows) == sorted([*map(compare.title, compare.USUAL), compare.TITLES["stack"]])
     assert float(re.search(r"winner on f1_positive: .+?, test (\d\.\d+)", text).group(1)) > 0.3
-    assert "the choice is uncertain: only 8 validation rows of 'fraud'" in text
+    assert re.search(r"^note: the stack: \S.* \d+%", text, re.MULTILINE)
     command = text.strip().splitlines()[-1].split()
     assert command[:2] == ["east-run", "task=predict"]
     assert cli.run(command[1:]) == 0
     predicted, truth = pd.read_csv("predictions.csv"), pd.read_csv("labelled.csv")["label"]
     assert [name for name in predicted if name != "rule"] == ["label", "p_ok", "p_fraud"]
-    assert f1_score(truth == "fraud", predicted["label"] == "fraud") > 0.4
+    assert f1_score(truth == "fraud", predicted["label"] == "fraud") > 0.5
     assert cli.run(command[1:]) == 2
     assert "exists already" in capsys.readouterr().err
 
@@ -346,9 +369,9 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(answer, workplace):
     assert best.auroc == pytest.approx(roc_auc_score(truth, rows["p_fraud"]))
     assert best.average_precision == pytest.approx(average_precision_score(truth, rows["p_fraud"]))
     shown = (place / "report.html").read_text()
-    candidates, values, matrix, mistakes = tables(shown)
+    candidates, values, matrix, mistakes, *_ = tables(shown)
     for row, (_, *cells) in zip(scores.itertuples(), candidates[1:], strict=True):
-        assert cells[:3] == [f"{row.validation:.3f}", f"{row.test:.3f}", f"{row.test_low:.3f} to {row.test_high:.3f}"]
+        assert cells[:3] == [f"{row.held_out:.3f}", f"{row.test:.3f}", f"{row.test_low:.3f} to {row.test_high:.3f}"]
         lead = [f"{row.lead:+.3f}", f"{row.lead_low:+.3f} to {row.lead_high:+.3f}"]
         assert cells[3:] == (["winner", ""] if row.winner else lead)
     assert dict(values[1:])["auroc"] == f"{best.auroc:.3f}"
@@ -358,48 +381,60 @@ def test_the_files_of_an_answer_agree_with_scikit_learn(answer, workplace):
     for content in (
         text.strip().splitlines()[-1].strip(),  # the command that uses the model
         "clearly ahead of",
-        "The choice is uncertain",
         "the chosen cut",
         "Calibration",
+        "What each decision costs",
         "2 categories: north, south",
         "dataset.path=my.csv",
     ):
         assert content in shown
     assert not re.search(r'(src|href)="?http|<script|\bnan\b', shown)
     assert (place / "command.txt").read_text().startswith("east-run task=compare dataset=csv dataset.path=my.csv")
-
-    # The saved model decides the test rows as the winner did, and no other model is kept.
     model, again = east.load(place / "model"), pd.read_csv("my.csv").iloc[rows["row"] - 1]
-    assert (model.about.rule is not None) == (best.decision != "argmax")
     assert rows["label"].tolist() == again["label"].tolist()
-    np.testing.assert_allclose(model.predict_proba(again)[:, 1], rows["p_fraud"], atol=1e-6)
-    assert model.predict(again).tolist() == rows["predicted"].tolist()
-    assert len(list(Path("files/models").iterdir())) == 1
+    assert not np.allclose(model.predict_proba(again)[:, 1], rows["p_fraud"]), "it knows these rows"
 
 
-def test_a_comparison_that_is_on_record_trains_nothing_and_restores_what_was_deleted(answer, workplace, capsys):
-    text, place = answer
-    files = {path: path.stat().st_mtime_ns for path in Path("files").glob("runs/**/*.json")}
-    command = [*COMPARE, "results_dir=files"]
-    assert cli.run([*command, "keep_models=all"]) == 0
-    repeated = capsys.readouterr().out
-    assert "everything is on record" in repeated
-    assert repeated.partition("validation  ")[2] == text.partition("validation  ")[2]
-    assert {path: path.stat().st_mtime_ns for path in files} == files
-    assert {record.config.preset for record in records.scan("files")} == {"compare"}
+def test_copied_rows_stay_together_and_promise_nothing(tmp_path, monkeypatch, capsys):
+    """400 coin flips, five times each: apart, their copies would give every answer away."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    flips = pd.DataFrame(random.normal(size=(400, 5)), columns=list("abcde")).assign(y=random.integers(0, 2, 400))
+    pd.concat([flips] * 5).to_csv("flips.csv", index=False)
+    words = ["task=compare", "dataset.path=flips.csv", "dataset.target=y", "candidates=[constant,logistic,rf]"]
+    assert cli.run([*words, "score=accuracy", "executor=inline"]) == 0
+    text = capsys.readouterr().out
+    assert "1,600 of 2,000 rows repeat an earlier one" in text
+    assert float(re.search(r"winner on accuracy: .+?, test (\d\.\d+)", text).group(1)) == pytest.approx(0.5, abs=0.12)
 
-    # Probabilities and a model are deleted; a model that was there before stays.
-    (winner,) = Path("files/models").iterdir()
-    key, seed = winner.name.split("-")[-2], east.load(place / "model").about.seed
-    deleted = min(file for file in Path("files").glob("runs/**/*.npz") if key in str(file))
-    deleted.unlink()
-    shutil.rmtree(winner)
-    mine = winner.with_name(winner.name.replace(f"-seed{seed}", f"-seed{1 - seed}"))
-    mine.mkdir()
-    (mine / "mine").touch()
-    assert cli.run(command) == 0
-    assert deleted.exists()
-    assert {*Path("files/models").iterdir()} == {winner, mine}
+
+def test_a_column_of_patients_is_suggested_with_what_it_changes(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(1)
+    patient = np.arange(900) // 15
+    frame = pd.DataFrame(random.normal(size=(60, 3))[patient] + random.normal(0, 0.05, (900, 3)), columns=list("abc"))
+    frame = frame.assign(patient=[f"p{k}" for k in patient], y=random.integers(0, 2, 60)[patient])
+    frame.to_csv("my.csv", index=False)
+    words = ["task=compare", "dataset.path=my.csv", "dataset.target=y", "candidates=[logistic]", "executor=inline"]
+    assert cli.run(words) == 0
+    found = re.search(
+        r"dataset.group=patient \(.*?: f1_positive (\d\.\d+) without, (\d\.\d+) with it", capsys.readouterr().out
+    )
+    assert float(found.group(1)) > float(found.group(2)) + 0.1
+
+
+def test_a_model_of_the_future_knows_the_newest_rows(tmp_path, monkeypatch, capsys):
+    """The class turns round with time; a model of the oldest rows would be wrong on new ones."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": random.normal(size=600), "when": np.arange(600)})
+    frame["y"] = ((frame["x"] > 0) ^ (frame["when"] < 420)).astype(int)
+    frame.to_csv("my.csv", index=False)
+    words = ["task=compare", "dataset.path=my.csv", "dataset.target=y", "dataset.time=when", "candidates=[boosting]"]
+    assert cli.run([*words, "dataset.keep=[when]", "executor=inline"]) == 0
+    model = east.load(next(Path("results/compare").iterdir()) / "model")
+    new = pd.DataFrame({"x": [-1.0, 1.0], "when": [601, 602]})
+    assert model.predict(new).tolist() == ["0", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -468,7 +503,8 @@ def test_rows_that_cannot_be_scored_are_reported(change, message, workplace, fit
 def test_a_model_of_graphs_takes_no_files(task, source, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(saved, "load", lambda *_: SimpleNamespace(about=SimpleNamespace(kind="graph")))
-    assert cli.run([f"task={task}", "checkpoint=model", f"input={source}", "output=new.csv"]) == 3
+    output = ["output=new.csv"] if task == "predict" else []
+    assert cli.run([f"task={task}", "checkpoint=model", f"input={source}", *output]) == 3
     assert "graphs have no file format here; use east.load(…).predict_proba(array)" in capsys.readouterr().err
 
 
@@ -528,47 +564,26 @@ def test_a_page_of_many_classes_has_curves_of_the_rarest_and_their_mistakes(clas
 # Time
 
 
-def test_minutes_shorten_networks_and_leave_out_what_does_not_fit(workplace, monkeypatch, capsys):
-    cost = {"logistic": 1.0, "ce": 1000.0, "f1": 10_000.0}
-    monkeypatch.setattr(plan.Plan, "costs", property(lambda self: [cost[one.settings.loss.name] for one in self.items]))
-    command = [*COMPARE, "candidates=[logistic,ce,east]", "results_dir=short", "trials=1", "protocol.max_epochs=8"]
-    assert cli.run([*command, "minutes=10"]) == 0
-    text = capsys.readouterr().out
-    assert "; limited by minutes=10" in text
-    assert "note: cross-entropy was trained for 50% of the usual steps, to stop in time" in text
-    epochs = {r.config.loss.name: r.epochs for r in records.scan("short")}
-    assert epochs == {"logistic": 0, "ce": 4}
-    assert "note: EAST f1_positive was not trained: it takes about 2.8 h, more than is left" in text
-
-
-@pytest.mark.parametrize("end, code", [(KeyboardInterrupt, 130), (budget.OutOfTime, 0)])
-def test_what_ends_a_comparison_early_leaves_no_new_models(end, code, workplace, monkeypatch, capsys):
-    """The first candidate is finished and counts; a model that was there before stays."""
-    command = [*COMPARE, f"results_dir={end.__name__}", "model.hidden=[8]", "protocol.max_epochs=2", "minutes=60"]
-    assert cli.run([*command, "candidates=[logistic]", "trials=1", "keep_models=all"]) == 0
-    models = Path(end.__name__, "models")
-    (before,) = models.iterdir()
-    real = compare.carry_out
-
-    def carry_out(runs):
-        real(runs[:1])
-        assert len(list(models.iterdir())) == 2, "that of the other seed"
-        raise end
-
-    monkeypatch.setattr(compare, "carry_out", carry_out)
-    assert cli.run([*command, "candidates=[logistic,ce]", "trials=2"]) == code
-    said = capsys.readouterr()
-    assert ("cross-entropy was stopped: time is up" in said.out) == (code == 0)
-    assert before in models.iterdir()
-    assert len(list(models.iterdir())) <= 1 + (code == 0), "at most the winner's"
+def test_minutes_shorten_networks_and_leave_out_what_does_not_fit(monkeypatch):
+    seconds = {"logistic": 1.0, "networks": 1000.0, "rf": 10_000.0}
+    contest = SimpleNamespace(seconds=seconds.get, estimator=lambda name: None if name == "networks" else name)
+    monkeypatch.setattr(candidates, "cpu_count", lambda: 2)
+    planned = candidates.Timetable.within(contest, [*seconds], 300)
+    assert planned.shares == {"logistic": 1.0, "networks": 0.5}
+    assert planned.notes == (
+        "networks: trained for 50% of the usual steps, to stop in time",
+        "rf was left out: it takes about 2.8 h",
+    )
+    assert candidates.Timetable.within(contest, ["rf"], 1).shares == {"rf": 1.0}, "something is always tried"
+    assert candidates.Timetable.within(contest, [*seconds], None).shares == dict.fromkeys(seconds, 1.0)
 
 
 def test_more_than_a_day_on_a_cpu_needs_a_yes_or_a_limit(workplace, monkeypatch, capsys):
-    """And the folder of the answer is found before anything is trained."""
+    """And the folder of the answer is found before anything is fitted."""
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    monkeypatch.setattr(plan.Plan, "costs", property(lambda self: [100_000.0]))
+    monkeypatch.setattr(candidates.Contest, "seconds", lambda self, name: 100_000.0)
     reached = []
-    monkeypatch.setattr(compare, "carry_out", lambda *_: reached.append(Path("days/compare").exists()) or 1 / 0)
+    monkeypatch.setattr(candidates, "fitted", lambda *_: reached.append(Path("days/compare").exists()) or 1 / 0)
     command = [*LOGISTIC, "results_dir=days"]
     assert cli.run(command) == cli.BAD_CONFIG
     said = capsys.readouterr().err
@@ -576,15 +591,8 @@ def test_more_than_a_day_on_a_cpu_needs_a_yes_or_a_limit(workplace, monkeypatch,
     assert "yes=true starts it anyway" in said
     assert not Path("days").exists()
     for word in ("yes=true", "minutes=1"):
-        assert cli.run([*command, word]) == cli.FAILED  # 1 / 0, in place of training
+        assert cli.run([*command, word]) == cli.FAILED  # 1 / 0, in place of fitting
     assert reached == [True, True]
-
-
-def test_work_that_exceeds_its_time_is_stopped():
-    with pytest.raises(budget.OutOfTime), budget.stop_after(0.05):
-        time.sleep(10)
-    with budget.stop_after(None), budget.stop_after(5):
-        pass
 
 
 # Scores of the user's own
@@ -595,21 +603,13 @@ def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monke
         "def caught(c):\n    return c.diagonal[..., 1] / c.actual[..., 1] - 0.1 * c.predicted[..., 1] / c.total\n"
     )
     monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder not in ("", str(workplace))])
-    words = [*COMPARE, "score=my_scores.caught", "results_dir=own", "candidates=[logistic,east]", "trials=1"]
+    words = [*LOGISTIC, "score=my_scores.caught", "results_dir=own"]
     monkeypatch.setattr(sys, "argv", ["east-run", *words])
     with pytest.raises(SystemExit) as ended:
         cli.main()
     assert ended.value.code == 0
-    text = capsys.readouterr().out
-    assert "winner on my_scores.caught" in text
-    assert len(re.findall(r"^EAST my_scores.caught", text, re.MULTILINE)) == 3
+    assert "winner on my_scores.caught" in capsys.readouterr().out
     assert Path("own/compare/my-my_scores.caught/report.html").exists()
-    with open("my_scores.py", "a") as file:
-        file.write("\n# changed\n")
-    monkeypatch.delitem(sys.modules, "my_scores")  # as in a new process, which imports the changed code
-    assert cli.run(words) == 0
-    assert len(list(Path("own/runs/csv/metric").glob("*/seed-0.json"))) == 2, "changed code makes new trials"
-    assert len(list(Path("own/runs/csv/logistic").glob("*/seed-0.json"))) == 1
 
 
 def test_a_score_that_is_undefined_counts_as_zero_and_is_noted(workplace, capsys):
@@ -695,66 +695,48 @@ def test_what_to_check_in_a_file_is_said_before_and_on_the_page(tmp_path, monkey
     rows["paid"] = [f"day {k}" if y == "No" else None for k, y in enumerate(rows["y"])]
     rows["approved"] = np.where(rows["y"] == "No", "off", "on")
     rows.to_csv("my.csv", index=False, encoding="latin-1")
-    assert cli.run(["task=compare", "dataset.path=my.csv", "dataset.target=y", "candidates=[logistic]"]) == 0
+    assert (
+        cli.run(["task=compare", "dataset.path=my.csv", "dataset.target=y", "candidates=[logistic]", "executor=inline"])
+        == 0
+    )
     text, shown = capsys.readouterr().out, next(tmp_path.rglob("report.html")).read_text()
     for note in (
         "the text is not UTF-8 and was read as Windows-1252 (Latin-1)",
-        "these classes differ only in capital letters: no, No",
-        "one column alone determines the class of every row: approved. If it is known only after the class (leakage)",
+        "these classes differ only in capital letters, accents or invisible characters: 'no', 'No'",
+        "column 'approved' alone determines the class of every row. If it is known only after the class",
     ):
         assert f"note: {note}" in text
-        assert note in shown
+        assert escape(note) in shown
     assert "(75.00%)" in shown
 
 
 def test_the_command_for_new_rows_can_be_pasted_into_a_shell():
     words = shlex.split(compare.predict_command(Path("my results/it's me"), "table", trust=True))
-    assert (words[0], Command.parse(words[1:]).values) == ("east-run", {
+    assert (words[0], dict(Command.parse(words[1:]))) == ("east-run", {
         "task": "predict", "checkpoint": "my results/it's me/model", "input": "new.csv", "output": "predictions.csv",
         "trust": True,
     })  # fmt: skip
 
 
-SMALL = {
-    "six": (pd.DataFrame({"a": range(6), "label": [0, 1] * 3}), "csv has too few rows to compare: 6 leave 1"),
-    "seven": (
-        pd.DataFrame({"a": np.arange(70), "patient": np.arange(70) % 7, "label": [0, 1] * 35}),
-        "too few groups to compare: 7 leave 1 for validation",
-    ),
-    "one": (pd.DataFrame({"a": range(200), "label": ["rare"] + ["usual"] * 199}), "'rare' has 1 row, none of them for"),
-}
-
-
-@pytest.mark.parametrize("name", SMALL)
-def test_data_that_cannot_be_judged_are_refused(name, tmp_path, monkeypatch, capsys):
-    """A rule tuned without the only validation group would be tuned on no rows at all."""
+def test_a_score_of_a_class_without_test_rows_is_refused(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    frame, message = SMALL[name]
-    frame.to_csv("my.csv", index=False)
-    group = ["dataset.group=patient"] if "patient" in frame else []
-    assert cli.run([*LOGISTIC, *group]) == 3
-    assert message in capsys.readouterr().err
-    if group:
-        assert cli.run([*LOGISTIC, *group, "split.fractions=[0.5,0.25,0.25]"]) == 0
+    pd.DataFrame({"a": range(200), "label": ["rare"] + ["usual"] * 199}).to_csv("my.csv", index=False)
+    assert cli.run(LOGISTIC) == 3
+    assert "'rare' has 1 row, 0 of them for testing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
-        ([*COMPARE, "loss=ce"], 2, "task=compare does not take loss"),
+        ([*COMPARE, "loss=ce"], 2, "loss=ce: task=compare does not read it"),
         ([*COMPARE, "candidates=[bosting]"], 2, "did you mean 'boosting'"),
         ([*COMPARE, "minutes=0"], 2, "minutes"),
-        pytest.param(
-            [*COMPARE, "candidates=[logistic,catboost]"], 2, "catboost is not installed: pip install catboost",
-            marks=pytest.mark.skipif(find_spec("catboost") is not None, reason="catboost is installed"),
-        ),
+        ([*COMPARE, "candidates=[nowhere.Classifier]"], 2, "nowhere is not installed"),
+        ([*COMPARE, "score=cost"], 2, "score=cost needs costs=[[0,1],[10,0]]"),
         ([*COMPARE, "split.seed=trial"], 2, "task=compare judges all candidates on one split"),
         ([*COMPARE, "protocol=btg"], 2, "task=compare judges all candidates on one split"),
         ([*COMPARE, "score=f2"], 2, "unknown score 'f2'"),
         ([*COMPARE, "score=picky.score"], 2, "expected a function of a Confusion; AssertionError: empty"),
-        ([*COMPARE, "protocol.patience=5"], 2, "protocol.patience: task=compare trains all networks"),
-        ([*COMPARE, "protocol.stage_epochs=5"], 2, "protocol.stage_epochs: task=compare trains all networks"),
-        ([*COMPARE, "annealing.patience=2"], 2, "annealing.patience: task=compare trains all networks"),
         ([*COMPARE[:4], "model=custom", "model.target=made_by.network"], 2, "saves its winner: model.target"),
         (["task=compare", "dataset=csv"], 3, "dataset.path"),
         (["task=predict", "input=new.csv"], 2, "needs checkpoint=… output=…"),

@@ -226,11 +226,15 @@ class Splits:
 
 
 def split(data: Data, seed: int = 0, fractions: Sequence[float] = FRACTIONS, stratify: bool = False) -> Splits:
-    """Split `data` into train, val and test. An official test part is kept; groups stay together.
+    """Split `data` into train, val and test. An official test part is kept; groups stay together."""
+    return split_into(data, assign(data, seed, fractions, stratify))
+
+
+def split_into(data: Data, rows: Sequence[np.ndarray]) -> Splits:
+    """The splits with these rows for train, val and test.
 
     Medians, categories and scaling are learnt from the training rows alone.
     """
-    rows = assign(data, seed, fractions, stratify)
     data = data.fitted(rows[0])
     mean, std = moments(data, rows[0])
     parts = []

@@ -12,11 +12,13 @@ from matplotlib.figure import Figure
 from sklearn.metrics import precision_recall_curve
 
 from east import decisions
+from east.confusion import Confusion
 from east.lab.data.common import Data, Splits, Table, shown
 from east.lab.files import write_text
 from east.lab.reporting import plots
-from east.lab.reporting.comparison import Comparison, Decided, with_interval
+from east.lab.reporting.comparison import Candidate, Comparison, Decided, with_interval
 from east.lab.reporting.html import bullets, document, pre, table
+from east.metrics import METRICS
 
 WRONG = 12  # mistakes that are shown
 VALUES = 6  # of their columns
@@ -25,6 +27,8 @@ MATRIX = 20  # classes of a confusion matrix that fits a page; with more, the mo
 CURVES = 6  # precision-recall curves in one figure
 POINTS = 200  # of a curve
 BINS = 10  # of the calibration curve
+RARE = 0.05  # the share of a class below which its calibration curve is logarithmic
+DECIDED_FOR = ("f1", "mcc", "balanced_accuracy", "gmean", "accuracy")
 COLUMNS = 1000  # columns of the data that are described one by one
 
 
@@ -62,14 +66,13 @@ def write(
     write_text(folder / "predictions.csv", predictions(scored).to_csv(index=False))
     write_text(folder / "command.txt", command + "\n")
     header, *lines = result.lines()
-    doubt = [f"The choice is uncertain: {result.uncertain}."] if result.uncertain else []
     won = escape(f"{result.score}: {result.summary}")
     columns = splits.encoding.describe(COLUMNS) if splits.encoding else ()
     values = [[name, f"{value:.3f}"] for name, value in winner.test.scores(result.positive).items()]
     sections = {
-        "The winner": f"<p><strong>{won}</strong></p>{bullets(map(escape, [*doubt, *notes]))}",
-        "All candidates": table(header, lines),
-        **of_model(scored, f"Decisions of the saved model, seed {winner.seed}", table(["score", "test"], values)),
+        "The candidates": f"<p><strong>{won}</strong></p>{table(header, lines)}{bullets(map(escape, notes))}",
+        **of_model(scored, "Decisions of the saved model", table(["score", "test"], values)),
+        "What each decision costs": decided_for(winner),
         "The data": pre(about),
         "How the columns were read": pre("\n".join(columns)),
         "Predict new rows": pre(predict),
@@ -83,20 +86,33 @@ def write_evaluation(folder: Path, title: str, scored: Scored, scores: pd.DataFr
     """Write report.html and scores.csv of a saved model on labelled rows. scores: rows of text, header first."""
     write_text(folder / "scores.csv", scores.to_csv(index=False))
     lines = [[name, *with_interval(*numbers)] for name, *numbers in scores.itertuples(index=False)]
-    values = table(["score", "value", "95 % interval"], lines) + "<p>Intervals: bootstrap over rows.</p>"
+    values = (
+        table(["score", "value", "95 % interval"], lines) + "<p>Intervals: 95 %, for new rows of the same kind.</p>"
+    )
     sections = {**of_model(scored, "Scores", values), "How this was made": pre(command)}
     write_text(folder / "report.html", document(title, sections))
 
 
 def method(result: Comparison) -> str:
-    drawn = "test rows" if result.winner.test.groups is None else "groups of test rows"
+    units = "rows" if result.winner.test.groups is None else "groups of rows"
     return (
-        "<p>The winner has the best score on validation rows or, if a class has few of them, the highest likelihood "
-        "among the candidates that are not clearly worse there. Plug-in rules are cross-fitted, and networks are "
-        "judged on rows that were not used to stop their training. No candidate has seen the test rows. Intervals come "
-        f"from a bootstrap over {drawn}, the same ones for all candidates. The same numbers are in scores.csv, the "
-        "winner's test predictions in predictions.csv.</p>"
+        "<p>All candidates were cross-fitted: each row was judged by models that did not train on it. The winner has "
+        "the best score on the rows out of fold that are not test rows; they also determine the stack and the decision "
+        "rules. The test rows had no part in these choices. The saved model is the mean of all models of the winner, "
+        "which is usually a little better than each of them is on the test rows. Intervals hold for new rows of the "
+        f"same kind; they treat {units} as independent, and those of the leads hold for all candidates together.</p>"
     )
+
+
+def decided_for(winner: Candidate) -> str:
+    """What the winner's probabilities would decide for other metrics, on the test rows."""
+    part, lines = winner.test, []
+    for name in DECIDED_FOR:
+        rule = decisions.expected(winner.held_out.probabilities, METRICS[name], None)
+        c = Confusion.from_predictions(rule.decide(part.probabilities), part.labels, part.classes)
+        predicted = " / ".join(f"{count:,.0f}" for count in c.predicted.tolist())
+        lines.append([name, predicted, *(f"{float(METRICS[other](c)):.3f}" for other in DECIDED_FOR)])
+    return table(["best for", "rows predicted per class", *DECIDED_FOR], lines)
 
 
 def rows_of(loaded: Data, index: np.ndarray) -> pd.DataFrame | None:
@@ -170,15 +186,21 @@ def recall_curves(scored: Scored) -> str:
 
 
 def calibration(scored: Scored) -> str:
-    """Observed share against mean probability, in bins of equally many rows."""
+    """Observed share against mean probability, in bins of equally many events; logarithmic if the class is rare."""
     labels, p, _ = arrays(scored)
     values, truth, event = p.max(1), p.argmax(1) == labels, "the most probable class is right"
     if scored.positive is not None:
         values, truth = p[:, scored.positive], labels == scored.positive
         event = f"the class is {scored.classes[scored.positive]}"
-    bins = [rows for rows in np.array_split(np.argsort(values, kind="stable"), BINS) if len(rows)]
+    order = np.argsort(values, kind="stable")
+    events = truth[order].cumsum()
+    edges = np.searchsorted(events, np.linspace(0, events[-1], BINS + 1)[1:-1], side="right")
+    bins = [rows for rows in np.split(order, np.unique(edges)) if len(rows)]
     figure, axes = panel("probability", "observed share")
-    axes.plot([0, 1], [0, 1], "--", color=plots.GREY)
+    if truth.mean() < RARE:
+        least = max(min(values[rows].mean() for rows in bins), 1 / len(values)) / 2
+        axes.set(xscale="log", yscale="log", xlim=(least, 1.2), ylim=(least, 1.2))
+    axes.plot([1e-9, 1], [1e-9, 1], "--", color=plots.GREY)
     axes.plot([values[rows].mean() for rows in bins], [truth[rows].mean() for rows in bins], "o-", color=plots.BLUE)
     return svg(figure, f"Calibration: how often {event}, by its probability")
 

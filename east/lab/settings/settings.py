@@ -160,8 +160,8 @@ class Settings(Section):
     format: Literal["markdown", "latex", "csv", "json", "text", "pdf", "png"] | None = None
     score: str | None = None
     candidates: Names | None = Field(None, description="a list such as [logistic,rf]")
+    costs: list[list[float]] | str | None = Field(None, description="rows of numbers such as [[0,1],[10,0]], or a file")
     minutes: float | None = Field(None, gt=0)
-    keep_models: Literal["winner", "all"] = "winner"
     keep: Names | Literal["all"] | None = Field(None, description="all, or a list of columns such as [id]")
     checkpoint: str | None = None
     input: str | None = None

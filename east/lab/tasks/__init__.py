@@ -27,7 +27,7 @@ TASKS = {
     "data": Task("fetch, verify and describe dataset=… or dataset=all", ("dataset", "datasets", "split", "data_dir")),
     "compare": Task(
         "which model for dataset=… and score=…?",
-        ("score", "candidates", "minutes", "keep_models", *without("datasets", "losses", "loss", of=TRAINING)),
+        ("score", "costs", "candidates", "minutes", *without("datasets", "losses", "loss", of=TRAINING)),
     ),
     "reproduce": Task("run what table=… still needs, then render it", ("table", *TRAINING, "variant", "format")),
     "table": Task(

@@ -15,7 +15,7 @@ from east.lab.data import files, images
 from east.lab.data.common import DataError, shown
 from east.lab.files import result_folder
 from east.lab.reporting import model_page, writers
-from east.lab.reporting.comparison import INTERVAL, Decided, rank_samples, resampled, with_interval
+from east.lab.reporting.comparison import Decided, drawn_rankings, drawn_scores, interval, with_interval
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 from east.lab.training import saved
@@ -105,11 +105,11 @@ def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
 
 
 def with_intervals(part: Decided, positive: int | None) -> pd.DataFrame:
-    """The usual scores with bootstrap intervals: score, value, low, high."""
+    """The usual scores with their intervals: score, value, low, high."""
     values = part.scores(positive)
-    samples = rank_samples(part, positive) if "auroc" in values else {}
-    samples |= {name: resampled([part], metric_of(name, positive))[0] for name in values if name not in samples}
-    rows = [(name, value, *np.nanquantile(samples[name], INTERVAL)) for name, value in values.items()]
+    samples = drawn_rankings(part, positive) if "auroc" in values else {}
+    samples |= {name: drawn_scores([part], metric_of(name, positive))[0] for name in values if name not in samples}
+    rows = [(name, value, *interval(samples[name], part.units[0])) for name, value in values.items()]
     return pd.DataFrame(rows, columns=["score", "value", "low", "high"])
 
 

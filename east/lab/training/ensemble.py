@@ -34,6 +34,7 @@ from east.losses.inputs import two_or_more
 
 NETWORKS = "networks"
 COMPONENTS: dict[str, dict[str, Any]] = {
+    "constant": {"target": "sklearn.dummy.DummyClassifier"},
     "rf": {"target": "sklearn.ensemble.RandomForestClassifier", "n_estimators": 300, "min_samples_leaf": 2},
     "extratrees": {"target": "sklearn.ensemble.ExtraTreesClassifier", "n_estimators": 300, "bootstrap": True},
     "boosting": {"target": "sklearn.ensemble.HistGradientBoostingClassifier"},
@@ -222,22 +223,36 @@ def tempered(p: np.ndarray, temperature: float) -> np.ndarray:
     return powers / powers.sum(1, keepdims=True)
 
 
-def cross_fit_estimator(name: str, splits: Splits, folds: Sequence[Fold], independent: bool, seed: int) -> Component:
-    """Fit a classifier, one of COMPONENTS or by its dotted path, for each fold; a forest of independent rows once.
+def independent(pool: Part) -> bool:
+    """True if a row says nothing about another: no groups, no time, and hardly any repeated rows."""
+    repeated = 1 - len(np.unique(pool.inputs.flatten(1).numpy(), axis=0)) / len(pool)
+    return pool.groups is None and pool.time is None and repeated <= REPEATED
+
+
+def out_of_bag(estimator: Estimator, independent: bool) -> bool:
+    """True if a single forest judges the rows, each by the trees that did not draw it."""
+    forest = estimator.unfitted(0)
+    return independent and isinstance(forest, ForestClassifier) and forest.bootstrap
+
+
+def cross_fit_estimator(
+    estimator: Estimator, splits: Splits, folds: Sequence[Fold], independent: bool, seed: int
+) -> Component:
+    """Fit a classifier for each fold; a forest of independent rows once.
 
     A forest for each fold has as many trees as judge a row out of bag.
     """
     pool, d = pooled(splits), len(splits.classes)
     inputs, labels, classes = pool.inputs.numpy(), pool.labels.numpy(), np.arange(d)
-    estimator = estimator_named(name).unfitted(seed)
-    if isinstance(estimator, ForestClassifier) and estimator.bootstrap and independent:
-        forest = estimator.set_params(oob_score=True).fit(inputs, labels)
+    model = estimator.unfitted(seed)
+    if out_of_bag(estimator, independent):
+        forest = model.set_params(oob_score=True).fit(inputs, labels)
         fitted, held_out = [forest], crossfit.spread(forest.oob_decision_function_, forest.classes_, classes)
         held_out[np.isnan(held_out).any(1)] = np.nan  # never out of bag
     else:
-        if isinstance(estimator, ForestClassifier) and estimator.bootstrap:
-            estimator.set_params(n_estimators=math.ceil(OUT_OF_BAG * estimator.n_estimators))
-        fitted, held_out = crossfit.cross_fit(estimator, inputs, labels, classes, folds, {})
+        if isinstance(model, ForestClassifier) and model.bootstrap:
+            model.set_params(n_estimators=math.ceil(OUT_OF_BAG * model.n_estimators))
+        fitted, held_out = crossfit.cross_fit(model, inputs, labels, classes, folds, {})
     predictors = [Fitted(model, d, torch.from_numpy(model.classes_)) for model in fitted]
     new = np.mean([p.probabilities(splits.test.inputs.numpy()).numpy() for p in predictors], 0)
     return Component(held_out, new, predictors)
@@ -265,10 +280,9 @@ def check_ensemble(section: EnsembleSection, loss: LossSection, kind: str) -> No
 def components_of(trial: Trial, splits: Splits, folds: Sequence[Fold], **options: Any) -> dict[str, Component]:
     """The components of a trial's ensemble by name. options: see `engine.train`."""
     section, pool = trial.config.ensemble, pooled(splits)
-    repeated = 1 - len(np.unique(pool.inputs.flatten(1).numpy(), axis=0)) / len(pool)
-    independent = pool.groups is None and pool.time is None and repeated <= REPEATED
+    apart = independent(pool)
     components = {
-        name: cross_fit_estimator(name, splits, folds, independent, stream(trial.seed, name) % 2**32)
+        name: cross_fit_estimator(estimator_named(name), splits, folds, apart, stream(trial.seed, name) % 2**32)
         for name in section.components
         if name != NETWORKS
     }
