@@ -60,7 +60,7 @@ class Confusion:
     @property
     def matrix(self) -> Tensor:
         # functools.cached_property holds a lock in Python 3.11, which torch.compile cannot trace.
-        if not isinstance(self._matrix, Tensor):
+        if callable(self._matrix):
             self._matrix = self._matrix()
         return self._matrix
 
@@ -137,14 +137,20 @@ class Confusion:
         if weights is not None:
             counts = counts * torch.as_tensor(weights)
 
-        def matrix() -> Tensor:
-            cells = per_class(counts, labels * classes + predictions, classes * classes)
-            return cells.unflatten(-1, (classes, classes))
+        return cls.counted(predictions, labels, counts, classes)
+
+    @classmethod
+    def counted(cls, predictions: Array, labels: Array, weights: Array, classes: int) -> "Confusion":
+        """Hard counts of predictions, labels and weights [..., n], which are not checked: tensors or NumPy arrays."""
+
+        def matrix() -> Array:
+            cells = per_class(weights, labels * classes + predictions, classes * classes)
+            return cells.reshape(*labels.shape[:-1], classes, classes)
 
         return cls(
-            diagonal=per_class((predictions == labels) * counts, labels, classes),
-            actual=per_class(counts, labels, classes),
-            predicted=per_class(counts, predictions, classes),
+            diagonal=per_class((predictions == labels) * weights, labels, classes),
+            actual=per_class(weights, labels, classes),
+            predicted=per_class(weights, predictions, classes),
             matrix=matrix,
         )
 

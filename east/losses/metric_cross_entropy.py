@@ -25,7 +25,7 @@ from torch import Tensor
 from east import metrics
 from east.arrays import Array, at_least, class_sum, fastest, library_of, on_host, widest_float
 from east.choices import choose
-from east.confusion import Confusion, per_class
+from east.confusion import Confusion
 from east.losses import slopes
 from east.losses.inputs import (
     IGNORE_INDEX,
@@ -239,17 +239,9 @@ class MetricCrossEntropy(Loss):
             return slopes.counts_of(Confusion.from_shares(logits.argmax(-1), shares), in_cells)
         weights = torch.ones_like(labels, dtype=exact) if weights is None else weights.to(exact)
         z, y, mass = on_host(logits, labels, weights)
-        predicted = z.argmax(-1)
         if isinstance(y, np.ndarray) and np.maximum.reduce(y.view(np.uint64), None) >= d:  # also negative numbers
             raise IndexError("a label is not the index of a class")  # Loss.forward and per_trial report its value
-        if in_cells:
-            cells = torch.as_tensor(per_class(mass, y * d + predicted, d * d))
-            return cells.unflatten(-1, (d, d))
-        margins = weights.new_empty((*labels.shape[:-1], 3, d))
-        (out,) = on_host(margins)
-        for row, (values, classes) in enumerate(((mass * (predicted == y), y), (mass, y), (mass, predicted))):
-            out[..., row, :] = per_class(values, classes, d)
-        return margins
+        return torch.as_tensor(slopes.counts_of(Confusion.counted(z.argmax(-1), y, mass, d), in_cells))
 
     def targets_for(self, logits: Tensor) -> Targets:
         """The targets at the current counts, cached, for logits [..., n, d]; weights of 1 before the first counts."""

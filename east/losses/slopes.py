@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from east.arrays import Array, class_sum
+from east.arrays import Array, class_sum, library_of
 from east.confusion import Confusion
 from east.metrics import WITH_SLOPES, Metric, Sloped
 
@@ -55,9 +55,9 @@ def loss_and_slopes(
     return Sloped((1 - score) * filled, -D, -P)
 
 
-def counts_of(c: Confusion, in_cells: bool) -> Tensor:
+def counts_of(c: Confusion, in_cells: bool) -> Array:
     """The counts of a Confusion in one of the two layouts."""
-    return c.matrix if in_cells else torch.stack((c.diagonal, c.actual.expand(c.diagonal.shape), c.predicted), -2)
+    return c.matrix if in_cells else library_of(c.diagonal).stack((c.diagonal, c.actual, c.predicted), -2)
 
 
 def from_margins(counts: Tensor) -> Confusion:
