@@ -92,7 +92,7 @@ class _Loss(Function):
         logits = logits.detach()
         counts, gradient = count(logits, labels, weights, form)
         loss, D, P = score(*counts)
-        D, P = (expanded(x, counts.diagonal) for x in (D, P))  # they may be equal for all classes
+        D, P = expanded(D, counts.diagonal), expanded(P, counts.diagonal)  # they may be equal for all classes
         ctx.save_for_backward(gradient(D, P) if ctx.needs_input_grad[0] else None)
         return as_tensor(indicator(loss, as_array(logits)))
 
@@ -297,22 +297,24 @@ def dynamic_steps(p: Tensor, places: Places, form: Form) -> Stepped:
         a, middle = (indicator(x, flat_p) for x in dynamic_shape(in_float64(as_array(T.detach()))[..., None]))
     else:
         a, middle = dynamic_shape(T)
-    first = argmax(as_array(p))
+    array = as_array(p)
+    first = argmax(array)
     at_first = places.entries + first * places.stride
     p1 = flat_p.take(at_first)
     flat_p[at_first] = -1
-    at_second = places.entries + argmax(as_array(p)) * places.stride
+    at_second = places.entries + argmax(array) * places.stride
     p2 = flat_p.take(at_second)
     flat_p[at_first] = p1
     s, bend_lo = p1 + p2, middle - 1
     lo, hi = s * a, s * (1 - a)
     above_hi, gap_hi = at_least(p1 - hi, 0), 1 - hi
     bend_hi = lo / gap_hi - middle
-    above_lo, bend = torch.gt(p, column(lo), out=torch.empty_like(p)), bend_lo
+    lo_column = column(lo)
+    above_lo, bend = torch.gt(p, lo_column, out=torch.empty_like(p)), bend_lo
     if isinstance(T, Tensor):
         above_lo, bend = above_lo.mul_(column(bend_lo)), 1.0
     S = torch.addcmul(p, p, above_lo, value=bend, out=torch.empty_like(p) if detach else p)
-    H = torch.addcmul(S, above_lo, column(lo), value=-bend, out=above_lo)
+    H = torch.addcmul(S, above_lo, lo_column, value=-bend, out=above_lo)
     S1 = p1 * (middle + (above_hi > 0) * bend_hi)
     places.flat(H)[at_first] = p1 + bend_lo * (p1 - lo) + bend_hi * above_hi
     places.flat(S)[at_first] = S1
@@ -324,14 +326,14 @@ def count_classes(stepped: Stepped, places: Places, labels: Array, weights: Arra
     """Counts of steps, and the gradient of the logits."""
     p, H, S, peaks = stepped
     flat_H, at_true, true = places.flat(H), places.entries + labels * places.stride, places.counts + labels
-    H_true = in_float64(flat_H.take(at_true))
+    H_true = flat_H.take(at_true)
     flat_H[at_true] = 0
-    rest = in_float64(as_array(H.sum(-1)))  # summing the other entries is more precise than total - H_true
+    rest = as_array(H.sum(-1))  # summing the other entries is more precise than total - H_true
     total = H_true + rest
     r = 1 / total if weights is None else weights / total
     shape = *p.shape[:-2], p.shape[-1]
-    diagonal, missed = (sums_at(true, r * x, prod(shape)).reshape(shape) for x in (H_true, rest))
-    H_true, total, r = (indicator(x, flat_H) for x in (H_true, total, r))
+    diagonal = sums_at(true, r * H_true, prod(shape)).reshape(shape)
+    missed = sums_at(true, r * rest, prod(shape)).reshape(shape)
     false_positives = in_float64((r[..., None, :] @ as_array(H))[..., 0, :])
 
     def gradient(D: Array, P: Array) -> Tensor:

@@ -394,7 +394,7 @@ def two_or_more(logits: Tensor) -> Tensor:
 
 def is_tracing() -> bool:
     """Whether torch.compile or a torch.func transform is tracing, which does not allow data-dependent control flow."""
-    return torch.compiler.is_compiling() or inside_torch_func()
+    return torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
 
 
 def inside_torch_func() -> bool:
