@@ -1,6 +1,7 @@
 """Names that people type: the valid choices, and suggestions for misspelt ones."""
 
 import os
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -9,7 +10,7 @@ from difflib import get_close_matches
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 HERE = Path(__file__).resolve().parent
 CONF = next(folder for folder in (HERE / "conf", HERE.parent / "conf") if (folder / "config.yaml").is_file())
@@ -46,6 +47,39 @@ def printable(text: str) -> str:
     'two\\\\nlines'
     """
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
+# What steers a terminal: control characters but for newline and tab, and marks that change the direction of writing.
+STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+class EscapedStream:
+    """A text stream that steers no terminal, whatever files, records and names of classes are quoted in its text.
+
+    >>> print("red: \\x1b[31m", file=EscapedStream(sys.stdout))
+    red: \\x1b[31m
+    """
+
+    def __init__(self, stream: TextIO):
+        self._wrapped = stream  # the name by which tqdm knows two streams to be the same
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._wrapped, name)
+
+    def write(self, text: str) -> int:
+        self._wrapped.write(STEERING.sub(lambda found: ascii(found[0])[1:-1], text))
+        return len(text)
+
+
+@contextmanager
+def escaped_output() -> Iterator[None]:
+    """Escape in this block whatever would steer the terminal."""
+    streams = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = map(EscapedStream, streams)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = streams
 
 
 def install_hint(extra: str) -> str:

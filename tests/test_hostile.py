@@ -67,9 +67,9 @@ def hostile_results(folder):
     for number, name in enumerate(whole, 100):
         bad = {**whole, name: planted(whole[name])}
         file.with_name(f"seed-{number}.json").write_text(json.dumps(bad))
-    for name in ("studies", "tables"):
+    for name in ("figures", "tables"):
         (folder / name).mkdir()
-    for file in ("studies/script.svg", f"studies/{EVIL.replace('/', '')}.svg"):
+    for file in ("figures/script.svg", f"figures/{EVIL.replace('/', '')}.svg"):
         (folder / file).write_text(f'<svg xmlns="http://www.w3.org/2000/svg">{EVIL}</svg>')
     (folder / "tables" / "grid.md").write_text(writers.render("grid", folder, preset="quick"))
     (folder / "tables" / "theirs.md").write_text(f"# {EVIL}\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n{EVIL}")
@@ -87,7 +87,7 @@ def test_text_of_a_record_stays_text_in_a_page(hostile):
     _, text = hostile
     assert "<script" not in text
     assert "onload" not in text
-    assert re.findall("<img src=[^>]{9}", text) == 2 * ['<img src="studies/'], "the drawings, in which nothing runs"
+    assert re.findall("<img src=[^>]{9}", text) == 2 * ['<img src="figures/'], "the drawings, in which nothing runs"
     assert "&lt;script&gt;" in text
 
 
@@ -170,6 +170,29 @@ def test_text_of_a_record_stays_text_in_latex(hostile):
     text = writers.render("grid", hostile[0], "latex", preset="quick")
     assert not re.search(r"\\input\{evil\}", text)
     assert r"\textbackslash" in text or "evil" not in text
+
+
+STEERS = "\x1b[31mred\x07\u202eder"
+
+
+@pytest.mark.parametrize("place", ["record", "table", "command"])
+def test_nothing_from_a_file_steers_the_terminal(place, tmp_path, east_run):
+    """Escape sequences, bells and marks that reverse the writing, from a record, a user's table, or a typed name."""
+    if place == "record":
+        given = source().but(git=STEERS, error=STEERS, status="failed", source="")
+        bad = records.write(tmp_path, given).with_name("seed-77.json")
+        bad.write_text(json.dumps({"schema": 1, "stage": STEERS}, ensure_ascii=False))
+        command = ["task=table", "table=grid", "preset=quick"]
+    else:
+        file = tmp_path / ("people.csv" if place == "table" else f"{STEERS}.csv")
+        classes = np.array([STEERS, "plain"])[np.arange(40) % 2]
+        pd.DataFrame({STEERS: np.arange(40.0), "income": classes}).to_csv(file, index=False)
+        command = ["task=data", f"dataset.path={file}" if place == "table" else f"dataset.path='{file}'"]
+        command += ["dataset.target=income"]
+    answer = east_run(*command)
+    said = answer.out + answer.err
+    assert "red" in said
+    assert not set(said) & set("\x1b\x07\u202e")
 
 
 # Models

@@ -631,7 +631,6 @@ def test_a_file_is_identified_by_its_content(tmp_path, pretend):
         (["loss=metric", "loss.metric=f11"], "did you mean 'f1'?"),
         (["loss=f1", "loss.step=lniear"], "did you mean 'linear'?"),
         (["device=cuda"], "not available here"),
-        (["loss=ccs", "save_model=true"], "save_model=true: loss=ccs cannot be saved; logistic, boosting, rf can"),
     ],
 )
 def test_incompatible_parts_are_refused_before_any_work(tmp_path, overrides, words, monkeypatch):

@@ -17,6 +17,8 @@ from typing import TextIO
 from tqdm.auto import tqdm
 from tqdm.std import tqdm as text_bar
 
+from east.choices import printable
+
 IN_NOTEBOOK = any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
 REDRAW, LOG = 1.0, 25.0  # seconds between two redraws, and between two lines in a log, which promises one every 30
 IN_LOG = "{desc}: {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
@@ -34,7 +36,8 @@ def bar(
 
     start: how much was done before.
     """
-    stream, closed = sys.stderr, threading.Event()
+    stream: TextIO = getattr(sys.stderr, "_wrapped", sys.stderr)  # a bar moves the cursor, which choices.py escapes
+    closed = threading.Event()
     log = not (IN_NOTEBOOK or stream.isatty())
     look = {
         "file": io.StringIO() if log else stream,
@@ -45,7 +48,7 @@ def bar(
     }
     look["bar_format"] = UNCOUNTED if not (total or unit) else IN_LOG if log and total else None
     shown = (text_bar if log else tqdm)(
-        desc=name, total=total, unit=unit, initial=start, delay=math.inf if log else 0, **look
+        desc=printable(name), total=total, unit=unit, initial=start, delay=math.inf if log else 0, **look
     )
 
     def redraw() -> None:

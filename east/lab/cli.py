@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from east.choices import CONF, ConfigError, choose, groups, names_a_file
+from east.choices import CONF, ConfigError, choose, escaped_output, groups, names_a_file
 from east.lab.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -111,7 +111,8 @@ def usable_streams() -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line and return its exit code."""
-    return guarded(lambda: answer(arguments), arguments)
+    with escaped_output():
+        return guarded(lambda: answer(arguments), arguments)
 
 
 def answer(arguments: Sequence[str]) -> int:

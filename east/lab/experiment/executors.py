@@ -24,7 +24,7 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from east.choices import ConfigError
+from east.choices import ConfigError, EscapedStream
 from east.lab import bars
 from east.lab.settings.settings import Executor, Settings
 
@@ -180,6 +180,7 @@ def work(function: Function, pipe: Connection, variables: Mapping[str, str]) -> 
     """The main loop of a worker, in its parent's environment; it ends whenever its parent does."""
     os.environ.update(variables)
     threading.Thread(target=end_with_parent, daemon=True).start()
+    sys.stderr = EscapedStream(sys.stderr)  # type: ignore[assignment]
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # as in the parent
     while True:
         try:

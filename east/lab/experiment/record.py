@@ -101,11 +101,12 @@ class Record:
         """As in a run's file. Matrices of more classes than `dense` would make it too large, and become cells."""
         stored = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("family", "source")}
         stored |= {"config": self.config.to_json(), "best": self.best.to_json()}
-        stored["confusion"] = _sparse(self.confusion, dense)
-        stored["decisions"] = {
-            rule: {**judged, "confusion": _sparse(judged["confusion"], dense)} if "confusion" in judged else judged
-            for rule, judged in self.decisions.items()
-        }
+        stored["decisions"] = {rule: {**judged} for rule, judged in self.decisions.items()}
+        for judged in (stored, *stored["decisions"].values()):
+            if "confusion" in judged:
+                judged["confusion"] = _sparse(judged["confusion"], dense)
+            if "scores" in judged:
+                judged["scores"] = {part: dict(of) for part, of in judged["scores"].items()}
         if self.ensemble:
             stored["ensemble"] = {**self.ensemble, "confusion": _sparse(self.ensemble["confusion"], dense)}
         for later in ("arrays", "ensemble"):
