@@ -121,10 +121,10 @@ def from_json(rule: StoredRule | None, positive: int | None = None) -> Rule:
     )
 
 
-def explained(rule: Rule, classes: Sequence[str]) -> str:
+def rule_in_words(rule: Rule, classes: Sequence[str]) -> str:
     """A rule in words, with p_<class> for the probabilities.
 
-    >>> explained(Threshold(0.25, positive=1), ("ok", "fraud"))
+    >>> rule_in_words(Threshold(0.25, positive=1), ("ok", "fraud"))
     'fraud if p_fraud >= 0.25, else ok'
     """
     match rule:
@@ -155,7 +155,7 @@ def tuned(
         return found
     metric, starts = defined(metric), (torch.zeros(classes), -p.mean(0).clamp_min(1e-6).log())
     rules = [Argmax(), expected(p, metric, weights=weights), found]
-    return best_of([*rules, *(best_weights(p, truth, metric, start) for start in starts)], p, truth, metric)
+    return first_best([*rules, *(best_weights(p, truth, metric, start) for start in starts)], p, truth, metric)
 
 
 def expected(probabilities: Tensor, metric: Metric, positive: int | None = None, weights: Tensor | None = None) -> Rule:
@@ -170,7 +170,7 @@ def best_rule(p: Tensor, truth: Tensor, metric: Metric, positive: int | None) ->
     metric = defined(metric)
     if p.shape[-1] == 2:
         return best_threshold(p, truth, metric, 1 if positive is None else positive)
-    return best_of([Argmax(), fixed_point(p, truth, metric, in_cells)], p, truth, metric)
+    return first_best([Argmax(), fixed_point(p, truth, metric, in_cells)], p, truth, metric)
 
 
 def defined(metric: Metric) -> Metric:
@@ -183,7 +183,7 @@ def defined(metric: Metric) -> Metric:
     return score
 
 
-def best_of(rules: Sequence[Rule], p: Tensor, truth: Tensor, metric: Metric) -> Rule:
+def first_best(rules: Sequence[Rule], p: Tensor, truth: Tensor, metric: Metric) -> Rule:
     """The best rule, or the first of those that are equal up to rounding."""
     values = torch.stack([metric(Confusion.from_shares(rule.decide(p), truth)) for rule in rules])
     return rules[int((values >= values.max() - 1e-12).int().argmax())]
@@ -221,7 +221,7 @@ def fixed_point(p: Tensor, truth: Tensor, metric: Metric, in_cells: bool) -> Rul
     shares = (truth.sum(0) / truth.sum()).clamp(0, 1)
     quantiles = torch.stack([p[:, k].quantile(1 - share) for k, share in enumerate(shares)])
     first = [Argmax(), Affine(tuple((1 / quantiles.clamp_min(1e-12)).tolist()))]
-    best = best_of(first, p, truth, metric)
+    best = first_best(first, p, truth, metric)
     by_argmax, by_frequency = (Confusion.from_shares(rule.decide(p), truth) for rule in first)
     highest = float(torch.maximum(metric(by_argmax), metric(by_frequency)))
     soft = Confusion((truth * p).sum(0), truth.sum(0), truth.sum(-1) @ p, lambda: truth.T @ p)

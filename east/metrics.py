@@ -97,7 +97,7 @@ def class_shares(c: Confusion, average: str | None, positive: int, absent: str) 
     raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
 
 
-def pooled(
+def averaged_counts(
     c: Confusion, average: str | None, positive: int, absent: str, *counts: Array
 ) -> tuple[Sequence[Array], Array | float]:
     """The counts of each class and the weights of the classes, or for a micro average the sums of the counts and 1."""
@@ -125,7 +125,7 @@ def share_of_hits(
         hits = at_least(class_sum(counts) - counts - errors, 0.0)
     part = gain * hits
     whole = part + of_missed * missed + of_false * false_positives
-    (part, whole), shares = pooled(c, average, positive, absent, part, whole)
+    (part, whole), shares = averaged_counts(c, average, positive, absent, part, whole)
     whole = divisor(whole, total)
     values, weight = part / whole, shares / whole
     by_hits, by_false = gain * (1 - values) * weight, -of_false * values * weight
@@ -187,7 +187,7 @@ npv = of_ratio("npv", (1, 1, 0), negatives=True)
 def fowlkes_mallows(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Geometric mean of precision and recall, s / sqrt(t q); its slope by q is -1/2 s / (q sqrt(t q))."""
     total = class_sum(c.actual)
-    counts, shares = pooled(c, average, positive, absent, c.diagonal, c.actual, c.predicted)
+    counts, shares = averaged_counts(c, average, positive, absent, c.diagonal, c.actual, c.predicted)
     diagonal, actual, predicted = counts
     predicted = divisor(predicted, total)
     factor = divisor(actual, total) ** -0.5 * predicted**-0.5

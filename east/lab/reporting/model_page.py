@@ -138,7 +138,7 @@ def predictions(scored: Scored) -> pd.DataFrame:
 
 def of_model(scored: Scored, title: str, scores: str) -> dict[str, str]:
     """Sections about one model's decisions; the first has this title and begins with these scores, in HTML."""
-    decides_by = f"<p>Decides by: {escape(decisions.explained(scored.rule, scored.classes))}</p>"
+    decides_by = f"<p>Decides by: {escape(decisions.rule_in_words(scored.rule, scored.classes))}</p>"
     return {
         title: scores + decides_by + confusion(scored),
         "Precision, recall and calibration": recall_curves(scored) + calibration(scored),

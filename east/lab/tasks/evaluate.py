@@ -56,7 +56,7 @@ def main(command: Command, settings: Settings) -> int:
     lines = [[name, *with_interval(*numbers)] for name, *numbers in scores.itertuples(index=False)]
     print(writers.aligned([["", "value", "95 % interval"], *lines]))
     print(f"\nconfusion matrix of {len(labelled.labels):,} rows, true classes in rows\n{matrix(scored)}")
-    print(f"decides by: {decisions.explained(rule, classes)}\nreport: {folder / 'report.html'}")
+    print(f"decides by: {decisions.rule_in_words(rule, classes)}\nreport: {folder / 'report.html'}")
     return 0
 
 

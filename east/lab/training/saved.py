@@ -426,7 +426,7 @@ def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
     frame = pd.DataFrame(probabilities, columns=[f"p_{name}" for name in model.classes])
     frame.insert(0, "label", model.decide(probabilities))
     if model.about.rule is not None:
-        frame.insert(1, "rule", decisions.explained(model.rule, model.classes))
+        frame.insert(1, "rule", decisions.rule_in_words(model.rule, model.classes))
     return frame
 
 
