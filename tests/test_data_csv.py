@@ -78,6 +78,7 @@ def coded(path, name: str, codes: list[str]) -> str:
         ["007", "08", "7"],
         ["007", "08"],
         ["900719925474099301", "900719925474099302", ""],
+        ["+5", "12345678901234567890123", "5"],
     ],
 )
 def test_categories_are_the_words_of_the_file(tmp_path, codes):

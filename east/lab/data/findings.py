@@ -59,7 +59,7 @@ def about_column(column: Encoder, typed: pd.DataFrame, labels: np.ndarray, strat
             f"(leakage), leave it out: dataset.drop=[{name}]",
             name,
         )
-    whole = isinstance(column, Numeric) and bool((values % 1 == 0).all())
+    whole = isinstance(column, Numeric) and bool((values.dropna() % 1 == 0).all())
     if whole and values.is_unique and values.max() - values.min() == len(values) - 1 >= FEW:
         yield Finding("counter", f"column {shown(name)} counts the rows; leave it out: dataset.drop=[{name}]", name)
     elif whole and CODE.fullmatch(name) and values.nunique() > FEW:

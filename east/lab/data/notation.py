@@ -31,7 +31,8 @@ def inferred(written: pd.Series) -> pd.Series:
     if pd.api.types.infer_dtype(written, skipna=True) != "string":
         return written
     try:
-        return pd.to_numeric(written)
+        numbers = pd.to_numeric(written)
+        return written if numbers.dtype == object else numbers  # which it is for codes too long for numbers
     except (ValueError, TypeError):  # as soon as a word is no number
         return written.map(TRUTH) if written.dropna().isin(TRUTH).all() else written
 
