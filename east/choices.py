@@ -27,9 +27,10 @@ def choose(kind: str, name: str, choices: Iterable[str], meant: str | None = Non
     >>> choose("metric", "f1", ["f1", "mcc"])
     'f1'
     """
-    choices = sorted(choices)
+    choices = [*choices]
     if name in choices:
         return name
+    choices.sort()
     near = [meant] if meant else get_close_matches(str(name).lower(), choices, n=1)
     hint = f", did you mean {near[0]!r}?" if near else "."
     raise ConfigError(f"unknown {kind} {name!r}{hint} Choices: {', '.join(choices)}")

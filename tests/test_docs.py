@@ -62,7 +62,7 @@ def with_model(text: str, folder: Path) -> str:
 def carry_out(command: str, comment: str, folder: Path) -> None:
     words = shlex.split(with_model(command, folder))[1:]
     if "not run:" in comment:
-        cli.checked(cli.parse(words))
+        cli.checked_command(cli.parse_command(words))
         return
     if "(hours)" in comment:
         words.append("dry_run=true")

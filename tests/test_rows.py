@@ -12,8 +12,7 @@ from east.lab import cli
 from east.lab.data import DataError, datasets, load
 from east.lab.experiment import records
 from east.lab.reporting import tables
-from east.lab.settings.command import Command
-from east.lab.settings.command import text as typed
+from east.lab.settings.command import Command, typed
 from east.lab.settings.compose import settings
 
 pytestmark = pytest.mark.usefixtures("no_figures")

@@ -8,7 +8,7 @@ from omegaconf import OmegaConf
 
 from east.choices import CONF, ConfigError, groups, install_hint
 from east.lab.settings import settings as models
-from east.lab.settings.command import LISTS, Command, sweep
+from east.lab.settings.command import LISTS, Command, jobs_of
 from east.lab.settings.compose import all_settings
 from east.lab.settings.compose import composed as one_by_one
 from east.lab.settings.compose import settings as composed
@@ -50,7 +50,7 @@ def test_lists_are_composed_with_the_rest_of_the_command():
 
 
 def test_a_sweep_is_every_combination():
-    jobs = sweep(["dataset=a,b", "loss=c", "seed=1,2"])
+    jobs = jobs_of(["dataset=a,b", "loss=c", "seed=1,2"])
     assert [tuple(job.values()) for job in jobs] == [("a", "c", 1), ("a", "c", 2), ("b", "c", 1), ("b", "c", 2)]
 
 
@@ -72,7 +72,7 @@ def test_a_path_is_text_even_if_it_looks_like_a_number(value):
     command = Command.parse([f"dataset.path={value}", f"results_dir={value}"])
     assert command == {"dataset": "csv", "dataset.path": value, "results_dir": value}
     assert Command.parse(command.words) == command
-    (job,) = sweep([f"input={value}"])
+    (job,) = jobs_of([f"input={value}"])
     assert job == {"input": value}
 
 
@@ -86,7 +86,7 @@ def test_a_tilde_is_the_home_folder(monkeypatch):
 
 def test_quoted_values_can_be_swept(monkeypatch):
     monkeypatch.setenv("HOME", "/folder")
-    jobs = sweep(["dataset=csv", "dataset.path=~/a.csv,b (1).csv", "dataset.target=été"])
+    jobs = jobs_of(["dataset=csv", "dataset.path=~/a.csv,b (1).csv", "dataset.target=été"])
     assert [composed(job).dataset.options["path"] for job in jobs] == ["/folder/a.csv", "b (1).csv"]
 
 

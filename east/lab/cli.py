@@ -112,10 +112,10 @@ def usable_streams() -> None:
 def run(arguments: Sequence[str]) -> int:
     """Carry out a command line and return its exit code."""
     with escaped_output():
-        return guarded(lambda: answer(arguments), arguments)
+        return guarded(lambda: respond(arguments), arguments)
 
 
-def answer(arguments: Sequence[str]) -> int:
+def respond(arguments: Sequence[str]) -> int:
     """Help and version, a sweep, or a task."""
     flags = Arguments().parse_intermixed_args(arguments)
     words, folder = flags.words, flags.config_dir
@@ -141,8 +141,8 @@ def answer(arguments: Sequence[str]) -> int:
     if flags.shell_completion:
         return through_hydra(["-sc", *words])
     if flags.cfg:
-        return show_config(parse(words), flags.package)
-    return multirun(words) if flags.multirun else dispatch(parse(words))
+        return show_config(parse_command(words), flags.package)
+    return multirun(words) if flags.multirun else dispatch(parse_command(words))
 
 
 def general_help(folder: str | None) -> str:
@@ -174,7 +174,7 @@ def refuse_bare_words(words: Sequence[str]) -> None:
             raise ConfigError(f"{word!r}: expected name=value, {hint}")
 
 
-def parse(words: Sequence[str]) -> "Command":
+def parse_command(words: Sequence[str]) -> "Command":
     """The command line as one object."""
     from east.lab.settings.command import Command
 
@@ -201,7 +201,7 @@ def dispatch(command: "Command") -> int:
     interruptible()
     if not command.among(("task", "table", "dataset", "datasets", "loss", "losses")):
         command = command.but(QUICKSTART)
-    name, settings = checked(command)
+    name, settings = checked_command(command)
     if name in ("run", "train"):
         print(announcement(settings, command), flush=True)
     with bars.bar("starting"):
@@ -209,7 +209,7 @@ def dispatch(command: "Command") -> int:
     return task.main(command, *settings)
 
 
-def checked(command: "Command") -> "tuple[str, list[Settings]]":
+def checked_command(command: "Command") -> "tuple[str, list[Settings]]":
     """A command's task and the settings of its runs; ConfigError for wrong ones, and for those that no task would read.
 
     Mistakes are found before the task is imported, so that nobody waits for torch to be told of a typo.
@@ -261,13 +261,13 @@ def multirun(words: Sequence[str]) -> int:
 
     An optimising sweeper chooses its jobs one after another, and gets the validation score of each.
     """
-    from east.lab.settings.command import parsed, plugin, sweep
+    from east.lab.settings.command import jobs_of, parsed, plugin
 
     overrides = list(parsed(words))
     lines = [override.input_line or "" for override in overrides]  # quoted where Hydra needs it
     typed = {o.key_or_group: str(value) for o in overrides if (value := o.value()) is not None}
     launcher, sweeper = plugin("launcher", typed), plugin("sweeper", typed)
-    training = [] if sweeper else confirmed(sweep([line for line in lines if not line.startswith("hydra")]))
+    training = [] if sweeper else confirmed(jobs_of([line for line in lines if not line.startswith("hydra")]))
     lines += ["yes=true"] if training else []
     logs = typed.get("hydra.sweep.dir", f"{typed.get('results_dir', 'results')}/sweeps")
     if launcher and launcher.startswith("submitit"):
@@ -295,7 +295,7 @@ def confirmed(jobs: "Sequence[Command]") -> "list[Settings]":
     training: list[Settings] = []
     for job in jobs:
         find_code_of(job)
-        name, settings = checked(job)
+        name, settings = checked_command(job)
         training += settings if name in ("run", "train") else []
     if not training or training[0].dry_run:
         return []
@@ -317,7 +317,7 @@ def through_hydra(arguments: Sequence[str]) -> int:
     def dispatch_job(job: list[str]) -> int:
         shown = [line for line in job if line.lower() != "yes=true"]  # Hydra writes yes=True
         print(f"\n# {' '.join(shown)}", flush=True)
-        return dispatch(parse(job))
+        return dispatch(parse_command(job))
 
     def carry_out(_composed: object) -> float | None:
         job = [line.removeprefix("++") for line in HydraConfig.get().overrides.task]
@@ -330,7 +330,7 @@ def through_hydra(arguments: Sequence[str]) -> int:
             return None
         from east.lab.tasks.run import validation_score
 
-        return validation_score(checked(parse(job))[1])
+        return validation_score(checked_command(parse_command(job))[1])
 
     try:
         hydra.main(version_base="1.3", config_path=str(CONF), config_name="config")(carry_out)()
@@ -351,20 +351,20 @@ def guarded(task: Callable[[], int], words: Sequence[str]) -> int:
         with suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would print a traceback
         by = f" by {interruption}" if str(interruption) else ""
-        return explained(interruption, INTERRUPTED, f"\nInterrupted{by}.")
+        return report_error(interruption, INTERRUPTED, f"\nInterrupted{by}.")
     except Exception as error:
         if isinstance(error, BrokenPipeError) and output_is_closed():  # as in east-run | head -1
             error = RuntimeError("stdout was closed. Rerun the same command to resume.")
         if debug:
             raise error
         if isinstance(error, ConfigError):
-            return explained(error, BAD_CONFIG, f"config: {error}")
+            return report_error(error, BAD_CONFIG, f"config: {error}")
         if type(error).__name__ == "DataError":  # its module is heavy
-            return explained(error, NO_DATA, f"data: {error}")
-        return explained(error, FAILED, f"{type(error).__name__}: {error}\n(debug=true shows a traceback)")
+            return report_error(error, NO_DATA, f"data: {error}")
+        return report_error(error, FAILED, f"{type(error).__name__}: {error}\n(debug=true shows a traceback)")
 
 
-def explained(error: BaseException, code: int, text: str) -> int:
+def report_error(error: BaseException, code: int, text: str) -> int:
     """Print what went wrong, with the scheduler's note that finished trials are saved if there are any."""
     with suppress(BrokenPipeError):  # as in east-run 2>&1 | head -1
         print(" ".join([text, *getattr(error, "__notes__", ())]), file=sys.stderr)

@@ -32,7 +32,7 @@ from east.lab.experiment.stored import (
     shown,
 )
 from east.lab.settings import identity
-from east.lab.settings.identity import SCHEMA, plain
+from east.lab.settings.identity import SCHEMA, json_types
 from east.lab.settings.sections import Science
 from east.lab.training.scores import (
     DENSE_CLASSES,
@@ -112,7 +112,7 @@ class Record:
         for later in ("arrays", "ensemble"):
             if stored[later] is None:
                 del stored[later]
-        return plain(stored)  # type: ignore[return-value]
+        return json_types(stored)  # type: ignore[return-value]
 
     def dumps(self) -> bytes:
         """As a run's file."""
@@ -166,7 +166,7 @@ def _thin(history: Mapping[str, list]) -> dict[str, list]:
     count = min(epochs, HISTORY_POINTS)
     kept = [round(i * (epochs - 1) / max(count - 1, 1)) for i in range(count)]
     thinned = {name: [values[i] for i in kept if i < len(values)] for name, values in history.items()}
-    return plain(thinned, lambda x: float(f"{x:.5g}"))  # type: ignore[return-value]
+    return json_types(thinned, lambda x: float(f"{x:.5g}"))  # type: ignore[return-value]
 
 
 compact = json.JSONEncoder(separators=(",", ":")).encode

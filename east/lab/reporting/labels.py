@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from east.lab.settings.command import text as typed
+from east.lab.settings.command import typed
 from east.lab.settings.identity import SEARCHED, Json
 from east.lab.settings.sections import Science
 

@@ -47,7 +47,7 @@ class Command(dict[str, Any]):
     @property
     def words(self) -> list[str]:
         """The command as one types it: parsing these words gives the same values."""
-        return [f"{name}={text(value, name)}" for name, value in self.items()]
+        return [f"{name}={typed(value, name)}" for name, value in self.items()]
 
     def but(self, values: Mapping[str, Any] | None = None, **plain: Any) -> "Command":
         """The same command with these values, which take precedence."""
@@ -104,7 +104,7 @@ def all_quoted(name: str, value: str) -> str:
     return ",".join(quoted(os.path.expanduser(item) if name in PATHS else item) for item in texts)
 
 
-def sweep(words: Sequence[str]) -> list[Command]:
+def jobs_of(words: Sequence[str]) -> list[Command]:
     """One command per job of a sweep: `loss=f1,ce` is two jobs, and `loss=glob(f*)` may be several."""
     (jobs,) = BasicSweeper.split_arguments(list(parsed(words)), max_batch_size=None)
     return [Command.parse(job) for job in jobs]
@@ -126,16 +126,16 @@ def quoted(value: str) -> str:
     return QuotedString(value, Quote.single).with_quotes()
 
 
-def text(value: Any, name: str | None = None) -> str:
+def typed(value: Any, name: str | None = None) -> str:
     """A value as the command line takes it: parsing gives the same value. name: whose value it is; None inside a list.
 
-    >>> text("true"), text("plain"), text([0.1234567, "a, b"])
+    >>> typed("true"), typed("plain"), typed([0.1234567, "a, b"])
     ("'true'", 'plain', "[0.1234567,'a, b']")
     """
     if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_dict_key(key)}:{text(item)}" for key, item in value.items()) + "}"
+        return "{" + ",".join(f"{_dict_key(key)}:{typed(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(text, value)) + "]"
+        return "[" + ",".join(map(typed, value)) + "]"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, str):
@@ -156,7 +156,7 @@ def _reads_back(value: str, name: str | None) -> bool:
 
 def _dict_key(key: Any) -> str:
     """A key of a mapping; Hydra takes no quotes there."""
-    return re.sub(r"[\\()\[\]{}:=,]|^\s|\s$", r"\\\g<0>", key) if isinstance(key, str) else text(key)
+    return re.sub(r"[\\()\[\]{}:=,]|^\s|\s$", r"\\\g<0>", key) if isinstance(key, str) else typed(key)
 
 
 def unreadable(name: str, value: str) -> str:

@@ -41,7 +41,7 @@ def _digest(config: Mapping, of_family: bool) -> str:
 
 def hashed_text(section: str, values: Mapping, of_family: bool) -> str:
     """What is hashed of a section, with equal values written the same way (5 and 5.0, tuples and lists)."""
-    scientific: dict = plain(values, lambda x: int(x) if x.is_integer() else x)  # type: ignore[assignment]
+    scientific: dict = json_types(values, lambda x: int(x) if x.is_integer() else x)  # type: ignore[assignment]
     unhashed: tuple[str, ...] = ()
     if section == "dataset":
         unhashed = ("root", "path") if scientific.get("fingerprint") else ("root",)
@@ -60,7 +60,7 @@ def _dumps(value: Json) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
-def plain(value: Any, number: Callable[[float], Any] = lambda x: x) -> Any:
+def json_types(value: Any, number: Callable[[float], Any] = lambda x: x) -> Any:
     """The value in JSON types, with None for numbers that are not finite; `number` is applied to the other floats."""
     text = to_json(value, inf_nan_mode="null", fallback=lambda array: array.tolist())  # of NumPy or torch
     return json.loads(text, parse_float=lambda digits: number(float(digits)))

@@ -35,7 +35,7 @@ from east.lab.training.timing import Size
 
 T = TypeVar("T")
 MINUTE, DAY = 60, 86400
-MANY_ROWS = 2_000  # from which two quick trials are worth a process each
+MANY_ROWS = 5_000  # from which two quick trials are worth a process each
 ASSUMED = f"calculated with {timing.GPU_FLOPS / 1e12:.0f} TFLOP/s"
 # Training parts of the papers' datasets, to plan before downloading them.
 SIZES = {
@@ -159,7 +159,7 @@ class Plan:
             left = "not timed" if cost is None else duration(cost)
             note = "" if item.run else ", data not here yet"
             lines.append([searched, f"{item.done['trial']} of {trials}", f"{left}{note}"])
-        table = pd.DataFrame(lines, names(self.items), ["search", "trials", "time left, one at a time"])
+        table = pd.DataFrame(lines, run_names(self.items), ["search", "trials", "time left, one at a time"])
         return f"{table.to_string()}\n{self.summary()}"
 
     def confirm(self) -> None:
@@ -265,7 +265,7 @@ def finished(run: Run, ledger: Ledger) -> Counter[str]:
             return done
 
 
-def names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
+def run_names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
     """Names of runs, with as many of their settings as it takes to tell them apart."""
     sciences: list[Science] = [item.science for item in items]
     by_name: dict[str, list[Science]] = defaultdict(list)

@@ -47,18 +47,18 @@ def results(work: plan.Plan, runs: Sequence[Run] | None = None) -> tuple[str, bo
     runs = [item.run for item in work.items if item.run] if runs is None else runs
     rows: dict[str, dict[str, str]] = {}
     lines, gaps = [], []
-    for name, run in zip(plan.names(runs), runs, strict=True):
+    for name, run in zip(plan.run_names(runs), runs, strict=True):
         found = [record for trial in run.trials if (record := work.ledger.find(trial))]
         done = [record for record in found if record.status == "done"]
-        rows |= scores(name, done)
-        lines += [f"{name}: {note}" for note in notes(run, done)]
+        rows |= score_rows(name, done)
+        lines += [f"{name}: {note}" for note in run_notes(run, done)]
         gaps += [f"{name}: {gap}" for gap in shortfall(run, found)]
     table = [pd.DataFrame.from_dict(rows, orient="index").fillna("").to_string()] if rows else []
     reason = [f"first reason: {work.failures[0]}"] if work.failures else []
     return "\n".join([*table, *lines, *gaps, *reason]), not gaps
 
 
-def scores(name: str, done: Sequence[Record]) -> dict[str, dict[str, str]]:
+def score_rows(name: str, done: Sequence[Record]) -> dict[str, dict[str, str]]:
     """Rows of a table: test scores of the trials, and those over the list of thresholds if they were judged by one."""
     judged = {name: [record.scores.get("test", {}) for record in done]} if done else {}
     if done and all("thresholds" in record.decisions for record in done):
@@ -73,7 +73,7 @@ def scores(name: str, done: Sequence[Record]) -> dict[str, dict[str, str]]:
     return shown
 
 
-def notes(run: Run, done: Sequence[Record]) -> Iterator[str]:
+def run_notes(run: Run, done: Sequence[Record]) -> Iterator[str]:
     """What the search chose, where a single trial is recorded, and signs that its scores mean little."""
     settings, loss = run.settings, run.science.loss
     if run.chosen and settings.searched:
