@@ -235,6 +235,7 @@ def test_reproduce_runs_the_requested_part_of_a_table(out):
     text = out(*table, "datasets=[mammography]", "losses=[f1,ce]")
     assert "east_v2_1: 2 runs to do" in text
     assert "mammography ce" in text
+    assert "note: there are no records in " in text
     assert "east_v2_1: 1 run to do" in out(*table, "dataset=adult", "loss=mcc")
 
 

@@ -35,6 +35,8 @@ def main(command: Command, settings: Settings) -> int:
     needed = [cell for cell in needed if all(cell.get(group) in names for group, names in wanted.items())]
     to_do = f"{len(needed)} run{'s' if len(needed) > 1 else ''} to do" if needed else "every run is done"
     print(f"{name}: {to_do}{', except for trials on record' if changed else ''}", flush=True)
+    if needed and not scanned:
+        print(f"note: there are no records in {settings.results_dir}; results_dir=… names a folder that has some")
     every = [compose.settings(cell.but(overrides).but(preset=preset)) for cell in needed]
     work = plan.made(every, Ledger(settings, scanned), lenient=True)
     if not settings.dry_run:
