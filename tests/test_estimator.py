@@ -234,6 +234,8 @@ def test_classes_with_one_or_two_rows_are_used_for_training():
         ({"validation_fraction": 1.0}, "validation_fraction"),
         ({"device": "tpu"}, "unknown device"),
         ({"hidden": "12"}, "'hidden' parameter"),
+        ({"hidden": 16}, "'hidden' parameter"),
+        *(({"step": "foo", "loss": loss}, "'step' parameter") for loss in ("metric", "metric_ce", "ce")),
         ({"lr": 1e10}, "'lr' parameter"),
         ({"weight_decay": -1}, "'weight_decay' parameter .* Got -1"),
         ({"metric": lambda c: c.diagonal[1]}, "one number per leading index, .*; index classes from the right"),
@@ -290,11 +292,6 @@ def test_the_positive_class_is_a_label(labels):
     assert wanted > 0.5
     assert model.score(X, y) == pytest.approx(wanted)
     assert 0 < model.oof_score_ < 1
-
-
-def test_hidden_must_be_a_sequence():
-    with pytest.raises(ValueError, match="'hidden' parameter"):
-        EASTClassifier(hidden=16).fit(np.eye(4), [0, 1, 0, 1])
 
 
 def people(rows=300):
@@ -505,9 +502,3 @@ def test_missing_targets_of_a_frame_are_refused_in_plain_words(gap):
     for call in (quick(max_epochs=1).fit, fitted.score):
         with pytest.raises(ValueError, match="Input y contains NaN"):
             call(frame, pd.Series(["no", "yes", "no", gap]))
-
-
-@pytest.mark.parametrize("loss", ["metric", "metric_ce", "ce"])
-def test_an_unknown_step_is_refused_whatever_the_loss(rare, loss):
-    with pytest.raises(ValueError, match="'step' parameter"):
-        quick(loss=loss, step="foo").fit(*rare)

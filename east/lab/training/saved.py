@@ -52,6 +52,7 @@ if TYPE_CHECKING:
 
 ABOUT, WEIGHTS, CLASSIFIER = "model.json", "weights.safetensors", "classifier.skops"
 MOST_BYTES = 1 << 28  # of model.json
+MOST_REASON = 300  # characters of what another library says
 PREDICTORS = (Fitted, Mixture)  # networks that give probabilities, not logits
 ROWS = {"table": 4096, "image": 64, "graph": 64}  # that pass through a network at once
 DTYPES = {"table": torch.float64, "image": torch.uint8, "graph": torch.float32}  # of raw inputs
@@ -233,7 +234,7 @@ def blaming(file: Path) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        reason = (str(error) or type(error).__name__).splitlines()[0]
+        reason = " ".join(str(error).split())[:MOST_REASON] or type(error).__name__
         if isinstance(error, ValidationError):
             first = error.errors(include_url=False)[0]
             place = "".join(f"{part}." for part in first["loc"])[:-1]
@@ -305,8 +306,7 @@ def without_weights(about: About) -> nn.Module:
 
 
 def with_weights(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:
-    """The network with these weights, which must fit it."""
-    inspection.check_state(net, state)
+    """The network with these weights, whose names and shapes must fit it."""
     net.load_state_dict(state, assign=True)
     return net.float()
 
