@@ -343,7 +343,7 @@ def test_a_file_is_compared_and_its_winner_predicts_new_rows(answer, workplace, 
     assert re.search(r"region +2 categories: north, south", text)
     assert "rows of 'fraud' among the test rows; expect wide intervals" in text
     rows = re.findall(r"^(\S.*?) {2,}-?\d\.\d{3}  ", text, re.MULTILINE)
-    assert sorted(rows) == sorted([*map(compare.title, compare.USUAL), compare.TITLES["stack"]])
+    assert sorted(rows) == sorted([*map(candidates.title, [*compare.USUAL, candidates.STACK])])
     assert float(re.search(r"winner on f1_positive: .+?, test (\d\.\d+)", text).group(1)) > 0.3
     assert re.search(r"^note: the stack: \S.* \d+%", text, re.MULTILINE)
     command = text.strip().splitlines()[-1].split()
@@ -572,7 +572,7 @@ def test_minutes_shorten_networks_and_leave_out_what_does_not_fit(monkeypatch):
     assert planned.shares == {"logistic": 1.0, "networks": 0.5}
     assert planned.notes == (
         "networks: trained for 50% of the usual steps, to stop in time",
-        "rf was left out: it takes about 2.8 h",
+        "random forest was left out: it takes about 2.8 h",
     )
     assert candidates.Timetable.within(contest, ["rf"], 1).shares == {"rf": 1.0}, "something is always tried"
     assert candidates.Timetable.within(contest, [*seconds], None).shares == dict.fromkeys(seconds, 1.0)

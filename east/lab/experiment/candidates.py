@@ -28,6 +28,15 @@ from east.lab.training.devices import pick_device
 from east.lab.training.ensemble import COMPONENTS, NETWORKS, Component
 from east.lab.training.population import Trial
 
+STACK = "stack"
+TITLES = {
+    STACK: "stack of all",
+    "constant": "always the same",
+    "logistic": "logistic regression",
+    "boosting": "gradient boosting",
+    "rf": "random forest",
+    "extratrees": "extremely randomised trees",
+}
 MANY = 20_000  # rows above which there are fewer folds and trees, and each tree sees a sample
 TREES, OF_ROWS = 50, 5_000  # of a forest above MANY rows: its trees, and the rows that each of them sees
 BATCHES = (32, 512)
@@ -119,6 +128,10 @@ class Contest:
         return time.perf_counter() - started
 
 
+def title(name: str) -> str:
+    return TITLES.get(name, name)
+
+
 def batch_size(rows: int, rarest: float = 0.5) -> int:
     """A power of two near rows / 64: small data get many steps per epoch, large data steady gradients.
 
@@ -152,12 +165,12 @@ class Timetable:
             possible = SHARES if contest.estimator(name) is None else SHARES[:1]
             share = next((share for share in possible if share * whole <= room), None)
             if share is None and seconds:
-                notes.append(f"{name} was left out: it takes about {bars.duration(whole)}")
+                notes.append(f"{title(name)} was left out: it takes about {bars.duration(whole)}")
                 continue
             shares[name] = share or possible[-1]
             seconds[name] = whole * shares[name]
             if shares[name] < 1:
-                notes.append(f"{name}: trained for {shares[name]:.0%} of the usual steps, to stop in time")
+                notes.append(f"{title(name)}: trained for {shares[name]:.0%} of the usual steps, to stop in time")
         return cls(seconds, shares, tuple(notes))
 
 
@@ -174,12 +187,12 @@ def fitted(
 
     Candidates are fitted side by side, in one process per core, unless there is little to do.
     """
-    total = sum(plan.seconds.values())
-    with bars.bar("fitting the candidates", total=round(total, 1), unit="s") as shown:
-        if inline or (left is None and total < SHORT):
+    shares = {name: max(1, round(seconds)) for name, seconds in plan.seconds.items()}  # of the bar
+    with bars.bar("fitting the candidates", total=sum(shares.values()), unit="s") as shown:
+        if inline or (left is None and sum(shares.values()) < SHORT):
             for name in plan.seconds:
                 yield name, attempted(contest, name, plan.shares[name])
-                shown.update(plan.seconds[name])
+                shown.update(shares[name])
             return
         deadline = math.inf if left is None else time.monotonic() + left
         pool = ProcessPoolExecutor(max_workers=min(cpu_count(), len(plan.seconds)))
@@ -193,7 +206,7 @@ def fitted(
                 for future in done:
                     name = waiting.pop(future)
                     yield name, future.result() if future.exception() is None else str(future.exception())
-                    shown.update(plan.seconds[name])
+                    shown.update(shares[name])
         finally:
             pool.shutdown(wait=False, kill_workers=True)
 

@@ -27,7 +27,7 @@ from east.lab import bars, data
 from east.lab.data.common import assign, split_into
 from east.lab.data.findings import Finding, equal_rows, findings, repeats_tied
 from east.lab.experiment import candidates
-from east.lab.experiment.candidates import Contest, Timetable
+from east.lab.experiment.candidates import STACK, Contest, Timetable, title
 from east.lab.experiment.runs import load, split_options
 from east.lab.files import result_folder
 from east.lab.reporting import comparison, model_page, writers
@@ -43,14 +43,6 @@ from east.lab.training.population import Outcome, Trial
 from east.lab.training.scores import Best
 
 USUAL = ("constant", "logistic", "boosting", NETWORKS, "rf", "extratrees")  # in the order in which they are fitted
-TITLES = {
-    "stack": "stack of all",
-    "constant": "always the same",
-    "logistic": "logistic regression",
-    "boosting": "gradient boosting",
-    "rf": "random forest",
-    "extratrees": "extremely randomised trees",
-}
 SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
 COLUMNS = 30  # columns of the data that are described one by one
 FEW = 30  # test rows of the rarest class; with fewer, intervals are wide
@@ -114,7 +106,7 @@ def main(command: Command, _: Settings) -> int:
     with bars.bar("judging the candidates"):
         result, weights = judged(problem, fitted)
         save(problem, result.winner, weights[result.winner.name], fitted, folder)
-        notes = [*planned.notes, *failed, *composition(weights.get(TITLES["stack"], {}))]
+        notes = [*planned.notes, *failed, *composition(weights.get(title(STACK), {}))]
         predict = predict_command(folder, problem.loaded.kind, trust=any("." in name for name in fitted))
         every_note = [*notes, *problem.notes]
         model_page.write(folder, result, problem.loaded, contest.splits, problem.about, every_note, typed, predict)
@@ -309,10 +301,6 @@ def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:
     return list(dict.fromkeys(("constant", *names) if kind == "table" else names))  # so that there is an answer
 
 
-def title(name: str) -> str:
-    return TITLES.get(name, name)
-
-
 def announced(planned: Timetable, settings: Settings) -> str:
     """The candidates and how long they take; more than a day on a CPU must be confirmed."""
     listed = ", ".join(f"{title(name)} ({bars.duration(seconds)})" for name, seconds in planned.seconds.items())
@@ -344,7 +332,7 @@ def judged(problem: Problem, fitted: dict[str, Component]) -> tuple[Comparison, 
     mixed = [*every]
     if len(fitted) > 1:
         mixing = crossfit.mixture_weights(every[:, choosing, labels[choosing]])
-        weights = {TITLES["stack"]: dict(zip(fitted, mixing.tolist(), strict=True))} | weights
+        weights = {title(STACK): dict(zip(fitted, mixing.tolist(), strict=True))} | weights
         mixed = [np.tensordot(mixing, every, 1), *every]
     found = []
     for name, p in zip(weights, map(torch.from_numpy, mixed), strict=True):

@@ -273,7 +273,6 @@ def from_outcome(outcome: Outcome, loaded: data.Data, splits: Splits) -> Model:
         inputs_shape=list(splits.train.inputs.shape[1:]),
         encoding=encoding.to_json() if encoding else None,
         rule=None,
-        networks=len(outcome.fitted.networks) if isinstance(outcome.fitted, Mixture) else None,
     )
     net, mean, std = outcome.fitted, splits.mean, splits.std
     if net is None:
