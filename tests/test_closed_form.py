@@ -123,6 +123,20 @@ def test_a_second_backward_gives_the_same_gradient(classes):
     assert torch.equal(first, second)
 
 
+@pytest.mark.parametrize("classes", [2, 5, 50])
+def test_a_graph_that_is_kept_gives_the_same_gradient_again(classes):
+    """Also where the first gradient is kept as it is, and would be overwritten by the sum with the second."""
+    z, y = torch.randn(20, classes).requires_grad_(), torch.arange(20) % classes
+    loss = MetricLoss("f1")(z, y)
+    loss.backward(retain_graph=True)
+    first = z.grad.clone()
+    loss.backward(retain_graph=True)
+    assert torch.equal(z.grad, 2 * first)
+    z.grad.zero_()
+    (2 * loss).backward()
+    assert torch.equal(z.grad, 2 * first)
+
+
 def share_of_hits(c):
     """Has no hand-derived slopes."""
     return c.diagonal.sum(-1) / c.total
