@@ -452,7 +452,7 @@ def test_averages_mean_the_same_everywhere(name, classes, average):
     scores += [metric_of(name, positive), partial(METRICS[name], average=average)]
     assert [float(score(hard)) for score in scores] == pytest.approx([wanted] * len(scores))
     data = SimpleNamespace(classes="abc"[:classes], positive=positive)
-    assert judge.name == parse_score(name, data).name == f"{name}_{average}"
+    assert judge.name == parse_score(name, None, data).name == f"{name}_{average}"
     assert east.decide(p, name, labels) == east.decide(p, f"{name}_{average}", labels)
 
 
