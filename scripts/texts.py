@@ -193,8 +193,7 @@ class Numbers:
     @cache  # noqa: B019
     def cells_run(self, variants: tuple[str, ...] = ("", "_released")) -> int:
         """Published cells that have trials of ours, by the formulas (""), with the quirks, or by either."""
-        shown = (c for name in tables.papers_tables() for kind in variants for c in self._table(name + kind).cells)
-        return len({id(c.published) for c in shown if c.published and c.values})
+        return tables.cells_run(self._table(name + kind) for name in tables.papers_tables() for kind in variants)
 
     # Comparisons
 

@@ -201,6 +201,11 @@ def build_all(
     return [build(name, results_dir, scanned=catalogue, **options) for name in papers_tables()]
 
 
+def cells_run(tables: Iterable[ResultTable]) -> int:
+    """How many published cells have trials of ours, each counted once."""
+    return len({id(cell.published) for table in tables for cell in table.cells if cell.published and cell.values})
+
+
 def plan(
     table: str | Spec, results_dir: str | Path = "results", preset: str = "paper", **options: Any
 ) -> list[Missing]:

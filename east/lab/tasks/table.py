@@ -7,7 +7,7 @@ from typing import Any
 from east.lab import bars
 from east.lab.experiment import records
 from east.lab.files import write_text
-from east.lab.reporting import plots, tables, writers
+from east.lab.reporting import papers, plots, tables, writers
 from east.lab.reporting.catalogue import Catalogue
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
@@ -46,4 +46,7 @@ def text(settings: Settings, preset: str | None) -> str:
         shown += f"\nwritten to {folder}, with figures in {folder.with_name('figures')}"
     except OSError as error:  # a table is printed even in a read-only folder
         warnings.warn(f"not written: {error}", stacklevel=2)
+    if settings.table == "all":
+        run, known = tables.cells_run(built), len(papers.cells())
+        shown += f"\n{run} of the {known} published cells have been run ({settings.variant} variant)"
     return "\n\n".join([shown, *(tables.answer(table) for table in built if table.spec.next)])
