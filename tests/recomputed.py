@@ -11,7 +11,7 @@ from scipy import stats
 from tests.tracked import exported
 
 ROOT = Path(__file__).parents[1]
-POSITIVE, DOG = 1, 5  # the class of a bare precision or recall: dog in CIFAR-10, else the positive one
+POSITIVE, CIFAR10 = 1, {"dog": 5, "frog": 6}  # the class of a precision or recall
 
 
 def scores_of(counts, of=POSITIVE):
@@ -59,16 +59,16 @@ def trials(key):
 
 
 @cache
-def scored(key, score):
-    """The scores of a setting's trials."""
-    return tuple(value(record, score) for record in trials(key))
+def scored(key, score, column):
+    """The scores of a setting's trials; a column such as "precision frog" names their class."""
+    of = CIFAR10.get(column.rpartition(" ")[2], POSITIVE)
+    return tuple(value(record, score, of) for record in trials(key))
 
 
-def value(record, score):
+def value(record, score, of):
     """A score such as "test.mcc" or "thresholds.test.f1_positive"."""
     *rule, split, name = score.split(".")
     judged = record["decisions"][rule[0]] if rule else record
-    of = DOG if record["config"]["dataset"]["name"] == "cifar10" else POSITIVE
     return scores_of(matrices(judged["confusion"][split]), of)[name]
 
 

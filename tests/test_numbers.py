@@ -32,7 +32,9 @@ def test_cells_follow_from_their_confusion_matrices(name):
         if not shown["values"]:
             continue
         done = trials(shown["key"])
-        values = dict(zip((str(r["seed"]) for r in done), scored(shown["key"], shown["score"]), strict=True))
+        values = dict(
+            zip((str(r["seed"]) for r in done), scored(shown["key"], shown["score"], shown["column"]), strict=True)
+        )
         assert values == pytest.approx(shown["values"], abs=1e-9)
         ours = list(values.values())
         assert shown["mean"] == pytest.approx(np.mean(ours), abs=1e-9)
