@@ -33,6 +33,8 @@ from east.lab.training.optimizer import Adam, Average
 from east.lab.training.scores import Best, Stacked
 from east.losses.inputs import two_or_more
 
+UNITS = 1 << 28  # of stacked networks that a GPU computes at once: a gigabyte
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -136,9 +138,6 @@ class Population:
         self.steps = batches_of(min(self.train.sizes), self.batch)
         self.used = rows_used(min(self.train.sizes), self.batch)
         self.mixed = self.protocol.precision == "bfloat16" and splits.kind != "table"
-        # Rows that are predicted at once: on a CPU what fits its cache, on a GPU all, or as many as fit its memory.
-        few = self.batch if splits.kind == "image" else max(self.batch, 256)
-        self.at_once = few if device.type == "cpu" else max(map(max, (self.val.sizes, self.test.sizes, [1])))
         # The orders of the next epoch are drawn while a device trains; a CPU has nothing to wait for.
         self.ahead = None if device.type == "cpu" else ThreadPoolExecutor()
         self.drawn: dict[tuple[int, int], Future[Tensor]] = {}  # by trial and epoch
@@ -158,6 +157,12 @@ class Population:
         if self.net.counters and min(self.batch, self.used) < 2:
             got = f"hyper.batch_size={self.batch}" if self.batch < 2 else f"{self.used} training rows"
             raise ValueError(f"batch norm needs batches of at least 2 samples, got {got}")
+        # Rows that are predicted at once: on a CPU what fits its cache, on a GPU all, or as many as fit its memory.
+        self.at_once = max(map(max, (self.val.sizes, self.test.sizes, [1])))
+        if device.type == "cpu":
+            self.at_once = self.batch if splits.kind == "image" else max(self.batch, 256)
+        elif self.net.mlp is not None:  # whose memory is not given back
+            self.at_once = max(self.batch, UNITS // (len(self.trials) * sum(self.net.mlp.sizes)))
         weights, learned = self.net.weights, self.net.weights[:, : self.net.learned]
         self.result = weights.clone()
         none = weights.new_zeros(len(weights), 1)
