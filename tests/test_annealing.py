@@ -10,22 +10,21 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from east.lab.settings.sections import AnnealingSection, DatasetSection, LossSection, ModelSection, Science, Training
+from east.lab.settings.sections import AnnealingSection
 from east.lab.training.annealing import Annealing, temperatures
 from east.lab.training.checkpoint import COURSES
 from east.lab.training.scores import Best
+from tests.made import science
 
 FILES = sorted((Path(__file__).parent.parent / "conf/annealing").glob("*.yaml"))
 
 
 def config(schedule="geometric", outer_patience=3, annealing=None, **protocol):
     defaults = {"T0": 0.2, "r": 0.5, "T_min": 0.01, "patience": outer_patience}
-    return Science(
-        dataset=DatasetSection(name="toy"),
-        model=ModelSection(name="mlp"),
-        loss=LossSection(name="f1", target="east.losses.MetricLoss"),
-        annealing=AnnealingSection(name=schedule, schedule=schedule, **{**defaults, **(annealing or {})}),
-        protocol=Training(name="east", **{"patience": 3, "max_epochs": 1000, **protocol}),
+    return science(
+        loss={"name": "f1", "_target_": "east.losses.MetricLoss"},
+        annealing={"name": schedule, "schedule": schedule, **defaults, **(annealing or {})},
+        protocol={"name": "east", "patience": 3, "max_epochs": 1000, **protocol},
     )
 
 
