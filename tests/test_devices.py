@@ -57,28 +57,21 @@ def small_mlp(loss):
     return {"name": "mlp_btg", "hidden": [8], "outputs": 1} if single else {"name": "mlp", "hidden": [16, 8]}
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_training_step_does_not_wait_for_the_device(loss):
-    members = [(trial(loss_section(loss), small_mlp(loss), seed), splits_of((5,), "table")) for seed in range(3)]
+@pytest.mark.parametrize("loss", [*LOSSES, "averages"])
+def test_a_training_step_never_waits_for_the_device_and_the_end_of_an_epoch_once(loss):
+    """Also where a metric stops training and a mean of the weights is validated as well."""
+    name = "f1_ce" if loss == "averages" else loss
+    trials = [trial(loss_section(name), small_mlp(name), seed) for seed in range(3)]
+    if loss == "averages":
+        trials = [replace(one, config=one.config.but(hyper=one.config.hyper.but(average=0.9))) for one in trials]
     with elsewhere():
-        population = Population(members, ELSEWHERE)
+        population = Population([(one, splits_of((5,), "table")) for one in trials], ELSEWHERE)
         for _ in range(2):
             steps = engine.training_steps(population, engine.losses_of)
             next(steps)  # an epoch starts with its shuffled order, and the first one with what a loss prepares
             waits.clear()
-            next(steps)
+            *_, losses = steps
             assert waits.total() == 0, +waits
-
-
-def test_the_end_of_an_epoch_waits_for_the_device_once():
-    """Also where a metric stops training and a mean of the weights is validated as well."""
-    averaging = [trial(loss_section("f1_ce"), {"name": "mlp", "hidden": [8]}, seed) for seed in range(2)]
-    averaging = [replace(one, config=one.config.but(hyper=one.config.hyper.but(average=0.9))) for one in averaging]
-    with elsewhere():
-        population = Population([(one, splits_of((5,), "table")) for one in averaging], ELSEWHERE)
-        for _ in range(2):
-            *_, losses = engine.training_steps(population, engine.losses_of)
-            waits.clear()
             population.end_epoch(losses)
             assert +(waits - Counter(upload=99)) == {"download": 1}
 
