@@ -91,6 +91,8 @@ def changed(text, **values):
 REFUSED = {
     "cut": (lambda t: t[: len(t) // 2], "it is not JSON"),
     "empty": (lambda t: "", "it is not JSON: EOF"),
+    "a list": (lambda t: "[1, 2]", "expected an object, got list"),
+    "bare": (lambda t: '{"schema": 1, "key": "x"}', "expected all fields of a record, missing: config"),
     "foreign": (lambda t: '{"name": "package.json"}', "expected schema 1, got None"),
     "nested": (lambda t: "[" * 100_000, "it is not JSON: recursion limit"),
     "flipped": (lambda t: t.replace('"auroc":0.75', '"auroc":0.95'), "its content has changed since it was written"),

@@ -223,7 +223,7 @@ def test_an_interrupted_run_exits_cleanly_and_resumes(tmp_path, number, times):
             os.killpg(process.pid, number) if number == signal.SIGINT else process.send_signal(number)
     _, err = process.communicate(timeout=120)
     assert process.returncode == cli.INTERRUPTED
-    assert "Finished trials are saved. Rerun the same command to resume." in err
+    assert "What is finished is saved. Rerun the same command to resume." in err
     assert "Traceback" not in err
     assert "leaked" not in err
     wait_for(lambda: not group_of(process.pid), 20)

@@ -231,7 +231,7 @@ def check(code: int, said: str, expected: tuple[str, str]) -> None:
     assert (str(code), expected[1] in said) == (expected[0], True), said
     assert "Traceback" not in said
     assert len(said.strip().splitlines()) <= 6
-    assert "Finished trials are saved" not in said, "there are none"
+    assert "What is finished is saved" not in said, "there is nothing"
 
 
 @pytest.mark.parametrize(("words", "code", "expected"), [*rows(TYPOS), *rows(MISFITS)])

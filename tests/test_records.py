@@ -178,39 +178,6 @@ def test_temporary_files_of_ended_processes_are_swept_and_those_of_living_ones_s
     assert len(records.load(tmp_path)) == 1
 
 
-@pytest.mark.parametrize(
-    "text, reason",
-    [
-        ('{"key": "x", "conf', "it is not JSON: EOF while parsing a string"),
-        ("[1, 2]", "expected an object, got list"),
-        ('{"some": "json"}', "expected schema 1, got None"),
-        ('{"schema": 7}', "expected schema 1, got 7; it comes from a newer version of east"),
-        ('{"schema": 1, "key": "x"}', "missing: .*config"),
-        ("\xff\xfe", "it is not JSON"),
-    ],
-)
-def test_foreign_files_are_named_and_skipped(tmp_path, text, reason):
-    file = records.write(tmp_path, record())
-    foreign = file.with_name("seed-7.json")
-    foreign.write_text(text, encoding="utf-8")
-    with pytest.warns(UserWarning, match=f"seed-7.json is not a record .*{reason}"):
-        assert len(records.load(tmp_path)) == 1
-
-
-def test_a_record_whose_config_was_edited_is_skipped(tmp_path):
-    file = records.write(tmp_path, record())
-    file.write_text(file.read_text().replace('"lr":0.001', '"lr":0.002'))
-    with pytest.warns(UserWarning, match="its content has changed since it was written"):
-        assert done(tmp_path) == {}
-
-
-def test_a_truncated_record_is_skipped(tmp_path):
-    file = records.write(tmp_path, record())
-    file.write_text(file.read_text()[:-10])
-    with pytest.warns(UserWarning, match="is not a record"):
-        assert done(tmp_path) == {}
-
-
 def test_done_reports_failed_trials_as_failed(tmp_path):
     good, bad = record(), record(seed=1, status="failed")
     for one in (good, bad):

@@ -349,16 +349,8 @@ def test_a_population_finds_its_checkpoint_however_the_work_is_divided(tmp_path,
     assert resumed == [kept]
 
 
-def test_an_interrupted_command_with_nothing_but_a_checkpoint_can_be_resumed(tmp_path, checkpointed, monkeypatch):
+def test_an_interrupted_command_says_how_to_resume_it(checkpointed):
     assert checkpointed("trials=1").__notes__ == [scheduler.RESUMABLE]
-
-    def stop(*_, **__):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(engine, "train_population", stop)
-    with pytest.raises(KeyboardInterrupt) as caught:  # before the first checkpoint of another setting
-        carry_out([run_of(tmp_path, "trials=1", "hyper.lr=0.5")])
-    assert not hasattr(caught.value, "__notes__")
 
 
 def test_a_checkpoint_that_cannot_be_written_stops_nothing(tmp_path, monkeypatch):

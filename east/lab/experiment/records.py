@@ -18,7 +18,6 @@ import os
 import warnings
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
@@ -177,8 +176,7 @@ def scan(results_dir: str | Path) -> list[Record]:
     Files that are not records are skipped with a warning. Runs take precedence over exports, done over failed.
     """
     root, refused = Path(results_dir), Refused()
-    with _without_garbage_collection():
-        found = _found(root, Shared(), refused, refused, whole=False)
+    found = _found(root, Shared(), refused, refused, whole=False)
     refused.warn(root)
     return found
 
@@ -186,10 +184,15 @@ def scan(results_dir: str | Path) -> list[Record]:
 def _found(root: Path, shared: Shared, refused: Refused, in_exports: Refused, whole: bool) -> list[Record]:
     by_identity: dict[tuple[str, int, str], Record] = {}
     batches = Batches()
-    for record in (*_runs(root, batches, refused, whole), *_exported(root, shared, batches, in_exports, whole)):
-        known = by_identity.get(record.identity)
-        if known is None or (known.status, record.status) == ("failed", "done"):
-            by_identity[record.identity] = record
+    gc.disable()  # it would traverse all records again and again while they accumulate
+    try:
+        for record in (*_runs(root, batches, refused, whole), *_exported(root, shared, batches, in_exports, whole)):
+            known = by_identity.get(record.identity)
+            if known is None or (known.status, record.status) == ("failed", "done"):
+                by_identity[record.identity] = record
+    finally:
+        gc.freeze()  # nor does it have to later
+        gc.enable()
     return list(by_identity.values())
 
 
@@ -225,19 +228,6 @@ def _exported(root: Path, shared: Shared, batches: Batches, refused: Refused, wh
             yield record
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Pause garbage collection, which would traverse all records again and again while they accumulate, and later."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()
-        if enabled:
-            gc.enable()
-
-
 def load(results_dir: str | Path) -> "pd.DataFrame":
     """`scan` as a frame, one row per trial.
 
@@ -263,8 +253,7 @@ def export(results_dir: str | Path) -> dict[str, int]:
     also lines that cannot be read, such as those of a newer version. Probabilities are not exported.
     """
     root, shared, refused, in_exports = Path(results_dir), Shared(), Refused(), Refused()
-    with _without_garbage_collection():
-        found = _found(root, shared, refused, in_exports, whole=True)
+    found = _found(root, shared, refused, in_exports, whole=True)
     refused.warn(root)
     in_exports.warn(root)
     if in_exports.unread:

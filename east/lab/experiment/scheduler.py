@@ -8,7 +8,7 @@ import math
 import tempfile
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -24,13 +24,13 @@ from east.lab.experiment.runs import Run, planned_device
 from east.lab.files import sweep
 from east.lab.settings.sections import EnsembleSection, Science
 from east.lab.settings.settings import Settings
-from east.lab.training.checkpoint import Identity, trials_in
+from east.lab.training.checkpoint import Identity
 from east.lab.training.engine import population_size
 from east.lab.training.population import Trial
 from east.lab.training.progress import Epoch
 
 MANY_RUNS = 8  # per worker: enough to keep each one busy without splitting a run
-RESUMABLE = "Finished trials are saved. Rerun the same command to resume."
+RESUMABLE = "What is finished is saved. Rerun the same command to resume."
 
 
 class Progress:
@@ -113,10 +113,6 @@ class Scheduler:
             if not progress.advance():
                 return []
 
-    def anything_saved(self) -> bool:
-        """Whether any trial is saved, by a finished job or by one that was interrupted."""
-        return self.done > 0 or any(len(progress.missing()) < len(progress.stage) for progress in self.progress)
-
     def sweep(self) -> None:
         """Delete the checkpoints of finished trials; those of other settings of the same family stay."""
         unfinished = {trial.identity for progress in self.progress for trial in progress.missing()}
@@ -198,7 +194,7 @@ def carry_out(runs: Sequence[Run], ledger: Ledger | None = None, place: Place | 
     watch = Watch(scheduler)
     with (
         bars.bar("training", scheduler.total, "trial", watch.describe, scheduler.done) as shown,
-        noting_saved_trials(lambda: scheduler.anything_saved() or watch.any_checkpoint()),
+        noting_how_to_resume(),
         closing(watch),
         closing(executors.execute(run_job, queue, place)) as results,  # workers end before their files are deleted
     ):
@@ -220,13 +216,12 @@ def carry_out(runs: Sequence[Run], ledger: Ledger | None = None, place: Place | 
 
 
 @contextmanager
-def noting_saved_trials(saved: Callable[[], object]) -> Iterator[None]:
-    """Add a note to any exception that ends the work early, if there is anything to resume from."""
+def noting_how_to_resume() -> Iterator[None]:
+    """Add a note to what interrupts the work from outside: Ctrl-C, a full disk."""
     try:
         yield
-    except BaseException as error:
-        if saved() and RESUMABLE not in getattr(error, "__notes__", ()):
-            error.add_note(RESUMABLE)
+    except (KeyboardInterrupt, OSError) as error:
+        error.add_note(RESUMABLE)
         raise
 
 
@@ -246,12 +241,6 @@ class Watch:
         """Delete the files of jobs that were interrupted."""
         for job in self.open.values():
             self._delete_heartbeat(job)
-
-    def any_checkpoint(self) -> bool:
-        """Whether an unfinished job can be resumed from a checkpoint."""
-        files = {file for job in self.open.values() for file in Path(job.checkpoints).glob("*.safetensors")}
-        unfinished = {trial.identity for job in self.open.values() for trial in job.trials}
-        return any(trials_in(file) & unfinished for file in files)
 
     def _delete_heartbeat(self, job: Job) -> None:
         if job.heartbeat:
