@@ -142,7 +142,7 @@ def test_the_seeds_of_a_split_are_averaged():
 
 @given(st.lists(st.lists(st.sampled_from([0.1, 0.2, 0.3]), min_size=4, max_size=4), min_size=2, max_size=5))
 def test_a_rank_is_one_plus_those_ahead_plus_half_of_the_ties(rows):
-    found = statistics.ranked({str(i): row for i, row in enumerate(rows)}).mean(1)
+    found = statistics.rank_columns({str(i): row for i, row in enumerate(rows)}).mean(1)
     for i, own in enumerate(rows):
         columns = list(zip(own, *rows, strict=True))
         ranks = [sum(v > x for v in others) + (sum(v == x for v in others) + 1) / 2 for x, *others in columns]
@@ -158,7 +158,7 @@ def test_friedman_matches_an_example_of_the_literature():
         *[(5.45, 5.55, 5.50), (5.55, 5.55, 5.35), (5.45, 5.50, 5.55), (5.50, 5.45, 5.25), (5.65, 5.60, 5.40)],
         *[(5.70, 5.65, 5.55), (6.30, 6.30, 6.25)],
     ]
-    statistic, p = statistics.friedman(statistics.ranked(dict(zip("abc", zip(*times, strict=True), strict=True))))
+    statistic, p = statistics.friedman(statistics.rank_columns(dict(zip("abc", zip(*times, strict=True), strict=True))))
     assert statistic == pytest.approx(11.143, abs=1e-3)
     assert p == pytest.approx(0.0038, abs=1e-4)
     assert statistics.friedman(np.full((3, 2), 2.0)) == (0.0, 1.0), "every column is one tie"
@@ -168,7 +168,7 @@ def test_friedman_matches_an_example_of_the_literature():
 def test_friedman_equals_scipy(columns):
     scores = [list(row) for row in zip(*columns, strict=True)]
     expected = stats.friedmanchisquare(*scores)
-    found = statistics.friedman(statistics.ranked(dict(enumerate(scores))))
+    found = statistics.friedman(statistics.rank_columns(dict(enumerate(scores))))
     assert found == pytest.approx((expected.statistic, expected.pvalue))
 
 
@@ -180,7 +180,7 @@ def test_the_critical_difference_matches_the_literature():
 def test_nemenyi_keeps_its_level_if_all_methods_are_alike():
     """Over 15 columns of noise, the best and worst of 5 mean ranks differ by more than it in at most 5 % of cases."""
     noise = np.random.default_rng(0).normal(size=(1000, 5, 15))
-    spreads = [np.ptp(statistics.ranked(dict(enumerate(one))).mean(1)) for one in noise]
+    spreads = [np.ptp(statistics.rank_columns(dict(enumerate(one))).mean(1)) for one in noise]
     share = np.mean(np.array(spreads) >= statistics.critical_difference(5, 15))
     assert 0.025 < share <= 0.06
 

@@ -183,10 +183,10 @@ def by_split(values: Mapping[tuple[Split, int], float]) -> dict[Split, float]:
     return {split: math.fsum(scores) / len(scores) for split, scores in splits.items()}
 
 
-def ranked(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
+def rank_columns(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
     """The rank of each method [methods, columns] in each column that they share; 1 is best, ties share their mean rank.
 
-    >>> ranked({"f1": [0.9, 0.8], "ce": [0.7, 0.8]}).tolist()
+    >>> rank_columns({"f1": [0.9, 0.8], "ce": [0.7, 0.8]}).tolist()
     [[1.0, 1.5], [2.0, 1.5]]
     """
     return stats.rankdata(-np.array(list(scores.values()), dtype=float), axis=0)

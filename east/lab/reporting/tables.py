@@ -291,7 +291,7 @@ def _ranking(table: ResultTable, block: str) -> Ranking | None:
     if len(columns) < 2:
         return None
     scores = {row: [by_column[column] for column in columns] for row, by_column in means.items()}
-    ranks = statistics.ranked(scores)
+    ranks = statistics.rank_columns(scores)
     own = (cell.row for cell in table.blocks[block].values() if cell.loss in REFERENCES)
     signs = {
         rival: {
@@ -408,22 +408,6 @@ def _over_datasets(table: ResultTable, question: Question) -> Iterator[RowPair]:
     pair = statistics.paired(means.get(row, {}), means.get(against, {}), overlap=0.0)
     if pair and pair.n > 1:
         yield RowPair(block, ALL, row, against, "dataset", **vars(pair))
-
-
-def answer(table: ResultTable) -> str:
-    """What a table with a reference row says: the best row in its first column, how sure that is, what to do next."""
-    first = [cell for cell in table.column(table.cells[0]) if cell.values] if table.cells else []
-    if not first:
-        return f"\nNext: {table.spec.next}"
-    best = max(first, key=lambda cell: cell.summary.mean or 0.0)
-    sentence = f"Highest {best.column}: {best.row}, {best.summary.mean:.3f}"
-    question = (best.block, best.column, best.row, table.spec.reference)
-    pair = next((pair for pair in comparisons(table) if pair.question == question), None)
-    if pair and pair.low is not None:
-        sure = "more than chance" if pair.low > 0 else "too close to call"
-        lead = f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]".replace("-", "−")
-        sentence += f"; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s"
-    return f"{sentence}.\nNext: {table.spec.next}"
 
 
 def flat(table: ResultTable, cell: Cell) -> dict[str, Any]:

@@ -79,7 +79,7 @@ class Page:
             escape(table.caption),
             [(name, block(table, name, style)) for name in table.blocks] if table.spec.details else [],
             [(escape(mark), escape(text)) for mark, text in notes(table)],
-            [(escape(ranked(entry)), grid(ranks(entry))) for entry in table.rankings],
+            [(escape(ranks_explained(entry)), grid(ranks(entry))) for entry in table.rankings],
             [(escape(how_compared(table, pairs)), grid([COMPARED, *map(compared, pairs)]))] if pairs else [],
         )
 
@@ -197,7 +197,7 @@ def how_compared(table: ResultTable, pairs: Sequence[RowPair]) -> str:
     return " ".join(sentences)
 
 
-def ranked(entry: Ranking) -> str:
+def ranks_explained(entry: Ranking) -> str:
     """What the ranks of a block mean."""
     sentence = (
         f"Ranks by {entry.block} over {len(entry.columns)} datasets, 1 is best. Friedman: p = {entry.friedman:.2g}; "
@@ -270,6 +270,22 @@ def text(tables: Sequence[ResultTable]) -> str:
             parts += [fill(sentence, WIDTH), aligned(grid)]
         parts += ["Not run yet:\n" + "\n".join(f"  {line}" for line in to_run(table))] if table.missing else []
     return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def answer(table: ResultTable) -> str:
+    """What a table with a reference row says: the best row in its first column, how sure that is, what to do next."""
+    first = [cell for cell in table.column(table.cells[0]) if cell.values] if table.cells else []
+    if not first:
+        return f"\nNext: {table.spec.next}"
+    best = max(first, key=lambda cell: cell.summary.mean or 0.0)
+    sentence = f"Highest {best.column}: {best.row}, {best.summary.mean:.3f}"
+    question = (best.block, best.column, best.row, table.spec.reference)
+    pair = next((pair for pair in comparisons(table) if pair.question == question), None)
+    if pair and pair.low is not None:
+        sure = "more than chance" if pair.low > 0 else "too close to call"
+        lead = f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]".replace("-", "−")
+        sentence += f"; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s"
+    return f"{sentence}.\nNext: {table.spec.next}"
 
 
 def to_run(table: ResultTable) -> list[str]:

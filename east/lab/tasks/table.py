@@ -49,4 +49,4 @@ def text(settings: Settings, preset: str | None) -> str:
     if settings.table == "all":
         run, known = tables.cells_run(built), len(papers.cells())
         shown += f"\n{run} of the {known} published cells have been run ({settings.variant} variant)"
-    return "\n\n".join([shown, *(tables.answer(table) for table in built if table.spec.next)])
+    return "\n\n".join([shown, *(writers.answer(table) for table in built if table.spec.next)])
