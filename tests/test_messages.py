@@ -192,7 +192,7 @@ task=predict checkpoint=kept input=one.csv output=out.csv | 3 | did you mean kep
 task=compare dataset=digits score=f11     | 2 | did you mean
 task=compare losses=[f1]                  | 2 | losses=['f1']: task=compare does not read it
 task=compare dataset=digits score=auroc   | 2 | choose another score
-task=compare dataset=digits score=cost    | 2 | needs your costs
+task=compare dataset=digits score=cost    | 2 | score=cost needs costs=
 task=compare dataset=digits candidates=forest | 2 | did you mean 'rf'?
 task=compare dataset=digits candidates=   | 2 | candidates
 """
