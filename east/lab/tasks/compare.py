@@ -295,7 +295,7 @@ def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:
     losses = [name for name in groups()["loss"] if not compose.is_classical(name)]
     for name in names:
         if "." not in name:
-            choose("candidate", name, [*USUAL, *losses])
+            choose("candidate", name, [*USUAL, *losses], "rf" if "forest" in name else None)
         if kind != "table" and name not in (NETWORKS, *losses):
             raise ConfigError(f"candidates: {name} takes no {kind}s; networks do")
     return list(dict.fromkeys(("constant", *names) if kind == "table" else names))  # so that there is an answer
