@@ -124,7 +124,7 @@ class DecidedClassifier(ClassifierMixin, BaseEstimator):
 
     def _decide(self, p: np.ndarray, labels: np.ndarray, weights: np.ndarray, decision: str) -> np.ndarray:
         """Mix probabilities [m, n, d] out of fold, find the rule and score it; the rows that count."""
-        self.weights_, self.oof_probabilities_, used = stacked(p, labels, weights)
+        self.weights_, self.oof_probabilities_, used = mixture_of(p, labels, weights)
         if decision == "expected":
             decisions.warn_of_shift(
                 self.oof_probabilities_[used], labels[used], weights[used], self.classes_, stacklevel=4
@@ -206,7 +206,7 @@ def spread(p: np.ndarray, known: np.ndarray, classes: np.ndarray) -> np.ndarray:
     return every
 
 
-def stacked(
+def mixture_of(
     p: np.ndarray, labels: np.ndarray, weights: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The weights [m] of a stack, its probabilities [n, d], and the rows that all models have probabilities for.

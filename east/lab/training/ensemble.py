@@ -304,7 +304,7 @@ def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
     except UntrainableError as error:
         return replace(outcome, error=str(error), stopped="diverged", seconds=time.perf_counter() - started)
     held_out = np.stack([component.held_out for component in components.values()])
-    weights, mixed, used = crossfit.stacked(held_out, pool.labels.numpy())
+    weights, mixed, used = crossfit.mixture_of(held_out, pool.labels.numpy())
     truth, d = pool.labels[used], len(splits.classes)
     by_component = {
         name: evaluation.matrix(torch.from_numpy(p[used].argmax(1)), truth, d)
