@@ -48,7 +48,7 @@ class Strict(BaseModel):
 
 
 class RowSpec(Strict):
-    """A loss with its beta; `typed` collects annealing=… and every key with a dot."""
+    """A loss with its beta; `typed` collects annealing=…, ensemble=… and every key with a dot."""
 
     loss: str
     beta: float | dict[str, JsonValue] | None = None
@@ -61,7 +61,7 @@ class RowSpec(Strict):
     @model_validator(mode="before")
     @classmethod
     def _collect(cls, values: Options) -> Options:
-        typed = {name: value for name, value in values.items() if "." in name or name == "annealing"}
+        typed = {name: value for name, value in values.items() if "." in name or name in ("annealing", "ensemble")}
         return {name: value for name, value in values.items() if name not in typed} | (
             {"typed": typed} if typed else {}
         )
