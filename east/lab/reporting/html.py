@@ -12,6 +12,7 @@ body { max-width: 76rem; margin: 0 auto; padding: 0 1rem; font: 16px/1.5 system-
 div { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .88rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .25rem .6rem; text-align: left; border-bottom: 1px solid GrayText; }
+th:first-child, td:first-child { position: sticky; left: 0; background: Canvas; }
 pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: .85rem; }
 figure { display: inline-block; margin: 1rem 2rem 1rem 0; }
 figure > * { max-width: 100%; background: white; color: black; }
