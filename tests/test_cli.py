@@ -50,7 +50,7 @@ def test_help_names_tasks_groups_and_examples(out):
 
 
 def test_every_setting_is_read_by_a_task_and_explained_in_its_help(out):
-    everywhere = {"task", "results_dir", "config_dir", "debug", "fixed", "keep_probabilities"}
+    everywhere = {"task", "results_dir", "config_dir", "debug", "fixed"}
     read = {name for task in cli.TASKS.values() for name in task.reads}
     assert read - {"datasets", "losses"} == Settings.model_fields.keys() - everywhere
     for name, task in cli.TASKS.items():

@@ -15,8 +15,8 @@ from east.lab.training.population import Trial
 class Ledger:
     """Knows which trials are done, and reads records that appear while the command runs.
 
-    settings: with `force`, only trials of this command count as done; with `save_model` or `keep_probabilities`, a
-    trial without them counts as missing. scanned: records read beforehand.
+    settings: with `force`, only trials of this command count as done; with `save_model`, a trial without
+    its model counts as missing. scanned: records read beforehand.
     """
 
     def __init__(self, settings: Settings, scanned: Iterable[Record] = ()):
@@ -36,7 +36,7 @@ class Ledger:
         return records.path(self.settings.results_dir, trial.config, trial.seed, trial.stage)
 
     def missing(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Trials without a record, or without the model or the probabilities that this command needs."""
+        """Trials without a record, or without the model that this command needs."""
         return [trial for trial in trials if not self._complete(trial)]
 
     def _complete(self, trial: Trial) -> bool:
@@ -45,8 +45,6 @@ class Ledger:
             return records.status(file) == "newer"  # never overwritten, so training would be pointless
         if record.status == "failed" or trial.stage == "search":
             return True  # failures are results too: the same trial would fail again
-        if self.settings.keep_probabilities and not records.has_arrays(file):
-            return False
         return not self.settings.save_model or has_model(trial, self.settings.results_dir)
 
     def note_trained(self, trials: Iterable[Identity]) -> None:

@@ -170,7 +170,6 @@ class Settings(Section):
     trust: bool = False
 
     fixed: frozenset[str] = frozenset()  # hyperparameters that the user set, which are not searched
-    keep_probabilities: bool = False  # a trial counts as done only if its probabilities were saved too
 
     @field_validator("candidates", "keep", mode="before")
     @classmethod
