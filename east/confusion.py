@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from east.arrays import Array
+from east.arrays import Array, widest_float
 
 
 class Confusion:
@@ -191,26 +191,12 @@ def per_class(values: Array, labels: Array, classes: int) -> Array:
         rows = values.reshape(-1, values.shape[-1])
         index = labels.reshape(rows.shape) + classes * np.arange(len(rows))[:, None]
         return np.bincount(index.ravel(), rows.ravel(), classes * len(rows)).reshape(*values.shape[:-1], classes)
-    zeros = values.new_zeros((*values.shape[:-1], classes), dtype=dtype_of_sums(values))
+    zeros = values.new_zeros((*values.shape[:-1], classes), dtype=widest_float(values))
     return zeros.scatter_add(-1, labels, values.to(zeros.dtype)).to(values.dtype)
-
-
-def class_counts(labels: Tensor, weights: Tensor | None, like: Tensor) -> Tensor:
-    """Number of samples of each class, or the sum of their weights; shape, dtype and device as in `like` [..., d]."""
-    weights = like.new_ones(()).expand(labels.shape) if weights is None else weights
-    return per_class(weights, labels, like.shape[-1])
 
 
 def sum_of_others(counts: Tensor) -> Tensor:
     """For each class the sum of all other classes' counts [..., d], without rounding small sums away."""
     if counts.shape[-1] == 2:
         return counts.flip(-1)
-    return (counts.sum(-1, keepdim=True, dtype=dtype_of_sums(counts)) - counts).to(counts.dtype).clamp_min(0)
-
-
-def dtype_of_sums(x: Tensor) -> torch.dtype:
-    """float64: scatter_add adds one sample after the other, and 65,536 roundings can shift a float32 sum by 1e-3.
-
-    MPS has no float64.
-    """
-    return x.dtype if x.device.type == "mps" else torch.float64
+    return (counts.sum(-1, keepdim=True, dtype=widest_float(counts)) - counts).to(counts.dtype).clamp_min(0)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from east import losses
-from east.confusion import Confusion, dtype_of_sums
+from east.arrays import widest_float
+from east.confusion import Confusion
 from east.decisions import defined
 from east.lab import models
 from east.lab.data.common import Splits
@@ -399,7 +400,7 @@ def counted(predicted: Tensor, labels: Tensor, weights: Tensor | None, classes: 
 
     With weights [P, n] they are summed as the most precise numbers that the device has.
     """
-    amounts = torch.ones_like(labels, dtype=torch.int32) if weights is None else weights.to(dtype_of_sums(weights))
+    amounts = torch.ones_like(labels, dtype=torch.int32) if weights is None else weights.to(widest_float(weights))
     counts = amounts.new_zeros(len(labels), 3, classes)
     right = (predicted == labels) * amounts
     for k, (of_class, added) in enumerate(((labels, right), (labels, amounts), (predicted, amounts))):
