@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from unittest import mock
 
 import torch
+import torch._dynamo  # it notes torch's functions when it is imported, so not while they are replaced here
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
