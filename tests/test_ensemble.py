@@ -186,6 +186,14 @@ class TestFolds:
             assert len(forests) == models
             assert len(forests[0].estimator.estimators_) == (300 if models == 1 else 111)  # as many as judge a row
 
+    @pytest.mark.filterwarnings("ignore:Some inputs do not have OOB scores")
+    def test_a_row_that_every_tree_drew_has_no_probabilities_out_of_bag(self, splits):
+        small = ensemble.Estimator("sklearn.ensemble.RandomForestClassifier", pca=None, n_estimators=3)
+        held_out = ensemble.cross_fit_estimator(small, splits, [], True, 0).held_out
+        drawn = np.isnan(held_out).all(1)
+        assert 0 < drawn.sum() < len(drawn)
+        np.testing.assert_allclose(held_out[~drawn].sum(1), 1)
+
     def test_groups_stay_together_and_time_goes_forward(self):
         random = np.random.default_rng(0)
         inputs, labels, section = random.normal(size=(120, 4)), random.integers(0, 2, 120), stack("logistic", folds=4)

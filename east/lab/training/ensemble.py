@@ -225,8 +225,9 @@ def tempered(p: np.ndarray, temperature: float) -> np.ndarray:
 
 def independent(pool: Part) -> bool:
     """True if a row says nothing about another: no groups, no time, and hardly any repeated rows."""
-    repeated = 1 - len(np.unique(pool.inputs.flatten(1).numpy(), axis=0)) / len(pool)
-    return pool.groups is None and pool.time is None and repeated <= REPEATED
+    if pool.groups is not None or pool.time is not None:
+        return False
+    return 1 - len(np.unique(pool.inputs.flatten(1).numpy(), axis=0)) / len(pool) <= REPEATED
 
 
 def out_of_bag(estimator: Estimator, independent: bool) -> bool:
@@ -248,7 +249,7 @@ def cross_fit_estimator(
     if out_of_bag(estimator, independent):
         forest = model.set_params(oob_score=True).fit(inputs, labels)
         fitted, held_out = [forest], crossfit.spread(forest.oob_decision_function_, forest.classes_, classes)
-        held_out[np.isnan(held_out).any(1)] = np.nan  # never out of bag
+        held_out = np.where(held_out.any(1, keepdims=True), held_out, np.nan)  # zeros: every tree drew the row
     else:
         if isinstance(model, ForestClassifier) and model.bootstrap:
             model.set_params(n_estimators=math.ceil(OUT_OF_BAG * model.n_estimators))
@@ -279,12 +280,12 @@ def check_ensemble(section: EnsembleSection, loss: LossSection, kind: str) -> No
 
 def components_of(trial: Trial, splits: Splits, folds: Sequence[Fold], **options: Any) -> dict[str, Component]:
     """The components of a trial's ensemble by name. options: see `engine.train`."""
-    section, pool = trial.config.ensemble, pooled(splits)
-    apart = independent(pool)
+    section = trial.config.ensemble
+    others = [name for name in section.components if name != NETWORKS]
+    apart = bool(others) and independent(pooled(splits))
     components = {
         name: cross_fit_estimator(estimator_named(name), splits, folds, apart, stream(trial.seed, name) % 2**32)
-        for name in section.components
-        if name != NETWORKS
+        for name in others
     }
     if NETWORKS in section.components:  # last, because only they leave checkpoints
         components[NETWORKS] = cross_fit_networks(trial, splits, folds, section.members, section.smooth, **options)
