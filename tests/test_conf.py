@@ -9,7 +9,6 @@ import yaml
 
 from east import METRICS
 from east.choices import CONF, groups
-from east.lab import data
 from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
 from east.lab.settings.settings import Settings
@@ -60,15 +59,6 @@ def test_the_target_of_a_loss_binds_its_arguments(name):
         key: value for key, value in given.items() if key not in ("name", "parameters", "trains", "has_temperature")
     }
     inspect.signature(getattr(import_module(module), target)).bind(**arguments)
-
-
-@pytest.mark.parametrize("name", groups()["dataset"])
-def test_a_dataset_lists_exactly_the_options_of_its_loader(name):
-    given = read("dataset", name)
-    options = {key: value for key, value in given.items() if key not in ("name", "kind", "limit")}
-    assert options == {key: list(v) if isinstance(v, tuple) else v for key, v in data.options(name).items()}
-    assert given["kind"] == data.datasets()[name].kind
-    assert given["limit"] is None
 
 
 def test_protocols_have_the_same_keys():

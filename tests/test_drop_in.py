@@ -55,16 +55,14 @@ def test_trailing_axes_are_samples(loss, trailing):
 
 
 @pytest.mark.parametrize("loss", BINARY_FAMILY, ids=named)
-@pytest.mark.parametrize("trailing", [(), (3, 2)])
-def test_single_logits_stand_for_two(loss, trailing):
-    logits, labels = batch(8, 2, *trailing)
+def test_single_logits_of_pixels_stand_for_two(loss):
+    """Of rows: tests/test_losses.py."""
+    logits, labels = batch(8, 2, 3, 2)
     z = logits[:, 1:]
     wanted = loss(torch.cat((torch.zeros_like(z), z), 1), labels)
     for y in (labels, labels.bool(), labels.double(), labels.int()):
         torch.testing.assert_close(loss(z, y), wanted)
         torch.testing.assert_close(loss(z, y.unsqueeze(1)), wanted)
-    if not trailing:
-        torch.testing.assert_close(loss(z.squeeze(1), labels), wanted)
 
 
 def test_cross_entropy_matches_torch_for_every_kind_of_input():
@@ -390,14 +388,6 @@ def test_near_zero_temperature_matches_scikit_learn_on_degenerate_batches(averag
 
 
 # Weights
-
-
-@pytest.mark.parametrize("loss", BINARY_FAMILY, ids=named)
-def test_integer_weights_repeat_rows_and_zero_is_absence(loss):
-    logits, labels = batch(30, 2)
-    times = torch.randint(0, 4, (30,), generator=torch.Generator().manual_seed(1))
-    repeated = loss(logits.repeat_interleave(times, 0), labels.repeat_interleave(times))
-    assert float(loss(logits, labels, times)) == pytest.approx(float(repeated), abs=1e-6)
 
 
 SCALES = [(torch.float64, 1e-30), (torch.float64, 1e30), (torch.float32, 1e-15), (torch.float32, 1e15)]

@@ -56,25 +56,6 @@ def single_logits():
 # Golden values, by hand from equations 4 and 5
 
 
-@pytest.mark.parametrize(
-    "T, name, score",
-    [
-        (0.2, "accuracy", 0.546298),
-        (0.2, "f1", 0.555059),
-        (0.2, "mcc", 0.387694),
-        (0.2, "kappa", 0.350201),
-        (0.2, "quadratic_kappa", 0.508006),
-        (0.05, "accuracy", 0.720327),
-        (0.05, "f1", 0.744014),
-        (0.05, "mcc", 0.653404),
-    ],
-)
-def test_golden_batch(T, name, score):
-    p = torch.tensor([[0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.1, 0.6, 0.3], [0.05, 0.15, 0.8]])
-    loss = MetricLoss(name, temperature=T)
-    assert float(loss(p.log(), torch.tensor([0, 0, 1, 2]))) == pytest.approx(1 - score, abs=1e-5)
-
-
 def test_golden_bridging_the_gap():
     scores = [0.763970, 0.738255, 0.711813, 0.702703, 0.658915, 0.631579, 0.560658, 0.493151, 0.361669]
     for t, score in zip(TENTHS, scores, strict=True):
@@ -195,11 +176,6 @@ def test_cross_entropy_matches_torch(d):
     weights = torch.rand(30)
     mean = (weights * F.cross_entropy(z, y, reduction="none")).sum() / weights.sum()
     torch.testing.assert_close(CrossEntropy()(z, y, weights), mean)
-
-
-def test_binary_cross_entropy_matches_torch():
-    z, y = batch(30, 2)
-    torch.testing.assert_close(build("bce")(z[:, 0], y), F.binary_cross_entropy_with_logits(z[:, 0], y.float()))
 
 
 def test_balanced_class_weights_are_those_of_bridging_the_gap():
@@ -654,11 +630,7 @@ z4, y4 = batch(6, 4)
 WRONG = {
     "label too large": (lambda: MetricLoss("f1")(z4, y4 + 4), ("labels", "0 to 3", "4 to")),
     "negative label": (lambda: MetricLoss("f1")(z4, y4 - 4), ("labels", "0 to 3", "-4 to")),
-    "float labels": (lambda: MetricLoss("f1")(z4, y4.float()), ("integer labels", "torch.float32")),
-    "float labels of single logits": (lambda: MetricLoss("f1")(z4[:, 0], y4 / 2), ("probabilities from 0 to 1", "1.5")),
     "integer logits": (lambda: MetricLoss("f1")(y4, y4), ("floating-point logits", "torch.int64")),
-    "wrong shape": (lambda: MetricLoss("f1")(z4, y4[:5]), ("(5,)", "(6, 4)", "expected (6,) for 4 classes")),
-    "no samples": (lambda: MetricLoss("f1")(z4[:0], y4[:0]), ("at least one sample", "(0, 4)")),
     "no dimensions": (lambda: MetricLoss("f1")(z4[0, 0], y4[0]), ("at least one sample",)),
     "weights of wrong shape": (lambda: MetricLoss("f1")(z4, y4, torch.ones(5)), ("weights", "(6,)", "(5,)")),
     "weights per class": (lambda: CrossEntropy()(z4, y4, torch.ones(4)), ("weights", "(6,)", "(4,)")),

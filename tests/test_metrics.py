@@ -104,13 +104,14 @@ def test_the_geometric_mean_and_the_cost_follow_their_formulas():
     np.testing.assert_allclose(metrics.gmean(c), wanted, atol=1e-9)
 
 
+GOLDEN_LABELS = torch.tensor([0, 0, 1, 2])
 P = [[0.5, 0.3, 0.2], [0.2, 0.7, 0.1], [0.1, 0.6, 0.3], [0.05, 0.15, 0.8]]
 
 
 def golden_batch(T, dtype):
     p = torch.tensor(P, dtype=dtype)
     memberships = steps.normalised(steps.linear(p, steps.dynamic_threshold(p), T))
-    return Confusion.from_memberships(memberships, torch.tensor([0, 0, 1, 2]))
+    return Confusion.from_memberships(memberships, GOLDEN_LABELS)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -135,8 +136,12 @@ def golden_batch(T, dtype):
     ],
 )
 def test_golden_batch(T, name, parameters, expected, dtype):
+    """By hand from equations 4 and 5: the score of soft counts, and the loss in its closed form."""
     score = METRICS[name](golden_batch(T, dtype), **parameters)
     torch.testing.assert_close(score, torch.tensor(expected, dtype=dtype), atol=1e-5, rtol=0)
+    if score.ndim == 0:
+        loss = MetricLoss(name, temperature=T, **parameters)(torch.tensor(P, dtype=dtype).log(), GOLDEN_LABELS)
+        torch.testing.assert_close(loss, 1 - score, atol=1e-5, rtol=0)
 
 
 def with_parameters(name, d):
