@@ -1,14 +1,20 @@
 """Small settings for tests; sections that a test leaves out have defaults."""
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pytest
+from sklearn.base import BaseEstimator, ClassifierMixin
 from torch import nn
 
+from east.lab.data import datasets, load
+from east.lab.data.common import Data
 from east.lab.reporting.cells import Cell, Trials
 from east.lab.settings.sections import LossSection, Science
-from east.lab.training import objective
+from east.lab.training import engine, objective, population
 
 GOLDEN = Path(__file__).parent / "golden"  # a results folder with a few records of many kinds
 DEFAULTS = {
@@ -27,6 +33,43 @@ def science(config: dict[str, Any] | None = None, **sections: Any) -> Science:
 def build_loss(config: dict[str, Any], *arguments: Any, **options: Any) -> nn.Module:
     """build_loss for a plain mapping."""
     return objective.build_loss(LossSection.model_validate(config), *arguments, **options)
+
+
+def real(name: str, **options: Any) -> Data:
+    """A dataset whose files are already cached; tests never download."""
+    if datasets()[name].cached() is None:
+        pytest.skip(f"{name} is not in $EAST_DATA_DIR or the cache: east-run task=data dataset={name}")
+    return load(name, **options)
+
+
+class RowNumbers(ClassifierMixin, BaseEstimator):
+    """Knows the rows that it was trained on: probability 1 for the true class of those, 1/2 for all others."""
+
+    def fit(self, X: np.ndarray, y: np.ndarray) -> "RowNumbers":
+        self.classes_, self.seen_ = np.unique(y), dict(zip(X[:, 0].tolist(), y.tolist(), strict=True))
+        return self
+
+    def predict_proba(self, X: np.ndarray) -> np.ndarray:
+        return np.array([np.eye(2)[self.seen_[x]] if x in self.seen_ else [0.5, 0.5] for x in X[:, 0].tolist()])
+
+
+def ended_at_checkpoint(number: int, error: BaseException, work: Callable[[], object]) -> list[Path]:
+    """Let work() write a checkpoint after every epoch and end with the error after this many; the files written."""
+    written: list[Path] = []
+    save = population.Population.save
+
+    def save_then_end(self: population.Population, file: Path) -> None:
+        save(self, file)
+        written.append(file)
+        if len(written) == number:
+            raise error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "CHECKPOINT_SECONDS", 0.0)
+        patch.setattr(population.Population, "save", save_then_end)
+        with pytest.raises(type(error)):
+            work()
+    return written
 
 
 def put_values(cell: Cell, values: dict[int, float], rarest: int | None = None) -> None:

@@ -18,14 +18,14 @@ from sklearn.utils.class_weight import compute_sample_weight
 
 from east import baselines
 from east.choices import ConfigError
-from east.lab.data import datasets, load, split
+from east.lab.data import split
 from east.lab.data.common import Images, Table
 from east.lab.training import classical, timing
 from east.lab.training.classical import CCS, RandomForest, principal_axes
 from east.lab.training.evaluation import evaluate
 from east.lab.training.population import Trial
 from east.lab.training.scores import Best
-from tests.made import science
+from tests.made import real, science
 
 CONF = Path(__file__).parent.parent / "conf" / "loss"
 
@@ -286,15 +286,9 @@ def test_trials_that_cannot_be_fitted_are_refused():
         classical.fit(trial("rf", pca=1.5), split(images()))
 
 
-def real(name: str):
-    """A dataset whose files are already cached; tests never download."""
-    if datasets()[name].cached() is None:
-        pytest.skip(f"{name} is not in $EAST_DATA_DIR or the cache: east-run task=data dataset={name}")
-    return split(load(name))
-
-
-def scores(loss: str, splits, seeds: int) -> dict[str, float]:
+def scores(loss: str, data, seeds: int) -> dict[str, float]:
     """Mean test scores over seeds."""
+    splits = split(data)
     outcomes = [classical.fit(trial(loss, seed), splits) for seed in range(seeds)]
     runs = [evaluate(o.probabilities, o.labels, splits.positive)["scores"]["test"] for o in outcomes]
     return {name: float(np.mean([run[name] for run in runs])) for name in ("f1_macro", "accuracy")}
@@ -320,6 +314,6 @@ def test_random_forest_on_adult_as_released_and_on_adult(released, corrected):
 @pytest.mark.nightly
 def test_cifar10_at_full_size():
     """Table 2 of EAST v2: random forest 0.456 and 0.460. Its CCS row cannot come from CCS, so ours differs."""
-    splits = real("cifar10")
-    assert scores("rf", splits, 1) == pytest.approx({"f1_macro": 0.456, "accuracy": 0.460}, abs=0.02)
-    assert scores("ccs", splits, 1)["accuracy"] > 0.35
+    data = real("cifar10")
+    assert scores("rf", data, 1) == pytest.approx({"f1_macro": 0.456, "accuracy": 0.460}, abs=0.02)
+    assert scores("ccs", data, 1)["accuracy"] > 0.35

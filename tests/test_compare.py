@@ -14,7 +14,6 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
-import sklearn.base
 import torch
 from scipy.stats import beta
 from sklearn.datasets import make_classification
@@ -31,6 +30,7 @@ from east.lab.reporting.comparison import Candidate, Decided
 from east.lab.settings.command import Command
 from east.lab.tasks import compare
 from east.lab.training import saved
+from tests.made import RowNumbers
 
 F1 = partial(metrics.f1, average="positive")
 
@@ -231,18 +231,6 @@ def test_batches_grow_with_the_rows_and_hold_some_of_a_rare_class():
     assert [candidates.batch_size(10_000, share) for share in (0.5, 0.05, 0.001, 0.0)] == [128, 256, 512, 512]
 
 
-class Recall(sklearn.base.ClassifierMixin, sklearn.base.BaseEstimator):
-    """Knows the class of every row that it was trained on, by its first column, and guesses for the others."""
-
-    def fit(self, X, y):
-        self.classes_, self.seen = np.unique(y), dict(zip(X[:, 0], y, strict=True))
-        return self
-
-    def predict_proba(self, X):
-        known = np.array([self.seen.get(x, -1) for x in X[:, 0]])
-        return np.stack([np.where(known == k, 1.0, np.where(known < 0, 0.5, 0.0)) for k in (0, 1)], 1)
-
-
 @pytest.mark.parametrize("by", ["", "dataset.group=patient", "dataset.time=when"])
 def test_no_row_is_judged_by_a_model_that_knows_it(by, tmp_path, monkeypatch):
     """Whoever remembers rows would be certain of them; with a time, of rows older than those of training."""
@@ -250,9 +238,8 @@ def test_no_row_is_judged_by_a_model_that_knows_it(by, tmp_path, monkeypatch):
     random = np.random.default_rng(0)
     frame = pd.DataFrame({"x": random.random(300), "patient": np.arange(300) // 5, "when": np.arange(300)})
     frame.assign(y=random.integers(0, 2, 300)).to_csv("my.csv", index=False)
-    monkeypatch.setattr(
-        candidates.Contest, "estimator", lambda self, name: SimpleNamespace(unfitted=lambda seed: Recall())
-    )
+    remembering = SimpleNamespace(unfitted=lambda seed: RowNumbers())
+    monkeypatch.setattr(candidates.Contest, "estimator", lambda self, name: remembering)
     asked = problem("dataset.path=my.csv", "dataset.target=y", *by.split())
     held_out = asked.contest.fit("any").held_out
     assert np.isin(held_out, [0.5]).all(1)[~np.isnan(held_out).any(1)].all()

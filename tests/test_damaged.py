@@ -15,9 +15,10 @@ from east.lab import cli
 from east.lab.experiment import folder, records
 from east.lab.experiment.record import Batches, Shared, parse
 from east.lab.files import replace_folder
-from east.lab.training import engine, saved
+from east.lab.training import saved
 from east.lab.training.scores import Cells, LazyScores, MatrixBatch
 from tests.commands import TINY
+from tests.made import ended_at_checkpoint
 from tests.test_interruption import INLINE, SMALL, Killed, results_of
 from tests.test_records import record
 
@@ -34,22 +35,9 @@ def messages(recorded):
 
 
 @pytest.fixture
-def checkpoint(tmp_path, monkeypatch):
+def checkpoint(tmp_path):
     """A command that was killed after three epochs, and its checkpoint."""
-    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0.0)
-    save, saved = engine.Population.save, []
-
-    def save_then_die(self, file):
-        save(self, file)
-        saved.append(file)
-        if len(saved) == 3:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.Population, "save", save_then_die)
-        with pytest.raises(Killed):
-            cli.run([*COMMAND, f"results_dir={tmp_path / 'killed'}"])
-    return saved[0]
+    return ended_at_checkpoint(3, Killed(), lambda: cli.run([*COMMAND, f"results_dir={tmp_path / 'killed'}"]))[0]
 
 
 def flipped(content):

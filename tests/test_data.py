@@ -32,16 +32,10 @@ from east.lab.data import (
 )
 from east.lab.data import keel as keel_module
 from east.lab.data.common import assign, digest, fingerprint, stratified
+from tests.made import real
 from tests.tracked import exported
 
 CONF = Path(__file__).parent.parent / "conf" / "dataset"
-
-
-def real(name: str, **chosen):
-    """A dataset whose files are already cached; tests never download."""
-    if datasets()[name].cached() is None:
-        pytest.skip(f"{name} is not in $EAST_DATA_DIR or the cache: east-run task=data dataset={name}")
-    return load(name, **chosen)
 
 
 def small(rows: int = 1000, classes: int = 3, **fields) -> Table:

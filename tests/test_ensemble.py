@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 from scipy.special import entr, softmax
-from sklearn.base import BaseEstimator, ClassifierMixin
 
 from east.choices import ConfigError
 from east.lab import cli, data
@@ -16,7 +15,7 @@ from east.lab.settings.sections import EnsembleSection
 from east.lab.training import engine, ensemble
 from east.lab.training.population import Trial
 from tests.commands import TINY
-from tests.made import science
+from tests.made import RowNumbers, science
 
 NETWORKS = EnsembleSection(name="networks", folds=3, repeats=2)
 
@@ -106,18 +105,7 @@ def test_an_interrupted_population_of_members_resumes(splits, tmp_path, monkeypa
     assert not [*tmp_path.glob("*.safetensors")]
 
 
-class Numbers(ClassifierMixin, BaseEstimator):
-    """Remembers the numbers of its rows: probability 1 for the true class of those, 1/2 for all others."""
-
-    def fit(self, X, y):
-        self.classes_, self.seen_ = np.unique(y), dict(zip(X[:, 0].tolist(), y.tolist(), strict=True))
-        return self
-
-    def predict_proba(self, X):
-        return np.array([np.eye(2)[self.seen_[x]] if x in self.seen_ else [0.5, 0.5] for x in X[:, 0].tolist()])
-
-
-class Noise(Numbers):
+class Noise(RowNumbers):
     def predict_proba(self, X):
         return np.random.default_rng(len(X)).dirichlet(np.ones(len(self.classes_)), len(X))
 
@@ -133,7 +121,7 @@ class TestOutOfFold:
     """Only a model that trained on a row knows its label."""
 
     def test_a_classifier_judges_rows_that_it_did_not_see(self, numbers):
-        outcome = fitted(numbers, stack(f"{__name__}.Numbers"))
+        outcome = fitted(numbers, stack("tests.made.RowNumbers"))
         assert (outcome.probabilities["val"] == 0.5).all()
         assert outcome.probabilities["test"].max() > 0.8, "new rows are averaged over all folds"
 

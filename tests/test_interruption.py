@@ -23,6 +23,7 @@ from east.lab.training import engine
 from tests import killed
 from tests.commands import ROOT, children_of, count_records, descendants, record_files, start, wait_for
 from tests.conftest import unsaved
+from tests.made import ended_at_checkpoint
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -132,20 +133,8 @@ def test_a_killed_population_resumes_from_its_checkpoint(tmp_path, monkeypatch):
     """The second command continues the first one's trials and gives the results of an undisturbed run."""
     epochs = [f"protocol.{name}=12" for name in ("max_epochs", "stage_epochs", "patience")]
     command = [*SMALL, *INLINE, *epochs, "trials=3", "model.hidden=[8]"]
-    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0.0)
-    save, load = engine.Population.save, engine.Population.load
-    saved, loaded = [], []
-
-    def save_then_die(self, file):
-        save(self, file)
-        saved.append(file)
-        if len(saved) == 5:
-            raise Killed
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine.Population, "save", save_then_die)
-        with pytest.raises(Killed):
-            cli.run([*command, f"results_dir={tmp_path / 'results'}"])
+    load, loaded = engine.Population.load, []
+    saved = ended_at_checkpoint(5, Killed(), lambda: cli.run([*command, f"results_dir={tmp_path / 'results'}"]))
     (stale,) = {path.parent for path in tmp_path.rglob("*.safetensors")}
     (stale / "of-another-grouping.safetensors").touch()
     monkeypatch.setattr(engine.Population, "load", lambda self, file: (loaded.append(file), load(self, file))[1])

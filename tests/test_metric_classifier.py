@@ -9,7 +9,6 @@ import pytest
 import sklearn
 import torch
 from scipy.optimize import minimize
-from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.datasets import load_iris, make_classification
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import RandomForestClassifier
@@ -23,6 +22,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from east import Confusion, MetricClassifier, decide
 from east.lab.training.crossfit import judge_for, mixture_weights
+from tests.made import RowNumbers
 
 BY_RULE = "predict follows the rule for the metric, not the largest probability; decision='argmax' passes"
 
@@ -44,17 +44,6 @@ def test_scikit_learns_checks(estimator, check):
 @pytest.fixture(scope="module")
 def rare():
     return make_classification(2000, 8, n_informative=5, weights=[0.93], flip_y=0.05, random_state=1)
-
-
-class RowNumbers(ClassifierMixin, BaseEstimator):
-    """Knows the rows that it was trained on: probability 1 for the true class of those, 1/2 for all others."""
-
-    def fit(self, X, y):
-        self.classes_, self.seen_ = np.unique(y), dict(zip(X[:, 0].tolist(), y.tolist(), strict=True))
-        return self
-
-    def predict_proba(self, X):
-        return np.array([np.eye(2)[self.seen_[x]] if x in self.seen_ else [0.5, 0.5] for x in X[:, 0].tolist()])
 
 
 @pytest.mark.parametrize("cv", [2, 5, 7])

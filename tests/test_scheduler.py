@@ -28,7 +28,7 @@ from east.lab.training import devices, engine, population, saved
 from east.lab.training.population import Outcome, Trial
 from east.lab.training.progress import Epoch
 from east.lab.training.scores import Best
-from tests.made import science
+from tests.made import ended_at_checkpoint, science
 
 TINY = ["dataset=digits", "dataset.limit=120", "model.hidden=[8]", "protocol.max_epochs=2", "protocol.decisions=[]",
         "executor=inline", "device=cpu", "preset=quick"]  # fmt: skip
@@ -299,21 +299,13 @@ def test_a_checkpoint_stays_until_all_its_trials_are_recorded(tmp_path, monkeypa
 
 
 @pytest.fixture
-def checkpointed(tmp_path, monkeypatch):
+def checkpointed(tmp_path):
     """A function that carries out a run up to its first checkpoint."""
-    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0)
-    save = population.Population.save
-
-    def save_then_stop(self, file):
-        save(self, file)
-        raise KeyboardInterrupt
 
     def start(*overrides):
-        with monkeypatch.context() as patch:
-            patch.setattr(population.Population, "save", save_then_stop)
-            with pytest.raises(KeyboardInterrupt) as caught:
-                carry_out([run_of(tmp_path, *overrides)])
-        return caught.value
+        interruption = KeyboardInterrupt()
+        ended_at_checkpoint(1, interruption, lambda: carry_out([run_of(tmp_path, *overrides)]))
+        return interruption
 
     return start
 

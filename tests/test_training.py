@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from east.lab import data, models
+from east.lab import models
+from east.lab.data import split
 from east.lab.data.common import Part, Splits
 from east.lab.settings.sections import Hyper, ModelSection
 from east.lab.training import engine, population
@@ -19,7 +20,7 @@ from east.lab.training.evaluation import evaluate
 from east.lab.training.optimizer import Adam, Average
 from east.lab.training.population import Outcome, Trial
 from east.losses import CrossEntropy, MetricLoss
-from tests.made import science
+from tests.made import ended_at_checkpoint, real, science
 
 LOSSES = {
     "ce": {"name": "ce", "_target_": "east.losses.CrossEntropy"},
@@ -402,20 +403,9 @@ class Remembering(CrossEntropy):
         self.seen = state.clone()
 
 
-def stopped_and_resumed(trials, splits, folder, monkeypatch, saves):
+def stopped_and_resumed(trials, splits, folder, saves):
     """The outcomes of a training that was stopped right after a checkpoint and resumed."""
-    save, count = population.Population.save, iter(range(1, 999))
-
-    def save_then_stop(self, file):
-        save(self, file)
-        if next(count) == saves:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine, "CHECKPOINT_SECONDS", 0)
-        patch.setattr(population.Population, "save", save_then_stop)
-        with pytest.raises(KeyboardInterrupt):
-            train(trials, splits, checkpoint=folder)
+    ended_at_checkpoint(saves, KeyboardInterrupt(), lambda: train(trials, splits, checkpoint=folder))
     return train(trials, splits, checkpoint=folder)
 
 
@@ -451,7 +441,7 @@ POPULATIONS = {
 
 
 @pytest.mark.parametrize("name", POPULATIONS)
-def test_a_trial_is_the_same_alone_in_a_population_and_after_a_resume(name, blobs, tmp_path, monkeypatch):
+def test_a_trial_is_the_same_alone_in_a_population_and_after_a_resume(name, blobs, tmp_path):
     trials, splits = POPULATIONS[name], [blobs] * len(POPULATIONS[name])
     if name == "splits of their own":
         parts = (blobs.train, blobs.val, blobs.test)
@@ -464,7 +454,7 @@ def test_a_trial_is_the_same_alone_in_a_population_and_after_a_resume(name, blob
         assert outcome.trial is trial
         assert np.array_equal(outcome.labels["test"], its_splits.test.labels)
         assert close(outcome, train([trial], its_splits)[0])
-    resumed = stopped_and_resumed(trials, splits, tmp_path, monkeypatch, saves=left[len(left) // 2 - 1])
+    resumed = stopped_and_resumed(trials, splits, tmp_path, saves=left[len(left) // 2 - 1])
     assert all(same(a, b) for a, b in zip(company, resumed, strict=True))
 
 
@@ -512,10 +502,10 @@ def test_a_checkpoint_that_cannot_be_read_for_now_is_kept(blobs, tmp_path, monke
     trials = [Trial(config(max_epochs=4), 0)]
     monkeypatch.setattr(population.Population, "load", fail)
     if isinstance(error, FileNotFoundError):
-        assert same(*stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=2), *train(trials, blobs))
+        assert same(*stopped_and_resumed(trials, blobs, tmp_path, saves=2), *train(trials, blobs))
     else:
         with pytest.raises(type(error)):
-            stopped_and_resumed(trials, blobs, tmp_path, monkeypatch, saves=2)
+            stopped_and_resumed(trials, blobs, tmp_path, saves=2)
         assert [file.suffix for file in tmp_path.iterdir()] == [".safetensors"]
 
 
@@ -589,21 +579,11 @@ def test_compile_covers_the_network_and_the_loss(blobs, monkeypatch, backend):
     assert any("cross_entropy" in graph or "softmax" in graph for graph in captured)
 
 
-@pytest.fixture(scope="module")
-def mammography():
-    try:
-        return data.split(data.load("mammography"), seed=0)
-    except data.DataError as error:
-        pytest.skip(f"mammography is not here: {error}")
-
-
-PAPER = {"name": "mlp", "hidden": [512, 256, 128]}
-
-
 @pytest.mark.slow
-def test_cross_entropy_on_mammography_scores_as_published(mammography):
-    settings = config("ce", PAPER, hyper={"lr": 1e-3, "batch_size": 256}, patience=10, max_epochs=100)
-    for outcome in train([Trial(settings, seed) for seed in range(2)], mammography):
+def test_cross_entropy_on_mammography_scores_as_published():
+    paper = {"name": "mlp", "hidden": [512, 256, 128]}
+    settings = config("ce", paper, hyper={"lr": 1e-3, "batch_size": 256}, patience=10, max_epochs=100)
+    for outcome in train([Trial(settings, seed) for seed in range(2)], split(real("mammography"))):
         assert 0.62 <= scores(outcome)["f1_pos"] <= 0.80
 
 
