@@ -153,15 +153,20 @@ def interval(samples: np.ndarray, units: int, questions: int = 1) -> tuple[np.nd
 
 
 def drawn_scores(parts: Sequence[Decided], measure: Measure) -> np.ndarray:
-    """[parts, DRAWS]: scores of the parts, which have the same rows, under the same random weights."""
+    """[parts, DRAWS]: scores of the parts, which have the same rows, under the same random weights.
+
+    Each part has a prior of its own: with a common one, a single row would put a model clearly ahead.
+    """
     units, unit_of_row = parts[0].units
     cells, ones = parts[0].classes ** 2, np.ones(len(unit_of_row))
     places = [(unit_of_row, (part.labels * part.classes + part.predicted).numpy()) for part in parts]
     counts = [csr_array((ones, place), shape=(units, cells)) for place in places]
     scores = []
     for random, weights in draws(units, max(units, cells)):
-        prior = random.gamma(PRIOR / cells, size=(len(weights), cells))
-        matrices = (torch.from_numpy(weights @ of_part + prior) for of_part in counts)
+        matrices = (
+            torch.from_numpy(weights @ of_part + random.gamma(PRIOR / cells, size=(len(weights), cells)))
+            for of_part in counts
+        )
         square = (matrix.unflatten(-1, (parts[0].classes, -1)) for matrix in matrices)
         scores.append(torch.stack([measure(Confusion.from_matrix(matrix)) for matrix in square]))
     return torch.cat(scores, dim=1).numpy()
