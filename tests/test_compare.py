@@ -138,7 +138,16 @@ def test_leads_over_many_candidates_need_more_evidence():
     assert lower < low < few.scores["lead"][1]
     same = compared(*(candidate(str(k), good, good, labels) for k in range(12)))
     assert "not clearly ahead of any other" in same.summary
-    assert (same.scores[["lead_low", "lead_high"]] == 0).all(axis=None)
+    assert (same.scores["lead"] == 0).all()
+
+
+def test_a_lead_of_one_row_is_not_clear_and_one_of_twelve_is():
+    """By the sign test, one row more means p = 1/2, and twelve p = 0.0002."""
+    labels = np.arange(100) % 2
+    for more, verdict in ((1, "not clearly ahead of any other"), (12, "; clearly ahead of all others")):
+        worse = np.where(np.arange(100) < more, 1 - labels, labels)
+        result = compared(candidate("better", labels, labels, labels), candidate("worse", worse, worse, labels))
+        assert result.summary.endswith(verdict)
 
 
 def test_an_undefined_score_does_not_win():
@@ -212,10 +221,11 @@ def test_costs_are_typed_or_read_from_a_file(costs, expected, tmp_path, monkeypa
         (None, "table", list(compare.USUAL)),
         (["f1_ce", "rf", "rf"], "table", ["constant", "f1_ce", "rf"]),
         (["sklearn.svm.SVC"], "table", ["constant", "sklearn.svm.SVC"]),
-        (None, "image", ["networks"]),
+        (None, "image", ["constant", "networks"]),
         (["rf"], "image", "rf takes no images"),
         (["bosting"], "table", "did you mean 'boosting'"),
         ([], "table", "expected at least one of constant"),
+        (["nowhere.Classifier"], "table", "nowhere"),
     ],
 )
 def test_candidates_are_components_losses_or_classifiers(names, kind, expected):
@@ -408,6 +418,24 @@ def test_a_column_of_patients_is_suggested_with_what_it_changes(tmp_path, monkey
         r"dataset.group=patient \(.*?: f1_positive (\d\.\d+) without, (\d\.\d+) with it", capsys.readouterr().out
     )
     assert float(found.group(1)) > float(found.group(2)) + 0.1
+
+
+def test_a_date_is_suggested_as_time_and_a_constant_learns_nothing_from_the_folds(tmp_path, monkeypatch, capsys):
+    """The share of a class in the other folds tells its share in this one: enough for an MCC that is not 0."""
+    monkeypatch.chdir(tmp_path)
+    random = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": random.normal(size=203), "y": (np.arange(203) < 31).astype(int)})
+    frame["day"] = (pd.Timestamp("2024-01-01") + pd.to_timedelta(random.integers(0, 300, 203), "D")).strftime(
+        "%Y-%m-%d"
+    )
+    frame.to_csv("my.csv", index=False)
+    words = ["task=compare", "dataset.path=my.csv", "dataset.target=y", "candidates=[logistic]", "score=mcc"]
+    assert cli.run([*words, "executor=inline"]) == 0
+    said = capsys.readouterr()
+    assert "warning" not in said.err
+    assert re.search(r"chosen on 16\d / tested on 4\d$", said.out, re.MULTILINE)
+    assert re.search(r"dataset.time=day \(.*?: mcc -?\d\.\d+ without, -?\d\.\d+ with it", said.out)
+    assert re.search(r"^always the same +0\.000 +0\.000 ", said.out, re.MULTILINE)
 
 
 def test_a_model_of_the_future_knows_the_newest_rows(tmp_path, monkeypatch, capsys):

@@ -29,7 +29,7 @@ def test_copied_rows_stay_together_and_rows_of_categories_do_not():
     assert len(np.unique(equal_rows(copied))) == 80
     assert repeats_tied(copied)
     (finding,) = findings(copied)
-    assert finding.message == ("320 of 400 rows repeat an earlier one, far more than by chance: keep them in one part")
+    assert finding.message == ("320 of 400 rows repeat an earlier one, far more than by chance: they stay in one part")
     words = {f"c{k}": random.choice(list("abc"), 400) for k in range(4)}
     by_nature = from_frame("t", pd.DataFrame(words | {"y": random.randint(0, 2, 400)}), "y")
     assert not repeats_tied(by_nature)

@@ -156,8 +156,8 @@ def general_help(folder: str | None) -> str:
 def help_of(name: str) -> str:
     """A task, and the part of conf/config.yaml that it reads."""
     task = TASKS[choose("task", name, TASKS)]
-    text = (CONF / "config.yaml").read_text(encoding="utf-8")
-    settings = re.findall(r'^(?:  - )?"?((\w+)"?:.*(?:\n +[\w#].*)*)', text, re.MULTILINE)
+    text = (CONF / "config.yaml").read_text(encoding="utf-8").replace('"yes": false', "yes: false  ")  # YAML's quotes
+    settings = re.findall(r"^(?:  - )?((\w+):.*(?:\n +[\w#].*)*)", text, re.MULTILINE)
     lines = [text for text, setting in settings if setting in task.reads]
     return "\n".join([f"task={name}: {task.about}", "", *lines, "", "east-run --help lists the choices", ""])
 

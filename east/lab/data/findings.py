@@ -42,7 +42,7 @@ def findings(table: Table) -> list[Finding]:
     if table.raw is None or table.encoding is None:
         return found
     if (count := len(table.raw) - len(np.unique(equal_rows(table)))) > 0:
-        tied = "far more than by chance: keep them in one part" if repeats_tied(table) else "as by chance"
+        tied = "far more than by chance: they stay in one part" if repeats_tied(table) else "as by chance"
         found.append(Finding("repeats", f"{count:,} of {len(table.raw):,} rows repeat an earlier one, {tied}"))
     for column in table.encoding.used:
         found += about_column(column, table.raw, table.labels.numpy(), table.stratifiable)

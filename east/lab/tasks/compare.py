@@ -24,7 +24,7 @@ from east import decisions, metrics
 from east.choices import ConfigError, choose, groups
 from east.confusion import Confusion
 from east.lab import bars, data
-from east.lab.data.common import assign, split_into
+from east.lab.data.common import Part, assign, split_into
 from east.lab.data.findings import Finding, equal_rows, findings, repeats_tied
 from east.lab.experiment import candidates
 from east.lab.experiment.candidates import STACK, Contest, Timetable, title
@@ -107,7 +107,8 @@ def main(command: Command, _: Settings) -> int:
         result, weights = judged(problem, fitted)
         save(problem, result.winner, weights[result.winner.name], fitted, folder)
         notes = [*planned.notes, *failed, *composition(weights.get(title(STACK), {}))]
-        predict = predict_command(folder, problem.loaded.kind, trust=any("." in name for name in fitted))
+        of_winner = [name for name, weight in weights[result.winner.name].items() if weight]
+        predict = predict_command(folder, problem.loaded.kind, trust=any("." in name for name in of_winner))
         every_note = [*notes, *problem.notes]
         model_page.write(folder, result, problem.loaded, contest.splits, problem.about, every_note, typed, predict)
     print("\n".join(["", writers.aligned(result.lines()), f"winner on {result.score}: {result.summary}"]))
@@ -145,17 +146,20 @@ def described(command: Command, settings: Settings) -> Problem:
         settings = settings.but(split=settings.split.but(stratify=True))  # keeps rare classes in every part
     score = parse_score(settings.score, settings.costs, loaded)
     parse_candidates(settings.candidates, loaded.kind)
-    splitting = split_options(settings.split)
-    about = data.describe(loaded, **splitting)
+    contest, test = arranged(command, settings, loaded)
+    choosing, testing = parts_of(contest, test)
+    about = data.describe(loaded, **split_options(settings.split))
+    about["split"] = {"chosen on": int(choosing.sum()), "tested on": int(testing.sum())}
     if loaded.name in ("csv", "images"):
         about["name"] = Path(loaded.path).name
     text = data.describe_text({name: about[name] for name in SHOWN})
-    contest, test = arranged(command, settings, loaded)
-    notes = [*loaded.notes, *undefined(score, len(loaded.classes))]
-    notes += [finding.message + both_ways(contest, finding, loaded, score) for finding in found]
     encoding = contest.splits.encoding
-    print(text, *(f"  {line}" for line in (encoding.describe(COLUMNS) if encoding else ())), sep="\n")
-    print(*(f"note: {note}" for note in [*scarcity(loaded, test, score), *notes]), sep="\n", flush=True)
+    print(text, *(f"  {line}" for line in (encoding.describe(COLUMNS) if encoding else ())), sep="\n", flush=True)
+    notes = [*scarcity(loaded, test, score), *loaded.notes, *undefined(score, len(loaded.classes))]
+    with bars.bar("checking groups and times"):
+        notes += with_effects(contest, found, loaded, score)
+    for note in notes:
+        print(f"note: {note}", flush=True)
     return Problem(settings, loaded, contest, test, score, text, tuple(notes))
 
 
@@ -172,24 +176,36 @@ def arranged(command: Command, settings: Settings, loaded: data.Data) -> tuple[C
     return Contest(command, splits, folds, independent, settings.device, seed), test
 
 
-def both_ways(contest: Contest, finding: Finding, loaded: data.Data, score: Score) -> str:
-    """What a suggested group or time would change, by gradient boosting with either folds; "" if that takes long."""
-    part = contest.splits.train
+def parts_of(contest: Contest, test: Tensor) -> tuple[Tensor, Tensor]:
+    """The rows, bool [n], that choose and that test; with a time, the oldest do neither: they only train."""
+    covered = torch.zeros_like(test)
+    covered[np.concatenate([held for _, held in contest.folds])] = True
+    return covered & ~test, covered & test
+
+
+def with_effects(contest: Contest, found: Sequence[Finding], loaded: data.Data, score: Score) -> Iterator[str]:
+    """The findings as sentences, with what a suggested group or time would change unless that takes long."""
+    part, without = contest.splits.train, None
     raw = loaded.raw if isinstance(loaded, data.Table) else None
-    if finding.kind not in ("group", "time") or contest.rows > candidates.MANY or raw is None:
-        return ""
-    column = raw[finding.column]
-    values = torch.from_numpy(pd.factorize(column)[0] if finding.kind == "group" else column.to_numpy(float))
-    other = replace(part, **{"groups" if finding.kind == "group" else "time": values})
-    reached = []
-    for pool in (part, other):
-        folds = ensemble.divided(EnsembleSection(folds=3), pool, contest.seed)
-        p = torch.from_numpy(replace(contest, folds=folds).fit("boosting").held_out)
-        rows = ~p.isnan().any(1)
-        rule = decisions.expected(p[rows], score.measure, loaded.positive)
-        confusion = Confusion.from_predictions(rule.decide(p[rows]), part.labels[rows], len(loaded.classes))
-        reached.append(float(score.measure(confusion)))
-    return f" (gradient boosting: {score.name} {reached[0]:.3f} without, {reached[1]:.3f} with it)"
+    for finding in found:
+        if finding.kind not in ("group", "time") or contest.rows > candidates.MANY or raw is None:
+            yield finding.message
+            continue
+        column = raw[finding.column]
+        values = torch.tensor(pd.factorize(column)[0] if finding.kind == "group" else column.to_numpy(float))
+        other = replace(part, **{"groups" if finding.kind == "group" else "time": values})
+        without = quick_score(contest, part, score) if without is None else without
+        both = f"{without:.3f} without, {quick_score(contest, other, score):.3f} with it"
+        yield f"{finding.message} (gradient boosting: {score.name} {both})"
+
+
+def quick_score(contest: Contest, pool: Part, score: Score) -> float:
+    """The score of gradient boosting, cross-fitted in three folds of the rows."""
+    folds = ensemble.divided(EnsembleSection(folds=3), pool, contest.seed)
+    p = torch.from_numpy(replace(contest, folds=folds).fit("boosting").held_out)
+    rows = ~p.isnan().any(1)
+    rule = decisions.expected(p[rows], score.measure, contest.splits.positive)
+    return float(score.measure(Confusion.from_predictions(rule.decide(p[rows]), pool.labels[rows], p.shape[1])))
 
 
 def scarcity(loaded: data.Data, test: Tensor, score: Score) -> Iterator[str]:
@@ -289,16 +305,18 @@ def extreme_counts(classes: int) -> Iterator[Confusion]:
 def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:
     """The names of `candidates=[…]`: components of the stack, losses of networks, or classifiers by dotted path."""
     if names is None:
-        return [name for name in USUAL if kind == "table" or name == NETWORKS]
+        return [name for name in USUAL if kind == "table" or name in ("constant", NETWORKS)]
     if not names:
         raise ConfigError(f"candidates=[]: expected at least one of {', '.join(USUAL)}")
     losses = [name for name in groups()["loss"] if not compose.is_classical(name)]
     for name in names:
-        if "." not in name:
+        if "." in name:
+            ensemble.estimator_named(name).unfitted(0)  # fails before training, if it does
+        else:
             choose("candidate", name, [*USUAL, *losses], "rf" if "forest" in name else None)
-        if kind != "table" and name not in (NETWORKS, *losses):
+        if kind != "table" and name not in ("constant", NETWORKS, *losses):
             raise ConfigError(f"candidates: {name} takes no {kind}s; networks do")
-    return list(dict.fromkeys(("constant", *names) if kind == "table" else names))  # so that there is an answer
+    return list(dict.fromkeys(("constant", *names)))  # so that there is an answer
 
 
 def announced(planned: Timetable, settings: Settings) -> str:
@@ -323,11 +341,11 @@ def judged(problem: Problem, fitted: dict[str, Component]) -> tuple[Comparison, 
     part, measure, positive = problem.contest.splits.train, problem.score.measure, problem.loaded.positive
     labels = part.labels
     every = np.stack([component.held_out for component in fitted.values()])
-    covered = torch.zeros_like(problem.test)
-    covered[np.concatenate([held for _, held in problem.contest.folds])] = True
-    choosing, testing = covered & ~problem.test, covered & problem.test
+    choosing, testing = parts_of(problem.contest, problem.test)
     share = torch.bincount(labels[choosing], minlength=every.shape[-1]) / choosing.sum()
     every[np.isnan(every).any(-1)] = share.numpy()  # rows that all trees of a small forest have drawn
+    if "constant" in fitted:
+        every[[*fitted].index("constant")] = share.numpy()  # its shares in the folds tell what was left out
     weights = {title(name): {name: 1.0} for name in fitted}
     mixed = [*every]
     if len(fitted) > 1:
