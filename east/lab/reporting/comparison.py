@@ -155,28 +155,33 @@ def interval(samples: np.ndarray, units: int, questions: int = 1) -> tuple[np.nd
 def drawn_scores(parts: Sequence[Decided], measure: Measure) -> np.ndarray:
     """[parts, DRAWS]: scores of the parts, which have the same rows, under the same random weights.
 
+    Independent rows that all parts decide alike share a weight: the sum of c numbers from Exp(1) is one from Gamma(c).
     Each part has a prior of its own: with a common one, a single row would put a model clearly ahead.
     """
-    units, unit_of_row = parts[0].units
-    cells, ones = parts[0].classes ** 2, np.ones(len(unit_of_row))
-    places = [(unit_of_row, (part.labels * part.classes + part.predicted).numpy()) for part in parts]
-    counts = [csr_array((ones, place), shape=(units, cells)) for place in places]
+    d, groups = parts[0].classes, parts[0].groups
+    cells = torch.stack([part.labels * d + part.predicted for part in parts]).numpy()
+    if groups is None:
+        cells, rows = np.unique(cells, axis=1, return_counts=True)
+        unit_of_row, shapes = np.arange(len(rows)), rows.astype(float)
+    else:
+        units, unit_of_row = parts[0].units
+        shapes = np.ones(units)
+    ones = np.ones(len(unit_of_row))
+    counts = [csr_array((ones, (unit_of_row, cell)), shape=(len(shapes), d * d)) for cell in cells]
     scores = []
-    for random, weights in draws(units, max(units, cells)):
-        matrices = (
-            torch.from_numpy(weights @ of_part + random.gamma(PRIOR / cells, size=(len(weights), cells)))
-            for of_part in counts
-        )
-        square = (matrix.unflatten(-1, (parts[0].classes, -1)) for matrix in matrices)
+    for random, weights in draws(shapes, d * d):
+        size = len(weights), d * d
+        matrices = (torch.from_numpy(weights @ of_part + random.gamma(PRIOR / d**2, size=size)) for of_part in counts)
+        square = (matrix.unflatten(-1, (d, -1)) for matrix in matrices)
         scores.append(torch.stack([measure(Confusion.from_matrix(matrix)) for matrix in square]))
     return torch.cat(scores, dim=1).numpy()
 
 
-def draws(units: int, width: int) -> Iterator[tuple[np.random.Generator, np.ndarray]]:
-    """DRAWS rows of weights [units], as many at a time as fit in memory with `width` numbers each."""
-    random, at_once = np.random.default_rng(0), max(1, AT_ONCE // width)
+def draws(shapes: np.ndarray, width: int) -> Iterator[tuple[np.random.Generator, np.ndarray]]:
+    """DRAWS rows of weights from Gamma(shapes), as many at a time as fit in memory with `width` numbers beside them."""
+    random, at_once = np.random.default_rng(0), max(1, AT_ONCE // max(len(shapes), width))
     for start in range(0, DRAWS, at_once):
-        yield random, random.exponential(size=(min(at_once, DRAWS - start), units))
+        yield random, random.gamma(shapes, size=(min(at_once, DRAWS - start), len(shapes)))
 
 
 def drawn_rankings(part: Decided, positive: int | None) -> dict[str, np.ndarray]:
@@ -186,7 +191,7 @@ def drawn_rankings(part: Decided, positive: int | None) -> dict[str, np.ndarray]
     ranked = [(values, truth) for values, truth in ranked if truth.any() and not truth.all()]
     units, unit_of_row = part.units
     drawn = []
-    for _, weights in draws(units, len(unit_of_row)):
+    for _, weights in draws(np.ones(units), len(unit_of_row)):
         of_rows = weights[:, unit_of_row]
         drawn.append(np.mean([ranking(values, truth, of_rows) for values, truth in ranked], axis=0))
     return dict(zip(("auroc", "average_precision"), np.concatenate(drawn, axis=1), strict=True))
