@@ -744,11 +744,9 @@ def test_a_score_of_a_class_without_test_rows_is_refused(tmp_path, monkeypatch, 
 @pytest.mark.parametrize(
     "arguments, code, message",
     [
-        ([*COMPARE, "loss=ce"], 2, "loss=ce: task=compare does not read it"),
         ([*COMPARE, "candidates=[bosting]"], 2, "did you mean 'boosting'"),
         ([*COMPARE, "minutes=0"], 2, "minutes"),
         ([*COMPARE, "candidates=[nowhere.Classifier]"], 2, "nowhere is not installed"),
-        ([*COMPARE, "score=cost"], 2, "score=cost needs costs=[[0,1],[10,0]]"),
         ([*COMPARE, "split.seed=trial"], 2, "task=compare judges all candidates on one split"),
         ([*COMPARE, "protocol=btg"], 2, "task=compare judges all candidates on one split"),
         ([*COMPARE, "score=f2"], 2, "unknown score 'f2'"),

@@ -8,9 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from east.choices import ConfigError
 from east.lab import cli
-from east.lab.training.devices import pick_device
 from tests.commands import TINY, environment
 
 SMALL = ["dataset=digits", "dataset.limit=120", "preset=quick"]
@@ -148,7 +146,7 @@ loss.temprature=0.1                       | 2 | unknown parameter of f1 'temprat
 loss.average=macroo                       | 2 | average
 loss.temperature=-1                       | 2 | temperature
 loss=fbeta loss.beta=-1                   | 2 | beta
-loss=fbeta loss.beta={dgo:2}              | 2 | unknown class 'dgo'
+loss=fbeta loss.beta={dgo:2}              | 2 | unknown class 'dgo'. Choices: 0, 1, 2
 loss=metric loss.metric=f11               | 2 | did you mean 'f1'?
 loss=metric loss.metric=nowhere.f         | 2 | 'nowhere.f' cannot be imported
 loss=metric loss.metric=fbeta loss.betta=2 | 2 | did you mean 'beta'?
@@ -192,7 +190,7 @@ task=predict checkpoint=kept input=one.csv output=out.csv | 3 | did you mean kep
 task=compare dataset=digits score=f11     | 2 | did you mean
 task=compare losses=[f1]                  | 2 | losses=['f1']: task=compare does not read it
 task=compare dataset=digits score=auroc   | 2 | choose another score
-task=compare dataset=digits score=cost    | 2 | score=cost needs costs=
+task=compare dataset=digits score=cost    | 2 | score=cost needs costs=[[0,1],[10,0]]
 task=compare dataset=digits candidates=forest | 2 | did you mean 'rf'?
 task=compare dataset=digits candidates=   | 2 | candidates
 """
@@ -291,12 +289,6 @@ def test_a_warning_is_printed_once(capsys):
         warnings.simplefilter("always")
         assert cli.guarded(task, []) == 0
     assert capsys.readouterr().err == "warning: a record is damaged\n"
-
-
-def test_a_missing_device_is_a_config_error(monkeypatch):
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    with pytest.raises(ConfigError, match="device 'cuda' is not available here; choices:"):
-        pick_device("cuda")
 
 
 @pytest.mark.parametrize(("words", "code"), [(["--help"], 0), (TINY, 1)])

@@ -12,7 +12,7 @@ from east.lab import cli
 from east.lab.data import DataError, datasets, load
 from east.lab.experiment import records
 from east.lab.reporting import tables
-from east.lab.settings.command import Command, typed
+from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
 
 pytestmark = pytest.mark.usefixtures("no_figures")
@@ -34,10 +34,6 @@ def planned() -> Iterator[tuple[str, str, Command]]:
 
 
 PLANNED = list(planned())
-
-
-def words(command: Command) -> list[str]:
-    return [f"{name}={typed(value)}" for name, value in command.items()]
 
 
 def pairs() -> dict[str, list[Command]]:
@@ -94,7 +90,7 @@ def test_the_cells_of_a_table_find_the_records_of_its_commands(name, variant):
     for command in (command for table, kind, command in PLANNED if (table, kind) == (name, variant)):
         quick, data = command.but(preset="quick"), (command.get("dataset"), "fingerprint")
         science = settings(quick).science(*data)
-        assert settings(Command.parse(words(quick))).science(*data).key == science.key, "typed by hand it is the same"
+        assert settings(Command.parse(quick.words)).science(*data).key == science.key, "typed by hand it is the same"
         made += [records.Record(config=science, seed=seed, **judged) for seed in range(trials)]
     keys = {record.key for record in made}
     assert len(made) == trials * len(keys) > 0, "every run is another experiment"
@@ -123,7 +119,7 @@ def test_a_row_of_every_loss_and_kind_of_data_runs(pair, caltech, tmp_path, monk
         load(command.get("dataset"), limit=command.get("dataset.limit"))
     except DataError as error:
         pytest.skip(str(error).splitlines()[0])
-    assert cli.run(words(command.but(results_dir=str(tmp_path)))) == cli.DONE
+    assert cli.run(command.but(results_dir=str(tmp_path)).words) == cli.DONE
     (record,) = records.scan(tmp_path)
     assert (record.status, record.error) == ("done", None)
     asked = settings(command)
