@@ -56,12 +56,12 @@ class Catalogue:
         self.families = [Family(members) for members in grouped.values()]
         self._by_names: dict[tuple[str, str, str], list[Family]] = {}
         for family in self.families:
-            self._by_names.setdefault(_names(family.config), []).append(family)
+            self._by_names.setdefault(names_of(family.config), []).append(family)
         self._indexes: dict[Any, dict[str, list[Family]]] = {}
 
     def alike(self, config: Science, ignored: frozenset[str]) -> list[Family]:
         """The families with these settings, except in the ignored keys and in what a search varies."""
-        names = _names(config)
+        names = names_of(config)
         if (names, ignored) not in self._indexes:
             index = self._indexes[names, ignored] = {}
             for family in self._by_names.get(names, ()):
@@ -69,7 +69,8 @@ class Catalogue:
         return self._indexes[names, ignored].get(_identity_without(ignored, config), [])
 
 
-def _names(config: Science) -> tuple[str, str, str]:
+def names_of(config: Science) -> tuple[str, str, str]:
+    """Dataset, loss and protocol."""
     return config.dataset.name, config.loss.name, config.protocol.name
 
 

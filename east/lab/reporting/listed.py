@@ -4,11 +4,10 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from east.lab.reporting import papers
-from east.lab.reporting.catalogue import Catalogue, Family
+from east.lab.reporting.catalogue import Catalogue, Family, names_of
 from east.lab.reporting.cells import CUSTOM, PRESETS, Cell, chosen_settings, composed, over_splits
 from east.lab.reporting.labels import distinct_names, labels
 from east.lab.reporting.specs import POSITIVE, Spec
-from east.lab.settings.sections import Science
 
 
 def filled_cells(table: Spec, catalogue: Catalogue, quickest: str, rule: str, config_dir: str | None) -> Iterator[Cell]:
@@ -18,8 +17,8 @@ def filled_cells(table: Spec, catalogue: Catalogue, quickest: str, rule: str, co
     """
     included = (family for family in catalogue.families if _included(table, family, quickest))
     blocks: dict[str, dict[str | None, dict[str, list[Family]]]] = {}  # dataset -> its fingerprint -> loss -> families
-    for family in sorted(included, key=lambda family: str(_names(family.config))):
-        dataset, loss, _ = _names(family.config)
+    for family in sorted(included, key=lambda family: str(names_of(family.config))):
+        dataset, loss, _ = names_of(family.config)
         by_data = blocks.setdefault(dataset, {})
         by_data.setdefault(family.config.dataset.fingerprint, {}).setdefault(loss, []).append(family)
     for dataset, by_data in blocks.items():
@@ -29,10 +28,6 @@ def filled_cells(table: Spec, catalogue: Catalogue, quickest: str, rule: str, co
                     preset = trained_as(family, config_dir) or CUSTOM
                     for name in table.scores:
                         yield _filled(family, block, label, name, rule, preset, config_dir)
-
-
-def _names(config: Science) -> tuple[str, str, str]:
-    return config.dataset.name, config.loss.name, config.protocol.name
 
 
 def _included(table: Spec, family: Family, quickest: str) -> bool:
@@ -66,7 +61,7 @@ def _row_labels(families: Sequence[Family]) -> list[str]:
 
 
 def _filled(family: Family, block: str, row: str, column: str, rule: str, preset: str, config_dir: str | None) -> Cell:
-    dataset, loss, protocol = _names(family.config)
+    dataset, loss, protocol = names_of(family.config)
     score = papers.score_of(None, dataset, loss, column)
     cell = Cell(
         block=block,
