@@ -1,7 +1,7 @@
 """Writes the small committed records that the table tests render: `python tests/golden/generate.py`.
 
-Invented trials, but whole ones: every score is computed from the confusion matrix beside it. They hold what tables must
-tell apart: search and trials, presets, variants, other splits, a failed trial, a part of the data, an altered loss.
+Invented trials, whose scores follow from their confusion matrices. They hold what tables must tell apart: search and
+trials, presets, variants, other splits, a failed trial, a part of the data, an altered loss.
 """
 
 import shutil
@@ -17,26 +17,6 @@ from east.lab.settings.sections import Science
 from east.lab.training.scores import Best
 
 HERE = Path(__file__).parent
-
-
-def scores(matrix: np.ndarray) -> dict:
-    hits, actual, predicted, n = np.diag(matrix), matrix.sum(1), matrix.sum(0), matrix.sum()
-    f1 = 2 * hits / (actual + predicted)
-    t, q, s = actual / n, predicted / n, hits / n
-    mcc = (s - t * q).sum() / np.sqrt((t * (1 - t)).sum() * (q * (1 - q)).sum())
-    recall = hits / actual
-    return {
-        "f1_pos": f1[1] if len(f1) == 2 else None,
-        "f1_macro": f1.mean(),
-        "accuracy": hits.sum() / n,
-        "balanced_accuracy": recall.mean(),
-        "mcc": mcc,
-        "auroc": None,
-        "auroc_thresholded": recall.mean() if len(f1) == 2 else None,
-        "average_precision": None,
-        "precision": hits / predicted,
-        "recall": recall,
-    }
 
 
 def binary(seed: int, positives: int, negatives: int, recall: float, false: float) -> np.ndarray:
@@ -70,19 +50,14 @@ def put(
     words += [] if loss == "loss=rf" else [f"hyper.lr={lr}", "hyper.batch_size=256", "hyper.dropout=0.25"]
     words += [f"annealing={annealing}"] if annealing else []
     words += [f"dataset.limit={more['limit']}"] if "limit" in more else []
-    found = {"test": scores(matrix)} if more.get("status") != "failed" else {}
-    decisions = {}
-    if more.get("thresholds"):
-        beta = lambda b: (1 + b * b) * matrix[1, 1] / (b * b * matrix[1].sum() + matrix[:, 1].sum())  # noqa: E731
-        means = {n: v for n, v in scores(matrix).items() if np.isscalar(v)} | {"f2_pos": beta(2), "f3_pos": beta(3)}
-        decisions = {"thresholds": {"at": [0.5], "confusion": {"test": [matrix]}, "scores": {"test": means}}}
+    judged = more.get("status") != "failed"
+    decisions = {"thresholds": {"at": [0.5], "confusion": {"test": [matrix]}}} if more.get("thresholds") else {}
     record = Record(
         config=config(*words),
         seed=1000 if "val_loss" in more else seed,
         stage="search" if "val_loss" in more else "trial",
         data={"name": dataset, "fingerprint": "golden", "sizes": [0, 0, int(matrix.sum())]},
-        confusion={"test": matrix} if found else {},
-        scores=found,
+        confusion={"test": matrix} if judged else {},
         decisions=decisions,
         best=Best(more.get("val_loss", 0.25), more.get("val_metric", 0.3), temperature=0.1, epoch=9),
         epochs=30,
