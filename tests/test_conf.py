@@ -37,13 +37,7 @@ def test_all_groups_are_found():
 
 
 @pytest.mark.parametrize(("group", "name"), FILES)
-def test_a_file_has_its_own_name_inside(group, name):
-    content = read(group, name)
-    assert (content["preset"] if group == "preset" else content)["name"] == name
-
-
-@pytest.mark.parametrize(("group", "name"), FILES)
-def test_a_file_composes(group, name):
+def test_a_file_composes_and_has_its_own_name_inside(group, name):
     if (group, name) in (("executor", "ray"), ("executor", "submitit")):
         pytest.importorskip(name)
     config = settings(Command.parse([f"{group}={name}", *NEEDS.get((group, name), [])]))

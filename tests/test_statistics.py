@@ -192,7 +192,7 @@ def test_sign_test_by_hand():
     """
     wins = statistics.sign_test([0.2, 0.3, 0.4], rope=0.1)
     assert (wins.behind, wins.equal, wins.ahead) == pytest.approx((0, 0.125, 0.875), abs=0.005)
-    even = statistics.sign_test([-1, 0, 1], prior=0)
+    even = statistics.sign_test([-1, 1], rope=0.1)
     assert (even.behind, even.equal, even.ahead) == pytest.approx((1 / 3, 1 / 3, 1 / 3), abs=0.01)
-    assert statistics.sign_test([]) == statistics.SignTest(0.0, 1.0, 0.0)
+    assert statistics.sign_test([], rope=0.1) == statistics.SignTest(0.0, 1.0, 0.0)
     assert statistics.sign_test([0.01, -0.01] * 9, rope=0.01).equal > 0.99, "the bounds of the region belong to it"

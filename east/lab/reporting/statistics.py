@@ -213,15 +213,14 @@ def critical_difference(methods: int, columns: int) -> float:
     return float(quantile * math.sqrt(methods * (methods + 1) / (6 * columns)))
 
 
-def sign_test(differences: Sequence[float], rope: float = 0.01, prior: float = 1.0) -> SignTest:
+def sign_test(differences: Sequence[float], rope: float) -> SignTest:
     """Bayesian sign test of differences over datasets (Benavoli et al., 2017).
 
     `rope`: differences up to this count as equal. The shares of the three outcomes have a Dirichlet posterior, whose
-    prior weighs as much as `prior` datasets with equal scores. Each number is the probability that its share is the
-    largest.
+    prior weighs as much as one dataset with equal scores. Each number is the probability that its share is the largest.
     """
     values = np.asarray(differences, dtype=float)
-    counts = [(values < -rope).sum(), (np.abs(values) <= rope).sum() + prior, (values > rope).sum()]
+    counts = [(values < -rope).sum(), (np.abs(values) <= rope).sum() + 1, (values > rope).sum()]
     # Dirichlet shares are gamma draws divided by their sum, which does not change which one is largest.
     shares = np.random.default_rng(0).standard_gamma(np.array(counts, dtype=float), (POSTERIOR_DRAWS, 3))
     return SignTest(*(np.bincount(shares.argmax(1), minlength=3) / POSTERIOR_DRAWS).tolist())
