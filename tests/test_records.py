@@ -163,12 +163,10 @@ def test_temporary_files_of_ended_processes_are_swept_and_those_of_living_ones_s
         "alive": f".seed-2.json.{files.machine()}-{os.getpid()}.2.tmp",
         "elsewhere": ".seed-3.json.00000000-1.2.tmp",
         "old": ".seed-4.json.00000000-1.2.tmp",
-        "earlier": ".seed-5.json.1.2.tmp",  # an older name, without the machine
     }
     for name in names.values():
         (folder / name).write_text('{"half":')
-    for name in ("old", "earlier"):
-        os.utime(folder / names[name], (time.time() - 2 * files.STALE_SECONDS,) * 2)
+    os.utime(folder / names["old"], (time.time() - 2 * files.STALE_SECONDS,) * 2)
     (tmp_path / "models" / f".m.{files.machine()}-{ended.pid}.2.tmp").mkdir(parents=True)
     (tmp_path / "runs" / "a" / "b" / "c").mkdir(parents=True)
     files.sweep(tmp_path)

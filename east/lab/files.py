@@ -23,7 +23,7 @@ from east.choices import ConfigError
 MADE_FROM = "made_from.json"  # in a folder of results: which input they are of
 NAME_BYTES = 120  # of each of the two parts of its name; a file system takes 255 in all
 STALE_SECONDS = 24 * 3600  # after which a temporary file from another machine counts as abandoned
-LEFTOVER = re.compile(r"\..+\.(?:(?P<machine>[0-9a-f]{8})-)?(?P<pid>\d+)\.\d+\.tmp")
+LEFTOVER = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)\.\d+\.tmp")
 
 
 def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:
@@ -179,7 +179,7 @@ def sweep(root: Path) -> None:
                 os.rmdir(folder)
 
 
-def _abandoned(path: Path, owner: str | None, pid: int) -> bool:
+def _abandoned(path: Path, owner: str, pid: int) -> bool:
     """Whether nobody is writing this any more: its process has ended, or it is old and from another machine."""
     if owner == machine() and os.name == "posix":
         try:

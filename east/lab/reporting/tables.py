@@ -36,8 +36,8 @@ Question: TypeAlias = tuple[str, str, str, str]  # block, column or ALL, row, ag
 Leads: TypeAlias = dict[str, dict[str, statistics.Paired]]  # group of datasets -> row -> lead over the reference
 
 
-@dataclass(frozen=True)
-class RowPair:
+@dataclass(frozen=True, kw_only=True)
+class RowPair(statistics.Paired):
     """Two rows of a column, trial by trial. `p_holm` is corrected over the table's questions; None if it is not one."""
 
     block: str
@@ -45,13 +45,7 @@ class RowPair:
     row: str
     against: str
     over: str  # a key of `writers.UNITS`
-    n: int
-    difference: float
-    low: float | None
-    high: float | None
-    wins: int
-    losses: int
-    p: float
+    p: float  # of at least two pairs
     training: str | None = None  # the preset of both, where the table shows one of them with a fuller one
     p_holm: float | None = None
 
@@ -398,7 +392,8 @@ def _paired(table: ResultTable, cell: Cell, rival: Cell) -> Iterator[RowPair]:
     pairs["split"] = statistics.paired(*over, overlap=max(ours.overlap, theirs.overlap))
     for unit, pair in pairs.items():
         if pair and pair.n > 1:
-            yield RowPair(cell.block, cell.column, cell.row, rival.row, unit, **vars(pair), training=training)
+            place: dict[str, Any] = {"block": cell.block, "column": cell.column, "row": cell.row, "against": rival.row}
+            yield RowPair(**vars(pair), **place, over=unit, training=training)
 
 
 def _over_datasets(table: ResultTable, question: Question) -> Iterator[RowPair]:
@@ -407,7 +402,7 @@ def _over_datasets(table: ResultTable, question: Question) -> Iterator[RowPair]:
     means = table.means(block)
     pair = statistics.paired(means.get(row, {}), means.get(against, {}), overlap=0.0)
     if pair and pair.n > 1:
-        yield RowPair(block, ALL, row, against, "dataset", **vars(pair))
+        yield RowPair(**vars(pair), block=block, column=ALL, row=row, against=against, over="dataset")
 
 
 def flat(table: ResultTable, cell: Cell) -> dict[str, Any]:
