@@ -7,7 +7,8 @@ import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from east import MetricLoss
+from east import MetricCrossEntropy, MetricLoss
+from east.losses.metric_cross_entropy import FORMS
 
 LABEL_AVERAGES = ("macro", "micro", "weighted", "samples")
 CASES = [(12, 12), (17, 3)]  # samples per rank
@@ -18,6 +19,7 @@ LOSSES = [
     ("f1", {"threshold": [0.2, 0.5], "absent": "ignore"}),
     ("accuracy", {"step": "sigmoid", "threshold": 0.5}),
 ]
+RUNNING = [(metric, form) for metric in ("f1", "gmean", "quadratic_kappa") for form in FORMS]
 
 
 def whole_batch(n):
@@ -37,6 +39,11 @@ def results(model, loss, x, y, weights):
     value = loss(model(x), y, weights)
     value.backward()
     return [value.detach(), *(p.grad.clone() for p in model.parameters())]
+
+
+def series(model, loss, batches):
+    """The results of one batch after another, and the running counts after each."""
+    return [each for batch in batches for each in (*results(model, loss, *batch), loss.counts.clone())]
 
 
 def worker(rank, path, batches, out):
@@ -66,6 +73,9 @@ def worker(rank, path, batches, out):
         for average in LABEL_AVERAGES:
             loss = MetricLoss("f1", multilabel=True, average=average)
             found["multilabel", case, average] = results(model, loss, x, onehot(y), weights)
+    mine = [[t.split(sizes)[rank] for t in batch] for sizes, batch in zip(CASES, batches, strict=True)]
+    for k, (metric, form) in enumerate(RUNNING):
+        found["running", k] = series(model, MetricCrossEntropy(metric, form=form), mine)
     torch.save(found, f"{out}/{rank}.pt")
     dist.destroy_process_group()
 
@@ -120,6 +130,16 @@ def test_two_multilabel_ranks_match_one_process(ranks, case, average):
     whole = results(net(), loss, x, onehot(y), weights)
     for rank in range(2):
         torch.testing.assert_close(found[rank]["multilabel", case, average], whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("k", range(len(RUNNING)), ids=map(str, RUNNING))
+def test_running_counts_of_two_ranks_match_one_process(ranks, k):
+    batches, found = ranks
+    metric, form = RUNNING[k]
+    whole = series(net(), MetricCrossEntropy(metric, form=form), batches)
+    for rank in range(2):
+        torch.testing.assert_close(found[rank]["running", k], whole)
 
 
 def onehot(labels):

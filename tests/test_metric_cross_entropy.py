@@ -5,11 +5,8 @@ from functools import partial
 
 import pytest
 import torch
-import torch.distributed as dist
-import torch.multiprocessing as mp
 import torch.nn.functional as F
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 import east
 from east import METRICS, Confusion, MetricCrossEntropy
@@ -418,45 +415,6 @@ def test_it_learns_a_rare_class_that_cross_entropy_leaves_out():
             optimizer.step()
         found.append(float(east.metrics.f1(Confusion.from_predictions(linear(x[2000:]).argmax(-1), y[2000:], 2))))
     assert found[1] > found[0] + 0.05
-
-
-RANKS = [(metric, form) for metric in ("f1", "gmean", "quadratic_kappa") for form in FORMS]
-
-
-def steps(wrapped, loss, batches):
-    """Values, gradients and counts of a few steps of a network."""
-    torch.manual_seed(0)
-    model, found = wrapped(nn.Linear(6, 4)), []
-    for x, y, weights in batches:
-        model.zero_grad()
-        value = loss(model(x), y, weights)
-        value.backward()
-        found += [value.detach(), *(p.grad.clone() for p in model.parameters()), loss.counts.clone()]
-    return found
-
-
-def batch(seed):
-    generator = torch.Generator().manual_seed(seed)
-    x, weights = torch.randn(20, 6, generator=generator), torch.rand(20, generator=generator)
-    return x, torch.cat((torch.zeros(5, dtype=torch.long), 1 + torch.arange(15) % 3)), weights
-
-
-def worker(rank, path, out):
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=2)
-    mine = [[t.split((17, 3))[rank] for t in batch(seed)] for seed in range(3)]
-    found = [steps(DistributedDataParallel, MetricCrossEntropy(m, form=form), mine) for m, form in RANKS]
-    torch.save(found, f"{out}/{rank}.pt")
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_two_ranks_match_one_process(tmp_path):
-    mp.spawn(worker, (tmp_path / "store", tmp_path), nprocs=2)
-    for rank in range(2):
-        for (metric, form), found in zip(RANKS, torch.load(tmp_path / f"{rank}.pt", weights_only=True), strict=True):
-            whole = steps(nn.Sequential, MetricCrossEntropy(metric, form=form), [batch(seed) for seed in range(3)])
-            torch.testing.assert_close(found, whole)
 
 
 @pytest.mark.parametrize("average", ["macro", "weighted", "micro"])

@@ -464,31 +464,25 @@ def search(folder, points, *overrides):
         put(folder, ["loss=f1", "preset=paper", *words, *overrides], seed=1000, stage="search", val_loss=lr + r + batch)
 
 
-def test_the_papers_protocol_needs_the_papers_grid(tmp_path, monkeypatch):
-    """A grid of two points instead of 60."""
+@pytest.mark.parametrize(
+    "full, short, found, mark",
+    [
+        ([0.001], [], "part", "◊"),
+        ([0.001], [0.001, 0.01], "halving", "½"),
+        ([0.001, 0.01], [], "grid", ""),
+        ([0.0001, 0.001, 0.01], [], "wider", "+"),
+        ([0.0001, 0.001], [], "other", "≠"),  # not wider: it leaves out a point of the grid
+    ],
+)
+def test_the_papers_protocol_needs_the_papers_grid(full, short, found, mark, tmp_path, monkeypatch):
+    """A grid of two points, lr 0.01 and 0.001, instead of 60; the lowest rate that was searched is chosen."""
     points = [{"lr": lr, "dropout": 0.25, "r": 0.8, "batch_size": 128} for lr in (0.01, 0.001)]
     monkeypatch.setattr(Settings, "grid", lambda self: points if self.loss.name == "f1" else [])
-    one, other, third = (0.001, 128, 0.25, 0.8), (0.01, 128, 0.25, 0.8), (0.0001, 128, 0.25, 0.8)
-    chosen = ["loss=f1", "preset=paper", "hyper.lr=0.001", "hyper.batch_size=128", "hyper.dropout=0.25"]
-    put(tmp_path, [*chosen, "annealing.r=0.8"])
-    search(tmp_path, [one])
-    assert (f1_cell(tmp_path).shown.search, f1_cell(tmp_path).marks) == ("part", "◊")
-    search(tmp_path, [one, other], "protocol.max_epochs=5")
-    assert (f1_cell(tmp_path).shown.search, f1_cell(tmp_path).marks) == ("halving", "½")
-    search(tmp_path, [other])
-    assert (f1_cell(tmp_path).shown.search, f1_cell(tmp_path).marks) == ("grid", "")
-    search(tmp_path, [third])
-    put(tmp_path, [*chosen, "hyper.lr=0.0001", "annealing.r=0.8"])
-    assert (f1_cell(tmp_path).shown.search, f1_cell(tmp_path).marks) == ("wider", "+")
-
-
-def test_a_search_that_leaves_out_points_of_the_grid_is_not_wider(tmp_path, monkeypatch):
-    points = [{"lr": lr, "dropout": 0.25, "r": 0.8, "batch_size": 128} for lr in (0.01, 0.001)]
-    monkeypatch.setattr(Settings, "grid", lambda self: points if self.loss.name == "f1" else [])
-    chosen = ["loss=f1", "preset=paper", "hyper.lr=0.0001", "hyper.batch_size=128", "hyper.dropout=0.25"]
-    put(tmp_path, [*chosen, "annealing.r=0.8"])
-    search(tmp_path, [(0.001, 128, 0.25, 0.8), (0.0001, 128, 0.25, 0.8)])
-    assert (f1_cell(tmp_path).shown.search, f1_cell(tmp_path).marks) == ("other", "≠")
+    hyper = [f"hyper.lr={full[0]}", "hyper.batch_size=128", "hyper.dropout=0.25", "annealing.r=0.8"]
+    put(tmp_path, ["loss=f1", "preset=paper", *hyper])
+    search(tmp_path, [(lr, 128, 0.25, 0.8) for lr in full])
+    search(tmp_path, [(lr, 128, 0.25, 0.8) for lr in short], "protocol.max_epochs=5")
+    assert (f1_cell(tmp_path).shown.search, f1_cell(tmp_path).marks) == (found, mark)
 
 
 @pytest.mark.parametrize("name", tables.names())
