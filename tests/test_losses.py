@@ -659,6 +659,18 @@ WRONG = {
         lambda: MetricLoss("f1", average="positive", positive=4)(z4, y4),
         ("positive class 4", "0 to 3"),
     ),
+    "average of labels": (
+        lambda: MetricLoss("f1", multilabel=True, average="positive"), ("average 'positive'", "macro", "samples")),
+    "samples of mcc": (
+        lambda: MetricLoss("mcc", multilabel=True, average="samples"), ("average 'samples'", "weighted")),
+    "positive of labels": (lambda: MetricLoss("f1", multilabel=True, positive=1), ("positive", "multilabel=True")),
+    "average samples alone": (lambda: MetricLoss("f1", average="samples"), ("average 'samples'", "micro")),
+    "average of mcc": (
+        lambda: MetricLoss("mcc", average="micro"), ("unknown parameter of mcc 'average': it takes no parameters",)),
+    "no ignore_index": (lambda: MetricLoss("f1", ignore_index=None), ("ignore_index", "integer", "None")),
+    "labels of another shape": (
+        lambda: MetricLoss("f1", multilabel=True)(z4, y4),
+        ("expected logits and labels of the same shape [n, L, ...], got (6, 4) and",)),
     "average none": (lambda: MetricLoss("f1", average="none"), ("average 'none'", "macro", "positive", "weighted")),
     "unknown absent": (lambda: MetricLoss("f1", absent="skip"), ("absent 'skip'", "ignore", "zero")),
     "absent of mcc": (lambda: MetricLoss("mcc", absent="ignore"), ("absent='ignore'", "does not apply")),
