@@ -439,6 +439,23 @@ def test_a_date_is_suggested_as_time_and_a_constant_learns_nothing_from_the_fold
     assert re.search(r"^always the same +0\.000 +0\.000 ", said.out, re.MULTILINE)
 
 
+@pytest.mark.parametrize("seen", ["every 17th is missing", "all are equal", "all differ"])
+def test_dates_that_cannot_split_the_rows_are_a_note_at_most(seen, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    days, random = pd.date_range("2020-01-01", periods=200).strftime("%Y-%m-%d").to_series(), np.random.default_rng(0)
+    days = {"every 17th is missing": days.where(np.arange(200) % 17 > 0), "all are equal": days[:1].repeat(200)}.get(
+        seen, days
+    )
+    frame = pd.DataFrame({"x": random.normal(size=200), "y": random.integers(0, 2, 200), "seen": [*days]})
+    frame.to_csv("my.csv", index=False)
+    words = ["task=compare", "dataset.path=my.csv", "dataset.target=y", "candidates=[logistic]", "dry_run=true"]
+    assert cli.run(words) == 0
+    printed = capsys.readouterr()
+    assert ("use dataset.time=seen" in printed.out) == (seen != "all are equal")
+    assert ("use dataset.time=seen (gradient boosting" in printed.out) == (seen == "all differ")
+    assert "not writable" not in printed.err
+
+
 def test_a_model_of_the_future_knows_the_newest_rows(tmp_path, monkeypatch, capsys):
     """The class turns round with time; a model of the oldest rows would be wrong on new ones."""
     monkeypatch.chdir(tmp_path)

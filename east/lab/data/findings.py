@@ -24,6 +24,7 @@ SUBJECT = re.compile(
 )
 CODE = re.compile(r"(?i)(.*[^a-z])?(zip|plz|fips|postal|post[^a-z]?code|zip[^a-z]?code|postal[^a-z]?code|.*[^a-z]code)")
 ABOVE_CHANCE = 10  # so many times the pairs of equal rows that independent columns would give
+PARTS = 3  # a split by time needs as many different times: for training, validation and test
 OF_VALUES = 0.5  # share of a column's variance that lies between the values of a subject
 
 
@@ -65,7 +66,7 @@ def about_column(column: Encoder, typed: pd.DataFrame, labels: np.ndarray, strat
     elif whole and CODE.fullmatch(name) and values.nunique() > FEW:
         advice = f"if they are names, use dataset.categorical=[{name}]"
         yield Finding("code", f"column {shown(name)} was read as numbers, but looks like codes; {advice}", name)
-    if stratifiable and isinstance(column, Date):
+    if stratifiable and isinstance(column, Date) and values.nunique() >= PARTS:
         advice = f"if the model will predict the future, use dataset.time={name}"
         yield Finding("time", f"column {shown(name)} holds dates; {advice}", name)
     if stratifiable and (whole or isinstance(column, Categorical)) and is_subject(name, typed):

@@ -188,10 +188,11 @@ def with_effects(contest: Contest, found: Sequence[Finding], loaded: data.Data, 
     part, without = contest.splits.train, None
     raw = loaded.raw if isinstance(loaded, data.Table) else None
     for finding in found:
-        if finding.kind not in ("group", "time") or contest.rows > candidates.MANY or raw is None:
+        column = None if raw is None or finding.column is None else raw[finding.column]
+        tried = finding.kind in ("group", "time") and contest.rows <= candidates.MANY
+        if not tried or column is None or column.hasnans:  # dataset.group and dataset.time refuse gaps
             yield finding.message
             continue
-        column = raw[finding.column]
         values = torch.tensor(pd.factorize(column)[0] if finding.kind == "group" else column.to_numpy(float))
         other = replace(part, **{"groups" if finding.kind == "group" else "time": values})
         without = quick_score(contest, part, score) if without is None else without
