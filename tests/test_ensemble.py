@@ -11,7 +11,7 @@ from east.choices import ConfigError
 from east.lab import cli, data
 from east.lab.data.common import Part
 from east.lab.experiment import records
-from east.lab.settings.sections import EnsembleSection
+from east.lab.settings.sections import EnsembleSection, Split
 from east.lab.training import engine, ensemble
 from east.lab.training.population import Trial
 from tests.commands import TINY
@@ -275,7 +275,11 @@ class TestStack:
         trains = {"trains": "classical"} if loss == "rf" else {}
         given = science(loss={"name": loss, "_target_": "east.baselines.RandomForest", **trains}).loss
         with pytest.raises(ConfigError, match=message):
-            ensemble.check_ensemble(section, given, kind)
+            ensemble.check_ensemble(section, given, kind, Split())
+
+    def test_folds_of_the_split_are_refused(self):
+        with pytest.raises(ConfigError, match=r"split\.folds=3: ensemble=networks judges all rows"):
+            ensemble.check_ensemble(NETWORKS, config().loss, "table", Split(folds=3))
 
 
 class TestSmoothing:

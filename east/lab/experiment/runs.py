@@ -159,7 +159,7 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
     if settings.ensemble.name != "none":
         from east.lab.training import ensemble
 
-        ensemble.check_ensemble(settings.ensemble, settings.loss, loaded.kind)
+        ensemble.check_ensemble(settings.ensemble, settings.loss, loaded.kind, settings.split)
     if settings.loss.classical:
         from east.lab.training import classical
 

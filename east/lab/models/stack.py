@@ -79,9 +79,10 @@ class Stack:
         return views
 
     def pieces(self, rows: Tensor) -> list[Tensor]:
-        """What an optimiser updates, as views of rows: whole rows, or where gradients have the layout of the parameters
+        """What an optimiser updates, as views of rows: whole rows, or with channels_last each parameter of one module.
 
-        (channels_last), the parameters of a single module."""
+        Gradients then have the memory layout of their parameters.
+        """
         return self.tensors(rows[0])[: self.parameters] if self.channels_last else [*rows[:, : self.learned].unbind()]
 
     def ordered(self, rows: Tensor) -> Tensor:

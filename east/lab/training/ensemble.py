@@ -24,7 +24,7 @@ from east.choices import ConfigError, choose
 from east.confusion import Confusion
 from east.lab import models
 from east.lab.data.common import Part, Splits, digest, fingerprint
-from east.lab.settings.sections import EnsembleSection, LossSection
+from east.lab.settings.sections import EnsembleSection, LossSection, Split
 from east.lab.training import crossfit, engine, evaluation, objective
 from east.lab.training.classical import Estimator, Fitted
 from east.lab.training.crossfit import Fold
@@ -266,8 +266,11 @@ def estimator_named(component: str) -> Estimator:
     return Estimator(pca=None, **COMPONENTS.get(component, {"target": component}))
 
 
-def check_ensemble(section: EnsembleSection, loss: LossSection, kind: str) -> None:
-    """ConfigError if data of this kind cannot have such an ensemble."""
+def check_ensemble(section: EnsembleSection, loss: LossSection, kind: str, split: Split) -> None:
+    """ConfigError if data of this kind cannot have such an ensemble, or not with this split."""
+    if split.folds is not None:
+        raise ConfigError(f"split.folds={split.folds}: ensemble={section.name} judges all rows out of its own folds; "
+                          "leave it out, and set ensemble.folds for their number")  # fmt: skip
     others = [component for component in section.components if component != NETWORKS]
     for component in others:
         estimator_named(component)
