@@ -151,6 +151,22 @@ class TestOutOfFold:
         assert all(not train & held and train | held == pool for train, held in seen)
         assert sorted(row for _, held in seen for row in held) == sorted([*pool, *pool]), "every row twice"
 
+    @pytest.mark.parametrize("rows", ["some", "all"])
+    def test_labels_of_unseen_rows_do_not_stop_the_members_that_judge_them(self, rows, splits):
+        """Unless a fold has no other rows, as the newest may have none."""
+        pool = ensemble.pooled(splits)
+        fold = unequal(pool, [100])[0]
+        unseen = np.isin(np.arange(len(pool)), fold[1][::2] if rows == "some" else fold[1])
+        wrong = replace(pool, labels=torch.where(torch.from_numpy(unseen), (pool.labels + 1) % 3, pool.labels))
+        nothing = replace(pool, **{name: getattr(pool, name)[:0] for name in ("inputs", "labels", "index")})
+        trial, best = Trial(config(), 0), []
+        for part in (pool, wrong):
+            made = ensemble.cross_fit_networks(
+                trial, replace(splits, train=part, val=nothing), [fold], 1, unseen=unseen, device="cpu"
+            )
+            best.append((made.outcomes[0].best, made.held_out[fold[1]].tolist()))
+        assert (best[0] == best[1]) == (rows == "some")
+
     def test_members_are_scaled_by_their_own_rows(self, splits):
         pool = ensemble.pooled(splits)
         own = ensemble.member_splits(splits, pool, unequal(pool, [100])[0])

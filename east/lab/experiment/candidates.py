@@ -49,7 +49,7 @@ SHORT = 10  # seconds of work that are not worth the start of processes
 
 @dataclass(frozen=True)
 class Contest:
-    """What the candidates share. splits: all rows are in its training part, which `folds` divide."""
+    """What the candidates share. splits: all rows are in its training part, which `folds` divide; some are its test."""
 
     command: Command
     splits: Splits
@@ -95,8 +95,9 @@ class Contest:
             everything = np.arange(self.rows), np.arange(1)
             return replace(fitted, predictors=self.fitted(estimator, [everything]).predictors) if newest else fitted
         trial = Trial(self.config(name, share), self.seed)
+        judging = np.isin(self.splits.train.index, self.splits.test.index)  # or test scores would be too good
         fitted = ensemble.cross_fit_networks(
-            trial, self.splits, self.folds, self.members, device=self.device, progress=False
+            trial, self.splits, self.folds, self.members, unseen=judging, device=self.device, progress=False
         )
         last = self.members // len(self.folds)  # members are in the order of their training rows
         return replace(fitted, predictors=fitted.predictors[-last:]) if newest else fitted

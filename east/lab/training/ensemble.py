@@ -130,9 +130,10 @@ def divided(section: EnsembleSection, pool: Part, seed: int) -> list[Fold]:
     return [(np.flatnonzero(when < start), rows) for start, rows in zip(starts, held, strict=True)]
 
 
-def member_splits(splits: Splits, pool: Part, fold: Fold) -> Splits:
+def member_splits(splits: Splits, pool: Part, fold: Fold, unseen: np.ndarray | None = None) -> Splits:
     """The splits of one member: trained and scaled on the rows of a fold's complement, stopped on the fold.
 
+    unseen: bool [n], rows of the pool that early stopping ignores, unless a fold has no others.
     `mean` and `std` of a table are those of the pool's inputs, which the split has scaled already.
     """
     train, held = (torch.from_numpy(rows) for rows in fold)
@@ -148,17 +149,27 @@ def member_splits(splits: Splits, pool: Part, fold: Fold) -> Splits:
         return Part(scaled, of.labels[rows], of.index[rows], None if of.weights is None else of.weights[rows])
 
     parts = part(pool, train), part(pool, held), part(splits.test, torch.arange(len(splits.test)))
-    names = [splits.index_hash, *(digest(of.index) for of in parts[:2])]
+    names, val = [splits.index_hash, *(digest(of.index) for of in parts[:2])], parts[1]
+    if unseen is not None:
+        seen = torch.from_numpy(~unseen[fold[1]] | unseen[fold[1]].all()).float()
+        val = replace(val, weights=seen if val.weights is None else seen * val.weights)
+        names.append(digest(seen))
     name = fingerprint(names)
-    return replace(splits, train=parts[0], val=parts[1], test=parts[2], index_hash=name, mean=mean, std=std)
+    return replace(splits, train=parts[0], val=val, test=parts[2], index_hash=name, mean=mean, std=std)
 
 
 def cross_fit_networks(
-    trial: Trial, splits: Splits, folds: Sequence[Fold], count: int, smooth: bool = False, **options: Any
+    trial: Trial,
+    splits: Splits,
+    folds: Sequence[Fold],
+    count: int,
+    smooth: bool = False,
+    unseen: np.ndarray | None = None,
+    **options: Any,
 ) -> Component:
     """Train `count` networks, in turn for each fold, as members of populations.
 
-    smooth: see `smoothing`. options: see `engine.train`.
+    smooth: see `smoothing`. unseen: see `member_splits`. options: see `engine.train`.
     """
     pool = pooled(splits)
     config = trial.config.but(ensemble=EnsembleSection())
@@ -166,7 +177,7 @@ def cross_fit_networks(
     for number in range(count):
         fold = folds[number % len(folds)]
         seed = stream(trial.seed, "member", number) % 2**32
-        members.append((Trial(config, seed, trial.stage), member_splits(splits, pool, fold), fold[1]))
+        members.append((Trial(config, seed, trial.stage), member_splits(splits, pool, fold, unseen), fold[1]))
     members.sort(key=lambda member: len(member[1].train))  # members with as many rows train together
     outcomes = engine.train([m[0] for m in members], [m[1] for m in members], **options)
     trained = [(m[1], m[2], o) for m, o in zip(members, outcomes, strict=True) if o.status == "done"]
