@@ -84,7 +84,8 @@ class EASTClassifier(DecidedClassifier):
 
     Fitted: classes_, net_ (a torch module, float64: scaled rows to probabilities), rule_ (the decision), encoding_,
     outcomes_ (one per network), n_iter_ (the most epochs of a network), folds_, oof_probabilities_ [n, d] (NaN for rows
-    in no fold), oof_score_ (the metric on the others), n_features_in_, feature_names_in_.
+    in no fold), oof_score_ (the metric on the others; slightly optimistic, as a network is stopped on the fold that it
+    judges), n_features_in_, feature_names_in_.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
