@@ -52,6 +52,11 @@ def sums_at(positions: Array, values: Array, size: int) -> Array:
     return zeros.scatter_add_(0, positions.reshape(-1), values.reshape(-1).to(zeros.dtype))
 
 
+def taken(values: Array, places: Array) -> Array:
+    """The values at places of their flat memory; MPS has had `take` only since PyTorch 2.15."""
+    return values.take(places) if isinstance(values, np.ndarray) else values.reshape(-1)[places]
+
+
 def one_hot(labels: Array, classes: int, like: Array) -> Array:
     """1 at the class of each label [..., n], else 0: [..., classes, n], in the dtype of `like`."""
     if isinstance(labels, np.ndarray):

@@ -31,6 +31,8 @@ WAITING = (
     "_unique2",
 )
 
+LACKING = ("take", "put_")  # which MPS has only since PyTorch 2.15
+
 waits: Counter[str] = Counter()  # what the CPU has waited for; tests clear it
 
 
@@ -87,6 +89,8 @@ def computed(function, args, kwargs):
         here = [tuple(t.shape) for t in tensors if not isinstance(t, Distant) and t.dim()]  # scalars may be anywhere
         if here:
             raise RuntimeError(f"{name}: expected all tensors on one device, got {here} here, others elsewhere")
+    if name.removeprefix("aten::") in LACKING and any(isinstance(t, Distant) for t in tensors):
+        raise NotImplementedError(f"{name}: not on every device")
     count(name.removeprefix("aten::"), args, kwargs, tensors)
     requested = kwargs.get("device")
     if requested is not None:

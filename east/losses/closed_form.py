@@ -41,6 +41,7 @@ from east.arrays import (
     one_hot,
     reverse,
     sums_at,
+    taken,
 )
 from east.losses.steps import dynamic_shape, half_width, linear
 from east.metrics import Sloped
@@ -300,10 +301,10 @@ def dynamic_steps(p: Tensor, places: Places, form: Form) -> Stepped:
     array = as_array(p)
     first = argmax(array)
     at_first = places.entries + first * places.stride
-    p1 = flat_p.take(at_first)
+    p1 = taken(flat_p, at_first)
     flat_p[at_first] = -1
     at_second = places.entries + argmax(array) * places.stride
-    p2 = flat_p.take(at_second)
+    p2 = taken(flat_p, at_second)
     flat_p[at_first] = p1
     s, bend_lo = p1 + p2, middle - 1
     lo, hi = s * a, s * (1 - a)
@@ -326,7 +327,7 @@ def count_classes(stepped: Stepped, places: Places, labels: Array, weights: Arra
     """Counts of steps, and the gradient of the logits."""
     p, H, S, peaks = stepped
     flat_H, at_true, true = places.flat(H), places.entries + labels * places.stride, places.counts + labels
-    H_true = flat_H.take(at_true)
+    H_true = taken(flat_H, at_true)
     flat_H[at_true] = 0
     rest = as_array(H.sum(-1))  # summing the other entries is more precise than total - H_true
     total = H_true + rest
@@ -338,11 +339,11 @@ def count_classes(stepped: Stepped, places: Places, labels: Array, weights: Arra
 
     def gradient(D: Array, P: Array) -> Tensor:
         D, P = indicator(D, r), indicator(P, r)
-        D_true = D.take(true)
-        mean = ((as_array(H) @ P[..., None])[..., 0] + (P.take(true) + D_true) * H_true) / total
+        D_true = taken(D, true)
+        mean = ((as_array(H) @ P[..., None])[..., 0] + (taken(P, true) + D_true) * H_true) / total
         shift = 0.0
         if peaks:
-            shift = (P.take(places.counts + peaks.first) + D_true * (peaks.at_first == at_true) - mean) * peaks.shift
+            shift = (taken(P, places.counts + peaks.first) + D_true * (peaks.at_first == at_true) - mean) * peaks.shift
         eS = torch.sub(as_tensor(P)[..., None, :], column(mean + shift), out=H)
         flat_H[at_true] += D_true
         eS.mul_(S).mul_(column(r))
