@@ -113,6 +113,14 @@ def test_losses_and_gradients_are_the_same_on_another_device(metric, classes):
             torch.testing.assert_close(there.grad.cpu(), here.grad)
 
 
+@pytest.mark.parametrize("classes", [2, 5])
+def test_a_temperature_of_numpy_is_a_number_on_any_device(classes):
+    loss, logits = MetricLoss("f1_macro", temperature=np.float32(0.1)), torch.randn(9, classes)
+    with elsewhere():
+        there = loss(logits.to(ELSEWHERE), torch.arange(9).to(ELSEWHERE) % classes)
+        torch.testing.assert_close(there.cpu(), loss(logits, torch.arange(9) % classes))
+
+
 @pytest.mark.parametrize("loss", LOSSES)
 def test_a_population_trains_the_same_on_another_device(loss, monkeypatch):
     monkeypatch.setattr(classic, "MOST_PAIRS", 0)

@@ -120,7 +120,7 @@ class MetricLoss(Loss):
         if highest > STEEP_TEMPERATURE:
             warnings.warn(f"temperature {highest:g}: above {STEEP_TEMPERATURE} the step is no longer steepest at the "
                           "threshold", stacklevel=3)  # fmt: skip
-        self._temperature = value
+        self._temperature = value if isinstance(value, Tensor) else float(value)  # also NumPy's
 
     def get_extra_state(self) -> Tensor:
         """The temperature, as part of state_dict(), so that a resumed training continues at the same temperature."""
