@@ -101,6 +101,8 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
         sample_weight [n] goes to the classifiers that take it, and counts in the rule and the score.
         params: `groups` [n] for the folds; others go to the classifiers' `fit`.
         """
+        if not self._estimators():
+            raise ValueError("estimator: expected at least one classifier, got an empty list")
         X, y = indexable(X, y)
         check_classification_targets(y)
         targets = column_or_1d(y, warn=True)

@@ -242,3 +242,8 @@ def test_frames_pipelines_and_pickles(rare):
     model.fit(frame, y)
     assert [*model.feature_names_in_] == [*frame.columns]
     assert (pickle.loads(pickle.dumps(model)).predict(frame) == model.predict(frame)).all()
+
+
+def test_an_empty_list_of_classifiers_is_refused():
+    with pytest.raises(ValueError, match="expected at least one classifier"):
+        MetricClassifier([]).fit([[0.0], [1.0]] * 5, [0, 1] * 5)
