@@ -466,6 +466,7 @@ def test_a_model_of_the_future_knows_the_newest_rows(tmp_path, monkeypatch, caps
     words = ["task=compare", "dataset.path=my.csv", "dataset.target=y", "dataset.time=when", "candidates=[boosting]"]
     assert cli.run([*words, "dataset.keep=[when]", "executor=inline"]) == 0
     model = east.load(next(Path("results/compare").iterdir()) / "model")
+    assert "classifiers are fitted again, to all rows" in next(Path("results/compare").rglob("report.html")).read_text()
     new = pd.DataFrame({"x": [-1.0, 1.0], "when": [601, 602]})
     assert model.predict(new).tolist() == ["0", "1"]
 
@@ -642,7 +643,10 @@ def test_a_score_of_your_own_in_a_file_of_the_working_directory(workplace, monke
         cli.main()
     assert ended.value.code == 0
     assert "winner on my_scores.caught" in capsys.readouterr().out
-    assert Path("own/compare/my-my_scores.caught/report.html").exists()
+    page = tables(Path("own/compare/my-my_scores.caught/report.html").read_text())
+    of_model, of_each_metric = (table for table in page if table[0][0] in ("score", "best for"))
+    assert of_model[1][0] == of_each_metric[1][0] == of_each_metric[0][2] == "my_scores.caught"
+    assert of_model[1][1] == of_each_metric[1][2], "its value on the test rows"
 
 
 def test_a_score_that_is_undefined_counts_as_zero_and_is_noted(workplace, capsys):

@@ -82,6 +82,7 @@ class Comparison:
     """All candidates, best first by their score out of fold. scores: a row for each, the content of scores.csv."""
 
     score: str
+    measure: Measure
     candidates: tuple[Candidate, ...]
     scores: "pd.DataFrame"
     classes: tuple[str, ...]
@@ -138,7 +139,7 @@ def compared(
         **{"lead": values[0] - values, "lead_low": lead_low, "lead_high": lead_high},
     }
     usual = pd.DataFrame([test.scores(positive) for test in tests])
-    return Comparison(score, ranked, pd.DataFrame(columns).join(usual), classes, positive)
+    return Comparison(score, measure, ranked, pd.DataFrame(columns).join(usual), classes, positive)
 
 
 def interval(samples: np.ndarray, units: int, questions: int = 1) -> tuple[np.ndarray, np.ndarray]:

@@ -16,9 +16,9 @@ from east.confusion import Confusion
 from east.lab.data.common import Data, Splits, Table, shown
 from east.lab.files import write_text
 from east.lab.reporting import plots
-from east.lab.reporting.comparison import Candidate, Comparison, Decided, with_interval
+from east.lab.reporting.comparison import Comparison, Decided, with_interval
 from east.lab.reporting.html import bullets, document, pre, table
-from east.metrics import METRICS
+from east.metrics import METRICS, default_average
 
 WRONG = 12  # mistakes that are shown
 VALUES = 6  # of their columns
@@ -68,15 +68,16 @@ def write(
     header, *lines = result.lines()
     won = escape(f"{result.score}: {result.summary}")
     columns = splits.encoding.describe(COLUMNS) if splits.encoding else ()
-    values = [[name, f"{value:.3f}"] for name, value in winner.test.scores(result.positive).items()]
+    reached = {result.score: result.scores["test"][0]} | winner.test.scores(result.positive)
+    values = [[name, f"{value:.3f}"] for name, value in reached.items()]
     sections = {
         "The candidates": f"<p><strong>{won}</strong></p>{table(header, lines)}{bullets(map(escape, notes))}",
         **of_model(scored, "Decisions of the saved model", table(["score", "test"], values)),
-        "What each decision costs": decided_for(winner),
+        "What each decision costs": decided_for(result),
         "The data": pre(about),
         "How the columns were read": pre("\n".join(columns)),
         "Predict new rows": pre(predict),
-        "How this was made": pre(command) + method(result),
+        "How this was made": pre(command) + method(result, in_time=splits.train.time is not None),
     }
     title = f"Which model? {folder.name.removesuffix(f'-{result.score}')}, by {result.score}"
     write_text(folder / "report.html", document(title, sections))
@@ -93,26 +94,36 @@ def write_evaluation(folder: Path, title: str, scored: Scored, scores: pd.DataFr
     write_text(folder / "report.html", document(title, sections))
 
 
-def method(result: Comparison) -> str:
+def method(result: Comparison, in_time: bool) -> str:
     units = "rows" if result.winner.test.groups is None else "groups of rows"
+    saved = (
+        "The saved model is the mean of all models of the winner, which is usually a little better than each of them "
+        "is on the test rows."
+    )
+    if in_time:
+        saved = (
+            "Those models knew older rows only. In the saved model, classifiers are fitted again, to all rows; "
+            "networks are those of the last fold, whose training the newest rows stopped."
+        )
     return (
         "<p>All candidates were cross-fitted: each row was judged by models that did not train on it. The winner has "
         "the best score on the rows out of fold that are not test rows; they also determine the stack and the decision "
-        "rules. The test rows had no part in these choices. The saved model is the mean of all models of the winner, "
-        "which is usually a little better than each of them is on the test rows. Intervals hold for new rows of the "
-        f"same kind; they treat {units} as independent, and those of the leads hold for all candidates together.</p>"
+        f"rules. The test rows had no part in these choices. {saved} Intervals hold for new rows of the same kind; "
+        f"they treat {units} as independent, and those of the leads hold for all candidates together.</p>"
     )
 
 
-def decided_for(winner: Candidate) -> str:
-    """What the winner's probabilities would decide for other metrics, on the test rows."""
-    part, lines = winner.test, []
-    for name in DECIDED_FOR:
-        rule = decisions.expected(winner.held_out.probabilities, METRICS[name], None)
+def decided_for(result: Comparison) -> str:
+    """What the winner's probabilities would decide for the score and for other metrics, on the test rows."""
+    part, held_out, lines = result.winner.test, result.winner.held_out.probabilities, []
+    same = result.score.removesuffix(f"_{default_average(part.classes)}")
+    measures = {result.score: result.measure} | {name: METRICS[name] for name in DECIDED_FOR if name != same}
+    for name, measure in measures.items():
+        rule = decisions.expected(held_out, measure, result.positive)
         c = Confusion.from_predictions(rule.decide(part.probabilities), part.labels, part.classes)
         predicted = " / ".join(f"{count:,.0f}" for count in c.predicted.tolist())
-        lines.append([name, predicted, *(f"{float(METRICS[other](c)):.3f}" for other in DECIDED_FOR)])
-    return table(["best for", "rows predicted per class", *DECIDED_FOR], lines)
+        lines.append([name, predicted, *(f"{float(other(c)):.3f}" for other in measures.values())])
+    return table(["best for", "rows predicted per class", *measures], lines)
 
 
 def rows_of(loaded: Data, index: np.ndarray) -> pd.DataFrame | None:
