@@ -8,7 +8,7 @@ model is the mean of all models of the winner, which together have seen every ro
 
 import shlex
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -99,7 +99,7 @@ def main(command: Command, _: Settings) -> int:
     folder = answer_folder(problem)  # fails before training, if it does
     left = None if settings.minutes is None else 60 * settings.minutes - (time.monotonic() - started)
     finished = dict(candidates.fitted(contest, planned, left, settings.executor.name == "inline"))
-    failed = [f"{title(name)}: {reason}" for name, reason in finished.items() if isinstance(reason, str)]
+    failed = failures(finished)
     fitted = {name: made for name in names if isinstance(made := finished.get(name), Component)}
     if not fitted:
         raise RuntimeError(f"no candidate could be fitted: {'; '.join(failed)}")
@@ -115,6 +115,19 @@ def main(command: Command, _: Settings) -> int:
     print(*(f"note: {note}" for note in notes), sep="\n")
     print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict}")
     return 0
+
+
+def failures(finished: Mapping[str, Component | str]) -> list[str]:
+    """The candidates without an answer and why, one line for each reason: a killed worker takes all others along.
+
+    >>> failures({"rf": "time was up", "constant": "killed\\n(a traceback)", "extratrees": "time was up"})
+    ['random forest, extremely randomised trees: time was up', 'always the same: killed']
+    """
+    names: dict[str, list[str]] = {}
+    for name, reason in finished.items():
+        if isinstance(reason, str):
+            names.setdefault(reason.partition("\n")[0], []).append(title(name))
+    return [f"{', '.join(titles)}: {reason}" for reason, titles in names.items()]
 
 
 def checked(command: Command) -> tuple[Command, Settings]:

@@ -152,9 +152,10 @@ def folds_of(cv: Any, X: Any, y: np.ndarray, random_state: Any, groups: ArrayLik
     single = np.isin(units, [found[0] for found in in_class.values() if len(found) == 1])
     fewest = min((len(found) for found in in_class.values() if len(found) > 1), default=1)
     folds = min(int(cv), max(2, fewest))
-    if folds < cv or single.any():
-        warnings.warn(f"{folds} folds of {cv}: one class has only {min(map(len, in_class.values()))} rows or groups",
-                      stacklevel=3)  # fmt: skip
+    if folds < cv:
+        warnings.warn(f"{folds} folds of {cv}: one class has only {fewest} rows or groups", stacklevel=3)
+    if single.any():
+        warnings.warn("a class with a single row or group is always in training, never out of fold", stacklevel=3)
     kind = StratifiedKFold if groups is None else StratifiedGroupKFold
     splitter = kind(folds, shuffle=True, random_state=random_state)
     with warnings.catch_warnings():
