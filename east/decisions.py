@@ -392,7 +392,8 @@ def warn_of_shift(p: np.ndarray, labels: np.ndarray, weights: np.ndarray, names:
     if abs(mean[k] - share[k]) > max(SHIFT * share[k], 4 * error[k]):
         warnings.warn(
             f"the mean probability of {names.tolist()[k]!r} is {mean[k]:.3g}, but its share is {share[k]:.3g}: class "
-            "weights or resampling? Only a rule that is tuned on labels needs no calibrated probabilities",
+            "weights, resampling or too little training? Only a rule that is tuned on labels needs no calibrated "
+            "probabilities",
             stacklevel=stacklevel,
         )
 

@@ -516,6 +516,10 @@ def test_a_saved_model_is_scored_on_labelled_rows(workplace, fitted, capsys):
     assert [cells[1] for cells in tables(shown)[0][1:]] == [f"{value:.3f}" for value in scores["value"]]
     assert not re.search(r"\bnan\b", shown)
     assert "decides by: fraud if p_fraud >= 0.2, else ok" in text
+    assert scores.index[0] == "f1_positive"
+    east.load(fitted).deciding("expected mcc", decisions.Argmax()).save("for_mcc")
+    assert cli.run(["task=evaluate", "checkpoint=for_mcc", "input=labelled.csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("mcc "), "the score that the model was chosen by"
 
 
 @pytest.mark.parametrize(
@@ -523,7 +527,7 @@ def test_a_saved_model_is_scored_on_labelled_rows(workplace, fitted, capsys):
     [
         (lambda rows: rows.drop(columns="label"), "expected the labels in a column 'label'"),
         (lambda rows: rows.assign(label="maybe"), "does not know the class 'maybe'; it knows ok, fraud"),
-        (lambda rows: rows.assign(label=[None, *rows["label"][1:]]), "the label 'label' is missing in 1 rows"),
+        (lambda rows: rows.assign(label=[None, *rows["label"][1:]]), "the label 'label' is missing in 1 row\n"),
     ],
 )
 def test_rows_that_cannot_be_scored_are_reported(change, message, workplace, fitted, capsys):

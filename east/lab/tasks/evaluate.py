@@ -42,7 +42,7 @@ def main(command: Command, settings: Settings) -> int:
     part = Decided(p, torch.from_numpy(labelled.labels), rule.decide(p))
     positive = model.about.positive
     with bars.bar("scoring"):
-        scores = with_intervals(part, positive)
+        scores = with_intervals(part, positive, first=(model.about.decision or "").removeprefix("expected "))
     checkpoint = Path(path).expanduser().resolve()
     model_name = checkpoint.parent.name if checkpoint.name == "model" else checkpoint.name  # a comparison's is "model"
     made_from = {"checkpoint": str(checkpoint), "input": str(source.resolve())}
@@ -72,7 +72,8 @@ def labelled_rows(model: Model, source: Path) -> Labelled:
         raise DataError(f"{source}: expected the labels in a column {encoding.target!r}, as in training; it is missing")
     empty = frame[encoding.target].isna()
     if empty.any():
-        raise DataError(f"{source}: the label {encoding.target!r} is missing in {int(empty.sum()):,} rows")
+        count = "1 row" if empty.sum() == 1 else f"{empty.sum():,} rows"
+        raise DataError(f"{source}: the label {encoding.target!r} is missing in {count}")
     labels = numbered(model, encoding.class_names(frame[encoding.target]), source)
     return Labelled(model.predict_proba(frame), labels, frame.drop(columns=encoding.target).reset_index(drop=True))
 
@@ -104,9 +105,9 @@ def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
     return np.array([number[str(name)] for name in names])
 
 
-def with_intervals(part: Decided, positive: int | None) -> pd.DataFrame:
-    """The usual scores with their intervals: score, value, low, high."""
-    values = part.scores(positive)
+def with_intervals(part: Decided, positive: int | None, first: str) -> pd.DataFrame:
+    """The usual scores with their intervals: score, value, low, high. first: the one that the model was chosen by."""
+    values = dict(sorted(part.scores(positive).items(), key=lambda item: item[0] != first))
     samples = drawn_rankings(part, positive) if "auroc" in values else {}
     samples |= {name: drawn_scores([part], metric_of(name, positive))[0] for name in values if name not in samples}
     rows = [(name, value, *interval(samples[name], part.units[0])) for name, value in values.items()]

@@ -272,7 +272,7 @@ class Estimator:
             raise ConfigError(f"{library} is not installed: pip install {library}")
         self.kind, self.pca, self.options = import_by_path(target), pca, options
         if not (isinstance(self.kind, type) and hasattr(self.kind, "fit") and hasattr(self.kind, "predict_proba")):
-            raise ConfigError(f"loss.target={target}: expected a class with fit and predict_proba, got {self.kind!r}")
+            raise ConfigError(f"{target}: expected a class with fit and predict_proba, got {self.kind!r}")
         accepted = list(inspect.signature(self.kind).parameters.values())
         self.accepted = {parameter.name for parameter in accepted}
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted):
