@@ -116,7 +116,7 @@ def test_added_parts_are_planned_run_and_listed_like_our_own(added, east_run, tm
     assert sorted(one.config.loss.name for one in found) == ["focused", "focused", "hits", "hits"]
     assert "(2/2" in east_run(*added, "task=table", "table=added").out
     assert "every run is done" in east_run(*added, "task=reproduce", "table=added", "dry_run=true").out
-    assert "numbers modulo 17" in east_run("task=data", "dataset=all").out
+    assert "numbers modulo 17" in east_run(*added, "task=data", "dataset=all").out
     listed = east_run(*added, "--help").out
     assert all(name in listed for name in ("hits", "focused", "stripes", "straight", "added"))
     assert east_run(*added, "task=report").code == 0

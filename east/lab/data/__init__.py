@@ -9,6 +9,7 @@ conf/dataset with the same options. `cifar10_frog` is in cifar10.py; only the mo
 
 import inspect
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 from east.choices import choose, groups
@@ -42,13 +43,15 @@ __all__ = [
 
 def dataset(name: str) -> Dataset:
     """What is known about a dataset."""
-    module = choose("dataset", name, groups()["dataset"]).partition("_")[0]
-    return import_module(f"{__name__}.{module}").DATASETS[name]
+    module = f"{__name__}.{name.partition('_')[0]}"
+    if not (name.isidentifier() and find_spec(module)):
+        choose("dataset", name, groups()["dataset"])
+    return import_module(module).DATASETS[name]
 
 
-def datasets() -> dict[str, Dataset]:
-    """Every dataset by name."""
-    return {name: dataset(name) for name in groups()["dataset"]}
+def datasets(config_dir: str | None = None) -> dict[str, Dataset]:
+    """Every dataset by name, also those of the user's configs."""
+    return {name: dataset(name) for name in groups(config_dir)["dataset"] if "-" not in name}
 
 
 def options(name: str) -> dict[str, Any]:

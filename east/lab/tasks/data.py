@@ -8,7 +8,7 @@ from east.lab.settings.settings import Settings
 
 def main(command: Command, *runs: Settings) -> int:
     if command.get("dataset") == "all":
-        print(data.catalogue_text(data.datasets()))
+        print(data.catalogue_text(data.datasets(command.get("config_dir"))))
         return 0
     for settings in runs:
         loaded = load(settings.dataset, settings.data_dir)
