@@ -242,7 +242,7 @@ def test_ray_survives_the_loss_of_a_node(tmp_path, ray_cluster):
     out, err = process.communicate(timeout=600)
     assert process.returncode == 0, err
     assert "failed" not in err
-    assert "(8" in out
+    assert re.search(r"^digits f1 +8 ", out, re.MULTILINE), out
     assert cli.run([*JOBS, *longer, f"results_dir={tmp_path / 'inline'}"]) == cli.DONE
     assert len(confusions(tmp_path / "ray")) == 8
     assert confusions(tmp_path / "ray") == confusions(tmp_path / "inline")
