@@ -259,6 +259,7 @@ def test_no_row_is_judged_by_a_model_that_knows_it(by, tmp_path, monkeypatch):
 
 
 SLOW = """
+import os
 import time
 from sklearn.dummy import DummyClassifier
 
@@ -268,21 +269,28 @@ class Slow(DummyClassifier):
             time.sleep(600)
         return super().fit(X, y)
 
+class Killed(DummyClassifier):
+    def fit(self, X, y):
+        if len(y) > 300:
+            os.kill(os.getpid(), 9)
+        return super().fit(X, y)
+
 class Broken(DummyClassifier):
     def predict_proba(self, X):
         raise RuntimeError("no")
 """
 
 
-def test_a_candidate_that_fails_or_takes_too_long_leaves_the_others(workplace, capsys):
-    """A worker that is still at work when time is up is killed, and what is finished counts."""
+@pytest.mark.parametrize("name, minutes, reason", [("Slow", 0.6, "time was up"), ("Killed", 3, "its process died")])
+def test_a_candidate_that_fails_or_takes_too_long_leaves_the_others(name, minutes, reason, workplace, capsys):
+    """A process that is still at work when time is up is killed; one that dies takes no other candidate with it."""
     Path("slow.py").write_text(SLOW)
     began = time.monotonic()
-    words = [*COMPARE[:4], "candidates=[constant,logistic,slow.Broken,slow.Slow]", "minutes=0.6", "results_dir=late"]
-    assert cli.run(words) == 0
+    words = [*COMPARE[:4], f"candidates=[logistic,slow.Broken,slow.{name}]", f"minutes={minutes}"]
+    assert cli.run([*words, f"results_dir={name}"]) == 0
     assert time.monotonic() - began < 90
     text = capsys.readouterr().out
-    assert "note: slow.Slow: time was up" in text
+    assert f"note: slow.{name}: {reason}" in text
     assert "note: slow.Broken: RuntimeError: no" in text
     assert re.search("^logistic regression +0", text, re.MULTILINE)
 
@@ -609,8 +617,8 @@ def test_minutes_shorten_networks_and_leave_out_what_does_not_fit(monkeypatch):
     planned = candidates.Timetable.within(contest, [*seconds], 300)
     assert planned.shares == {"logistic": 1.0, "networks": 0.5}
     assert planned.notes == (
-        "networks: trained for 50% of the usual steps, to stop in time",
-        "random forest was left out: it takes about 2.8 h",
+        "shortened: networks, to 50% of the usual steps",
+        "left out: random forest, about 2.8 h",
     )
     assert candidates.Timetable.within(contest, ["rf"], 1).shares == {"rf": 1.0}, "something is always tried"
     assert candidates.Timetable.within(contest, [*seconds], None).shares == dict.fromkeys(seconds, 1.0)

@@ -43,7 +43,7 @@ BATCHES = (32, 512)
 IN_BATCH = 10  # rows of the rarest class that a batch should hold
 SAMPLED = 20  # a classifier is timed on one in so many rows,
 LEAST = 200  # but on at least this many
-SHARES = (1.0, 0.5, 0.25, 0.1)  # of the steps that networks are cut to when time is short
+SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)  # of the steps that networks are cut to when time is short
 SHORT = 10  # seconds of work that are not worth the start of processes
 
 
@@ -148,7 +148,7 @@ def batch_size(rows: int, rarest: float = 0.5) -> int:
 
 @dataclass(frozen=True)
 class Timetable:
-    """Candidates in the order in which they are fitted, the seconds that each takes, and the share of its steps."""
+    """Candidates in the order in which they are fitted, cheapest first, with their seconds and shares of the steps."""
 
     seconds: Mapping[str, float]
     shares: Mapping[str, float]
@@ -160,18 +160,18 @@ class Timetable:
         seconds: dict[str, float] = {}
         shares: dict[str, float] = {}
         notes: list[str] = []
-        for name in names:
-            whole = contest.seconds(name)
+        whole = {name: contest.seconds(name) for name in names}
+        for name in sorted(whole, key=lambda name: whole[name]):
             room = math.inf if left is None else min(cpu_count(), len(names)) * left - sum(seconds.values())
             possible = SHARES if contest.estimator(name) is None else SHARES[:1]
-            share = next((share for share in possible if share * whole <= room), None)
+            share = next((share for share in possible if share * whole[name] <= room), None)
             if share is None and seconds:
-                notes.append(f"{title(name)} was left out: it takes about {bars.duration(whole)}")
+                notes.append(f"left out: {title(name)}, about {bars.duration(whole[name])}")
                 continue
             shares[name] = share or possible[-1]
-            seconds[name] = whole * shares[name]
+            seconds[name] = whole[name] * shares[name]
             if shares[name] < 1:
-                notes.append(f"{title(name)}: trained for {shares[name]:.0%} of the usual steps, to stop in time")
+                notes.append(f"shortened: {title(name)}, to {shares[name]:.0%} of the usual steps")
         return cls(seconds, shares, tuple(notes))
 
 
@@ -195,21 +195,34 @@ def fitted(
                 yield name, attempted(contest, name, plan.shares[name])
                 shown.update(shares[name])
             return
-        deadline = math.inf if left is None else time.monotonic() + left
-        pool = ProcessPoolExecutor(max_workers=min(cpu_count(), len(plan.seconds)))
-        try:
-            waiting = {pool.submit(attempted, contest, name, plan.shares[name]): name for name in plan.seconds}
-            while waiting:
-                done, _ = wait(waiting, min(deadline - time.monotonic(), threading.TIMEOUT_MAX), FIRST_COMPLETED)
-                if not done:
-                    yield from ((name, "time was up") for name in waiting.values())
-                    return
-                for future in done:
-                    name = waiting.pop(future)
-                    yield name, future.result() if future.exception() is None else str(future.exception())
-                    shown.update(shares[name])
-        finally:
-            pool.shutdown(wait=False, kill_workers=True)
+        deadline, lost = math.inf if left is None else time.monotonic() + left, []
+        for name, result in in_processes(contest, plan.shares, deadline):
+            if result is None:
+                lost.append(name)
+                continue
+            yield name, result
+            shown.update(shares[name])
+        for name in lost:  # one process died, perhaps for lack of memory, and the others of its pool with it
+            for _, result in in_processes(contest, {name: plan.shares[name]}, deadline):
+                yield name, result or "its process died"
+
+
+def in_processes(
+    contest: Contest, shares: Mapping[str, float], deadline: float
+) -> Iterator[tuple[str, Component | str | None]]:
+    """Each candidate when a process has finished it, with None if its process died."""
+    pool = ProcessPoolExecutor(max_workers=min(cpu_count(), len(shares)))
+    try:
+        waiting = {pool.submit(attempted, contest, name, share): name for name, share in shares.items()}
+        while waiting:
+            done, _ = wait(waiting, min(deadline - time.monotonic(), threading.TIMEOUT_MAX), FIRST_COMPLETED)
+            if not done:
+                yield from ((name, "time was up") for name in waiting.values())
+                return
+            for future in done:
+                yield waiting.pop(future), None if future.exception() else future.result()
+    finally:
+        pool.shutdown(wait=False, kill_workers=True)
 
 
 def attempted(contest: Contest, name: str, share: float) -> Component | str:

@@ -337,7 +337,7 @@ def announced(planned: Timetable, settings: Settings) -> str:
     """The candidates and how long they take; more than a day on a CPU must be confirmed."""
     listed = ", ".join(f"{title(name)} ({bars.duration(seconds)})" for name, seconds in planned.seconds.items())
     total = candidates.at_once(planned.seconds)
-    line = f"{listed}; about {bars.duration(total)} on this machine, estimated from a few steps of each"
+    line = f"{listed}; about {bars.duration(total)} on this machine, estimated from short fits of each"
     if settings.minutes is not None:
         line += f", limited by minutes={settings.minutes:g}"
     elif total > plan.MINUTE:
