@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import warnings
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
@@ -109,8 +110,6 @@ experiment=mine                           | 2 | there is no group of experiments
 -cn mine                                  | 2 | --config-name
 --info                                    | 2 | --cfg job shows the config
 -p hyper                                  | 2 | -p hyper shows a part of the config: add --cfg job
--m loss=f1,ce hydra/launcher=submitit_slurm | 2 | needs hydra-submitit-launcher: pip install
--m loss=f1 hydra/sweeper=optuna           | 2 | needs hydra-optuna-sweeper: pip install
 loss=[f1                                  | 2 | special characters need quotes inside the shell's quotes: "loss=['f1']"
 dataset=csv dataset.drop=[été,b]          | 2 | "dataset.drop=['été','b']"
 été=1                                     | 2 | cannot read été=1: expected name=value
@@ -252,6 +251,17 @@ def test_what_hydras_users_type_works(words, expected, folder, east_run):
 def test_a_path_that_is_not_utf8_is_refused(folder, east_run):
     answer = east_run("dataset.path=caf\udce9.csv")
     check(answer.code, answer.err, ("2", r"caf\udce9.csv: expected UTF-8"))
+
+
+@pytest.mark.parametrize("word", ["hydra/launcher=submitit_slurm", "hydra/launcher=joblib", "hydra/sweeper=optuna"])
+def test_a_missing_plugin_is_named_with_its_extra(word, folder, monkeypatch, capsys):
+    def version(distribution):
+        raise PackageNotFoundError(distribution)
+
+    monkeypatch.setattr("east.lab.settings.command.version", version)
+    name, kind = word.partition("=")[2].partition("_")[0], word.partition("/")[2].partition("=")[0]
+    assert cli.run(["-m", "loss=f1,ce", word]) == 2
+    assert f"needs hydra-{name}-{kind}: pip install" in capsys.readouterr().err
 
 
 def test_mistyped_names_and_values_are_refused_without_torch(folder):
