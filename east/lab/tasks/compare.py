@@ -42,7 +42,7 @@ from east.lab.training.ensemble import NETWORKS, Component, Mixture
 from east.lab.training.population import Outcome, Trial
 from east.lab.training.scores import Best
 
-USUAL = ("constant", "logistic", "boosting", NETWORKS, "rf", "extratrees")  # in the order in which they are fitted
+USUAL = ("constant", "logistic", "boosting", NETWORKS, "rf", "extratrees")  # the candidates of a table
 SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
 COLUMNS = 30  # columns of the data that are described one by one
 FEW = 30  # test rows of the rarest class; with fewer, intervals are wide
@@ -118,7 +118,7 @@ def main(command: Command, _: Settings) -> int:
 
 
 def failures(finished: Mapping[str, Component | str]) -> list[str]:
-    """The candidates without an answer and why, one line for each reason: a killed worker takes all others along.
+    """The candidates without an answer and why, one line for each reason.
 
     >>> failures({"rf": "time was up", "constant": "killed\\n(a traceback)", "extratrees": "time was up"})
     ['random forest, extremely randomised trees: time was up', 'always the same: killed']
