@@ -11,9 +11,11 @@ from sklearn.decomposition import PCA
 from sklearn.ensemble import ExtraTreesClassifier, HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss
+from sklearn.model_selection import TunedThresholdClassifierCV
 from sklearn.multiclass import OneVsRestClassifier
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
+from sklearn.tree import DecisionTreeClassifier
 from sklearn.utils.class_weight import compute_sample_weight
 
 from east import baselines
@@ -213,6 +215,18 @@ class Stubborn:
 
     def predict_proba(self, inputs):
         return self.model.predict_proba(inputs)
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_tuned_threshold_is_scikit_learns_on_all_rows_but_the_tests(classes):
+    tree = {"target": "sklearn.tree.DecisionTreeClassifier", "max_depth": 3}
+    outcome, splits = outcome_of("tuned", table(classes), seed=4, **tree)
+    X, y = (torch.cat([getattr(part, n) for part in (splits.train, splits.val)]) for n in ("inputs", "labels"))
+    model = DecisionTreeClassifier(max_depth=3, random_state=4)
+    if classes == 2:
+        model = TunedThresholdClassifierCV(model, scoring="f1", random_state=4)
+    decided = model.fit(X, y).predict(splits.test.inputs)
+    np.testing.assert_array_equal(outcome.probabilities["test"], np.eye(classes)[decided])
 
 
 def test_libraries_of_boosting_get_their_options_seed_and_threads():

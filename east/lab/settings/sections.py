@@ -9,6 +9,7 @@ never stored and never enters the key.
 """
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -186,13 +187,15 @@ class Hyper(Section):
 
 
 class EnsembleSection(Section):
-    """Networks that differ in fold and seed, mixed with other classifiers or not: one trial, one record."""
+    """Several networks in one trial: mixed, alone or with other classifiers, or only the best of them is kept."""
 
-    name: Literal["none", "networks", "stack"] = "none"
+    name: Literal["none", "networks", "stack", "best"] = "none"
     folds: int = Field(5, ge=2, le=100)
     repeats: Count = 2  # networks per fold
     components: Names = ("networks",)
     smooth: bool = later(False)  # out-of-fold probabilities as smooth as means of all networks
+    lr: Numbers = later(())  # of name=best: a grid, whose best point on validation is kept
+    dropout: Numbers = later(())
     code: str | None = later(None)  # as in ModelSection, of components by dotted path
 
     @property
@@ -200,7 +203,14 @@ class EnsembleSection(Section):
         """How many networks a trial trains."""
         if self.name == "none":
             return 1
+        if self.name == "best":
+            return len(self.points)
         return self.folds * self.repeats if "networks" in self.components else 0
+
+    @property
+    def points(self) -> list[dict[str, float]]:
+        """The grid of name=best."""
+        return [{"lr": lr, "dropout": dropout} for lr, dropout in product(self.lr, self.dropout)]
 
 
 class Science(Section):

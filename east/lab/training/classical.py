@@ -25,6 +25,7 @@ from scipy.special import expit
 from sklearn.dummy import DummyClassifier
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
 from sklearn.metrics import log_loss
+from sklearn.model_selection import TunedThresholdClassifierCV
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.class_weight import compute_class_weight
 from torch import Tensor, nn
@@ -289,6 +290,35 @@ class Estimator:
 
     def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> Any:
         return self.unfitted(seed).fit(inputs, labels)
+
+
+class TunedThreshold(Estimator):
+    """What a careful user of scikit-learn does: a classifier in TunedThresholdClassifierCV, on all rows but the test's.
+
+    With more than two classes, which that takes none of, it is the classifier alone. Its decisions are final: they are
+    given as probabilities of 0 and 1.
+    """
+
+    def __init__(self, target: str | None = None, pca: float | None = 0.8, scoring: str = "f1", **options: Any):
+        super().__init__(target, pca, **options)
+        self.scoring = scoring
+
+    def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> "Decided":
+        rows, classes = np.concatenate((inputs, validation[0])), np.concatenate((labels, validation[1]))
+        model = self.unfitted(seed)
+        if labels.max() == 1:
+            model = TunedThresholdClassifierCV(model, scoring=self.scoring, random_state=seed)
+        return Decided(model.fit(rows, classes))
+
+
+@dataclass
+class Decided:
+    """A classifier whose probabilities are its decisions, 0 or 1."""
+
+    model: Any
+
+    def predict_proba(self, inputs: np.ndarray) -> np.ndarray:
+        return (self.model.predict(inputs)[:, None] == self.model.classes_).astype(float)
 
 
 def check_class_weights(kind: str | None) -> None:

@@ -201,14 +201,19 @@ def cross_fit_networks(
     return Component(held_out, new, predictors, [outcome for *_, outcome in trained], temperature)
 
 
-def predictor(splits: Splits, outcome: Outcome) -> ScaledNetwork:
-    """The trained network of a member; images have a scaling that all members share."""
+def network(splits: Splits, outcome: Outcome) -> nn.Module:
+    """The trained network of a member."""
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
         net = models.build(outcome.trial.config.model, splits.train.inputs.shape[1:], len(splits.classes))
     net.load_state_dict(outcome.weights)
+    return net.eval()
+
+
+def predictor(splits: Splits, outcome: Outcome) -> ScaledNetwork:
+    """The trained network of a member with its scaling; that of images is shared by all members."""
     own = splits.kind == "table"
     mean, std = (splits.mean.float(), splits.std.float()) if own else (torch.zeros(1), torch.ones(1))
-    return ScaledNetwork(net.eval(), mean, std)
+    return ScaledNetwork(network(splits, outcome), mean, std)
 
 
 def smoothing(p: np.ndarray, single: float, averaged: float, count: int) -> float:
@@ -306,11 +311,46 @@ def components_of(trial: Trial, splits: Splits, folds: Sequence[Fold], **options
     return components
 
 
+def fit_best(trial: Trial, splits: Splits, **options: Any) -> Outcome:
+    """Train a network at every point of the ensemble's grid, on the trial's own split, and keep the best on validation.
+
+    Unlike a search before the trials, this one never sees a row that tests another trial.
+    """
+    section, config, d = trial.config.ensemble, trial.config.but(ensemble=EnsembleSection()), len(splits.classes)
+    points = [Trial(config.with_grid_point(point), trial.seed, trial.stage) for point in section.points]
+    outcomes = engine.train(points, [splits] * len(points), **options)
+    trained = [outcome for outcome in outcomes if outcome.status == "done"]
+    if not trained:
+        return replace(outcomes[0], trial=trial)
+    best = min(trained, key=lambda outcome: (outcome.best.val_metric, outcome.best.val_loss))
+    names = [f"lr {point['lr']:g}, dropout {point['dropout']:g}" for point in section.points]
+    judged = {
+        name: evaluation.matrix(torch.from_numpy(outcome.probabilities["val"].argmax(1)), splits.val.labels, d)
+        for name, outcome in zip(names, outcomes, strict=True)
+        if outcome.status == "done"
+    }
+    return replace(
+        best,
+        trial=trial,
+        seconds=sum(outcome.seconds for outcome in outcomes),
+        fitted=Mixture({ScaledNetwork(network(splits, best), torch.zeros(1), torch.ones(1)): 1.0}).eval(),
+        ensemble={
+            "folds": 1,
+            "weights": {name: float(outcome is best) for name, outcome in zip(names, outcomes, strict=True)},
+            "epochs": [outcome.epochs for outcome in outcomes],
+            "temperature": 1.0,
+            "confusion": judged,
+        },
+    )
+
+
 def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
     """Train the ensemble of a trial. `val` of the outcome are the pooled rows out of fold, `test` the new ones.
 
     `best.val_loss` is the log-loss out of fold, `best.val_metric` 1 - M of argmax there.
     """
+    if trial.config.ensemble.name == "best":
+        return fit_best(trial, splits, **options)
     started, pool = time.perf_counter(), pooled(splits)
     folds = divided(trial.config.ensemble, pool, trial.seed)
     outcome = Outcome(trial, "failed", None, "fitted", epochs=0, seconds=0.0, best=Best(), history={})
