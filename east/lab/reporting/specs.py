@@ -240,9 +240,9 @@ def _score(table: Spec, row: RowSpec, dataset: str, metric: str, variant: str) -
 
 
 def _decided(table: Spec, rows: Mapping[str, RowSpec | None]) -> Iterator[tuple[str, RowSpec]]:
-    """The rows that are not null, each repeated for every decision of the table."""
+    """The rows that are not null, each repeated for every decision of the table unless it has its own."""
     for label, row in rows.items():
-        if row and not table.decisions:
+        if row and (row.decision or not table.decisions):
             yield label, row
         elif row:
             yield from ((label + DECIDED[name], row.model_copy(update={"decision": name})) for name in table.decisions)
