@@ -15,7 +15,7 @@ from east.lab.reporting.catalogue import Catalogue
 from east.lab.reporting.cells import fill
 from tests.made import put_values
 
-TABLES = [name for name in specs.names() if name.startswith("contest") and "ensembles" not in name]  # of single networks
+TABLES = [name for name in specs.names() if name.startswith("contest") and "ensembles" not in name]
 DECISIONS = ("", " + plug-in", " + expected")
 
 
