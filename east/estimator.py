@@ -27,7 +27,7 @@ from east.lab.data.columns import Numeric
 from east.lab.data.common import DataError, Part, Splits, listed, shown
 from east.lab.data.detection import detect_all
 from east.lab.data.encoding import Encoding, typed_columns
-from east.lab.settings import sections
+from east.lab.settings import settings as sections
 from east.lab.training import saved
 from east.lab.training.annealing import SCHEDULES, stages_of
 from east.lab.training.crossfit import DecidedClassifier, Fold, folds_of, judge_for

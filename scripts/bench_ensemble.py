@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from east.lab import data
-from east.lab.settings.sections import (
+from east.lab.settings.settings import (
     DatasetSection,
     EnsembleSection,
     Hyper,

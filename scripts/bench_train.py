@@ -35,7 +35,7 @@ from torch import nn
 from east.lab import models
 from east.lab.data.common import Part, Splits
 from east.lab.models.darknet import Convolution3x3
-from east.lab.settings.sections import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
+from east.lab.settings.settings import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
 from east.lab.training import engine, population
 
 FEATURES = 30

@@ -13,7 +13,7 @@ from torch import nn
 from east.lab.data import datasets, load
 from east.lab.data.common import Data
 from east.lab.reporting.cells import Cell, Trials
-from east.lab.settings.sections import LossSection, Science
+from east.lab.settings.settings import LossSection, Science
 from east.lab.training import engine, objective, population
 
 GOLDEN = Path(__file__).parent / "golden"  # a results folder with a few records of many kinds

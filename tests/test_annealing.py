@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from omegaconf import OmegaConf
 
-from east.lab.settings.sections import AnnealingSection
+from east.lab.settings.settings import AnnealingSection
 from east.lab.training.annealing import Annealing, temperatures
 from east.lab.training.checkpoint import COURSES
 from east.lab.training.scores import Best

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from east.choices import install_hint
-from east.lab.settings.sections import LossSection
+from east.lab.settings.settings import LossSection
 from east.lab.training.objective import build_loss
 from east.losses import APPerf
 

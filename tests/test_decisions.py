@@ -18,7 +18,7 @@ from torch.nn.functional import one_hot
 import east
 from east import METRICS, Confusion, MetricCrossEntropy, MetricLoss, decisions
 from east.decisions import Affine, Argmax, Gains, Threshold, expected, tuned
-from east.lab.settings.sections import LossSection
+from east.lab.settings.settings import LossSection
 from east.lab.tasks.compare import parse_score
 from east.lab.training.crossfit import judge_for
 from east.lab.training.evaluation import evaluate, metric_of

@@ -11,7 +11,7 @@ from east.choices import ConfigError
 from east.lab import cli, data
 from east.lab.data.common import Part
 from east.lab.experiment import records
-from east.lab.settings.sections import EnsembleSection, Split
+from east.lab.settings.settings import EnsembleSection, Split
 from east.lab.training import engine, ensemble
 from east.lab.training.population import Trial
 from tests.commands import TINY

@@ -42,21 +42,6 @@ def test_a_run_works_without_any_streams(tmp_path):
     assert all("Traceback" not in text for text in record_files(tmp_path).values())
 
 
-def test_a_deleted_working_directory_is_reported(tmp_path):
-    answer = through_shell(f'mkdir {tmp_path}/gone; cd {tmp_path}/gone; rmdir {tmp_path}/gone; exec "$@"', "task=table")
-    assert answer.returncode == cli.FAILED
-    assert answer.stderr == b"The working directory has been deleted. Change to a folder that exists.\n"
-
-
-def test_another_missing_file_is_not_taken_for_the_working_directory(monkeypatch):
-    def missing(arguments):
-        raise FileNotFoundError(2, "No such file or directory", "weights.pt")
-
-    monkeypatch.setattr(cli, "run", missing)  # as with debug=true
-    with pytest.raises(FileNotFoundError, match=r"weights\.pt"):
-        cli.main()
-
-
 def test_an_ascii_terminal_shows_question_marks():
     answer = through_shell('exec "$@"', "--help", **AS_ASCII)
     assert (answer.returncode, answer.stderr) == (cli.DONE, b"")

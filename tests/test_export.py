@@ -15,7 +15,7 @@ from east import EASTClassifier, decisions
 from east.choices import ConfigError
 from east.lab import data, models
 from east.lab.data.common import Images
-from east.lab.settings.sections import ModelSection
+from east.lab.settings.settings import ModelSection
 from east.lab.training import saved
 from east.lab.training.engine import train
 from east.lab.training.export import beside, onnx_bytes

@@ -7,7 +7,7 @@ import pytest
 
 from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
-from east.lab.settings.sections import Hyper, LossSection, Science, Training
+from east.lab.settings.settings import Hyper, LossSection, Science, Training
 from east.lab.training.objective import with_average
 from tests.tracked import exported
 

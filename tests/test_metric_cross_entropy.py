@@ -11,7 +11,7 @@ from torch import nn
 import east
 from east import METRICS, Confusion, MetricCrossEntropy
 from east.lab.data.common import Part, Splits
-from east.lab.settings.sections import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
+from east.lab.settings.settings import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
 from east.lab.training import engine, population
 from east.losses.metric_cross_entropy import FORMS
 

@@ -13,7 +13,7 @@ from east.lab import models
 from east.lab.models import MLP, Stack, darknet
 from east.lab.models.darknet import dense_convolution
 from east.lab.models.mlp import Dropout, StackedMLP
-from east.lab.settings.sections import ModelSection
+from east.lab.settings.settings import ModelSection
 
 
 def build(section, *arguments, **options):

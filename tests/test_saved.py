@@ -17,7 +17,7 @@ from east import decisions
 from east.choices import ConfigError
 from east.lab import data, files
 from east.lab.data import DataError, images
-from east.lab.settings.sections import EnsembleSection
+from east.lab.settings.settings import EnsembleSection
 from east.lab.tasks import evaluate
 from east.lab.training import classical, ensemble, saved
 from east.lab.training.engine import train

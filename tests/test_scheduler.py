@@ -21,8 +21,7 @@ from east.lab.experiment.runs import Run
 from east.lab.experiment.scheduler import carry_out
 from east.lab.settings.command import Command
 from east.lab.settings.compose import settings as composed
-from east.lab.settings.sections import DatasetSection
-from east.lab.settings.settings import Executor
+from east.lab.settings.settings import DatasetSection, Executor
 from east.lab.training import devices, engine, population, saved
 from east.lab.training.population import Outcome, Trial
 from east.lab.training.progress import Epoch

@@ -26,8 +26,7 @@ from east.lab.reporting.labels import labels
 from east.lab.settings import compose, identity
 from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
-from east.lab.settings.sections import DatasetSection, LossSection, Science
-from east.lab.settings.settings import Settings
+from east.lab.settings.settings import DatasetSection, LossSection, Science, Settings
 from east.lab.training.scores import Best
 from tests.made import put_values
 

@@ -12,7 +12,7 @@ import torch
 from east.lab import models
 from east.lab.data import split
 from east.lab.data.common import Part, Splits
-from east.lab.settings.sections import Hyper, ModelSection
+from east.lab.settings.settings import Hyper, ModelSection
 from east.lab.training import engine, population
 from east.lab.training.annealing import HISTORY
 from east.lab.training.engine import train

@@ -28,13 +28,16 @@ if TYPE_CHECKING:
 
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # for a command that names neither a task nor data
-# Settings that may name the user's own code.
-IMPORTING = ("loss.metric", "loss._target_", "loss.target", "model.target", "score", "config_dir", "trust")
-HYDRAS = {  # flags of Hydra that east-run does not take -> what to use instead
-    ("--config-name", "-cn", "--config-path", "-cp"): "there is one config; --config-dir DIR adds files to its groups",
-    ("--info", "-i", "--hydra-help"): "--cfg job shows the config, --help the choices",
-    ("--experimental-rerun",): "rerun the same command: it finishes what is missing",
-}
+IMPORTING = (
+    "loss.metric",
+    "loss._target_",
+    "loss.target",
+    "model.target",
+    "score",
+    "candidates",
+    "config_dir",
+    "trust",
+)
 
 HELP = """\
 east-run: train classifiers on the metric they are judged by, and reproduce the papers that propose it.
@@ -78,24 +81,18 @@ class Arguments(argparse.ArgumentParser):
         self.add_argument("-p", "--package")
         self.add_argument("-cd", "--config-dir")
         self.add_argument("-r", "--run", "--resolve", action="store_true")  # as always
-        for flags, instead in HYDRAS.items():
-            self.add_argument(*flags, dest="refused", action="store_const", const=f"{flags[0]}: {instead}")
 
     def error(self, message: str) -> NoReturn:
-        raise ConfigError(message)
+        raise ConfigError(f"{message}; there is one config: --config-dir DIR adds files, --cfg job shows it")
 
 
 def main() -> None:
     usable_streams()
-    try:
-        os.getcwd()
-    except FileNotFoundError:
-        sys.exit("The working directory has been deleted. Change to a folder that exists.")
     code = run(sys.argv[1:])
     try:
         sys.stdout.flush()
-    except BrokenPipeError:  # as in east-run --help | head -3
-        discard_output()
+    except BrokenPipeError:  # as in east-run --help | head -3; Python would try again on exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(code)
 
 
@@ -109,10 +106,10 @@ def usable_streams() -> None:
             stream.reconfigure(errors="replace")
 
 
-def run(arguments: Sequence[str]) -> int:
+def run(words: Sequence[str]) -> int:
     """Carry out a command line and return its exit code."""
     with escaped_output():
-        return guarded(lambda: respond(arguments), arguments)
+        return guarded(lambda: respond(words), words)
 
 
 def respond(arguments: Sequence[str]) -> int:
@@ -129,8 +126,6 @@ def respond(arguments: Sequence[str]) -> int:
 
         print(f"east {__version__}")
         return DONE
-    if flags.refused:
-        raise ConfigError(flags.refused)
     refuse_bare_words(words)
     if flags.package and not flags.cfg:
         raise ConfigError(f"-p {flags.package} shows a part of the config: add --cfg job")
@@ -175,21 +170,15 @@ def refuse_bare_words(words: Sequence[str]) -> None:
 
 
 def parse_command(words: Sequence[str]) -> "Command":
-    """The command line as one object."""
+    """The command line as one object. If it names code of the user's own, modules of the working directory are found.
+
+    Other commands do not look there, since a local file could shadow an optional library.
+    """
     from east.lab.settings.command import Command
 
-    return find_code_of(Command.parse(words))
-
-
-def find_code_of(command: "Command") -> "Command":
-    """Let loss.metric=my_file.my_metric import my_file.py from the working directory.
-
-    Only for commands that name such code: otherwise a local file could shadow an optional library.
-    """
-    if any(name in ("config_dir", "trust") or "." in str(command.get(name)) for name in IMPORTING if command.get(name)):
-        with suppress(FileNotFoundError):  # the folder was deleted
-            if os.getcwd() not in sys.path:
-                sys.path.append(os.getcwd())
+    command = Command.parse(words)
+    if any(name in ("config_dir", "trust") or "." in str(command[name]) for name in IMPORTING if name in command):
+        sys.path += {os.getcwd()} - {*sys.path}
     return command
 
 
@@ -201,16 +190,17 @@ def dispatch(command: "Command") -> int:
     interruptible()
     if not command.among(("task", "table", "dataset", "datasets", "loss", "losses")):
         command = command.but(QUICKSTART)
-    name, settings = checked_command(command)
+    command, settings = checked_command(command)
+    name = settings[0].task
     if name in ("run", "train"):
         print(announcement(settings, command), flush=True)
     with bars.bar("starting"):
-        task = import_module(f"east.lab.tasks.{TASKS[name].module or name}")
+        task = import_module(f"east.lab.tasks.{'run' if name == 'train' else name}")
     return task.main(command, *settings)
 
 
-def checked_command(command: "Command") -> "tuple[str, list[Settings]]":
-    """A command's task and the settings of its runs; ConfigError for wrong ones, and for those that no task would read.
+def checked_command(command: "Command") -> "tuple[Command, list[Settings]]":
+    """A command with the defaults of its task, and the settings of its runs; ConfigError for settings without effect.
 
     Mistakes are found before the task is imported, so that nobody waits for torch to be told of a typo.
     """
@@ -218,21 +208,21 @@ def checked_command(command: "Command") -> "tuple[str, list[Settings]]":
     from east.lab.settings.compose import all_settings
 
     name = choose("task", str(command.get("task", "run")), TASKS)
+    task = TASKS[name]
     for setting, value in command.items():
         first = setting.partition(".")[0]
-        others = [f"task={other}" for other, task in TASKS.items() if first in task.reads]
-        if value is not None and others and first not in TASKS[name].reads:
+        others = [f"task={other}" for other in TASKS if first in TASKS[other].reads]
+        if value is not None and others and first not in task.reads:
             hint = f"did you mean {' or '.join(others)}?" if len(others) < 4 else "leave it out"
             raise ConfigError(f"{setting}={value}: task={name} does not read it; {hint}")
-    if name not in ("run", "train", "data"):  # these read datasets=[…] and losses=[…] themselves
-        command = command.without(*LISTS)
-    settings = all_settings(
-        command.without("dataset") if (name, command.get("dataset")) == ("data", "all") else command
-    )
+    command = command.but({setting: value for setting, value in task.sets.items() if setting not in command})
+    lists = () if name in ("run", "train", "data") else LISTS  # others read datasets=[…] and losses=[…] themselves
+    every = ("dataset",) if (name, command.get("dataset")) == ("data", "all") else ()
+    settings = all_settings(command.without(*lists, *every))
     folder = settings[0].results_dir
-    if TASKS[name].only_reads and "results_dir" in command and not os.path.isdir(folder):
+    if task.only_reads and "results_dir" in command and not os.path.isdir(folder):
         raise ConfigError(f"results_dir={folder}: there is no such folder")
-    return name, settings
+    return command, settings
 
 
 def announcement(settings: "Sequence[Settings]", command: "Command") -> str:
@@ -247,9 +237,7 @@ def show_config(command: "Command", package: str | None) -> int:
     """Print the composed config, or the part of it that --package names."""
     import yaml
 
-    from east.lab.settings.compose import settings
-
-    config: Any = settings(command).model_dump(by_alias=True, mode="json", exclude={"fixed"})
+    config: Any = checked_command(command)[1][0].model_dump(by_alias=True, mode="json", exclude={"fixed"})
     for name in package.split(".") if package else ():
         config = config[choose("package", name, config)]
     print(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), end="")
@@ -261,16 +249,19 @@ def multirun(words: Sequence[str]) -> int:
 
     An optimising sweeper chooses its jobs one after another, and gets the validation score of each.
     """
-    from east.lab.settings.command import jobs_of, parsed, plugin
+    from east.lab.settings.command import check_plugins, jobs_of, parsed
 
     overrides = list(parsed(words))
     lines = [override.input_line or "" for override in overrides]  # quoted where Hydra needs it
     typed = {o.key_or_group: str(value) for o in overrides if (value := o.value()) is not None}
-    launcher, sweeper = plugin("launcher", typed), plugin("sweeper", typed)
-    training = [] if sweeper else confirmed(jobs_of([line for line in lines if not line.startswith("hydra")]))
+    check_plugins(typed)
+    sweeper = typed.get("hydra/sweeper", "basic")
+    training = []
+    if sweeper == "basic":
+        training = confirmed(jobs_of([line for line in lines if not line.startswith("hydra")]))
     lines += ["yes=true"] if training else []
     logs = typed.get("hydra.sweep.dir", f"{typed.get('results_dir', 'results')}/sweeps")
-    if launcher and launcher.startswith("submitit"):
+    if typed.get("hydra/launcher", "").startswith("submitit"):
         print(f"what the jobs print goes to {logs}/.submitit", flush=True)
     if sweeper == "optuna" and "hydra.sweeper.direction" not in typed:
         lines.append("hydra.sweeper.direction=maximize")
@@ -285,18 +276,15 @@ def multirun(words: Sequence[str]) -> int:
 
         print(f"\n{results(plan.made(training))[0]}")
     best = Path(logs, "optimization_results.yaml")
-    if sweeper and not code and best.is_file():
+    if sweeper != "basic" and not code and best.is_file():
         print("\n" + best.read_text(encoding="utf-8").replace("++", ""), end="")
     return code
 
 
-def confirmed(jobs: "Sequence[Command]") -> "list[Settings]":
+def confirmed(jobs: Sequence[Sequence[str]]) -> "list[Settings]":
     """Check every job of a sweep, and confirm all that train at once; return the settings of those."""
-    training: list[Settings] = []
-    for job in jobs:
-        find_code_of(job)
-        name, settings = checked_command(job)
-        training += settings if name in ("run", "train") else []
+    checked = (checked_command(parse_command(job))[1] for job in jobs)
+    training = [one for settings in checked for one in settings if one.task in ("run", "train")]
     if not training or training[0].dry_run:
         return []
     from east.lab.tasks import plan
@@ -314,14 +302,11 @@ def through_hydra(arguments: Sequence[str]) -> int:
     parent, codes = os.getpid(), [DONE]
     optimised = any(word.startswith("hydra/sweeper=") for word in arguments)
 
-    def dispatch_job(job: list[str]) -> int:
-        shown = [line for line in job if line.lower() != "yes=true"]  # Hydra writes yes=True
-        print(f"\n# {' '.join(shown)}", flush=True)
-        return dispatch(parse_command(job))
-
     def carry_out(_composed: object) -> float | None:
         job = [line.removeprefix("++") for line in HydraConfig.get().overrides.task]
-        codes.append(guarded(lambda: dispatch_job(job), job))
+        shown = " ".join(line for line in job if line.lower() != "yes=true")  # Hydra writes yes=True
+        print(f"\n# {shown}", flush=True)
+        codes.append(guarded(lambda: dispatch(parse_command(job)), job))
         if codes[-1] == INTERRUPTED:
             sys.exit(INTERRUPTED)
         if codes[-1] and os.getpid() != parent:
@@ -341,6 +326,7 @@ def through_hydra(arguments: Sequence[str]) -> int:
 
 def guarded(task: Callable[[], int], words: Sequence[str]) -> int:
     """Run the task of a command line and return its exit code; print a few lines for an error."""
+    error: BaseException
     debug = any(word.removeprefix("++").lower() == "debug=true" for word in words)
     if debug:
         os.environ["EAST_DEBUG"] = "1"
@@ -351,39 +337,18 @@ def guarded(task: Callable[[], int], words: Sequence[str]) -> int:
         with suppress(ValueError):  # not in the main thread
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C would print a traceback
         by = f" by {interruption}" if str(interruption) else ""
-        return report_error(interruption, INTERRUPTED, f"\nInterrupted{by}.")
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and output_is_closed():  # as in east-run | head -1
-            error = RuntimeError("stdout was closed. Rerun the same command to resume.")
+        error, code, text = interruption, INTERRUPTED, f"\nInterrupted{by}."
+    except Exception as failure:
         if debug:
-            raise error
-        if isinstance(error, ConfigError):
-            return report_error(error, BAD_CONFIG, f"config: {error}")
-        if type(error).__name__ == "DataError":  # its module is heavy
-            return report_error(error, NO_DATA, f"data: {error}")
-        return report_error(error, FAILED, f"{type(error).__name__}: {error}\n(debug=true shows a traceback)")
-
-
-def report_error(error: BaseException, code: int, text: str) -> int:
-    """Print what went wrong, with the scheduler's note that finished trials are saved if there are any."""
+            raise
+        error, code, text = failure, FAILED, f"{type(failure).__name__}: {failure}\n(debug=true shows a traceback)"
+        if isinstance(failure, ConfigError):
+            code, text = BAD_CONFIG, f"config: {failure}"
+        elif type(failure).__name__ == "DataError":  # its module is heavy
+            code, text = NO_DATA, f"data: {failure}"
     with suppress(BrokenPipeError):  # as in east-run 2>&1 | head -1
-        print(" ".join([text, *getattr(error, "__notes__", ())]), file=sys.stderr)
+        print(text, *getattr(error, "__notes__", ()), file=sys.stderr)  # the scheduler notes that trials are saved
     return code
-
-
-def output_is_closed() -> bool:
-    """True if stdout is closed; further output is discarded. A worker's pipe may be broken instead."""
-    try:
-        print(flush=True)  # a flush alone succeeds: what could not be written is gone
-    except BrokenPipeError:
-        discard_output()
-        return True
-    return False
-
-
-def discard_output() -> None:
-    """Send what is still printed to /dev/null, including what Python flushes on exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def warn(already_shown: set[str], message: Warning | str, *_: object, **__: object) -> None:

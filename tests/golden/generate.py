@@ -13,7 +13,7 @@ import numpy as np
 from east.lab.experiment.records import Record, export, write
 from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
-from east.lab.settings.sections import Science
+from east.lab.settings.settings import Science
 from east.lab.training.scores import Best
 
 HERE = Path(__file__).parent

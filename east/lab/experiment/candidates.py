@@ -20,7 +20,7 @@ from east.lab import bars
 from east.lab.data.common import Splits, stratified
 from east.lab.settings import compose
 from east.lab.settings.command import Command
-from east.lab.settings.sections import Science
+from east.lab.settings.settings import Science
 from east.lab.training import crossfit, ensemble, timing
 from east.lab.training.annealing import stages_of
 from east.lab.training.classical import Estimator

@@ -33,7 +33,7 @@ from east.lab.experiment.stored import (
 )
 from east.lab.settings import identity
 from east.lab.settings.identity import SCHEMA, json_types
-from east.lab.settings.sections import Science
+from east.lab.settings.settings import Science
 from east.lab.training.scores import (
     DENSE_CLASSES,
     RANKED,

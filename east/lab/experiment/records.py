@@ -28,8 +28,7 @@ from east.lab.experiment.folder import Refused, export_files, first_line, run_fi
 from east.lab.experiment.record import Batches, Record, Shared, parse
 from east.lab.experiment.stored import PREFIXES, UNREADABLE, NewerError, check_name
 from east.lab.files import open_regular, read_regular, set_aside, write_atomically
-from east.lab.settings.sections import Science
-from east.lab.settings.settings import SelectionRule
+from east.lab.settings.settings import Science, SelectionRule
 from east.lab.training.scores import Cells
 
 if TYPE_CHECKING:

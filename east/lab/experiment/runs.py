@@ -15,8 +15,7 @@ import torch
 from east.choices import HERE, ConfigError, import_by_path
 from east.lab import bars, data, models
 from east.lab.data.common import assign, leave_out
-from east.lab.settings.sections import DatasetSection, LossSection, Science, Split
-from east.lab.settings.settings import Settings
+from east.lab.settings.settings import DatasetSection, LossSection, Science, Settings, Split
 from east.lab.training.devices import pick_device
 from east.lab.training.evaluation import check_decisions, metric_of
 from east.lab.training.objective import build_loss, with_average

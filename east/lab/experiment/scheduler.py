@@ -22,8 +22,7 @@ from east.lab.experiment.jobs import Job, delete_checkpoints, run_job
 from east.lab.experiment.ledger import Ledger
 from east.lab.experiment.runs import Run, planned_device
 from east.lab.files import sweep
-from east.lab.settings.sections import EnsembleSection, Science
-from east.lab.settings.settings import Settings
+from east.lab.settings.settings import EnsembleSection, Science, Settings
 from east.lab.training.checkpoint import Identity
 from east.lab.training.engine import population_size
 from east.lab.training.population import Trial

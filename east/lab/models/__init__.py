@@ -13,7 +13,7 @@ from torch import nn
 from east.choices import choose, import_by_path
 from east.lab.models.mlp import MLP
 from east.lab.models.stack import Stack
-from east.lab.settings.sections import ModelSection
+from east.lab.settings.settings import ModelSection
 
 __all__ = ["MLP", "MODELS", "TOGETHER", "Stack", "build"]
 

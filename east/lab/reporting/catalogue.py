@@ -12,7 +12,7 @@ from east.lab.experiment.record import Record
 from east.lab.reporting import papers
 from east.lab.settings import identity
 from east.lab.settings.identity import Json
-from east.lab.settings.sections import Science
+from east.lab.settings.settings import Science
 from east.lab.training.scores import Margins
 
 AXES = (*identity.SEARCHED, "r")  # of a grid

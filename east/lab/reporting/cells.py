@@ -32,8 +32,7 @@ from east.lab.settings import compose
 from east.lab.settings.command import Command
 from east.lab.settings.compose import PAPER_DATASETS
 from east.lab.settings.identity import Json
-from east.lab.settings.sections import DatasetSection
-from east.lab.settings.settings import Grid, Protocol, Settings
+from east.lab.settings.settings import DatasetSection, Grid, Protocol, Settings
 
 PRESETS = ("paper", "patience", "half", "budget", "lean", "quick")  # from the fullest to the quickest
 CUSTOM = "custom"  # training settings of no preset

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from east.lab.settings.command import typed
 from east.lab.settings.identity import SEARCHED, Json
-from east.lab.settings.sections import Science
+from east.lab.settings.settings import Science
 
 VARIED = (*(f"hyper.{name}" for name in SEARCHED), "annealing.r")  # by a search
 
@@ -29,7 +29,7 @@ def distinct_names(name: str, settings: Sequence[Mapping[str, Json]]) -> list[st
     """
     names = [name] * len(settings)
     for key in dict.fromkeys(key for values in settings for key in values):
-        suffixes = [f", {key}={typed(values[key], key)}" if values.get(key) is not None else "" for values in settings]
+        suffixes = [f", {key}={typed(values[key])}" if values.get(key) is not None else "" for values in settings]
         longer = [label + suffix for label, suffix in zip(names, suffixes, strict=True)]
         if len(set(longer)) > len(set(names)):
             names = longer

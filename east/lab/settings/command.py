@@ -6,7 +6,6 @@ Values follow Hydra's grammar, but paths are always text, and names that Hydra c
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoi
 TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if necessary
 PLUGINS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna"}  # and extras
 LISTS = {"datasets": "dataset", "losses": "loss"}  # name of a list -> what each entry is
+PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_/][\w./-]*", re.ASCII | re.IGNORECASE)  # text without quotes
 
 
 class Command(dict[str, Any]):
@@ -47,7 +47,7 @@ class Command(dict[str, Any]):
     @property
     def words(self) -> list[str]:
         """The command as one types it: parsing these words gives the same values."""
-        return [f"{name}={typed(value, name)}" for name, value in self.items()]
+        return [f"{name}={typed(value)}" for name, value in self.items()]
 
     def but(self, values: Mapping[str, Any] | None = None, **plain: Any) -> "Command":
         """The same command with these values, which take precedence."""
@@ -62,20 +62,19 @@ class Command(dict[str, Any]):
 
     def each(self) -> Iterator["Command"]:
         """One command for every pair of losses=[f1,ce] datasets=[adult]; without such lists, just one."""
-        lists = {group: self._list(name) for name, group in LISTS.items() if name in self}
-        for entries in product(*lists.values()):
-            yield self.without(*LISTS).but(dict(zip(lists, entries, strict=True)))
-
-    def _list(self, name: str) -> list[str]:
-        """The entries of losses=[…] or datasets=[…], each once."""
-        entries, group = self[name], LISTS[name]
-        if not (isinstance(entries, list) and entries):
-            raise ConfigError(
-                f"{name}: expected a list such as {name}=[{','.join([*groups()[group]][:2])}], got {entries!r}"
-            )
-        if clash := self.among([group]).without("dataset.limit").words:
-            raise ConfigError(f"{clash[0]}: `{group}` and `{group}.*` cannot be combined with {name}=[…]")
-        return list(dict.fromkeys(map(str, entries)))
+        lists: dict[str, list[str]] = {}
+        for name, group in LISTS.items():
+            if name not in self:
+                continue
+            entries = self[name]
+            if not (isinstance(entries, list) and entries):
+                example = ",".join([*groups()[group]][:2])
+                raise ConfigError(f"{name}: expected a list such as {name}=[{example}], got {entries!r}")
+            if clash := self.among([group]).without("dataset.limit").words:
+                raise ConfigError(f"{clash[0]}: `{group}` and `{group}.*` cannot be combined with {name}=[…]")
+            lists[group] = list(dict.fromkeys(map(str, entries)))
+        for combination in product(*lists.values()):
+            yield self.without(*LISTS).but(dict(zip(lists, combination, strict=True)))
 
 
 def parsed(words: Sequence[str]) -> Iterator[Override]:
@@ -87,85 +86,26 @@ def parsed(words: Sequence[str]) -> Iterator[Override]:
             raise ConfigError(f"cannot read {printable(word)}: expected UTF-8; rename the file or folder")
         word = word.lstrip("+")  # adds a key, or sets one that may exist: every value is checked later
         name, _, value = word.partition("=")
-        written = value == "null" or value.startswith(("'", '"', "[", "{")) or "${" in value  # for Hydra
-        if name in TEXTS and not written and (name in PATHS or value.isspace()):
-            word = f"{name}={all_quoted(name, value)}"
+        for_hydra = value == "null" or value.startswith(("'", '"', "[", "{")) or "${" in value
+        if name in TEXTS and not for_hydra and (name in PATHS or value.isspace()):
+            word = with_quotes(name, value)
         try:
             yield from parser.parse_overrides([word])
         except HydraException as error:
-            if written or name not in TEXTS:
-                raise ConfigError(unreadable(name, value)) from error
-            yield from parser.parse_overrides([f"{name}={all_quoted(name, value)}"])
+            if for_hydra or name not in TEXTS:
+                hint = f"special characters need quotes inside the shell's quotes: \"{name}='…'\" or \"{name}=['…']\""
+                raise ConfigError(f"cannot read {word}: expected name=value; {hint}") from error
+            yield from parser.parse_overrides([with_quotes(name, value)])
 
 
-def all_quoted(name: str, value: str) -> str:
-    """The texts of a sweep, each in quotes; the delimiter "," is one text. ~ is the home folder."""
+def with_quotes(name: str, value: str) -> str:
+    """A word with its value in quotes, or each value of a sweep. The delimiter "," is one text, ~ the home folder."""
     texts = value.split(",") if all(value.split(",")) else [value]
-    return ",".join(quoted(os.path.expanduser(item) if name in PATHS else item) for item in texts)
-
-
-def jobs_of(words: Sequence[str]) -> list[Command]:
-    """One command per job of a sweep: `loss=f1,ce` is two jobs, and `loss=glob(f*)` may be several."""
-    (jobs,) = BasicSweeper.split_arguments(list(parsed(words)), max_batch_size=None)
-    return [Command.parse(job) for job in jobs]
-
-
-def plugin(kind: str, typed: Mapping[str, str]) -> str | None:
-    """The launcher or sweeper that a sweep names; ConfigError if it is a known one that is not installed."""
-    name = typed.get(f"hydra/{kind}", "basic")
-    distribution = f"hydra-{name.partition('_')[0]}-{kind}"
-    if name in PLUGINS:
-        try:
-            version(distribution)
-        except PackageNotFoundError as error:
-            raise ConfigError(f"hydra/{kind}={name} needs {distribution}: {install_hint(PLUGINS[name])}") from error
-    return None if name == "basic" else name
+    return f"{name}=" + ",".join(quoted(os.path.expanduser(text) if name in PATHS else text) for text in texts)
 
 
 def quoted(value: str) -> str:
     return QuotedString(value, Quote.single).with_quotes()
-
-
-def typed(value: Any, name: str | None = None) -> str:
-    """A value as the command line takes it: parsing gives the same value. name: whose value it is; None inside a list.
-
-    >>> typed("true"), typed("plain"), typed([0.1234567, "a, b"])
-    ("'true'", 'plain', "[0.1234567,'a, b']")
-    """
-    if isinstance(value, Mapping):
-        return "{" + ",".join(f"{_dict_key(key)}:{typed(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, list | tuple):
-        return "[" + ",".join(map(typed, value)) + "]"
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, str):
-        return value if _reads_back(value, name) else quoted(value)
-    return repr(float(value)) if isinstance(value, float) else str(value)
-
-
-@cache
-def _reads_back(value: str, name: str | None) -> bool:
-    """Whether a text without quotes is read as this text, and not as a number, a list, a sweep or an error."""
-    word = f"{name}={value}" if name else f"value=[{value}]"
-    try:
-        (override,) = parsed([word])
-    except ConfigError:
-        return False
-    return override.value() == (value if name else [value])
-
-
-def _dict_key(key: Any) -> str:
-    """A key of a mapping; Hydra takes no quotes there."""
-    return re.sub(r"[\\()\[\]{}:=,]|^\s|\s$", r"\\\g<0>", key) if isinstance(key, str) else typed(key)
-
-
-def unreadable(name: str, value: str) -> str:
-    """What to write instead of an override that Hydra cannot parse."""
-    if not re.fullmatch(r"[\w./@+~-]+", name, re.ASCII):
-        return f"cannot read {name}={value}: expected name=value, such as loss=f1"
-    items = [quoted(item.strip("' \"")) for item in value.strip("[]").split(",")]
-    fixed = f"[{','.join(items)}]" if value.startswith("[") else quoted(value.strip("' \""))
-    return f'cannot read {name}={value}: special characters need quotes inside the shell\'s quotes: "{name}={fixed}"'
 
 
 def refuse_syntax(override: Override) -> None:
@@ -173,13 +113,52 @@ def refuse_syntax(override: Override) -> None:
     line, name = override.input_line, override.key_or_group
     if override.is_delete():
         raise ConfigError(f"{line}: nothing can be deleted from the config; write {name}=null for no value")
-    if name.startswith(("hydra.", "hydra/")):
+    if name.startswith(("hydra.", "hydra/")) or name == "experiment":
         raise ConfigError(
-            f"{line}: Hydra itself only runs sweeps (-m); results_dir=… is where a command writes, debug=true says more"
+            f"{line}: Hydra itself only runs sweeps (-m); results_dir=… is where a command writes, debug=true says "
+            "more, and files of --config-dir DIR can be presets"
         )
-    if name == "experiment":
-        raise ConfigError(f"{line}: there is no group of experiments; files of --config-dir DIR can be presets instead")
-    if override.is_sweep_override() and name in TEXTS:
-        raise ConfigError(f"{name}: several values need -m; a comma inside a value needs quotes: \"{name}='a, b'\"")
     if override.is_sweep_override():
-        raise ConfigError(f"{line}: several values need -m, or a list: losses=[f1,ce] datasets=[adult,mammography]")
+        quotes = f" or quotes: \"{name}='a, b'\"" if name in TEXTS else ""
+        raise ConfigError(f"{line}: several values need -m, or a list: losses=[f1,ce] datasets=[adult,keel]{quotes}")
+
+
+def jobs_of(words: Sequence[str]) -> list[list[str]]:
+    """The words of each job of a sweep: `loss=f1,ce` is two jobs, and `loss=glob(f*)` may be several."""
+    (jobs,) = BasicSweeper.split_arguments(list(parsed(words)), max_batch_size=None)
+    return [list(job) for job in jobs]
+
+
+def check_plugins(sweep: Mapping[str, str]) -> None:
+    """ConfigError if a sweep names a known launcher or sweeper that is not installed."""
+    for kind in ("launcher", "sweeper"):
+        name = sweep.get(f"hydra/{kind}", "")
+        distribution = f"hydra-{name.partition('_')[0]}-{kind}"
+        try:
+            if name in PLUGINS:
+                version(distribution)
+        except PackageNotFoundError as error:
+            raise ConfigError(f"hydra/{kind}={name} needs {distribution}: {install_hint(PLUGINS[name])}") from error
+
+
+def typed(value: Any) -> str:
+    """A value as the command line takes it: parsing gives the same value.
+
+    >>> typed("true"), typed("plain"), typed([0.1234567, "a, b"])
+    ("'true'", 'plain', "[0.1234567,'a, b']")
+    """
+    match value:
+        case Mapping():
+            return "{" + ",".join(f"{_dict_key(key)}:{typed(item)}" for key, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ",".join(map(typed, value)) + "]"
+        case None | bool():
+            return {None: "null", True: "true", False: "false"}[value]
+        case str():
+            return value if PLAIN.fullmatch(value) else quoted(value)
+    return str(value) if isinstance(value, int) else repr(float(value))
+
+
+def _dict_key(key: Any) -> str:
+    """A key of a mapping; Hydra takes no quotes there."""
+    return re.sub(r"[\\()\[\]{}:=,]|^\s|\s$", r"\\\g<0>", key) if isinstance(key, str) else typed(key)

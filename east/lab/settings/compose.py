@@ -4,6 +4,7 @@ The result is what Hydra would compose, which takes 0.3 s, and a table asks for 
 each is read once and merged here.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import cache, reduce
 from pathlib import Path
@@ -14,17 +15,18 @@ from east.lab.files import yaml_content
 from east.lab.settings.command import LISTS, Command
 from east.lab.settings.identity import SEARCHED
 from east.lab.settings.messages import Checked, refuse_key, validated
-from east.lab.settings.sections import DatasetSection, Hyper, LossSection
-from east.lab.settings.settings import Preset, Protocol, Settings
+from east.lab.settings.settings import DatasetSection, Hyper, LossSection, Preset, Protocol, Settings
 
 PAPER_DATASETS = (
     *("cifar10", "caltech256", "cocktailparty", "adult", "mammography", "kaggle", "cocktailparty_graph"),
     *("adult_released", "cifar10_transportation", "cifar10_frog"),
 )
-SINGLE = {"search": "none", "trials": 1}  # what task=train means
 VARIANTS = ("executor", "search")  # groups whose `name` is one of ours: executor/cluster.yaml can be a submitit
-FROM_FILE = ("name", "kind", "trains", "has_temperature", "code")  # what a file says of itself; nobody types it
-CHOSEN = {f"{group}.{name}": name for group in ("protocol", "preset") for name in ("search", "annealing", "model")}
+FROM_FILE = ("name", "kind", "trains", "has_temperature", "code")  # what a file says of itself
+SETTLED = re.compile(  # what nobody types: that, and what has been used up when the typed values are set
+    rf"(?P<group>\w+)\.({'|'.join(FROM_FILE)})"
+    r"|(protocol|preset)\.(?P<part>search|annealing|model)(\..*)?|preset\.(?P<options>dataset|network)(\..*)?"
+)
 PRESCRIBED = {"dataset": "dataset", "model": "network"}  # groups whose options a preset gives, and under which key
 Files = Mapping[str, Mapping[str, Path]]
 Config = Mapping[str, Any]  # before it is validated
@@ -32,14 +34,10 @@ Config = Mapping[str, Any]  # before it is validated
 
 def settings(command: Command) -> Settings:
     """The settings of a command that names one dataset and one loss."""
-    if command.get("task") == "train":
-        command = Command(SINGLE).but(command)
     folder, dataset = command.get("config_dir"), str(command.get("dataset", ""))
     files = groups(folder)
     if names_a_file(dataset) and dataset not in files["dataset"]:
         raise ConfigError(f"dataset={dataset}: did you mean dataset.path={dataset}?")
-    if is_classical(str(command.get("loss")), folder):  # a search of several losses is for those that train a network
-        command = command.without(*command.among(["search"])).but(search="none")
     table = choose("table", str(command.get("table") or "grid"), [*files["table"], "all"])
     typed = command.without(*files, *LISTS)
     config = with_typed(composed(files, choices(command, files, folder)), typed)
@@ -79,7 +77,9 @@ def choices(command: Command, files: Files, folder: str | None) -> dict[str, str
         "model": str(network),
         "search": preset.search or protocol.search,
         "annealing": protocol.annealing if loss.anneals else "none",
-    } | chosen
+        **chosen,
+        **({"search": "none"} if loss.classical else {}),  # a list of losses may have others, which are searched
+    }
 
 
 def composed(files: Files, chosen: Mapping[str, str]) -> Config:
@@ -104,8 +104,7 @@ def section(files: Files, group: str, name: str) -> Config:
         content = {group: content}
     own_name = content[group].get("name") if isinstance(content.get(group), Mapping) else None
     if own_name != name and group not in VARIANTS:
-        hint = f"; a variant of it is called {own_name}-….yaml" if group == "dataset" and own_name else ""
-        raise ConfigError(f"{file}: expected name: {name}, as the file is called, got {own_name!r}{hint}")
+        raise ConfigError(f"{file}: expected name: {name}, as the file is called, got {own_name!r}")
     if group == "dataset" and (ours := groups()[group].get(name.partition("-")[0])):  # digits-rare is loaded by digits
         content = {group: {"kind": yaml_content(ours)["kind"]} | content[group]}
     return content
@@ -124,38 +123,25 @@ def is_classical(loss: str, config_dir: str | None = None) -> bool:
 
 def with_typed(config: Config, typed: Command) -> Config:
     """The config with the options of its preset and the values that the user typed; ConfigError for wrong names."""
-    if any(name.startswith("preset.grid.") for name in typed) and config["preset"].get("grid") is None:
-        config = merged(config, {"preset": {"grid": config["protocol"]["grid"]}})
     for group, key in PRESCRIBED.items():
         options = (config["preset"].get(key) or {}).get(config[group]["name"])
         config = merged(config, {group: options or {}})
     for name, value in typed.items():
-        refuse_settled(name)
+        if (found := SETTLED.fullmatch(name)) and (found["group"] is None or found["group"] in groups()):
+            instead = found["group"] or found["part"] or "dataset.…=… or model.…"
+            raise ConfigError(f"{name} comes from the chosen file: write {instead}=… instead")
         check_option(name, value, config)
     for name, value in typed.items():
         config = placed(config, name.split("."), value)
-    for group in PRESCRIBED:
-        for name, value in config[group].items():
-            if value == "???":
-                raise ConfigError(f"{group}.{name} has no default: write {group}.{name}=…")
     return config
 
 
-def placed(config: Config, path: Sequence[str], value: Any) -> Config:
+def placed(config: Config | Any, path: Sequence[str], value: Any) -> Any:
     """The config with a value below these names."""
-    name, *below = path
-    inner = config.get(name)
-    return {**config, name: placed(inner if isinstance(inner, Mapping) else {}, below, value) if below else value}
-
-
-def refuse_settled(name: str) -> None:
-    """Refuse keys that have no effect once the files are chosen: a file's name, and the groups that it chooses."""
-    group, _, rest = name.partition(".")
-    instead = next((chosen for key, chosen in CHOSEN.items() if f"{name}.".startswith(f"{key}.")), None)
-    if group == "preset" and rest.partition(".")[0] in PRESCRIBED.values():
-        instead = "dataset.…=… or model.…"
-    if instead or (group in groups() and rest in FROM_FILE):
-        raise ConfigError(f"{name} comes from the chosen file: write {instead or group}=… instead")
+    if not path:
+        return value
+    inner = config if isinstance(config, Mapping) else {}
+    return {**inner, path[0]: placed(inner.get(path[0]), path[1:], value)}
 
 
 def check_option(name: str, value: Any, config: Config) -> None:
@@ -174,14 +160,12 @@ def check_option(name: str, value: Any, config: Config) -> None:
             refuse_key(name, [f"{group}.{key}" for key in known if key not in FROM_FILE])
     elif known.get("trains") != "classical":
         return
-    if not below and not fits(value, known.get(option)):
-        raise ConfigError(f"{name}: expected a value such as {known[option]!r}, got {value!r}")
-
-
-def fits(value: Any, default: Any) -> bool:
-    """True if an option can have this value: null, or of the default's type. Any number is of the type of another."""
+    default = known.get(option)
+    if below or value is None or default is None:
+        return
     kind = (int, float) if type(default) in (int, float) else type(default)
-    return value is None or default is None or (isinstance(value, kind) and isinstance(value, bool) == (kind is bool))
+    if not isinstance(value, kind) or isinstance(value, bool) != (kind is bool):
+        raise ConfigError(f"{name}: expected a value such as {default!r}, got {value!r}")
 
 
 def completed_hyper(checked: Settings) -> Hyper:

@@ -40,10 +40,9 @@ def reason(error: ValidationError, model: type[BaseModel], content: Any, section
             choose(name, str(first["input"]), re.findall("'(.*?)'", first["ctx"]["expected"]))
         case "value_error" if isinstance(cause := first["ctx"]["error"], ConfigError):
             return str(cause)
-        case "too_short":
-            return f"{name}: expected a list with at least one entry, got {first['input']!r}"
-    messages = (details["msg"] for details in wrong[path] if details["type"] != "too_short")
-    reasons = dict.fromkeys(re.sub("^(Input should be|Value error,) ", "", message) for message in messages)
+    reasons = dict.fromkeys(
+        re.sub("^(Input should be|Value error,|Tuple should have) ", "", each["msg"]) for each in wrong[path]
+    )
     return f"{name}: expected {' or '.join(reasons)}, got {first['input']!r}"
 
 

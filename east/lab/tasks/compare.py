@@ -34,8 +34,7 @@ from east.lab.reporting import comparison, model_page, writers
 from east.lab.reporting.comparison import Candidate, Comparison, Decided, Measure
 from east.lab.settings import compose
 from east.lab.settings.command import Command
-from east.lab.settings.sections import EnsembleSection
-from east.lab.settings.settings import Settings
+from east.lab.settings.settings import EnsembleSection, Settings
 from east.lab.tasks import plan
 from east.lab.training import crossfit, ensemble, saved
 from east.lab.training.ensemble import NETWORKS, Component, Mixture

@@ -27,8 +27,7 @@ from east.lab.experiment.executors import Place
 from east.lab.experiment.ledger import Ledger
 from east.lab.experiment.runs import Run, load, planned_device, split_options
 from east.lab.experiment.scheduler import Progress, carry_out
-from east.lab.settings.sections import Science
-from east.lab.settings.settings import Settings
+from east.lab.settings.settings import Science, Settings
 from east.lab.training import timing
 from east.lab.training.devices import pick_device
 from east.lab.training.timing import Size

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple, get_args
 
 from east.choices import choose
-from east.lab.settings.sections import AnnealingSection, Schedule, Science
+from east.lab.settings.settings import AnnealingSection, Schedule, Science
 from east.lab.training.scores import Best
 
 SCHEDULES = get_args(Schedule)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from east.choices import ConfigError, choose, import_by_path
 from east.confusion import Confusion
 from east.lab.data.common import Splits
-from east.lab.settings.sections import LossSection
+from east.lab.settings.settings import LossSection
 from east.lab.training.evaluation import metric_of
 from east.lab.training.population import Outcome, Trial
 from east.lab.training.scores import Best

@@ -20,7 +20,7 @@ from east.lab import models
 from east.lab.data.common import Splits
 from east.lab.files import set_aside
 from east.lab.models.mlp import Masks
-from east.lab.settings.sections import Science
+from east.lab.settings.settings import Science
 from east.lab.training.devices import pick_device
 from east.lab.training.population import Member, Outcome, Population, Trial, identity, rows_used, samples
 from east.lab.training.progress import reporting, tensorboard_writers

@@ -24,7 +24,7 @@ from east.choices import ConfigError, choose
 from east.confusion import Confusion
 from east.lab import models
 from east.lab.data.common import Part, Splits, digest, fingerprint
-from east.lab.settings.sections import EnsembleSection, LossSection, Split
+from east.lab.settings.settings import EnsembleSection, LossSection, Split
 from east.lab.training import crossfit, engine, evaluation, objective
 from east.lab.training.classical import Estimator, Fitted
 from east.lab.training.crossfit import Fold

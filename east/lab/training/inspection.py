@@ -23,7 +23,7 @@ from torch import Tensor
 from east import decisions
 from east.lab.data import Encoding
 from east.lab.data.common import Kind
-from east.lab.settings.sections import ModelSection
+from east.lab.settings.settings import ModelSection
 from east.lab.training.scores import StoredRule
 
 MOST_CLASSES, MOST_LAYERS, MOST_INPUTS = 200_000, 1_000, 10**8

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from east import metrics
 from east.choices import import_by_path
-from east.lab.settings.sections import LossSection
+from east.lab.settings.settings import LossSection
 from east.losses.inputs import Loss, refuse_unknown
 from east.losses.metric_cross_entropy import MetricCrossEntropy
 from east.losses.metric_loss import MetricLoss

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from east.lab import models
-from east.lab.settings.sections import Hyper
+from east.lab.settings.settings import Hyper
 
 FORMULA: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "amsgrad": False, "maximize": False}
 

@@ -25,7 +25,7 @@ from east.decisions import defined
 from east.lab import models
 from east.lab.data.common import Splits
 from east.lab.models.mlp import Dropout, Masks
-from east.lab.settings.sections import Science
+from east.lab.settings.settings import Science
 from east.lab.training.annealing import Annealing
 from east.lab.training.checkpoint import Identity, read_checkpoint, write_checkpoint
 from east.lab.training.evaluation import metric_of, validation_metric

@@ -37,7 +37,7 @@ from east.lab.data.columns import Numeric
 from east.lab.data.common import DataError, Splits, Table
 from east.lab.data.encoding import typed_columns
 from east.lab.files import read_regular, replace_folder, temporary_name
-from east.lab.settings.sections import Science
+from east.lab.settings.settings import Science
 from east.lab.training import inspection
 from east.lab.training.classical import Fitted
 from east.lab.training.devices import pick_device

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from east.choices import import_by_path
 from east.lab import models
 from east.lab.data.common import Data, Kind, Part, Splits
-from east.lab.settings.sections import Science
+from east.lab.settings.settings import Science
 from east.lab.training.engine import losses_of, population_size, training_steps
 from east.lab.training.population import Population, Trial, batches_of
 
