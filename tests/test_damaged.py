@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from east.lab import cli
-from east.lab.experiment import folder, records
+from east.lab.experiment import records
 from east.lab.experiment.record import Batches, Shared, parse
 from east.lab.files import replace_folder
 from east.lab.training import saved
@@ -79,9 +79,9 @@ def changed(text, **values):
 REFUSED = {
     "cut": (lambda t: t[: len(t) // 2], "it is not JSON"),
     "empty": (lambda t: "", "it is not JSON: EOF"),
-    "a list": (lambda t: "[1, 2]", "expected an object, got list"),
+    "a list": (lambda t: "[1, 2]", "expected an object, got [1, 2]"),
     "bare": (lambda t: '{"schema": 1, "key": "x"}', "expected all fields of a record, missing: config"),
-    "foreign": (lambda t: '{"name": "package.json"}', "expected schema 1, got None"),
+    "foreign": (lambda t: '{"name": "package.json"}', "expected all fields of a record, missing: config, seed"),
     "nested": (lambda t: "[" * 100_000, "it is not JSON: recursion limit"),
     "flipped": (lambda t: t.replace('"auroc":0.75', '"auroc":0.95'), "its content has changed since it was written"),
     "nan": (
@@ -258,7 +258,7 @@ def test_an_export_that_cannot_be_read_to_its_end_is_not_replaced(kind, tmp_path
     for file in (tmp_path / "runs").rglob("seed-[12].json"):
         file.unlink()
     exported = {file: file.read_bytes() for file in (tmp_path / "records").iterdir()}
-    real = folder.open_regular, os.listdir
+    real = records.open_regular, os.listdir
 
     def refused(path, *_):
         if str(path).endswith(("mammography.jsonl", "/records")):
@@ -274,7 +274,7 @@ def test_an_export_that_cannot_be_read_to_its_end_is_not_replaced(kind, tmp_path
     if kind == "closed folder":
         monkeypatch.setattr(os, "listdir", refused)
     else:
-        monkeypatch.setattr(folder, "open_regular", refused if kind == "closed" else breaking)
+        monkeypatch.setattr(records, "open_regular", refused if kind == "closed" else breaking)
     with pytest.raises(OSError, match="Nothing is exported"), pytest.warns(UserWarning, match="Permission denied"):
         records.export(tmp_path)
     monkeypatch.undo()
@@ -288,7 +288,7 @@ HOSTILE = {  # values that passed as a record once and ended a command later; No
     "NaN sizes": ({"data": {"sizes": {"test": float("nan"), "train": 1}}}, "data.sizes"),
     "infinite sizes": ({"data": {"sizes": {"train": float("inf")}}}, "data.sizes"),
     "a large score": ({"scores": {"test": {"auroc": LARGE}}}, "scores.test.auroc"),
-    "a score of 17": ({"scores": {"test": {"auroc": 17.0}}}, "scores.test.auroc: expected -1 to 1"),
+    "a score of 17": ({"scores": {"test": {"auroc": 17.0}}}, "scores.test: auroc: expected -1 to 1"),
     "large seconds": ({"seconds": LARGE}, "seconds"),
     "a large loss": ({"best": {"val_loss": 1e308}}, "best.val_loss"),
     "a large count": ({"confusion": {"test": [[LARGE]]}}, "confusion.test"),

@@ -133,14 +133,19 @@ def evaluate_and_record(outcome: Outcome, splits: data.Splits, job: Job) -> None
     record = Record(
         config=config,
         seed=trial.seed,
-        stage=trial.stage,
-        data={name: getattr(splits, name) for name in ("name", "fingerprint", "sizes", "index_hash")},
+        stage=trial.stage,  # type: ignore[arg-type]
+        data={
+            "name": splits.name,
+            "fingerprint": splits.fingerprint,
+            "sizes": splits.sizes,
+            "index_hash": splits.index_hash,
+        },
         device="cpu" if config.loss.classical else describe_device(settings.device),
         history=outcome.history,
         best=outcome.best,
         epochs=outcome.epochs,
         stopped=outcome.stopped,
-        status=outcome.status,
+        status=outcome.status,  # type: ignore[arg-type]
         error=outcome.error,
         seconds=outcome.seconds,
         ensemble=outcome.ensemble,

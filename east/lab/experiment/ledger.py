@@ -5,8 +5,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from east.lab.experiment import records
-from east.lab.experiment.record import Record
-from east.lab.experiment.stored import UNREADABLE
+from east.lab.experiment.record import UNREADABLE, Record
 from east.lab.settings.settings import Settings
 from east.lab.training.checkpoint import Identity
 from east.lab.training.population import Trial

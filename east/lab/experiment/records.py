@@ -24,9 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, get_args
 
 from east.choices import ConfigError, choose, printable
-from east.lab.experiment.folder import Refused, export_files, first_line, run_files
-from east.lab.experiment.record import Batches, Record, Shared, parse
-from east.lab.experiment.stored import PREFIXES, UNREADABLE, NewerError, check_name
+from east.lab.experiment.record import UNREADABLE, Batches, NewerError, Record, Shared, check_name, parse
 from east.lab.files import open_regular, read_regular, set_aside, write_atomically
 from east.lab.settings.settings import Science, SelectionRule
 from east.lab.training.scores import Cells
@@ -36,22 +34,25 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RULES = get_args(SelectionRule)
-SHARED = "configs.jsonl"
-MOST_BYTES = 1 << 28  # a larger file is not read
+PREFIXES = {"search": "search", "trial": "seed"}  # stage -> prefix of its files' names
+SHARED = "records/configs.jsonl"
+MOST_BYTES = 1 << 28  # a larger file, or line of an export, is not read
 MOST_ARRAY_BYTES = 1 << 33  # unpacked; a larger archive is not read
+NAMED = 5  # damaged files that a command lists by name; it counts the others
+DEPTH = 3  # runs/<dataset>/<loss>/<key>
 
 
 def path(results_dir: str | Path, config: Science, seed: int, stage: str = "trial") -> Path:
     """The path of this trial's record, whether or not it exists."""
-    return Path(results_dir) / "runs" / _below_runs(config, config.key, seed, stage)
+    return Path(results_dir) / _place(config, seed, stage)
 
 
-def _below_runs(config: Science, key: str, seed: int, stage: str) -> str:
+def _place(config: Science, seed: int, stage: str) -> str:
     try:
         dataset, loss = (check_name(name) for name in (config.dataset.name, config.loss.name))
     except ValueError as error:
         raise ConfigError(f"name: {error}") from None
-    return f"{dataset}/{loss}/{key}/{PREFIXES[stage]}-{int(seed)}.json"
+    return f"runs/{dataset}/{loss}/{config.key}/{PREFIXES[stage]}-{int(seed)}.json"
 
 
 def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None, force: bool = False) -> Path:
@@ -82,15 +83,13 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
 def read(file: str | Path, whole: bool = True) -> Record:
     """The record in a file of runs/, by default with its history. ValueError or OSError if the file holds anything
     else: a copied or renamed file is not another trial."""
-    record = parse(read_regular(Path(file), MOST_BYTES), Shared(), Batches(), whole)
+    record = parse(read_regular(file, MOST_BYTES), Shared(), Batches(), whole=whole)
     _check_place(record, Path(file).as_posix())
     return record
 
 
 def _check_place(record: Record, file: str) -> None:
-    place, former = (
-        f"runs/{_below_runs(record.config, record.key, record.seed, stage)}" for stage in (record.stage, "trial")
-    )
+    place, former = (_place(record.config, record.seed, stage) for stage in (record.stage, "trial"))
     if not f"/{file}".endswith((f"/{place}", f"/{former}")):
         raise ValueError(f"it holds seed {record.seed}, which belongs in {place}")
 
@@ -146,20 +145,20 @@ def _check_arrays(loaded: "Mapping[str, np.ndarray]", record: Record) -> None:
         probabilities, labels = (loaded.get(f"{part}_{name}") for name in ("probabilities", "labels"))
         if probabilities is None or labels is None:
             continue
-        if probabilities.ndim != 2 or labels.shape != probabilities.shape[:1] or labels.dtype.kind not in "iu":
-            raise ValueError(f"{part}: expected probabilities [n, d] and labels [n]")
+        classes = len(matrix)
+        if probabilities.shape != (len(labels), classes) or labels.ndim != 1 or labels.dtype.kind not in "iu":
+            raise ValueError(f"{part}: expected probabilities [n, {classes}] and labels [n]")
         if not ((probabilities >= -1e-6) & (probabilities <= 1 + 1e-6)).all():
             raise ValueError(f"{part}: expected probabilities from 0 to 1")
-        classes = len(matrix)
-        if probabilities.shape[1] != classes or not all(0 <= label < classes for label in np.unique(labels)[[0, -1]]):
+        if not ((labels >= 0) & (labels < classes)).all():
             raise ValueError(f"{part}: expected labels of the {classes} classes")
-        places, counts = np.unique(labels.astype(np.int64) * classes + probabilities.argmax(1), return_counts=True)
-        if Cells(classes, np.stack((places // classes, places % classes, counts), 1).tolist()) != matrix:
+        pairs, counts = np.unique(np.stack((labels, probabilities.argmax(1))), axis=1, return_counts=True)
+        if Cells(classes, np.vstack((pairs, counts)).T.tolist()) != matrix:
             raise ValueError(f"{part}: expected the predictions that its record counts")
 
 
 def has_arrays(file: str | Path) -> bool:
-    """Whether a record's arrays exist and are intact; warns of damaged ones."""
+    """True if a record's arrays exist and are intact; warns of damaged ones."""
     try:
         return bool(arrays(file))
     except FileNotFoundError:
@@ -169,62 +168,108 @@ def has_arrays(file: str | Path) -> bool:
         return False
 
 
-def scan(results_dir: str | Path) -> list[Record]:
-    """All records, without their history.
-
-    Files that are not records are skipped with a warning. Runs take precedence over exports, done over failed.
-    """
-    root, refused = Path(results_dir), Refused()
-    found = _found(root, Shared(), refused, refused, whole=False)
-    refused.warn(root)
-    return found
+def first_line(reason: object) -> str:
+    return (str(reason) or type(reason).__name__).partition("\n")[0]
 
 
-def _found(root: Path, shared: Shared, refused: Refused, in_exports: Refused, whole: bool) -> list[Record]:
-    by_identity: dict[tuple[str, int, str], Record] = {}
-    batches = Batches()
-    gc.disable()  # it would traverse all records again and again while they accumulate
-    try:
-        for record in (*_runs(root, batches, refused, whole), *_exported(root, shared, batches, in_exports, whole)):
-            known = by_identity.get(record.identity)
-            if known is None or (known.status, record.status) == ("failed", "done"):
-                by_identity[record.identity] = record
-    finally:
-        gc.freeze()  # nor does it have to later
-        gc.enable()
-    return list(by_identity.values())
+class ResultsFolder:
+    """A results folder as it is read. It may hold anything: links, pipes, folders, damaged files."""
 
+    def __init__(self, root: str | Path, whole: bool = False):
+        """whole: read the records with their history."""
+        self.root, self.whole = root, whole
+        self.shared, self.batches = Shared(), Batches()
+        self.refused: list[str] = []  # a message for each file or line that is not a record
+        self.unread: list[str] = []  # messages about exports that could not be read to their end
+        self.kept: dict[str, list[bytes]] = {}  # lines of exports that are not records
 
-def _runs(root: Path, batches: Batches, refused: Refused, whole: bool) -> Iterator[Record]:
-    for file in run_files(root, refused):
+    def records(self) -> list[Record]:
+        """All records; runs take precedence over exports, done over failed. Warns of what is no record."""
+        found: dict[tuple[str, int, str], Record] = {}
+        gc.disable()  # it would traverse all records again and again while they accumulate
         try:
-            record = parse(read_regular(file.path, MOST_BYTES), Shared(), batches, whole)
-            _check_place(record, file.source)
-        except UNREADABLE as reason:
-            refused.add(file.path, reason)
-            continue
-        record.source = file.source
-        yield record
+            for record in (*self.runs(), *self.exports()):
+                known = found.get(record.identity)
+                if known is None or (known.status, record.status) == ("failed", "done"):
+                    found[record.identity] = record
+        finally:
+            gc.freeze()  # nor does it have to later
+            gc.enable()
+        for message in self.refused[:NAMED]:
+            warnings.warn(message, stacklevel=3)
+        if (unnamed := len(self.refused) - NAMED) > 0:
+            others = "1 other is not a record" if unnamed == 1 else f"{unnamed:,} others are not records"
+            warnings.warn(f"{others} below {printable(str(self.root))}; skipped", stacklevel=3)
+        return list(found.values())
 
-
-def _exported(root: Path, shared: Shared, batches: Batches, refused: Refused, whole: bool) -> Iterator[Record]:
-    """The records of records/, line by line, once what they share is read."""
-    files = {os.path.basename(file.path): file for file in export_files(root, refused)}
-    if SHARED in files:
-        for number, line in refused.lines_of(files[SHARED]):
+    def runs(self) -> Iterator[Record]:
+        for source in self.files("runs", DEPTH, ".json"):
             try:
-                shared.read(line)
+                content = read_regular(f"{self.root}/{source}", MOST_BYTES)
+                record = parse(content, self.shared, self.batches, source, self.whole)
+                _check_place(record, source)
             except UNREADABLE as reason:
-                refused.add_line(files[SHARED], number, line, reason)
-    for file in (file for name, file in files.items() if name != SHARED):
-        for number, line in refused.lines_of(file):
-            try:
-                record = parse(line, shared, batches, whole)
-            except UNREADABLE as reason:
-                refused.add_line(file, number, line, reason)
+                self.refuse(source, reason)
                 continue
-            record.source = file.source
             yield record
+
+    def exports(self) -> Iterator[Record]:
+        """The records of records/, line by line, once what they share is read."""
+        for source in sorted(self.files("records", 0, ".jsonl"), key=lambda source: (source != SHARED, source)):
+            for number, line in self.lines(source):
+                try:
+                    if source != SHARED:
+                        yield parse(line, self.shared, self.batches, source, self.whole)
+                    else:
+                        self.shared.read(line)
+                except UNREADABLE as reason:
+                    self.refuse(f"{source}, line {number},", reason)
+                    self.kept.setdefault(source, []).append(line.rstrip() + b"\n")
+
+    def files(self, folder: str, depth: int, ending: str) -> Iterator[str]:
+        """The files so many folders below this one, in order."""
+        try:
+            names = sorted(os.listdir(f"{self.root}/{folder}"))
+        except NotADirectoryError:
+            return
+        except OSError as error:
+            self.refuse(folder, error)
+            return
+        for name in names:
+            source = f"{folder}/{name}"
+            if name.startswith(".") or source == "runs/checkpoints":
+                continue
+            if depth:
+                yield from self.files(source, depth - 1, ending)
+            elif name.endswith(ending):
+                yield source
+
+    def lines(self, source: str) -> Iterator[tuple[int, bytes]]:
+        """Number and content of every line of an export that is not blank."""
+        try:
+            with open_regular(f"{self.root}/{source}") as stream:
+                for number, line in enumerate(iter(partial(stream.readline, MOST_BYTES), b""), 1):
+                    if len(line) == MOST_BYTES:
+                        raise OSError(f"line {number} has more than {MOST_BYTES:,} bytes")
+                    if line.strip():
+                        yield number, line
+        except OSError as error:
+            self.refuse(source, error)
+
+    def refuse(self, source: str, reason: BaseException) -> None:
+        """Note a file, a folder or a line of a file. Those that another process has just removed do not count."""
+        place, why = f"{self.root}/{source}", first_line(reason)
+        if isinstance(reason, FileNotFoundError) and not os.path.islink(place):
+            return
+        if isinstance(reason, OSError):  # without the path, which the message names anyway
+            why = "it is a link that leads nowhere" if isinstance(reason, FileNotFoundError) else reason.strerror or why
+            self.unread += [printable(f"{place} cannot be read ({why})")] if source.startswith("records") else []
+        self.refused.append(printable(f"{place} is not a record ({why}); skipped"))
+
+
+def scan(results_dir: str | Path) -> list[Record]:
+    """All records, without their history. Files that are not records are skipped with a warning."""
+    return ResultsFolder(results_dir).records()
 
 
 def load(results_dir: str | Path) -> "pd.DataFrame":
@@ -239,10 +284,40 @@ def load(results_dir: str | Path) -> "pd.DataFrame":
 
     if not any(Path(results_dir, name).is_dir() for name in ("runs", "records")):
         raise FileNotFoundError(f"{results_dir} is not a results folder: expected one with runs or records in it")
-    scanned = scan(results_dir)
-    configs = {(record.key, record.config.preset): record.config for record in scanned}  # the key has no preset
-    flat = {setting: _flat_config(config) for setting, config in configs.items()}
-    return pd.DataFrame([_flatten(record, flat[record.key, record.config.preset]) for record in scanned])
+    configs: dict[int, dict[str, object]] = {}  # seeds share theirs
+    rows = []
+    for record in scan(results_dir):
+        config = configs.get(id(record.config)) or configs.setdefault(id(record.config), _flat_config(record.config))
+        rows.append(_flatten(record, config))
+    return pd.DataFrame(rows)
+
+
+def _flat_config(config: Science) -> dict[str, object]:
+    """A config as columns of a frame."""
+    row: dict[str, object] = {}
+    for section, values in config.to_json().items():
+        if isinstance(values, dict):
+            row[section] = values.get("name")
+            row |= {f"{section}.{name}": value for name, value in values.items() if name != "name"}
+        else:
+            row[section] = values
+    return row
+
+
+def _flatten(record: Record, config: Mapping[str, object]) -> dict[str, object]:
+    """A record as a row of a frame; see `load` for the names."""
+    names = ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds", "device", "git")
+    row: dict[str, object] = {name: getattr(record, name) for name in names} | {**config}
+    parts = ("val", "test") if record.stage == "trial" else ("val",)  # early searches stored test scores as well
+    for part in parts:
+        row |= {f"{part}.{name}": value for name, value in record.scores.get(part, {}).items()}
+        for rule, decision in record.decisions.items():
+            scores = decision.get("scores", {}).get(part, {})
+            row |= {f"{rule}.{part}.{name}": value for name, value in scores.items()}
+    row |= {f"best.{name}": value for name, value in record.best.to_json().items()}
+    row |= {f"data.{name}": value for name, value in record.data.items()}
+    confusion = {part: record.confusion[part] for part in parts if part in record.confusion}
+    return row | {"confusion": confusion, "source": record.source}
 
 
 def export(results_dir: str | Path) -> dict[str, int]:
@@ -251,22 +326,20 @@ def export(results_dir: str | Path) -> dict[str, int]:
     One slim line per record in a fixed order, so that a commit shows only what is new. Earlier exports stay, at the end
     also lines that cannot be read, such as those of a newer version. Probabilities are not exported.
     """
-    root, shared, refused, in_exports = Path(results_dir), Shared(), Refused(), Refused()
-    found = _found(root, shared, refused, in_exports, whole=True)
-    refused.warn(root)
-    in_exports.warn(root)
-    if in_exports.unread:
-        raise OSError(f"{in_exports.unread[0]}. Nothing is exported, because its records would be lost.")
+    folder = ResultsFolder(results_dir, whole=True)
+    found = folder.records()
+    if folder.unread:
+        raise OSError(f"{folder.unread[0]}. Nothing is exported, because its records would be lost.")
     datasets: dict[str, list[tuple[tuple, bytes]]] = {}
     for record in found:
         if record.status == "done":
             order = (record.config.loss.name, *record.identity)
-            datasets.setdefault(record.config.dataset.name, []).append((order, record.slim(shared)))
-    contents = {f"records/{SHARED}": shared.lines()} if datasets else {}  # first: the others refer to it
+            datasets.setdefault(record.config.dataset.name, []).append((order, record.slim(folder.shared)))
+    contents = {SHARED: folder.shared.lines()} if datasets else {}  # first: the others refer to it
     contents |= {f"records/{dataset}.jsonl": [line for _, line in sorted(datasets[dataset])] for dataset in datasets}
     for source, lines in contents.items():
-        content = b"".join([*lines, *sorted(in_exports.lines.get(source, ()))])
-        write_atomically(root / source, methodcaller("write", content))
+        content = b"".join([*lines, *sorted(folder.kept.get(source, ()))])
+        write_atomically(Path(results_dir, source), methodcaller("write", content))
     return {dataset: len(datasets[dataset]) for dataset in sorted(datasets)}
 
 
@@ -295,36 +368,6 @@ def ranked(records: Iterable[Record], rule: str = "val_loss") -> list[str]:
         if record.status == "done" and record.stage == "search":
             value, tie = getattr(record.best, rule), record.best.tie
             points.setdefault(record.key, []).append((math.nan if value is None else value, tie or 0.0))
-    means = {
-        key: tuple(math.fsum(column) / len(column) for column in zip(*rows, strict=True))
-        for key, rows in points.items()
-    }
+    means = {key: tuple(math.fsum(column) / len(column) for column in zip(*rows, strict=True))
+             for key, rows in points.items()}  # fmt: skip
     return sorted((key for key, mean in means.items() if math.isfinite(mean[0])), key=lambda key: (*means[key], key))
-
-
-def _flat_config(config: Science) -> dict[str, object]:
-    """A config as columns of a frame, shared by all trials of the setting."""
-    row: dict[str, object] = {}
-    for section, values in config.to_json().items():
-        if isinstance(values, dict):
-            row[section] = values.get("name")
-            row |= {f"{section}.{name}": value for name, value in values.items() if name != "name"}
-        else:
-            row[section] = values
-    return row
-
-
-def _flatten(record: Record, config: Mapping[str, object]) -> dict[str, object]:
-    """A record as a row of a frame; see `load` for the names."""
-    names = ("key", "family", "stage", "seed", "status", "error", "epochs", "stopped", "seconds", "device", "git")
-    row: dict[str, object] = {name: getattr(record, name) for name in names} | {**config}
-    parts = ("val", "test") if record.stage == "trial" else ("val",)  # early searches stored test scores as well
-    for part in parts:
-        row |= {f"{part}.{name}": value for name, value in record.scores.get(part, {}).items()}
-        for rule, decision in record.decisions.items():
-            scores = decision.get("scores", {}).get(part, {})
-            row |= {f"{rule}.{part}.{name}": value for name, value in scores.items()}
-    row |= {f"best.{name}": value for name, value in record.best.to_json().items()}
-    row |= {f"data.{name}": value for name, value in record.data.items()}
-    confusion = {part: record.confusion[part] for part in parts if part in record.confusion}
-    return row | {"confusion": confusion, "source": record.source}

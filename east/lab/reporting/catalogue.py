@@ -11,7 +11,6 @@ from typing import Any, TypeAlias
 from east.lab.experiment.record import Record
 from east.lab.reporting import papers
 from east.lab.settings import identity
-from east.lab.settings.identity import Json
 from east.lab.settings.settings import Science
 from east.lab.training.scores import Margins
 
@@ -100,11 +99,11 @@ def score(record: Record, name: str, position: int | None) -> float | None:
 
 def class_sizes(record: Record, split: str) -> list[int]:
     """How many rows of a split each class has; empty if the record does not tell."""
-    matrix = record.confusion.get(split, ())
-    return Margins.of([matrix]).actual[0].astype(int).tolist() if len(matrix) else []
+    matrix = record.confusion.get(split)
+    return Margins.of([matrix]).actual[0].astype(int).tolist() if matrix else []
 
 
 def overlap(record: Record) -> float:
     """Test rows / training rows; 0 if the record does not tell."""
-    sizes: dict[str, Json] | Json = record.data.get("sizes")
-    return sizes["test"] / sizes["train"] if isinstance(sizes, dict) and sizes.get("train") else 0.0  # type: ignore[operator]
+    sizes = record.data.get("sizes")
+    return sizes["test"] / sizes["train"] if isinstance(sizes, dict) and sizes.get("train") else 0.0

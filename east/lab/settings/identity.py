@@ -11,7 +11,8 @@ never stored and never enters the key.
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypeAlias
+from functools import cached_property
+from typing import Any, ClassVar, Self, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic.config import JsonDict
@@ -22,8 +23,6 @@ Json: TypeAlias = "str | int | float | bool | list[Json] | dict[str, Json] | Non
 SCHEMA = 1
 SECTIONS = ("dataset", "split", "model", "loss", "annealing", "protocol", "hyper")
 SEARCHED = ("lr", "dropout", "batch_size")  # keys of hyper; a search also varies annealing.r
-
-
 LATER: JsonDict = {"identity": "later"}
 
 
@@ -36,6 +35,7 @@ class Section(BaseModel):
     """One part of a config."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, populate_by_name=True, protected_namespaces=())
+    group: ClassVar[str] = ""  # its name in a config, if `hashed_text` treats it in a way of its own
 
     def to_json(self) -> dict[str, Json]:
         """The values that were set, as a record stores and hashes them."""
@@ -45,7 +45,16 @@ class Section(BaseModel):
 
     def but(self, **changed: Any) -> Self:
         """The same section with other values."""
-        return self.model_copy(update=changed)
+        copied = self.model_copy(update=changed)
+        for derived in ("hashed", "key", "family"):
+            copied.__dict__.pop(derived, None)
+        return copied
+
+    @cached_property
+    def hashed(self) -> tuple[str, str]:
+        """What is hashed of it for a trial's key and for its family."""
+        stored = self.to_json()
+        return hashed_text(self.group, stored, False), hashed_text(self.group, stored, True)
 
 
 class Open(Section):
@@ -94,5 +103,6 @@ def digest(texts: Mapping[str, str]) -> str:
 
 def json_types(value: Any, number: Callable[[float], Any] = lambda x: x) -> Any:
     """The value in JSON types, with None for numbers that are not finite; `number` is applied to the other floats."""
-    text = to_json(value, inf_nan_mode="null", fallback=lambda array: array.tolist())  # of NumPy or torch
+    plain = lambda other: dict(other) if isinstance(other, Mapping) else other.tolist()  # noqa: E731 (NumPy, torch)
+    text = to_json(value, inf_nan_mode="null", fallback=plain)
     return json.loads(text, parse_float=lambda digits: number(float(digits)))

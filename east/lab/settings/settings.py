@@ -5,6 +5,7 @@ keys are refused. `dataset`, `model` and `loss` also hold the options of their t
 """
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from importlib.util import find_spec
 from itertools import product
 from typing import Annotated, Any, Literal, Self, TypeAlias
@@ -45,6 +46,7 @@ Sizes: TypeAlias = Annotated[tuple[Count, ...], Values, Distinct]
 class DatasetSection(Open):
     """Which data to use and how to read them. `fingerprint` identifies the rows that were loaded."""
 
+    group = "dataset"
     name: str
     kind: Kind = "table"
     limit: int | None = Field(None, ge=3)
@@ -120,6 +122,7 @@ class LossSection(Open):
 class AnnealingSection(Section):
     """The temperature schedule and the outer level of early stopping. Section 4, arXiv 2405.20954."""
 
+    group = "annealing"
     name: str = "none"
     schedule: Schedule = "none"
     T0: Temperature | None = None  # null: the loss's temperature
@@ -149,6 +152,7 @@ class Training(Section):
 class Hyper(Section):
     """Hyperparameters of one trial; null where the protocol decides."""
 
+    group = "hyper"
     lr: Rate | None = None
     batch_size: Count | None = None
     dropout: Dropout | None = None
@@ -200,18 +204,22 @@ class Science(Section):
 
     def to_json(self) -> dict[str, Json]:
         """What a record stores: the hashed sections, and the preset's name."""
-        sections = {name: getattr(self, name).to_json() for name in identity.SECTIONS}
-        if self.ensemble.name != "none":
-            sections["ensemble"] = self.ensemble.to_json()
+        sections = {name: section.to_json() for name, section in self.sections.items()}
         return sections | ({"preset": self.preset} if self.preset else {})
 
     @property
-    def key(self) -> str:
-        return identity.key(self.to_json())
+    def sections(self) -> dict[str, Section]:
+        """What is hashed."""
+        names = identity.SECTIONS if self.ensemble.name == "none" else (*identity.SECTIONS, "ensemble")
+        return {name: getattr(self, name) for name in names}
 
-    @property
+    @cached_property
+    def key(self) -> str:
+        return identity.digest({name: section.hashed[0] for name, section in self.sections.items()})
+
+    @cached_property
     def family(self) -> str:
-        return identity.family(self.to_json())
+        return identity.digest({name: section.hashed[1] for name, section in self.sections.items()})
 
     def with_grid_point(self, point: Mapping[str, float], epochs: int | None = None) -> "Science":
         """The same trial at a point of the grid, trained for at most `epochs` epochs."""

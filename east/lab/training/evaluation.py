@@ -104,14 +104,15 @@ def over_thresholds(
     """Confusions at `p >= t` for every threshold, and the mean of each score over them. Section 5, Bridging the Gap."""
     check_decisions(["thresholds"], positive, probabilities["val"].shape[-1])
     assert positive is not None
-    result: JudgedRule = {"at": list(thresholds), "confusion": {}, "scores": {}}
+    judged: dict[str, list] = {}
+    means: dict[str, Scores] = {}
     for part, p in probabilities.items():
         at = torch.tensor(thresholds, dtype=p.dtype)[:, None]
         predicted = torch.where(p[:, positive] >= at, positive, 1 - positive)
         confusions = Confusion.from_predictions(predicted, labels[part], 2)
-        result["confusion"][part] = counts(confusions)
-        result["scores"][part] = {name: score(confusions, positive).mean(0).tolist() for name, score in MEANS.items()}
-    return result
+        judged[part] = counts(confusions)
+        means[part] = {name: score(confusions, positive).mean(0).tolist() for name, score in MEANS.items()}
+    return {"at": list(thresholds), "confusion": judged, "scores": means}
 
 
 def check_decisions(decisions: Sequence[str], positive: int | None, classes: int) -> None:

@@ -1,23 +1,97 @@
 """Types of a trial's evaluation, as in records: confusion matrices, scores, decision rules, the epoch that was kept.
 
 `val` and `test` are the parts of a split. Nothing here needs torch: the scores of recorded matrices take only NumPy.
+Pydantic reads these types from the JSON of records, within their bounds.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, NamedTuple, NotRequired, TypeAlias, overload
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import numpy as np
+from pydantic import AfterValidator, ConfigDict, Field, with_config
 from typing_extensions import TypedDict
 
 from east import metrics
 
-DENSE_CLASSES = 2_000  # matrices of more classes are `Cells`
-CHUNK = 1 << 20  # cells of matrices that become one array
+DENSE_CLASSES = 16  # matrices of more classes are `Cells`
+MANY_CLASSES = 2_000  # of more, the numbers of one record fill megabytes and are not kept
+MOST_CLASSES = 200_000
+LARGEST = 1e100  # of any number, so that sums and squares stay finite
 
-Matrix: TypeAlias = Sequence[Sequence[int]]  # rows true, columns predicted
-Score: TypeAlias = float | list[float] | None  # a list has one number per class
-Scores: TypeAlias = Mapping[str, Score]
+STRICT = ConfigDict(strict=True, extra="forbid")
+IN_ORDER = Field(union_mode="left_to_right")  # the first type that fits, which is faster than the best
+Whole = Annotated[int, Field(ge=0, le=2**53)]
+Real = Annotated[float, Field(ge=-LARGEST, le=LARGEST, allow_inf_nan=False)]
+Finite: TypeAlias = Real | Annotated[int, Field(ge=-(2**53), le=2**53)]  # an int stays an int
+
+
+@with_config(STRICT)
+@dataclass(eq=False)
+class Cells:
+    """A confusion matrix with few nonzero cells, [row, column, count] each; its rows are built on demand."""
+
+    classes: Annotated[int, Field(ge=1, le=MOST_CLASSES)]
+    cells: list[Annotated[list[Whole], Field(min_length=3, max_length=3)]]
+
+    def __post_init__(self) -> None:
+        for i, j, _ in self.cells:
+            if i >= self.classes or j >= self.classes:
+                raise ValueError(f"expected cells of {self.classes} classes, got one at row {i}, column {j}")
+
+    @classmethod
+    def of(cls, matrix: "Matrix") -> "Cells":
+        if isinstance(matrix, Cells):
+            return matrix
+        nonzero = [[i, j, count] for i, row in enumerate(matrix) for j, count in enumerate(row) if count]
+        return cls(len(matrix), nonzero)
+
+    @cached_property
+    def _by_row(self) -> dict[int, list[tuple[int, int]]]:
+        rows: dict[int, list[tuple[int, int]]] = {}
+        for i, j, count in self.cells:
+            rows.setdefault(i, []).append((j, count))
+        return rows
+
+    def __len__(self) -> int:
+        return self.classes
+
+    def __getitem__(self, row: int) -> list[int]:
+        counts = [0] * self.classes
+        for j, count in self._by_row.get(range(self.classes)[row], ()):  # IndexError ends an iteration
+            counts[j] = count
+        return counts
+
+    def __eq__(self, other: object) -> bool:
+        """Equal to a matrix of the same counts; never expanded to compare."""
+        if not isinstance(other, Cells | list) or len(other) != self.classes:
+            return False
+        ours, theirs = (sorted([*cell] for cell in one.cells if cell[2]) for one in (self, Cells.of(other)))
+        return ours == theirs
+
+
+def _compact(matrix: list[list[int]]) -> "Matrix":
+    if any(len(row) != len(matrix) for row in matrix):
+        raise ValueError(f"expected as many columns as rows, {len(matrix)}")
+    return matrix if len(matrix) <= DENSE_CLASSES else Cells.of(matrix)
+
+
+Matrix: TypeAlias = list[list[int]] | Cells  # rows true, columns predicted
+Dense = Annotated[list[list[Whole]], Field(min_length=1), AfterValidator(_compact)]
+StoredMatrix = Annotated[Dense | Cells, IN_ORDER]
+Score: TypeAlias = Finite | list[Finite | None] | None  # a list has one number per class
+
+
+def _in_range(scores: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Scores are from -1 to 1, but for one that a loss of the user's own was trained for."""
+    for name, value in scores.items():
+        if isinstance(value, int | float) and abs(value) > 1 + 1e-6 and name != "trained_for":
+            raise ValueError(f"{name}: expected -1 to 1")
+    return scores
+
+
+Scores: TypeAlias = Annotated[Mapping[str, Score], AfterValidator(_in_range)]
 
 
 def _of_positive(c: Any, positive: int | None) -> dict[str, Any]:
@@ -52,53 +126,6 @@ MEANS = SCORES | {"f2_pos": partial(_fbeta_pos, 2.0), "f3_pos": partial(_fbeta_p
 RANKED = ("auroc", "average_precision")  # follow from the probabilities alone, so they are the same for every rule
 
 
-class Cells(Sequence[list[int]]):
-    """A confusion matrix with few nonzero cells, [row, column, count] each; its rows are built on demand."""
-
-    def __init__(self, classes: int, cells: Sequence[Sequence[int]]):
-        self.classes, self.cells = classes, cells
-
-    @cached_property
-    def by_row(self) -> dict[int, list[tuple[int, int]]]:
-        rows: dict[int, list[tuple[int, int]]] = {}
-        for i, j, count in self.cells:
-            rows.setdefault(i, []).append((j, count))
-        return rows
-
-    @property
-    def in_order(self) -> list[list[int]]:
-        return sorted([*cell] for cell in self.cells if cell[2])
-
-    def __len__(self) -> int:
-        return self.classes
-
-    def __eq__(self, other: object) -> bool:
-        """Equal to a matrix of the same counts; never expanded to compare."""
-        if isinstance(other, Cells):
-            return self.classes == other.classes and self.in_order == other.in_order
-        return isinstance(other, Sequence) and len(other) == self.classes and nonzero(other) == self.in_order
-
-    __hash__ = None  # type: ignore[assignment]
-
-    @overload
-    def __getitem__(self, row: int) -> list[int]: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[list[int]]: ...
-    def __getitem__(self, row: int | slice) -> list[int] | list[list[int]]:
-        if isinstance(row, slice):
-            return [self[i] for i in range(*row.indices(self.classes))]
-        number = range(self.classes)[row]  # IndexError beyond the last row, which ends an iteration
-        counts = [0] * self.classes
-        for j, count in self.by_row.get(number, ()):
-            counts[j] = count
-        return counts
-
-
-def nonzero(matrix: Matrix) -> list[list[int]]:
-    """The nonzero cells [row, column, count] of a matrix, in order."""
-    return [[i, j, count] for i, row in enumerate(matrix) for j, count in enumerate(row) if count]
-
-
 class Margins(NamedTuple):
     """The counts of recorded confusion matrices [..., d] as metrics take them."""
 
@@ -108,17 +135,12 @@ class Margins(NamedTuple):
 
     @classmethod
     def of(cls, matrices: Sequence[Matrix]) -> "Margins":
-        """Of matrices [m, d, d] of one size, which are stacked a few at a time; `Cells` are never expanded."""
-        few = max(1, CHUNK // len(matrices[0]) ** 2)
-        chunks: list[Margins] = []
-        for k in range(0, len(matrices), few):
-            chunk = matrices[k : k + few]
-            if any(isinstance(matrix, Cells) for matrix in chunk):
-                chunks += [cls.of_cells(m) if isinstance(m, Cells) else cls.of([[*m]]) for m in chunk]
-            else:
-                counts = np.array(chunk, dtype=float)
-                chunks.append(cls(np.diagonal(counts, axis1=1, axis2=2), counts.sum(2), counts.sum(1)))
-        return cls(*map(np.concatenate, zip(*chunks, strict=True)))
+        """Of matrices [m, d, d] of one size; `Cells` are never expanded."""
+        if any(isinstance(matrix, Cells) for matrix in matrices):
+            each = [cls.of_cells(Cells.of(matrix)) for matrix in matrices]
+            return cls(*map(np.concatenate, zip(*each, strict=True)))
+        counts = np.array(matrices, dtype=float)
+        return cls(np.diagonal(counts, axis1=1, axis2=2), counts.sum(2), counts.sum(1))
 
     @classmethod
     def of_cells(cls, matrix: Cells) -> "Margins":
@@ -155,7 +177,7 @@ class MatrixBatch:
         """One score of every matrix."""
         if name in self.columns:
             return self.columns[name]
-        few = len(self.matrices[0]) <= DENSE_CLASSES  # otherwise the numbers of one record fill megabytes
+        few = len(self.matrices[0]) <= MANY_CLASSES
         values = MEANS[name](self.margins if few else Margins.of(self.matrices), self.positive)
         column = [None] * len(self.matrices) if values is None else values.tolist()
         return self.columns.setdefault(name, column) if few else column
@@ -166,13 +188,17 @@ class LazyScores(Mapping[str, Score]):
 
     __slots__ = ("batch", "computed", "ranks", "row", "stored")
 
-    def __init__(self, batch: MatrixBatch, matrices: Sequence[Matrix], mean: bool, stored: Scores, ranks: Scores = {}):  # noqa: B006
-        """ranks: the scores of argmax, of which those that follow from the probabilities alone hold for any rule."""
+    def __init__(
+        self, batch: MatrixBatch, matrices: list[Matrix], mean: bool, stored: Scores, ranks: Scores | None = None
+    ):
+        """ranks: of a rule, the scores of argmax, which has the same probabilities and so the same ranking."""
         first = len(batch.matrices)
         batch.matrices += matrices
         self.batch, self.row = batch, slice(first, first + len(matrices)) if mean else first
-        self.computed, self.ranks = MEANS if mean else SCORES, ranks
-        self.stored = stored and {n: v for n, v in stored.items() if v is not None and n not in self.computed}
+        self.computed = MEANS if mean else SCORES
+        unstored = self.computed.keys() if ranks is None else {*self.computed, *RANKED}
+        self.stored = {name: value for name, value in stored.items() if value is not None and name not in unstored}
+        self.ranks = {} if ranks is None or mean else ranks
 
     def __getitem__(self, name: str) -> Score:
         if name in self.computed:
@@ -180,13 +206,10 @@ class LazyScores(Mapping[str, Score]):
             if isinstance(self.row, slice):
                 return None if values[0] is None else np.mean(values, 0).tolist()
             return values
-        if name in RANKED and self.computed is SCORES:
-            return self.ranks.get(name, self.stored.get(name))
-        return self.stored[name]
+        return self.ranks[name] if name in RANKED and name in self.ranks else self.stored[name]
 
     def __iter__(self) -> Iterator[str]:
-        ranked = dict.fromkeys(RANKED) if self.computed is SCORES else {}
-        return iter({**self.computed, **ranked, **self.stored})
+        return iter(dict.fromkeys([*self.computed, *filter(self.ranks.__contains__, RANKED), *self.stored]))
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -199,16 +222,15 @@ class Best(NamedTuple):
     as well, and `tie` breaks its ties.
     """
 
-    val_loss: float | None = None
-    val_metric: float | None = None
-    temperature: float | None = None
-    epoch: int | float | None = None  # a whole number
-    tie: float | None = None
+    val_loss: Finite | None = None
+    val_metric: Finite | None = None
+    temperature: Finite | None = None
+    epoch: Finite | None = None  # a whole number
+    tie: Finite | None = None
 
     def to_json(self) -> dict[str, float | None]:
         """As in a record, which has a `tie` only if there is one."""
-        values = self._asdict()
-        return values if self.tie is not None else {name: x for name, x in values.items() if name != "tie"}
+        return {name: value for name, value in self._asdict().items() if (name, value) != ("tie", None)}
 
 
 class StoredRule(TypedDict, total=False):
@@ -228,12 +250,13 @@ class Judged(TypedDict):
     scores: dict[str, Scores]
 
 
-class JudgedRule(TypedDict):
+@with_config(STRICT)
+class JudgedRule(TypedDict, total=False):
     """A rule other than argmax. A mean over thresholds has one matrix for each of them."""
 
-    rule: NotRequired[StoredRule | None]
-    at: NotRequired[list[float]]  # the thresholds of a mean
-    confusion: dict[str, Matrix] | dict[str, list[Matrix]]
+    rule: Any  # a StoredRule
+    at: list[Finite]  # the thresholds of a mean
+    confusion: Mapping[str, Annotated[Dense | Cells | Annotated[list[Dense], Field(min_length=1)], IN_ORDER]]
     scores: dict[str, Scores]
 
 
@@ -243,11 +266,12 @@ class Evaluation(Judged):
     decisions: dict[str, JudgedRule]
 
 
+@with_config(STRICT)
 class Stacked(TypedDict):
     """How an ensemble came about."""
 
-    folds: int  # fewer than the setting if a class has fewer rows
-    weights: dict[str, float]  # of each component in the mixture
-    epochs: list[int]  # of each network
-    temperature: float  # by which the networks' out-of-fold probabilities were smoothed; 1: not at all
-    confusion: dict[str, Matrix]  # of each component out of fold, by argmax
+    folds: Whole  # fewer than the setting if a class has fewer rows
+    weights: dict[str, Finite]  # of each component in the mixture
+    epochs: list[Whole]  # of each network
+    temperature: Finite  # by which the networks' out-of-fold probabilities were smoothed; 1: not at all
+    confusion: dict[str, StoredMatrix]  # of each component out of fold, by argmax
