@@ -136,7 +136,6 @@ def test_images_train_the_same_on_another_device(name, width, side):
 
 
 def test_a_checkpoint_moves_between_devices(tmp_path):
-    """Also where the kernels of convolutions have another memory layout."""
     member = trial(loss_section("ce"), {"name": "tiny_darknet", "width": 0.1}), splits_of((3, 16, 16), "image")
     with elsewhere():
         there = Population([member], ELSEWHERE)
@@ -146,14 +145,8 @@ def test_a_checkpoint_moves_between_devices(tmp_path):
         state = there.net.state_dict(there.rows["weights"][0])
     here = Population([member], torch.device("cpu"))
     here.load(tmp_path / "file")
-    assert there.net.channels_last
-    assert not here.net.channels_last
     for name, tensor in here.net.state_dict(here.rows["weights"][0]).items():
         assert torch.equal(tensor, state[name])
-    with elsewhere():
-        again = Population([member], ELSEWHERE)
-        again.net.put(again.net.arranged(here.rows["weights"].to(ELSEWHERE)))
-        assert all(torch.equal(t, state[n]) for n, t in again.net.state_dict(again.net.weights[0]).items())
 
 
 def test_graphs_train_the_same_on_another_device():

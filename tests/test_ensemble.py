@@ -320,7 +320,7 @@ class TestSmoothing:
         members = softmax(truth + random.normal(0, 1, (4000, 10, 3)), -1)
         entropy = lambda p: entr(p).sum(-1).mean()  # noqa: E731
         pairs = members[:, :2].mean(1)
-        temperature = ensemble.smoothing(pairs, entropy(members[:, :2]), 2, 10)
+        temperature = ensemble.smoothing(pairs, members[:, :2].reshape(-1, 3), 10)
         smooth = ensemble.tempered(pairs, temperature)
         assert temperature > 1
         wanted = entropy(members.mean(1))

@@ -68,7 +68,7 @@ def test_an_exported_classifier_predicts_the_same_from_encoded_rows(tmp_path):
     frame, y = people()
     frame = frame.drop(columns="seen")
     frame.loc[::7, "age"] = np.nan
-    model = EASTClassifier(missing="median", decision="plugin", max_epochs=4, random_state=0, device="cpu")
+    model = EASTClassifier(members=3, missing="median", decision="plugin", max_epochs=4, random_state=0, device="cpu")
     path = east.export(model.fit(frame, y), tmp_path / "new" / "people.onnx")
     encoding = json.loads(beside(path).read_text())["encoding"]
     features = np.array([by_hand(row, encoding["columns"]) for _, row in frame.iterrows()])
@@ -86,7 +86,7 @@ def test_the_program_of_the_guide_predicts_the_same(tmp_path, monkeypatch):
     X, y = load_iris(return_X_y=True)
     frame = pd.DataFrame(X[:, :3], columns=["a", "b", "c"])
     X = frame.to_numpy()
-    model = EASTClassifier(decision="argmax", max_epochs=4, random_state=0, device="cpu").fit(X, y)
+    model = EASTClassifier(members=3, decision="argmax", max_epochs=4, random_state=0, device="cpu").fit(X, y)
     east.export(model, tmp_path / "model.onnx")
     monkeypatch.chdir(tmp_path)
     space = {"frame": frame}

@@ -37,7 +37,7 @@ from east.lab.settings.command import Command
 from east.lab.settings.settings import EnsembleSection, Settings
 from east.lab.tasks import plan
 from east.lab.training import crossfit, ensemble, saved
-from east.lab.training.ensemble import NETWORKS, Component, Mixture
+from east.lab.training.ensemble import NETWORKS, Component
 from east.lab.training.population import Outcome, Trial
 from east.lab.training.scores import Best
 
@@ -410,13 +410,8 @@ def save(
     problem: Problem, winner: Candidate, weights: dict[str, float], fitted: dict[str, Component], folder: Path
 ) -> None:
     """Save the winner with its decision rule to folder/model."""
-    shares = {
-        predictor: weight / len(fitted[name].predictors)
-        for name, weight in weights.items()
-        if weight
-        for predictor in fitted[name].predictors
-    }
     trial = Trial(problem.contest.config(NETWORKS), problem.settings.seed)
-    outcome = Outcome(trial, "done", None, "fitted", 0, 0.0, Best(), {}, fitted=Mixture(shares).eval())
+    winners = ensemble.mixture(fitted, weights)
+    outcome = Outcome(trial, "done", None, "fitted", 0, 0.0, Best(), {}, fitted=winners)
     model = saved.from_outcome(outcome, problem.loaded, problem.contest.splits)
     model.deciding(f"expected {problem.score.name}", winner.rule).save(folder / "model")

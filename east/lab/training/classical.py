@@ -6,7 +6,8 @@ Settings with several values are chosen by cross-entropy on validation. For all 
 `best.val_metric` are 1 - F1 of the decisions.
 
 A class that a config names as `loss._target_` is a recipe: it has `pca`, the share of the images' variance that the
-model sees (None: all pixels), and `fitted(inputs, labels, validation, seed)`, which returns a fitted classifier.
+model sees (None: all pixels), and `fitted(inputs, labels, validation, seed)`, which returns an object with
+`predict_proba`. Its labels 0 to k - 1 all occur; the validation rows are for choosing settings.
 """
 
 import copy
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import sklearn.linear_model
@@ -42,16 +43,6 @@ from east.losses.inputs import refuse_unknown
 IMAGES = 1024  # that are projected at once
 
 Rows = tuple[np.ndarray, np.ndarray]  # inputs [n, f] and labels [n]
-
-
-class Recipe(Protocol):
-    """How a classical model is fitted; the labels 0 to k - 1 all occur."""
-
-    pca: float | None
-
-    def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int) -> Any:
-        """A fitted object whose `predict_proba` gives [n, k]. validation: rows on which to choose settings."""
-        ...
 
 
 def fit(trial: Trial, splits: Splits) -> Outcome:
@@ -87,7 +78,7 @@ def fit(trial: Trial, splits: Splits) -> Outcome:
     )
 
 
-def recipe_of(loss: LossSection) -> Recipe:
+def recipe_of(loss: LossSection) -> Any:
     """The recipe of a config's `loss` section."""
     target = import_by_path(loss.target)
     if not (isinstance(target, type) and hasattr(target, "fitted")):
@@ -110,12 +101,6 @@ class Fitted(nn.Module):
         self.estimator, self.classes, self.projection = estimator, classes, projection
         self.register_buffer("present", present)
 
-    @classmethod
-    def of(cls, estimator: Any, classes: int, state: Mapping[str, Tensor]) -> "Fitted":
-        """The module with the tensors of its state dict."""
-        projection = {name.removeprefix("projection."): tensor for name, tensor in state.items() if name != "present"}
-        return cls(estimator, classes, state["present"], Projection(projection) if projection else None)
-
     def forward(self, inputs: Tensor) -> Tensor:
         rows = self.projection(inputs) if self.projection else inputs.flatten(1)
         return self.probabilities(rows.cpu().numpy())
@@ -126,28 +111,6 @@ class Fitted(nn.Module):
         if p.shape != (len(rows), len(self.present)):
             raise ValueError(f"expected a classifier of {len(self.present)} classes, got {list(p.shape)} probabilities")
         return torch.zeros(len(rows), self.classes).index_copy(1, self.present.cpu(), p)
-
-
-@dataclass
-class RandomForest:
-    """scikit-learn's random forest. Neither paper states its settings; these are the library's own.
-
-    max_samples: the largest number of rows to draw for a tree; None: as many as there are.
-    """
-
-    n_estimators: int = 100
-    min_samples_leaf: int = 1
-    pca: float | None = 0.8
-    max_samples: int | None = None
-
-    def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> RandomForestClassifier:
-        return RandomForestClassifier(
-            self.n_estimators,
-            min_samples_leaf=self.min_samples_leaf,
-            max_samples=None if self.max_samples is None else min(self.max_samples, len(inputs)),
-            random_state=seed,
-            n_jobs=torch.get_num_threads(),  # one where trials are spread over processes; no effect on the result
-        ).fit(inputs, labels)
 
 
 @dataclass
@@ -292,6 +255,14 @@ class Estimator:
         return self.unfitted(seed).fit(inputs, labels)
 
 
+class RandomForest(Estimator):
+    """scikit-learn's random forest. Neither paper states its settings; these are the library's own."""
+
+    def __init__(self, n_estimators: int = 100, min_samples_leaf: int = 1, pca: float | None = 0.8):
+        options = {"n_estimators": n_estimators, "min_samples_leaf": min_samples_leaf}
+        super().__init__("sklearn.ensemble.RandomForestClassifier", pca, **options)
+
+
 class TunedThreshold(Estimator):
     """What a careful user of scikit-learn does: a classifier in TunedThresholdClassifierCV, on all rows but the test's.
 
@@ -365,14 +336,10 @@ class Projection(nn.Module):
     pixel_mean, pixel_std: [pixels]. axes: [pixels, k].
     """
 
-    pixel_mean: Tensor
-    pixel_std: Tensor
-    axes: Tensor
-
-    def __init__(self, state: Mapping[str, Tensor]):
+    def __init__(self, pixel_mean: Tensor, pixel_std: Tensor, axes: Tensor):
         super().__init__()
-        for name in ("pixel_mean", "pixel_std", "axes"):
-            self.register_buffer(name, state[name])
+        for name, tensor in {"pixel_mean": pixel_mean, "pixel_std": pixel_std, "axes": axes}.items():
+            self.register_buffer(name, tensor)
 
     def forward(self, images: Tensor) -> Tensor:
         return (images.flatten(1).float() - self.pixel_mean) / self.pixel_std @ self.axes
@@ -400,4 +367,4 @@ def principal_axes(images: Tensor, share: float) -> Projection:
         explained = values.double().square().cumsum(0)
         if explained[width // 2] >= wanted or width == most:
             axes = axes[:, : int((explained < wanted).sum()) + 1]
-            return Projection({"pixel_mean": mean, "pixel_std": std, "axes": axes.contiguous()})
+            return Projection(mean, std, axes.contiguous())

@@ -6,7 +6,7 @@ mixture with the lowest out-of-fold log-loss, a convex problem without hyperpara
 
 import inspect
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -179,18 +179,26 @@ def cross_fit(
     A row in several test folds gets their mean, a row in none NaN. options: for `fit`, cut to the training rows.
     """
 
-    def fit(train: np.ndarray, test: np.ndarray) -> tuple[ClassifierMixin, np.ndarray]:
+    def fit(train: np.ndarray, test: np.ndarray) -> tuple[ClassifierMixin, tuple[np.ndarray, np.ndarray]]:
         cut = _check_method_params(X, options, indices=train)
         model = clone(estimator).fit(_safe_indexing(X, train), y[train], **cut)
-        return model, probabilities_of(model, _safe_indexing(X, test), classes)
+        return model, (test, probabilities_of(model, _safe_indexing(X, test), classes))
 
-    fitted = Parallel(n_jobs=n_jobs)(delayed(fit)(*fold) for fold in folds)
-    total, times = np.zeros((len(y), len(classes))), np.zeros((len(y), 1))
-    for (_, test), (_, p) in zip(folds, fitted, strict=True):
-        total[test] += p
-        times[test] += 1
+    models, judged = zip(*Parallel(n_jobs=n_jobs)(delayed(fit)(*fold) for fold in folds), strict=True)
+    return [*models], out_of_fold(judged, len(y), len(classes))
+
+
+def out_of_fold(judged: Iterable[tuple[np.ndarray, np.ndarray]], n: int, d: int) -> np.ndarray:
+    """The mean probabilities [n, d] of each row over the models that judge it, NaN without any.
+
+    judged: for each model, the numbers [m] of its rows and their probabilities [m, d].
+    """
+    total, times = np.zeros((n, d)), np.zeros((n, 1))
+    for rows, p in judged:
+        total[rows] += p
+        times[rows] += 1
     with np.errstate(invalid="ignore"):
-        return [model for model, _ in fitted], total / times
+        return total / times
 
 
 def probabilities_of(model: ClassifierMixin, X: Any, classes: np.ndarray) -> np.ndarray:

@@ -29,7 +29,7 @@ from east.lab.training import crossfit, engine, evaluation, objective
 from east.lab.training.classical import Estimator, Fitted
 from east.lab.training.crossfit import Fold
 from east.lab.training.population import Outcome, Trial, stream
-from east.lab.training.scores import Best
+from east.lab.training.scores import Best, Matrix
 from east.losses.inputs import two_or_more
 
 NETWORKS = "networks"
@@ -101,16 +101,21 @@ class Component:
     temperature: float = 1.0
 
 
+def mixture(components: Mapping[str, Component], weights: Mapping[str, float]) -> Mixture:
+    """The predictor of new rows: the mean over each component's predictors, mixed by the components' weights."""
+    return Mixture({
+        predictor: weight / len(components[name].predictors)
+        for name, weight in weights.items()
+        if weight > NEGLIGIBLE
+        for predictor in components[name].predictors
+    }).eval()  # fmt: skip
+
+
 def pooled(splits: Splits) -> Part:
-    """The training and validation rows as one part; all rows count alike unless the training rows have weights."""
-    parts = (splits.train, splits.val)
-
-    def joined(name: str) -> Tensor | None:
-        values = [getattr(part, name) for part in parts]
-        return None if values[0] is None else torch.cat(values)
-
-    inputs, labels, index = (torch.cat([getattr(p, n) for p in parts]) for n in ("inputs", "labels", "index"))
-    return Part(inputs, labels, index, joined("weights"), joined("groups"), joined("time"))
+    """The training and validation rows as one part."""
+    pairs = zip(vars(splits.train).values(), vars(splits.val).values(), strict=True)
+    joined: list[Any] = [None if train is None else torch.cat((train, val)) for train, val in pairs]
+    return Part(*joined)
 
 
 def divided(section: EnsembleSection, pool: Part, seed: int) -> list[Fold]:
@@ -136,26 +141,27 @@ def member_splits(splits: Splits, pool: Part, fold: Fold, unseen: np.ndarray | N
     unseen: bool [n], rows of the pool that early stopping ignores, unless a fold has no others.
     `mean` and `std` of a table are those of the pool's inputs, which the split has scaled already.
     """
-    train, held = (torch.from_numpy(rows) for rows in fold)
     table, mean, std = splits.kind == "table", splits.mean, splits.std
     if table:
-        values = pool.inputs[train].double()
+        values = pool.inputs[fold[0]].double()
         std, mean = torch.std_mean(values, 0, correction=0)
         std = torch.where(values.amax(0) > values.amin(0), std, 1.0)
 
-    def part(of: Part, rows: Tensor) -> Part:
-        inputs = of.inputs[rows]
-        scaled = ((inputs - mean) / std).float() if table else inputs
-        return Part(scaled, of.labels[rows], of.index[rows], None if of.weights is None else of.weights[rows])
+    def scaled(part: Part) -> Part:
+        return replace(part, inputs=((part.inputs - mean) / std).float()) if table else part
 
-    parts = part(pool, train), part(pool, held), part(splits.test, torch.arange(len(splits.test)))
-    names, val = [splits.index_hash, *(digest(of.index) for of in parts[:2])], parts[1]
+    def at(rows: np.ndarray) -> Part:
+        values: list[Any] = [None if v is None else v[rows] for v in vars(pool).values()]
+        return Part(*values)
+
+    train, val = map(at, fold)
+    names = [splits.index_hash, digest(train.index), digest(val.index)]
     if unseen is not None:
         seen = torch.from_numpy(~unseen[fold[1]] | unseen[fold[1]].all()).float()
         val = replace(val, weights=seen if val.weights is None else seen * val.weights)
         names.append(digest(seen))
-    name = fingerprint(names)
-    return replace(splits, train=parts[0], val=val, test=parts[2], index_hash=name, mean=mean, std=std)
+    parts = replace(splits, train=scaled(train), val=scaled(val), test=scaled(splits.test))
+    return replace(parts, index_hash=fingerprint(names), mean=mean, std=std)
 
 
 def cross_fit_networks(
@@ -171,34 +177,28 @@ def cross_fit_networks(
 
     smooth: see `smoothing`. unseen: see `member_splits`. options: see `engine.train`.
     """
-    pool = pooled(splits)
-    config = trial.config.but(ensemble=EnsembleSection())
+    pool, config = pooled(splits), trial.config.but(ensemble=EnsembleSection())
     members = []
     for number in range(count):
         fold = folds[number % len(folds)]
-        seed = stream(trial.seed, "member", number) % 2**32
-        members.append((Trial(config, seed, trial.stage), member_splits(splits, pool, fold, unseen), fold[1]))
+        member = Trial(config, stream(trial.seed, "member", number) % 2**32, trial.stage)
+        members.append((member, member_splits(splits, pool, fold, unseen), fold[1]))
     members.sort(key=lambda member: len(member[1].train))  # members with as many rows train together
-    outcomes = engine.train([m[0] for m in members], [m[1] for m in members], **options)
-    trained = [(m[1], m[2], o) for m, o in zip(members, outcomes, strict=True) if o.status == "done"]
+    trials, each_splits, held = zip(*members, strict=True)
+    outcomes = engine.train(trials, each_splits, **options)
+    trained = [done for done in zip(each_splits, held, outcomes, strict=True) if done[2].status == "done"]
     if not trained:
         raise UntrainableError(f"no member could be trained: {outcomes[0].error}")
-    d = len(splits.classes)
-    total, times = np.zeros((len(pool), d)), np.zeros((len(pool), 1))
-    entropies: list[float] = []
-    for _, held, outcome in trained:
-        total[held] += outcome.probabilities["val"]
-        times[held] += 1
-        entropies += entr(outcome.probabilities["val"]).sum(1).tolist()
-    with np.errstate(invalid="ignore"):
-        held_out, temperature = total / times, 1.0
-    if smooth:
-        covered = times[:, 0] > 0
-        temperature = smoothing(held_out[covered], float(np.mean(entropies)), times[covered].mean(), len(trained))
-        held_out = tempered(held_out, temperature)
-    new = np.mean([outcome.probabilities["test"] for *_, outcome in trained], 0)
-    predictors = [predictor(member, outcome) for member, _, outcome in trained]
-    return Component(held_out, new, predictors, [outcome for *_, outcome in trained], temperature)
+    judged = [(rows, outcome.probabilities["val"]) for _, rows, outcome in trained]
+    held_out = crossfit.out_of_fold(judged, len(pool), len(splits.classes))
+    temperature = smoothing(held_out, np.concatenate([p for _, p in judged]), len(trained)) if smooth else COLDEST
+    return Component(
+        held_out=tempered(held_out, temperature),
+        new=np.mean([outcome.probabilities["test"] for *_, outcome in trained], 0),
+        predictors=[predictor(its_splits, outcome) for its_splits, _, outcome in trained],
+        outcomes=[outcome for *_, outcome in trained],
+        temperature=temperature,
+    )
 
 
 def network(splits: Splits, outcome: Outcome) -> nn.Module:
@@ -216,19 +216,22 @@ def predictor(splits: Splits, outcome: Outcome) -> ScaledNetwork:
     return ScaledNetwork(network(splits, outcome), mean, std)
 
 
-def smoothing(p: np.ndarray, single: float, averaged: float, count: int) -> float:
-    """The temperature at which probabilities [n, d], means of `averaged` members, are as smooth as means of `count`.
+def smoothing(means: np.ndarray, each: np.ndarray, count: int) -> float:
+    """The temperature at which means of few members are as smooth as means of all.
 
-    A mean of m members has the entropy a - c/m, to first order. It is known for one member (`single`) and for means of
-    `averaged`, which gives c and the entropy of a mean of all.
+    means [n, d]: out of fold, NaN for rows in no fold. each [n m, d]: the probabilities that they average. A mean of m
+    members has the entropy a - c/m, to first order. It is known for single members and for `means`, which gives c and
+    the entropy of a mean of all, which are `count`.
     """
+    means = means[~np.isnan(means).any(1)]
+    averaged = len(each) / len(means)
     if averaged <= 1:
         return COLDEST
-    known = entr(p).sum(1).mean()
+    single, known = (entr(p).sum(1).mean(dtype=float) for p in (each, means))
     target = known + (known - single) / (1 - 1 / averaged) * (1 / averaged - 1 / count)
 
     def excess(temperature: float) -> float:
-        return entr(tempered(p, temperature)).sum(1).mean() - target
+        return entr(tempered(means, temperature)).sum(1).mean() - target
 
     return brentq(excess, COLDEST, HOTTEST) if excess(COLDEST) < 0 < excess(HOTTEST) else COLDEST
 
@@ -236,7 +239,7 @@ def smoothing(p: np.ndarray, single: float, averaged: float, count: int) -> floa
 def tempered(p: np.ndarray, temperature: float) -> np.ndarray:
     """Probabilities [n, d] to the power of 1 / temperature, normalised."""
     powers = p ** (1 / temperature)
-    return powers / powers.sum(1, keepdims=True)
+    return p if temperature == 1 else powers / powers.sum(1, keepdims=True)
 
 
 def independent(pool: Part) -> bool:
@@ -359,35 +362,31 @@ def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
     except UntrainableError as error:
         return replace(outcome, error=str(error), stopped="diverged", seconds=time.perf_counter() - started)
     held_out = np.stack([component.held_out for component in components.values()])
-    weights, mixed, used = crossfit.mixture_of(held_out, pool.labels.numpy())
-    truth, d = pool.labels[used], len(splits.classes)
-    by_component = {
-        name: evaluation.matrix(torch.from_numpy(p[used].argmax(1)), truth, d)
-        for name, p in zip(components, held_out, strict=True)
-    }
+    mixing, mixed, used = crossfit.mixture_of(held_out, pool.labels.numpy())
+    weights, truth = dict(zip(components, mixing.tolist(), strict=True)), pool.labels[used]
+
+    def confusion(p: np.ndarray) -> Matrix:
+        return evaluation.matrix(torch.from_numpy(p[used].argmax(1)), truth, len(splits.classes))
+
     loss = objective.build_loss(trial.config.loss, splits.classes, pool.labels, splits.positive)
-    metric = evaluation.validation_metric(loss, splits.positive)
-    confusion = Confusion.from_predictions(torch.from_numpy(mixed[used].argmax(1)), truth, d)
-    log_loss = -np.log(mixed[used, truth].clip(crossfit.LEAST)).mean()
-    shares = {
-        predictor: weight / len(component.predictors)
-        for weight, component in zip(weights, components.values(), strict=True)
-        for predictor in (component.predictors if weight > NEGLIGIBLE else ())
-    }
+    counts = Confusion.from_predictions(torch.from_numpy(mixed[used].argmax(1)), truth, len(splits.classes))
+    val_metric = 1 - float(evaluation.validation_metric(loss, splits.positive)(counts))
+    log_loss = float(-np.log(mixed[used, truth].clip(crossfit.LEAST)).mean())
+    new = np.tensordot(mixing, np.stack([component.new for component in components.values()]), 1)
     epochs = [outcome.epochs for component in components.values() for outcome in component.outcomes]
-    new = np.tensordot(weights, np.stack([component.new for component in components.values()]), 1)
+    by_component = {name: confusion(component.held_out) for name, component in components.items()}
     return replace(
         outcome,
         status="done",
         epochs=sum(epochs),
         seconds=time.perf_counter() - started,
-        best=Best(val_loss=float(log_loss), val_metric=1 - float(metric(confusion))),
+        best=Best(val_loss=log_loss, val_metric=val_metric),
         probabilities={"val": mixed[used].astype(np.float32), "test": new.astype(np.float32)},
         labels={"val": truth.numpy(), "test": splits.test.labels.numpy()},
-        fitted=Mixture(shares).eval(),
+        fitted=mixture(components, weights),
         ensemble={
             "folds": len(folds),
-            "weights": dict(zip(components, weights.tolist(), strict=True)),
+            "weights": weights,
             "epochs": epochs,
             "temperature": max(component.temperature for component in components.values()),
             "confusion": by_component,

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 
 from east.choices import ConfigError, install_hint
 from east.lab.files import write_atomically
-from east.lab.models import MLP
 from east.lab.training import saved
 from east.lab.training.classical import Fitted
 from east.lab.training.ensemble import Mixture
@@ -70,35 +69,14 @@ class Network(nn.Module):
 
     def __init__(self, net: nn.Module):
         super().__init__()
-        self.mixed = isinstance(net, Mixture)
-        alike = isinstance(net, Mixture) and {type(network) for network in net.networks} == {MLP}
-        self.net = Perceptrons(net) if isinstance(net, Mixture) and alike else net
+        self.net = net
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
         outputs = self.net(inputs)
-        if self.mixed:
+        if isinstance(self.net, Mixture):
             return outputs.clamp_min(torch.finfo(outputs.dtype).tiny).log(), outputs
         logits = two_or_more(outputs)
         return logits, logits.softmax(-1)
-
-
-class Perceptrons(nn.Module):
-    """The probabilities of a mixture of perceptrons of one shape, by one product per layer for all of them."""
-
-    def __init__(self, mixture: Mixture):
-        super().__init__()
-        self.shares = mixture.weights[:, None, None]
-        scales = ([getattr(predictor, name) for predictor in mixture.predictors] for name in ("mean", "std"))
-        self.mean, self.std = (torch.stack(scale)[:, None] for scale in scales)
-        layers = zip(*(net.layers for net in mixture.networks), strict=True)  # of each depth, those of all networks
-        self.layers = [[torch.stack([getattr(k, n) for k in of]) for n in ("weight", "bias")] for of in layers]
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        x = (inputs.flatten(1) - self.mean) / self.std
-        for weight, bias in self.layers[:-1]:
-            x = torch.baddbmm(bias[:, None], x, weight.mT).relu()
-        weight, bias = self.layers[-1]
-        return (self.shares * two_or_more(torch.baddbmm(bias[:, None], x, weight.mT)).softmax(-1)).sum(0)
 
 
 def onnx_bytes(net: nn.Module, inputs_shape: list[int]) -> bytes:

@@ -17,36 +17,32 @@ class Adam:
 
     rows: `weights` [P, N], the moments `first` and `second` [P, learned], `steps` [P, 1]. hyper: each trial's lr,
     weight_decay and clip (largest norm of the gradient; None: no limit). The kernel takes one lr and decay per call,
-    but a step count per tensor. torch.optim calls it too; the Python around it takes longer than a small network's
-    update.
+    so trials are grouped by these. torch.optim calls it too, in Python that takes longer than a small network's update.
     """
 
     def __init__(self, net: models.Stack, rows: Mapping[str, Tensor], hyper: Sequence[Hyper], decoupled: bool):
-        self.net, self.steps, self.clips = net, rows["steps"], [h.clip for h in hyper]
-        self.kernel = torch._fused_adamw_ if decoupled else torch._fused_adam_
-        pieces = [net.pieces(rows[name]) for name in ("weights", "first", "second")]
-        steps = rows["steps"].squeeze(1).unbind()
-        self.trials = [0] * len(pieces[0]) if len(hyper) == 1 else range(len(hyper))  # of every piece
-        # In float32, like the rows.
-        settings = torch.tensor([[h.lr or 0.0, h.weight_decay or 0.0] for h in hyper]).tolist()
-        groups: dict[tuple[float, float], list[int]] = {}
-        for k, p in enumerate(self.trials):
-            groups.setdefault(tuple(settings[p]), []).append(k)
-        self.calls = []
-        for (lr, decay), group in groups.items():
-            chosen = [[tensors[k] for k in group] for tensors in (*pieces, [steps[p] for p in self.trials])]
-            self.calls.append((group, chosen, {"lr": lr, "weight_decay": decay, **FORMULA}))
+        self.kernel: Any = torch._fused_adamw_ if decoupled else torch._fused_adam_
+        self.steps = rows["steps"]
+        self.clipped = [(net.gradient[p], h.clip) for p, h in enumerate(hyper) if h.clip]
+        groups: dict[tuple[float, ...], list[int]] = {}
+        settings = torch.tensor([[h.lr or 0.0, h.weight_decay or 0.0] for h in hyper])  # in float32, like the rows
+        for p, setting in enumerate(settings.tolist()):
+            groups.setdefault(tuple(setting), []).append(p)
+        learned = rows["weights"][:, : net.learned]
+        tensors = (learned, net.gradient, rows["first"], rows["second"], self.steps.squeeze(1))
+        self.calls: list[tuple[list[list[Tensor]], dict[str, Any]]] = [
+            ([[tensor[p] for p in group] for tensor in tensors], {"lr": lr, "weight_decay": decay, **FORMULA})
+            for (lr, decay), group in groups.items()
+        ]
 
     @torch.no_grad()
     def step(self) -> None:
-        """Update the weights by the stack's gradients, which clipping overwrites."""
-        for p, limit in enumerate(self.clips):
-            if limit:
-                own = [gradient for trial, gradient in zip(self.trials, self.net.gradients, strict=True) if trial == p]
-                torch._foreach_mul_(own, (limit / torch.nn.utils.get_total_norm(own)).clamp_max(1))
+        """Update the weights by the stack's gradient, which clipping overwrites."""
+        for gradient, limit in self.clipped:
+            gradient.mul_((limit / gradient.norm()).clamp_max(1))
         self.steps += 1
-        for group, (weights, first, second, steps), settings in self.calls:
-            self.kernel(weights, [self.net.gradients[k] for k in group], first, second, [], steps, **settings)
+        for (weights, gradients, first, second, steps), settings in self.calls:
+            self.kernel(weights, gradients, first, second, [], steps, **settings)
 
 
 class Average:

@@ -345,8 +345,7 @@ class Population:
         """The tensors of a checkpoint; `loss` is the state that a loss carries from step to step, if it has any."""
         stateful = type(self.loss).get_extra_state is not nn.Module.get_extra_state
         state = {"loss": self.loss.get_extra_state().detach()} if stateful else {}
-        rows = {name: self.net.ordered(tensor) for name, tensor in (self.rows | {"result": self.result}).items()}
-        return {name: tensor.cpu().contiguous() for name, tensor in (rows | state).items()}
+        return {n: tensor.cpu().contiguous() for n, tensor in (self.rows | {"result": self.result} | state).items()}
 
     def save(self, file: Path) -> None:
         """Write a checkpoint. If this is interrupted, the previous one stays intact."""
@@ -361,7 +360,7 @@ class Population:
         if "loss" in tensors:
             self.loss.set_extra_state(tensors.pop("loss").clone())
         # Copied, because the last digits of a product depend on the memory alignment of its factors.
-        rows = {name: self.net.arranged(tensor) for name, tensor in tensors.items()}
+        rows = {name: tensor.clone() for name, tensor in tensors.items()}
         self.result = rows.pop("result")
         self.put(rows)
 
@@ -431,7 +430,7 @@ def initial(trial: Trial, splits: Splits) -> nn.Module:
 
 def identity(members: Sequence[Member]) -> str:
     """The name of a population's checkpoint; only the same trials on the same rows have the same name."""
-    text = json.dumps(
-        [(t.config.to_json(), t.seed, s.fingerprint, s.index_hash) for t, s in members], sort_keys=True, default=str
-    )
+    described = [(t.config.to_json(), t.seed, s.fingerprint, s.index_hash) for t, s in members]
+    layout = [] if members[0][0].config.model.name in models.TOGETHER else ["kernels are stored channels last"]
+    text = json.dumps([*described, *layout], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()

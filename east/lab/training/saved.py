@@ -39,7 +39,7 @@ from east.lab.data.encoding import typed_columns
 from east.lab.files import read_regular, replace_folder, temporary_name
 from east.lab.settings.settings import Science
 from east.lab.training import inspection
-from east.lab.training.classical import Fitted
+from east.lab.training.classical import Fitted, Projection
 from east.lab.training.devices import pick_device
 from east.lab.training.ensemble import Mixture, ScaledNetwork
 from east.lab.training.inspection import TRUST, About
@@ -195,7 +195,10 @@ def load(path: str | Path, device: str = "cpu", trust: bool = False) -> Model:
     with blaming(folder / (CLASSIFIER if classical else WEIGHTS)):
         if classical:
             estimators = inspection.classifiers(folder / CLASSIFIER, min(widths), trust)
-            nets += [Fitted.of(e, len(about.classes), s) for e, s in zip(estimators, classifiers, strict=True)]
+            for estimator, own_state in zip(estimators, classifiers, strict=True):
+                axes = below("projection.", own_state)
+                projection = Projection(**axes) if axes else None
+                nets.append(Fitted(estimator, len(about.classes), own_state["present"], projection))
         net = Mixture(dict(zip(nets, shares.tolist(), strict=True))) if mixed else nets[0]
         model = made(about, net, tensors["mean"], tensors["std"], device)
         row = np.zeros((1, *about.inputs_shape), np.uint8 if about.kind == "image" else np.float32)
