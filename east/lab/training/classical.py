@@ -13,7 +13,7 @@ model sees (None: all pixels), and `fitted(inputs, labels, validation, seed)`, w
 import copy
 import inspect
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
@@ -24,7 +24,7 @@ import sklearn.linear_model
 import torch
 from scipy.special import expit
 from sklearn.dummy import DummyClassifier
-from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier
+from sklearn.ensemble import HistGradientBoostingClassifier
 from sklearn.metrics import log_loss
 from sklearn.model_selection import TunedThresholdClassifierCV
 from sklearn.preprocessing import StandardScaler
@@ -335,6 +335,10 @@ class Projection(nn.Module):
 
     pixel_mean, pixel_std: [pixels]. axes: [pixels, k].
     """
+
+    pixel_mean: Tensor
+    pixel_std: Tensor
+    axes: Tensor
 
     def __init__(self, pixel_mean: Tensor, pixel_std: Tensor, axes: Tensor):
         super().__init__()
