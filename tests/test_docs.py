@@ -17,7 +17,7 @@ from east.lab import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-INSTALLS = ("pip install", "git clone", "docker ")  # already done before a test runs
+INSTALLS = ("pip install", "uv pip install", "uvx ", "git clone", "docker ")  # already done before a test runs
 SMALLER = {"trials": 1, "protocol.max_epochs": 1, "executor": "inline"}
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 

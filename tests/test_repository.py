@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 import tomllib
+import venv
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -98,17 +99,44 @@ def test_the_version_is_stated_in_one_place():
     assert f"## {east.__version__}" in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_wheel_has_every_file_that_is_read_at_run_time(tmp_path):
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
     pytest.importorskip("hatchling", reason="hatchling is not installed")
-    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
+    folder = tmp_path_factory.mktemp("dist")
+    command = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
     subprocess.run(command, check=True, capture_output=True, cwd=ROOT)
-    [wheel] = tmp_path.glob("*.whl")
+    [file] = folder.glob("*.whl")
+    return file
+
+
+def test_the_wheel_has_every_file_that_is_read_at_run_time(wheel):
     assert wheel.name.startswith(f"{DISTRIBUTION.replace('-', '_')}-{east.__version__}-")
     packed = set(zipfile.ZipFile(wheel).namelist())
     package = [path.relative_to(ROOT) for path in (ROOT / "east").rglob("*") if path.is_file()]
     settings = [Path("east") / path.relative_to(ROOT) for path in (ROOT / "conf").rglob("*.yaml")]
     assert {path.as_posix() for path in [*package, *settings] if path.suffix != ".pyc"} <= packed
     assert "east/py.typed" in packed
+
+
+@pytest.mark.slow
+def test_the_wheel_runs_in_an_empty_folder(wheel, tmp_path, monkeypatch):
+    """In an environment of its own, in which only the dependencies are those of this one."""
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    monkeypatch.setenv("EAST_DATA_DIR", str(tmp_path / "cache"))
+    (empty := tmp_path / "empty").mkdir()
+    venv.create(tmp_path / "venv")
+    [packages] = (tmp_path / "venv").glob("lib/python*/site-packages")
+    (packages / "dependencies.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    python = str(tmp_path / "venv" / "bin" / "python")
+    installation = ("-m", "pip", "install", "--quiet", "--no-deps", "--ignore-installed", "--no-index", str(wheel))
+    subprocess.run([python, *installation], check=True, cwd=empty)
+    code = "import east; print(east.__file__)"
+    where = subprocess.run([python, "-c", code], check=True, cwd=empty, capture_output=True, text=True).stdout
+    assert where.startswith(str(packages))
+    command = [str(Path(python).with_name("east-run")), "loss=f1", "trials=1", "protocol.max_epochs=2"]
+    done = subprocess.run(command, cwd=empty, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in empty.iterdir()] == ["results"]
 
 
 def locked() -> dict[str, str]:
@@ -152,6 +180,23 @@ def test_the_hosted_checks_cover_every_supported_python():
     assert any(step.get("run", "").startswith("scripts/test") for step in job["steps"])
 
 
+def test_a_release_is_built_and_tried_before_it_is_published_without_a_token():
+    text = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    build, publish = yaml.safe_load(text)["jobs"].values()
+    assert publish["needs"] == "build"
+    assert publish["permissions"] == {"id-token": "write"}  # trusted publishing
+    assert "permissions" not in build
+    assert "secrets." not in text
+    for line in ("twine check --strict dist/*", "bin/east-run"):
+        assert any(line in step.get("run", "") for step in build["steps"])
+
+
+def test_the_hosted_documentation_is_that_of_scripts_docs():
+    build, deploy = yaml.safe_load((ROOT / ".github" / "workflows" / "docs.yml").read_text())["jobs"].values()
+    assert {"run": "scripts/docs"} in build["steps"]
+    assert deploy["permissions"] == {"pages": "write", "id-token": "write"}
+
+
 def test_pre_commit_runs_the_checks_of_scripts_test():
     [repository] = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
     commands = {hook["entry"].partition(" -- ")[2] for hook in repository["hooks"]}
@@ -161,5 +206,13 @@ def test_pre_commit_runs_the_checks_of_scripts_test():
 
 
 def test_scripts_are_executable():
-    for name in ("scripts/quickstart", "scripts/test", "scripts/lock", "scripts/rtables", "scripts/docs", ".ci/run"):
+    for name in (
+        "scripts/quickstart",
+        "scripts/test",
+        "scripts/lock",
+        "scripts/rtables",
+        "scripts/docs",
+        "scripts/notebooks.py",
+        ".ci/run",
+    ):
         assert (ROOT / name).stat().st_mode & 0o111, name
