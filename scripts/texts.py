@@ -137,8 +137,9 @@ class Numbers:
 
     def against_published(self, table: str, block: str, row: str, column: str = "f1") -> str:
         """Cells of a Markdown row: published, ours, number of trials, the difference with its interval, the verdict."""
-        ours, shown = self.cell(table, block, row, column), self._cell(table, block, row, column)
-        return f"{ours:p} | {ours} | {ours.n} | {Difference(shown.difference, *shown.interval)} | {shown.word}"
+        ours, gap = self.cell(table, block, row, column), self._cell(table, block, row, column).gap
+        difference = Difference(gap.difference, gap.difference_low, gap.difference_high)
+        return f"{ours:p} | {ours} | {ours.n} | {difference} | {gap.word}"
 
     def cells(self, table: str, block: str, rows: list[str], column: str) -> list[float]:
         """The means of several rows."""
@@ -146,7 +147,7 @@ class Numbers:
 
     def constant(self, table: str, block: str, row: str, column: str) -> float:
         """What always predicting the most frequent class scores."""
-        return mean(self._cell(table, block, row, column).constant)
+        return self._cell(table, block, row, column).gap.constant
 
     def capped(self, table: str, block: str, row: str, column: str = "f1_macro") -> int:
         """How many of a cell's trials ended at the epoch limit."""
@@ -173,19 +174,19 @@ class Numbers:
     def judged(self, table: str, block: str | tuple | None = None, row: str | None = None) -> list[tables.Cell]:
         """The cells that have a verdict."""
         blocks = (block,) if isinstance(block, str) else block
-        cells = [c for c in self._table(table).cells if c.word]
+        cells = [c for c in self._table(table).cells if c.gap.word]
         return [c for c in cells if (blocks is None or c.block in blocks) and row in (None, c.row)]
 
     def fitting(self, table: str, block: str | tuple | None = None, row: str | None = None) -> int:
         """How many intervals contain 0."""
-        return sum(c.interval.low <= 0 <= c.interval.high for c in self.judged(table, block, row))
+        return sum(c.gap.difference_low <= 0 <= c.gap.difference_high for c in self.judged(table, block, row))
 
     def verdicts(self, table: str, block: str | None = None) -> dict[str, int]:
-        words = [c.word for c in self.judged(table, block)]
+        words = [c.gap.word for c in self.judged(table, block)]
         return {word: words.count(word) for word in statistics.WORDS}
 
     def ticked(self, table: str) -> int:
-        return sum(c.ticked for c in self.judged(table))
+        return sum(c.gap.ticked for c in self.judged(table))
 
     def published(self) -> int:
         return len(papers.cells())

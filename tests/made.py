@@ -12,7 +12,10 @@ from torch import nn
 
 from east.lab.data import datasets, load
 from east.lab.data.common import Data
+from east.lab.reporting import tables
 from east.lab.reporting.cells import Cell, Trials
+from east.lab.reporting.specs import Spec
+from east.lab.reporting.writers import WRITERS
 from east.lab.settings.settings import LossSection, Science
 from east.lab.training import engine, objective, population
 
@@ -72,9 +75,21 @@ def ended_at_checkpoint(number: int, error: BaseException, work: Callable[[], ob
     return written
 
 
+def changed(table: Spec, **values: Any) -> Spec:
+    """A table with other values."""
+    return Spec.model_validate(dict(table) | values)
+
+
+def rendered(table: str | Spec, results_dir: str | Path = "results", format: str = "markdown", **options: Any) -> str:
+    """A table from the records of a folder, in some format."""
+    return WRITERS[format]([tables.build(table, results_dir, **options)])
+
+
 def put_values(cell: Cell, values: dict[int, float], rarest: int | None = None) -> None:
     """Fill a cell with scores by seed; `rarest`: validation rows of the positive class."""
     record = {"config": SimpleNamespace(split=SimpleNamespace(seed=0)), "status": "done", "git": None, "stopped": None}
     record |= {"confusion": {"val": [[99, 0], [0, rarest or 0]]}, "data": {}, "key": "made", "source": ""}
     trials: Any = [SimpleNamespace(seed=seed, **record) for seed in values]
     cell.trained = {"paper": Trials(values, trials)}
+    for name in ("summary", "gap"):  # of earlier values
+        vars(cell).pop(name, None)

@@ -22,6 +22,7 @@ from east.lab.tasks import reproduce as task_reproduce
 from east.lab.tasks import run as task_run
 from tests.commands import TINY, environment, record_files
 from tests.conftest import EastRun
+from tests.made import changed
 
 pytestmark = pytest.mark.usefixtures("no_figures")
 
@@ -274,7 +275,7 @@ def test_reproduce_trains_what_the_user_typed_even_if_the_table_is_full(tmp_path
     """The user's values win over the table's, and records of the table are of other trials."""
     table = tables.spec("quickstart")
     short = table.overrides | {"trials": 1, "protocol.max_epochs": 1}
-    monkeypatch.setattr(tables, "spec", lambda name, folder=None: table.changed(overrides=short, trials=1))
+    monkeypatch.setattr(tables, "spec", lambda name, folder=None: changed(table, overrides=short, trials=1))
     of_table = ["task=reproduce", "table=quickstart", "loss=ce", "executor=inline"]
     assert east_run(*of_table).code == 0
     assert "every run is done" in east_run(*of_table, "dry_run=true").out
@@ -296,7 +297,7 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     table = tables.spec("quickstart")
     short = table.overrides | {"trials": 2, "protocol.max_epochs": 30}
-    monkeypatch.setattr(tables, "spec", lambda name, folder=None: table.changed(overrides=short, trials=2))
+    monkeypatch.setattr(tables, "spec", lambda name, folder=None: changed(table, overrides=short, trials=2))
     assert cli.run([]) == 0
     told = capsys.readouterr().out
     assert "Metric CE" in told

@@ -207,5 +207,5 @@ def test_the_questions_of_a_contest_are_answered_over_datasets():
         assert (pair.p, pair.low, pair.high) == pytest.approx((test.pvalue, low, high))
     first, second = sorted(pair.p for pair in pairs)
     assert sorted(pair.p_holm for pair in pairs) == pytest.approx([4 * first, max(4 * first, 3 * second)])
-    text = writers.text([table])
+    text = writers.WRITERS["text"]([table])
     assert "over the 4 questions that the table declares, 2 of which are open" in " ".join(text.split())

@@ -25,10 +25,9 @@ import east
 from east.lab import cli, data
 from east.lab.data import DataError
 from east.lab.experiment import records
-from east.lab.reporting import writers
 from east.lab.tasks import report
 from tests.commands import TINY
-from tests.made import GOLDEN
+from tests.made import GOLDEN, rendered
 from tests.test_damaged import mutated
 from tests.test_saved import people, trained
 
@@ -71,7 +70,7 @@ def hostile_results(folder):
         (folder / name).mkdir()
     for file in ("figures/script.svg", f"figures/{EVIL.replace('/', '')}.svg"):
         (folder / file).write_text(f'<svg xmlns="http://www.w3.org/2000/svg">{EVIL}</svg>')
-    (folder / "tables" / "grid.md").write_text(writers.render("grid", folder, preset="quick"))
+    (folder / "tables" / "grid.md").write_text(rendered("grid", folder))
     (folder / "tables" / "theirs.md").write_text(f"# {EVIL}\n\n| {EVIL} |\n|---|\n| {EVIL} |\n\n{EVIL}")
 
 
@@ -167,7 +166,7 @@ def test_nothing_in_a_hostile_table_runs_in_a_browser(comparison, tmp_path):
 
 
 def test_text_of_a_record_stays_text_in_latex(hostile):
-    text = writers.render("grid", hostile[0], "latex", preset="quick")
+    text = rendered("grid", hostile[0], "latex")
     assert not re.search(r"\\input\{evil\}", text)
     assert r"\textbackslash" in text or "evil" not in text
 
@@ -474,7 +473,7 @@ def test_what_a_record_names_is_not_imported(tmp_path, monkeypatch):
     golden = next(r for r in records.scan(GOLDEN) if r.config.loss.options.get("metric"))
     loss = golden.config.loss.model_copy(update={"metric": "evil_metric.f", "name": "metric"})
     records.write(tmp_path / "results", golden.but(config=golden.config.but(loss=loss), stage="trial"))
-    writers.render("grid", tmp_path / "results", preset="quick")
+    rendered("grid", tmp_path / "results")
     assert not (tmp_path / "ran").exists()
 
 

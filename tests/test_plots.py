@@ -1,7 +1,6 @@
 """Figures show the numbers they are given; their looks are left to the eye."""
 
 import xml.etree.ElementTree as ET
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -50,19 +49,6 @@ def test_dots_leave_out_rows_without_results():
     assert [title.partition(":")[0] for title in titles] == ["adult"] * 3 + ["mammography"] * 3
 
 
-def test_adult_is_shown_with_both_loaders():
-    clean, released = (tables.build("east_v2_1", GOLDEN, variant=variant) for variant in ("clean", "released"))
-    adult = plots.dots(clean, released).axes[0]
-    drawn = {b.lines[0].get_color(): b.lines[0].get_xdata()[0] for b in adult.containers}
-    means = [
-        next(c.summary.mean for c in table.cells if (c.block, c.row, c.column) == ("adult", "CE", "f1"))
-        for table in (clean, released)
-    ]
-    assert [drawn[plots.BLUE], drawn[plots.ORANGE]] == pytest.approx(means)
-    alone = plots.dots(clean).axes[0]
-    assert plots.ORANGE not in {b.lines[0].get_color() for b in alone.containers}
-
-
 def test_a_mean_far_from_the_others_is_an_arrow():
     table = filled("plugin", lambda cell: 0.5 if cell.row == "CE" else 0.98)
     axes = plots.dots(table).axes[0]
@@ -79,47 +65,10 @@ def test_the_published_numbers_are_on_the_axis_also_far_below_ours():
         assert len(arrows) <= 2, axes.get_title(loc="left")
 
 
-def test_lines_have_a_point_per_column():
-    ratios = ["1:10", "1:100", "1:1,000", "1:10,000"]
-    table = filled("imbalance", lambda cell: 0.9 - 0.2 * ratios.index(cell.column))
-    figure = plots.lines(table)
-    assert [axes.get_title() for axes in figure.axes] == ["f1_positive", "mcc"]
-    drawn = {container.get_label(): container.lines[0].get_ydata() for container in figure.axes[0].containers}
-    assert list(drawn) == ["F1*", "CE", "CE + plug-in", "CE weighted", "AnyLoss"]
-    assert list(drawn["CE"]) == pytest.approx([0.91, 0.71, 0.51, 0.31])
-    plots.lines(tables.build("imbalance", "/nowhere"))
-
-
-def test_a_row_has_one_colour_in_all_panels_and_every_row_is_in_the_legend():
-    table = filled("imbalance", lambda cell: 0.5)
-    left_out = {"f1_positive": "CE weighted", "mcc": "F1*"}  # other rows in each block
-    table = replace(table, cells=[cell for cell in table.cells if left_out[cell.block] != cell.row])
-    figure = plots.lines(table)
-    colours = [{drawn.get_label(): drawn.lines[0].get_color() for drawn in axes.containers} for axes in figure.axes]
-    shared = colours[0].keys() & colours[1].keys()
-    assert len(shared) == 3
-    assert all(colours[0][row] == colours[1][row] for row in shared)
-    named = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert sorted(named) == sorted(colours[0] | colours[1])
-
-
 def test_published_is_in_the_legend_only_if_something_was_published():
     for name, published in [("east_v2_1", True), ("plugin", False)]:
         legend = plots.dots(filled(name, lambda cell: 0.5)).legends[0]
         assert any("published" in text.get_text() for text in legend.get_texts()) == published
-
-
-def test_ranks_are_drawn_at_their_positions():
-    """With Nemenyi's bars: two that do not overlap are further apart than the critical difference."""
-    order = ["RF", "F1*", "CE"]
-    table = filled("keel", lambda cell: 0.9 - 0.1 * order.index(cell.row) if cell.row in order else 0.3)
-    axes, (entry, _) = plots.ranks(table).axes[0], table.rankings
-    drawn = {bar.lines[0].get_ydata()[0]: bar for bar in axes.containers}
-    assert [label.get_text() for label in axes.get_yticklabels()][:3] == order
-    assert [drawn[k].lines[0].get_xdata()[0] for k in range(4)] == [1, 2, 3, 7]
-    (reach,) = drawn[0].lines[2][0].get_segments()
-    assert reach[1, 0] - reach[0, 0] == pytest.approx(entry.critical_difference)
-    assert not plots.ranks(tables.build("keel", "/nowhere")).axes
 
 
 def test_curves_have_what_they_are_given_and_one_legend():

@@ -4,9 +4,9 @@ from html.parser import HTMLParser
 
 import pytest
 
-from east.lab.reporting import html, writers
+from east.lab.reporting import html
 from east.lab.tasks import report
-from tests.made import GOLDEN
+from tests.made import GOLDEN, rendered
 
 DRAWING = '<svg xmlns="http://www.w3.org/2000/svg"><path d="M 0 0 L 1 1"/></svg>'
 
@@ -43,7 +43,7 @@ def results(tmp_path):
         (tmp_path / name).mkdir(parents=True)
         (tmp_path / name / "report.html").write_text("")
     (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "east_v2_1.md").write_text(writers.render("east_v2_1", GOLDEN))
+    (tmp_path / "tables" / "east_v2_1.md").write_text(rendered("east_v2_1", GOLDEN))
     return tmp_path
 
 

@@ -89,11 +89,11 @@ class TestWords:
 
     def test_dice_on_integer_labels_fits_all_but_one_cell(self, numbers):
         dice = numbers.judged("east_v2_1_released", row="Dice")
-        assert [(c.block, c.column) for c in dice if c.word == "differs"] == [("adult", "accuracy")]
+        assert [(c.block, c.column) for c in dice if c.gap.word == "differs"] == [("adult", "accuracy")]
 
     def test_wmw_fits_only_with_the_released_code(self, numbers):
         assert numbers.fitting("btg_1_released", row="WMW") == len(numbers.judged("btg_1_released", row="WMW"))
-        assert {c.word for c in numbers.judged("btg_1", row="WMW")} == {"differs"}
+        assert {c.gap.word for c in numbers.judged("btg_1", row="WMW")} == {"differs"}
 
     def test_more_than_half_of_mammographys_gap_was_shorter_training(self, numbers):
         full, short = numbers.cell("east_v2_1", "mammography", "CE"), numbers.trials("mammography", "ce", "budget")

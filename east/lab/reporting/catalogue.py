@@ -5,11 +5,9 @@ preset they were trained by, and which points of a grid were searched; a preset'
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from east.lab.experiment.record import Record
-from east.lab.reporting import papers
 from east.lab.settings import identity
 from east.lab.settings.settings import Science
 from east.lab.training.scores import Margins
@@ -17,45 +15,20 @@ from east.lab.training.scores import Margins
 AXES = (*identity.SEARCHED, "r")  # of a grid
 Point: TypeAlias = tuple[float | None, ...]  # values of AXES
 SplitSeed: TypeAlias = int | str  # "trial": every trial has its own split
-
-
-@dataclass(frozen=True, eq=False)
-class Family:
-    """The points of one search, and the trials of the chosen point: records that differ in nothing else."""
-
-    records: Sequence[Record]
-
-    @property
-    def config(self) -> Science:
-        return self.records[0].config
-
-    @property
-    def searched(self) -> set[Point]:
-        """The points of the grid that a search tried."""
-        return {point_of(r.config) for r in self.records if r.stage == "search" and r.status == "done"}
-
-    @property
-    def trials(self) -> list[Record]:
-        """Without the search, whose test scores are never shown."""
-        return [record for record in self.records if record.stage == "trial"]
-
-    def has_all_classes(self, dataset: str) -> bool:
-        """True unless it has some of the classes of the papers' dataset: part of Caltech256 is not Caltech256."""
-        classes = len(next(iter(self.records[0].confusion.values()), ()))
-        return not classes or classes == papers.MULTICLASS.get(dataset, classes)
+Family: TypeAlias = Sequence[Record]  # the points of one search and the trials of the chosen one; nothing else differs
 
 
 class Catalogue:
     """The records of a folder, family by family."""
 
     def __init__(self, records: Iterable[Record]):
-        grouped: dict[str, list[Record]] = {}
+        families: dict[str, list[Record]] = {}
         for record in records:
-            grouped.setdefault(record.family, []).append(record)
-        self.families = [Family(members) for members in grouped.values()]
+            families.setdefault(record.family, []).append(record)
+        self.families = list(families.values())
         self._by_names: dict[tuple[str, str, str], list[Family]] = {}
         for family in self.families:
-            self._by_names.setdefault(names_of(family.config), []).append(family)
+            self._by_names.setdefault(names_of(family[0].config), []).append(family)
         self._indexes: dict[Any, dict[str, list[Family]]] = {}
 
     def alike(self, config: Science, ignored: frozenset[str]) -> list[Family]:
@@ -64,7 +37,7 @@ class Catalogue:
         if (names, ignored) not in self._indexes:
             index = self._indexes[names, ignored] = {}
             for family in self._by_names.get(names, ()):
-                index.setdefault(_identity_without(ignored, family.config), []).append(family)
+                index.setdefault(_identity_without(ignored, family[0].config), []).append(family)
         return self._indexes[names, ignored].get(_identity_without(ignored, config), [])
 
 
@@ -81,10 +54,15 @@ def _identity_without(ignored: frozenset[str], config: Science) -> str:
     )
 
 
+def searched(family: Family) -> set[Point]:
+    """The points of the grid that a search tried."""
+    return {point_of(r.config) for r in family if r.stage == "search" and r.status == "done"}
+
+
 def point_of(config: Science) -> Point:
     """The values of a config on the axes of the grid."""
-    hyper, annealing = config.hyper.to_json(), config.annealing.to_json()
-    return tuple((annealing if name == "r" else hyper).get(name) for name in AXES)  # type: ignore[misc]
+    values = config.annealing.to_json() | config.hyper.to_json()
+    return tuple(values.get(name) for name in AXES)  # type: ignore[misc]
 
 
 def score(record: Record, name: str, position: int | None) -> float | None:

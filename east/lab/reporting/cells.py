@@ -5,12 +5,14 @@ setting of each, and shows the trials of the fullest preset on record.
 """
 
 import json
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TypeAlias
 
+import numpy as np
 from pydantic import JsonValue
 
 from east.choices import ConfigError, choose, without_imports
@@ -27,31 +29,33 @@ from east.lab.reporting.catalogue import (
     overlap,
     point_of,
     score,
+    searched,
 )
 from east.lab.settings import compose
 from east.lab.settings.command import Command
 from east.lab.settings.compose import PAPER_DATASETS
 from east.lab.settings.identity import Json
 from east.lab.settings.settings import DatasetSection, Grid, Protocol, Settings
+from east.lab.training.scores import MEANS, Margins
 
 PRESETS = ("paper", "patience", "half", "budget", "lean", "quick")  # from the fullest to the quickest
 CUSTOM = "custom"  # training settings of no preset
+HALF = "Darknet-19 at half width in mixed precision, no search and"
+# What is unusual about a cell's trials -> its mark, and what the mark means.
 MARKS = {
-    "▽": "the paper's patience: Darknet-19 at half width in mixed precision, no search and at most 400 epochs.",
-    "△": "half training: Darknet-19 at half width in mixed precision, no search and at most 30 epochs.",
-    "†": "budget training: a smaller grid, a shorter patience and at most 300 epochs.",
-    "¶": "lean training: a few points of the grid and at most 40 epochs.",
-    "‡": "quick training: no search and at most 20 epochs.",
-    "◇": "training settings of no preset.",
-    "◊": "not searched over the whole grid.",
-    "½": "searched over the whole grid by successive halving.",
-    "+": "searched over the preset's grid and more points.",
-    "≠": "searched over other points than the preset's grid.",
-    "‖": "validation loss of the whole split, where the released code averages over batches.",
-    "§": "the records hold several settings that fit; the one with the most trials is shown.",
+    "patience": ("▽", f"the paper's patience: {HALF} at most 400 epochs."),
+    "half": ("△", f"half training: {HALF} at most 30 epochs."),
+    "budget": ("†", "budget training: a smaller grid, a shorter patience and at most 300 epochs."),
+    "lean": ("¶", "lean training: a few points of the grid and at most 40 epochs."),
+    "quick": ("‡", "quick training: no search and at most 20 epochs."),
+    CUSTOM: ("◇", "training settings of no preset."),
+    "part": ("◊", "not searched over the whole grid."),
+    "halving": ("½", "searched over the whole grid by successive halving."),
+    "wider": ("+", "searched over the preset's grid and more points."),
+    "other": ("≠", "searched over other points than the preset's grid."),
+    "whole split": ("‖", "validation loss of the whole split, where the released code averages over batches."),
+    "several": ("§", "the records hold several settings that fit; the one with the most trials is shown."),
 }
-PRESET_MARKS = {"patience": "▽", "half": "△", "budget": "†", "lean": "¶", "quick": "‡", CUSTOM: "◇"}
-SEARCH_MARKS = {"part": "◊", "halving": "½", "wider": "+", "other": "≠"}
 # What may differ between a record and a command, besides what a search varies.
 IGNORED = frozenset(("dataset.fingerprint", "dataset.path", "split.seed", "loss.code", "model.code"))
 LIMITS = ("max_epochs", "stage_epochs")  # why a trial that was still improving stopped
@@ -62,8 +66,6 @@ TUNED_FOR = {"f1_pos": "f1", "f1_macro": "f1", "accuracy": "accuracy", "mcc": "m
 
 Options: TypeAlias = dict[str, JsonValue]  # command-line values by name
 
-summarize = lru_cache(maxsize=1 << 16)(statistics.summarize)  # a table asks for a cell's summary many times
-
 
 @dataclass(frozen=True)
 class Trials:
@@ -72,10 +74,10 @@ class Trials:
     values: Mapping[int, float] = field(default_factory=dict)  # seed -> score
     records: Sequence[Record] = ()  # of all trials, also failed ones
     is_ideal: bool = True  # trained with the settings of the cell's `ideal`
-    family: Family | None = None
+    family: Family = ()  # with its search
     search: str | None = None  # "grid", "halving", "part", …, see `searched_as`; None: nothing to search
     settings: int = 0  # how many families of records fit
-    splits: Mapping[tuple[SplitSeed, int], float] = field(default_factory=dict)  # (split, seed) -> score, over splits
+    splits: Mapping[SplitSeed, float] = field(default_factory=dict)  # split -> mean score, if there are several
 
     @property
     def scored(self) -> list[Record]:
@@ -104,18 +106,23 @@ class Trials:
         return max(map(overlap, self.scored), default=0.0)
 
     @property
-    def rarest(self) -> int | None:
+    def rarest(self) -> int:
         """The fewest validation rows of the positive class of two, or of the rarest class that has any."""
         sizes = filter(None, (class_sizes(record, "val") for record in self.scored))
-        least = (rows[1] if len(rows) == 2 else min(filter(None, rows), default=None) for rows in sizes)
-        return min((count for count in least if count is not None), default=None)
-
-    @property
-    def sources(self) -> list[str]:
-        return sorted({record.source for record in self.records})
+        return min((rows[1] if len(rows) == 2 else min(filter(None, rows), default=0) for rows in sizes), default=0)
 
 
-NOTHING = Trials()
+@dataclass(frozen=True)
+class Gap:
+    """Ours minus published with Welch's interval and its verdict; `constant` is `best_constant`, with its verdict."""
+
+    difference: float | None = None
+    difference_low: float | None = None
+    difference_high: float | None = None
+    word: str | None = None
+    ticked: bool = False  # reproduced or close, and no constant prediction earns as good a verdict
+    constant: float | None = None
+    constant_word: str | None = None
 
 
 @dataclass(kw_only=True)
@@ -135,10 +142,7 @@ class Cell:
     rule: str = "val_loss"  # that selects the setting
     command_preset: str = "paper"  # of the command that fills it
     config_dir: str | None = None  # the user's own configs
-    listed: Family | None = None  # in a table without rows: these records, however they were trained
-    trained: dict[str, Trials] = field(
-        default_factory=dict
-    )  # by preset, judged by the records' values; the first is shown
+    trained: dict[str, Trials] = field(default_factory=dict)  # by preset, as the records' values tell; shown: the first
 
     @property
     def dataset(self) -> str:
@@ -149,17 +153,12 @@ class Cell:
         return str(self.request["loss"])
 
     @property
-    def protocol(self) -> str | None:
-        name = self.request.get("protocol")
-        return str(name) if name else None
-
-    @property
     def trains_networks(self) -> bool:
         return not compose.is_classical(self.loss, self.config_dir)
 
     @property
     def shown(self) -> Trials:
-        return next(iter(self.trained.values()), NOTHING)
+        return next(iter(self.trained.values()), Trials())
 
     @property
     def preset(self) -> str | None:
@@ -176,74 +175,26 @@ class Cell:
     @property
     def measure(self) -> str:
         """The score without its decision rule: a different rule does not make it a different measure."""
-        row = f" of {self.row}" if self.score.endswith(".trained_for") else ""  # each row has its own metric
-        return (self.score.partition(".")[2] if self.score.startswith(DECISION_PREFIXES) else self.score) + row
+        return self.score.partition(".")[2] if self.score.startswith(DECISION_PREFIXES) else self.score
 
-    @property
+    @cached_property
     def summary(self) -> statistics.Summary:
-        return summarize(tuple(self.values.values()))
+        return statistics.summarize([*self.values.values()])
 
-    @property
-    def difference(self) -> float | None:
-        mean = self.summary.mean
-        return mean - self.published.mean if mean is not None and self.published else None
-
-    @property
-    def interval(self) -> statistics.Interval | None:
-        """Interval of ours minus published; None with fewer than two trials, which have no spread."""
-        return self._against_published(list(self.values.values()))
-
-    @property
-    def word(self) -> str | None:
-        return statistics.verdict(self.interval) if self.interval else None
-
-    @property
-    def constant(self) -> list[float]:
-        return best_constant(self) if self.published else []
-
-    @property
-    def constant_word(self) -> str | None:
-        """The verdict on always predicting one class; see `best_constant`."""
-        interval = self._against_published(self.constant)
-        return statistics.verdict(interval) if interval else None
-
-    @property
-    def ticked(self) -> bool:
-        """Reproduced or close, and no constant prediction earns as good a verdict."""
-        good = ("reproduced", "close")
-        return self.word in good and self.constant_word not in good[: good.index(self.word) + 1]
+    @cached_property
+    def gap(self) -> Gap:
+        return gap_of(self)
 
     @property
     def marks(self) -> str:
-        search = SEARCH_MARKS.get(self.shown.search or "", "")
-        others = ("" if self.shown.is_ideal else "‖") + ("§" if self.shown.settings > 1 else "")
-        return PRESET_MARKS.get(self.preset or "", "") + search + others
-
-    @cached_property
-    def axes(self) -> Options:
-        """The grid axes that the command must set, because the table differs there from the protocol."""
-        if not self.grid or not self.protocol or not self.trains_networks:
-            return {}
-        usual = compose.from_file(Protocol, "protocol", self.protocol, self.config_dir).grid
-        names = ("lr", "dropout", "r")
-        axes: Options = {
-            f"protocol.grid.{name}": list(getattr(self.grid, name))
-            for name in names
-            if getattr(self.grid, name) != getattr(usual, name)
-        }
-        kind = compose.from_file(DatasetSection, "dataset", self.dataset, self.config_dir).kind
-        sizes, others = (grid.batch_sizes(self.dataset, kind, self.loss) for grid in (self.grid, usual))
-        return axes | ({"protocol.grid.batch_size": {self.dataset: list(sizes)}} if sizes != others else {})
+        shown, unusual = self.shown, [self.preset, self.shown.search]
+        unusual += ["whole split"] * (not shown.is_ideal) + ["several"] * (shown.settings > 1)
+        return "".join(MARKS[name][0] for name in unusual if name in MARKS)
 
     def composed(self, preset: str) -> Settings | None:
         """The settings of a run under a preset; None if the preset lacks a key, such as a cooling rate."""
         grid = {"protocol.grid": self.grid.to_json()} if self.grid else {}
         return composed(json.dumps(self.request | grid), preset, self.config_dir)
-
-    def _against_published(self, values: Sequence[float]) -> statistics.Interval | None:
-        if len(values) < 2 or not self.published:
-            return None
-        return statistics.welch(values, self.published.mean, self.published.std)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -262,17 +213,14 @@ def fill(cell: Cell, catalogue: Catalogue, accepted: Sequence[str], all_presets:
 
     If no trial has the cell's score, those of the usual splits that failed or lack it are kept instead.
     """
-    known: set[Family] = set()  # a family counts for the fullest preset that trains like it
+    known: set[str] = set()  # a family counts for the fullest preset that trains like it
     without_values: list[Trials] = []
     for preset in accepted:
         if (settings := cell.composed(preset)) is None:
             continue
-        families = [
-            f for f in matching(cell, settings, catalogue) if f not in known and f.has_all_classes(cell.dataset)
-        ]
-        known |= {*families}
-        kept = [part for family in families if (part := of_command(family, settings)).records]
-        found = [trials for family in kept for trials in chosen_settings(family, cell)]
+        families = [f for f in matching(cell, settings, catalogue) if f[0].family not in known]
+        known |= {family[0].family for family in families}
+        found = [trials for family in families for trials in chosen_settings(of_command(family, settings), cell)]
         usual: tuple[SplitSeed, ...] = ("trial", 0) if settings.protocol.new_split else (0, "trial")
         without_values += [trials for trials in found if not trials.values and trials.split in usual]
         with_values = [trials for trials in found if trials.values]
@@ -280,8 +228,7 @@ def fill(cell: Cell, catalogue: Catalogue, accepted: Sequence[str], all_presets:
         if own is None:
             continue
         shown = over_splits(own, with_values)
-        search = searched_as(grid_points(settings), shown.family, catalogue) if cell.protocol and shown.family else None
-        cell.trained[preset] = replace(shown, search=search)
+        cell.trained[preset] = replace(shown, search=searched_as(settings, shown.family, catalogue))
         if not all_presets:
             return
     if without_values and not cell.trained:
@@ -289,54 +236,67 @@ def fill(cell: Cell, catalogue: Catalogue, accepted: Sequence[str], all_presets:
 
 
 def matching(cell: Cell, settings: Settings, catalogue: Catalogue) -> list[Family]:
-    """The families of records that a cell's command makes."""
+    """The families of records that a cell's command makes, on all classes: part of Caltech256 is not Caltech256."""
     ignored = frozenset((IGNORED - cell.request.keys()) | cell.ideal.keys())
     if settings.loss.options.get("average") is None:  # the record holds the average resolved from the data
         ignored |= {"loss.average"}
-    return catalogue.alike(settings.science(settings.dataset.recorded, None), ignored)
+    known = (0, papers.MULTICLASS.get(cell.dataset))  # 0: the record has no matrix
+    found = catalogue.alike(settings.science(settings.dataset.recorded, None), ignored)
+    return [f for f in found if cell.dataset not in papers.MULTICLASS or classes_of(f[0]) in known]
+
+
+def classes_of(record: Record) -> int:
+    """How many classes a record's confusion matrix has."""
+    return len(next(iter(record.confusion.values()), ()))
 
 
 def of_command(family: Family, settings: Settings) -> Family:
     """The records of a family that a command makes: at the cooling rates that it may have, and without a search only
     those at its own point, if there are any; other points were set by hand."""
-    searched: set[Json] = {p["r"] for p in settings.grid() if "r" in p} if settings.searched else set()
-    rates = {None, *(searched or {settings.annealing.r})}
-    kept = [record for record in family.records if record.config.annealing.to_json().get("r") in rates]
+    rates: set[Json] = {p["r"] for p in settings.grid() if "r" in p} if settings.searched else set()
+    rates = {None, *(rates or {settings.annealing.r})}
+    kept = [record for record in family if record.config.annealing.to_json().get("r") in rates]
     if not settings.searched:
         point = point_of(settings.science(settings.dataset.recorded, None))
         kept = [record for record in kept if point_of(record.config) == point] or kept
-    return Family(kept)
+    return kept
 
 
-def chosen_settings(family: Family, cell: Cell) -> Iterator[Trials]:
-    """The setting that the rule chooses; of a family that is listed but was never searched, every setting."""
-    key = records.select(family.records, cell.rule)
+def chosen_settings(family: Family, cell: Cell, every: bool = False) -> Iterator[Trials]:
+    """The setting that the rule chooses; with `every`, each setting of a family that was never searched."""
+    trials = sorted((record for record in family if record.stage == "trial"), key=lambda record: record.seed)
+    key = records.select(family, cell.rule)
     keys = [key] if key else []
-    if key is None and not family.searched:
-        tried = list(dict.fromkeys(record.key for record in family.trials))
-        none_done = all(record.status == "failed" for record in family.records)  # a rule chooses only among successes
-        keys = tried if cell.listed else tried[:1] if none_done else []
-    ideal = [(name.split("."), value) for name, value in cell.ideal.items()]
-    is_ideal = all(getattr(family.config, section).to_json().get(key) == value for (section, key), value in ideal)
+    if key is None and not searched(family):
+        keys = list(dict.fromkeys(record.key for record in family if record.stage == "trial"))
+        if not every:  # a rule chooses only among successes
+            keys = keys[:1] if all(record.status == "failed" for record in family) else []
     for key in keys:
-        trials = sorted((r for r in family.trials if r.key == key), key=lambda record: record.seed)
-        values = {r.seed: value for r in trials if (value := score(r, cell.score, cell.position)) is not None}
-        yield Trials(values, trials, is_ideal, family)
+        own = [record for record in trials if record.key == key]
+        values = {r.seed: value for r in own if (value := score(r, cell.score, cell.position)) is not None}
+        yield Trials(values, own, is_ideal(family[0], cell.ideal), family)
+
+
+def is_ideal(record: Record, ideal: Options) -> bool:
+    """True if a record was made with these settings."""
+    config = record.config.to_json()
+    places = ((name.split("."), value) for name, value in ideal.items())
+    return all(config[section].get(key) == value for (section, key), value in places)  # type: ignore[union-attr]
 
 
 def over_splits(own: SplitSeed, found: Sequence[Trials]) -> Trials:
-    """The setting to show of one split, with its scores on all splits.
+    """The setting to show of one split, with its mean score on each split.
 
     With a split per trial only those trials count: several trials of one split would give it more weight.
     """
     best: dict[SplitSeed | None, Trials] = {}
     for trials in sorted(found, key=lambda trials: (trials.is_ideal, len(trials.values), trials.key)):
         best[trials.split] = trials
-    splits: dict[tuple[SplitSeed, int], float] = {}
+    splits: dict[SplitSeed, float] = {}
     if "trial" in best:
-        splits = {(seed, seed): value for seed, value in best["trial"].values.items()}
+        splits = dict(best["trial"].values)  # type: ignore[arg-type]
     elif len(best) > 1:
-        splits = {(split or 0, seed): v for split, trials in best.items() for seed, v in trials.values.items()}
+        splits = {split or 0: math.fsum(t.values.values()) / len(t.values) for split, t in best.items()}
     fitting = sum(trials.split == own and trials.is_ideal == best[own].is_ideal for trials in found)
     return replace(best[own], splits=splits, settings=fitting)
 
@@ -347,20 +307,37 @@ def grid_points(settings: Settings) -> set[Point]:
     return {tuple((fixed | p)[name] for name in AXES) for p in settings.grid()} if settings.searched else set()
 
 
-def searched_as(grid: set[Point], family: Family, catalogue: Catalogue) -> str | None:
+def searched_as(settings: Settings, family: Family, catalogue: Catalogue) -> str | None:
     """How the grid was searched: "grid", "halving", "part", "wider", "other"; None if there is nothing to search.
 
     The rounds of successive halving differ in their epochs.
     """
-    searched = family.searched
+    grid, tried = grid_points(settings), searched(family)
     if not grid:
         return None
-    if grid <= searched:
-        return "grid" if grid == searched else "wider"
-    if searched - grid:
+    if grid <= tried:
+        return "grid" if grid == tried else "wider"
+    if tried - grid:
         return "other"
-    rounds = catalogue.alike(family.config, frozenset({"protocol.max_epochs"}))
-    return "halving" if searched and grid <= set[Point]().union(*(other.searched for other in rounds)) else "part"
+    rounds = catalogue.alike(family[0].config, frozenset({"protocol.max_epochs"}))
+    return "halving" if tried and grid <= set[Point]().union(*map(searched, rounds)) else "part"
+
+
+def gap_of(cell: Cell) -> Gap:
+    """A cell against its published number; with fewer than two trials, which have no spread, without an interval."""
+    if not cell.published or not cell.values:
+        return Gap()
+    paper, mean, constant = cell.published, cell.summary.mean or 0.0, best_constant(cell)
+    ours, other = (
+        statistics.welch(values, paper.mean, paper.std) if len(values) > 1 else None
+        for values in ([*cell.values.values()], constant)
+    )
+    word, constant_word = (interval and statistics.verdict(interval) for interval in (ours, other))
+    good = {"reproduced": ("reproduced",), "close": ("reproduced", "close")}
+    ticked = word in good and constant_word not in good[word]
+    middle = math.fsum(constant) / len(constant) if constant else None
+    low, high = ours or (None, None)
+    return Gap(mean - paper.mean, low, high, word, ticked, middle, constant_word)
 
 
 def best_constant(cell: Cell) -> list[float]:
@@ -368,31 +345,20 @@ def best_constant(cell: Cell) -> list[float]:
 
     Not for the class that scores highest: if a paper publishes F1 0.00, the rival is "never positive".
     """
-    counts = [rows for record in cell.shown.scored if (rows := class_sizes(record, "test"))]
-    if not counts or not cell.published:
+    sizes = [rows for record in cell.shown.scored if (rows := class_sizes(record, "test"))]
+    if not sizes or not cell.published:
         return []
-    name, published = cell.score.rpartition(".")[2], cell.published.mean
-    scores = [[constant_score(name, c, k, cell.position) for c in counts] for k in range(len(counts[0]))]
-    known = [[score for score in row if score is not None] for row in scores]
-    return min(known, key=lambda row: abs(sum(row) / max(len(row), 1) - published))
+    scores = constant_scores(cell.score.rpartition(".")[2], sizes, cell.position)
+    return scores[:, np.abs(scores.mean(0) - cell.published.mean).argmin()].tolist()
 
 
-def constant_score(name: str, actual: Sequence[int], k: int, position: int | None = None) -> float | None:
-    """A score of always predicting class k, given the test rows `actual` of each class; None for other scores.
-
-    >>> constant_score("accuracy", [90, 10], 0), constant_score("f1_pos", [90, 10], 0)
-    (0.9, 0.0)
-    """
-    share = actual[k] / sum(actual)
-    fbeta = lambda beta: (1 + beta**2) * share / (1 + beta**2 * share)  # noqa: E731
-    of_positive = {"f1_pos": 1, "f2_pos": 2, "f3_pos": 3}
-    if name in of_positive:
-        return fbeta(of_positive[name]) if k == 1 else 0.0
-    if name in ("precision", "recall"):
-        return (share if name == "precision" else float(actual[k] > 0)) if k == position else 0.0
-    if name in ("balanced_accuracy", "auroc_thresholded"):
-        return 1 / sum(count > 0 for count in actual) if actual[k] else 0.0
-    return {"accuracy": share, "f1_macro": fbeta(1) / len(actual), "mcc": 0.0}.get(name)
+def constant_scores(name: str, actual: Sequence[Sequence[int]], position: int | None = None) -> np.ndarray:
+    """A score [n, d] of always predicting each of d classes, given how many rows [n, d] the classes have."""
+    rows = np.array(actual, dtype=float)[:, None] * np.ones((len(actual[0]), 1))  # [n, predicted class, class]
+    chosen = np.eye(rows.shape[-1])
+    counts = Margins(rows * chosen, rows, rows.sum(-1, keepdims=True) * chosen)
+    scores = MEANS[name](counts, 1 if rows.shape[-1] == 2 else None)
+    return scores if position is None else scores[..., position]
 
 
 def decided(score: str, decision: str) -> str:
@@ -406,8 +372,19 @@ def decided(score: str, decision: str) -> str:
 
 
 def typed_command(cell: Cell) -> Command:
-    """The command that fills a cell, without its preset."""
-    return Command(cell.request | cell.ideal | cell.axes)
+    """The command that fills a cell, without its preset; it sets the grid axes where the table's differ."""
+    command = Command(cell.request | cell.ideal)
+    if not cell.grid or not cell.request.get("protocol") or not cell.trains_networks:
+        return command
+    usual = compose.from_file(Protocol, "protocol", str(cell.request["protocol"]), cell.config_dir).grid
+    kind = compose.from_file(DatasetSection, "dataset", cell.dataset, cell.config_dir).kind
+    axes: Options = {
+        f"protocol.grid.{name}": list(getattr(cell.grid, name))
+        for name in ("lr", "dropout", "r")
+        if getattr(cell.grid, name) != getattr(usual, name)
+    }
+    sizes, others = (grid.batch_sizes(cell.dataset, kind, cell.loss) for grid in (cell.grid, usual))
+    return command.but(axes | ({"protocol.grid.batch_size": {cell.dataset: list(sizes)}} if sizes != others else {}))
 
 
 def command(cell: Cell) -> str:

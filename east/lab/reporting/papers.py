@@ -14,7 +14,7 @@ from east.choices import choose
 from east.lab.files import yaml_content
 
 HERE = Path(__file__).resolve().parent
-PROTOCOLS = {"east_v2": "east", "east_v1": "east_v1", "btg": "btg"}  # the papers, in the order of their tables here
+PAPERS = ("east_v2", "east_v1", "btg")
 BASELINES = ("rf", "ccs")  # the papers' rows without a network, judged by macro F1 and plain accuracy
 MULTICLASS = {"cifar10": 10, "caltech256": 257}  # dataset -> number of classes
 
@@ -159,16 +159,3 @@ def score_of(paper: str | None, dataset: str, loss: str, metric: str) -> str:
     if metric == "acc" and dataset == "caltech256" and not baseline:
         return "test.balanced_accuracy"
     return f"test.{METRICS[choose('metric', metric, METRICS)]}"
-
-
-def published_for(dataset: str, loss: str, protocol: str, score: str) -> Published | None:
-    """The first published number for this dataset, loss, protocol and score; not one of a single class."""
-    clean = {released: name for name, released in RELEASED_DATASETS.items()}.get(dataset, dataset)
-    return _of_all_classes().get((clean, loss, protocol, score))
-
-
-@cache
-def _of_all_classes() -> dict[tuple[str, str, str, str], Published]:
-    found = [c for c in reversed(cells()) if not c.class_ and not c.our_beta]
-    scores = (score_of(c.paper, c.dataset, c.our_loss, c.metric) for c in found)
-    return {(c.dataset, c.our_loss, PROTOCOLS[c.paper], name): c for c, name in zip(found, scores, strict=True)}

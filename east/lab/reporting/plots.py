@@ -1,4 +1,4 @@
-"""Figures. `dots`, `leads` and `ranks` draw numbers with intervals below each other, `curves` draws lines.
+"""Figures. `dots` and `leads` draw numbers with intervals below each other, `curves` draws lines.
 
 Colours are Okabe and Ito's, which colour-blind readers can tell apart, and nothing is shown by colour alone: our
 markers are filled, published ones hollow.
@@ -6,7 +6,7 @@ markers are filled, published ones hollow.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -87,11 +87,9 @@ def save(
     return files
 
 
-def figure_of(table: ResultTable, released: ResultTable | None = None) -> Figure:
-    """The figure of a table, of the kind that its config names."""
-    if table.spec.figure == "dots":
-        return dots(table, released)
-    return {"lines": lines, "ranks": ranks, "leads": leads}[table.spec.figure](table)
+def figure_of(table: ResultTable) -> Figure:
+    """The leads of a table that ranks its rows, else its cells as dots."""
+    return leads(table) if table.spec.ranked else dots(table)
 
 
 @dataclass(frozen=True)
@@ -128,30 +126,15 @@ def forest(axes: Axes, drawn: Sequence[Dot], names: Sequence[str], left: float, 
     axes.tick_params(length=2, labelsize=8)
 
 
-def of_cell(line: float, cell: Cell, colour: str, marker: str) -> Dot:
-    """Our mean and its interval, with the number of trials and the marks of their training beside it."""
-    ours, note = cell.summary, f"{len(cell.values)}{cell.marks}"
-    mean = ours.mean or 0.0
-    # Where all scores are equal, rounding can put the end of the interval below the mean.
-    reach = 0.0 if ours.high is None else max(0.0, ours.high - mean)
-    return Dot(line, mean, mean - reach, mean + reach, colour, marker, note)
-
-
 @styled
-def dots(table: ResultTable, released: ResultTable | None = None) -> Figure:
-    """A table as dots, ours and published with 95 % intervals of the means; blocks without results are left out.
-
-    `released` is the same table by the papers' released code: where that uses other data, such as the corrupted Adult,
-    its dots are drawn as well.
-    """
+def dots(table: ResultTable) -> Figure:
+    """A table as dots, ours and published with 95 % intervals of the means; blocks without results are left out."""
     blocks = {block: cells for block, cells in table.blocks.items() if any(cell.values for cell in cells.values())}
-    data = {(cell.block, cell.row, cell.column): cell.dataset for cell in table.cells}
-    filled = {(c.block, c.row, c.column): c for c in (released.cells if released else ()) if c.values}
-    quirky = {place: cell for place, cell in filled.items() if data.get(place, cell.dataset) != cell.dataset}
+    shown = [cell for cells in blocks.values() for cell in cells.values()]
     rows, columns = (
         {block: list(dict.fromkeys(key[i] for key in cells)) for block, cells in blocks.items()} for i in (0, 1)
     )
-    heights = [len(rows[block]) * (1.5 if block in {place[0] for place in quirky} else 1) + 1.2 for block in blocks]
+    heights = [len(rows[block]) + 1.2 for block in blocks]
     width = max(map(len, columns.values()), default=1)
     figure = Figure(figsize=(1.2 + 2.5 * width, 0.7 + 0.24 * sum(heights)))
     if not blocks:
@@ -161,13 +144,16 @@ def dots(table: ResultTable, released: ResultTable | None = None) -> Figure:
         for axes in line[len(columns[block]) :]:
             axes.set_visible(False)
         for axes, column in zip(line, columns[block], strict=False):
-            lines_ = [(cells[row, column], quirky.get((block, row, column))) for row in rows[block]]
-            drawn = [dot for y, (cell, other) in enumerate(lines_) for dot in _dots_of(y, cell, other)]
+            drawn = [dot for y, row in enumerate(rows[block]) for dot in _dots_of(y, cells[row, column])]
             forest(axes, drawn, rows[block] if axes is line[0] else [""] * len(rows[block]), *_limits(drawn))
             axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
             axes.set_title(f"{block}: {column}" if len(blocks) > 1 else column, loc="left")
-    handles = _legend([*(cell for cells in blocks.values() for cell in cells.values()), *quirky.values()], bool(quirky))
+    handles = [handle("ours (n, marks of its training)", BLUE, "o")]
+    handles += [handle("published (n = 10)", GREY, "D", mfc="none")] if any(c.published for c in shown) else []
+    used = {mark for cell in shown if cell.values for mark in cell.marks}
+    words = [f"{mark} {text.partition(':')[0].rstrip('.')}" for mark, text in MARKS.values() if mark in used]
+    handles += map(handle, ["bars: 95 % interval of the mean", *words])
     figure.legend(handles=handles, loc="outside lower center", ncols=2 if width > 1 else 1, fontsize=8)
     return figure
 
@@ -177,30 +163,30 @@ def without_data(figure: Figure, reason: str) -> Figure:
     return figure
 
 
-def _dots_of(y: int, cell: Cell, released: Cell | None) -> list[Dot]:
-    """Published, ours, and ours on the released loader's data, one below the other around line y."""
-    found = [of_cell(0, cell, BLUE, "o")] if cell.values else []
-    found += [of_cell(0, released, ORANGE, "s")] if released else []
+def _dots_of(y: int, cell: Cell) -> list[Dot]:
+    """Published and ours, one below the other around line y; beside ours, the number of trials and their marks."""
+    apart, ours, found = 0.15 if cell.published and cell.values else 0.0, cell.summary, []
     if known := cell.published:
-        found.insert(0, Dot(0, known.mean, *statistics.published_interval(known.mean, known.std), GREY, "D", "", True))
-    middle = (len(found) - 1) / 2
-    return [replace(dot, line=y + 0.3 * (k - middle)) for k, dot in enumerate(found)]
+        ends = statistics.published_interval(known.mean, known.std)
+        found.append(Dot(y - apart, known.mean, *ends, GREY, "D", hollow=True))
+    if ours.mean is not None:
+        # Where all scores are equal, rounding can put the end of the interval below the mean.
+        reach = max(0.0, (ours.high or 0.0) - ours.mean) if ours.n > 1 else 0.0
+        note = f"{ours.n}{cell.marks}"
+        found.append(Dot(y + apart, ours.mean, ours.mean - reach, ours.mean + reach, BLUE, note=note))
+    return found
 
 
 def _limits(drawn: Sequence[Dot]) -> tuple[float, float]:
     """The ends of an axis that covers the bulk of the means, and of the published ones, with their intervals."""
-    low, high = near([dot.at for dot in drawn])
-    published = [dot.at for dot in drawn if dot.hollow]
-    if published and not low <= np.median(published) <= high:
-        ends = near(published)
-        low, high = min(low, ends[0]), max(high, ends[1])
-    inside, most = [dot for dot in drawn if low <= dot.at <= high], high - low + CUT
-    low, high = (
-        min([low, *(dot.at - min(dot.at - dot.low, most) for dot in inside)]),
-        min(max([high, *(dot.at + min(dot.high - dot.at, most) for dot in inside)]), max(high, 1.0)),
-    )
-    margin = max(0.1 * (high - low), 0.005)
-    return low - margin, max(min(high + margin, 1.0), high + margin / 4)
+    groups = [drawn, [dot for dot in drawn if dot.hollow] or drawn]
+    lows, highs = zip(*(near([dot.at for dot in group]) for group in groups), strict=True)
+    low, high = min(lows), max(highs)
+    most, inside = high - low + CUT, [dot for dot in drawn if low <= dot.at <= high]
+    left = min([low, *(max(dot.low, dot.at - most) for dot in inside)])
+    right = max([high, *(min(dot.high, dot.at + most) for dot in inside)])
+    margin = max(0.1 * (right - left), 0.005)
+    return left - margin, right + margin
 
 
 def near(values: Sequence[float]) -> tuple[float, float]:
@@ -226,15 +212,6 @@ def handle(label: str, colour: str = GREY, marker: str = "", **look: Any) -> Lin
     return Line2D([], [], color=colour, marker=marker, ms=4, lw=1.2 if marker else 0, label=label, **look)
 
 
-def _legend(cells: Sequence[Cell], with_released: bool) -> list[Line2D]:
-    handles = [handle("ours (n, marks of its training)", BLUE, "o")]
-    handles += [handle("ours, released code and data", ORANGE, "s")] if with_released else []
-    handles += [handle("published (n = 10)", GREY, "D", mfc="none")] if any(c.published for c in cells) else []
-    used = {mark for cell in cells if cell.values for mark in cell.marks}
-    words = [f"{mark} {text.partition(':')[0].rstrip('.')}" for mark, text in MARKS.items() if mark in used]
-    return [*handles, *map(handle, ["bars: 95 % interval of the mean", *words])]
-
-
 @styled
 def leads(table: ResultTable) -> Figure:
     """How far each row is ahead of the reference row, with its interval over datasets: a panel for each block.
@@ -242,55 +219,29 @@ def leads(table: ResultTable) -> Figure:
     The decisions of one loss share a line. Losses are sorted by the rank of their best decision. Filled: the interval
     excludes 0.
     """
-
-    def panel(axes: Axes, entry: Ranking) -> None:
-        losses, drawn = losses_by_rank(entry), []
+    losses = [losses_by_rank(entry) for entry in table.rankings]
+    figure = Figure(figsize=(6.8, 0.9 + sum(0.7 + 0.3 * len(names) for names in losses)))
+    if not losses:
+        return without_data(figure, "fewer than two datasets with trials of every row")
+    panels = figure.subplots(len(losses), squeeze=False, height_ratios=[len(names) + 2 for names in losses])[:, 0]
+    for axes, entry, names in zip(panels, table.rankings, losses, strict=True):
+        drawn = []
         for name, lead in entry.leads[ALL].items():
             loss, decision = loss_and_decision(name)
             k = list(DECISION_COLOURS).index(decision)
             low, high = (lead.difference, lead.difference) if lead.low is None else (lead.low, lead.high or 0.0)
-            place, look = losses.index(loss) + 0.22 * (k - 1), (DECISION_COLOURS[decision], MARKERS[k])
+            place, look = names.index(loss) + 0.22 * (k - 1), (DECISION_COLOURS[decision], MARKERS[k])
             drawn.append(Dot(place, lead.difference, low, high, *look, hollow=low * high <= 0))
         low, high = near([dot.at for dot in drawn])
         room = 1.5 * float(np.median([dot.high - dot.at for dot in drawn])) or CUT
-        forest(axes, drawn, losses, min(low, 0.0) - room, max(high, 0.0) + room)
+        forest(axes, drawn, names, min(low, 0.0) - room, max(high, 0.0) + room)
         axes.axvline(0, color=INK, lw=0.8)
         title = f"{entry.block}, {len(entry.columns)} datasets: lead over {entry.reference}"
         axes.set_title(title, loc="left")
-
-    figure = _panels(table, [len(losses_by_rank(entry)) for entry in table.rankings], panel)
-    handles = [
-        handle(decision or "argmax", colour, marker)
-        for marker, (decision, colour) in zip(MARKERS, DECISION_COLOURS.items(), strict=False)
-    ]
+    looks = zip(DECISION_COLOURS.items(), MARKERS, strict=False)
+    handles = [handle(decision or "argmax", colour, marker) for (decision, colour), marker in looks]
     handles.append(handle("interval contains 0", GREY, "o", mfc="white"))
     figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    return figure
-
-
-@styled
-def ranks(table: ResultTable) -> Figure:
-    """Mean ranks, best on top: a panel for each block. Rows with bars apart differ significantly (Nemenyi)."""
-
-    def panel(axes: Axes, entry: Ranking) -> None:
-        names, reach = sorted(entry.ranks, key=entry.ranks.__getitem__), entry.critical_difference / 2
-        places = [(k, entry.ranks[name]) for k, name in enumerate(names)]
-        drawn = [Dot(k, rank, rank - reach, rank + reach, BLUE, note=f"{rank:.2f}") for k, rank in places]
-        forest(axes, drawn, names, 0.5 - reach, len(names) + 0.5 + reach)
-        axes.set_title(f"mean rank by {entry.block}, {len(entry.columns)} datasets", loc="left")
-
-    return _panels(table, [len(entry.ranks) for entry in table.rankings], panel)
-
-
-def _panels(table: ResultTable, heights: Sequence[int], draw: Callable[[Axes, Ranking], None]) -> Figure:
-    """A panel below another for each of a table's rankings."""
-    figure = Figure(figsize=(6.8, 0.9 + sum(0.7 + 0.3 * height for height in heights)))
-    if not heights:
-        return without_data(figure, "fewer than two datasets with trials of every row")
-    ratios = [height + 2 for height in heights]
-    panels = figure.subplots(len(heights), squeeze=False, height_ratios=ratios)[:, 0]
-    for axes, entry in zip(panels, table.rankings, strict=True):
-        draw(axes, entry)
     return figure
 
 
@@ -333,25 +284,3 @@ def curves(panels: Sequence[tuple[Sequence[Curve], Mapping[str, Any]]]) -> Figur
     handles = {name: drawn for pair in labelled for drawn, name in zip(*pair, strict=True)}
     figure.legend(list(handles.values()), list(handles), loc="outside right center", fontsize=8)
     return figure
-
-
-def lines(table: ResultTable) -> Figure:
-    """A table as lines: a panel per block, a line per row over the columns, with 95 % intervals of the means."""
-    rows = list(dict.fromkeys(cell.row for cell in table.cells if cell.values))
-    panels: list[tuple[list[Curve], dict[str, Any]]] = []
-    for block, cells in table.blocks.items():
-        columns = list(dict.fromkeys(cell.column for cell in cells.values()))
-        drawn = []
-        for k, row in enumerate(rows):
-            # Side by side, so that intervals do not cover each other.
-            placed = {columns.index(c.column) + 0.05 * (k - len(rows) / 2): c for c in cells.values() if c.row == row}
-            found = [of_cell(x, cell, COLOURS[k % len(COLOURS)], "") for x, cell in placed.items() if cell.values]
-            if found:
-                x, y, reach = zip(*((dot.line, dot.at, dot.high - dot.at) for dot in found), strict=True)
-                drawn.append(Curve(x, y, row, COLOURS[k % len(COLOURS)], MARKERS[k % len(MARKERS)], reach=reach))
-        if drawn:
-            # Intervals of few trials reach below any score.
-            ends = (min([0.0, *(float(np.min(c.y)) for c in drawn)]) - 0.05, 1.05)
-            axes = {"title": block, "xlim": (-0.4, len(columns) - 0.6), "ylim": ends}
-            panels.append((drawn, axes | {"xticks": range(len(columns)), "xticklabels": columns}))
-    return curves(panels)

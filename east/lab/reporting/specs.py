@@ -12,9 +12,8 @@ command-line syntax:
 `decisions: [argmax, plugin, expected]` repeats every row once per decision.
 Datasets and metrics may have their own labels. Each entry of a list of columns is a sub-table, which may be named by
 `block` and may have other rows. `blocks: metric` makes a block per metric and a column per dataset.
-`flipped` exchanges rows and columns on paper. `ranked` compares the rows over all datasets; `details: false` shows
-nothing else. `figure` is dots, lines, ranks or leads. `reference` is the row to compare with instead of cross-entropy.
-`base` is the table that this one repeats with other values.
+`reference` is the row to compare with instead of cross-entropy. `ranked` shows how the rows compare over all datasets,
+and no cells. `base` is the table that this one repeats with other values.
 `questions` are what the table was made to answer: only these comparisons are corrected for multiplicity.
 `grid` is the search space of all rows, fixed before any test score is seen. It replaces the protocol's grid; a preset
 with a smaller grid searches that one, again for all rows.
@@ -26,7 +25,7 @@ from itertools import product
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from east.choices import ConfigError, choose, groups
 from east.lab.files import yaml_content
@@ -48,10 +47,9 @@ class Strict(BaseModel):
 
 
 class RowSpec(Strict):
-    """A loss with its beta; `typed` collects annealing=…, ensemble=… and every key with a dot."""
+    """A loss; `typed` collects annealing=…, ensemble=… and every key with a dot."""
 
     loss: str
-    beta: float | dict[str, JsonValue] | None = None
     class_: str | None = Field(None, alias="class")
     block: str | None = None
     decision: DecisionName | None = None
@@ -62,9 +60,13 @@ class RowSpec(Strict):
     @classmethod
     def _collect(cls, values: Options) -> Options:
         typed = {name: value for name, value in values.items() if "." in name or name in ("annealing", "ensemble")}
-        return {name: value for name, value in values.items() if name not in typed} | (
-            {"typed": typed} if typed else {}
-        )
+        return {name: v for name, v in values.items() if name not in typed} | ({"typed": typed} if typed else {})
+
+    @property
+    def betas(self) -> papers.Betas | None:
+        """Of single classes."""
+        beta = self.typed.get("loss.beta")
+        return tuple(beta.items()) if isinstance(beta, dict) else None  # type: ignore[arg-type]
 
 
 class ColumnsSpec(Strict):
@@ -87,7 +89,7 @@ class Question(Strict):
 
 
 class Spec(Strict):
-    """A table. Without `rows` it has one per setting on record, limited to `datasets` and `losses`."""
+    """A table. Without `rows` it has one per setting on record, and these `scores`."""
 
     name: str
     title: str
@@ -106,43 +108,36 @@ class Spec(Strict):
     grid: Grid | None = None
     questions: tuple[Question, ...] = ()
     blocks: Literal["dataset", "metric"] = "dataset"
-    flipped: bool = False
     ranked: bool = False
-    details: bool = True
-    figure: Literal["dots", "lines", "ranks", "leads"] = "dots"
     reference: str | None = None
     next: str | None = None  # what to do next, printed below the table's answer
-    datasets: tuple[str, ...] | None = None
-    losses: tuple[str, ...] | None = None
     scores: tuple[str, ...] = ()
 
-    @model_validator(mode="before")
-    @classmethod
-    def _one_column_is_a_list(cls, values: Options) -> Options:
-        columns = values.get("columns")
-        return values | {"columns": [columns]} if isinstance(columns, Mapping) else values
-
     @model_validator(mode="after")
-    def _questions_name_rows(self) -> "Spec":
-        for question in self.questions:
-            for row in (question.row, question.against):
-                choose(f"row in a question of table {self.name}", row, dict(_decided(self, self.rows)))
+    def _names_its_rows(self) -> "Spec":
+        rows = _decided(self, self.rows)
+        for name in (name for question in self.questions for name in (question.row, question.against)):
+            choose(f"row in a question of table {self.name}", name, rows)
+        if self.ranked:
+            choose(f"reference of table {self.name}, which is ranked", str(self.reference), rows)
         return self
-
-    def changed(self, **values: object) -> "Spec":
-        """A copy with other values."""
-        return Spec.model_validate(dict(self) | values)
 
 
 def names(config_dir: str | None = None) -> list[str]:
     """All tables: the papers' in order, then ours and those in the user's folder."""
-    ranks = {paper: rank for rank, paper in enumerate(papers.PROTOCOLS)}
-    return sorted(sorted(groups(config_dir)["table"]), key=lambda name: ranks.get(name.rpartition("_")[0], len(ranks)))
+    every = sorted(groups(config_dir)["table"])
+    of_papers = [name for paper in papers.PAPERS for name in every if name.rpartition("_")[0] == paper]
+    return [*of_papers, *(name for name in every if name not in of_papers)]
 
 
 def papers_tables() -> list[str]:
     """The tables of the papers."""
-    return [name for name in names() if spec(name).paper]
+    return [name for name in names() if name.rpartition("_")[0] in papers.PAPERS]
+
+
+def chosen(table: str) -> list[str]:
+    """The tables that table=… stands for."""
+    return papers_tables() if table == "all" else [table]
 
 
 def spec(name: str, config_dir: str | None = None) -> Spec:
@@ -166,10 +161,9 @@ def _values(name: str, config_dir: str | None) -> dict[str, Any]:
         return values
     shared = dict(_values(values["base"], config_dir))
     if "rows" in values:  # a column's exceptions belong to the rows that they were written for
-        columns = shared["columns"] if isinstance(shared["columns"], list) else [shared["columns"]]
-        shared["columns"] = [{key: value for key, value in axes.items() if key != "rows"} for axes in columns]
+        shared["columns"] = [{key: v for key, v in axes.items() if key != "rows"} for axes in shared["columns"]]
     overrides = {**shared.get("overrides", {}), **values.get("overrides", {})}
-    return {key: value for key, value in (shared | values).items() if key != "base"} | {"overrides": overrides}
+    return {name: v for name, v in (shared | values).items() if name != "base"} | {"overrides": overrides}
 
 
 def usual_preset(table: Spec) -> str:
@@ -179,20 +173,20 @@ def usual_preset(table: Spec) -> str:
 
 def blank_cells(table: Spec, variant: str, **common: Any) -> Iterator[Cell]:
     """The empty cells of a table: rows times columns, each with its published number; `common` is for every cell."""
+    numbers = _published(table.paper, table.table)
     for axes in table.columns:
-        rows = dict(_decided(table, {label: axes.rows.get(label, row) for label, row in table.rows.items()}))
+        rows = _decided(table, {label: axes.rows.get(label, row) for label, row in table.rows.items()})
         for (dataset_label, words), (label, row) in product(_labelled(axes.dataset), rows.items()):
             dataset, *options = words.split()
-            typed = {f"dataset.{name}": yaml.safe_load(text) for name, text in (word.split("=", 1) for word in options)}
-            request = _request(table, row, dataset, typed, variant)
+            request = _request(table, row, dataset, options, variant)
             ideal = papers.RELEASED_PROTOCOLS.get(str(request.get("protocol")), {}) if variant == "released" else {}
             classes = axes.class_ or (row.class_ or table.class_,)
             for class_name, (name, metric) in product(classes, _labelled(table.metric or axes.metric)):
                 per_class = metric in ("precision", "recall")
                 of_class = class_name if per_class else None
-                score_label = f"{name} {of_class}" if of_class else name
-                by_metric = table.blocks == "metric"
-                block, column = (score_label, dataset_label) if by_metric else (dataset_label, score_label)
+                block, column = dataset_label, f"{name} {of_class}" if of_class else name
+                if table.blocks == "metric":
+                    block, column = column, block
                 block = axes.block or block
                 yield Cell(
                     block=f"{block}, {row.block}" if row.block else block,
@@ -202,34 +196,29 @@ def blank_cells(table: Spec, variant: str, **common: Any) -> Iterator[Cell]:
                     ideal=dict(ideal),
                     score=_score(table, row, dataset, metric, variant),
                     position=CLASS_INDEX[dataset][of_class] if of_class else POSITIVE if per_class else None,
-                    published=_published(table, row, dataset, metric, of_class),
+                    published=numbers.get((dataset, row.loss, row.betas, metric, of_class, row.block, row.decision)),
                     asked=table.trials,
                     grid=table.grid,
                     **common,
                 )
 
 
-def _request(table: Spec, row: RowSpec, dataset: str, options: Options, variant: str) -> Options:
+def _request(table: Spec, row: RowSpec, dataset: str, options: list[str], variant: str) -> Options:
     """What is typed to fill a row's cells."""
+    of_data = {f"dataset.{name}": yaml.safe_load(text) for name, text in (word.split("=", 1) for word in options)}
+    typed = of_data | table.overrides | row.typed
     request: Options = {"dataset": dataset, "loss": row.loss, "protocol": table.protocol}
-    beta = {"loss.beta": row.beta} if row.beta is not None else {}
-    typed = options | table.overrides | row.typed
-    request |= beta | {name: value for name, value in typed.items() if name.startswith("loss.")} | typed
+    request |= {name: value for name, value in typed.items() if name.startswith("loss.")} | typed
     if variant == "released":
         request |= {"dataset": papers.RELEASED_DATASETS.get(dataset, dataset)}
         request |= papers.RELEASED_LOSSES.get(row.loss, {}) | row.released
     return request if request["protocol"] else {name: value for name, value in request.items() if name != "protocol"}
 
 
-def _published(table: Spec, row: RowSpec, dataset: str, metric: str, of_class: str | None) -> papers.Published | None:
-    betas = tuple(row.beta.items()) if isinstance(row.beta, dict) else None
-    return _index(table.paper, table.table).get((dataset, row.loss, betas, metric, of_class, row.block))
-
-
 @cache
-def _index(paper: str | None, table: int | None) -> dict[tuple, papers.Published]:
+def _published(paper: str | None, table: int | None) -> dict[tuple, papers.Published]:
     of_table = (cell for cell in papers.cells() if (cell.paper, cell.table) == (paper, table))
-    return {(c.dataset, c.our_loss, c.our_beta, c.metric, c.class_, c.block): c for c in of_table}
+    return {(c.dataset, c.our_loss, c.our_beta, c.metric, c.class_, c.block, None): c for c in of_table}
 
 
 def _score(table: Spec, row: RowSpec, dataset: str, metric: str, variant: str) -> str:
@@ -239,13 +228,14 @@ def _score(table: Spec, row: RowSpec, dataset: str, metric: str, variant: str) -
     return score if row.decision in (None, "argmax") else decided(score, row.decision)
 
 
-def _decided(table: Spec, rows: Mapping[str, RowSpec | None]) -> Iterator[tuple[str, RowSpec]]:
+def _decided(table: Spec, rows: Mapping[str, RowSpec | None]) -> dict[str, RowSpec]:
     """The rows that are not null, each repeated for every decision of the table unless it has its own."""
-    for label, row in rows.items():
-        if row and (row.decision or not table.decisions):
-            yield label, row
-        elif row:
-            yield from ((label + DECIDED[name], row.model_copy(update={"decision": name})) for name in table.decisions)
+    decided: dict[str, RowSpec] = {}
+    for label, row in ((label, row) for label, row in rows.items() if row):
+        own = row.decision or not table.decisions
+        each = {label + DECIDED[name]: row.model_copy(update={"decision": name}) for name in table.decisions}
+        decided |= {label: row} if own else each
+    return decided
 
 
 def _labelled(axis: Labels) -> list[tuple[str, str]]:

@@ -75,26 +75,29 @@ def summarize(values: Sequence[float]) -> Summary:
     0.1
     """
     n = len(values)
-    mean = math.fsum(values) / n if n else None
-    std = float(np.std(values, ddof=1)) if n > 1 else None
-    low, high = t_interval(values) if n > 1 else (None, None)
-    return Summary(n, mean, std, low, high)
+    if n < 2:
+        return Summary(n, values[0] if n else None, None, None, None)
+    return Summary(n, math.fsum(values) / n, float(np.std(values, ddof=1)), *t_interval(values))
 
 
 def t_interval(values: Sequence[float], overlap: float = 0.0) -> Interval:
-    """Student's interval for the mean of at least two values.
+    """Student's interval for the mean of at least two values; `overlap`: see `standard_error`."""
+    return student(float(np.mean(values)), standard_error(values, overlap), len(values) - 1)
 
-    `overlap` is test size / training size if the trials are random re-splits of the same data. Their values are then
-    correlated, and the variance of the mean is s² (1/n + overlap) instead of s²/n (Nadeau and Bengio, 2003).
+
+def standard_error(values: Sequence[float], overlap: float) -> float:
+    """Of the mean. `overlap` is test size / training size if the trials are random re-splits of the same data.
+
+    Their values are then correlated, and the variance of the mean is s² (1/n + overlap) instead of s²/n (Nadeau and
+    Bengio, 2003).
     """
-    error = float(np.std(values, ddof=1)) * math.sqrt(1 / len(values) + overlap)
-    return _student(float(np.mean(values)), error, len(values) - 1)
+    return float(np.std(values, ddof=1)) * math.sqrt(1 / len(values) + overlap)
 
 
 def published_interval(mean: float, std: float) -> Interval:
     """The interval of a published mean of ten trials, computed as for our own means."""
     error = max(std, PUBLISHED_STD_FLOOR) / math.sqrt(PUBLISHED_TRIALS)
-    return _student(mean, error, PUBLISHED_TRIALS - 1)
+    return student(mean, error, PUBLISHED_TRIALS - 1)
 
 
 def welch(ours: Sequence[float], mean: float, std: float) -> Interval:
@@ -103,14 +106,22 @@ def welch(ours: Sequence[float], mean: float, std: float) -> Interval:
     a = float(np.var(ours, ddof=1)) / n
     b = max(std, PUBLISHED_STD_FLOOR) ** 2 / PUBLISHED_TRIALS
     freedom = (a + b) ** 2 / (a**2 / (n - 1) + b**2 / (PUBLISHED_TRIALS - 1))
-    return _student(math.fsum(ours) / n - mean, math.sqrt(a + b), freedom)
+    return student(math.fsum(ours) / n - mean, math.sqrt(a + b), freedom)
+
+
+def student(mean: float, error: float, freedom: float) -> Interval:
+    half = _t_quantile(freedom) * error
+    return Interval(mean - half, mean + half)
+
+
+@cache
+def _t_quantile(freedom: float) -> float:
+    """Of two-sided intervals; cached, because a table needs the same few thousands of times and SciPy is slow."""
+    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))
 
 
 def verdict(difference: Interval) -> str:
-    """One word for an interval of ours minus published.
-
-    reproduced: inside ±0.02 and contains 0. close: inside ±0.02. differs: excludes 0 and reaches beyond ±0.02.
-    imprecise: contains 0 but reaches beyond ±0.02, so the trials cannot decide.
+    """One word for an interval of ours minus published: see MEANING.
 
     >>> [verdict(Interval(*ends)) for ends in [(-0.01, 0.01), (0.005, 0.015), (0.01, 0.03), (-0.03, 0.01)]]
     ['reproduced', 'close', 'differs', 'imprecise']
@@ -126,28 +137,19 @@ def paired(a: Mapping[Split, float], b: Mapping[Split, float], overlap: float | 
 
     The p-value is that of the sign-flip test: if neither is better, every difference could as well have the other sign.
     It is exact and needs no normality; its smallest value is 2^(1-n), so few trials can never look convincing. With
-    `overlap` (see `t_interval`) the t-test is used instead: corrected for splits that share rows, plain (0) for
+    `overlap` (see `standard_error`) the t-test is used instead: corrected for splits that share rows, plain (0) for
     datasets. There is no interval if all differences are equal.
     """
     differences = [a[label] - b[label] for label in a if label in b]
-    n = len(differences)
+    n, low, high = len(differences), None, None
     if not n:
         return None
-    vary = max(differences) - min(differences) > 1e-12  # otherwise the error of the mean is unknown
-    low, high = t_interval(differences, overlap or 0.0) if vary else (None, None)
-    t_test = vary and overlap is not None
-    p = None if n < 2 else corrected_t(differences, overlap or 0.0) if t_test else sign_flip(differences)
-    ahead, behind = sum(d > 0 for d in differences), sum(d < 0 for d in differences)
-    return Paired(n, math.fsum(differences) / n, low, high, ahead, behind, p)
-
-
-def corrected_t(differences: Sequence[float], overlap: float) -> float:
-    """Two-sided p-value by the t-test for overlapping re-splits (Nadeau and Bengio, 2003), of unequal differences.
-
-    Without overlap it is Student's.
-    """
-    error = np.std(differences, ddof=1) * math.sqrt(1 / len(differences) + overlap)
-    return float(2 * stats.t.sf(abs(np.mean(differences)) / error, len(differences) - 1))
+    mean, p = math.fsum(differences) / n, sign_flip(differences) if n > 1 else None
+    if max(differences) - min(differences) > 1e-12:  # otherwise the error of the mean is unknown
+        low, high = t_interval(differences, overlap or 0.0)
+        if overlap is not None:
+            p = float(2 * stats.t.sf(abs(mean) / standard_error(differences, overlap), n - 1))
+    return Paired(n, mean, low, high, sum(d > 0 for d in differences), sum(d < 0 for d in differences), p)
 
 
 def sign_flip(differences: Sequence[float]) -> float:
@@ -168,19 +170,11 @@ def holm(p_values: Sequence[float]) -> list[float]:
     >>> holm([0.01, 0.04, 0.03])
     [0.03, 0.06, 0.06]
     """
-    adjusted, running = [0.0] * len(p_values), 0.0
-    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
-        running = max(running, min(1.0, (len(p_values) - rank) * p_values[index]))
-        adjusted[index] = running
-    return adjusted
-
-
-def by_split(values: Mapping[tuple[Split, int], float]) -> dict[Split, float]:
-    """(split, seed) -> score becomes split -> mean over its seeds: the unit of a comparison over splits."""
-    splits: dict[Split, list[float]] = {}
-    for (split, _), value in values.items():
-        splits.setdefault(split, []).append(value)
-    return {split: math.fsum(scores) / len(scores) for split, scores in splits.items()}
+    order = np.argsort(p_values, kind="stable")
+    weights = np.arange(len(p_values), 0, -1)
+    adjusted = np.empty(len(p_values))
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, weights * np.asarray(p_values, dtype=float)[order]))
+    return adjusted.tolist()
 
 
 def rank_columns(scores: Mapping[str, Sequence[float]]) -> np.ndarray:
@@ -224,14 +218,3 @@ def sign_test(differences: Sequence[float], rope: float) -> SignTest:
     # Dirichlet shares are gamma draws divided by their sum, which does not change which one is largest.
     shares = np.random.default_rng(0).standard_gamma(np.array(counts, dtype=float), (POSTERIOR_DRAWS, 3))
     return SignTest(*(np.bincount(shares.argmax(1), minlength=3) / POSTERIOR_DRAWS).tolist())
-
-
-def _student(mean: float, error: float, freedom: float) -> Interval:
-    half = _t_quantile(freedom) * error
-    return Interval(mean - half, mean + half)
-
-
-@cache
-def _t_quantile(freedom: float) -> float:
-    """Of two-sided intervals; cached, because a table needs the same few thousands of times and SciPy is slow."""
-    return float(stats.t.ppf((1 + LEVEL) / 2, freedom))

@@ -6,11 +6,10 @@ looks.
 
 import math
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import cached_property
-from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,21 +18,19 @@ from east.lab.experiment import records
 from east.lab.experiment.record import Record
 from east.lab.reporting import listed, papers, statistics
 from east.lab.reporting.catalogue import Catalogue
-from east.lab.reporting.cells import PRESETS, TUNED_FOR, Cell, Trials, command, decided, fill, typed_command
-from east.lab.reporting.specs import VARIANTS, Spec, blank_cells, names, papers_tables, spec, usual_preset
+from east.lab.reporting.cells import PRESETS, Cell, Trials, command, fill, typed_command
+from east.lab.reporting.specs import VARIANTS, Spec, blank_cells, chosen, names, papers_tables, spec, usual_preset
 from east.lab.settings.command import Command
 
-__all__ = ["Cell", "ResultTable", "Spec", "blank_cells", "build", "build_all", "command", "comparisons", "names"]
+__all__ = ["Cell", "ResultTable", "Spec", "blank_cells", "build", "chosen", "command", "comparisons", "names"]
 __all__ += ["papers_tables", "plan", "spec", "usual_preset"]
 
 REFERENCES = ("ce", "bce")  # losses that the others are compared with
 ALL = "all"  # datasets of a block
 RAREST = {"fewer than 10": (0, 10), "10 to 29": (10, 30), "30 or more": (30, math.inf)}  # validation rows of that class
 ROPE = 0.01  # scores that differ by at most this are practically equal
-PLUGGED = ("ce", "f1")  # losses that the papers' tables also show with a plug-in decision, if it is on record
 
 Question: TypeAlias = tuple[str, str, str, str]  # block, column or ALL, row, against
-Leads: TypeAlias = dict[str, dict[str, statistics.Paired]]  # group of datasets -> row -> lead over the reference
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +56,8 @@ class Ranking:
     """The rows of a block by their mean rank over the columns that every row has trials for.
 
     friedman: p-value of "all rank alike". critical_difference: closer ranks do not differ significantly (Nemenyi).
-    signs: a row of cross-entropy, or the reference row -> each other row against it, by the Bayesian sign test.
-    leads: a group of datasets (all, or by validation rows of the rarest class) -> each row's lead over the reference.
+    signs: the reference row -> each other row against it, by the Bayesian sign test. leads: a group of datasets (all,
+    or by validation rows of the rarest class) -> each row's lead over the reference.
     """
 
     block: str
@@ -70,8 +67,8 @@ class Ranking:
     critical_difference: float
     rope: float
     signs: dict[str, dict[str, statistics.SignTest]]
-    reference: str | None
-    leads: Leads
+    reference: str
+    leads: dict[str, dict[str, statistics.Paired]]
 
 
 class Missing(NamedTuple):
@@ -97,11 +94,10 @@ class ResultTable:
 
     @cached_property
     def blocks(self) -> dict[str, dict[tuple[str, str], Cell]]:
-        """Block -> (line, column on paper) -> cell."""
+        """Block -> (row, column) -> cell."""
         blocks: dict[str, dict[tuple[str, str], Cell]] = {}
         for cell in self.cells:
-            place = (cell.column, cell.row) if self.spec.flipped else (cell.row, cell.column)
-            blocks.setdefault(cell.block, {})[place] = cell
+            blocks.setdefault(cell.block, {})[cell.row, cell.column] = cell
         return blocks
 
     def column(self, cell: Cell) -> list[Cell]:
@@ -130,9 +126,9 @@ class ResultTable:
     def means(self, block: str) -> dict[str, dict[str, float]]:
         """Row -> column -> mean, of one block."""
         means: dict[str, dict[str, float]] = {}
-        for cell in self.blocks.get(block, {}).values():
+        for (row, column), cell in self.blocks.get(block, {}).items():
             mean = cell.summary.mean
-            means.setdefault(cell.row, {}).update({} if mean is None else {cell.column: mean})
+            means.setdefault(row, {}).update({} if mean is None else {column: mean})
         return means
 
     @cached_property
@@ -143,7 +139,8 @@ class ResultTable:
     @property
     def missing(self) -> list[str]:
         """Commands that fill the empty cells, each once."""
-        return list(dict.fromkeys(command(cell) for cell in self.cells if not cell.values and not cell.listed))
+        empty = (cell for cell in self.cells if not cell.values) if self.spec.rows else ()
+        return list(dict.fromkeys(map(command, empty)))
 
 
 def build(
@@ -171,14 +168,11 @@ def build(
     scanned = records.scan(results_dir) if scanned is None else scanned
     catalogue = scanned if isinstance(scanned, Catalogue) else Catalogue(scanned)
     filled_by = preset or usual_preset(table)
-    if table.rows:
-        common = {"rule": rule, "command_preset": filled_by, "config_dir": config_dir}
-        cells = _with_plugin(table, list(blank_cells(table, variant, **common)))
-        for cell in cells:
-            fill(cell, catalogue, PRESETS[: PRESETS.index(quickest) + 1], all_presets=not table.ranked)
-    else:
-        cells = list(listed.filled_cells(table, catalogue, quickest, rule, config_dir))
-    cells = _worth_showing(table, cells)
+    common = {"rule": rule, "command_preset": filled_by, "config_dir": config_dir}
+    cells = list(blank_cells(table, variant, **common))
+    for cell in cells:
+        fill(cell, catalogue, PRESETS[: PRESETS.index(quickest) + 1], all_presets=not table.ranked)
+    cells = _worth_showing(table, cells if table.rows else list(listed.filled_cells(table, catalogue, **common)))
     caption = _caption(table, cells, rule, variant, today or date.today())
     typed = {"selection": (rule, "val_loss"), "variant": (variant, "clean"), "preset": (filled_by, usual_preset(table))}
     options = {name: value for name, (value, usual) in typed.items() if value != usual}
@@ -187,71 +181,50 @@ def build(
     return ResultTable(table, caption, cells, shlex.join(["east-run", *folder, *words]))
 
 
-def build_all(
-    results_dir: str | Path = "results", scanned: Iterable[Record] | None = None, **options: Any
-) -> list[ResultTable]:
-    """Every table of the papers."""
-    catalogue = Catalogue(records.scan(results_dir) if scanned is None else scanned)
-    return [build(name, results_dir, scanned=catalogue, **options) for name in papers_tables()]
-
-
 def cells_run(tables: Iterable[ResultTable]) -> int:
     """How many published cells have trials of ours, each counted once."""
     return len({id(cell.published) for table in tables for cell in table.cells if cell.published and cell.values})
 
 
 def plan(
-    table: str | Spec, results_dir: str | Path = "results", preset: str = "paper", **options: Any
+    table: str | Spec,
+    results_dir: str | Path = "results",
+    preset: str = "paper",
+    scanned: Iterable[Record] | None = None,
+    **options: Any,
 ) -> list[Missing]:
     """The runs that a table (or "all") still needs, each once. Trials of this preset or a fuller one count as done.
 
     A run needs as many trials as the table asks for and the preset trains. Failed ones are not trained again.
     """
-    options |= {"preset": preset}
-    tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
+    catalogue = Catalogue(records.scan(results_dir) if scanned is None else scanned)
     runs: dict[str, Missing] = {}
-    for cell in (cell for built in tables for cell in built.cells):
-        done = len(cell.values) + cell.shown.failed if cell.shown.is_ideal else 0
-        settings = cell.composed(preset) if cell.asked else None
-        trials = min(cell.asked or 0, settings.trial_count) if settings else cell.asked
-        if trials and done < trials:
-            runs.setdefault(command(cell), Missing(typed_command(cell), done, trials))
+    for one in chosen(table) if isinstance(table, str) else [table]:
+        for cell in build(one, preset=preset, scanned=catalogue, **options).cells:
+            done = len(cell.values) + cell.shown.failed if cell.shown.is_ideal else 0
+            settings = cell.composed(preset) if cell.asked else None
+            trials = min(cell.asked or 0, settings.trial_count) if settings else cell.asked
+            if trials and done < trials:
+                runs.setdefault(command(cell), Missing(typed_command(cell), done, trials))
     return list(runs.values())
 
 
 def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
-    """The cells without columns that a dataset's records lack, such as positive-class F1 of ten classes.
-
-    A table with rows shows blocks with results first.
+    """Blocks with results first. A paper's table has further rows, of decisions that the paper did not take, if they
+    are on record. A table without rows has no columns that a dataset's records lack, such as positive-class F1 of ten
+    classes.
     """
     if not table.rows:
         scored = {(cell.block, cell.column) for cell in cells if cell.values}
         return [cell for cell in cells if (cell.block, cell.column) in scored]
-    if table.paper:
-        shown = {(cell.block, cell.row) for cell in cells if cell.published or cell.values}
-        cells = [cell for cell in cells if (cell.block, cell.row) in shown]
+    shown = {(cell.block, cell.row) for cell in cells if cell.published or cell.values or not table.paper}
     filled = {cell.block for cell in cells if cell.values}
-    return sorted(cells, key=lambda cell: cell.block not in filled)
-
-
-def _with_plugin(table: Spec, cells: list[Cell]) -> list[Cell]:
-    """The cells; those of a paper are followed in each block by rows of the same trials with plug-in decisions."""
-    shown: list[Cell] = []
-    for _, block in groupby(cells, key=lambda cell: cell.block):
-        own = list(block)
-        shown += own
-        for _, row in groupby(own if table.paper else (), key=lambda cell: cell.row):
-            plain = list(row)
-            if plain[0].loss in PLUGGED and all(cell.score.removeprefix("test.") in TUNED_FOR for cell in plain):
-                name = f"{plain[0].row} + plug-in"
-                plugin = ((cell, decided(cell.score, "plugin")) for cell in plain)
-                shown += [replace(c, row=name, score=score, published=None, trained={}) for c, score in plugin]
-    return shown
+    return sorted((c for c in cells if (c.block, c.row) in shown), key=lambda cell: cell.block not in filled)
 
 
 def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today: date) -> str:
     filled = [cell for cell in cells if cell.values]
-    presets = by_fullness({cell.preset or "" for cell in filled if cell.trains_networks})
+    presets = by_fullness({cell.preset for cell in filled if cell.preset and cell.trains_networks})
     commits = sorted({record.git for cell in filled for record in cell.shown.records if record.git})
     facts = [
         f"selection rule {rule}",
@@ -280,21 +253,22 @@ def by_fullness(presets: Iterable[str]) -> list[str]:
 
 
 def _ranking(table: ResultTable, block: str) -> Ranking | None:
-    means, reference = table.means(block), table.spec.reference
+    means, reference = table.means(block), str(table.spec.reference)
     columns = [column for column in next(iter(means.values())) if all(column in row for row in means.values())]
     if len(columns) < 2:
         return None
     scores = {row: [by_column[column] for column in columns] for row, by_column in means.items()}
     ranks = statistics.rank_columns(scores)
-    own = (cell.row for cell in table.blocks[block].values() if cell.loss in REFERENCES)
-    signs = {
-        rival: {
-            row: statistics.sign_test([a - b for a, b in zip(values, scores[rival], strict=True)], ROPE)
-            for row, values in scores.items()
-            if row != rival
-        }
-        for rival in ([reference] if reference else dict.fromkeys(own))
-    }
+    rarest = {column: table.blocks[block][reference, column].shown.rarest for column in columns}
+    signs: dict[str, statistics.SignTest] = {}
+    leads: dict[str, dict[str, statistics.Paired]] = {}
+    for row in (row for row in scores if row != reference):
+        differences = [a - b for a, b in zip(scores[row], scores[reference], strict=True)]
+        signs[row] = statistics.sign_test(differences, ROPE)
+    for group, (low, high) in {ALL: (0, math.inf), **RAREST}.items():
+        shared = {column: means[reference][column] for column in columns if low <= rarest[column] < high}
+        found = {row: statistics.paired(own, shared, 0.0) for row, own in means.items() if row != reference}
+        leads |= {group: {row: lead for row, lead in found.items() if lead}} if shared else {}
     return Ranking(
         block,
         columns,
@@ -302,27 +276,10 @@ def _ranking(table: ResultTable, block: str) -> Ranking | None:
         statistics.friedman(ranks)[1],
         statistics.critical_difference(len(scores), len(columns)),
         ROPE,
-        signs,
+        {reference: signs},
         reference,
-        _leads(table.blocks[block], columns, means, reference) if reference else {},
+        leads,
     )
-
-
-def _leads(
-    block: Mapping[tuple[str, str], Cell], columns: Sequence[str], means: dict[str, dict[str, float]], reference: str
-) -> Leads:
-    """Each row's lead over the reference row: over all datasets, and by the size of the rarest class."""
-    rarest = {cell.column: cell.shown.rarest or 0 for cell in block.values() if cell.row == reference}
-    groups = {ALL: columns} | {
-        name: [column for column in columns if low <= rarest[column] < high] for name, (low, high) in RAREST.items()
-    }
-    leads: Leads = {}
-    for name, members in groups.items():
-        shared = {column: means[reference][column] for column in members}
-        for row, by_column in means.items():
-            if row != reference and (lead := statistics.paired(by_column, shared, overlap=0.0)):
-                leads.setdefault(name, {})[row] = lead
-    return leads
 
 
 def comparisons(table: ResultTable) -> list[RowPair]:
@@ -332,18 +289,17 @@ def comparisons(table: ResultTable) -> list[RowPair]:
     and splits are compared, by the fullest training that both have on record. A table that ranks its rows answers its
     questions over the datasets of a block; all other rows are in `ResultTable.rankings`.
     """
-    questions = table.questions
     if table.spec.ranked:
-        pairs = [pair for question in questions for pair in _over_datasets(table, question)]
+        pairs = [pair for question in table.questions for pair in _over_datasets(table, question)]
     else:
-        rivals = ((cell, rival) for cell in table.cells for rival in _rivals(table, cell))
+        rivals = ((cell, rival) for cell in table.cells if table.spec.rows for rival in _rivals(table, cell))
         pairs = [pair for cell, rival in rivals for pair in _paired(table, cell, rival)]
     # One p-value for each question: its first pair, over seeds if the protocol has one split.
     first: dict[Question, int] = {}
     for index, pair in enumerate(pairs):
-        if pair.question in questions:
+        if pair.question in table.questions:
             first.setdefault(pair.question, index)
-    unanswered = [1.0] * (len(questions) - len(first))  # the correction is for all that was declared
+    unanswered = [1.0] * (len(table.questions) - len(first))  # the correction is for all that was declared
     p_values = statistics.holm([*(pairs[index].p for index in first.values()), *unanswered])
     corrected = dict(zip(first.values(), p_values, strict=False))
     return [replace(pair, p_holm=corrected.get(index)) for index, pair in enumerate(pairs)]
@@ -363,62 +319,55 @@ def _rivals(table: ResultTable, cell: Cell) -> Iterator[Cell]:
             yield rival
 
 
-def _trained_alike(table: ResultTable, cell: Cell, rival: Cell) -> tuple[Trials, Trials, str | None] | None:
-    """The trials of both by the fullest preset in this column that both have, on the same splits, and the preset if the
-    table shows a fuller one; None if there are none. Presets matter only between networks.
-    """
-    if cell.protocol != rival.protocol:
-        return None
-    if not (cell.trains_networks and rival.trains_networks):
-        return (cell.shown, rival.shown, None) if cell.shown.split == rival.shown.split else None
-    for preset in (cell.preset or "", *PRESETS):
-        ours, theirs = cell.trained.get(preset), rival.trained.get(preset)
-        if ours and theirs and ours.split == theirs.split and _in_column(table, cell, preset):
-            return ours, theirs, None if cell.preset == rival.preset == preset else preset
-    return None
-
-
-def _in_column(table: ResultTable, cell: Cell, preset: str) -> bool:
-    """True if a network in the column of a cell is shown with a preset."""
-    return preset == cell.preset or any(c.preset == preset and c.trains_networks for c in table.column(cell))
-
-
 def _paired(table: ResultTable, cell: Cell, rival: Cell) -> Iterator[RowPair]:
     if (alike := _trained_alike(table, cell, rival)) is None:
         return
     ours, theirs, training = alike
     pairs = {} if ours.split == "trial" else {"seed": statistics.paired(ours.values, theirs.values)}
-    over = (statistics.by_split(ours.splits), statistics.by_split(theirs.splits))
-    pairs["split"] = statistics.paired(*over, overlap=max(ours.overlap, theirs.overlap))
+    pairs["split"] = statistics.paired(ours.splits, theirs.splits, max(ours.overlap, theirs.overlap))
     for unit, pair in pairs.items():
         if pair and pair.n > 1:
             place: dict[str, Any] = {"block": cell.block, "column": cell.column, "row": cell.row, "against": rival.row}
             yield RowPair(**vars(pair), **place, over=unit, training=training)
 
 
+def _trained_alike(table: ResultTable, cell: Cell, rival: Cell) -> tuple[Trials, Trials, str | None] | None:
+    """The trials of both by the fullest preset in this column that both have, on the same splits, and the preset if the
+    table shows a fuller one; None if there are none. Presets matter only between networks.
+    """
+    if cell.request.get("protocol") != rival.request.get("protocol"):
+        return None
+    if not (cell.trains_networks and rival.trains_networks):
+        return (cell.shown, rival.shown, None) if cell.shown.split == rival.shown.split else None
+    shown = {c.preset for c in table.column(cell) if c is cell or c.trains_networks}
+    for preset in (cell.preset or "", *PRESETS):
+        ours, theirs = cell.trained.get(preset), rival.trained.get(preset)
+        if ours and theirs and ours.split == theirs.split and preset in shown:
+            return ours, theirs, None if cell.preset == rival.preset == preset else preset
+    return None
+
+
 def _over_datasets(table: ResultTable, question: Question) -> Iterator[RowPair]:
     """One row against another by their means on each dataset of a block."""
-    block, _, row, against = question
+    block, column, row, against = question
     means = table.means(block)
     pair = statistics.paired(means.get(row, {}), means.get(against, {}), overlap=0.0)
     if pair and pair.n > 1:
-        yield RowPair(**vars(pair), block=block, column=ALL, row=row, against=against, over="dataset")
+        yield RowPair(**vars(pair), block=block, column=column, row=row, against=against, over="dataset")
 
 
 def flat(table: ResultTable, cell: Cell) -> dict[str, Any]:
     """A cell as a row of CSV and JSON."""
-    known, ours, published, interval, shown = cell.constant, cell.summary, cell.published, cell.interval, cell.shown
-    values = {name: getattr(cell, name) for name in ("block", "row", "column", "dataset", "loss", "protocol")}
+    shown, published, gap = cell.shown, cell.published, asdict(cell.gap)
+    values = {"block": cell.block, "row": cell.row, "column": cell.column}
+    values |= {name: cell.request.get(name) for name in ("dataset", "loss", "protocol")}  # type: ignore[misc]
     typed = {name: value for name, value in cell.request.items() if name not in values}
     return {
         **{"table": table.spec.name, **values, "parameters": typed, "score": papers.shown(cell.score)},
-        **{"mean": ours.mean, "std": ours.std, "low": ours.low, "high": ours.high, "n": ours.n, "trials": cell.asked},
-        **{"failed": shown.failed, "capped": shown.capped, "published_mean": published and published.mean},
-        **{"published_std": published and published.std, "difference": cell.difference},
-        **{"difference_low": interval and interval.low, "difference_high": interval and interval.high},
-        **{"word": cell.word, "ticked": cell.ticked, "constant": sum(known) / len(known) if known else None},
-        **{"constant_word": cell.constant_word, "findings": cell.findings, "preset": cell.preset},
-        **{"search": shown.search, "key": shown.key, "sources": shown.sources, "values": dict(cell.values)},
+        **{**asdict(cell.summary), "trials": cell.asked, "failed": shown.failed, "capped": shown.capped},
+        **{"published_mean": published and published.mean, "published_std": published and published.std, **gap},
+        **{"findings": cell.findings, "preset": cell.preset or None, "search": shown.search, "key": shown.key},
+        **{"sources": sorted({record.source for record in shown.records}), "values": dict(cell.values)},
     }
 
 

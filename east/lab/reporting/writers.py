@@ -2,33 +2,19 @@
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from textwrap import fill
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
-from east.choices import choose
 from east.lab.reporting import papers, statistics
 from east.lab.reporting.cells import MARKS, Cell
-from east.lab.reporting.specs import Spec
-from east.lab.reporting.tables import (
-    ALL,
-    Ranking,
-    ResultTable,
-    RowPair,
-    build,
-    build_all,
-    by_fullness,
-    comparisons,
-    content,
-)
+from east.lab.reporting.tables import ALL, Ranking, ResultTable, RowPair, by_fullness, comparisons, content
 
 WIDTH = 110  # of running text in a terminal
 MOST_COMMANDS = 40  # more would not be read
-LATEX = {
+LATEX: dict[str, str | int | None] = {
     **{char: f"\\{char}" for char in "&%_#{}$"},
     **{"^": r"\textasciicircum{}", "~": r"\textasciitilde{}", "\\": r"\textbackslash{}", "<": "$<$", ">": "$>$"},
-    **{"±": r"$\pm$", "−": "$-$", "Δ": r"$\Delta$", "✓": r"$\bullet$", "✗": r"$\circ$", "·": r"$\cdot$", "²": "$^2$"},
+    **{"±": r"$\pm$", "−": "$-$", "Δ": r"$\Delta$", "✓": r"$\bullet$", "·": r"$\cdot$", "²": "$^2$"},
     **{"▽": r"$\triangledown$", "△": r"$\triangle$", "◇": r"$\Diamond$", "◊": r"$\diamond$", "½": r"$\frac12$"},
     **{"≠": r"$\neq$", "‖": r"$\|$", "†": r"\dag{}", "‡": r"\ddag{}", "¶": r"\P{}", "§": r"\S{}"},
     "'": r"{\textquotesingle}",
@@ -44,59 +30,126 @@ UNITS = {
 Lines: TypeAlias = list[list[str]]  # of a grid, header first
 
 
-@dataclass(frozen=True)
-class Style:
-    """How one output format renders the shared content."""
+class Text:
+    """How tables look in a terminal; the other formats are variants."""
 
-    bold: str
-    raised: str
-    escape: Callable[[str], str] = str
-    narrow: bool = False  # a table of many columns shows bare means
+    bold, raised, preamble = "{}", " [{}]", ""
+    compares = True  # shows paired comparisons
+
+    def escape(self, text: str) -> str:
+        return text
+
+    def heading(self, text: str, level: int = 2) -> str:
+        return text
+
+    def paragraph(self, text: str) -> str:
+        return fill(text, WIDTH)
+
+    def grid(self, lines: Lines) -> str:
+        return aligned(lines)
+
+    def block(self, table: ResultTable, name: str) -> str:
+        """With published numbers, columns stand below each other to fit a terminal."""
+        header, *lines = block(table, name, self)
+        if "published" not in header:
+            return self.grid([[name, *header[1:]], *lines])
+        cells = table.blocks[name]
+        lines = [[name, "ours", "published", "Δ"]]
+        for column in dict.fromkeys(column for _, column in cells):
+            lines += [[column_heading(table, name, column), "", "", ""]]
+            lines += [[f"  {r}", *texts(table, cell, self)] for (r, c), cell in cells.items() if c == column]
+        return self.grid(lines)
+
+    def notes(self, entries: Sequence[tuple[str, str]]) -> str:
+        return "\n".join(fill(f"[{mark}] {note}", WIDTH, subsequent_indent="    ") for mark, note in entries)
+
+    def commands(self, lines: Sequence[str]) -> str:
+        return "\n".join(["Not run yet:", *(f"  {line}" for line in lines)])
 
 
-MARKDOWN = Style("**{}**", "<sup>{}</sup>", lambda text: text.replace("|", r"\|").replace("*", r"\*"))
-TEXT = Style("{}", " [{}]", narrow=True)
-TEX = Style(
-    r"\textbf{{{}}}", r"\textsuperscript{{{}}}", lambda text: "".join(LATEX.get(c, c) for c in text), narrow=True
-)
+class Markdown(Text):
+    bold, raised = "**{}**", "<sup>{}</sup>"
+
+    def escape(self, text: str) -> str:
+        return text.replace("|", r"\|").replace("*", r"\*")
+
+    def heading(self, text: str, level: int = 2) -> str:
+        return f"{'#' * level} {text}"
+
+    def paragraph(self, text: str) -> str:
+        return self.escape(text)
+
+    def grid(self, lines: Lines) -> str:
+        rule = ["---"] + ["---:"] * (len(lines[0]) - 1)
+        return "\n".join("| " + " | ".join(line) + " |" for line in [lines[0], rule, *lines[1:]])
+
+    def block(self, table: ResultTable, name: str) -> str:
+        return f"{self.heading(name, 3)}\n\n{self.grid(block(table, name, self))}"
+
+    def notes(self, entries: Sequence[tuple[str, str]]) -> str:
+        return "\n".join(f"- {self.raised.format(mark)} {self.escape(text)}" for mark, text in entries)
+
+    def commands(self, lines: Sequence[str]) -> str:
+        return "\n".join([f"{self.heading('Not run yet', 3)}\n", "```bash", *lines, "```"])
 
 
-@dataclass(frozen=True)
-class Page:
-    """What every format shows of a table, in its style."""
+class Latex(Markdown):
+    bold, raised = r"\textbf{{{}}}", r"\textsuperscript{{{}}}"
+    preamble = "% needs \\usepackage{amssymb,booktabs,graphicx,textcomp}"
+    compares = False
 
-    caption: str
-    blocks: list[tuple[str, Lines]]
-    notes: list[tuple[str, str]]  # mark, text
-    rankings: list[tuple[str, Lines]]  # sentence, ranks
-    pairs: list[tuple[str, Lines]]  # how they were compared, comparisons; empty if there are none
+    def escape(self, text: str) -> str:
+        return text.translate(str.maketrans(LATEX))
 
-    @classmethod
-    def of(cls, table: ResultTable, style: Style) -> "Page":
-        escape, pairs = style.escape, comparisons(table)
-        grid = lambda lines: [list(map(escape, line)) for line in lines]  # noqa: E731
-        return cls(
-            escape(table.caption),
-            [(name, block(table, name, style)) for name in table.blocks] if table.spec.details else [],
-            [(escape(mark), escape(text)) for mark, text in notes(table)],
-            [(escape(ranks_explained(entry)), grid(ranks(entry))) for entry in table.rankings],
-            [(escape(how_compared(table, pairs)), grid([COMPARED, *map(compared, pairs)]))] if pairs else [],
+    def heading(self, text: str, level: int = 2) -> str:
+        return rf"\{'sub' * (level - 2)}section*{{{self.escape(text)}}}"
+
+    def grid(self, lines: Lines) -> str:
+        """A tabular, as wide as the page at most."""
+        header, *body = [" & ".join(line) + r" \\" for line in lines]
+        narrow = r"\noindent\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+        columns = rf"\begin{{tabular}}{{l{'r' * (len(lines[0]) - 1)}}}"
+        return "\n".join([narrow, columns, r"\toprule", header, r"\midrule", *body, r"\bottomrule", r"\end{tabular}}"])
+
+    def notes(self, entries: Sequence[tuple[str, str]]) -> str:
+        return (
+            rf"{{\scriptsize {' '.join(f'{self.raised.format(self.escape(m))}~{self.escape(t)}' for m, t in entries)}}}"
         )
 
+    def commands(self, lines: Sequence[str]) -> str:
+        return ""
 
-def block(table: ResultTable, name: str, style: Style) -> Lines:
+
+def rendered(tables: Sequence[ResultTable], style: Text) -> str:
+    """Tables with their captions, footnotes, comparisons and the commands that fill empty cells."""
+    parts = [style.preamble]
+    escaped = lambda lines: [list(map(style.escape, line)) for line in lines]  # noqa: E731
+    for table in tables:
+        parts += [style.heading(table.spec.title), style.paragraph(table.caption)]
+        parts += [] if table.spec.ranked else [style.block(table, name) for name in table.blocks]
+        parts += [style.notes(entries)] if (entries := list(notes(table))) else []
+        for entry in table.rankings:
+            parts += [style.paragraph(ranks_explained(entry)), style.grid(escaped(ranks(entry)))]
+        if style.compares and (pairs := comparisons(table)):
+            parts += [style.heading("Paired comparisons", 3), style.paragraph(how_compared(table, pairs))]
+            parts += [style.grid(escaped([COMPARED, *map(compared, pairs)]))]
+        parts += [style.commands(to_run(table))] if table.missing else []
+    return "\n\n".join(filter(None, parts)) + "\n"
+
+
+def block(table: ResultTable, name: str, style: Text) -> Lines:
     """A block; only columns with published numbers show them and the difference."""
     cells = table.blocks[name]
     rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
     width = {c: 3 if any(cells[row, c].published for row in rows) else 1 for c in columns}
     header = [""]
     for c in columns:
-        header += [style.escape(heading(table, name, c)), "published", style.escape("Δ")][: width[c]]
+        header += [style.escape(column_heading(table, name, c)), "published", style.escape("Δ")][: width[c]]
     words = {key: texts(table, cell, style)[: width[key[1]]] for key, cell in cells.items()}
     return [header, *([style.escape(row), *(word for c in columns for word in words[row, c])] for row in rows)]
 
 
-def texts(table: ResultTable, cell: Cell, style: Style) -> list[str]:
+def texts(table: ResultTable, cell: Cell, style: Text) -> list[str]:
     """A cell as three strings: ours, published, difference."""
 
     def emphasis(which: str, number: str) -> str:
@@ -107,10 +160,8 @@ def texts(table: ResultTable, cell: Cell, style: Style) -> list[str]:
     published += style.raised.format(letters) if letters else ""
     ours, shown = cell.summary, cell.shown
     if not ours.n:
-        lacking = cell.listed and any(record.status == "done" for record in cell.listed.trials)
+        lacking = not table.spec.rows and any(record.status == "done" for record in shown.records)
         number = style.escape(f"failed ({shown.failed})" if shown.failed else "—" if lacking else "not run")
-    elif table.spec.ranked and style.narrow:
-        number = emphasis("ours", f"{ours.mean:.3f}")
     else:
         number = emphasis("ours", f"{ours.mean:.3f}" + (f" ± {ours.std:.3f}" if ours.std is not None else ""))
         count = f"{ours.n}/{cell.asked}" if cell.asked else f"{ours.n}"
@@ -127,10 +178,11 @@ def letter(place: int) -> str:
 
 def difference(cell: Cell) -> str:
     """Ours minus published with its interval and word, such as "+0.010 [−0.002, +0.018] reproduced ✓"."""
-    if cell.difference is None:
+    gap = cell.gap
+    if gap.difference is None:
         return ""
-    word = f" {cell.word}{' ✓' if cell.ticked else ''}" if cell.interval else ""
-    return spanned(cell.difference, *(cell.interval or (None, None))) + word
+    word = f" {gap.word}{' ✓' if gap.ticked else ''}" if gap.word else ""
+    return spanned(gap.difference, gap.difference_low, gap.difference_high) + word
 
 
 def spanned(middle: float, low: float | None, high: float | None) -> str:
@@ -139,7 +191,7 @@ def spanned(middle: float, low: float | None, high: float | None) -> str:
     return f"{middle:+.3f}{ends}".replace("-", "−")
 
 
-def heading(table: ResultTable, block: str, column: str) -> str:
+def column_heading(table: ResultTable, block: str, column: str) -> str:
     """A column's name with its score and, if mixed, its presets.
 
     For example "f1 (f1_positive; RF, CCS: f1_macro; mixed training: paper, budget)".
@@ -147,14 +199,12 @@ def heading(table: ResultTable, block: str, column: str) -> str:
     rows: dict[str, list[str]] = {}
     cells = [cell for (_, name), cell in table.blocks[block].items() if name == column]
     for cell in cells:
-        score = cell.measure.partition(" of ")[0]  # trained_for is one score, though each row has its own metric
-        rows.setdefault(papers.shown(score).replace("test.", ""), []).append(cell.row)
+        rows.setdefault(papers.shown(cell.measure).replace("test.", ""), []).append(cell.row)
     first, *others = rows
-    flipped = table.spec.flipped
-    obvious = flipped or (not others and (first == block or column.partition(" ")[0].endswith(first)))
+    obvious = not others and (first == block or column.partition(" ")[0].endswith(first))
     facts = [] if obvious else [first, *(f"{', '.join(rows[score])}: {score}" for score in others)]
-    presets = {cell.preset or "" for cell in cells if cell.values and cell.trains_networks and not cell.listed}
-    if len(presets) > 1 and not flipped:
+    presets = {cell.preset for cell in cells if cell.preset and cell.trains_networks}
+    if len(presets) > 1:
         facts.append(f"mixed training: {', '.join(by_fullness(presets))}")
     return f"{column} ({'; '.join(facts)})" if facts else column
 
@@ -162,7 +212,7 @@ def heading(table: ResultTable, block: str, column: str) -> str:
 def notes(table: ResultTable) -> Iterator[tuple[str, str]]:
     """Footnotes as (mark, text): the meaning of the marks, then the findings."""
     used = {mark for cell in table.cells for mark in cell.marks}
-    yield from ((mark, text) for mark, text in MARKS.items() if mark in used)
+    yield from ((mark, text) for mark, text in MARKS.values() if mark in used)
     for place, finding in enumerate(table.findings.values()):
         yield letter(place), f"{finding.status.capitalize()}: {finding.text} {finding.evidence}"
 
@@ -237,39 +287,19 @@ def lead(pair: statistics.Paired) -> str:
     return f"{spanned(pair.difference, pair.low, pair.high)} {pair.wins}:{pair.losses}"
 
 
-def markdown(tables: Sequence[ResultTable]) -> str:
-    parts = []
-    for table in tables:
-        page = Page.of(table, MARKDOWN)
-        parts += [f"## {table.spec.title}", page.caption]
-        parts += [part for name, lines in page.blocks for part in (f"### {name}", _pipes(lines))]
-        parts += ["\n".join(f"- <sup>{mark}</sup> {text}" for mark, text in page.notes)]
-        parts += [part for sentence, lines in page.rankings for part in (sentence, _pipes(lines))]
-        parts += [part for how, lines in page.pairs for part in ("### Paired comparisons", how, _pipes(lines))]
-        parts += ["### Not run yet", "```bash\n" + "\n".join(to_run(table)) + "\n```"] if table.missing else []
-    return "\n\n".join(filter(None, parts)) + "\n"
+def to_run(table: ResultTable) -> list[str]:
+    """Commands that fill the empty cells; if there are many, the first few and one that runs all of them."""
+    missing = table.missing
+    if len(missing) <= MOST_COMMANDS:
+        return missing
+    return [*missing[:3], f"# and {len(missing) - 3} more; all of them: {table.reproduce}"]
 
 
-def _pipes(lines: Lines) -> str:
-    header, *others = lines
-    rule = ["---"] + ["---:"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *others])
-
-
-def text(tables: Sequence[ResultTable]) -> str:
-    """For the terminal."""
-    parts = []
-    for table in tables:
-        page = Page.of(table, TEXT)
-        parts += [table.spec.title, fill(page.caption, WIDTH)]
-        for name, (header, *lines) in page.blocks:
-            wide = [[name, *header[1:]], *lines]
-            parts += [aligned(stacked(table, name) if "published" in header else wide)]
-        parts += ["\n".join(fill(f"[{mark}] {note}", WIDTH, subsequent_indent="    ") for mark, note in page.notes)]
-        for sentence, grid in (*page.rankings, *page.pairs):
-            parts += [fill(sentence, WIDTH), aligned(grid)]
-        parts += ["Not run yet:\n" + "\n".join(f"  {line}" for line in to_run(table))] if table.missing else []
-    return "\n\n".join(filter(None, parts)) + "\n"
+def aligned(lines: Sequence[Sequence[str]]) -> str:
+    """Lines of words as text, the first column aligned left and the others right."""
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
+    return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
 def answer(table: ResultTable) -> str:
@@ -283,64 +313,9 @@ def answer(table: ResultTable) -> str:
     pair = next((pair for pair in comparisons(table) if pair.question == question), None)
     if pair and pair.low is not None:
         sure = "more than chance" if pair.low > 0 else "too close to call"
-        lead = f"{pair.difference:+.3f} [{pair.low:+.3f}, {pair.high:+.3f}]".replace("-", "−")
+        lead = spanned(pair.difference, pair.low, pair.high)
         sentence += f"; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s"
     return f"{sentence}.\nNext: {table.spec.next}"
-
-
-def to_run(table: ResultTable) -> list[str]:
-    """Commands that fill the empty cells; if there are many, the first few and one that runs all of them."""
-    missing = table.missing
-    if len(missing) <= MOST_COMMANDS:
-        return missing
-    return [*missing[:3], f"# and {len(missing) - 3} more; all of them: {table.reproduce}"]
-
-
-def stacked(table: ResultTable, block: str) -> Lines:
-    """A block with its columns below each other, to fit a terminal."""
-    cells = table.blocks[block]
-    lines = [[block, "ours", "published", "Δ"]]
-    for column in dict.fromkeys(column for _, column in cells):
-        lines += [[heading(table, block, column), "", "", ""]]
-        lines += [[f"  {r}", *texts(table, cell, TEXT)] for (r, c), cell in cells.items() if c == column]
-    return lines
-
-
-def aligned(lines: Sequence[Sequence[str]]) -> str:
-    """Lines of words as text, the first column aligned left and the others right."""
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    padded = [[line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])] for line in lines]
-    return "\n".join("  ".join(line).rstrip() for line in padded)
-
-
-def latex(tables: Sequence[ResultTable]) -> str:
-    parts = [r"% needs \usepackage{amssymb,booktabs,graphicx,textcomp}"]
-    for table in tables:
-        page = Page.of(table, TEX)
-        parts += [r"\begin{table}[p]", r"\centering", rf"\caption{{{TEX.escape(table.spec.title)}. {page.caption}}}"]
-        parts += [rf"\label{{tab:{table.spec.name}}}"]
-        if page.blocks:
-            blocks = [[[TEX.escape(name), *header[1:]], *lines] for name, (header, *lines) in page.blocks]
-            narrow = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"  # never enlarged
-            parts += [narrow, *_tabular(*blocks), r"}\par\smallskip"]
-        if page.blocks and page.rankings:
-            parts += [r"\end{table}", r"\begin{table}[p]", r"\centering"]  # ranks have a page of their own
-        for sentence, lines in page.rankings:
-            parts += [sentence + r"\par\smallskip", *_tabular(lines), r"\par\smallskip"]
-        footnotes = [rf"\textsuperscript{{{mark}}}~{note}" for mark, note in page.notes]
-        if footnotes:
-            parts += [r"\begin{minipage}{\linewidth}\scriptsize", " ".join(footnotes), r"\end{minipage}"]
-        parts += [r"\end{table}", ""]
-    return "\n".join(parts)
-
-
-def _tabular(*blocks: Lines) -> Iterator[str]:
-    """Blocks below each other, each with its header."""
-    yield rf"\begin{{tabular}}{{l{'r' * (max(len(lines[0]) for lines in blocks) - 1)}}}"
-    for lines in blocks:
-        header, *body = [" & ".join(line) + r" \\" for line in lines]
-        yield from (r"\toprule", header, r"\midrule", *body)
-    yield from (r"\bottomrule", r"\end{tabular}%")
 
 
 def csv(tables: Sequence[ResultTable]) -> str:
@@ -357,11 +332,10 @@ def json_(tables: Sequence[ResultTable]) -> str:
     return json.dumps([content(table) for table in tables], indent=1, ensure_ascii=False) + "\n"
 
 
-WRITERS = {"markdown": markdown, "latex": latex, "csv": csv, "json": json_, "text": text}
-
-
-def render(table: str | Spec, results_dir: str | Path = "results", format: str = "markdown", **options: Any) -> str:
-    """A table, or "all" tables of the papers, as text. `options` are those of `tables.build`."""
-    choose("format", format, WRITERS)
-    tables = build_all(results_dir, **options) if table == "all" else [build(table, results_dir, **options)]
-    return WRITERS[format](tables)
+WRITERS: dict[str, Callable[[Sequence[ResultTable]], str]] = {
+    "markdown": lambda tables: rendered(tables, Markdown()),
+    "latex": lambda tables: rendered(tables, Latex()),
+    "text": lambda tables: rendered(tables, Text()),
+    "csv": csv,
+    "json": json_,
+}

@@ -5,7 +5,7 @@ Planning downloads nothing. A dry run prints the plan, any other command carries
 
 import os
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -267,13 +267,9 @@ def finished(run: Run, ledger: Ledger) -> Counter[str]:
 def run_names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
     """Names of runs, with as many of their settings as it takes to tell them apart."""
     sciences: list[Science] = [item.science for item in items]
-    by_name: dict[str, list[Science]] = defaultdict(list)
-    shared = [f"{science.dataset.name} {science.loss.name}" for science in sciences]
-    for name, science in zip(shared, sciences, strict=True):
-        by_name[name].append(science)
-    if len(by_name) == len(items):
-        return shared
+    names = [f"{science.dataset.name} {science.loss.name}" for science in sciences]
+    if len(set(names)) == len(names):
+        return names
     from east.lab.reporting.labels import labels
 
-    labelled = {name: iter(labels(name, group)) for name, group in by_name.items()}
-    return [next(labelled[name]) for name in shared]
+    return labels(names, sciences)

@@ -52,8 +52,7 @@ def main(command: Command, settings: Settings) -> int:
 def requested(command: Command, variant: str) -> dict[str, list[str]]:
     """The datasets and losses that a command limits its table to; ConfigError if the table has no such cells."""
     name, folder = command["table"], command.get("config_dir")
-    parts = tables.papers_tables() if name == "all" else [name]
-    cells = [cell for part in parts for cell in tables.blank_cells(tables.spec(part, folder), variant)]
+    cells = [cell for part in tables.chosen(name) for cell in tables.blank_cells(tables.spec(part, folder), variant)]
     wanted: dict[str, list[str]] = {}
     for plural, group in LISTS.items():
         if names := command.get(plural) or command.get(group):
