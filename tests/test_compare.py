@@ -26,7 +26,7 @@ from east.lab import cli, data, files
 from east.lab.experiment import candidates
 from east.lab.files import result_folder, temporary_name
 from east.lab.reporting import comparison, model_page
-from east.lab.reporting.comparison import Candidate, Decided
+from east.lab.reporting.comparison import Candidate, DecidedRows
 from east.lab.settings.command import Command
 from east.lab.tasks import compare
 from east.lab.training import saved
@@ -40,7 +40,7 @@ F1 = partial(metrics.f1, average="positive")
 
 def decided(predicted, labels, groups=None):
     predicted, labels = torch.as_tensor(predicted), torch.as_tensor(labels)
-    return Decided(torch.nn.functional.one_hot(predicted, 2).double(), labels, predicted, groups)
+    return DecidedRows(torch.nn.functional.one_hot(predicted, 2).double(), labels, predicted, groups)
 
 
 def candidate(name, held_out, test, labels):
@@ -109,7 +109,7 @@ def test_random_ranking_scores_match_scikit_learn():
         assert auroc == pytest.approx(roc_auc_score(truth, values, sample_weight=one), abs=1e-12)
         assert precision == pytest.approx(average_precision_score(truth, values, sample_weight=one), abs=1e-12)
     p = torch.from_numpy(random.dirichlet([1, 1, 1], 300))
-    drawn = comparison.drawn_rankings(Decided(p, torch.from_numpy(random.integers(0, 3, 300)), p.argmax(1)), None)
+    drawn = comparison.drawn_rankings(DecidedRows(p, torch.from_numpy(random.integers(0, 3, 300)), p.argmax(1)), None)
     assert np.quantile(drawn["auroc"], 0.025) < 0.5 < np.quantile(drawn["auroc"], 0.975)
 
 
@@ -564,7 +564,7 @@ def test_mistakes_are_shown_with_their_values():
     columns = {"id": [10**17, 10**17 + 1, 3, 4], "<i>": ["a", "<script>" + "x" * 99_000, "b", None]}
     frame = pd.DataFrame(columns | {name: [0.5, np.nan, 1 / 3, 2.0] for name in "cdefg"}, index=[4, 7, 9, 30])
     text = model_page.mistakes(
-        model_page.Scored(Decided(p, labels, predicted), decisions.Argmax(), ("ok", "fraud"), 1, frame)
+        model_page.Scored(DecidedRows(p, labels, predicted), decisions.Argmax(), ("ok", "fraud"), 1, frame)
     )
     (rows,) = tables(text)
     cut = "&lt;script&gt;xxxxxxxxxxxxxxxxxxxxxx… (99,008 characters)"
@@ -593,7 +593,7 @@ def test_a_page_of_many_classes_has_curves_of_the_rarest_and_their_mistakes(clas
         3 * torch.nn.functional.one_hot(labels).double() + torch.from_numpy(random.normal(size=(500, classes))), 1
     )
     names = tuple(f"kind ${k}$" for k in range(classes))
-    part = Decided(p, labels, p.argmax(1))
+    part = DecidedRows(p, labels, p.argmax(1))
     sections = model_page.of_model(model_page.Scored(part, decisions.Argmax(), names, None, None), "Scores", "")
     assert sections["Precision, recall and calibration"].count("<svg") == 2
     assert "the most probable class is right" in sections["Precision, recall and calibration"]

@@ -35,7 +35,7 @@ Measure: TypeAlias = Callable[[Confusion], Tensor]
 
 
 @dataclass(frozen=True)
-class Decided:
+class DecidedRows:
     """A model's decisions on labelled rows."""
 
     probabilities: Tensor  # [n, d]
@@ -73,8 +73,8 @@ class Candidate:
 
     name: str
     rule: decisions.Rule
-    held_out: Decided
-    test: Decided
+    held_out: DecidedRows
+    test: DecidedRows
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def interval(samples: np.ndarray, units: int, questions: int = 1) -> tuple[np.nd
     return low, high
 
 
-def drawn_scores(parts: Sequence[Decided], measure: Measure) -> np.ndarray:
+def drawn_scores(parts: Sequence[DecidedRows], measure: Measure) -> np.ndarray:
     """[parts, DRAWS]: scores of the parts, which have the same rows, under the same random weights.
 
     Independent rows that all parts decide alike share a weight: the sum of c numbers from Exp(1) is one from Gamma(c).
@@ -185,7 +185,7 @@ def draws(shapes: np.ndarray, width: int) -> Iterator[tuple[np.random.Generator,
         yield random, random.gamma(shapes, size=(min(at_once, DRAWS - start), len(shapes)))
 
 
-def drawn_rankings(part: Decided, positive: int | None) -> dict[str, np.ndarray]:
+def drawn_rankings(part: DecidedRows, positive: int | None) -> dict[str, np.ndarray]:
     """auroc and average_precision [DRAWS] under random weights, computed as in `evaluation.rank_scores`."""
     classes = range(part.classes) if positive is None else [positive]
     ranked = [(part.probabilities[:, k].double().numpy(), (part.labels == k).numpy()) for k in classes]

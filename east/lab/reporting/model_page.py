@@ -16,7 +16,7 @@ from east.confusion import Confusion
 from east.lab.data.common import Data, Splits, Table, shown
 from east.lab.files import write_text
 from east.lab.reporting import plots
-from east.lab.reporting.comparison import Comparison, Decided, with_interval
+from east.lab.reporting.comparison import Comparison, DecidedRows, with_interval
 from east.lab.reporting.html import bullets, document, pre, table
 from east.metrics import METRICS, default_average
 
@@ -39,7 +39,7 @@ class Scored:
     frame: the rows as the user knows them, numbered from 0 by the index; None for the pairs of a graph.
     """
 
-    part: Decided
+    part: DecidedRows
     rule: decisions.Rule
     classes: tuple[str, ...]
     positive: int | None

@@ -31,7 +31,7 @@ from east.lab.experiment.candidates import STACK, Contest, Timetable, title
 from east.lab.experiment.runs import load, split_options
 from east.lab.files import result_folder
 from east.lab.reporting import comparison, model_page, writers
-from east.lab.reporting.comparison import Candidate, Comparison, Decided, Measure
+from east.lab.reporting.comparison import Candidate, Comparison, DecidedRows, Measure
 from east.lab.settings import compose
 from east.lab.settings.command import Command
 from east.lab.settings.settings import EnsembleSection, Settings
@@ -369,9 +369,9 @@ def judged(problem: Problem, fitted: dict[str, Component]) -> tuple[Comparison, 
     for name, p in zip(weights, map(torch.from_numpy, mixed), strict=True):
         rule = decisions.expected(p[choosing], measure, positive)
 
-        def decided(rows: Tensor, p: Tensor = p, rule: decisions.Rule = rule) -> Decided:
+        def decided(rows: Tensor, p: Tensor = p, rule: decisions.Rule = rule) -> DecidedRows:
             groups = None if part.groups is None else part.groups[rows]
-            return Decided(p[rows], labels[rows], rule.decide(p[rows]), groups)
+            return DecidedRows(p[rows], labels[rows], rule.decide(p[rows]), groups)
 
         found.append(Candidate(name, rule, decided(choosing), decided(testing)))
     classes = tuple(problem.loaded.classes)

@@ -15,7 +15,7 @@ from east.lab.data import files, images
 from east.lab.data.common import DataError, shown
 from east.lab.files import result_folder
 from east.lab.reporting import model_page, writers
-from east.lab.reporting.comparison import Decided, drawn_rankings, drawn_scores, interval, with_interval
+from east.lab.reporting.comparison import DecidedRows, drawn_rankings, drawn_scores, interval, with_interval
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 from east.lab.training import saved
@@ -39,7 +39,7 @@ def main(command: Command, settings: Settings) -> int:
     source = Path(rows).expanduser()
     labelled = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
     p, rule = torch.from_numpy(labelled.probabilities), model.rule
-    part = Decided(p, torch.from_numpy(labelled.labels), rule.decide(p))
+    part = DecidedRows(p, torch.from_numpy(labelled.labels), rule.decide(p))
     positive = model.about.positive
     with bars.bar("scoring"):
         scores = with_intervals(part, positive, first=(model.about.decision or "").removeprefix("expected "))
@@ -105,7 +105,7 @@ def numbered(model: Model, names: np.ndarray, source: Path) -> np.ndarray:
     return np.array([number[str(name)] for name in names])
 
 
-def with_intervals(part: Decided, positive: int | None, first: str) -> pd.DataFrame:
+def with_intervals(part: DecidedRows, positive: int | None, first: str) -> pd.DataFrame:
     """The usual scores with their intervals: score, value, low, high. first: the one that the model was chosen by."""
     values = dict(sorted(part.scores(positive).items(), key=lambda item: item[0] != first))
     samples = drawn_rankings(part, positive) if "auroc" in values else {}
