@@ -324,7 +324,7 @@ def test_batch_norm_refuses_batches_of_one_image():
 
 def test_as_many_rows_are_validated_at_once_as_memory_allows(monkeypatch):
     trained = population.Population([(Trial(config("ce", TINY), 0), images(60))], torch.device("cpu"))
-    everyone, sizes, prepared = trained.numbers([0]), [], population.Population.prepared
+    everyone, sizes, prepared = torch.tensor([0]), [], population.Population.prepared
 
     def small_memory(self, inputs):
         sizes.append(inputs.shape[1])

@@ -39,7 +39,6 @@ from east.lab.tasks import plan
 from east.lab.training import crossfit, ensemble, saved
 from east.lab.training.ensemble import NETWORKS, Component
 from east.lab.training.population import Outcome, Trial
-from east.lab.training.scores import Best
 
 USUAL = ("constant", "logistic", "boosting", NETWORKS, "rf", "extratrees")  # the candidates of a table
 SHOWN = ("name", "rows", "features", "balance", "positive", "imbalance", "split")
@@ -412,6 +411,6 @@ def save(
     """Save the winner with its decision rule to folder/model."""
     trial = Trial(problem.contest.config(NETWORKS), problem.settings.seed)
     winners = ensemble.mixture(fitted, weights)
-    outcome = Outcome(trial, "done", None, "fitted", 0, 0.0, Best(), {}, fitted=winners)
+    outcome = Outcome(trial, fitted=winners)
     model = saved.from_outcome(outcome, problem.loaded, problem.contest.splits)
     model.deciding(f"expected {problem.score.name}", winner.rule).save(folder / "model")

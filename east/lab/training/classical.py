@@ -64,14 +64,9 @@ def fit(trial: Trial, splits: Splits) -> Outcome:
     confusion = Confusion.from_predictions(predicted, splits.val.labels, len(splits.classes))
     one_minus_f1 = 1 - float(metric_of("f1", splits.positive)(confusion))
     return Outcome(
-        trial=trial,
-        status="done",
-        error=None,
-        stopped="fitted",
-        epochs=0,
+        trial,
         seconds=time.perf_counter() - started,
         best=Best(val_loss=one_minus_f1, val_metric=one_minus_f1),
-        history={},
         probabilities=probabilities,
         labels={part: labels[part] for part in probabilities},
         fitted=model,

@@ -201,19 +201,14 @@ def cross_fit_networks(
     )
 
 
-def network(splits: Splits, outcome: Outcome) -> nn.Module:
-    """The trained network of a member."""
+def predictor(splits: Splits, outcome: Outcome) -> ScaledNetwork:
+    """The trained network of a member with its scaling; that of images is shared by all members."""
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
         net = models.build(outcome.trial.config.model, splits.train.inputs.shape[1:], len(splits.classes))
     net.load_state_dict(outcome.weights)
-    return net.eval()
-
-
-def predictor(splits: Splits, outcome: Outcome) -> ScaledNetwork:
-    """The trained network of a member with its scaling; that of images is shared by all members."""
     own = splits.kind == "table"
     mean, std = (splits.mean.float(), splits.std.float()) if own else (torch.zeros(1), torch.ones(1))
-    return ScaledNetwork(network(splits, outcome), mean, std)
+    return ScaledNetwork(net.eval(), mean, std)
 
 
 def smoothing(means: np.ndarray, each: np.ndarray, count: int) -> float:
@@ -319,32 +314,31 @@ def fit_best(trial: Trial, splits: Splits, **options: Any) -> Outcome:
 
     Unlike a search before the trials, this one never sees a row that tests another trial.
     """
-    section, config, d = trial.config.ensemble, trial.config.but(ensemble=EnsembleSection()), len(splits.classes)
-    points = [Trial(config.with_grid_point(point), trial.seed, trial.stage) for point in section.points]
-    outcomes = engine.train(points, [splits] * len(points), **options)
-    trained = [outcome for outcome in outcomes if outcome.status == "done"]
+    config, points = trial.config.but(ensemble=EnsembleSection()), trial.config.ensemble.points
+    trials = [Trial(config.with_grid_point(point), trial.seed, trial.stage) for point in points]
+    outcomes = engine.train(trials, splits, **options)
+    names = [f"lr {point['lr']:g}, dropout {point['dropout']:g}" for point in points]
+    trained = {name: o for name, o in zip(names, outcomes, strict=True) if o.status == "done"}
     if not trained:
         return replace(outcomes[0], trial=trial)
-    best = min(trained, key=lambda outcome: (outcome.best.val_metric, outcome.best.val_loss))
-    names = [f"lr {point['lr']:g}, dropout {point['dropout']:g}" for point in section.points]
-    judged = {
-        name: evaluation.matrix(torch.from_numpy(outcome.probabilities["val"].argmax(1)), splits.val.labels, d)
-        for name, outcome in zip(names, outcomes, strict=True)
-        if outcome.status == "done"
-    }
+    best = min(trained.values(), key=lambda outcome: (outcome.best.val_metric, outcome.best.val_loss))
     return replace(
         best,
         trial=trial,
         seconds=sum(outcome.seconds for outcome in outcomes),
-        fitted=Mixture({ScaledNetwork(network(splits, best), torch.zeros(1), torch.ones(1)): 1.0}).eval(),
         ensemble={
             "folds": 1,
             "weights": {name: float(outcome is best) for name, outcome in zip(names, outcomes, strict=True)},
             "epochs": [outcome.epochs for outcome in outcomes],
             "temperature": 1.0,
-            "confusion": judged,
+            "confusion": {n: by_argmax(o.probabilities["val"], splits.val.labels) for n, o in trained.items()},
         },
     )
+
+
+def by_argmax(p: np.ndarray, labels: Tensor) -> Matrix:
+    """The confusion matrix of the most probable classes."""
+    return evaluation.matrix(torch.from_numpy(p.argmax(1)), labels, p.shape[1])
 
 
 def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
@@ -356,28 +350,21 @@ def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
         return fit_best(trial, splits, **options)
     started, pool = time.perf_counter(), pooled(splits)
     folds = divided(trial.config.ensemble, pool, trial.seed)
-    outcome = Outcome(trial, "failed", None, "fitted", epochs=0, seconds=0.0, best=Best(), history={})
     try:
         components = components_of(trial, splits, folds, **options)
     except UntrainableError as error:
-        return replace(outcome, error=str(error), stopped="diverged", seconds=time.perf_counter() - started)
+        return Outcome(trial, "failed", str(error), "diverged", seconds=time.perf_counter() - started)
     held_out = np.stack([component.held_out for component in components.values()])
     mixing, mixed, used = crossfit.mixture_of(held_out, pool.labels.numpy())
     weights, truth = dict(zip(components, mixing.tolist(), strict=True)), pool.labels[used]
-
-    def confusion(p: np.ndarray) -> Matrix:
-        return evaluation.matrix(torch.from_numpy(p[used].argmax(1)), truth, len(splits.classes))
-
     loss = objective.build_loss(trial.config.loss, splits.classes, pool.labels, splits.positive)
     counts = Confusion.from_predictions(torch.from_numpy(mixed[used].argmax(1)), truth, len(splits.classes))
     val_metric = 1 - float(evaluation.validation_metric(loss, splits.positive)(counts))
     log_loss = float(-np.log(mixed[used, truth].clip(crossfit.LEAST)).mean())
     new = np.tensordot(mixing, np.stack([component.new for component in components.values()]), 1)
     epochs = [outcome.epochs for component in components.values() for outcome in component.outcomes]
-    by_component = {name: confusion(component.held_out) for name, component in components.items()}
-    return replace(
-        outcome,
-        status="done",
+    return Outcome(
+        trial,
         epochs=sum(epochs),
         seconds=time.perf_counter() - started,
         best=Best(val_loss=log_loss, val_metric=val_metric),
@@ -389,6 +376,6 @@ def fit(trial: Trial, splits: Splits, **options: Any) -> Outcome:
             "weights": weights,
             "epochs": epochs,
             "temperature": max(component.temperature for component in components.values()),
-            "confusion": by_component,
+            "confusion": {name: by_argmax(c.held_out[used], truth) for name, c in components.items()},
         },
     )

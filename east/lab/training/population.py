@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from east.lab import models
 from east.lab.data.common import Splits
 from east.lab.models.mlp import Dropout, Masks
 from east.lab.settings.settings import Science
-from east.lab.training.annealing import Annealing
+from east.lab.training.annealing import NO_BEST, Annealing
 from east.lab.training.checkpoint import Identity, read_checkpoint, write_checkpoint
 from east.lab.training.evaluation import metric_of, validation_metric
 from east.lab.training.objective import build_loss
@@ -66,59 +66,47 @@ class Outcome:
     """The result of a trial. A failed trial has an error and a history, but no predictions."""
 
     trial: Trial
-    status: str  # done | failed
-    error: str | None
-    stopped: str | None  # patience | stage_epochs | coolings | coldest | max_epochs | diverged | fitted
-    epochs: int
-    seconds: float  # its share of the population's time
-    best: Best
-    history: dict[str, list]  # HISTORY, one entry per epoch; temperatures are None where the loss has none
+    status: str = "done"  # | failed
+    error: str | None = None
+    stopped: str | None = "fitted"  # | patience | stage_epochs | coolings | coldest | max_epochs | diverged
+    epochs: int = 0
+    seconds: float = 0.0  # its share of the population's time
+    best: Best = NO_BEST
+    history: dict[str, list] = field(default_factory=dict)  # HISTORY; temperatures are None where the loss has none
     probabilities: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: float32 [n, d]
     labels: dict[str, np.ndarray] = field(default_factory=dict)  # val, test: int64 [n]
     weights: dict[str, Tensor] = field(default_factory=dict)  # state dict of the ordinary module
     fitted: nn.Module | None = None  # a classical model, or the mixture of an ensemble
     ensemble: Stacked | None = None
 
-    @property
-    def order(self) -> tuple[float, float]:
-        """Lowest for the best outcome: validation loss, then what breaks its ties; infinite if no weights were kept."""
-        return math.inf if self.best.val_loss is None else self.best.val_loss, self.best.tie or 0.0
-
 
 class Rows:
     """One part of the data on the device: the rows of all distinct splits.
 
-    index [P, n]: numbers of each trial's rows; a trial that has fewer than n repeats its first row with weight 0.
-    sizes: the rows of each trial. weights: how much each row counts; None: all count 1. kept [P, n]: False for
-    repeated rows; None: nothing is repeated.
+    index [P, n]: numbers of each trial's rows; a trial that has fewer than n repeats its first row. sizes: the rows of
+    each trial. counts [P, n]: how much each row counts, repeated ones 0; None: all count 1.
     """
 
     def __init__(self, members: Sequence[Member], part: str, device: torch.device):
         distinct = {splits.index_hash: getattr(splits, part) for _, splits in members}
         parts, of_trial = list(distinct.values()), [list(distinct).index(splits.index_hash) for _, splits in members]
-        joined = torch.cat if len(parts) > 1 else lambda tensors: tensors[0]
-        self.inputs, self.labels = (
-            joined([getattr(p, name) for p in parts]).to(device) for name in ("inputs", "labels")
-        )
-        self.weights = None if parts[0].weights is None else joined([p.weights for p in parts]).to(device)
+
+        def joined(name: str) -> Any:
+            values = [getattr(p, name) for p in parts]
+            return None if values[0] is None else (torch.cat(values) if len(values) > 1 else values[0]).to(device)
+
+        self.inputs, self.labels, self.weights = map(joined, ("inputs", "labels", "weights"))
         numbers = pad_sequence(torch.arange(sum(map(len, parts))).split([*map(len, parts)]), True, -1)[of_trial]
         self.sizes, kept = [len(parts[k]) for k in of_trial], numbers >= 0
         self.index = torch.where(kept, numbers, numbers[:, :1]).to(device)
-        self.kept = None if kept.all() else kept.to(device)
+        given = 1.0 if self.weights is None else self.weights[self.index]
+        self.counts = None if self.weights is None and kept.all() else kept.to(device) * given
 
     def at(self, index: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Inputs [P, n, ...], labels [P, n, ...] and weights [P, n] of the rows with these numbers [P, n]."""
         flat = index.flatten()  # index_select copies row by row, four times as fast as inputs[index]
         inputs, labels = (t.index_select(0, flat).unflatten(0, index.shape) for t in (self.inputs, self.labels))
         return inputs, labels, None if self.weights is None else self.weights[index]
-
-    def weights_at(self, trials: Tensor) -> Tensor | None:
-        """The weights [P, n] of these trials' rows: 0 for repeated ones."""
-        given = None if self.weights is None else self.weights[self.index[trials]]
-        if self.kept is None:
-            return given
-        kept = self.kept[trials].float()
-        return kept if given is None else given * kept
 
 
 class Population:
@@ -183,7 +171,7 @@ class Population:
         self.net.put(rows["weights"])
         if not hyper:
             return
-        self.current = self.numbers(self.alive)
+        self.current = torch.tensor(self.alive, device=self.device)
         self.optimizer = Adam(self.net, rows, hyper, decoupled=self.protocol.optimizer == "adamw")
         self.average = Average(self.net, rows, [h.average for h in hyper]) if "mean" in rows else None
         self.dropout: Dropout | None = None
@@ -241,7 +229,7 @@ class Population:
                 if not self.at_once:
                     raise
         flat, labels = samples(logits, data.labels[index])
-        return two_or_more(flat), labels, data.weights_at(trials)
+        return two_or_more(flat), labels, None if data.counts is None else data.counts[trials]
 
     @torch.no_grad()
     def validated(self, train_loss: Tensor) -> tuple[Tensor, list[tuple[float, ...]]]:
@@ -281,76 +269,68 @@ class Population:
         """Confusion counts on the CPU, in float64, which not every device has. Few metrics need the matrix."""
 
         def matrix() -> Tensor:
-            labels, weights = self.val.labels[self.val.index[self.current]], self.val.weights_at(self.current)
-            here = (predicted.cpu(), labels.flatten(1).cpu(), len(self.splits.classes))
-            return Confusion.from_predictions(*here, None if weights is None else weights.cpu()).matrix
+            labels = self.val.labels[self.val.index[self.current]].flatten(1).cpu()
+            weights = None if self.val.counts is None else self.val.counts[self.current].cpu()
+            return Confusion.from_predictions(predicted.cpu(), labels, len(self.splits.classes), weights).matrix
 
         right, actual, decided = counted.double().unbind(1)
         return Confusion(right, actual, decided, matrix)
 
     def end_epoch(self, train_loss: Tensor) -> None:
         """Let early stopping judge an epoch; keep, restore and drop weights as it decides. train_loss: [alive]."""
-        (validated, numbers), alive, rows, weights = (
-            self.validated(train_loss),
-            self.alive,
-            self.rows,
-            self.rows["weights"],
-        )
+        alive, rows = self.alive, self.rows
+        validated, numbers = self.validated(train_loss)
         verdicts = [self.annealing[p].update(*each) for p, each in zip(alive, numbers, strict=True)]
-        if improved := [row for row, verdict in enumerate(verdicts) if verdict.improved]:
-            index = self.numbers(improved)
-            rows["stage_best"][index] = validated[index]
-        if kept := [row for row, verdict in enumerate(verdicts) if verdict.kept]:
-            index = self.numbers(kept)
-            self.result[self.current[index]] = rows["stage_best"][index]
-        if cooled := [row for row, verdict in enumerate(verdicts) if verdict.cooled]:
-            index = self.numbers(cooled)
-            weights[index] = rows["stage_best"][index]
-            if self.average:
-                rows["mean"][index], rows["mean_steps"][index] = weights[index], 0.0
-            forget = [row for row in cooled if not self.trials[alive[row]].config.annealing.keep_optimizer]
-            for name in ("first", "second", "steps"):
-                rows[name][self.numbers(forget)] = 0.0
+        forget = [v.cooled and not self.trials[p].config.annealing.keep_optimizer
+                  for p, v in zip(alive, verdicts, strict=True)]  # fmt: skip
+        improved, kept, cooled, forgetful = (self.places(flags) for flags in (*zip(*verdicts, strict=True), forget))
+        rows["stage_best"][improved] = validated[improved]
+        self.result[self.current[kept]] = rows["stage_best"][kept]
+        rows["weights"][cooled] = rows["stage_best"][cooled]
+        for name in ("first", "second", "steps"):
+            rows[name][forgetful] = 0.0
+        if self.average:
+            rows["mean"][cooled], rows["mean_steps"][cooled] = rows["weights"][cooled], 0.0
         if len(self.alive) < len(alive):
-            staying = self.numbers([row for row, p in enumerate(alive) if p in self.alive])
+            staying = self.places(self.annealing[p].course.stopped is None for p in alive)
             self.put({name: tensor[staying] for name, tensor in rows.items()})
             self.loss.keep(staying)
 
-    def numbers(self, values: Iterable[int]) -> Tensor:
-        return torch.tensor([*values], dtype=torch.long, device=self.device)
+    def places(self, flags: Iterable[bool]) -> Tensor:
+        """Where the flags are true; found on the CPU, so that nothing waits for the device."""
+        return torch.tensor([place for place, flag in enumerate(flags) if flag], dtype=torch.long, device=self.device)
 
     def outcomes(self) -> list[Outcome]:
         """The outcomes of the trials, with the predictions of the weights that they kept."""
         self.net.put(self.result)
-        everyone, outcomes = self.numbers(range(len(self.trials))), []
-        parts = [
-            ("val", self.val, *self.predict(self.val, everyone)),
-            ("test", self.test, *self.predict(self.test, everyone)),
-        ]
+        everyone, outcomes = torch.arange(len(self.trials), device=self.device), []
+        parts = {"val": self.val, "test": self.test}
+        predicted = {part: self.predict(data, everyone) for part, data in parts.items()}
         for p, (trial, course) in enumerate(zip(self.trials, (a.course for a in self.annealing), strict=True)):
             unkept = "no epoch was kept: its metric on validation was never a finite number"  # only the initial weights
-            error = course.error or (unkept if course.best == Best() else None)
+            error = course.error or (unkept if course.best == NO_BEST else None)
             shared = (course.stopped, course.epochs, course.seconds, course.best, course.history)
-            outcomes.append(Outcome(trial, "failed" if error else "done", error, *shared))
+            outcome = Outcome(trial, "failed" if error else "done", error, *shared)
+            outcomes.append(outcome)
             if error:
                 continue
-            for part, data, logits, labels, _ in parts:
-                n = data.sizes[p] * data.labels.shape[1:].numel()  # a graph has a label for each pair
-                outcomes[p].probabilities[part] = logits[p, :n].softmax(-1).cpu().numpy()
-                outcomes[p].labels[part] = labels[p, :n].cpu().numpy()
-            outcomes[p].weights = self.net.state_dict(self.result[p])
+            outcome.weights = self.net.state_dict(self.result[p])
+            for part, (logits, labels, _) in predicted.items():
+                n = parts[part].sizes[p] * parts[part].labels.shape[1:].numel()  # a graph has a label for each pair
+                outcome.probabilities[part] = logits[p, :n].softmax(-1).cpu().numpy()
+                outcome.labels[part] = labels[p, :n].cpu().numpy()
         return outcomes
 
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors of a checkpoint; `loss` is the state that a loss carries from step to step, if it has any."""
-        stateful = type(self.loss).get_extra_state is not nn.Module.get_extra_state
-        state = {"loss": self.loss.get_extra_state().detach()} if stateful else {}
-        return {n: tensor.cpu().contiguous() for n, tensor in (self.rows | {"result": self.result} | state).items()}
-
     def save(self, file: Path) -> None:
-        """Write a checkpoint. If this is interrupted, the previous one stays intact."""
-        courses = [annealing.course for annealing in self.annealing]
-        write_checkpoint(file, self.tensors(), courses, [trial.identity for trial in self.trials])
+        """Write a checkpoint, with the state that the loss carries from step to step, if it has any.
+
+        If this is interrupted, the previous one stays intact.
+        """
+        tensors = self.rows | {"result": self.result}
+        if type(self.loss).get_extra_state is not nn.Module.get_extra_state:
+            tensors["loss"] = self.loss.get_extra_state().detach()
+        on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
+        write_checkpoint(file, on_cpu, [a.course for a in self.annealing], [trial.identity for trial in self.trials])
 
     def load(self, file: Path) -> None:
         """Resume from a checkpoint; ValueError or SafetensorError if it is damaged or has another layout."""
