@@ -19,6 +19,7 @@ NEEDS = {  # what a file needs beside it to be composed
     ("preset", "half"): ["dataset=cifar10"],
     ("preset", "patience"): ["dataset=cifar10"],
     ("dataset", "csv"): ["dataset.path=a.csv", "dataset.target=b"],
+    ("model", "backbone"): ["dataset=cifar10"],
     ("model", "darknet19"): ["dataset=cifar10"],
     ("model", "tiny_darknet"): ["dataset=cifar10"],
     ("model", "gnn"): ["dataset=cocktailparty_graph"],

@@ -111,7 +111,7 @@ def test_the_gnn_depends_neither_on_the_order_of_people_nor_on_where_they_stand(
 
 
 FILES = sorted((Path(__file__).parent.parent / "conf/model").glob("*.yaml"))
-SHAPES = {"darknet19": (3, 32, 32), "tiny_darknet": (3, 32, 32), "gnn": (6, 4)}
+SHAPES = {"backbone": (3, 32, 32), "darknet19": (3, 32, 32), "tiny_darknet": (3, 32, 32), "gnn": (6, 4)}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -120,6 +120,8 @@ def test_every_model_config_builds(file):
     assert config["name"] == file.stem
     if config["name"] == "custom":
         config["target"] = f"{__name__}.OwnNet"
+    if config["name"] == "backbone":
+        config |= {"weights": "none", "size": 32}
     shape = SHAPES.get(file.stem, (6,))
     logits = build(config, shape, 2)(torch.zeros(2, *shape))
     assert logits.shape[-1] == (config["outputs"] or 2)

@@ -15,7 +15,7 @@ import torch
 from east.choices import HERE, ConfigError, import_by_path
 from east.lab import bars, data, models
 from east.lab.data.common import assign, leave_out
-from east.lab.settings.settings import DatasetSection, LossSection, Science, Settings, Split
+from east.lab.settings.settings import DatasetSection, LossSection, ModelSection, Science, Settings, Split
 from east.lab.training.devices import pick_device
 from east.lab.training.evaluation import check_decisions, metric_of
 from east.lab.training.objective import build_loss, with_average
@@ -39,13 +39,12 @@ class Run:
         assign(loaded, **split_options(settings.split.at(0)))  # raises if these data cannot be split this way
         check_parts(settings, loaded)
         science = settings.science(loaded.name, loaded.fingerprint)
-        loss, model = with_average(science.loss, loaded.positive), science.model
+        loss = with_average(science.loss, loaded.positive)
         loss = loss.but(code=code_digest(*own_code(loss)))
         ensemble = science.ensemble.but(code=code_digest(*science.ensemble.components))
-        science = science.but(
-            loss=loss, model=model.but(code=code_digest(model.options.get("target"))), ensemble=ensemble
-        )
-        return cls(settings, science, notes=tuple(f"{loaded.name}: {note}" for note in loaded.notes))
+        science = science.but(loss=loss, model=identified(science.model), ensemble=ensemble)
+        notes = (*loaded.notes, *models.notes(science.model, loaded.inputs.shape))
+        return cls(settings, science, notes=tuple(f"{loaded.name}: {note}" for note in notes))
 
     @property
     def name(self) -> str:
@@ -86,9 +85,12 @@ def state_of(path: str | None) -> tuple[tuple[str, int, int], ...]:
 
 def splits_of(loaded: data.Data, trials: Iterable[Trial]) -> list[data.Splits]:
     """The split of each trial: one for all seeds, or a new one for each. Trials with the same rows share them."""
-    shared = cache(partial(split, loaded))
-    sections = [(trial.config.split.at(trial.seed), trial.seed) for trial in trials]
-    return [shared(section, seed % section.folds if section.folds else None) for section, seed in sections]
+    shared, splits = cache(partial(split, loaded)), []
+    for trial in trials:
+        section = trial.config.split.at(trial.seed)
+        its_split = shared(section, trial.seed % section.folds if section.folds else None)
+        splits.append(models.for_network(its_split, trial.config.model))
+    return splits
 
 
 def split(loaded: data.Data, section: Split, fold: int | None = None) -> data.Splits:
@@ -128,13 +130,26 @@ def code_digest(*paths: str | None, edited: bool = False) -> str | None:
     return state.hexdigest() if own else None
 
 
+def identified(model: ModelSection) -> ModelSection:
+    """The section of a network with a digest of the user's own code, or of the file with its pretrained weights."""
+    file = models.weights_file(model)
+    if file is None:
+        return model.but(code=code_digest(model.options.get("target")))
+    with open(file, "rb") as content:
+        return model.but(weights=str(file), code=hashlib.file_digest(content, "blake2b").hexdigest()[:16])
+
+
 def own_code(loss: LossSection) -> tuple[str | None, ...]:
     """The dotted paths of a loss that may lead to the user's own code."""
     return (loss.target, loss.options.get("metric"), loss.options.get("target"))
 
 
 def check_code(config: Science) -> None:
-    """ConfigError if this process would train with other code than that in the trial's key."""
+    """ConfigError if this process would train with other code or weights than those in the trial's key."""
+    if file := models.weights_file(config.model):
+        if identified(config.model) != config.model:
+            raise ConfigError(f"{file} has changed since this command started. Rerun the command.")
+        config = config.but(model=config.model.but(code=None))
     own = ((config.loss, own_code(config.loss)), (config.model, (config.model.options.get("target"),)),
            (config.ensemble, config.ensemble.components))  # fmt: skip
     for section, paths in own:
@@ -191,10 +206,13 @@ def check_network(settings: Settings, loaded: data.Data) -> None:
             f"model.outputs={model.outputs}: {loaded.name} has {count} classes; expected null or {choices}"
         )
     device, target = planned_device(settings), model.options.get("target")
+    if settings.dry_run:
+        model = models.untrained(model)  # no downloads
     net = models.build(model, shape, count, settings.hyper.dropout or 0.0)
-    if target is None:
+    given = f"model.target={target}" if target else f"model.arch={model.options.get('arch')}"
+    if target is None and model.name != "backbone":
         return
-    if settings.save_model:
+    if target and settings.save_model:
         from east.lab.training import saved
 
         try:
@@ -209,11 +227,11 @@ def check_network(settings: Settings, loaded: data.Data) -> None:
             logits = net.to(device).eval()(rows)
     except Exception as error:  # it is the user's code
         reason = f"{type(error).__name__}: {error}"
-        raise ConfigError(f"model.target={target}: it fails for inputs {list(rows.shape)}; {reason}") from error
+        raise ConfigError(f"{given}: it fails for inputs {list(rows.shape)}; {reason}") from error
     if not isinstance(logits, torch.Tensor) or logits.shape[:1] != (2,) or logits.shape[-1] not in allowed:
         got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise ConfigError(
-            f"model.target={target}: expected logits [n, {count}], one for each class of {loaded.name}, got {got} for "
+            f"{given}: expected logits [n, {count}], one for each class of {loaded.name}, got {got} for "
             "n=2; its last layer needs as many units as its argument `outputs` says"
         )
 

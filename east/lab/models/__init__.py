@@ -5,19 +5,23 @@ net = east.lab.models.build(ModelSection(name="mlp", hidden=[512, 256, 128]), in
 
 import inspect
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import prod
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from east.choices import choose, import_by_path
+from east.lab.data.common import Splits
 from east.lab.models.mlp import MLP
 from east.lab.models.stack import Stack
 from east.lab.settings.settings import ModelSection
 
-__all__ = ["MLP", "MODELS", "TOGETHER", "Stack", "build"]
+__all__ = ["MLP", "MODELS", "TOGETHER", "Stack", "build", "for_network", "untrained"]
 
-MODELS = ("custom", "darknet19", "gnn", "mlp", "mlp_btg", "tiny_darknet")
+MODELS = ("backbone", "custom", "darknet19", "gnn", "mlp", "mlp_btg", "tiny_darknet")
 TOGETHER = ("mlp", "mlp_btg")  # models that a Stack computes many at a time
 
 
@@ -34,6 +38,10 @@ def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropou
     name = choose("model", model.name, MODELS)
     if name in TOGETHER:
         return MLP(prod(shape), outputs=outputs, dropout=dropout, **options)
+    if name == "backbone":
+        from east.lab.models.backbone import Backbone
+
+        return Backbone(shape, outputs, dropout, **options)
     if name == "gnn":
         from east.lab.models.gnn import GNN
 
@@ -41,6 +49,38 @@ def build(model: ModelSection, inputs_shape: Sequence[int], outputs: int, dropou
     from east.lab.models.darknet import DARKNET19, TINY, Darknet
 
     return Darknet(TINY if name == "tiny_darknet" else DARKNET19, shape, outputs, dropout, **options)
+
+
+def untrained(model: ModelSection) -> ModelSection:
+    """The same network without pretrained weights, which a saved model or a timing does not need."""
+    return model.but(weights=None) if model.name == "backbone" else model
+
+
+def for_network(splits: Splits, model: ModelSection) -> Splits:
+    """The splits with the images scaled as the network's pretrained weights expect, if it has such."""
+    if model.name != "backbone":
+        return splits
+    from east.lab.models.backbone import preprocessing
+
+    expected = preprocessing(model.options["arch"])
+    return replace(splits, mean=torch.tensor(expected.mean), std=torch.tensor(expected.std))
+
+
+def weights_file(model: ModelSection) -> Path | None:
+    """The file that a network's pretrained weights are read from, if any."""
+    weights = model.options.get("weights") if model.name == "backbone" else None
+    return None if weights in (None, "none", "DEFAULT") else Path(str(weights)).expanduser().absolute()
+
+
+def notes(model: ModelSection, shape: Sequence[int]) -> list[str]:
+    """What users should know about a network for inputs [n, ...] of this shape."""
+    if model.name != "backbone":
+        return []
+    from east.lab.models.backbone import preprocessing
+
+    size = model.options["size"] or preprocessing(model.options["arch"]).size
+    smaller = f"images of {shape[-1]} pixels are scaled up to the {size} of model.arch={model.options['arch']}"
+    return [f"{smaller}; dataset.size={size} would show it more"] if shape[-1] < size else []
 
 
 def custom(

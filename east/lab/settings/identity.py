@@ -88,6 +88,8 @@ def hashed_text(section: str, values: Mapping, of_family: bool) -> str:
     unhashed: tuple[str, ...] = ()
     if section == "dataset":
         unhashed = ("root", "path") if values.get("fingerprint") else ("root",)
+    if section == "model" and values.get("code"):
+        unhashed = ("weights",)  # a file, which `code` identifies
     if of_family:
         unhashed = {"hyper": SEARCHED, "annealing": ("r",)}.get(section, unhashed)
     scientific = {name: value for name, value in values.items() if name not in unhashed}

@@ -24,7 +24,7 @@ EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # li
 Kind: TypeAlias = Literal["table", "image", "graph"]
 NETWORKS: dict[Kind, tuple[str, ...]] = {
     "table": ("mlp", "mlp_btg", "custom"),
-    "image": ("darknet19", "tiny_darknet", "mlp", "custom"),
+    "image": ("darknet19", "tiny_darknet", "backbone", "mlp", "custom"),
     "graph": ("gnn", "custom"),
 }
 Names: TypeAlias = Annotated[tuple[str, ...], Field(strict=False)]

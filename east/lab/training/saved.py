@@ -304,7 +304,7 @@ def without_weights(about: About) -> nn.Module:
         check_custom(str(target))
         return models.build(about.model, about.inputs_shape, len(about.classes))
     with torch.device("meta"):
-        return models.build(about.model, about.inputs_shape, len(about.classes))
+        return models.build(models.untrained(about.model), about.inputs_shape, len(about.classes))
 
 
 def with_weights(net: nn.Module, state: Mapping[str, Tensor]) -> nn.Module:

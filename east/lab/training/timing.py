@@ -108,14 +108,15 @@ def step_seconds(config: Science, size: Size, device: torch.device) -> float:
     batch = batch_of(config, size)
     timed = min(batch, max(4, int(STEP_OPERATIONS / max(operations(config, size), 1))))
     hyper = config.hyper.but(batch_size=timed, lr=1e-3, dropout=0.25 if config.hyper.dropout else 0.0)
-    config = config.but(hyper=hyper, loss=config.loss.but(**without_class_names(config.loss.options)))
+    loss = config.loss.but(**without_class_names(config.loss.options))
+    config = config.but(hyper=hyper, loss=loss, model=models.untrained(config.model))
     together = population_size(config, device, STACKED)
     # Not the config's key: points of a grid that differ in cooling, patience or rates take the same time.
     # Nor the metric of a loss: MCC takes about as long as F1.
-    loss = (config.loss.target, str(config.loss.options.get("threshold")))
     key = (
         str(config.model.to_json()),
-        *loss,
+        config.loss.target,
+        str(config.loss.options.get("threshold")),
         str(hyper.to_json()),
         config.protocol.precision,
         (size.kind, size.shape, size.classes),
@@ -165,7 +166,8 @@ def operations(config: Science, size: Size) -> float:
     """Floating-point operations of training on one row: a forward pass, and twice as many for its gradient."""
     key = (str(config.model.to_json()), size)
     if key not in _KNOWN:
-        _KNOWN[key] = 3 * forward_operations(models.build(config.model, size.shape, size.classes), size.shape)
+        net = models.build(models.untrained(config.model), size.shape, size.classes)
+        _KNOWN[key] = 3 * forward_operations(net, size.shape)
     return _KNOWN[key]
 
 
