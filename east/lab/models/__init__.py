@@ -10,7 +10,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import nn
 
 from east.choices import choose, import_by_path
@@ -62,8 +61,8 @@ def for_network(splits: Splits, model: ModelSection) -> Splits:
         return splits
     from east.lab.models.backbone import preprocessing
 
-    expected = preprocessing(model.options["arch"])
-    return replace(splits, mean=torch.tensor(expected.mean), std=torch.tensor(expected.std))
+    _, mean, std = preprocessing(model.options["arch"])
+    return replace(splits, mean=mean, std=std)
 
 
 def weights_file(model: ModelSection) -> Path | None:
@@ -78,7 +77,7 @@ def notes(model: ModelSection, shape: Sequence[int]) -> list[str]:
         return []
     from east.lab.models.backbone import preprocessing
 
-    size = model.options["size"] or preprocessing(model.options["arch"]).size
+    size = model.options["size"] or preprocessing(model.options["arch"])[0]
     smaller = f"images of {shape[-1]} pixels are scaled up to the {size} of model.arch={model.options['arch']}"
     return [f"{smaller}; dataset.size={size} would show it more"] if shape[-1] < size else []
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -18,14 +18,6 @@ SIZES = range(8, 1025)  # pixels
 UNSUITABLE = ("googlenet", "inception_v3", "regnet")  # several outputs, or built only where their weights are
 
 
-class Preprocessing(NamedTuple):
-    """What the pretrained weights of an architecture expect: square images of `size` pixels, scaled by mean and std."""
-
-    size: int
-    mean: list[float]
-    std: list[float]
-
-
 class Backbone(nn.Module):
     """Images [n, 3, h, w] -> logits [n, outputs]: the network `arch`, whose last layer is new.
 
@@ -38,7 +30,7 @@ class Backbone(nn.Module):
         weights: str | None = DEFAULT, freeze: bool = False, size: int | None = None,
     ):  # fmt: skip
         super().__init__()
-        self.size = preprocessing(arch).size if size is None else size
+        self.size = preprocessing(arch)[0] if size is None else size
         if len(shape) != 3 or shape[0] != 3:
             raise ValueError(f"model=backbone takes images [3, height, width], got samples of shape {list(shape)}")
         if self.size not in SIZES:
@@ -96,14 +88,15 @@ def of_torchvision(arch: str) -> bool:
     return bool(choose("model.arch", arch, names))
 
 
-def preprocessing(arch: str) -> Preprocessing:
+def preprocessing(arch: str) -> tuple[int, Tensor, Tensor]:
+    """Height and width of the images that its default weights expect, and the mean and deviation to scale them by."""
     if of_torchvision(arch):
         expected = torchvision.get_model_weights(arch).DEFAULT.transforms()
-        return Preprocessing(expected.crop_size[0], expected.mean, expected.std)
+        return expected.crop_size[0], torch.tensor(expected.mean), torch.tensor(expected.std)
     import timm
 
     expected = timm.get_pretrained_cfg(arch)
-    return Preprocessing(expected.input_size[-1], [*expected.mean], [*expected.std])
+    return expected.input_size[-1], torch.tensor(expected.mean), torch.tensor(expected.std)
 
 
 def downloaded(arch: str) -> Mapping[str, Tensor]:

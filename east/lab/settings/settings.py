@@ -89,6 +89,7 @@ class Split(Section):
 class ModelSection(Open):
     """The network. outputs=1 is a single logit for two classes; null gives one logit per class."""
 
+    group = "model"
     name: str
     outputs: int | None = Field(None, ge=1)
     code: str | None = later(None)  # digest of the user's own code; set when a run starts, not typed
