@@ -133,11 +133,11 @@ def without_imports() -> Iterator[None]:
 
 
 def import_by_path(path: str) -> Any:
-    """The object behind a dotted path such as package.module.Name; ValueError if it does not exist."""
+    """The object behind a dotted path such as package.module.Name; ConfigError if it does not exist."""
     module, _, name = str(path).rpartition(".")
     try:
         if not (_importing.get() or module.partition(".")[0] == "east" or module in sys.modules):
             raise ImportError("modules that a record names are not imported")
         return getattr(import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"cannot import {str(path)!r}: expected package.module.name; {error}") from error
+        raise ConfigError(f"cannot import {str(path)!r}: expected package.module.name; {error}") from error

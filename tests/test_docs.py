@@ -49,7 +49,7 @@ def folder(tmp_path, monkeypatch):
     Path("new.csv").write_text("\n".join(["id,a,b,c", *new]) + "\n")
     Path("labelled.csv").write_text(Path("my.csv").read_text())
     yield tmp_path
-    for name in ("my_metrics", "my_nets"):
+    for name in ("my_metrics", "my_nets", "my_logger"):
         sys.modules.pop(name, None)
 
 

@@ -206,13 +206,6 @@ def test_pre_commit_runs_the_checks_of_scripts_test():
 
 
 def test_scripts_are_executable():
-    for name in (
-        "scripts/quickstart",
-        "scripts/test",
-        "scripts/lock",
-        "scripts/rtables",
-        "scripts/docs",
-        "scripts/notebooks.py",
-        ".ci/run",
-    ):
+    names = ("quickstart", "test", "lock", "rtables", "docs", "notebooks.py")
+    for name in (*(f"scripts/{name}" for name in names), ".ci/run"):
         assert (ROOT / name).stat().st_mode & 0o111, name

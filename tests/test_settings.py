@@ -210,7 +210,7 @@ def test_your_own_configs_are_composed(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "word, extra", [("executor=ray", "ray"), ("executor=submitit", "slurm"), ("tensorboard=true", "tensorboard")]
+    "word, extra", [("executor=ray", "ray"), ("executor=submitit", "slurm"), ("logger=wandb", "wandb")]
 )
 def test_a_missing_extra_is_named_with_its_install_command(word, extra, monkeypatch):
     monkeypatch.setattr(models, "find_spec", lambda name: None)

@@ -13,7 +13,7 @@ from east.lab import models
 from east.lab.data import split
 from east.lab.data.common import Part, Splits
 from east.lab.settings.settings import Hyper, ModelSection
-from east.lab.training import engine, population
+from east.lab.training import engine, loggers, population
 from east.lab.training.annealing import HISTORY
 from east.lab.training.engine import train
 from east.lab.training.evaluation import evaluate
@@ -556,8 +556,9 @@ def test_tensorboard_gets_every_epoch_of_trials_that_differ_only_in_cooling(blob
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     trials = [Trial(config("f1", schedule="geometric", annealing={"r": r}, max_epochs=3), 0) for r in (0.5, 0.8)]
-    outcomes = train(trials, blobs, tensorboard=tmp_path)
-    logged = [EventAccumulator(str(folder)).Reload().Scalars("val_loss") for folder in tmp_path.iterdir()]
+    outcomes = train(trials, blobs, start_logger=partial(loggers.start, "tensorboard", tmp_path))
+    folders = (tmp_path / "tensorboard").iterdir()
+    logged = [EventAccumulator(str(folder)).Reload().Scalars("val_loss") for folder in folders]
     expected = sorted(outcome.history["val_loss"] for outcome in outcomes)
     assert sorted([event.value for event in events] for events in logged) == [pytest.approx(v) for v in expected]
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DONE, FAILED, BAD_CONFIG, NO_DATA, INTERRUPTED = 0, 1, 2, 3, 130
 QUICKSTART = {"task": "reproduce", "table": "quickstart"}  # for a command that names neither a task nor data
 IMPORTING = (
+    "logger",
     "loss.metric",
     "loss._target_",
     "loss.target",

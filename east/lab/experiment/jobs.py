@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from east.lab.experiment.ledger import Ledger, model_folder
 from east.lab.experiment.records import Record
 from east.lab.experiment.runs import check_code, load, splits_of
 from east.lab.settings.settings import Settings
-from east.lab.training import engine, evaluation
+from east.lab.training import engine, evaluation, loggers
 from east.lab.training.checkpoint import Identity, trials_in
 from east.lab.training.devices import describe_device
 from east.lab.training.objective import build_loss
@@ -101,7 +102,7 @@ def trained(
     trials: Sequence[Trial], splits: Sequence[data.Splits], job: Job
 ) -> Iterator[tuple[list[Outcome], Path | None]]:
     """The outcomes of one population after another, each with the checkpoint to delete once they are recorded."""
-    settings = job.settings
+    settings, results_dir = job.settings, Path(job.settings.results_dir)
     if trials[0].config.loss.classical:
         from east.lab.training import classical
 
@@ -110,7 +111,7 @@ def trained(
         "device": settings.device,
         "checkpoint": Path(job.checkpoints),
         "progress": Path(job.heartbeat) if job.heartbeat else True,
-        "tensorboard": Path(settings.results_dir) / "tensorboard" if settings.tensorboard else None,
+        "start_logger": None if settings.logger == "none" else partial(loggers.start, settings.logger, results_dir),
         "compile": settings.compile,
     }
     if trials[0].config.ensemble.name != "none":

@@ -59,7 +59,8 @@ def refuse_key(name: str, known: Iterable[str]) -> NoReturn:
     """Raise a ConfigError for a key that does not exist, with the choices and what was probably meant."""
     section = name.rpartition(".")[0]
     beside = [key for key in known if key.rpartition(".")[0] == section] or [section]
+    renamed = {"tensorboard": "logger=tensorboard"}.get(name)
     deeper = sorted((key for key in known if key.endswith(f".{name}")), key=len)  # lr is hyper.lr
     of_file = (f"{g}.{name}" for g, files in groups().items() for file in files.values() if name in yaml_content(file))
-    choose("key", name, beside, next(iter(deeper), None) or next(of_file, None))  # path is that of dataset=csv
+    choose("key", name, beside, renamed or next(iter(deeper), None) or next(of_file, None))  # path: that of dataset=csv
     raise AssertionError(f"{name} is a key")

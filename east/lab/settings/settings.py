@@ -12,14 +12,15 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
 
-from east.choices import ConfigError, choose, install_hint
+from east.choices import ConfigError, choose, import_by_path, install_hint
 from east.lab.settings import identity
 from east.lab.settings.identity import Json, Open, Section, later
 
 SEARCH_SEED = 1000  # of the first training at a grid point; records of a search are told apart by their stage
 SEEDS = 2**32
 DEVICES = ("auto", "cpu", "cuda", "mps")
-EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard"}  # library -> extra that installs it
+EXTRAS = {"ray": "ray", "submitit": "slurm", "tensorboard": "tensorboard", "wandb": "wandb"}  # library -> its extra
+LOGGERS = {"tensorboard": "east.lab.training.loggers.TensorBoard", "wandb": "east.lab.training.loggers.WandB"}
 
 Kind: TypeAlias = Literal["table", "image", "graph"]
 NETWORKS: dict[Kind, tuple[str, ...]] = {
@@ -333,7 +334,7 @@ class Settings(Section):
     seed: int = Field(0, ge=0, lt=SEEDS)
     device: str = "auto"
     compile: bool = False
-    tensorboard: bool = False
+    logger: str = "none"
     results_dir: str = Field("results", min_length=1)
     data_dir: str | None = None
     force: bool = False
@@ -367,7 +368,11 @@ class Settings(Section):
     def _check_compatibility(self) -> Self:
         device = self.device.partition(":")[0]
         choose("device", device, DEVICES, "cuda" if device == "gpu" else None)
-        for library in (self.executor.name, "tensorboard" if self.tensorboard else ""):
+        if "." not in self.logger:
+            choose("logger", self.logger, ["none", *LOGGERS])
+        elif not callable(getattr(import_by_path(self.logger), "start", None)):
+            raise ConfigError(f"logger={self.logger}: expected a class with the methods start, log and close")
+        for library in (self.executor.name, self.logger):
             if library in EXTRAS and find_spec(library) is None:
                 raise ConfigError(f"{library} is not installed: {install_hint(EXTRAS[library])}")
         if self.seed + self.trial_count > SEEDS:

@@ -8,7 +8,7 @@ NETWORK = ("dataset", "protocol", "preset", "model", "annealing", "ensemble", "s
 HERE = ("executor", "seed", "device", "data_dir", "dry_run", "yes")
 TRAIN = (
     *("datasets", "losses", "loss", *NETWORK, *HERE),
-    *("compile", "tensorboard", "force", "save_model", "selection"),
+    *("compile", "logger", "force", "save_model", "selection"),
 )
 RUN = (*TRAIN, "search", "trials")
 

@@ -22,8 +22,9 @@ from east.lab.files import set_aside
 from east.lab.models.mlp import Masks
 from east.lab.settings.settings import Science
 from east.lab.training.devices import pick_device
+from east.lab.training.loggers import Logger, logging
 from east.lab.training.population import Member, Outcome, Population, Trial, identity, rows_used, samples
-from east.lab.training.progress import reporting, tensorboard_writers
+from east.lab.training.progress import reporting
 from east.losses.inputs import Loss
 
 CACHE_BYTES = 18 << 20  # what a step of a population may touch without falling out of the last-level cache
@@ -74,14 +75,14 @@ def train_population(
     device: torch.device,
     file: Path | None = None,
     progress: bool | Path = False,
-    tensorboard: Path | None = None,
+    start_logger: Callable[[Trial], Logger] | None = None,
     compile: bool = False,
 ) -> list[Outcome]:
     """Train P trials in step, each with its own temperature and early stopping; finished trials leave the population.
 
     Section 4, arXiv 2405.20954: train at one temperature until early stopping, go back to that stage's best weights,
     cool, and stop when cooling no longer helps. A loss without a temperature has a single stage.
-    file: the checkpoint. progress: show a bar, or rewrite a file every few seconds. tensorboard: folder of its logs.
+    file: the checkpoint. progress: show a bar, or rewrite a file every few seconds.
     """
     population = resumed(members, device, file) if file else Population(members, device)
     saved = time.monotonic()
@@ -91,7 +92,7 @@ def train_population(
     with (
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         reporting(population, progress) as step_done,
-        tensorboard_writers(population.trials, tensorboard) as log,
+        logging(population.trials, start_logger) as log,
     ):
         while alive := population.alive:
             started, train_loss = time.perf_counter(), torch.zeros(len(alive), device=device)

@@ -1,16 +1,15 @@
-"""Side effects of training: progress bars and reports, and TensorBoard."""
+"""Progress of training: bars, and reports from workers."""
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from east.choices import install_hint
 from east.lab import bars
 from east.lab.files import write_text
-from east.lab.training.population import Population, Trial
+from east.lab.training.population import Population
 
 HEARTBEAT = 2.0  # seconds between progress reports from a worker to its parent
 
@@ -84,30 +83,3 @@ def reporting(population: Population, output: bool | Path) -> Iterator[Callable[
             total = max(annealing.max_epochs for annealing in population.annealing)
             shown = opened.enter_context(bars.bar("epochs", total, "epoch", describe))
         yield step_done
-
-
-@contextmanager
-def tensorboard_writers(
-    trials: Sequence[Trial], folder: Path | None
-) -> Iterator[Callable[[int, Mapping[str, list]], None]]:
-    """A function that logs the last epoch of a trial's history, given its number; it does nothing without a folder."""
-    if folder is not None:
-        try:
-            from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise ValueError(f"tensorboard is not installed: {install_hint('tensorboard')}") from error
-
-    def name(trial: Trial) -> str:
-        config = trial.config
-        hyper = "-".join(f"{name}{value}" for name, value in config.hyper.to_json().items() if value is not None)
-        return f"{config.dataset.name}-{config.loss.name}-{hyper}-{config.key}-seed{trial.seed}"
-
-    with ExitStack() as opened:
-        writers = [opened.enter_context(SummaryWriter(str(folder / name(trial)))) for trial in trials if folder]
-
-        def log(p: int, history: Mapping[str, list]) -> None:
-            for name, values in history.items() if writers else ():
-                if name != "epoch" and values[-1] is not None:
-                    writers[p].add_scalar(name, values[-1], history["epoch"][-1])
-
-        yield log
