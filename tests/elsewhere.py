@@ -9,7 +9,7 @@ make the CPU wait for a GPU.
 """
 
 from collections import Counter
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from unittest import mock
 
 import torch
@@ -20,18 +20,9 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 ELSEWHERE = torch.device("lazy:0")
 # Operations whose result, or its shape, the CPU must know before it goes on.
-WAITING = (
-    "_local_scalar_dense",
-    "is_nonzero",
-    "equal",
-    "nonzero",
-    "masked_select",
-    "bincount",
-    "unique_dim",
-    "_unique2",
-)
-
-LACKING = ("take", "put_")  # which MPS has only since PyTorch 2.15
+WAITING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "bincount", "unique_dim",
+           "_unique2")  # fmt: skip
+LACKING = {"take", "put_"}  # which MPS has only since PyTorch 2.15
 
 waits: Counter[str] = Counter()  # what the CPU has waited for; tests clear it
 
@@ -46,11 +37,12 @@ def elsewhere():
     def no_autocast(kind, *rest, **options):
         return nullcontext() if kind == ELSEWHERE.type else autocast(kind, *rest, **options)
 
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch("torch.is_autocast_enabled", is_autocast_enabled))
-        stack.enter_context(mock.patch("torch.autocast", no_autocast))
-        stack.enter_context(_Operations())
-        stack.enter_context(_FromData())
+    with (
+        mock.patch("torch.is_autocast_enabled", is_autocast_enabled),
+        mock.patch("torch.autocast", no_autocast),
+        _Operations(),
+        _FromData(),
+    ):
         yield ELSEWHERE
 
 
@@ -61,9 +53,8 @@ class Distant(torch.Tensor):
 
     @staticmethod
     def __new__(cls, here):
-        return torch.Tensor._make_wrapper_subclass(
-            cls, here.shape, here.stride(), here.storage_offset(), dtype=here.dtype, device=ELSEWHERE
-        )
+        layout = {"strides": here.stride(), "storage_offset": here.storage_offset(), "dtype": here.dtype}
+        return torch.Tensor._make_wrapper_subclass(cls, here.shape, **layout, device=ELSEWHERE)
 
     def __init__(self, here):
         self.here = here
@@ -82,21 +73,18 @@ def is_elsewhere(device) -> bool:
 
 def computed(function, args, kwargs):
     """Apply the operation to the numbers; results are on the device of its tensors, or on the requested one."""
-    name = function._schema.name
+    name, requested = function._schema.name.removeprefix("aten::"), kwargs.get("device")
     tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-    moves = name in ("aten::_to_copy", "aten::copy_")
-    if not moves and any(isinstance(t, Distant) for t in tensors):
+    distant, moves = [isinstance(t, Distant) for t in tensors], name in ("_to_copy", "copy_")
+    if any(distant) and not moves:
         here = [tuple(t.shape) for t in tensors if not isinstance(t, Distant) and t.dim()]  # scalars may be anywhere
         if here:
             raise RuntimeError(f"{name}: expected all tensors on one device, got {here} here, others elsewhere")
-    if name.removeprefix("aten::") in LACKING and any(isinstance(t, Distant) for t in tensors):
-        raise NotImplementedError(f"{name}: not on every device")
-    count(name.removeprefix("aten::"), args, kwargs, tensors)
-    requested = kwargs.get("device")
-    if requested is not None:
-        away, kwargs = is_elsewhere(requested), kwargs | {"device": torch.device("cpu")}
-    else:
-        away = any(isinstance(t, Distant) for t in (tensors[:1] if moves else tensors))
+        if name in LACKING:
+            raise NotImplementedError(f"{name}: not on every device")
+    count(name, args, distant, is_elsewhere(requested) if requested else distant[:1] == [True])
+    away = is_elsewhere(requested) if requested else any(distant[:1] if moves else distant)
+    kwargs = kwargs | {"device": torch.device("cpu")} if requested else kwargs
     cpu_args, cpu_kwargs = tree_map_only(Distant, lambda t: t.here, (args, kwargs))
     result = function(*cpu_args, **cpu_kwargs)
     if not away:
@@ -104,16 +92,17 @@ def computed(function, args, kwargs):
     return return_and_correct_aliasing(function, args, kwargs, tree_map_only(torch.Tensor, Distant, result))
 
 
-def count(name, args, kwargs, tensors):
-    """Count an operation in `waits` if it reads the fake device's numbers, or uploads numbers to it."""
-    distant = [isinstance(t, Distant) for t in tensors]
+def count(name, args, distant, target):
+    """Count an operation in `waits` if it reads the fake device's numbers, or uploads numbers to it.
+
+    distant: whether each of its tensors is elsewhere. target: whether a copy goes there.
+    """
     if name in ("_to_copy", "copy_"):
-        source, target = distant[-1], is_elsewhere(kwargs["device"]) if kwargs.get("device") else distant[0]
-        waits["download"] += source and not target
-        waits["upload"] += target and not source
+        waits["download"] += distant[-1] and not target
+        waits["upload"] += target and not distant[-1]
     elif name in ("index", "index_put_", "index_put"):
         # A mask as an index is searched for its ones first, unless a single number is filled in.
-        masked = any(isinstance(t, Distant) and t.dtype in (torch.bool, torch.uint8) for t in args[1] if t is not None)
+        masked = any(isinstance(t, Distant) and t.dtype in (torch.bool, torch.uint8) for t in args[1])
         waits["mask as index"] += masked and not (len(args) > 2 and args[2].numel() == 1)
     elif name in WAITING:
         waits[name] += any(distant)

@@ -18,6 +18,7 @@ from east.lab.reporting import model_page, writers
 from east.lab.reporting.comparison import DecidedRows, drawn_rankings, drawn_scores, interval, with_interval
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
+from east.lab.tasks.predict import probabilities_of_images, refuse_graphs
 from east.lab.training import saved
 from east.lab.training.evaluation import metric_of
 from east.lab.training.saved import Model
@@ -35,7 +36,7 @@ class Labelled:
 def main(command: Command, settings: Settings) -> int:
     path, rows = settings.required(("checkpoint", "input"), "a saved model, and labelled rows")
     model = saved.load(path, settings.device, settings.trust)
-    saved.refuse_graphs(model)
+    refuse_graphs(model)
     source = Path(rows).expanduser()
     labelled = labelled_images(model, source) if source.is_dir() else labelled_rows(model, source)
     p, rule = torch.from_numpy(labelled.probabilities), model.rule
@@ -87,9 +88,7 @@ def labelled_images(model: Model, source: Path) -> Labelled:
         raise DataError(f"{source} has no images")
     paths = [file.relative_to(source) for file in image_files]
     labels = numbered(model, np.array([path.parts[0] for path in paths], dtype=object), source)
-    size, at_once = model.about.inputs_shape[-1], saved.IMAGES
-    batches = (image_files[k : k + at_once] for k in range(0, len(image_files), at_once))
-    probabilities = np.concatenate([model.predict_proba(images.decode(batch, size)) for batch in batches])
+    probabilities = np.concatenate([p for _, p in probabilities_of_images(model, image_files)])
     return Labelled(probabilities, labels, pd.DataFrame({"file": [str(path) for path in paths]}))
 
 

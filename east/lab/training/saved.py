@@ -10,8 +10,6 @@ columns, encoding and decision rule are plain JSON.
 
 import hashlib
 import json
-import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from zipfile import ZIP_DEFLATED
 
 import numpy as np
@@ -30,9 +28,8 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from east import decisions
-from east.choices import ConfigError, import_by_path
-from east.lab import bars, data, models
-from east.lab.data import files, images
+from east.choices import import_by_path
+from east.lab import data, models
 from east.lab.data.columns import Numeric
 from east.lab.data.common import DataError, Splits, Table
 from east.lab.data.encoding import typed_columns
@@ -56,10 +53,6 @@ MOST_REASON = 300  # characters of what another library says
 PREDICTORS = (Fitted, Mixture)  # networks that give probabilities, not logits
 ROWS = {"table": 4096, "image": 64, "graph": 64}  # that pass through a network at once
 DTYPES = {"table": torch.float64, "image": torch.uint8, "graph": torch.float32}  # of raw inputs
-FILE_ROWS = 50_000  # of a file in memory at once
-IMAGES = 512  # of a folder in memory at once
-ENDINGS = ("", ".csv", ".txt")  # of the file of predictions
-SIGNED_NUMBER = re.compile(r"[+-]\d+([.,]\d+)*([eE][+-]?\d+)?")
 
 
 @dataclass(frozen=True)
@@ -336,117 +329,3 @@ def numeric_encoding(table: Table, splits: Splits) -> data.Encoding:
     medians = table.features[splits.train.index].median(0).values.tolist()
     columns = [Numeric(name=name, median=median) for name, median in zip(table.columns, medians, strict=True)]
     return data.Encoding(columns=tuple(columns), classes=table.classes, positive=table.positive)
-
-
-def predict_file(
-    model: Model,
-    source: str | Path,
-    target: str | Path,
-    keep: Sequence[str] | Literal["all"] | None = None,
-    safe: bool = False,
-) -> int:
-    """Write a label and one probability per class for each row of a table or image of a folder; return the row count.
-
-    A CSV file is read in parts, so it may be larger than memory. `target` appears when everything is done.
-    keep: columns of the input to copy to the front of the output as they are written there, or "all".
-    safe: put an apostrophe before text that a spreadsheet would read as a formula.
-    """
-    source, target = Path(source).expanduser(), Path(target).expanduser()
-    if target.suffix.lower() not in ENDINGS:
-        raise ConfigError(f"output={target}: predictions are written as CSV; expected a name that ends in .csv or .txt")
-    refuse_graphs(model)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary, done = temporary_name(target), 0
-    of_images = model.about.kind == "image"
-    try:
-        with bars.bar(f"predicting {source.name}", None, "row") as bar:
-            for frame in image_predictions(model, source) if of_images else table_predictions(model, source, keep):
-                frame = escape_formulas(frame) if safe else frame
-                frame.to_csv(temporary, mode="a" if done else "w", header=not done, index=False)
-                done += len(frame)
-                bar.update(len(frame))
-        if not done:
-            raise DataError(f"{source} has no rows")
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return done
-
-
-def refuse_graphs(model: Model) -> None:
-    """DataError for a model of graphs, which cannot be read from a file."""
-    if model.about.kind == "graph":
-        raise DataError("graphs have no file format here; use east.load(…).predict_proba(array)")
-
-
-def escape_formulas(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """The same table with an apostrophe before every text that begins like a formula: = + - @, tab or return.
-
-    Numbers such as -1.5 are no formulas.
-    """
-
-    def escaped(value: object) -> object:
-        risky = isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        return f"'{value}" if risky and not SIGNED_NUMBER.fullmatch(str(value)) else value
-
-    cells = frame.apply(lambda column: column if column.dtype.kind in "biuf" else column.map(escaped))
-    return cells.rename(columns=escaped)
-
-
-def table_predictions(
-    model: Model, source: Path, keep: Sequence[str] | Literal["all"] | None = None
-) -> Iterator["pd.DataFrame"]:
-    """Predictions for a table, a portion of the file at a time."""
-    done = 0
-    for written in files.portions(source, model.encoding, FILE_ROWS):
-        frame = files.with_gaps(written, model.encoding)
-        try:
-            predicted = as_frame(model, model.predict_proba(frame))
-            yield with_columns(predicted, written, keep) if keep else predicted
-        except DataError as error:
-            where = f" rows {done + 1} to {done + len(frame)}:" if done else ""
-            raise DataError(f"{source}:{where} {error}") from None
-        done += len(frame)
-
-
-def image_predictions(model: Model, source: Path) -> Iterator["pd.DataFrame"]:
-    """Predictions for the images below a folder, IMAGES at a time."""
-    if not source.is_dir():
-        raise DataError(f"this model takes images: expected input=FOLDER with images, got {source}")
-    paths = images.image_files(source)
-    for k in range(0, len(paths), IMAGES):
-        batch = paths[k : k + IMAGES]
-        result = as_frame(model, model.predict_proba(images.decode(batch, model.about.inputs_shape[-1])))
-        result.insert(0, "file", [str(path.relative_to(source)) for path in batch])
-        yield result
-
-
-def as_frame(model: Model, probabilities: np.ndarray) -> "pd.DataFrame":
-    """Columns label, p_<class>, p_<class>, …; and `rule` if the label may differ from the most probable class."""
-    import pandas as pd
-
-    frame = pd.DataFrame(probabilities, columns=[f"p_{name}" for name in model.classes])
-    frame.insert(0, "label", model.decide(probabilities))
-    if model.about.rule is not None:
-        frame.insert(1, "rule", decisions.rule_in_words(model.rule, model.classes))
-    return frame
-
-
-def with_columns(
-    predicted: "pd.DataFrame", frame: "pd.DataFrame", keep: Sequence[str] | Literal["all"]
-) -> "pd.DataFrame":
-    """Predictions after the kept columns of the input, each once; those with the name of an output become input_…"""
-    frame = frame.rename(columns=str)
-    columns = list(map(str, frame))
-    names = columns if keep == "all" else list(dict.fromkeys(keep))
-    if missing := [name for name in names if name not in columns]:
-        raise DataError(
-            f"keep: expected columns of the input, got {', '.join(missing)}; it has {', '.join(columns[:20])}"
-        )
-    new_names = {}
-    for name in names:
-        new_names[name] = name
-        while new_names[name] in predicted or (new_names[name] != name and new_names[name] in names):
-            new_names[name] = f"input_{new_names[name]}"
-    kept = frame[names].rename(columns=new_names).reset_index(drop=True)
-    return kept.join(predicted.reset_index(drop=True))
