@@ -148,7 +148,7 @@ def comparison(tmp_path_factory):
     frame[f"c{EVIL}"] = np.where(frame[EVIL] + dice.normal(size=90) > 0, f"1{EVIL}", f"0{EVIL}")
     file = folder / f"{EVIL.replace('/', '')}.csv"
     frame.to_csv(file, index=False)
-    command = ["task=compare", f"dataset.path={file}", f"dataset.target=c{EVIL}", "candidates=[logistic]", "trials=1"]
+    command = ["task=compare", f"dataset.path={file}", f"dataset.target=c{EVIL}", "candidates=[logistic]"]
     assert cli.run([*command, "device=cpu", f"results_dir={folder / 'results'}"]) == cli.DONE
     (page,) = (folder / "results").rglob("report.html")
     return page.read_text(encoding="utf-8")

@@ -128,9 +128,10 @@ def as_frame(model: Model, probabilities: np.ndarray) -> pd.DataFrame:
 def with_columns(predicted: pd.DataFrame, frame: pd.DataFrame, keep: Sequence[str] | str) -> pd.DataFrame:
     """Predictions after the kept columns of the input, each once; those with the name of an output become input_…"""
     frame = frame.rename(columns=str)
-    names = list(frame) if keep == "all" else list(dict.fromkeys(keep))
-    if missing := [name for name in names if name not in frame]:
-        some = ", ".join(list(frame)[:20])
+    columns = list(map(str, frame))
+    names = columns if keep == "all" else list(dict.fromkeys(keep))
+    if missing := [name for name in names if name not in columns]:
+        some = ", ".join(columns[:20])
         raise DataError(f"keep: expected columns of the input, got {', '.join(missing)}; it has {some}")
     new_names = {}
     for name in names:
