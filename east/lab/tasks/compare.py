@@ -23,7 +23,7 @@ from torch.nn.functional import one_hot
 from east import decisions, metrics
 from east.choices import ConfigError, choose, groups
 from east.confusion import Confusion
-from east.lab import bars, data
+from east.lab import bars, data, models
 from east.lab.data.common import Part, assign, split_into
 from east.lab.data.findings import Finding, equal_rows, findings, repeats_tied
 from east.lab.experiment import candidates
@@ -179,6 +179,7 @@ def arranged(command: Command, settings: Settings, loaded: data.Data) -> tuple[C
     *_, test_rows = assign(loaded, **split_options(settings.split))
     everything = np.arange(len(loaded.labels))
     splits = split_into(loaded, (everything, everything[:0], np.sort(test_rows)))
+    splits = models.for_network(splits, settings.model)
     section = settings.ensemble.but(folds=3 if len(everything) > candidates.MANY else settings.ensemble.folds)
     folds, seed = ensemble.divided(section, splits.train, settings.seed), settings.seed
     independent = ensemble.independent(splits.train)
