@@ -204,7 +204,8 @@ def cross_fit_networks(
 def predictor(splits: Splits, outcome: Outcome) -> ScaledNetwork:
     """The trained network of a member with its scaling; that of images is shared by all members."""
     with torch.random.fork_rng(devices=[]):  # initial weights are drawn, then replaced
-        net = models.build(models.untrained(outcome.trial.config.model), splits.train.inputs.shape[1:], len(splits.classes))
+        model = models.untrained(outcome.trial.config.model)
+        net = models.build(model, splits.train.inputs.shape[1:], len(splits.classes))
     net.load_state_dict(outcome.weights)
     own = splits.kind == "table"
     mean, std = (splits.mean.float(), splits.std.float()) if own else (torch.zeros(1), torch.ones(1))
