@@ -16,17 +16,7 @@ _HOME = {
     "load": "east.lab.training.saved",
 }
 _MODULES = ("confusion", "data", "losses", "metrics", "records")
-__all__ = [
-    "METRICS",
-    "Confusion",
-    "EASTClassifier",
-    "MetricClassifier",
-    "MetricCrossEntropy",
-    "MetricLoss",
-    "decide",
-    "export",
-    "load",
-]
+__all__ = [*_HOME]
 
 
 def __getattr__(name: str) -> object:

@@ -4,7 +4,6 @@ A loss of a small batch is some sixty operations on a few numbers. On a CPU, Num
 Nothing here imports torch before it meets a tensor: scores of recorded confusion matrices need only NumPy.
 """
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,12 +12,12 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Array = Any  # a NumPy array or a tensor; both have arithmetic, comparisons, @, indexing, take, reshape and sum
+Array = Any  # a NumPy array or a tensor; both have arithmetic, comparisons, @, indexing, clip(min=…), reshape and sum
 OF_NUMPY = (np.ndarray, np.generic, float, int)
 
 
 def library_of(x: Array) -> Any:
-    """The module that computes with x: torch or NumPy, which agree in where, exp, log, stack and zeros_like."""
+    """The module that computes with x: torch or NumPy, which agree in where, exp, log, stack, arange and zeros_like."""
     if isinstance(x, OF_NUMPY):
         return np
     import torch
@@ -26,35 +25,12 @@ def library_of(x: Array) -> Any:
     return torch
 
 
-def at_least(x: Array, least: Array) -> Array:
-    return np.maximum(x, least) if isinstance(x, OF_NUMPY) else x.clamp_min(least)
-
-
-def at_most(x: Array, most: Array) -> Array:
-    return np.minimum(x, most) if isinstance(x, OF_NUMPY) else x.clamp_max(most)
-
-
-def class_sum(x: Array) -> Array:
-    """Sum over the classes: [..., 1]."""
-    return np.add.reduce(x, -1, keepdims=True) if isinstance(x, OF_NUMPY) else x.sum(-1, keepdim=True)
-
-
-def reverse(x: Array) -> Array:
-    """A copy of x with its last dimension reversed."""
-    return x[..., ::-1].copy() if isinstance(x, np.ndarray) else x.flip(-1)
-
-
 def sums_at(positions: Array, values: Array, size: int) -> Array:
     """The sums [size] of the values at each position, in float64 (MPS: float32); both have any shape."""
     if isinstance(values, np.ndarray):
         return np.bincount(positions.reshape(-1), values.reshape(-1), size)
     zeros = values.new_zeros(size, dtype=widest_float(values))
-    return zeros.scatter_add_(0, positions.reshape(-1), values.reshape(-1).to(zeros.dtype))
-
-
-def taken(values: Array, places: Array) -> Array:
-    """The values at places of their flat memory; MPS has had `take` only since PyTorch 2.15."""
-    return values.take(places) if isinstance(values, np.ndarray) else values.reshape(-1)[places]
+    return zeros.scatter_add(0, positions.reshape(-1), values.reshape(-1).to(zeros.dtype))
 
 
 def one_hot(labels: Array, classes: int, like: Array) -> Array:
@@ -65,9 +41,9 @@ def one_hot(labels: Array, classes: int, like: Array) -> Array:
     return zeros.scatter_(-2, labels.unsqueeze(-2), 1)  # fails on the device if a label is out of range
 
 
-def indicator(mask: Array, like: Array) -> Array:
-    """1 where the mask is true, else 0, in the dtype of `like`."""
-    return mask.astype(like.dtype) if isinstance(mask, np.ndarray | np.generic) else mask.to(like.dtype)
+def cast(x: Array, like: Array) -> Array:
+    """x, such as a mask, in the dtype of `like`."""
+    return x.astype(like.dtype) if isinstance(x, np.ndarray | np.generic) else x.to(like.dtype)
 
 
 def in_float64(x: Array) -> Array:
@@ -75,19 +51,11 @@ def in_float64(x: Array) -> Array:
     return x.astype(np.float64) if isinstance(x, np.ndarray) else x.to(widest_float(x))
 
 
-def constant(x: Array) -> Array:
-    """x, with no gradient flowing through it."""
-    return x if isinstance(x, OF_NUMPY) else x.detach()
-
-
-def expanded(x: Array, like: Array) -> Array:
-    """x in the shape of `like`."""
-    return x if getattr(x, "shape", ()) == like.shape else x + library_of(like).zeros_like(like)
-
-
 def as_array(x: "Tensor") -> Array:
     """A tensor without a gradient as a NumPy array if it is on the CPU; they share their memory."""
-    return x.numpy() if x.is_cpu else x
+    import torch
+
+    return x.numpy() if x.is_cpu and not torch.compiler.is_compiling() else x
 
 
 def as_tensor(x: Array) -> "Tensor":
@@ -105,18 +73,3 @@ def widest_float(x: "Tensor") -> "torch.dtype":
     import torch
 
     return x.dtype if x.device.type == "mps" else torch.float64
-
-
-def on_host(*tensors: "Tensor") -> Sequence[Array]:
-    """The same numbers as NumPy arrays if they are on the CPU, where NumPy is faster."""
-    import torch
-
-    if tensors[0].is_cpu and not torch.compiler.is_compiling():
-        return [x.numpy() for x in tensors]
-    return tensors
-
-
-def fastest(x: "Tensor") -> Array:
-    """The numbers in float64, as a NumPy array if they are on the CPU."""
-    (values,) = on_host(x.detach())
-    return values.astype(np.float64) if isinstance(values, np.ndarray) else values.to(widest_float(x))

@@ -29,36 +29,25 @@ class Confusion:
 
     def __init__(
         self,
-        diagonal: Tensor,
-        actual: Tensor,
-        predicted: Tensor,
-        matrix: Callable[[], Tensor],
-        missed: Tensor | None = None,
-        false_positives: Tensor | None = None,
+        diagonal: Array,
+        actual: Array,
+        predicted: Array,
+        matrix: Callable[[], Array],
+        missed: Array | None = None,
+        false_positives: Array | None = None,
     ):
-        self.diagonal = diagonal
-        self.actual = actual
-        self.predicted = predicted
-        self._missed = missed
-        self._false_positives = false_positives
-        self._matrix: Tensor | Callable[[], Tensor] = matrix
+        self.diagonal, self.actual, self.predicted = diagonal, actual, predicted
+        self.missed = (actual - diagonal).clip(min=0) if missed is None else missed
+        self.false_positives = (predicted - diagonal).clip(min=0) if false_positives is None else false_positives
+        self.classes = diagonal.shape[-1]
+        self._matrix: Array | Callable[[], Array] = matrix
 
     @property
-    def total(self) -> Tensor:
+    def total(self) -> Array:
         return self.actual.sum(-1)
 
     @property
-    def missed(self) -> Tensor:
-        return (self.actual - self.diagonal).clamp_min(0) if self._missed is None else self._missed
-
-    @property
-    def false_positives(self) -> Tensor:
-        if self._false_positives is None:
-            return (self.predicted - self.diagonal).clamp_min(0)
-        return self._false_positives
-
-    @property
-    def matrix(self) -> Tensor:
+    def matrix(self) -> Array:
         # functools.cached_property holds a lock in Python 3.11, which torch.compile cannot trace.
         if callable(self._matrix):
             self._matrix = self._matrix()
@@ -67,10 +56,6 @@ class Confusion:
     def __getstate__(self) -> dict[str, Any]:
         """For pickle, which cannot store the function that builds the matrix, and so stores the matrix."""
         return self.__dict__ | {"_matrix": self.matrix}
-
-    @property
-    def classes(self) -> int:
-        return self.diagonal.shape[-1]
 
     def to(self, dtype: torch.dtype) -> "Confusion":
         """The counts in another dtype."""
@@ -134,25 +119,9 @@ class Confusion:
             )
         labels = labels.expand(predictions.shape)
         counts = torch.ones_like(predictions, dtype=torch.float64)
-        if weights is not None:
-            counts = counts * torch.as_tensor(weights)
-
-        return cls.counted(predictions, labels, counts, classes)
-
-    @classmethod
-    def counted(cls, predictions: Array, labels: Array, weights: Array, classes: int) -> "Confusion":
-        """Hard counts of predictions, labels and weights [..., n], which are not checked: tensors or NumPy arrays."""
-
-        def matrix() -> Array:
-            cells = per_class(weights, labels * classes + predictions, classes * classes)
-            return cells.reshape(*labels.shape[:-1], classes, classes)
-
-        return cls(
-            diagonal=per_class((predictions == labels) * weights, labels, classes),
-            actual=per_class(weights, labels, classes),
-            predicted=per_class(weights, predictions, classes),
-            matrix=matrix,
-        )
+        counts = counts if weights is None else counts * torch.as_tensor(weights)
+        samples = predictions, labels, counts, classes
+        return cls(*margins(*samples), lambda: cells(*samples))
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> "Confusion":
@@ -181,6 +150,18 @@ def check_range(name: str, values: Tensor, classes: int) -> Tensor:
     if indices.numel() and (indices.min() < 0 or indices.max() >= classes):
         raise ValueError(f"{name}: expected 0 to {classes - 1}, got {int(indices.min())} to {int(indices.max())}")
     return indices
+
+
+def margins(predictions: Array, labels: Array, weights: Array, classes: int) -> tuple[Array, Array, Array]:
+    """Diagonal, actual and predicted counts [..., classes] of predictions, labels and weights [..., n], unchecked."""
+    hits = per_class((predictions == labels) * weights, labels, classes)
+    return hits, per_class(weights, labels, classes), per_class(weights, predictions, classes)
+
+
+def cells(predictions: Array, labels: Array, weights: Array, classes: int) -> Array:
+    """The matrix [..., classes, classes] of the same."""
+    flat = per_class(weights, labels * classes + predictions, classes * classes)
+    return flat.reshape(*labels.shape[:-1], classes, classes)
 
 
 def per_class(values: Array, labels: Array, classes: int) -> Array:

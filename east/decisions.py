@@ -110,10 +110,8 @@ def from_json(rule: StoredRule | None, positive: int | None = None) -> Rule:
             return Argmax()
         case {"threshold": threshold}:
             return Threshold(float(threshold), 1 if positive is None else positive)
-        case {"weights": weights}:
-            return Affine(tuple(weights))
-        case {"scale": scale, "shift": shift}:
-            return Affine(tuple(scale), tuple(shift))
+        case {"weights": scale} | {"scale": scale}:
+            return Affine(tuple(scale), tuple(rule.get("shift", ())))
         case {"gains": gains}:
             return Gains(tuple(map(tuple, gains)))
     raise ValueError(
@@ -149,7 +147,8 @@ def tuned(
     labels, and coordinate ascent on class weights; ties go to the first.
     """
     p, classes = probabilities.double(), probabilities.shape[-1]
-    truth = one_hot(labels, classes) * (p.new_ones(len(p)) if weights is None else weights.double()).unsqueeze(-1)
+    truth = one_hot(labels, classes).double()
+    truth = truth if weights is None else truth * weights.double().unsqueeze(-1)
     found = best_rule(p, truth, metric, positive)
     if classes == 2:
         return found
@@ -166,8 +165,7 @@ def expected(probabilities: Tensor, metric: Metric, positive: int | None = None,
 
 def best_rule(p: Tensor, truth: Tensor, metric: Metric, positive: int | None) -> Rule:
     """The best threshold for two classes; for more, the best of argmax and the fixed points."""
-    in_cells = slopes.reads_matrix(metric, p.shape[-1])
-    metric = defined(metric)
+    in_cells, metric = slopes.reads_matrix(metric, p.shape[-1]), defined(metric)
     if p.shape[-1] == 2:
         return best_threshold(p, truth, metric, 1 if positive is None else positive)
     return first_best([Argmax(), fixed_point(p, truth, metric, in_cells)], p, truth, metric)
@@ -249,7 +247,7 @@ def next_rules(counts: Tensor, metric: Metric, in_cells: bool) -> Tensor:
 
     Slopes that are not finite become 0: such a walk ends in the first class, and is no better than argmax.
     """
-    rules = slopes.by_autograd(metric, counts, in_cells)
+    _, rules = slopes.by_autograd(metric, counts, in_cells)
     largest = rules.abs().amax((-2, -1), keepdim=True)
     return torch.where(largest.isfinite(), rules / largest.clamp_min(1e-30), 0.0)
 
@@ -299,21 +297,20 @@ class Decision:
 
     def predict(self, probabilities: Any) -> Any:
         """Classes [n] of probabilities [n], [n, 2] or [n, d]: a tensor if they are one, else a NumPy array."""
-        predicted = self.rule.decide(self._checked(probabilities))
-        return predicted if isinstance(probabilities, Tensor) else predicted.numpy()
+        return self._answer(self.rule.decide, probabilities)
 
     __call__ = predict
 
     def margin(self, probabilities: Any) -> Any:
         """By how much the best class of each row [n] leads in the rule's scores; 0 at a threshold."""
-        best, second = self.rule.scores(self._checked(probabilities)).topk(2).values.unbind(-1)
-        return best - second if isinstance(probabilities, Tensor) else (best - second).numpy()
+        return self._answer(lambda p: -self.rule.scores(p).topk(2).values.diff().squeeze(-1), probabilities)
 
-    def _checked(self, probabilities: Any) -> Tensor:
+    def _answer(self, question: Callable[[Tensor], Tensor], probabilities: Any) -> Any:
         p = checked_probabilities(probabilities)
         if p.shape[-1] != self.classes:
             raise ValueError(f"probabilities: expected {self.classes} classes, got {p.shape[-1]}")
-        return p
+        answer = question(p)
+        return answer if isinstance(probabilities, Tensor) else answer.numpy()
 
 
 def decide(
@@ -416,15 +413,13 @@ def checked_probabilities(values: Any) -> Tensor:
         raise ValueError(
             f"probabilities: expected numbers of shape [n] or [n, d], got {given.dtype} of shape {list(given.shape)}"
         )
-    p, tolerance = given.double(), SUM_TOLERANCE
-    if given.is_floating_point():
-        tolerance = max(tolerance, torch.finfo(given.dtype).eps)  # bfloat16 rounds by more
+    p, rounding = given.double(), torch.finfo(given.dtype).eps if given.is_floating_point() else 0
+    tolerance = max(SUM_TOLERANCE, rounding)  # bfloat16 rounds by more
     if not ((p >= -tolerance) & (p <= 1 + tolerance)).all():  # NaN fails as well
         raise ValueError(f"probabilities: expected 0 to 1, got {float(p.min()):g} to {float(p.max()):g}: logits?")
-    p = p.clamp(0, 1)
-    if p.ndim == 1 or p.shape[1] == 1:
-        p = p.reshape(-1)
-        return torch.stack((1 - p, p), -1)
+    p = p.clamp(0, 1).reshape(len(p), -1)
+    if p.shape[1] == 1:
+        return torch.cat((1 - p, p), -1)
     sums = p.sum(-1)
     if (sums - 1).abs().max() > tolerance:
         raise ValueError(

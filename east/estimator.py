@@ -8,6 +8,7 @@ import copy
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
@@ -49,6 +50,7 @@ MOST_NUMBERS = 10**8  # of sparse rows that are made dense
 LENGTH, PATIENCE = {"steps": 3000, "epochs": 20}, {"steps": 500, "epochs": 5}  # defaults: whichever is longer
 
 
+@dataclass(eq=False, repr=False)
 class EASTClassifier(DecidedClassifier):
     """Perceptrons that differ in fold and seed, averaged, and decided for a metric; docs/which_loss.md has the reasons.
 
@@ -56,42 +58,67 @@ class EASTClassifier(DecidedClassifier):
 
     metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. The rule is
         made for it, `score` returns it, and the losses metric and metric_ce train for it.
-    average, positive, beta, costs: parameters of the metric. With two classes, f1 and other averages are those of the
-        positive one, with more they are macro; f1_macro, or `average`, says it outright. `positive` is a label of y and
-        implies average="positive"; by default it is the larger of two numbers, or True, and the rarer of two texts.
-        `costs` [d, d] has true classes in rows and predicted ones in columns, in the order of classes_.
-    members, folds: how many networks, and folds of the rows; fewer folds if a class has fewer rows. members=1 is a
-        single network, stopped on a share of the rows, `validation_fraction`, on which its rule is found.
+    average, positive, beta, costs: parameters of the metric. By default averages are those of the positive one of two
+        classes, and macro with more. `positive` is a label of y and implies average="positive"; by default it is the
+        larger of two numbers, or True, and the rarer of two texts. `costs` [d, d] has true classes in rows and
+        predicted ones in columns, in the order of classes_.
+    members, folds: how many networks, and folds of the rows; fewer if a class has fewer rows. members=1 is a single
+        network, stopped on a share of the rows, `validation_fraction`, on which its rule is found.
     loss: ce (cross-entropy), metric_ce (MetricCrossEntropy) or metric (EAST's MetricLoss with this `step`, arXiv
         2405.20954). None: ce, for a single network metric_ce.
-    decision: argmax, or the rule that is best for the metric on the rows out of fold: plugin uses their labels,
-        expected only the probabilities. None: expected, for a single network argmax.
-    class_weight: {label: weight} or "balanced"; multiplies the sample weights. A metric of recalls, such as
-        balanced_accuracy, does not depend on it.
-    missing: error rejects missing values; median fills in the median and adds a feature that marks them. In text
-        columns, missing values become a category.
+    decision: argmax, or the best rule for the metric on the rows out of fold: plugin uses their labels, expected only
+        the probabilities. None: expected, for a single network argmax.
+    class_weight: {label: weight} or "balanced"; multiplies the sample weights.
+    missing: error rejects missing values; median fills them and adds a feature that marks them. In text columns they
+        are a category.
     hidden, dropout: layers of a network. None: (64, 32) and 0.25, for a single network (128, 64) and 0.1.
     lr, batch_size, weight_decay: for AdamW. loss="metric" needs batches in which every class occurs.
     warmup: how many epochs train on cross-entropy first; without them, some metrics never stop predicting one class.
-    max_epochs, patience: training ends after `patience` epochs without a better validation score (metric_ce) or a
-        lower validation loss (the others); with annealing, that ends a stage. None: the contest's 3,000 and 500
-        gradient steps, but at least 20 and 5 epochs; temperatures then get equal shares.
+    max_epochs, patience: training ends after `patience` epochs without a better validation score (metric_ce) or loss
+        (the others); with annealing, that ends a stage. None: 3,000 and 500 gradient steps, but at least 20 and 5
+        epochs; temperatures then get equal shares.
     annealing: geometric, linear, cosine, per_epoch or none; `cooling` is the factor r between stages.
     random_state: determines folds, initial weights and batches; the global generators are not touched.
     verbose: show a progress bar, in a log plain lines.
 
-    Sparse rows are made dense, up to 100 million numbers.
-
     Fitted: classes_, net_ (a torch module, float64: scaled rows to probabilities), rule_ (the decision), encoding_,
     outcomes_ (one per network), n_iter_ (the most epochs of a network), folds_, oof_probabilities_ [n, d] (NaN for rows
     in no fold), oof_score_ (the metric on the others; slightly optimistic, as a network is stopped on the fold that it
-    judges), n_features_in_, feature_names_in_.
+    judges), n_features_in_, feature_names_in_. Sparse rows are made dense, up to 100 million numbers.
 
     >>> from sklearn.datasets import load_iris
     >>> X, y = load_iris(return_X_y=True)
     >>> EASTClassifier("mcc", random_state=0).fit(X, y).score(X, y) > 0.9
     True
     """
+
+    metric: str | Callable[..., Tensor] = "f1"
+    _: KW_ONLY
+    average: str | None = None
+    positive: Any = None
+    beta: float | Sequence[float] | Mapping[str, float] | None = None
+    costs: ArrayLike | None = None
+    members: int = 10
+    folds: int = 5
+    loss: Literal["metric_ce", "metric", "ce"] | None = None
+    step: str = "linear"
+    decision: Literal["argmax", "plugin", "expected"] | None = None
+    class_weight: Mapping[Any, float] | str | None = None
+    missing: Literal["error", "median"] = "error"
+    hidden: Sequence[int] | None = None
+    dropout: float | None = None
+    lr: float = 3e-3
+    batch_size: int = 128
+    weight_decay: float = 0.01
+    warmup: int = 0
+    max_epochs: int | None = None
+    patience: int | None = None
+    annealing: sections.Schedule = "geometric"
+    cooling: float = 0.7
+    validation_fraction: float = 0.2
+    random_state: int | np.random.RandomState | None = None
+    device: str = "auto"
+    verbose: bool = False
 
     _parameter_constraints: ClassVar[dict] = {
         "metric": [str, callable],
@@ -101,72 +128,16 @@ class EASTClassifier(DecidedClassifier):
         "annealing": [StrOptions(set(SCHEDULES))],
         "missing": [StrOptions({"error", "median"})],
         "hidden": ["array-like", None],
-        "warmup": [Interval(Integral, 0, None, closed="left")],
-        **{key: [Interval(Integral, 1, None, closed="left")] for key in ("batch_size", "members")},
-        "folds": [Interval(Integral, 2, None, closed="left")],
+        **{
+            key: [Interval(Integral, least, None, closed="left")]
+            for key, least in (("warmup", 0), ("batch_size", 1), ("members", 1), ("folds", 2))
+        },
         **{key: [Interval(Integral, 1, None, closed="left"), None] for key in ("max_epochs", "patience")},
         **{key: [Interval(Real, 0.001, 0.999, closed="both")] for key in ("cooling", "validation_fraction")},
         "dropout": [Interval(Real, 0, 0.99, closed="both"), None],
         "lr": [Interval(Real, 1e-12, 1000, closed="both")],
         "weight_decay": [Interval(Real, 0, 1000, closed="both")],
     }
-
-    def __init__(
-        self,
-        metric: str | Callable[..., Tensor] = "f1",
-        *,
-        average: str | None = None,
-        positive: Any = None,
-        beta: float | Sequence[float] | Mapping[str, float] | None = None,
-        costs: ArrayLike | None = None,
-        members: int = 10,
-        folds: int = 5,
-        loss: Literal["metric_ce", "metric", "ce"] | None = None,
-        step: str = "linear",
-        decision: Literal["argmax", "plugin", "expected"] | None = None,
-        class_weight: Mapping[Any, float] | str | None = None,
-        missing: Literal["error", "median"] = "error",
-        hidden: Sequence[int] | None = None,
-        dropout: float | None = None,
-        lr: float = 3e-3,
-        batch_size: int = 128,
-        weight_decay: float = 0.01,
-        warmup: int = 0,
-        max_epochs: int | None = None,
-        patience: int | None = None,
-        annealing: sections.Schedule = "geometric",
-        cooling: float = 0.7,
-        validation_fraction: float = 0.2,
-        random_state: int | np.random.RandomState | None = None,
-        device: str = "auto",
-        verbose: bool = False,
-    ):
-        self.metric = metric
-        self.average = average
-        self.positive = positive
-        self.beta = beta
-        self.costs = costs
-        self.members = members
-        self.folds = folds
-        self.loss = loss
-        self.step = step
-        self.decision = decision
-        self.class_weight = class_weight
-        self.missing = missing
-        self.hidden = hidden
-        self.dropout = dropout
-        self.lr = lr
-        self.batch_size = batch_size
-        self.weight_decay = weight_decay
-        self.warmup = warmup
-        self.max_epochs = max_epochs
-        self.patience = patience
-        self.annealing = annealing
-        self.cooling = cooling
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.device = device
-        self.verbose = verbose
 
     def fit(self, X: ArrayLike, y: ArrayLike, sample_weight: ArrayLike | None = None) -> Self:
         """Train on X [n, f], numbers or a frame, and y [n], classes of any type; sample_weight [n] is at least 0.
@@ -187,10 +158,12 @@ class EASTClassifier(DecidedClassifier):
         slopes.reads_matrix(self._judge.metric, len(self.classes_))  # refuses what is no metric
         random = check_random_state(self.random_state)
         splits = self._whole(columns.iloc[used], labels, weights)
-        folds = self._folds(splits, random)
+        folds = self._folds(labels, random)
         config = self._config(min(len(train) for train, _ in folds), self._judge.parameters)
-        self.trial_, verbose = Trial(config, int(random.randint(2**31 - 1))), bool(self.verbose)
-        networks = cross_fit_networks(self.trial_, splits, folds, self.members, device=self.device, progress=verbose)
+        self.trial_ = Trial(config, int(random.randint(2**31 - 1)))
+        networks = cross_fit_networks(
+            self.trial_, splits, folds, self.members, device=self.device, progress=bool(self.verbose)
+        )
         self.folds_, self.outcomes_ = len(folds), networks.outcomes
         self.n_iter_ = max(outcome.epochs for outcome in networks.outcomes)
         # In float32 the last digits of a row's probabilities depend on the other rows; in float64 they do not.
@@ -304,26 +277,24 @@ class EASTClassifier(DecidedClassifier):
 
     def _whole(self, columns: pd.DataFrame, labels: np.ndarray, weights: np.ndarray) -> Splits:
         """All rows, encoded and scaled, as training rows; the other parts are empty."""
-        about, everything = {"classes": tuple(self._names), "positive": self._judge.positive}, np.arange(len(labels))
+        positive, everything = self._judge.positive, np.arange(len(labels))
+        about = {"classes": tuple(self._names), "positive": positive}
         self.encoding_ = self.encoding_.model_copy(update=about).fitted(columns, everything)
         X = self.encoding_.array(columns, np.float64)
         scaler = StandardScaler().fit(X)
         self.mean_, self.scale_ = scaler.mean_, scaler.scale_
         counted = torch.from_numpy(weights).float() if np.ptp(weights) > 0 else None
-        inputs = torch.from_numpy(scaler.transform(X)).float()
+        inputs, zeros = torch.from_numpy(scaler.transform(X)).float(), torch.zeros(X.shape[1])
         whole = Part(inputs, torch.from_numpy(labels), torch.from_numpy(everything), counted)
         none = Part(inputs[:0], whole.labels[:0], whole.index[:0], None if counted is None else counted[:0])
-        zeros = torch.zeros(X.shape[1])
-        return Splits(
-            whole, none, none, self.encoding_.classes, "estimator", self._judge.positive, "", "", zeros, zeros + 1
-        )
+        return Splits(whole, none, none, self.encoding_.classes, "estimator", positive, "", "", zeros, zeros + 1)
 
-    def _folds(self, splits: Splits, random: np.random.RandomState) -> list[Fold]:
+    def _folds(self, labels: np.ndarray, random: np.random.RandomState) -> list[Fold]:
         """The rows that each network trains on and is stopped on; all rows for both if every class has a single one.
 
         Of a single network's validation rows, every class gives its share but keeps at least one training row.
         """
-        labels, everything = splits.train.labels.numpy(), np.arange(len(splits.train))
+        everything = np.arange(len(labels))
         if self.members > 1 and np.bincount(labels).max() > 1:
             return folds_of(min(self.folds, self.members), everything, labels, random)
         of_class = [random.permutation(np.flatnonzero(labels == k)) for k in range(len(self.classes_))]
@@ -333,38 +304,34 @@ class EASTClassifier(DecidedClassifier):
 
     def _config(self, rows: int, parameters: dict[str, Any]) -> sections.Science:
         """The trials' config, with the same sections as an east-run config."""
-        name = self._loss
-        hidden: Sequence[int] = (64, 32) if self.members > 1 else (128, 64)
-        dropout = 0.25 if self.members > 1 else 0.1
-        hidden = hidden if self.hidden is None else self.hidden
-        dropout = dropout if self.dropout is None else self.dropout
-        options: dict[str, Any] = {} if name == "ce" else {"metric": self.metric, "parameters": parameters}
-        if name == "metric":
-            options["step"] = self.step
-        loss = sections.LossSection(name=name, target=LOSSES[name], **options)
-        annealing = sections.AnnealingSection()
+        hidden, dropout = ((64, 32), 0.25) if self.members > 1 else ((128, 64), 0.1)
+        options: dict[str, Any] = {"metric": self.metric, "parameters": parameters}
+        options = {"ce": {}, "metric": options | {"step": self.step}}.get(self._loss, options)
+        loss = sections.LossSection(name=self._loss, target=LOSSES[self._loss], **options)
+        annealing: dict[str, Any] = {}
         if loss.anneals:
-            r = float(self.cooling)
-            annealing = sections.AnnealingSection(schedule=self.annealing, T0=0.2, r=r, T_min=0.01, patience=2)
+            annealing = {"schedule": self.annealing, "T0": 0.2, "r": float(self.cooling), "T_min": 0.01, "patience": 2}
         batch = int(min(self.batch_size, rows))
-        steps = batches_of(rows, batch)
+        steps, cooled = batches_of(rows, batch), sections.AnnealingSection(**annealing)
         patience, length = (max(d["epochs"], math.ceil(d["steps"] / steps)) for d in (PATIENCE, LENGTH))
         return sections.Science(
             dataset=sections.DatasetSection(name="estimator"),
-            model=sections.ModelSection(name="mlp", hidden=np.asarray(hidden).tolist()),
+            model=sections.ModelSection(
+                name="mlp", hidden=np.asarray(hidden if self.hidden is None else self.hidden).tolist()
+            ),
             loss=loss,
-            annealing=annealing,
+            annealing=cooled,
             protocol=sections.Training(
                 name="estimator",
                 patience=int(self.patience or patience),
                 max_epochs=int(self.max_epochs or length),
-                stage_epochs=None if self.max_epochs else math.ceil(length / stages_of(annealing)),
+                stage_epochs=None if self.max_epochs else math.ceil(length / stages_of(cooled)),
                 warmup=int(self.warmup),
             ),
             hyper=sections.Hyper(
                 lr=float(self.lr),
                 batch_size=batch,
-                dropout=float(dropout),
+                dropout=float(dropout if self.dropout is None else self.dropout),
                 weight_decay=float(self.weight_decay),
             ),
         )

@@ -2,15 +2,15 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from numbers import Integral
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, _fit_context, clone
-from sklearn.utils import Bunch, column_or_1d, get_tags, indexable
+from sklearn.utils import column_or_1d, get_tags, indexable
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
-from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _routing_enabled, process_routing
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, has_fit_parameter
 from torch import Tensor
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
 
+@dataclass(eq=False, repr=False)
 class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
     """Any classifier with probabilities, decided for a metric: cross-fitted models and the rule from their rows.
 
@@ -60,7 +61,18 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
     True
     """
 
-    _parameter_constraints: dict = {  # noqa: RUF012 (scikit-learn's own form)
+    estimator: BaseEstimator | Sequence[BaseEstimator]
+    metric: str | Callable[..., Tensor] = "f1"
+    _: KW_ONLY
+    metric_parameters: Mapping[str, Any] | None = None
+    positive: Any = None
+    cv: Any = 5
+    decision: Literal["expected", "tuned", "argmax"] = "expected"
+    refit: Literal["folds", "all"] = "folds"
+    n_jobs: int | None = None
+    random_state: int | np.random.RandomState | None = None
+
+    _parameter_constraints: ClassVar[dict] = {
         "estimator": [HasMethods(["fit", "predict_proba"]), list, tuple],
         "metric": [str, callable],
         "metric_parameters": [Mapping, None],
@@ -70,29 +82,6 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
         "n_jobs": [Integral, None],
         "random_state": ["random_state"],
     }
-
-    def __init__(
-        self,
-        estimator: BaseEstimator | Sequence[BaseEstimator],
-        metric: str | Callable[..., Tensor] = "f1",
-        *,
-        metric_parameters: Mapping[str, Any] | None = None,
-        positive: Any = None,
-        cv: Any = 5,
-        decision: Literal["expected", "tuned", "argmax"] = "expected",
-        refit: Literal["folds", "all"] = "folds",
-        n_jobs: int | None = None,
-        random_state: int | np.random.RandomState | None = None,
-    ):
-        self.estimator = estimator
-        self.metric = metric
-        self.metric_parameters = metric_parameters
-        self.positive = positive
-        self.cv = cv
-        self.decision = decision
-        self.refit = refit
-        self.n_jobs = n_jobs
-        self.random_state = random_state
 
     @_fit_context(prefer_skip_nested_validation=False)
     def fit(self, X: Any, y: ArrayLike, sample_weight: ArrayLike | None = None, **params: Any) -> Self:
@@ -112,11 +101,16 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
             raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
         self._judge = judge_for(self.metric, self.metric_parameters, self.positive, self.classes_, counts)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
-        routed = self._routed(sample_weight, params)
-        folds = folds_of(self.cv, X, targets, self.random_state, **routed.splitter.split)
+        folds = folds_of(self.cv, X, targets, self.random_state, params.pop("groups", None))
         self.estimators_, by_estimator = [], []
-        for k, estimator in enumerate(self._estimators()):
-            options = routed[f"estimator{k}"].fit
+        for estimator in self._estimators():
+            options = params
+            if sample_weight is not None and has_fit_parameter(estimator, "sample_weight"):
+                options = params | {"sample_weight": sample_weight}
+            elif sample_weight is not None:
+                warnings.warn(
+                    f"{type(estimator).__name__} takes no sample_weight: only the rule counts it", stacklevel=3
+                )
             models, p = cross_fit(estimator, X, targets, self.classes_, folds, options, self.n_jobs)
             self.estimators_.append(models if self.refit == "folds" else [clone(estimator).fit(X, targets, **options)])
             by_estimator.append(p)
@@ -135,14 +129,6 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
         ]
         return np.tensordot(self.weights_, np.stack(means), 1)
 
-    def get_metadata_routing(self) -> MetadataRouter:
-        """Where metadata of `fit` go: sample_weight also to the rule, groups to the splitter."""
-        fit, split = (MethodMapping().add(caller="fit", callee=callee) for callee in ("fit", "split"))
-        router = MetadataRouter(owner=self).add_self_request(self).add(splitter=self.cv, method_mapping=split)
-        for k, estimator in enumerate(self._estimators()):
-            router.add(**{f"estimator{k}": estimator}, method_mapping=fit)
-        return router
-
     def __sklearn_tags__(self) -> "Tags":
         tags = super().__sklearn_tags__()
         each = [get_tags(estimator).input_tags for estimator in self._estimators()]
@@ -152,19 +138,3 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
 
     def _estimators(self) -> list[BaseEstimator]:
         return [*self.estimator] if isinstance(self.estimator, list | tuple) else [self.estimator]
-
-    def _routed(self, sample_weight: ArrayLike | None, params: dict[str, Any]) -> Bunch:
-        """Metadata for the splitter's `split` and each classifier's `fit`, by request where routing is enabled."""
-        weights = {} if sample_weight is None else {"sample_weight": sample_weight}
-        if _routing_enabled():
-            return process_routing(self, "fit", **weights, **params)
-        groups = {"groups": params.pop("groups")} if "groups" in params else {}
-        routed = Bunch(splitter=Bunch(split=groups))
-        for k, estimator in enumerate(self._estimators()):
-            taken = weights if has_fit_parameter(estimator, "sample_weight") else {}
-            if weights and not taken:
-                warnings.warn(
-                    f"{type(estimator).__name__} takes no sample_weight: only the rule counts it", stacklevel=3
-                )
-            routed[f"estimator{k}"] = Bunch(fit=taken | params)
-        return routed

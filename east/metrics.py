@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from east.arrays import Array, at_least, at_most, class_sum, constant, indicator, library_of, widest_float
+from east.arrays import Array, cast, library_of, widest_float
 from east.choices import choose, import_by_path
 
 if TYPE_CHECKING:  # scores of recorded confusion matrices need only NumPy
@@ -62,6 +62,11 @@ def scored(function: Callable[..., Sloped]) -> Metric:
     return metric
 
 
+def class_sum(x: Array) -> Array:
+    """Sum over the classes: [..., 1]."""
+    return x.sum(-1, keepdims=True)
+
+
 def divisor(whole: Array, total: Array | float = 0.0) -> Array:
     """A denominator, infinite where it is at most MIN_SHARE of the total: quotients and their gradients are 0 there."""
     return library_of(whole).where(whole <= MIN_SHARE * total, np.inf, whole)
@@ -74,7 +79,7 @@ def ratio(part: Tensor, whole: Tensor, total: Tensor | float = 0.0) -> Tensor:
 
 def present_classes(c: Confusion) -> Array:
     """1 for a class [..., d] that has more than MIN_SHARE of the samples, else 0."""
-    return indicator(c.actual > MIN_SHARE * class_sum(c.actual), c.actual)
+    return cast(c.actual > MIN_SHARE * class_sum(c.actual), c.actual)
 
 
 def default_average(classes: int) -> str:
@@ -85,25 +90,17 @@ def default_average(classes: int) -> str:
 def class_shares(c: Confusion, average: str | None, positive: int, absent: str) -> Array:
     """The weight of each class in an average: one number for all, or weights [..., d]."""
     average = average or default_average(c.classes)
-    if average in ("macro", "none"):
-        if choose("absent", absent, ABSENT) == "zero":
-            return 1 / c.classes
-        present = present_classes(c)
-        return present / at_least(class_sum(present), 1)
+    if average == "positive" and -c.classes <= positive < c.classes:
+        return library_of(c.actual).arange(c.classes, device=c.actual.device) == positive % c.classes
     if average == "weighted":
         return c.actual / divisor(class_sum(c.actual))
-    if choose("average", average, AVERAGES) == "positive" and -c.classes <= positive < c.classes:
-        return library_of(c.actual).arange(c.classes, device=c.actual.device) == positive % c.classes
+    if average in ("macro", "none") and absent == "zero":
+        return 1 / c.classes
+    if average in ("macro", "none") and choose("absent", absent, ABSENT):
+        present = present_classes(c)
+        return present / class_sum(present).clip(min=1)
+    choose("average", average, AVERAGES)
     raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
-
-
-def averaged_counts(
-    c: Confusion, average: str | None, positive: int, absent: str, *counts: Array
-) -> tuple[Sequence[Array], Array | float]:
-    """The counts of each class and the weights of the classes, or for a micro average the sums of the counts and 1."""
-    if average == "micro":
-        return [class_sum(x) for x in counts], 1.0
-    return counts, class_shares(c, average, positive, absent)
 
 
 def share_of_hits(
@@ -119,18 +116,22 @@ def share_of_hits(
     The hits of a class are the diagonal, or with `negatives` the true negatives.
     """
     gain, of_missed, of_false = weights
-    hits, missed, false_positives, total = c.diagonal, c.missed, c.false_positives, class_sum(c.actual)
+    hits, missed, false_positives, total = c.diagonal, c.missed, c.false_positives, c.actual.sum(-1, keepdims=True)
     if negatives:  # a difference of what is in the denominator, so that small ones stay accurate
         counts, errors = (c.actual, false_positives) if of_false else (c.predicted, missed)
-        hits = at_least(class_sum(counts) - counts - errors, 0.0)
+        hits = (class_sum(counts) - counts - errors).clip(min=0)
     part = gain * hits
     whole = part + of_missed * missed + of_false * false_positives
-    (part, whole), shares = averaged_counts(c, average, positive, absent, part, whole)
+    if average == "micro":
+        part, whole, shares = class_sum(part), class_sum(whole), 1.0
+    else:
+        shares = class_shares(c, average, positive, absent)
     whole = divisor(whole, total)
-    values, weight = part / whole, shares / whole
-    by_hits, by_false = gain * (1 - values) * weight, -of_false * values * weight
-    by_diagonal = by_hits + (of_missed + of_false) * values * weight
+    values, by_part = part / whole, shares / whole
+    by_whole = values * by_part
+    by_hits, by_false = gain * (by_part - by_whole), -of_false * by_whole
     value = values if average == "none" else (values * shares).sum(-1)
+    by_diagonal = by_hits + (of_missed + of_false) * by_whole
     return Sloped(value, by_diagonal, by_false - by_hits if negatives else by_false)
 
 
@@ -186,9 +187,11 @@ npv = of_ratio("npv", (1, 1, 0), negatives=True)
 @scored
 def fowlkes_mallows(c: Confusion, average: str | None = None, positive: int = 1, absent: str = "zero") -> Sloped:
     """Geometric mean of precision and recall, s / sqrt(t q); its slope by q is -1/2 s / (q sqrt(t q))."""
-    total = class_sum(c.actual)
-    counts, shares = averaged_counts(c, average, positive, absent, c.diagonal, c.actual, c.predicted)
-    diagonal, actual, predicted = counts
+    total, diagonal, actual, predicted = class_sum(c.actual), c.diagonal, c.actual, c.predicted
+    if average == "micro":
+        diagonal, actual, predicted, shares = class_sum(diagonal), total, class_sum(predicted), 1.0
+    else:
+        shares = class_shares(c, average, positive, absent)
     predicted = divisor(predicted, total)
     factor = divisor(actual, total) ** -0.5 * predicted**-0.5
     values, weight = diagonal * factor, shares * factor
@@ -212,7 +215,7 @@ def mcc(c: Confusion) -> Sloped:
     scale = U**-0.5 * V**-0.5
     by_diagonal = scale / total
     by_predicted = (q * (covariance / V) - t) * by_diagonal
-    return Sloped(at_least(at_most(covariance * scale, 1), -1)[..., 0], by_diagonal, by_predicted)
+    return Sloped((covariance * scale).clip(-1, 1)[..., 0], by_diagonal, by_predicted)
 
 
 @scored
@@ -227,7 +230,7 @@ def kappa(c: Confusion) -> Sloped:
     score = 1 - missed / expected
     unclamped = score >= -1
     by_predicted = unclamped * missed / expected**2 * (class_sum(c.actual) - c.actual) / total**2
-    value = at_least(score, -1) * (expected < np.inf)
+    value = score.clip(min=-1) * (expected < np.inf)
     return Sloped(value[..., 0], unclamped / (total * expected), by_predicted)
 
 
@@ -239,12 +242,12 @@ def gmean(c: Confusion) -> Sloped:
     floor, so that the other classes keep learning.
     """
     xp, present = library_of(c.actual), present_classes(c)
-    count, actual = at_least(class_sum(present), 1), divisor(c.actual, class_sum(c.actual))
+    count, actual = class_sum(present).clip(min=1), divisor(c.actual, class_sum(c.actual))
     recalls = c.diagonal / actual
-    clamped = at_least(recalls, RECALL_FLOOR)
+    clamped = recalls.clip(min=RECALL_FLOOR)
     mean = xp.exp(class_sum(xp.log(clamped) * present) / count)
-    missed_entirely = class_sum((recalls <= RECALL_FLOOR) * present) > 0
-    value = mean - constant(mean * missed_entirely)
+    lost = mean * (class_sum((recalls <= RECALL_FLOOR) * present) > 0)
+    value = mean - (lost.detach() if hasattr(lost, "detach") else lost)
     return Sloped(value[..., 0], mean / count / clamped / actual * (recalls >= RECALL_FLOOR))
 
 
@@ -253,7 +256,7 @@ def youden(c: Confusion) -> Sloped:
     """Youden's J, TPR + TNR - 1; with k classes that have samples, (k balanced accuracy - 1) / (k - 1); 0 for k = 1."""
     score = share_of_hits(c, (1, 1, 0), "macro", 1, "ignore")
     k = class_sum(present_classes(c))
-    scale = (k > 1) / at_least(k - 1, 1)
+    scale = (k > 1) / (k - 1).clip(min=1)
     return Sloped((scale * (k * score.value[..., None] - 1))[..., 0], score.by_diagonal * scale * k)
 
 

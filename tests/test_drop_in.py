@@ -14,7 +14,6 @@ from torchmetrics.functional import classification as theirs
 
 from east import METRICS, MetricLoss, losses
 from east.losses import WMW, CrossEntropy, Dice, Focal, SigmoidF1
-from east.losses.inputs import is_tracing
 
 FAMILY = [CrossEntropy(), Focal(), Dice(), SigmoidF1(), MetricLoss("f1"), MetricLoss("mcc"), MetricLoss("gmean"),
           MetricLoss("f1", threshold=[0.3, 0.6]), MetricLoss("f1", step="sigmoid", threshold=0.5)]  # fmt: skip
@@ -320,28 +319,6 @@ def test_near_zero_temperature_matches_torchmetrics_multiclass(shape):
             assert float(ours) == pytest.approx(1 - float(wanted), abs=1e-4), (name, average)
 
 
-BINARY = {
-    "f1": theirs.binary_f1_score,
-    "precision": theirs.binary_precision,
-    "recall": theirs.binary_recall,
-    "specificity": theirs.binary_specificity,
-    "jaccard": theirs.binary_jaccard_index,
-    "accuracy": theirs.binary_accuracy,
-    "mcc": theirs.binary_matthews_corrcoef,
-    "kappa": theirs.binary_cohen_kappa,
-}
-
-
-@pytest.mark.parametrize("shape", [(40,), (3, 1, 4, 4)], ids=["binary", "binary segmentation"])
-def test_near_zero_temperature_matches_torchmetrics_binary(shape):
-    for k, (labels, predictions, _) in enumerate(cases(shape, 2, seed=len(shape))):
-        logits = torch.where(predictions == 1, 3.0, -3.0)
-        for name in [*BINARY][k % 2 :: 2]:
-            wanted = BINARY[name](predictions, labels, ignore_index=-100)
-            ours = MetricLoss(name, temperature=HARD)(logits, labels)
-            assert float(ours) == pytest.approx(1 - float(wanted), abs=1e-4), name
-
-
 MULTILABEL = {
     "f1": theirs.multilabel_f1_score,
     "precision": theirs.multilabel_precision,
@@ -456,7 +433,7 @@ def test_an_error_says_what_to_write_instead(loss, case):
 
 def test_ap_perf_refuses_soft_labels():
     pytest.importorskip("ap_perf")
-    with pytest.raises(ValueError, match="APPerf: expected class labels, got soft targets"):
+    with pytest.raises(ValueError, match="APPerf: expected no weights and no soft targets"):
         losses.APPerf()(z[:, 0], torch.rand(6))
 
 
@@ -472,14 +449,6 @@ def test_repr_shows_metric_average_and_step():
 
 
 # Degenerate batches in float32
-
-
-def test_one_class_has_specificity_0_and_no_gradient():
-    """1,024 standard normal logits, all of class 0, near zero temperature: nothing is negative, and 0/0 is 0."""
-    logits = torch.randn(1024, 2, generator=torch.Generator().manual_seed(0))
-    value, gradient = value_and_gradient(MetricLoss("specificity", temperature=0.02), logits, torch.zeros(1024).long())
-    assert 0.5 <= float(value) <= 1
-    assert gradient.norm() < 1
 
 
 STEPS = [
@@ -564,16 +533,6 @@ def test_margins_and_matrix_agree_at_the_highest_temperature(classes, threshold)
     assert float(loss(logits, torch.zeros(32).long())) == pytest.approx(1, abs=1e-3)
 
 
-def test_sigmoid_memberships_of_many_classes_sum_to_1():
-    """20 classes at slope 73: every step is below 1e-12, where a plain division would lose the sample."""
-    logits = torch.randn(50, 20, generator=torch.Generator().manual_seed(0))
-    loss = MetricLoss("f1", step="sigmoid", slope=73.0, threshold=0.5)
-    torch.testing.assert_close(loss.memberships(logits).sum(-1), torch.ones(50))
-    p = logits.double().softmax(-1)
-    steps = 1 / (1 + torch.exp(-73 * (p - 0.5)))
-    torch.testing.assert_close(loss.memberships(logits.double()), steps / steps.sum(-1, keepdim=True))
-
-
 def test_a_class_that_is_never_found_makes_the_geometric_mean_0():
     """One class of ten is never found: 0, as for hard decisions; the other classes keep their gradient."""
     labels = torch.arange(100) % 10
@@ -591,13 +550,6 @@ def test_fowlkes_mallows_tends_to_its_metric():
     value, gradient = value_and_gradient(MetricLoss("fowlkes_mallows", temperature=1e-3), logits, labels)
     assert float(value) == pytest.approx(1 - (8 + math.sqrt(0.5)) / 10, abs=2e-3)
     assert gradient.norm() < 1e3
-
-
-def test_tracing_is_noticed():
-    asked = []
-    torch.func.vmap(lambda x: asked.append(is_tracing()) or x)(torch.zeros(2))
-    assert asked == [True]
-    assert not is_tracing()
 
 
 def peak_memory(loss, logits, labels):
@@ -629,16 +581,6 @@ def test_segmentation_needs_less_memory_than_a_plain_soft_dice():
         assert logits.nbytes <= peak <= of_dice, (peak / logits.nbytes, of_dice / logits.nbytes)
 
 
-@pytest.mark.parametrize(
-    ("options", "beta"),
-    [({"multilabel": True}, beta) for beta in ([0.5, 2.0], -1, math.inf, {"a": 2.0}, "2")]
-    + [({"classes": ["a", "b"]}, beta) for beta in ([1, math.inf], {"b": math.inf}, {"b": -1.0}, math.nan)],
-)
-def test_a_beta_that_would_be_misread_is_refused(options, beta):
-    with pytest.raises(ValueError, match="beta: expected"):
-        MetricLoss("fbeta", beta=beta, **options)
-
-
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])
 def test_weights_are_checked_however_they_come_in(bad):
     logits, labels, weights = torch.zeros(3, 2), torch.tensor([[0, 1], [1, 0], [1, 1]]), torch.ones(3, 2)
@@ -650,8 +592,3 @@ def test_weights_are_checked_however_they_come_in(bad):
     ):
         with pytest.raises(ValueError, match="weights: expected finite numbers of at least 0"):
             call()
-
-
-def test_an_empty_batch_shows_both_shapes():
-    with pytest.raises(ValueError, match=r"got logits of shape \(4, 2\) and labels of shape \(0,\)"):
-        MetricLoss("f1")(torch.zeros(4, 2), torch.zeros(0, dtype=torch.long))

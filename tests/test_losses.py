@@ -129,13 +129,6 @@ def released_sigmoid():
     return sig(k=10)
 
 
-def test_the_released_form_is_the_papers_only_at_one_half():
-    z, y = batch(40, 2)
-    half = MetricLoss("f1", threshold=[0.5], average="positive")(z, y)
-    torch.testing.assert_close(ReleasedBtG(threshold=[0.5])(z, y), half, atol=1e-5, rtol=0)
-    assert (ReleasedBtG()(z, y) - build("btg_f1")(z, y)).abs() > 0.01
-
-
 def test_anyloss_follows_its_formulas():
     """A = 1 / (1 + exp(-73 (p - 0.5))); scores of arXiv 2405.14745 with N the batch."""
     z, y = batch(40, 2, dtype=torch.float64, scale=0.1)
@@ -359,19 +352,6 @@ def test_no_batch_breaks_a_loss(name):
             assert_finite(alone, *cases["one sample"], None)
 
 
-@pytest.mark.parametrize("metric", sorted(METRICS.keys()))
-def test_no_batch_breaks_a_metric(metric):
-    for d in (2, 5):
-        cases = degenerate(d)
-        z, y, names = together(cases)
-        costs = {"costs": torch.ones(d, d)} if metric == "cost" else {}
-        for parameters in ({}, {"threshold": 0.5, "step": "sigmoid"}, {"threshold": TENTHS}, {"step": "none"}):
-            loss = MetricLoss(metric, **parameters, **costs)
-            values = assert_finite(loss.per_trial, z, y, None)
-            assert_finite(loss, *cases["one sample"], None)
-            torch.testing.assert_close(values, torch.stack([loss(*cases[case]) for case in names]), atol=1e-5, rtol=0)
-
-
 @pytest.mark.parametrize("name", CONFIGS)
 def test_half_precision_is_computed_in_float32(name):
     d = classes_of(name, 4)
@@ -490,11 +470,6 @@ def test_every_member_may_have_its_own_temperature():
             torch.testing.assert_close(together[k], loss(z[k], y[k]))
 
 
-def test_the_highest_temperature_is_accepted_in_float32():
-    with pytest.warns(UserWarning, match="above 0.25"):
-        MetricLoss("f1", temperature=torch.tensor([0.4, 0.1]))
-
-
 @pytest.mark.parametrize("d", [3, 70])
 def test_a_detached_threshold_changes_only_the_gradient(d):
     z, y = batch(30, d)
@@ -567,11 +542,6 @@ def test_the_positive_class_comes_from_the_data():
         build_loss(CONFIGS["anyloss"], names)
 
 
-def test_thresholds_may_be_an_array():
-    assert MetricLoss("f1", threshold=np.array([0.25, 0.5])).threshold == (0.25, 0.5)
-    assert MetricLoss("f1", threshold=torch.tensor(0.5)).threshold == 0.5
-
-
 def test_a_config_may_hold_parameters_of_a_metric():
     z, y = batch(30, 2)
     costs = [[0, 1], [50, 0]]
@@ -603,15 +573,10 @@ def trained(loss, x, y, d, steps=150):
     return net(x).argmax(-1)
 
 
-@pytest.mark.parametrize("loss", [Dice(), MetricLoss("f1"), MetricLoss("mcc"), CrossEntropy()])
+@pytest.mark.parametrize("loss", [Dice(), MetricLoss("mcc")])
 def test_ten_classes_are_learned(loss):
     x, y = toy(10, noise=0.2)
     assert (trained(loss, x, y, 10) == y).float().mean() > 0.85
-
-
-def test_released_dice_learns_nothing():
-    x, y = toy(10, noise=0.2)
-    assert (trained(ReleasedDice(), x, y, 10) == y).float().mean() < 0.3
 
 
 def test_raising_beta_of_a_class_raises_its_recall():
@@ -627,79 +592,88 @@ def test_raising_beta_of_a_class_raises_its_recall():
 
 
 z4, y4 = batch(6, 4)
-WRONG = {
-    "label too large": (lambda: MetricLoss("f1")(z4, y4 + 4), ("labels", "0 to 3", "4 to")),
-    "negative label": (lambda: MetricLoss("f1")(z4, y4 - 4), ("labels", "0 to 3", "-4 to")),
-    "integer logits": (lambda: MetricLoss("f1")(y4, y4), ("floating-point logits", "torch.int64")),
-    "no dimensions": (lambda: MetricLoss("f1")(z4[0, 0], y4[0]), ("at least one sample",)),
-    "weights of wrong shape": (lambda: MetricLoss("f1")(z4, y4, torch.ones(5)), ("weights", "(6,)", "(5,)")),
-    "weights per class": (lambda: CrossEntropy()(z4, y4, torch.ones(4)), ("weights", "(6,)", "(4,)")),
-    "unknown metric": (lambda: MetricLoss("mc"), ("metric 'mc'", "did you mean 'mcc'", "kappa")),
-    "unknown step": (lambda: MetricLoss("f1", step="liner"), ("step 'liner'", "did you mean 'linear'", "none")),
-    "temperature 0": (lambda: MetricLoss("f1", temperature=0.0), ("0 < T <= 0.4", "0.0")),
-    "temperature 0.5": (lambda: MetricLoss("f1", temperature=0.5), ("0 < T <= 0.4", "0.5")),
-    "temperature nan": (lambda: MetricLoss("f1", temperature=math.nan), ("0 < T <= 0.4", "nan")),
-    "one temperature": (lambda: MetricLoss("f1", temperature=torch.tensor([0.1, 0.5])), ("0 < T <= 0.4", "0.5")),
-    "set temperature": (lambda: setattr(MetricLoss("f1"), "temperature", 1.0), ("0 < T <= 0.4", "1.0")),
-    "temperatures": (
-        lambda: MetricLoss("f1", temperature=torch.tensor([0.1, 0.2]))(z4, y4),
-        ("temperature", "()", "(2,)"),
-    ),
-    "beta of nobody": (
-        lambda: MetricLoss("fbeta", beta={"dgo": 2}, classes=["cat", "dog"]),
-        ("class 'dgo'", "did you mean 'dog'", "cat"),
-    ),
-    "beta without names": (lambda: MetricLoss("fbeta", beta={"dog": 2}), ("'dog'", "`classes`")),
-    "beta of too few": (lambda: MetricLoss("fbeta", beta=[1, 2])(z4, y4), ("beta", "shape () or (4,)", "(2,)")),
-    "positive of nobody": (
-        lambda: MetricLoss("f1", average="positive", positive="fog", classes=["cat", "frog"]),
-        ("class 'fog'", "did you mean 'frog'"),
-    ),
-    "positive too large": (
-        lambda: MetricLoss("f1", average="positive", positive=4)(z4, y4),
-        ("positive class 4", "0 to 3"),
-    ),
-    "average of labels": (
-        lambda: MetricLoss("f1", multilabel=True, average="positive"), ("average 'positive'", "macro", "samples")),
-    "samples of mcc": (
-        lambda: MetricLoss("mcc", multilabel=True, average="samples"), ("average 'samples'", "weighted")),
-    "positive of labels": (lambda: MetricLoss("f1", multilabel=True, positive=1), ("positive", "multilabel=True")),
-    "average samples alone": (lambda: MetricLoss("f1", average="samples"), ("average 'samples'", "micro")),
-    "average of mcc": (
-        lambda: MetricLoss("mcc", average="micro"), ("unknown parameter of mcc 'average': it takes no parameters",)),
-    "no ignore_index": (lambda: MetricLoss("f1", ignore_index=None), ("ignore_index", "integer", "None")),
-    "labels of another shape": (
-        lambda: MetricLoss("f1", multilabel=True)(z4, y4),
-        ("expected logits and labels of the same shape [n, L, ...], got (6, 4) and",)),
-    "average none": (lambda: MetricLoss("f1", average="none"), ("average 'none'", "macro", "positive", "weighted")),
-    "unknown absent": (lambda: MetricLoss("f1", absent="skip"), ("absent 'skip'", "ignore", "zero")),
-    "absent of mcc": (lambda: MetricLoss("mcc", absent="ignore"), ("absent='ignore'", "does not apply")),
-    "unknown parameter": (lambda: MetricLoss("f1", bta=2), ("parameter of f1 'bta'", "average")),
-    "threshold 1": (lambda: MetricLoss("f1", threshold=1.0), ("threshold", "between 0 and 1", "1.0")),
-    "threshold word": (lambda: MetricLoss("f1", threshold="dynamc"), ("'dynamic'", "'dynamc'")),
-    "no thresholds": (lambda: MetricLoss("f1", threshold=[]), ("threshold", "list", "[]")),
-    "slope of linear": (lambda: MetricLoss("f1", slope=3.0), ("slope", "sigmoid", "3.0", "'linear'")),
-    "negative slope": (lambda: MetricLoss("f1", step="sigmoid", slope=-1.0), ("slope", "positive", "-1.0")),
-    "gather": (lambda: MetricLoss("f1", gather="maybe"), ("gather", "'auto'", "'maybe'")),
-    "metric of many numbers": (lambda: MetricLoss(lambda c: c.diagonal)(z4, y4), ("one number", "()", "(4,)")),
-    "area of one threshold": (lambda: AUROCLoss(threshold=0.5), ("list of thresholds", "0.5")),
-    "area without a step": (lambda: AUROCLoss(step="none"), ("a step", "'none'")),
-    "balanced without labels": (lambda: build_loss(CONFIGS["ce_weighted"], "ab"), ("balanced", "training labels")),
-    "class weights": (lambda: CrossEntropy([1.0, 2.0])(z4, y4), ("class_weights", "expected 4", "got 2")),
-    "unknown parameter of a baseline": (
-        lambda: build_loss(CONFIGS["wmw"] | {"gama": 1}, "ab"),
-        ("parameter of WMW 'gama'", "did you mean 'gamma'", "power"),
-    ),
-}  # fmt: skip
+POSITIVE = {"metric": "f1", "average": "positive"}
+REFUSED = [  # parameters, and what the message names
+    ({"metric": "mc"}, "metric 'mc', did you mean 'mcc'.*kappa"),
+    ({"step": "liner"}, "step 'liner', did you mean 'linear'.*none"),
+    *(({"temperature": T}, f"0 < T <= 0.4, got.*{T}") for T in (0.0, 0.5, math.nan)),
+    ({"temperature": torch.tensor([0.1, 0.5])}, "0 < T <= 0.4"),
+    ({"temperature": "0.1"}, "got '0.1'"),
+    ({"metric": "fbeta", "beta": {"dgo": 2}, "classes": ["cat", "dog"]}, "class 'dgo', did you mean 'dog'"),
+    ({"metric": "fbeta", "beta": {"dog": 2}}, "'dog'.*`classes`"),
+    *(({"metric": "fbeta", "beta": beta}, "beta: expected a number of at least 0") for beta in (-1, math.nan)),
+    *(({"metric": "fbeta", "beta": [1, b, 1]}, "beta: expected finite numbers") for b in (-2, math.nan, math.inf)),
+    *(({"metric": "fbeta", "beta": {"b": b}, "classes": "ab"}, "beta: expected finite") for b in (-1.0, math.inf)),
+    *(({"metric": "fbeta", "beta": b, "multilabel": True}, "beta: expected") for b in ([0.5, 2], -1, {"a": 2.0}, "2")),
+    ({**POSITIVE, "positive": "fog", "classes": ["cat", "frog"]}, "class 'fog', did you mean 'frog'"),
+    *(({**POSITIVE, "positive": k}, f"the index or name of a class, got {k}") for k in (True, 1.5)),
+    ({"metric": "f1_macro", "positive": 0}, "expected average='positive' with it"),
+    ({**POSITIVE, "multilabel": True}, "average 'positive'.*macro.*samples"),
+    ({"metric": "mcc", "multilabel": True, "average": "samples"}, "average 'samples'.*weighted"),
+    ({"multilabel": True, "positive": 1}, "positive.*multilabel=True"),
+    ({"average": "samples"}, "average 'samples'.*micro"),
+    ({"metric": "mcc", "average": "micro"}, "unknown parameter of mcc 'average': it takes no parameters"),
+    ({"ignore_index": None}, "ignore_index.*integer.*None"),
+    ({"average": "none"}, "average 'none'.*macro.*positive"),
+    ({"absent": "skip"}, "absent 'skip'.*ignore, zero"),
+    ({"metric": "mcc", "absent": "ignore"}, "absent='ignore' does not apply"),
+    ({"bta": 2}, "parameter of f1 'bta'.*average"),
+    ({"threshold": 1.0}, "threshold.*between 0 and 1.*1.0"),
+    ({"threshold": "dynamc"}, "'dynamic'.*'dynamc'"),
+    ({"threshold": []}, r"threshold.*list.*\[\]"),
+    ({"slope": 3.0}, "slope.*sigmoid.*3.0.*'linear'"),
+    ({"step": "sigmoid", "slope": -1.0}, "slope.*positive.*-1.0"),
+    ({"gather": "maybe"}, "gather.*'auto'.*'maybe'"),
+    ({"metric": "cost"}, "cost needs costs"),
+    ({"metric": "cost", "costs": [[0, math.nan], [1, 0]]}, "costs: expected finite numbers"),
+]
+WEIGHTS = torch.ones(6)
+REFUSED_INPUT = [  # a loss, its arguments, and what the message names
+    (MetricLoss(), (z4, y4 + 4), "labels.*0 to 3.*4 to"),
+    (MetricLoss(), (z4, y4 - 4), "labels.*0 to 3.*-4 to"),
+    (MetricLoss(), (y4, y4), "floating-point logits.*torch.int64"),
+    (MetricLoss(), (z4.numpy(), y4.numpy()), "expected tensors, got logits"),
+    (MetricLoss(), (z4[0, 0], y4[0]), "at least one sample"),
+    (MetricLoss(), (z4, torch.nn.functional.one_hot(y4, 4)), r"are ambiguous: .* for one-hot labels use labels.argmax"),
+    (MetricLoss(), (z4, y4, torch.ones(5)), r"weights.*\(6,\).*\(5,\)"),
+    *((loss, (z4, y4, w * WEIGHTS), "weights: expected finite numbers of at least 0")
+      for loss in (MetricLoss(), MetricCrossEntropy()) for w in (-1.0, math.nan, math.inf)),
+    (MetricLoss(temperature=torch.tensor([0.1, 0.2])), (z4, y4), r"temperature.*\(\).*\(2,\)"),
+    (MetricLoss("fbeta", beta=[1, 2]), (z4, y4), r"beta: expected shape \(\) or \(4,\), got \(2,\)"),
+    (MetricLoss("f1", average="positive", positive=4), (z4, y4), "positive class 4.*0 to 3"),
+    (MetricLoss("f1", multilabel=True), (z4, y4), r"the same shape \[n, L, ...\], got \(6, 4\) and"),
+    (MetricLoss(lambda c: c.diagonal), (z4, y4), "one number per leading index"),
+    (CrossEntropy([1.0, 2.0]), (z4, y4), "class_weights: expected 4, got 2"),
+    *((loss("f1", classes=["a", "b"]), (z4, y4), "expected 4 names, one per class of the logits, got 2")
+      for loss in (MetricLoss, MetricCrossEntropy)),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", WRONG)
-def test_wrong_input_raises_with_what_was_expected_and_what_came(case):
-    call, words = WRONG[case]
-    with pytest.raises(ValueError) as error:
+@pytest.mark.parametrize("parameters, message", REFUSED)
+def test_wrong_parameters_are_named(parameters, message):
+    with pytest.raises(ValueError, match=message):
+        MetricLoss(**parameters)
+
+
+@pytest.mark.parametrize("loss, arguments, message", REFUSED_INPUT)
+def test_wrong_input_is_named(loss, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        loss(*arguments)
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda: setattr(MetricLoss("f1"), "temperature", 1.0), "0 < T <= 0.4, got 1.0"),
+        (lambda: AUROCLoss(threshold=0.5), "list of thresholds.*0.5"),
+        (lambda: AUROCLoss(step="none"), "a step.*'none'"),
+        (lambda: build_loss(CONFIGS["ce_weighted"], "ab"), "balanced.*training labels"),
+        (lambda: build_loss(CONFIGS["wmw"] | {"gama": 1}, "ab"), "parameter of WMW 'gama', did you mean 'gamma'"),
+    ],
+)
+def test_other_mistakes_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
         call()
-    message = str(error.value)
-    assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -729,41 +703,6 @@ def test_a_resumed_training_keeps_its_temperature():
     assert other.temperature.tolist() == pytest.approx([0.1, 0.05])
 
 
-@pytest.mark.parametrize(
-    "parameters, message",
-    [
-        ({"metric": "f1_macro", "positive": 0}, "expected average='positive' with it"),
-        ({"metric": "f1", "average": "positive", "positive": True}, "the index or name of a class, got True"),
-        ({"metric": "fbeta", "beta": -1}, "beta: expected a number of at least 0"),
-        ({"metric": "fbeta", "beta": float("nan")}, "beta: expected a number of at least 0"),
-        ({"metric": "cost"}, "cost needs costs"),
-        ({"metric": "fbeta", "beta": [1, -2, 1]}, "beta: expected finite numbers of at least 0"),
-        ({"metric": "fbeta", "beta": [1, float("nan"), 1]}, "beta: expected finite numbers of at least 0"),
-        ({"metric": "cost", "costs": [[0, float("nan")], [1, 0]]}, "costs: expected finite numbers"),
-        ({"metric": "f1", "average": "positive", "positive": 1.5}, "the index or name of a class, got 1.5"),
-        ({"metric": "f1", "temperature": "0.1"}, "got '0.1'"),
-    ],
-)
-def test_parameters_that_make_no_sense_are_refused(parameters, message):
-    with pytest.raises(ValueError, match=message):
-        MetricLoss(**parameters)
-
-
-@pytest.mark.parametrize("loss", [MetricLoss, MetricCrossEntropy])
-def test_class_names_must_fit_the_logits(loss):
-    with pytest.raises(ValueError, match="expected 3 names, one per class of the logits, got 2"):
-        loss("f1", classes=["a", "b"])(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
-
-
-@pytest.mark.parametrize("loss", [MetricLoss("f1"), MetricCrossEntropy("f1")], ids=type)
-@pytest.mark.parametrize("weight", [float("nan"), float("inf"), -1.0])
-def test_weights_are_finite_and_not_negative(loss, weight):
-    weights = torch.tensor([1.0, weight, 1.0])
-    with pytest.raises(ValueError, match="weights: expected finite numbers of at least 0, got"):
-        loss(torch.randn(3, 2, requires_grad=True), torch.tensor([0, 1, 0]), weights)
-    assert getattr(loss, "counts", None) is None
-
-
 def test_a_sample_that_no_cosine_step_reaches_keeps_its_probabilities():
     """At a threshold of 0.5, a sample without a probability above 0.4 is below every step of half-width 1/10."""
     loss, logits = MetricLoss("f1", step="cosine", threshold=0.5), torch.randn(50, 20, dtype=torch.float64)
@@ -782,12 +721,3 @@ def test_soft_targets_work_under_vmap(shape):
     logits = torch.randn(2, *shape)
     together = torch.func.vmap(MetricLoss("f1"))(logits, logits.softmax(2))
     torch.testing.assert_close(together, torch.stack([MetricLoss("f1")(z, z.softmax(1)) for z in logits]))
-
-
-def test_one_hot_labels_and_arrays_are_refused():
-    logits, labels = torch.randn(6, 3), torch.tensor([0, 1, 2, 0, 1, 2])
-    with pytest.raises(ValueError, match=r"are ambiguous: .* for one-hot labels use labels.argmax\(1\)"):
-        MetricLoss("f1")(logits, torch.nn.functional.one_hot(labels))
-    with pytest.raises(ValueError, match="expected tensors, got logits"):
-        MetricLoss("f1")(logits.numpy(), labels.numpy())
-    assert MetricLoss("f1").per_trial(torch.randn(2, 6, 1), torch.tensor([[0, 1, 1, 0, 1, 0]] * 2)).shape == (2,)

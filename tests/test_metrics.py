@@ -177,13 +177,6 @@ def test_a_class_within_rounding_of_the_total_is_absent(name):
     torch.testing.assert_close(*results)
 
 
-def test_the_unit_of_the_disagreements_does_not_matter():
-    c = golden_batch(0.2, torch.float64)
-    disagreement = torch.tensor([[0.0, 1, 4], [1, 0, 1], [4, 1, 0]])
-    for unit in (1e-15, 1.0, 1e15):
-        torch.testing.assert_close(metrics.quadratic_kappa(c, unit * disagreement), metrics.quadratic_kappa(c))
-
-
 @pytest.mark.parametrize("name", METRICS)
 def test_counts_and_the_matrix_give_the_same_score_and_only_two_metrics_need_the_matrix(name):
     generator = torch.Generator().manual_seed(0)
@@ -216,14 +209,6 @@ def test_degenerate_counts_have_finite_scores_and_gradients(name, matrix):
     score.backward()
     assert score.isfinite()
     assert counts.grad.isfinite().all()
-
-
-def test_one_class_has_no_correlation_despite_rounding():
-    """In float32, diagonal and column sums are added in different orders; their difference must not be amplified."""
-    memberships = torch.randn(20, 1000, 7, generator=torch.Generator().manual_seed(0)).softmax(-1)
-    c = Confusion.from_memberships(memberships, torch.zeros(20, 1000, dtype=torch.long))
-    assert (metrics.mcc(c) == 0).all()
-    assert metrics.kappa(c).abs().max() < 1e-5
 
 
 def test_rare_classes_are_not_treated_as_absent():

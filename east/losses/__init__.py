@@ -7,17 +7,6 @@ from east.losses.metric_loss import AUROCLoss, MetricLoss
 from east.losses.released import ReleasedBtG, ReleasedDice, ReleasedWMW
 
 __all__ = [
-    "WMW",
-    "APPerf",
-    "AUROCLoss",
-    "CrossEntropy",
-    "Dice",
-    "Focal",
-    "Loss",
-    "MetricCrossEntropy",
-    "MetricLoss",
-    "ReleasedBtG",
-    "ReleasedDice",
-    "ReleasedWMW",
-    "SigmoidF1",
-]
+    "WMW", "APPerf", "AUROCLoss", "CrossEntropy", "Dice", "Focal", "Loss", "MetricCrossEntropy", "MetricLoss",
+    "ReleasedBtG", "ReleasedDice", "ReleasedWMW", "SigmoidF1",
+]  # fmt: skip

@@ -39,24 +39,12 @@ class ClassWeighted(Loss):
 class CrossEntropy(ClassWeighted):
     """Softmax cross-entropy; with class weights the weighted mean, as in torch."""
 
-    takes_soft_targets = True
-
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
-        if labels.is_floating_point():
-            return self.soft_target_value(logits, labels, weights)
         values = -log_likelihood(logits, labels)
         if self.class_weights is not None:
             class_weights = self.weights_of(labels, logits)
             weights = class_weights if weights is None else class_weights * weights
         return mean_over_samples(values, weights)
-
-    def soft_target_value(self, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
-        """Mean of -sum_j t_j log p_j for targets t [n, d]; weights are divided by their sum, as for class indices."""
-        if weights is not None:
-            targets = targets * weights.unsqueeze(-1)
-        if self.class_weights is not None:
-            targets = targets * self.weights_of(torch.arange(logits.shape[-1], device=logits.device), logits)
-        return ratio(-(targets * logits.log_softmax(-1)).sum((-2, -1)), targets.sum((-2, -1)))
 
 
 class Focal(ClassWeighted):
@@ -138,8 +126,6 @@ class APPerf(Loss):
     `block` samples are solved in blocks and their results summed. The package's own layer has the gradient of n L.
     """
 
-    takes_weights = False
-
     def __init__(self, beta: float = 1.0, max_iter: int = 50, block: int = 20):
         super().__init__()
         try:
@@ -153,8 +139,8 @@ class APPerf(Loss):
 
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         check_binary(self, logits)
-        if weights is not None:
-            raise ValueError("APPerf: expected no weights; it has no weighted form")
+        if weights is not None and not (weights == 1).all():
+            raise ValueError("APPerf: expected no weights and no soft targets; it has no weighted form")
         z = logits[..., 1] - logits[..., 0]
         y = labels.to(z.dtype)
         n = z.shape[-1]

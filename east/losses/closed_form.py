@@ -28,21 +28,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from east.arrays import (
-    Array,
-    as_array,
-    as_tensor,
-    at_least,
-    at_most,
-    expanded,
-    in_float64,
-    indicator,
-    library_of,
-    one_hot,
-    reverse,
-    sums_at,
-    taken,
-)
+from east.arrays import Array, as_array, as_tensor, cast, in_float64, library_of, one_hot, sums_at
 from east.losses.steps import dynamic_shape, half_width, linear
 from east.metrics import Sloped
 
@@ -50,7 +36,7 @@ FEW_CLASSES = 32  # rows shorter than this are slow to reduce: samples lie side 
 
 
 class Counts(NamedTuple):
-    """Soft counts [..., d], summed without differences; see Confusion."""
+    """Soft counts [..., d], or [k, ..., d] at k thresholds, summed without differences; see Confusion."""
 
     diagonal: Array
     missed: Array
@@ -69,200 +55,133 @@ class Form(NamedTuple):
 
 
 Gradient = Callable[[Array, Array], Tensor]  # of the slopes D and P, shaped as the counts, to that of the logits
-Score = Callable[[Array, Array, Array], Sloped]  # a loss of the counts and its slopes D and P
+Score = Callable[[Counts], Sloped]  # a loss of the counts and its slopes D and P
 
 
-def soft_counts(logits: Tensor, labels: Tensor, weights: Tensor | None, form: Form) -> Counts:
-    """Soft counts of logits [..., n, d], labels [..., n] and weights [..., n]: [..., d], or [k, ..., d].
+class SoftLoss(Function):
+    """A loss [...] of the soft counts of logits [..., n, d], labels [..., n] and weights [..., n]: one autograd node.
 
-    Eq. 4-5, arXiv 2405.20954; with a list of thresholds, section 4 of Bridging the Gap.
+    Eq. 4-5, arXiv 2405.20954; with a list of thresholds, section 4 of Bridging the Gap. Forward computes the gradient,
+    while its inputs are in memory, and backward only scales it.
     """
-    return Counts(*_Counts.apply(logits, labels, weights, form))
-
-
-def soft_loss(logits: Tensor, labels: Tensor, weights: Tensor | None, form: Form, score: Score) -> Tensor:
-    """A loss [...] of the soft counts whose slopes are known, as a single autograd node."""
-    return _Loss.apply(logits if torch.is_grad_enabled() else logits.detach(), labels, weights, form, score)
-
-
-class _Loss(Function):
-    """Forward computes the gradient, while its inputs are in memory, and backward only scales it."""
 
     @staticmethod
     def forward(ctx, logits, labels, weights, form, score):
-        logits = logits.detach()
-        counts, gradient = count(logits, labels, weights, form)
-        loss, D, P = score(*counts)
-        D, P = expanded(D, counts.diagonal), expanded(P, counts.diagonal)  # they may be equal for all classes
+        counts, gradient = count(logits.detach(), labels, weights, form)
+        loss, D, P = score(counts)
         ctx.save_for_backward(gradient(D, P) if ctx.needs_input_grad[0] else None)
-        return as_tensor(indicator(loss, as_array(logits)))
+        return torch.as_tensor(loss, dtype=logits.dtype, device=logits.device)
 
     @staticmethod
     def backward(ctx, upstream):
-        refuse_second_derivative()
+        if torch.is_grad_enabled():  # create_graph=True: the second derivative would be 0
+            raise RuntimeError(
+                "MetricLoss's closed form has no second derivative; instead, compute the metric of "
+                "Confusion.from_memberships(loss.memberships(logits), labels), which autograd differentiates throughout"
+            )
         (gradient,) = ctx.saved_tensors
         if not (upstream.is_cpu and upstream.ndim == 0 and upstream.item() == 1):  # as in loss.backward()
             gradient = gradient * (upstream[..., None, None] if upstream.ndim else upstream)
         return gradient, None, None, None, None
 
 
-class _Counts(Function):
-    """For losses whose slopes only autograd knows. Backward counts once more, so that nothing is kept until then."""
-
-    @staticmethod
-    def forward(ctx, logits, labels, weights, form):
-        ctx.save_for_backward(logits, labels, weights)
-        ctx.form = form
-        return tuple(as_tensor(x).to(logits.dtype) for x in count(logits.detach(), labels, weights, form)[0])
-
-    @staticmethod
-    def backward(ctx, by_diagonal, by_missed, by_false_positives):
-        refuse_second_derivative()
-        D = by_diagonal - by_missed - by_false_positives  # if only the diagonal grows, both kinds of errors fall
-        logits = ctx.saved_tensors[0]
-        with torch.autocast(logits.device.type, enabled=False):
-            gradient = count(*ctx.saved_tensors, ctx.form)[1]
-            return gradient(as_array(D), as_array(by_false_positives)), None, None, None
-
-
-def refuse_second_derivative() -> None:
-    """Raise RuntimeError in a backward with create_graph=True: the second derivative would be 0."""
-    if torch.is_grad_enabled():
-        raise RuntimeError(
-            "MetricLoss's closed form has no second derivative; instead, compute the metric of "
-            "Confusion.from_memberships(loss.memberships(logits), labels), which autograd differentiates throughout"
-        )
-
-
 def count(logits: Tensor, labels: Tensor, weights: Tensor | None, form: Form) -> tuple[Counts, Gradient]:
     """Soft counts and their gradient, which may be computed once: it overwrites what counting left."""
-    weights = None if weights is None else as_array(weights.detach())
+    host = logits.is_cpu
+    z, y = (logits.numpy(), labels.numpy()) if host else (logits, labels)
+    w = None if weights is None else weights.detach().numpy() if host else weights.detach()
+    T = form.temperature
+    T = in_float64(as_array(T.detach()))[..., None] if isinstance(T, Tensor) else T
     if logits.shape[-1] == 2:
-        return count_two_classes(as_array(logits).mT, as_array(labels), weights, form)
-    p = logits.mT.softmax(-2).mT if logits.shape[-1] < FEW_CLASSES else logits.softmax(-1)
-    places = Places.of(p.shape, None if isinstance(as_array(p), np.ndarray) else p.device)
-    batch = places, as_array(labels), weights
+        return count_two_classes(z.mT, y, w, T, form.thresholds)
+    side_by_side = logits.shape[-1] < FEW_CLASSES
+    p = logits.movedim(-1, 0).softmax(0).movedim(0, -1) if side_by_side else logits.softmax(-1)
+    places = Places.of(y, p.shape, side_by_side)
     if form.thresholds is None:
-        return count_classes(dynamic_steps(p, places, form), *batch)
-    each = [count_classes(steps_at(p, t, form.temperature), *batch) for t in form.thresholds]
+        return count_classes(p, dynamic_steps(p, places, T, form.detach_threshold), places, y, w)
+    T = as_tensor(T)[..., None].to(p) if isinstance(form.temperature, Tensor) else T
+    each = [count_classes(p, steps_at(p, places, t, T), places, y, w) for t in form.thresholds]
     counts, gradients = zip(*each, strict=True)
-    stacked = (library_of(x[0]).stack(x) for x in zip(*counts, strict=True))
-    return Counts(*stacked), lambda D, P: sum(g(D[k], P[k]) for k, g in enumerate(gradients))
-
-
-class TwoSteps(NamedTuple):
-    """The steps of classes 0 and 1, [2, 1] or [k, ..., 2, 1]; the upper corner of one is 1 - the other's lower corner.
-
-    H rises to T at the corner `lower` with the slope `first`, then over `width` to 1 - T with the slope `middle`.
-    """
-
-    T: float | Array
-    lower: Array
-    width: Array
-    first: Array
-    middle: Array
-
-    @classmethod
-    def of(cls, form: Form, z: Array) -> "TwoSteps":
-        """The steps for logits z [..., 2, n], in their library, dtype and device."""
-        T, device = form.temperature, None if isinstance(z, np.ndarray) else z.device
-        if not isinstance(T, Tensor):
-            return cls.at(form.thresholds, z.ndim, T, z.dtype, device)
-        tau = both_thresholds(form.thresholds, z.ndim, z.dtype, device)
-        return cls.between(tau, in_float64(as_array(T.detach()))[..., None, None], z)
-
-    @classmethod
-    @lru_cache
-    def at(
-        cls, thresholds: tuple[float, ...] | None, ndim: int, T: float, dtype: Any, device: torch.device | None
-    ) -> "TwoSteps":
-        tau = both_thresholds(thresholds, ndim, dtype, device)
-        like = np.empty(0, dtype) if device is None else torch.empty(0, dtype=dtype, device=device)
-        return cls.between(tau, T, like)
-
-    @classmethod
-    def between(cls, tau: Array, T: float | Array, like: Array) -> "TwoSteps":
-        half = half_width(T) * at_most(tau, 1 - tau)
-        lower = tau - half
-        steps = lower, 2 * half, T / lower, (1 - 2 * T) / (2 * half)
-        return cls(T if isinstance(T, float) else indicator(T, like), *(indicator(x, like) for x in steps))
+    stacked = Counts(*(library_of(y).stack(x) for x in zip(*counts, strict=True)))
+    return stacked, lambda D, P: sum(g(D[k], P[k]) for k, g in enumerate(gradients))
 
 
 @lru_cache
-def both_thresholds(thresholds: tuple[float, ...] | None, ndim: int, dtype: Any, device: torch.device | None) -> Array:
-    """The thresholds of classes 0 and 1 for logits of `ndim` dimensions: [2, 1] or [k, ..., 2, 1]."""
-    of_one = np.array(thresholds or 0.5).reshape(-1, *(1,) * (ndim if thresholds else 1))
-    both = np.concatenate((1 - of_one, of_one), -2 if thresholds else 0)
-    return both if device is None else torch.from_numpy(both).to(device, dtype)
+def both_thresholds(thresholds: tuple[float, ...], ndim: int, dtype: Any, device: Any) -> Array:
+    """The thresholds of classes 0 and 1, [k, ..., 2, 1] for logits of `ndim` dimensions; uploaded only once."""
+    both = np.array([(1 - t, t) for t in thresholds]).reshape(-1, *(1,) * (ndim - 2), 2, 1)
+    return both if device == "cpu" else torch.from_numpy(both).to(device, dtype)
 
 
-def count_two_classes(z: Array, labels: Array, weights: Array | None, form: Form) -> tuple[Counts, Gradient]:
-    """Counts of logits z [..., 2, n] as products of memberships and true classes; small ones keep their precision."""
-    xp, steps = library_of(z), TwoSteps.of(form, z)
+def count_two_classes(
+    z: Array, labels: Array, weights: Array | None, T: float | Array, thresholds: tuple[float, ...] | None
+) -> tuple[Counts, Gradient]:
+    """Counts of logits z [..., 2, n] as products of memberships and true classes; small ones keep their precision.
+
+    The step H rises to T at the corner `lower` with the slope `first`, then over `width` to 1 - T with the slope
+    `middle`. The steps of both classes sum to 1, so the upper corner of one is 1 - the other's lower corner.
+    """
+    xp = library_of(z)
+    tau: Any = 0.5 if thresholds is None else both_thresholds(thresholds, z.ndim, z.dtype, z.device)
+    T = T if isinstance(T, float) else T[..., None]
+    half = half_width(T) * (tau if thresholds is None else tau.clip(max=1 - tau))
+    lower, width = tau - half, 2 * half
+    first, middle = T / lower, (1 - 2 * T) / width
+    if not isinstance(lower, float):
+        lower, width, first, middle = (cast(x, z) for x in (lower, width, first, middle))
+        T = T if isinstance(T, float) else cast(T, z)
     odds = xp.exp(z - xp.maximum(z[..., 0, :], z[..., 1, :])[..., None, :])
     p = odds / (odds[..., 0, :] + odds[..., 1, :])[..., None, :]
-    low = at_most(p / steps.lower, 1)
-    H = steps.T * (low + (1 - reverse(low.mT).mT))
-    H += at_most(at_least(p - steps.lower, 0) / steps.width, 1) * (1 - 2 * steps.T)
+    low = (p / lower).clip(max=1)
+    H = T * (low + (1 - xp.flip(low, (-2,)))) + ((p - lower) / width).clip(0, 1) * (1 - 2 * T)
     mass = one_hot(labels, 2, p)
     mass = mass if weights is None else mass * weights[..., None, :]
     table = in_float64(H) @ in_float64(mass).mT  # [..., predicted class, true class]
-    table = table.reshape(*table.shape[:-2], 4)
-    false_positives = table[..., 1:3]
+    cells = *table.shape[:-2], 4
+    by_class = table.reshape(cells)
 
     def gradient(D: Array, P: Array) -> Tensor:
         """H of class 0 is 1 - H of class 1: one derivative for each true class is enough."""
         P = P[..., 1] - P[..., 0]
-        below = p < steps.lower
-        slope = xp.where(below[..., 0, :], steps.first[..., 0, :], steps.middle[..., 0, :])
-        slope = xp.where(below[..., 1, :], steps.first[..., 1, :], slope)
-        of_0, of_1 = (indicator(x, p)[..., None] for x in (P - D[..., 0], P + D[..., 1]))
-        by_H = mass[..., 0, :] * of_0 + mass[..., 1, :] * of_1
-        by_p = (by_H * slope).sum(0) if form.thresholds else by_H * slope
-        by_difference = (by_p * p[..., 0, :] * p[..., 1, :])[..., None]
-        return as_tensor(xp.concatenate((-by_difference, by_difference), -1))
+        below = p < lower
+        slopes = xp.where(below, first, middle + 0 * p)  # in the dtype of p
+        slope = xp.where(below[..., 0, :], slopes[..., 0, :], slopes[..., 1, :])
+        of_0, of_1 = cast(P - D[..., 0], p)[..., None], cast(P + D[..., 1], p)[..., None]
+        by_p = (mass[..., 0, :] * of_0 + mass[..., 1, :] * of_1) * slope
+        by_p = by_p.sum(0) if thresholds else by_p
+        by_difference = by_p * p[..., 0, :] * p[..., 1, :]
+        return as_tensor(xp.stack((-by_difference, by_difference), -1))
 
-    return Counts(table[..., ::3], reverse(false_positives), false_positives), gradient
+    return Counts(by_class[..., ::3], table.mT.reshape(cells)[..., 1:3], by_class[..., 1:3]), gradient
 
 
 class Places(NamedTuple):
-    """Where things are in flat memory: class c of a sample in entries [..., n, d], and in counts [..., d].
+    """Where things are in flat memory: class c of a sample at entries [..., n] + c stride, and at counts + c.
 
-    `side_by_side`: adjacent entries are of adjacent samples. Class c is at entries + c stride, and at counts + c.
+    `side_by_side`: the memory is that of [d, ..., n], else of [..., n, d]. `tensor` makes a tensor of an array.
     """
 
     side_by_side: bool
     entries: Array
     stride: int
     counts: Array
+    tensor: Callable[[Array], Tensor]
 
     @classmethod
-    @lru_cache(maxsize=8)
-    def of(cls, shape: tuple[int, ...], device: torch.device | None) -> "Places":
-        """Places for entries of this shape, as NumPy arrays without a device."""
+    def of(cls, labels: Array, shape: tuple[int, ...], side_by_side: bool) -> "Places":
+        """Places for entries of this shape and labels [..., n]."""
         *lead, n, d = shape
-        xp: Any = np if device is None else torch
-        where = {} if device is None else {"device": device}
-        trials, samples = xp.arange(prod(lead), **where).reshape(*lead, 1), xp.arange(n, **where)
-        if d < FEW_CLASSES:
-            return cls(True, trials * (n * d) + samples, n, trials * d)
-        return cls(False, trials * (n * d) + samples * d, 1, trials * d)
+        host = isinstance(labels, np.ndarray)
+        xp: Any = np if host else torch
+        entries = xp.arange(prod(lead) * n, device=labels.device).reshape(labels.shape)
+        counts = xp.arange(0, prod(lead) * d, d, device=labels.device).reshape(*lead, 1)
+        entries, stride = (entries, prod(lead) * n) if side_by_side else (entries * d, 1)
+        return cls(side_by_side, entries, stride, counts, torch.from_numpy if host else torch.Tensor.detach)
 
-    def flat(self, x: Tensor) -> Array:
-        """The memory of entries x [..., n, d]."""
-        return as_array((x.mT if self.side_by_side else x).view(-1))
-
-
-class Stepped(NamedTuple):
-    """Steps H [..., n, d] of probabilities p, and S = p dH/dp, which may share memory with p.
-
-    `peaks` is what the gradient by the dynamic threshold needs, None where the threshold is constant.
-    """
-
-    p: Tensor
-    H: Tensor
-    S: Tensor
-    peaks: "Peaks | None" = None
+    def memory(self, x: Tensor) -> tuple[Array, Array]:
+        """Entries x [..., n, d] and their flat memory, as NumPy arrays on a CPU."""
+        flat = (x.movedim(-1, 0) if self.side_by_side else x).reshape(-1)
+        return (x.numpy(), flat.numpy()) if x.is_cpu else (x, flat)
 
 
 class Peaks(NamedTuple):
@@ -277,97 +196,95 @@ class Peaks(NamedTuple):
     at_second: Array
 
 
-def steps_at(p: Tensor, threshold: float, temperature: float | Tensor) -> Stepped:
+# Steps H [..., n, d] of probabilities p and their memory; S = p dH/dp; None where the threshold is constant.
+Stepped = tuple[Tensor, tuple[Array, Array], Tensor, Peaks | None]
+
+
+def steps_at(p: Tensor, places: Places, threshold: float, T: float | Tensor) -> Stepped:
     """The steps at a constant threshold."""
-    T = temperature[..., None, None] if isinstance(temperature, Tensor) else temperature
     tau = p.new_full((), threshold)
     half = half_width(T) * min(threshold, 1 - threshold)
     slope = torch.where(p < tau - half, T / (tau - half), (1 - 2 * T) / (2 * half))
     slope = torch.where(p > tau + half, T / (1 - tau - half), slope)
-    return Stepped(p, linear(p, tau, T), slope.mul_(p))
+    H = linear(p, tau, T)
+    return H, places.memory(H), slope.mul_(p), None
 
 
-def dynamic_steps(p: Tensor, places: Places, form: Form) -> Stepped:
-    """The steps at the mean of the two largest probabilities, in units of their first slope; overwrites p.
+def dynamic_steps(p: Tensor, places: Places, T: float | Array, detach: bool) -> Stepped:
+    """The steps at the mean of the two largest probabilities, in units of their first slope; S may overwrite p.
 
     Where p1 > hi, p1 is the only entry above lo, as p2 = s - p1 < s - hi = lo. So p = S at all other entries of samples
-    whose shift is not 0.
+    whose shift is not 0. The bits of floats >= 0, read as integers, have the same order, and NumPy compares integers
+    faster; its argmax is several times as fast as torch's.
     """
-    flat_p, T, detach = places.flat(p), form.temperature, form.detach_threshold
-    if isinstance(T, Tensor):
-        a, middle = (indicator(x, flat_p) for x in dynamic_shape(in_float64(as_array(T.detach()))[..., None]))
-    else:
-        a, middle = dynamic_shape(T)
-    array = as_array(p)
-    first = argmax(array)
+    array, flat_p = places.memory(p)
+    order = array.view(f"i{array.itemsize}") if p.is_cpu else array
+    a, middle = dynamic_shape(T)
+    if not isinstance(T, float):
+        a, middle = cast(a, flat_p), cast(middle, flat_p)
+    first = order.argmax(-1)
     at_first = places.entries + first * places.stride
-    p1 = taken(flat_p, at_first)
+    p1 = flat_p[at_first]
     flat_p[at_first] = -1
-    at_second = places.entries + argmax(array) * places.stride
-    p2 = taken(flat_p, at_second)
+    at_second = places.entries + order.argmax(-1) * places.stride
+    p2 = flat_p[at_second]
     flat_p[at_first] = p1
     s, bend_lo = p1 + p2, middle - 1
     lo, hi = s * a, s * (1 - a)
-    above_hi, gap_hi = at_least(p1 - hi, 0), 1 - hi
+    above_hi, gap_hi = (p1 - hi).clip(min=0), 1 - hi
     bend_hi = lo / gap_hi - middle
-    lo_column = column(lo)
-    above_lo, bend = torch.gt(p, lo_column, out=torch.empty_like(p)), bend_lo
-    if isinstance(T, Tensor):
-        above_lo, bend = above_lo.mul_(column(bend_lo)), 1.0
-    S = torch.addcmul(p, p, above_lo, value=bend, out=torch.empty_like(p) if detach else p)
-    H = torch.addcmul(S, above_lo, lo_column, value=-bend, out=above_lo)
+    lo_column = places.tensor(lo)[..., None]
+    H = torch.gt(p, lo_column, out=torch.empty_like(p))
+    if isinstance(T, float):
+        S = torch.addcmul(p, p, H, value=bend_lo, out=torch.empty_like(p) if detach else p)
+        torch.addcmul(S, H, lo_column, value=-bend_lo, out=H)
+    else:
+        H.mul_(places.tensor(bend_lo)[..., None])
+        S = torch.addcmul(p, p, H, out=torch.empty_like(p) if detach else p)
+        torch.addcmul(S, H, lo_column, value=-1, out=H)
     S1 = p1 * (middle + (above_hi > 0) * bend_hi)
-    places.flat(H)[at_first] = p1 + bend_lo * (p1 - lo) + bend_hi * above_hi
-    places.flat(S)[at_first] = S1
+    memory = places.memory(H)
+    memory[1][at_first] = p1 + bend_lo * (p1 - lo) + bend_hi * above_hi
+    (places.memory(S)[1] if detach else flat_p)[at_first] = S1
     shift = S1 * (above_hi / gap_hi / p1)
-    return Stepped(p, H, S, None if detach else Peaks(p1, p2, S1, shift, first, at_first, at_second))
+    return H, memory, S, None if detach else Peaks(p1, p2, S1, shift, first, at_first, at_second)
 
 
-def count_classes(stepped: Stepped, places: Places, labels: Array, weights: Array | None) -> tuple[Counts, Gradient]:
-    """Counts of steps, and the gradient of the logits."""
-    p, H, S, peaks = stepped
-    flat_H, at_true, true = places.flat(H), places.entries + labels * places.stride, places.counts + labels
-    H_true = taken(flat_H, at_true)
+def count_classes(
+    p: Tensor, stepped: Stepped, places: Places, labels: Array, weights: Array | None
+) -> tuple[Counts, Gradient]:
+    """Counts of the steps of p, and the gradient of the logits."""
+    H, (array_H, flat_H), S, peaks = stepped
+    true = places.counts + labels
+    at_true = places.entries + labels * places.stride
+    H_true = flat_H[at_true]
     flat_H[at_true] = 0
-    rest = as_array(H.sum(-1))  # summing the other entries is more precise than total - H_true
+    others = H.sum(-1)  # summing the other entries is more precise than total - H_true
+    rest = others.numpy() if p.is_cpu else others
     total = H_true + rest
     r = 1 / total if weights is None else weights / total
     shape = *p.shape[:-2], p.shape[-1]
     diagonal = sums_at(true, r * H_true, prod(shape)).reshape(shape)
     missed = sums_at(true, r * rest, prod(shape)).reshape(shape)
-    false_positives = in_float64((r[..., None, :] @ as_array(H))[..., 0, :])
+    false_positives = (r[..., None, :] @ array_H)[..., 0, :]
 
     def gradient(D: Array, P: Array) -> Tensor:
-        D, P = indicator(D, r), indicator(P, r)
-        D_true = taken(D, true)
-        mean = ((as_array(H) @ P[..., None])[..., 0] + (taken(P, true) + D_true) * H_true) / total
-        shift = 0.0
+        D, P = cast(D, r), cast(P, r)
+        D_true, P_flat = D.reshape(-1)[true], P.reshape(-1)
+        mean = ((array_H @ P[..., None])[..., 0] + (P_flat[true] + D_true) * H_true) / total
         if peaks:
-            shift = (taken(P, places.counts + peaks.first) + D_true * (peaks.at_first == at_true) - mean) * peaks.shift
-        eS = torch.sub(as_tensor(P)[..., None, :], column(mean + shift), out=H)
+            shift = (P_flat[places.counts + peaks.first] + D_true * (peaks.at_first == at_true) - mean) * peaks.shift
+            mean = mean + shift
+        eS = torch.sub(places.tensor(P)[..., None, :], places.tensor(mean)[..., None], out=H)
         flat_H[at_true] += D_true
-        eS.mul_(S).mul_(column(r))
-        Q = as_array(eS.sum(-1))
+        eS.mul_(S).mul_(places.tensor(r)[..., None])
+        Q = eS.sum(-1)
         if not peaks:
-            return eS.addcmul_(p, column(Q), value=-1)
+            return eS.addcmul_(p, Q[..., None], value=-1)
         shift_1 = shift * r * (peaks.S1 - peaks.p1)
-        by_s = (Q + shift_1) / -(peaks.p1 + peaks.p2)
+        by_s = ((Q.numpy() if Q.is_cpu else Q) + shift_1) / -(peaks.p1 + peaks.p2)
         flat_H[peaks.at_first] += shift_1 + by_s * peaks.p1
         flat_H[peaks.at_second] += by_s * peaks.p2
         return eS
 
     return Counts(diagonal, missed, false_positives), gradient
-
-
-def argmax(p: Array) -> Array:
-    """argmax [..., n] of p [..., n, d] whose negative entries are not the largest.
-
-    The bits of floats >= 0, read as integers, have the same order, and NumPy compares integers faster; its argmax is
-    several times as fast as torch's.
-    """
-    return p.view(f"i{p.itemsize}").argmax(-1) if isinstance(p, np.ndarray) else p.argmax(-1)
-
-
-def column(values: Array) -> Tensor:
-    """Numbers per sample [..., n] as a column [..., n, 1]."""
-    return as_tensor(values)[..., None]

@@ -19,13 +19,12 @@ loss.per_trial(logits [P, n, d], labels [P, n], weights=None) returns one number
 
 import inspect
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.autograd import Function
 
 from east.choices import ConfigError, choose
 from east.confusion import check_range
@@ -33,6 +32,7 @@ from east.metrics import ratio
 
 IGNORE_INDEX = -100  # torch's default
 SOFT_TARGET_TOLERANCE = 1e-3
+HALF = (torch.float16, torch.bfloat16)
 
 
 class Samples(NamedTuple):
@@ -48,10 +48,7 @@ class Loss(nn.Module):
 
     anneals = False  # whether the loss depends on a temperature
     stops_by = "loss"  # what early stopping compares on validation: the loss, or 1 - metric of the decisions
-    takes_weights = True
-    takes_soft_targets = False  # if not, a sample with soft targets becomes d weighted samples
     unused_in_trials: tuple[str, ...] = ("ignore_index",)  # parameters that do not affect `per_trial`
-    gather: str | bool = False  # "auto": sum over ranks when training with gradients in a process group
 
     def __init__(self, ignore_index: int = IGNORE_INDEX):
         super().__init__()
@@ -62,10 +59,8 @@ class Loss(nn.Module):
     def forward(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """One number, for inputs in the shapes of torch's cross_entropy; see the module's docstring."""
         check_types(logits, labels, weights)
-        if is_autocasting(logits):
-            with torch.autocast(logits.device.type, enabled=False):
-                return self.forward(logits, labels, weights)
-        return self.compute(self.read(logits, labels, weights))
+        with no_autocast(logits):
+            return self.compute(self.read(logits, labels, weights))
 
     def per_trial(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """One number per trial [P], for logits [P, n, d] or single logits [P, n, 1] and labels [P, n].
@@ -73,18 +68,8 @@ class Loss(nn.Module):
         There may be any number of leading dimensions in place of P. `ignore_index` does not apply.
         """
         check_types(logits, labels, weights)
-        if is_autocasting(logits):
-            with torch.autocast(logits.device.type, enabled=False):
-                return self.per_trial(logits, labels, weights)
-        samples = read_trials(logits, labels, weights)
-        check_labels(samples.labels, samples.logits.shape[-1])
-        return self.value(*samples)
-
-    def gathers(self) -> bool:
-        """Whether counts are summed over torch.distributed's ranks."""
-        if self.gather is False or not (dist.is_available() and dist.is_initialized()):
-            return False
-        return self.gather is True or (self.training and torch.is_grad_enabled() and dist.get_world_size() > 1)
+        with no_autocast(logits):
+            return self.value(*read_trials(logits, labels, weights))
 
     def keep(self, rows: Tensor) -> None:
         """Drop all but these trials of a population; for losses that carry state from step to step."""
@@ -94,75 +79,19 @@ class Loss(nn.Module):
         raise TypeError(f"{type(self).__name__} does not define value(logits, labels, weights)")
 
     def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
-        """The batch as samples [n, d]; soft targets become weighted samples if this loss does not take them."""
+        """The batch as samples [n, d]; a sample with soft targets becomes d weighted samples."""
         samples = read_samples(logits, labels, weights, self.ignore_index)
-        if samples.labels.is_floating_point() and not self.takes_weights:
-            raise ValueError(f"{type(self).__name__}: expected class labels, got soft targets ({samples.labels.dtype})")
-        if samples.labels.is_floating_point() and not self.takes_soft_targets:
-            samples = as_weighted_samples(samples)
-        return samples
+        return as_weighted_samples(samples) if samples.labels.is_floating_point() else samples
 
     def compute(self, samples: Samples) -> Tensor:
-        """The loss of the samples that are not ignored, 0 if there are none."""
+        """The loss of the samples that have a weight, 0 if there are none."""
         logits, labels, weights = samples
-        if self.takes_weights:
-            labels, weights = masked(labels, weights, self.ignore_index, logits)
-        else:
-            check_labels(labels, logits.shape[-1])
         if weights is None:
             return self.value(logits, labels, None)
         counts = weights != 0
         if not (can_inspect(counts) and counts.all()):  # keep NaN and infinity of samples of weight 0 out of the loss
             logits = logits.masked_fill(~counts.unsqueeze(-1), 0.0)
         return torch.where(counts.any(-1), self.value(logits, labels, weights), 0.0)
-
-
-class _SumOverRanks(Function):
-    @staticmethod
-    def forward(ctx, counts: Tensor) -> Tensor:
-        counts = counts.clone()
-        dist.all_reduce(counts)
-        return counts
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor) -> Tensor:
-        # Every rank has the same loss, and DDP divides the sum of the gradients by the number of ranks.
-        return gradient * dist.get_world_size()
-
-
-def summed_over_ranks(counts: Tensor) -> Tensor:
-    """Counts summed over all ranks; after DDP's averaging, the gradient is that of one process on the whole batch."""
-    return _SumOverRanks.apply(counts)
-
-
-def masked(labels: Tensor, weights: Tensor | None, ignore_index: int, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-    """Labels with 0 in place of `ignore_index`, and weights that are 0 there. Soft targets are returned unchanged."""
-    if labels.is_floating_point():
-        return labels, weights
-    classes = logits.shape[-1]
-    if can_inspect(labels) and not 0 <= ignore_index < classes and are_classes(labels, classes):
-        return labels, weights  # nothing to mask
-    valid = labels != ignore_index
-    labels = labels * valid
-    check_labels(labels, classes)
-    return labels, valid.to(logits.dtype) if weights is None else weights * valid
-
-
-def check_labels(labels: Tensor, classes: int) -> None:
-    """Raise ValueError if a label is out of range; on other devices than the CPU, indexing by it is an error there."""
-    if can_inspect(labels) and not are_classes(labels, classes):
-        check_range("labels", labels, classes)
-
-
-def are_classes(labels: Tensor, classes: int) -> bool:
-    """Whether all labels, on the CPU, are indices of classes."""
-    unsigned = labels.numpy().view(np.uint64)  # a negative label becomes a huge number
-    return np.maximum.reduce(unsigned, None) < classes
-
-
-def can_inspect(x: Tensor) -> bool:
-    """Whether reading the data is free: on other devices it costs a synchronisation, and a tracer does not allow it."""
-    return x.is_cpu and not is_tracing()
 
 
 def check_types(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
@@ -176,44 +105,61 @@ def check_types(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
         raise ValueError(f"expected labels that are integers, booleans or floats, got {labels.dtype}")
 
 
-def is_autocasting(x: Tensor) -> bool:
-    """Whether x's device is under autocast; is_cpu is faster to read than the device."""
-    return torch.is_autocast_enabled("cpu" if x.is_cpu else x.device.type)
+def no_autocast(x: Tensor) -> AbstractContextManager:
+    """Turn off autocast on the device of x, if it is on."""
+    device = "cpu" if x.is_cpu else x.device.type  # faster to read than the device
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
 
 
 def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
-    """Samples [n, d] of inputs in torch's layout, with classes in axis 1."""
+    """Samples [n, d] of inputs in torch's layout, with classes in axis 1; single logits have two classes."""
     if logits.ndim == 0 or labels.numel() == 0:
         got = f"logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)}"
         raise ValueError(f"expected at least one sample, got {got}")
-    if logits.ndim == 1 or logits.shape[1] == 1:
-        return read_single_logits(logits, labels, weights, ignore_index)
-    shape = without_classes(logits)
-    rows = widened(by_sample(logits))
-    if labels.shape == logits.shape:
-        check_soft_targets(labels)
-        targets = by_sample(labels).to(rows.dtype)
-    elif labels.shape != shape:
+    single, shape = logits.ndim == 1 or logits.shape[1] == 1, logits.shape[:1] + logits.shape[2:]
+    rows = by_sample(logits)
+    rows = two_or_more(rows) if single else rows
+    weights = None if weights is None else read_weights(weights, shape, rows.dtype)
+    if labels.shape == shape or (single and labels.shape == logits.shape):
+        labels = labels.reshape(-1)
+        if not labels.is_floating_point():
+            return masked(rows, labels.long(), weights, ignore_index)
+        if not single:
+            raise ValueError(f"expected integer labels, indices of {logits.shape[1]} classes, got {labels.dtype}")
+        return Samples(rows, *two_class_targets(labels.to(rows.dtype), weights, ignore_index))
+    if labels.shape != logits.shape:
         raise ValueError(wrong_shape(logits, labels))
-    elif labels.is_floating_point():
-        raise ValueError(f"expected integer labels, indices of {logits.shape[1]} classes, got {labels.dtype}")
-    else:
-        targets = as_int64(labels.flatten())
-    return Samples(rows, targets, read_weights(weights, shape, rows.dtype))
+    check_soft_targets(labels, by_sample(labels))
+    return Samples(rows, by_sample(labels).to(rows.dtype), weights)
 
 
-def read_single_logits(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
-    """Samples [n, 2] of single logits [n] or [n, 1, ...]; shares in [0, 1] become soft targets [n, 2]."""
-    shape = without_classes(logits)
-    if labels.shape not in (logits.shape, shape):
-        raise ValueError(wrong_shape(logits, labels))
-    z = widened(logits.reshape(-1))
-    weights, flat = read_weights(weights, shape, z.dtype), labels.reshape(-1)
-    rows = torch.stack((torch.zeros_like(z), z), -1)
-    if not labels.is_floating_point():
-        return Samples(rows, as_int64(flat), weights)
-    targets, weights = two_class_targets(flat.to(z.dtype), weights, ignore_index)
-    return Samples(rows, targets, weights)
+def masked(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> Samples:
+    """Samples with label and weight 0 in place of `ignore_index`; ValueError if another label is out of range."""
+    if not 0 <= ignore_index < logits.shape[-1] and are_classes(labels, logits.shape[-1]):
+        return Samples(logits, labels, weights)  # nothing to mask
+    valid = labels != ignore_index
+    labels = labels * valid
+    check_labels(labels, logits.shape[-1])
+    return Samples(logits, labels, valid.to(logits.dtype) if weights is None else weights * valid)
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Raise ValueError if a label is out of range; on other devices than the CPU, indexing by it is an error there."""
+    if not are_classes(labels, classes) and can_inspect(labels):
+        check_range("labels", labels, classes)
+
+
+def are_classes(labels: Tensor, classes: int) -> bool:
+    """Whether all labels are known to be indices of classes."""
+    if not labels.is_cpu or is_tracing():
+        return False
+    unsigned = labels.numpy().view(np.uint64)  # a negative label becomes a huge number
+    return np.maximum.reduce(unsigned, None) < classes
+
+
+def can_inspect(x: Tensor) -> bool:
+    """Whether reading the data is free: on other devices it costs a synchronisation, and a tracer does not allow it."""
+    return x.is_cpu and not is_tracing()
 
 
 def two_class_targets(shares: Tensor, weights: Tensor | None, ignore_index: int) -> tuple[Tensor, Tensor | None]:
@@ -236,46 +182,19 @@ def read_multilabel(logits: Tensor, labels: Tensor, weights: Tensor | None, igno
             f"multilabel=True: expected logits and labels of the same shape [n, L, ...], got {tuple(logits.shape)} and "
             f"{tuple(labels.shape)}"
         )
-    if weights is not None and weights.shape == logits.shape:
-        weights = checked_weights(by_sample(weights))
-    elif (per_sample := read_weights(weights, without_classes(logits), logits.dtype)) is not None:
-        weights = per_sample.unsqueeze(-1).expand(-1, logits.shape[1])
 
     def arranged(x: Tensor) -> Tensor:
         return x.reshape(-1) if average == "micro" else x if average == "samples" else x.mT
 
-    z = widened(arranged(by_sample(logits)))
-    weights = None if weights is None else arranged(weights).to(z.dtype)
-    rows, flat = torch.stack((torch.zeros_like(z), z), -1), arranged(by_sample(labels))
+    z = arranged(by_sample(logits))
+    if weights is not None:
+        shape = logits.shape[:1] + logits.shape[2:]
+        each = by_sample(weights) if weights.shape == logits.shape else read_weights(weights, shape, z.dtype)[:, None]
+        weights = checked_weights(arranged(each.expand(-1, logits.shape[1])).to(z.dtype))
+    rows, flat = two_or_more(z.unsqueeze(-1)), arranged(by_sample(labels))
     if not labels.is_floating_point():
-        return Samples(rows, as_int64(flat).contiguous(), weights)
-    targets, weights = two_class_targets(flat.to(z.dtype), weights, ignore_index)
-    return as_weighted_samples(Samples(rows, targets, weights))
-
-
-def average_over_labels(
-    values: Tensor, samples: Samples, loss: Loss, average: str, absent: str, without_positives: float = 0.0
-) -> Tensor:
-    """The average of the binary losses [L] of L labels; for average="micro" they are one problem already.
-
-    Labels without samples are left out, and with absent="ignore" also those without positives. without_positives: the
-    value of average="weighted" if no label has a positive.
-    """
-    if average == "micro":
-        return values
-    labels, weights = masked(*samples[1:], loss.ignore_index, samples.logits)
-    weights = torch.ones_like(labels, dtype=values.dtype) if weights is None else weights
-    total, positives = weights.sum(-1), (labels * weights).sum(-1)
-    if loss.gathers():
-        total, positives = summed_over_ranks(torch.stack((total, positives)).detach())
-    label_weights = positives if average == "weighted" else (total != 0).to(values.dtype)
-    if absent == "ignore":
-        label_weights = label_weights * (positives > 0)
-    whole = label_weights.sum(-1)
-    value = ratio((values * label_weights).sum(-1), whole)
-    if average == "weighted" and absent == "zero":
-        value = torch.where((whole == 0) & (total.sum(-1) != 0), without_positives, value)
-    return value
+        return masked(rows, flat.long().contiguous(), weights, ignore_index)
+    return as_weighted_samples(Samples(rows, *two_class_targets(flat.to(z.dtype), weights, ignore_index)))
 
 
 def as_weighted_samples(samples: Samples) -> Samples:
@@ -299,46 +218,28 @@ def read_trials(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Sampl
         )
     if weights is not None and weights.shape != labels.shape:
         raise ValueError(f"weights: expected the labels' shape {tuple(labels.shape)}, got {tuple(weights.shape)}")
-    logits = two_or_more(logits)
-    dtype = at_least_float32(logits.dtype)
-    return Samples(logits.to(dtype), as_int64(labels), None if weights is None else checked_weights(weights.to(dtype)))
-
-
-def without_classes(x: Tensor) -> torch.Size:
-    """The shape of x [n, d, ...] without axis 1."""
-    return x.shape[:1] if x.ndim == 2 else x.shape[:1] + x.shape[2:]
+    rows = two_or_more(logits.float() if logits.dtype in HALF else logits)
+    check_labels(labels.long(), rows.shape[-1])
+    return Samples(rows, labels.long(), None if weights is None else checked_weights(weights.to(rows.dtype)))
 
 
 def by_sample(x: Tensor) -> Tensor:
-    """x [n, d, ...] as [samples, d]; pixels stay side by side in memory."""
-    return x if x.ndim == 2 else x.transpose(0, 1).flatten(1).mT
+    """x [n, d, ...] as [samples, d], and x [n] as [n, 1], in float32 or better; pixels stay side by side in memory."""
+    x = x.float() if x.dtype in HALF else x
+    if x.ndim <= 2:
+        return x if x.ndim == 2 else x.unsqueeze(1)
+    return x.transpose(0, 1).flatten(1).mT
 
 
-def at_least_float32(dtype: torch.dtype) -> torch.dtype:
-    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
-
-
-def widened(x: Tensor) -> Tensor:
-    """x in float32 or better; asking first is faster than a conversion that changes nothing."""
-    dtype = at_least_float32(x.dtype)
-    return x if x.dtype == dtype else x.to(dtype)
-
-
-def as_int64(labels: Tensor) -> Tensor:
-    return labels if labels.dtype == torch.int64 else labels.long()
-
-
-def read_weights(weights: Tensor | None, shape: torch.Size, dtype: torch.dtype) -> Tensor | None:
+def read_weights(weights: Tensor, shape: torch.Size, dtype: torch.dtype) -> Tensor:
     """Weights of all samples or pixels, flat; a weight per row of the batch applies to all of its pixels."""
-    if weights is None:
-        return None
     with_class_axis = (*shape[:1], 1, *shape[1:])
     if weights.shape not in (shape, with_class_axis, shape[:1]):
         choices = f"{tuple(shape)}" if len(shape) == 1 else f"{tuple(shape)} or {tuple(shape[:1])}"
         raise ValueError(f"weights: expected the shape {choices}, got {tuple(weights.shape)}")
     if weights.shape == shape[:1]:
         weights = weights.reshape(-1, *(1,) * (len(shape) - 1)).expand(shape)
-    return checked_weights(weights.reshape(-1).to(at_least_float32(dtype)))
+    return checked_weights(weights.reshape(-1).to(dtype))
 
 
 def checked_weights(weights: Tensor) -> Tensor:
@@ -353,22 +254,23 @@ def checked_weights(weights: Tensor) -> Tensor:
 
 def wrong_shape(logits: Tensor, labels: Tensor) -> str:
     """An error message with the expected shape and how to get it."""
-    got = f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)}: "
-    shape = tuple(without_classes(logits))
+    shape = tuple(logits.shape[:1] + logits.shape[2:])
+    choices = f"{shape} or {tuple(logits.shape)} for single logits"
+    if logits.ndim == 1:
+        choices = f"{shape} for single logits, or logits [n, d] for d classes"
+    elif logits.shape[1] > 1:
+        choices = f"{shape} for {logits.shape[1]} classes in axis 1"
+    advice = f"expected {choices}"
     if logits.ndim > 2 and labels.shape == logits.shape[:-1]:
         move = "logits.transpose(1, 2)" if logits.ndim == 3 else "logits.movedim(-1, 1)"
-        return f"{got}move the classes to axis 1: {move}; for populations [P, n, d] call loss.per_trial"
-    if labels.ndim == len(shape) + 1 and labels.shape[1] == 1 and without_classes(labels) == shape:
-        return f"{got}expected {shape}: labels.squeeze(1)"
-    if logits.ndim == 1:
-        return f"{got}expected {shape} for single logits, or logits [n, d] for d classes"
-    if logits.shape[1] == 1:
-        return f"{got}expected {shape} or {tuple(logits.shape)} for single logits"
-    return f"{got}expected {shape} for {logits.shape[1]} classes in axis 1"
+        advice = f"move the classes to axis 1: {move}; for populations [P, n, d] call loss.per_trial"
+    elif labels.shape == (*shape[:1], 1, *shape[1:]):
+        advice = f"expected {shape}: labels.squeeze(1)"
+    return f"labels of shape {tuple(labels.shape)} do not fit logits of shape {tuple(logits.shape)}: {advice}"
 
 
-def check_soft_targets(labels: Tensor) -> None:
-    """Raise ValueError unless labels with the logits' shape are soft targets: floats that sum to 1 over the classes."""
+def check_soft_targets(labels: Tensor, rows: Tensor) -> None:
+    """Raise ValueError unless labels with the logits' shape, as rows [n, d], are floats >= 0 whose rows sum to 1."""
     if not labels.is_floating_point():
         raise ValueError(
             f"integer labels with the logits' shape {tuple(labels.shape)} are ambiguous: for several labels per sample "
@@ -377,7 +279,7 @@ def check_soft_targets(labels: Tensor) -> None:
         )
     if is_tracing():
         return
-    sums = labels.sum(1, dtype=at_least_float32(labels.dtype))
+    sums = rows.sum(1)
     tolerance = max(SOFT_TARGET_TOLERANCE, torch.finfo(labels.dtype).eps / 2)  # bfloat16 rounds by more
     if not ((labels >= 0).all() and ((sums - 1).abs() <= tolerance).all()):  # NaN fails both
         raise ValueError(

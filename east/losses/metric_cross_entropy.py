@@ -9,35 +9,26 @@ G_kj = A_k + P_j + [j=k] D_k; A is constant within a row and has no effect. Cell
 that read `Confusion.matrix`.
 """
 
-import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from east import metrics
-from east.arrays import Array, at_least, class_sum, fastest, library_of, on_host, widest_float
+from east.arrays import Array, as_array, as_tensor, in_float64, library_of, widest_float
 from east.choices import choose
-from east.confusion import Confusion
+from east.confusion import Confusion, cells, margins
 from east.losses import slopes
-from east.losses.inputs import (
-    IGNORE_INDEX,
-    Loss,
-    Samples,
-    average_over_labels,
-    inside_torch_func,
-    read_multilabel,
-    summed_over_ranks,
-)
-from east.losses.metric_loss import UNUSED_IN_TRIALS, MetricLoss, average_of, check_classes, warn_of_default
-from east.metrics import divisor, ratio
+from east.losses.closed_form import FEW_CLASSES
+from east.losses.inputs import inside_torch_func
+from east.losses.of_metric import LossOfMetric, summed_over_ranks
+from east.metrics import class_sum, divisor, ratio
 
 FORMS = ("class_weights", "soft_targets")
 COUNTS = ("training", "validation")
@@ -82,7 +73,7 @@ class Targets:
         return -(rows * logits.log_softmax(-1)).sum(-1), rows.sum(-1)
 
 
-class MetricCrossEntropy(Loss):
+class MetricCrossEntropy(LossOfMetric):
     """L = sum_i w_(y_i) ce_i / sum_i w_(y_i), with w_k the worth of class k to the metric at the current counts.
 
     metric: a name from east.METRICS, a dotted path, or a function of a Confusion. Its parameters (average, beta, costs)
@@ -107,9 +98,6 @@ class MetricCrossEntropy(Loss):
     tensor(0.1269)
     """
 
-    anneals = False
-    takes_soft_targets = True
-    unused_in_trials = UNUSED_IN_TRIALS
     stops_by = "metric"  # the weights change with the counts, so losses of two epochs cannot be compared
 
     def __init__(
@@ -121,26 +109,11 @@ class MetricCrossEntropy(Loss):
         smoothing: float = 0.01,
         floor: float = 0.02,
         counts: str = "training",
-        gather: str | bool = "auto",
-        classes: Sequence[str] | None = None,
-        absent: str = "zero",
-        ignore_index: int = IGNORE_INDEX,
-        multilabel: bool = False,
-        **metric_parameters: Any,
+        **parameters: Any,
     ):
-        super().__init__(ignore_index)
-        for name in metric_parameters:
-            if name in inspect.signature(MetricLoss).parameters:
-                raise ValueError(f"{name}: MetricCrossEntropy does not take it, MetricLoss does")
-        checked = MetricLoss(
-            metric, gather=gather, classes=classes, absent=absent, multilabel=multilabel, **metric_parameters
-        )
-        if checked.label_average == "samples":
+        super().__init__(metric, **parameters)
+        if self.label_average == "samples":
             raise ValueError("average='samples': expected macro, weighted or micro; a sample has no running counts")
-        self.multilabel, self.label_average, self.absent = multilabel, checked.label_average, checked.absent
-        self.metric, self.metric_parameters = checked.metric, checked.metric_parameters
-        self.unstated = checked.unstated
-        self.classes, self.gather = checked.classes, checked.gather
         self.form = choose("form", form, FORMS)
         self.source = choose("counts", counts, COUNTS)
         for name, value in (("decay", decay), ("smoothing", smoothing), ("floor", floor)):
@@ -149,8 +122,6 @@ class MetricCrossEntropy(Loss):
         if floor == 0:
             raise ValueError("floor: expected more than 0, got 0: a batch of worthless classes would have no weight")
         self.decay, self.smoothing, self.floor = decay, smoothing, floor
-        self.score: Callable[[Confusion], Tensor] = partial(self.metric, **self.metric_parameters)
-        self.in_cells: bool | None = False if self.metric in metrics.WITH_SLOPES else None  # None: not known yet
         self.counts: Tensor | None = None
         self.cached: tuple[Tensor, Targets] | None = None  # the last targets, and the counts that they are for
 
@@ -176,18 +147,6 @@ class MetricCrossEntropy(Loss):
         c = confusion if isinstance(confusion, Confusion) else Confusion.from_matrix(confusion)
         self.counts = slopes.counts_of(c, self.reads_cells(c.classes)).detach().clone()
 
-    def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
-        if self.multilabel:
-            return read_multilabel(logits, labels, weights, self.ignore_index, self.label_average)
-        samples = super().read(logits, labels, weights)
-        check_classes(self.classes, samples.logits.shape[-1])
-        warn_of_default(self, samples.logits.shape[-1])
-        return samples
-
-    def compute(self, samples: Samples) -> Tensor:
-        value = super().compute(samples)
-        return average_over_labels(value, samples, self, self.label_average, self.absent) if self.multilabel else value
-
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
         gathers = self.gathers()
         self.check_counts(logits)
@@ -197,11 +156,11 @@ class MetricCrossEntropy(Loss):
                 dist.all_reduce(batch)
             self.counts = batch if self.counts is None else self.counts.to(batch).lerp(batch, 1 - self.decay)
         targets = self.targets_for(logits)
-        if logits.ndim == 2 and weights is None and targets.base is None and not gathers:
-            if not labels.is_floating_point():
-                return F.cross_entropy(logits, labels, targets.diagonal, ignore_index=NO_LABEL)
-            cost = F.cross_entropy(logits, labels, targets.diagonal, reduction="sum")  # saves the shares for backward
-            return ratio(cost, (labels @ targets.diagonal).sum())
+        plain = logits.ndim == 2 and weights is None and targets.base is None and not gathers
+        if plain and not labels.is_floating_point():
+            if logits.shape[-1] < FEW_CLASSES:  # short rows are slow to reduce
+                logits, labels = logits.mT.unsqueeze(0), labels.unsqueeze(0)
+            return F.cross_entropy(logits, labels, targets.diagonal, ignore_index=NO_LABEL)
         sums = torch.stack(targets.costs(logits, labels))
         if weights is not None:
             sums = sums.to(widest_float(sums)) * weights  # in float32 huge weights overflow and tiny ones vanish
@@ -238,74 +197,42 @@ class MetricCrossEntropy(Loss):
             shares = labels.to(exact) if weights is None else labels * weights.to(exact).unsqueeze(-1)
             return slopes.counts_of(Confusion.from_shares(logits.argmax(-1), shares), in_cells)
         weights = torch.ones_like(labels, dtype=exact) if weights is None else weights.to(exact)
-        z, y, mass = on_host(logits, labels, weights)
-        if isinstance(y, np.ndarray) and np.maximum.reduce(y.view(np.uint64), None) >= d:  # also negative numbers
-            raise IndexError("a label is not the index of a class")  # Loss.forward and per_trial report its value
-        return torch.as_tensor(slopes.counts_of(Confusion.counted(z.argmax(-1), y, mass, d), in_cells))
+        z, y, mass = as_array(logits), as_array(labels), as_array(weights)
+        sample = z.argmax(-1), y, mass, d
+        return as_tensor(cells(*sample) if in_cells else library_of(y).stack(margins(*sample), -2))
 
     def targets_for(self, logits: Tensor) -> Targets:
         """The targets at the current counts, cached, for logits [..., n, d]; weights of 1 before the first counts."""
         if self.counts is None:
             return Targets(logits.new_ones((*logits.shape[:-2], logits.shape[-1])))
-        cached, like = self.cached, (logits.dtype, logits.device)
-        if (
-            cached is None
-            or cached[0] is not self.counts
-            or (cached[1].diagonal.dtype, cached[1].diagonal.device) != like
-        ):
+        if self.cached is None or self.cached[0] is not self.counts:
             with torch.inference_mode(False):  # a later training step may use what an evaluation computed
-                cached = self.cached = self.counts, self.targets_at(self.counts.to(logits.device)).to(logits)
-        return cached[1]
+                self.cached = self.counts, self.targets_at(self.counts.to(logits.device))
+        return self.cached[1].to(logits)
 
     def targets_at(self, counts: Tensor) -> Targets:
         """Targets of the chosen form, from the slopes G_kj = [j=k] D_k + base_kj at the smoothed counts.
 
         base is P [..., d] at margins, and G [..., d, d] at cells, where D is 0. A constant in a row has no effect.
         """
-        by_hand, in_cells = self.metric in metrics.WITH_SLOPES, self.reads_cells(counts.shape[-1])
-        exact = fastest(counts) if by_hand else counts.to(widest_float(counts), copy=True)
+        in_cells, exact = self.reads_cells(counts.shape[-1]), in_float64(as_array(counts.detach()))
+        actual = exact.sum(-1) if in_cells else exact[..., 1, :]
+        mass, shares = self.smoothing * actual, actual / divisor(class_sum(actual))
         if in_cells:
-            actual = exact.sum(-1)
-            base = slopes.by_autograd(self.score, smoothed_cells(exact, actual, self.smoothing), in_cells)
-            D = torch.zeros_like(actual)
+            counted = as_tensor(exact + mass[..., None] * shares[..., None, :])
+            score = partial(self.metric, **self.metric_parameters)
+            D, base = 0 * actual, as_array(slopes.by_autograd(score, counted, in_cells)[1])
         else:
-            actual = exact[..., 1, :]
-            counted = smoothed_margins(exact, self.smoothing)
-            if by_hand:
-                _, D, base = metrics.WITH_SLOPES[self.metric](counted, **self.metric_parameters)
-                D, base = D + 0 * actual, base + 0 * actual  # may be one number for all classes
-            else:
-                D, base = slopes.by_autograd(self.score, slopes.counts_of(counted, in_cells), in_cells).unbind(-2)
+            diagonal, actual, predicted = exact[..., 0, :] + mass * shares, actual + mass, exact[..., 2, :] + mass
+            c = Confusion(diagonal, actual, predicted, slopes.refuse_matrix)
+            _, D, base = slopes.score_and_slopes(self.metric, self.metric_parameters, c)
         if self.form == "class_weights":
-            return Targets(torch.as_tensor(class_weights(worth(D, base, in_cells), actual, self.floor)))
-        return soft_targets(torch.as_tensor(D), torch.as_tensor(base), torch.as_tensor(actual), self.floor)
-
-    def reads_cells(self, classes: int) -> bool:
-        """Whether the metric reads Confusion.matrix; tested once and remembered."""
-        if self.in_cells is None:
-            self.in_cells = slopes.reads_matrix(self.score, classes)
-        return self.in_cells
+            return Targets(as_tensor(class_weights(worth(D, base, in_cells), actual, self.floor)))
+        return soft_targets(as_tensor(D), as_tensor(base), as_tensor(actual), self.floor)
 
     def extra_repr(self) -> str:
-        name = getattr(self.metric, "__name__", type(self.metric).__name__)
-        parts = [name, average_of(self), "multilabel" if self.multilabel else "", f"form={self.form}"]
-        parts += [f"decay={self.decay}", f"smoothing={self.smoothing}", f"counts={self.source}"]
-        return ", ".join(filter(None, parts))
-
-
-def smoothed_margins(counts: Array, smoothing: float) -> Confusion:
-    """C + smoothing n t t^T; n is the total, t the actual class shares."""
-    diagonal, actual, predicted = counts[..., 0, :], counts[..., 1, :], counts[..., 2, :]
-    mass = smoothing * actual
-    diagonal = diagonal + mass * (actual / divisor(class_sum(actual)))
-    actual, predicted = actual + mass, predicted + mass
-    return Confusion(diagonal, actual, predicted, slopes.refuse_matrix, actual - diagonal, predicted - diagonal)
-
-
-def smoothed_cells(counts: Tensor, actual: Tensor, smoothing: float) -> Tensor:
-    """C + smoothing n t t^T; n is the total, t the actual class shares."""
-    shares = ratio(actual, actual.sum(-1, keepdim=True))
-    return counts + smoothing * actual.unsqueeze(-1) * shares.unsqueeze(-2)
+        numbers = f"decay={self.decay}, smoothing={self.smoothing}, counts={self.source}"
+        return f"{self.metric_in_words()}, form={self.form}, {numbers}"
 
 
 def worth(D: Array, base: Array, in_cells: bool) -> Array:
@@ -321,9 +248,9 @@ def class_weights(worth: Array, actual: Array, floor: float) -> Array:
     Classes without samples are left out of the mean, because their slope is a division by zero, and get a weight of 1.
     """
     present = actual > 0
-    worth = at_least(worth, 0.0) * present
+    worth = worth.clip(min=0) * present
     scale = class_sum(present) / divisor(class_sum(worth))
-    return at_least(library_of(worth).where(present & (scale > 0), worth * scale, 1.0), floor)
+    return library_of(worth).where(present & (scale > 0), worth * scale, 1.0).clip(min=floor)
 
 
 def soft_targets(D: Tensor, base: Tensor, actual: Tensor, floor: float) -> Targets:

@@ -6,12 +6,13 @@ returned. Cells [..., d, d] are for metrics that read `Confusion.matrix`.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from east.arrays import Array, class_sum, library_of
+from east.arrays import Array, as_array, as_tensor, library_of
 from east.confusion import Confusion
 from east.metrics import WITH_SLOPES, Metric, Sloped
 
@@ -44,15 +45,15 @@ def refuse_matrix() -> Tensor:
     raise ValueError("metric: expected to read Confusion.matrix always or never, but it reads it only for some counts")
 
 
-def loss_and_slopes(
-    metric: Metric, parameters: Mapping[str, Any], diagonal: Array, missed: Array, false_positives: Array
-) -> Sloped:
-    """1 - metric and its slopes at counts [..., d], arrays or tensors in float64; all 0 where the counts are empty."""
-    actual = diagonal + missed
-    counts = Confusion(diagonal, actual, diagonal + false_positives, refuse_matrix, missed, false_positives)
-    score, D, P = WITH_SLOPES[metric](counts, **parameters)
-    filled = class_sum(actual)[..., 0] != 0  # the slopes are 0 already where it is not
-    return Sloped((1 - score) * filled, -D, -P)
+def score_and_slopes(metric: Metric, parameters: Mapping[str, Any], c: Confusion) -> Sloped:
+    """A metric and its slopes D and P [..., d] at counts in float64, arrays or tensors."""
+    if metric in WITH_SLOPES:
+        score, D, P = WITH_SLOPES[metric](c, **parameters)
+        zero = 0 * c.actual
+        return Sloped(score, D + zero, P + zero)  # they may be one number for all classes
+    counts = as_tensor(counts_of(c, in_cells=False))
+    score, slopes = by_autograd(partial(metric, **parameters), counts, in_cells=False)
+    return Sloped(*(as_array(x) for x in (score, *slopes.unbind(-2))))
 
 
 def counts_of(c: Confusion, in_cells: bool) -> Array:
@@ -60,17 +61,15 @@ def counts_of(c: Confusion, in_cells: bool) -> Array:
     return c.matrix if in_cells else library_of(c.diagonal).stack((c.diagonal, c.actual, c.predicted), -2)
 
 
-def from_margins(counts: Tensor) -> Confusion:
-    diagonal, actual, predicted = counts.unbind(-2)
-    return Confusion(diagonal, actual, predicted, refuse_matrix)
-
-
-def by_autograd(score: Score, counts: Tensor, in_cells: bool) -> Tensor:
-    """The slopes G = dM/dC [..., d, d] at cells, or D and P [..., 2, d] at margins."""
+def by_autograd(score: Score, counts: Tensor, in_cells: bool) -> tuple[Tensor, Tensor]:
+    """A score, and its slopes: G = dM/dC [..., d, d] at cells, or D and P [..., 2, d] at margins."""
     with torch.inference_mode(False), torch.enable_grad():
         leaf = counts.detach().clone().requires_grad_()  # cloned: a tensor made in inference mode takes no gradient
-        value = score(Confusion.from_matrix(leaf) if in_cells else from_margins(leaf))
+        if in_cells:
+            value = score(Confusion.from_matrix(leaf))
+        else:
+            value = score(Confusion(leaf[..., 0, :], leaf[..., 1, :], leaf[..., 2, :], refuse_matrix))
         if not value.requires_grad:
             raise ValueError("metric: expected a differentiable function of the counts, got one without a gradient")
         slopes = torch.autograd.grad(value.sum(), leaf)[0]
-    return slopes if in_cells else slopes[..., ::2, :]
+    return value.detach(), slopes if in_cells else slopes[..., ::2, :]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from east.arrays import Array, at_most
+from east.arrays import Array
 
 EPS = 1e-12
 HALF_WIDTH = 2.5  # the step's middle spans tau (1 ± 2.5 T); T = 0.2 is Bridging the Gap's delta = 0.2
@@ -34,7 +34,7 @@ def linear(probabilities: Tensor, threshold: Tensor, temperature: Tensor | float
 def half_width(temperature: Array) -> Array:
     """Half the width of the step's middle, in units of tau, or of 1 - tau if that is smaller."""
     width = HALF_WIDTH * temperature
-    return min(width, WIDEST) if isinstance(width, float) else at_most(width, WIDEST)
+    return min(width, WIDEST) if isinstance(width, float) else width.clip(max=WIDEST)
 
 
 def dynamic_shape(temperature: Array) -> tuple[Array, Array]:

@@ -165,7 +165,7 @@ def validation_metric(loss: nn.Module, positive: int | None) -> Callable[[Confus
 
 def trains_other_metric(loss: nn.Module) -> bool:
     """True if the loss trains a metric that is not among the scores of every record."""
-    if not isinstance(loss, MetricLoss | MetricCrossEntropy):
+    if isinstance(loss, AUROCLoss) or not isinstance(loss, MetricLoss | MetricCrossEntropy):
         return False
     average = loss.metric_parameters.get("average", "macro")
     return loss.metric not in SCORED or average not in ("macro", "positive")
