@@ -153,7 +153,7 @@ def main() -> None:
     }
     for name, figure in figures.items():
         # White background: an embedded picture cannot follow the page's dark mode.
-        print(*plots.save(figure, ROOT / "docs" / "figures" / name, ["svg"], background="white"))
+        print(plots.save(figure, ROOT / "docs" / "figures" / f"{name}.svg", background="white"))
 
 
 if __name__ == "__main__":

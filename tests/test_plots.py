@@ -54,8 +54,6 @@ def test_a_mean_far_from_the_others_is_an_arrow():
     axes = plots.dots(table).axes[0]
     assert axes.get_xlim()[0] > 0.9
     assert "◂ 0.510" in {text.get_text() for text in axes.texts}
-    assert plots.near([]) == (0.0, 1.0)
-    assert plots.near([0.0] * 3 + [0.7, 0.72]) == (0.0, 0.72), "what most have is not left out"
 
 
 def test_the_published_numbers_are_on_the_axis_also_far_below_ours():
@@ -83,9 +81,9 @@ def test_curves_have_what_they_are_given_and_one_legend():
 
 def test_save_writes_every_format_and_the_same_bytes(tmp_path):
     first, second = (
-        plots.save(CURVES(), tmp_path / name / "a.figure", ["svg", "pdf", "png"]) for name in ("one", "two")
+        [plots.save(CURVES(), tmp_path / name / f"a.figure.{kind}") for kind in ("svg", "pdf", "png")]
+        for name in ("one", "two")
     )
-    assert [file.name for file in first] == ["a.figure.svg", "a.figure.pdf", "a.figure.png"]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(first, second, strict=True))
     assert ET.parse(first[0]).getroot().tag.endswith("svg")
     assert first[1].read_bytes().startswith(b"%PDF")

@@ -4,7 +4,6 @@ from html.parser import HTMLParser
 
 import pytest
 
-from east.lab.reporting import html
 from east.lab.tasks import report
 from tests.made import GOLDEN, rendered
 
@@ -57,34 +56,7 @@ def test_everything_in_the_folder_is_on_the_page_and_every_link_leads_somewhere(
     images = [attributes["src"] for attributes in page.of("img")]
     assert images == ["figures/a%20b%231.svg", "figures/study_bias.svg"]
     assert all(attributes["alt"] for attributes in page.of("img"))
-    assert len(page.of("table")) == (results / "tables" / "east_v2_1.md").read_text().count("| --- |")
-    assert "0.750 ± 0.02" in page.words, "published"
-
-
-def test_markdown_of_tables_becomes_html_and_everything_else_text():
-    made = html.from_markdown(
-        "## A **title**\n\n| row | x\\|y |\n| --- | ---: |\n| F1\\* | **0.5**<sup>a</sup> |\n\n- one\n\n"
-        "```bash\neast-run a=<b>\n```\n\n<script>**x**</script>"
-    )
-    page = Page(made)
-    assert [tag for tag, _ in page.tags if tag in ("h3", "table", "strong", "sup", "ul", "pre", "p")] == [
-        "h3", "strong", "table", "strong", "sup", "ul", "pre", "p", "strong"
-    ]  # fmt: skip
-    words = [word.strip() for word in page.words if word.strip()]
-    assert words == [
-        "A",
-        "title",
-        "row",
-        "x|y",
-        "F1*",
-        "0.5",
-        "a",
-        "one",
-        "east-run a=<b>",
-        "<script>",
-        "x",
-        "</script>",
-    ]
+    assert (results / "tables" / "east_v2_1.md").read_text() in page.words
 
 
 def test_an_empty_folder_gets_a_page_that_says_what_to_run(tmp_path):

@@ -1,6 +1,5 @@
 """HTML for pages that need no network and no scripts. Everything is escaped unless it is called HTML."""
 
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
@@ -29,11 +28,11 @@ def document(title: str, sections: Mapping[str, str]) -> str:
     )
 
 
-def table(header: Sequence[str], lines: Sequence[Sequence[object]], plain: bool = True) -> str:
-    """A table that scrolls sideways. plain: its cells are text, not HTML."""
+def table(header: Sequence[str], lines: Sequence[Sequence[object]]) -> str:
+    """A table that scrolls sideways."""
     with pd.option_context("display.max_colwidth", None):
         frame = pd.DataFrame(lines, columns=pd.Index(header))
-        inner = frame.to_html(index=False, border=0, justify="left", escape=plain)
+        inner = frame.to_html(index=False, border=0, justify="left")
     return f'<div tabindex="0">{inner}</div>'
 
 
@@ -45,26 +44,3 @@ def bullets(lines: Iterable[str]) -> str:
     """A list of HTML items."""
     items = "".join(f"<li>{line}</li>" for line in lines)
     return items and f"<ul>{items}</ul>"
-
-
-def from_markdown(text: str) -> str:
-    """Markdown as our tables use it: headings, tables, lists, code, bold and raised text."""
-    text = escape(text, quote=False).replace(r"\|", "&#124;").replace(r"\*", "&#42;")
-    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
-    text = re.sub(r"&lt;sup&gt;(.+?)&lt;/sup&gt;", r"<sup>\1</sup>", text)
-    return "".join(map(_block, re.split(r"\n{2,}", text.strip())))
-
-
-def _block(text: str) -> str:
-    first, *others = text.splitlines() or [""]
-    marks, _, title = first.partition(" ")
-    if first.startswith("|"):
-        header, _, *lines = ([cell.strip() for cell in line.strip()[1:-1].split("|")] for line in (first, *others))
-        return table(header, [(line + [""] * len(header))[: len(header)] for line in lines], plain=False)
-    if first.startswith("```"):
-        return "<pre>{}</pre>".format("\n".join(others[:-1]))
-    if first.startswith("- "):
-        return bullets(line.removeprefix("- ") for line in (first, *others))
-    if marks and not marks.strip("#"):
-        return f"<h{len(marks) + 1}>{title}</h{len(marks) + 1}>" + (_block("\n".join(others)) if others else "")
-    return f"<p>{text}</p>" if text else ""

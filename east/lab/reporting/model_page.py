@@ -5,6 +5,7 @@ from html import escape
 from io import StringIO
 from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -217,7 +218,7 @@ def calibration(scored: Scored) -> str:
 
 
 def panel(x: str, y: str) -> tuple[Figure, Axes]:
-    with plots.style():
+    with matplotlib.rc_context(plots.STYLE):
         figure = Figure(figsize=(3.6, 2.8))
         axes = figure.add_subplot()
         axes.set(xlabel=x, ylabel=y, xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
@@ -228,7 +229,7 @@ def panel(x: str, y: str) -> tuple[Figure, Axes]:
 def svg(figure: Figure, caption: str) -> str:
     """A figure as part of a page."""
     text = StringIO()
-    with plots.style():
+    with matplotlib.rc_context(plots.STYLE):
         figure.savefig(text, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
     drawing = text.getvalue()
     return f"<figure>{drawing[drawing.index('<svg') :]}<figcaption>{escape(caption)}</figcaption></figure>"

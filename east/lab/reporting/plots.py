@@ -4,12 +4,11 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart, and noth
 markers are filled, published ones hollow.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -24,14 +23,12 @@ from east.lab.reporting import statistics
 from east.lab.reporting.cells import MARKS, Cell
 from east.lab.reporting.tables import ALL, Ranking, ResultTable
 
-P = ParamSpec("P")
-
 INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a8a86"
 COLOURS = (BLUE, ORANGE, GREEN, RED, "#e69f00", "#56b4e9", GREY, INK)
 MARKERS = "osD^vPX*"
 DECISION_COLOURS = {"": BLUE, "plug-in": ORANGE, "expected": GREEN}  # "": argmax
-CUT = 0.1  # a mean further than this from the others may be left outside a panel, which it would flatten
+REACH = 0.15  # a mean further than this from the median is an arrow at the end of the axis
 STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
     "font.size": 9,
     "font.family": "DejaVu Sans",
@@ -49,42 +46,20 @@ STYLE: dict[Any, Any] = {  # matplotlib types its keys as literals
 }
 
 
-def styled(draw: Callable[P, Figure]) -> Callable[P, Figure]:
-    """Draw in the project's style without changing matplotlib's settings for anyone else."""
-
-    @wraps(draw)
-    def wrapper(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with style():
-            return draw(*args, **kwargs)
-
-    return wrapper
+styled = matplotlib.rc_context(STYLE)  # decorates functions that draw; nobody else's settings change
 
 
-@contextmanager
-def style() -> Iterator[None]:
-    with matplotlib.rc_context(STYLE):
-        yield
-
-
-def save(
-    figure: Figure, target: str | Path, formats: Sequence[str] = ("svg",), background: str | None = None
-) -> list[Path]:
-    """Write `target`.svg, or in other formats; the same figure gives the same bytes.
+def save(figure: Figure, file: Path, background: str | None = None) -> Path:
+    """Write a figure in the format that the file's name says; the same figure gives the same bytes.
 
     background: by default white in a png, transparent in the others.
     """
-    target = Path(target)
-    files = [target.with_name(f"{target.name}.{suffix}") for suffix in formats]
-    with style():
-        figure.draw_without_rendering()
-        figure.set_layout_engine("none")  # the layout is computed; each format would compute it again
-    for file, suffix in zip(files, formats, strict=True):
-        stamp = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
-        with style():
-            facecolor = background or ("white" if suffix == "png" else "none")
-            draw = partial(figure.savefig, format=suffix, dpi=150, metadata=stamp, facecolor=facecolor)
-            write_atomically(file, draw)
-    return files
+    stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix, {})
+    facecolor = background or ("white" if file.suffix == ".png" else "none")
+    with matplotlib.rc_context(STYLE):
+        save = partial(figure.savefig, format=file.suffix[1:], dpi=150, metadata=stamp, facecolor=facecolor)
+        write_atomically(file, save)
+    return file
 
 
 def figure_of(table: ResultTable) -> Figure:
@@ -145,7 +120,7 @@ def dots(table: ResultTable) -> Figure:
             axes.set_visible(False)
         for axes, column in zip(line, columns[block], strict=False):
             drawn = [dot for y, row in enumerate(rows[block]) for dot in _dots_of(y, cells[row, column])]
-            forest(axes, drawn, rows[block] if axes is line[0] else [""] * len(rows[block]), *_limits(drawn))
+            forest(axes, drawn, rows[block] if axes is line[0] else [""] * len(rows[block]), *limits(drawn))
             axes.xaxis.set_major_locator(MaxNLocator(4))
             axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
             axes.set_title(f"{block}: {column}" if len(blocks) > 1 else column, loc="left")
@@ -177,34 +152,17 @@ def _dots_of(y: int, cell: Cell) -> list[Dot]:
     return found
 
 
-def _limits(drawn: Sequence[Dot]) -> tuple[float, float]:
-    """The ends of an axis that covers the bulk of the means, and of the published ones, with their intervals."""
-    groups = [drawn, [dot for dot in drawn if dot.hollow] or drawn]
-    lows, highs = zip(*(near([dot.at for dot in group]) for group in groups), strict=True)
-    low, high = min(lows), max(highs)
-    most, inside = high - low + CUT, [dot for dot in drawn if low <= dot.at <= high]
-    left = min([low, *(max(dot.low, dot.at - most) for dot in inside)])
-    right = max([high, *(min(dot.high, dot.at + most) for dot in inside)])
+def limits(drawn: Sequence[Dot]) -> tuple[float, float]:
+    """The ends of an axis for the dots near the median of ours or of the published ones, with their intervals.
+
+    The others, such as networks that collapsed to 0, would flatten the panel.
+    """
+    groups = [group for hollow in (True, False) if (group := [dot.at for dot in drawn if dot.hollow == hollow])]
+    near = [dot for dot in drawn if any(abs(dot.at - np.median(group)) <= REACH for group in groups)]
+    left = min((max(dot.low, dot.at - REACH) for dot in near), default=0.0)
+    right = max((min(dot.high, dot.at + REACH) for dot in near), default=1.0)
     margin = max(0.1 * (right - left), 0.005)
     return left - margin, right + margin
-
-
-def near(values: Sequence[float]) -> tuple[float, float]:
-    """The range of the values without outliers: those over CUT and over three interquartile ranges off the median.
-
-    Values below a gap that is wider than the range above it are left out too, such as networks that collapsed to 0, if
-    they are at most half.
-
-    >>> near([0.98, 0.99, 0.985, 0.988, 0.51]), near([0.80, 0.85, 0.83, 0.0, 0.0])
-    ((0.98, 0.99), (0.8, 0.85))
-    """
-    if not values:
-        return 0.0, 1.0
-    first, median, third = np.percentile(values, [25, 50, 75])
-    kept = sorted(value for value in values if abs(value - median) <= max(3 * (third - first), CUT))
-    most = len(kept) - (len(values) + 1) // 2  # that may still be left out
-    starts = (k for k in range(1, most + 1) if kept[k] - kept[k - 1] > max(CUT, kept[-1] - kept[k]))
-    return kept[next(starts, 0)], kept[-1]
 
 
 def handle(label: str, colour: str = GREY, marker: str = "", **look: Any) -> Line2D:
@@ -232,9 +190,8 @@ def leads(table: ResultTable) -> Figure:
             low, high = (lead.difference, lead.difference) if lead.low is None else (lead.low, lead.high or 0.0)
             place, look = names.index(loss) + 0.22 * (k - 1), (DECISION_COLOURS[decision], MARKERS[k])
             drawn.append(Dot(place, lead.difference, low, high, *look, hollow=low * high <= 0))
-        low, high = near([dot.at for dot in drawn])
-        room = 1.5 * float(np.median([dot.high - dot.at for dot in drawn])) or CUT
-        forest(axes, drawn, names, min(low, 0.0) - room, max(high, 0.0) + room)
+        left, right = limits(drawn)
+        forest(axes, drawn, names, min(left, 0.0), max(right, 0.0))
         axes.axvline(0, color=INK, lw=0.8)
         title = f"{entry.block}, {len(entry.columns)} datasets: lead over {entry.reference}"
         axes.set_title(title, loc="left")

@@ -12,6 +12,8 @@ from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 
 MOST_BYTES = 1 << 24  # of a table
+LINK = '<a href="{link}">{folder}</a>'
+FIGURE = '<figure><img src="{link}" alt="{name}" loading="lazy"><figcaption>{name}</figcaption></figure>'
 NOTHING = """east-run
 east-run task=compare dataset.path=my.csv dataset.target=label
 east-run task=table table=grid
@@ -28,35 +30,29 @@ def main(_: Command, settings: Settings) -> int:
 def index(folder: Path) -> str:
     """The page. It shows what other tasks have written, and computes nothing."""
     sections = {
-        "Comparisons": html.bullets(links(folder, "compare")),
-        "Evaluations": html.bullets(links(folder, "evaluate")),
+        "Comparisons": html.bullets(linked(folder, "compare/*/report.html", LINK)),
+        "Evaluations": html.bullets(linked(folder, "evaluate/*/report.html", LINK)),
         "Tables": "".join(tables(folder)),
-        "Figures": "".join(figures(folder)),
+        "Figures": "".join(linked(folder, "figures/*.svg", FIGURE)),  # an image runs no scripts and follows no links
     }
     if not any(sections.values()):
         sections["Nothing here yet"] = f"<p>These commands write comparisons and tables:</p>{html.pre(NOTHING)}"
     return html.document("Results", sections)
 
 
-def links(folder: Path, kind: str) -> Iterator[str]:
-    """Links to the pages of comparisons or evaluations."""
-    for file in sorted(folder.glob(f"{kind}/*/report.html")):
-        yield f'<a href="{quote(file.relative_to(folder).as_posix())}">{escape(file.parent.name)}</a>'
+def linked(folder: Path, pattern: str, template: str) -> Iterator[str]:
+    """HTML about each of these files: its address, its name, and the name of its folder."""
+    for file in sorted(folder.glob(pattern)):
+        link = quote(file.relative_to(folder).as_posix())
+        yield template.format(link=link, name=escape(file.stem), folder=escape(file.parent.name))
 
 
 def tables(folder: Path) -> Iterator[str]:
-    """Each table, folded."""
+    """Each table, folded, as Markdown."""
     for file in sorted(folder.glob("tables/*.md")):
         try:
             text = read_regular(file, MOST_BYTES).decode()
         except (OSError, ValueError) as error:
             warnings.warn(f"{file} cannot be read ({error}); not shown", stacklevel=2)
             continue
-        yield f"<details><summary>{escape(file.stem)}</summary>{html.from_markdown(text)}</details>"
-
-
-def figures(folder: Path) -> Iterator[str]:
-    """Each drawing as an image, in which browsers run no scripts and follow no links."""
-    for file in sorted(folder.glob("figures/*.svg")):
-        name, source = escape(file.stem), quote(file.relative_to(folder).as_posix())
-        yield f'<figure><img src="{source}" alt="{name}" loading="lazy"><figcaption>{name}</figcaption></figure>'
+        yield f"<details><summary>{escape(file.stem)}</summary>{html.pre(text)}</details>"

@@ -35,7 +35,7 @@ def main(_: Command, settings: Settings) -> int:
     for name, study, draw in (("bias", bias, draw_bias), ("temperature", temperature, draw_temperature)):
         frame, file = study(), folder / "studies" / f"{name}.csv"
         write_text(file, frame.to_csv(index=False, float_format="%.6g"))
-        print(file, *plots.save(draw(frame), folder / "figures" / f"study_{name}"), sep="\n")
+        print(file, plots.save(draw(frame), folder / "figures" / f"study_{name}.svg"), sep="\n")
     return 0
 
 

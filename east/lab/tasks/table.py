@@ -39,8 +39,8 @@ def text(settings: Settings, preset: str | None) -> str:
             stem = table.spec.name if settings.variant == "clean" else f"{table.spec.name}_{settings.variant}"
             write_text(folder / f"{stem}.md", WRITERS["markdown"]([table]))
             if any(cell.values for cell in table.cells):
-                figure = folder.with_name("figures") / stem
-                plots.save(plots.figure_of(table), figure, [settings.format or "svg"])
+                figure = folder.with_name("figures") / f"{stem}.{settings.format or 'svg'}"
+                plots.save(plots.figure_of(table), figure)
         shown += f"\nwritten to {folder}, with figures in {folder.with_name('figures')}"
     except OSError as error:  # a table is printed even in a read-only folder
         warnings.warn(f"not written: {error}", stacklevel=2)
