@@ -93,7 +93,7 @@ def steps() -> Figure:
     """The step at several temperatures, for a threshold of 0.5. Eq. 4, arXiv 2405.20954."""
     p, shades = torch.linspace(0, 1, 501), (plots.GREY, plots.GREEN, plots.ORANGE, plots.BLUE, plots.INK)
     drawn = [
-        plots.Curve(p.tolist(), linear(p, torch.tensor(0.5), t).tolist(), f"T = {t:g}", colour)
+        (p.tolist(), linear(p, torch.tensor(0.5), t).tolist(), {"label": f"T = {t:g}", "color": colour})
         for t, colour in zip(TEMPERATURES, shades, strict=True)
     ]
     axes = {"xlabel": "probability p", "ylabel": "H(p), threshold 0.5", "xlim": (0, 1), "ylim": (0, 1)}
@@ -110,8 +110,8 @@ def soft_hard() -> Figure:
     for name, colour in {"f1": plots.BLUE, "mcc": plots.ORANGE}.items():
         soft = [1 - float(MetricLoss(name, temperature=t)(p.log(), y)) for t in temperatures]
         hard = [float(metrics.METRICS[name](counts))] * len(temperatures)
-        drawn += [plots.Curve(temperatures, soft, f"soft {name}", colour, "o")]
-        drawn += [plots.Curve(temperatures, hard, f"hard {name}", colour, dashed=True)]
+        drawn += [(temperatures, soft, {"label": f"soft {name}", "color": colour, "marker": "o"})]
+        drawn += [(temperatures, hard, {"label": f"hard {name}", "color": colour, "ls": "--"})]
     axes = {"xlabel": "temperature T (falling)", "ylabel": "score", "xscale": "log", "xlim": (0.22, 0.001)}
     return plots.curves([(drawn, axes)])
 

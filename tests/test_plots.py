@@ -13,7 +13,7 @@ from tests.made import put_values
 GOLDEN = Path(__file__).parent / "golden"
 
 
-CURVES = partial(plots.curves, [([plots.Curve([0, 1], [0, 1])], {})])
+CURVES = partial(plots.curves, [([([0, 1], [0, 1], {})], {})])
 
 
 def filled(name, value):
@@ -70,12 +70,12 @@ def test_published_is_in_the_legend_only_if_something_was_published():
 
 
 def test_curves_have_what_they_are_given_and_one_legend():
-    first = plots.Curve([1, 2, 3], [0.1, 0.3, 0.2], "one", plots.BLUE, reach=[0.1, 0.1, 0.1])
-    bound = plots.Curve([1, 3], [0.5, 0.4], "bound", dashed=True)
+    first = ([1, 2, 3], [0.1, 0.3, 0.2], {"label": "one", "color": plots.BLUE})
+    bound = ([1, 3], [0.5, 0.4], {"label": "bound", "ls": "--"})
     figure = plots.curves([([first, bound], {"title": "left", "ylim": (0, 1)}), ([first], {"title": "right"})])
     assert [axes.get_title() for axes in figure.axes] == ["left", "right"]
-    assert list(figure.axes[0].containers[0].lines[0].get_ydata()) == first.y
-    assert figure.axes[0].containers[1].lines[0].get_linestyle() == "--"
+    assert list(figure.axes[0].lines[0].get_ydata()) == first[1]
+    assert figure.axes[0].lines[1].get_linestyle() == "--"
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["one", "bound"]
 
 

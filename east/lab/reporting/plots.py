@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -22,6 +22,8 @@ from east.lab.files import write_atomically
 from east.lab.reporting import statistics
 from east.lab.reporting.cells import MARKS, Cell
 from east.lab.reporting.tables import ALL, Ranking, ResultTable
+
+Curve: TypeAlias = tuple[ArrayLike, ArrayLike, dict[str, Any]]  # x, y, and what matplotlib calls its look
 
 INK = "#2b2b2a"  # text and axes; the report lets it follow the page's colour
 BLUE, ORANGE, GREEN, RED, GREY = "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#8a8a86"
@@ -212,30 +214,14 @@ def loss_and_decision(row: str) -> tuple[str, str]:
     return (loss, decision) if decision in DECISION_COLOURS else (row, "")
 
 
-@dataclass(frozen=True)
-class Curve:
-    """A line through points, with the reach of an interval around each if it is given."""
-
-    x: ArrayLike
-    y: ArrayLike
-    label: str = ""
-    colour: str = INK
-    marker: str = ""
-    dashed: bool = False
-    reach: ArrayLike | None = None
-
-
 @styled
 def curves(panels: Sequence[tuple[Sequence[Curve], Mapping[str, Any]]]) -> Figure:
     """Lines in panels side by side, each with what matplotlib sets of its axes; lines of one label share their entry in
     the legend."""
-    figure = Figure(figsize=(1.6 + 3.0 * max(len(panels), 1), 3.2))
-    if not panels:
-        return without_data(figure, "no records")
+    figure = Figure(figsize=(1.6 + 3.0 * len(panels), 3.2))
     for axes, (drawn, options) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        for c in drawn:
-            look = {"ls": "--" if c.dashed else "-", "marker": c.marker, "ms": 4, "lw": 1.2, "elinewidth": 0.7}
-            axes.errorbar(c.x, c.y, c.reach, color=c.colour, label=c.label or None, **look)
+        for x, y, look in drawn:
+            axes.plot(x, y, **{"color": INK, "ms": 4, "lw": 1.2, **look})
         axes.set(**options)
     labelled = [axes.get_legend_handles_labels() for axes in figure.axes]
     handles = {name: drawn for pair in labelled for drawn, name in zip(*pair, strict=True)}

@@ -5,7 +5,7 @@ others like it where the best classifier is sought.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pandas as pd
@@ -119,31 +119,42 @@ def f1_of(memberships: Tensor, rows: Tensor) -> Tensor:
     return metrics.f1(Confusion.from_matrix(counts), average="positive")
 
 
+def by_prevalence(frame: pd.DataFrame, x: str, names: Sequence[str], **look: str) -> list[list[plots.Curve]]:
+    """A panel for each of some columns, with a line for each prevalence."""
+    parts = [
+        (part, {"color": plots.COLOURS[k], "marker": plots.MARKERS[k], "label": f"{prevalence:.0%} positive"} | look)
+        for k, (prevalence, part) in enumerate(frame.groupby("prevalence"))
+    ]
+    return [[(part[x], part[name], own) for part, own in parts] for name in names]
+
+
 def draw_temperature(frame: pd.DataFrame) -> Figure:
-    panels: list[list[plots.Curve]] = [[], [], []]
-    for k, (prevalence, part) in enumerate(frame.groupby("prevalence")):
-        look = (f"{prevalence:.0%} positive", plots.COLOURS[k], plots.MARKERS[k])
-        for drawn, name in zip(panels, ("f1", "offset", "regret"), strict=True):
-            drawn.append(plots.Curve(part["T"], part[name].abs().where(part[name] != 0), *look))
-    panels[0].append(plots.Curve(part["T"], part.step, "mean error of the step", dashed=True))
-    titles = ("|soft F1 − F1|", "|best b of soft F1 − best b of F1|", "F1 lost by maximising soft F1")
+    titles = {
+        "f1": "|soft F1 − F1|",
+        "offset": "|best b of soft F1 − best b of F1|",
+        "regret": "F1 lost by maximising soft F1",
+    }
+    sizes = frame.assign(**{name: frame[name].abs().where(frame[name] != 0) for name in titles})
+    panels = by_prevalence(sizes, "T", list(titles))
+    step = frame.drop_duplicates("T")
+    panels[0].append((step["T"], step.step, {"label": "mean error of the step", "ls": "--"}))
     shared = {"xscale": "log", "yscale": "log", "xlabel": "temperature T (falling)", "xlim": (0.45, 0.004)}
-    return plots.curves([(drawn, shared | {"title": title}) for drawn, title in zip(panels, titles, strict=True)])
+    return plots.curves(
+        [(drawn, shared | {"title": title}) for drawn, title in zip(panels, titles.values(), strict=True)]
+    )
 
 
 def draw_bias(frame: pd.DataFrame) -> Figure:
-    panels: list[list[plots.Curve]] = [[], [], []]
-    for k, (prevalence, part) in enumerate(frame.groupby("prevalence")):
-        look = (f"{prevalence:.0%} positive", plots.COLOURS[k], plots.MARKERS[k])
-        for drawn, name in zip(panels, ("bias", "entries", "score"), strict=True):
-            drawn.append(plots.Curve(part.n, part[name], *look))
-        panels[2].append(plots.Curve(part.n, part.bound_score, "", plots.COLOURS[k], dashed=True))
-    panels[0].append(plots.Curve(part.n, 0 * part.n, "", plots.GREY))
-    panels[1].append(plots.Curve(part.n, part.bound_entries, "bounds of Theorems 5.8 and 5.9", dashed=True))
+    bias, entries, score = by_prevalence(frame, "n", ("bias", "entries", "score"))
+    once = frame.drop_duplicates("n")  # the bound of an entry does not depend on the prevalence
+    (bounds,) = by_prevalence(frame, "n", ("bound_score",), ls="--", marker="", label="")
+    entries.append((once.n, once.bound_entries, {"label": "bounds of Theorems 5.8 and 5.9", "ls": "--"}))
+    bias.append((once.n, 0 * once.n, {"color": plots.GREY}))
     shared = {"xscale": "log", "xlabel": "batch size n"}
-    options = (
-        {"title": "bias of soft F1", "ylabel": "mean over batches − population"},
-        {"title": "largest error of an entry, 95 %", "yscale": "log"},
-        {"title": "error of soft F1, 95 %", "yscale": "log"},
+    return plots.curves(
+        [
+            (bias, shared | {"title": "bias of soft F1", "ylabel": "mean over batches − population"}),
+            (entries, shared | {"title": "largest error of an entry, 95 %", "yscale": "log"}),
+            (score + bounds, shared | {"title": "error of soft F1, 95 %", "yscale": "log"}),
+        ]
     )
-    return plots.curves([(drawn, shared | own) for drawn, own in zip(panels, options, strict=True)])
