@@ -79,9 +79,3 @@ def class_sizes(record: Record, split: str) -> list[int]:
     """How many rows of a split each class has; empty if the record does not tell."""
     matrix = record.confusion.get(split)
     return Margins.of([matrix]).actual[0].astype(int).tolist() if matrix else []
-
-
-def overlap(record: Record) -> float:
-    """Test rows / training rows; 0 if the record does not tell."""
-    sizes = record.data.get("sizes")
-    return sizes["test"] / sizes["train"] if isinstance(sizes, dict) and sizes.get("train") else 0.0

@@ -26,7 +26,6 @@ from east.lab.reporting.catalogue import (
     Point,
     SplitSeed,
     class_sizes,
-    overlap,
     point_of,
     score,
     searched,
@@ -39,7 +38,6 @@ from east.lab.settings.settings import DatasetSection, Grid, Protocol, Settings
 from east.lab.training.scores import MEANS, Margins
 
 PRESETS = ("paper", "patience", "half", "budget", "lean", "quick")  # from the fullest to the quickest
-CUSTOM = "custom"  # training settings of no preset
 HALF = "Darknet-19 at half width in mixed precision, no search and"
 # What is unusual about a cell's trials -> its mark, and what the mark means.
 MARKS = {
@@ -48,7 +46,6 @@ MARKS = {
     "budget": ("†", "budget training: a smaller grid, a shorter patience and at most 300 epochs."),
     "lean": ("¶", "lean training: a few points of the grid and at most 40 epochs."),
     "quick": ("‡", "quick training: no search and at most 20 epochs."),
-    CUSTOM: ("◇", "training settings of no preset."),
     "part": ("◊", "not searched over the whole grid."),
     "halving": ("½", "searched over the whole grid by successive halving."),
     "wider": ("+", "searched over the preset's grid and more points."),
@@ -102,8 +99,9 @@ class Trials:
 
     @property
     def overlap(self) -> float:
-        """Test rows / training rows, see `statistics.t_interval`."""
-        return max(map(overlap, self.scored), default=0.0)
+        """Test rows / training rows, see `statistics.standard_error`; 0 if no record tells."""
+        sizes = (record.data.get("sizes") for record in self.scored)
+        return max((s["test"] / s["train"] for s in sizes if isinstance(s, dict) and s.get("train")), default=0.0)
 
     @property
     def rarest(self) -> int:
@@ -142,7 +140,7 @@ class Cell:
     rule: str = "val_loss"  # that selects the setting
     command_preset: str = "paper"  # of the command that fills it
     config_dir: str | None = None  # the user's own configs
-    trained: dict[str, Trials] = field(default_factory=dict)  # by preset, as the records' values tell; shown: the first
+    trained: dict[str, Trials] = field(default_factory=dict)  # by preset, as their values tell; "": no or any preset
 
     @property
     def dataset(self) -> str:
@@ -162,7 +160,7 @@ class Cell:
 
     @property
     def preset(self) -> str | None:
-        return next(iter(self.trained), None) if self.values else None
+        return next(iter(self.trained), None) or None
 
     @property
     def values(self) -> Mapping[int, float]:
@@ -232,7 +230,7 @@ def fill(cell: Cell, catalogue: Catalogue, accepted: Sequence[str], all_presets:
         if not all_presets:
             return
     if without_values and not cell.trained:
-        cell.trained[CUSTOM] = max(without_values, key=lambda trials: (trials.is_ideal, trials.failed))
+        cell.trained[""] = max(without_values, key=lambda trials: (trials.is_ideal, trials.failed))
 
 
 def matching(cell: Cell, settings: Settings, catalogue: Catalogue) -> list[Family]:
@@ -240,14 +238,9 @@ def matching(cell: Cell, settings: Settings, catalogue: Catalogue) -> list[Famil
     ignored = frozenset((IGNORED - cell.request.keys()) | cell.ideal.keys())
     if settings.loss.options.get("average") is None:  # the record holds the average resolved from the data
         ignored |= {"loss.average"}
-    known = (0, papers.MULTICLASS.get(cell.dataset))  # 0: the record has no matrix
     found = catalogue.alike(settings.science(settings.dataset.recorded, None), ignored)
-    return [f for f in found if cell.dataset not in papers.MULTICLASS or classes_of(f[0]) in known]
-
-
-def classes_of(record: Record) -> int:
-    """How many classes a record's confusion matrix has."""
-    return len(next(iter(record.confusion.values()), ()))
+    classes = [len(next(iter(family[0].confusion.values()), ())) for family in found]  # 0: it has no matrix
+    return [f for f, n in zip(found, classes, strict=True) if n in (0, papers.MULTICLASS.get(cell.dataset, n))]
 
 
 def of_command(family: Family, settings: Settings) -> Family:

@@ -33,7 +33,6 @@ from east.lab.reporting import papers
 from east.lab.reporting.cells import Cell, Options, decided
 from east.lab.settings.settings import Grid
 
-VARIANTS = ("clean", "released")
 CLASS_INDEX = {"cifar10": {"dog": 5, "frog": 6}, "caltech256": {"dog": 55, "frog": 79}}
 POSITIVE = 1
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from east.choices import choose
 from east.lab.experiment import records
@@ -19,7 +19,7 @@ from east.lab.experiment.record import Record
 from east.lab.reporting import listed, papers, statistics
 from east.lab.reporting.catalogue import Catalogue
 from east.lab.reporting.cells import PRESETS, Cell, Trials, command, fill, typed_command
-from east.lab.reporting.specs import VARIANTS, Spec, blank_cells, chosen, names, papers_tables, spec, usual_preset
+from east.lab.reporting.specs import Spec, blank_cells, chosen, names, papers_tables, spec, usual_preset
 from east.lab.settings.command import Command
 
 __all__ = ["Cell", "ResultTable", "Spec", "blank_cells", "build", "chosen", "command", "comparisons", "names"]
@@ -69,14 +69,6 @@ class Ranking:
     signs: dict[str, dict[str, statistics.SignTest]]
     reference: str
     leads: dict[str, dict[str, statistics.Paired]]
-
-
-class Missing(NamedTuple):
-    """A run that a table still needs: its command, how many of its trials are done or failed, and of how many."""
-
-    command: Command
-    done: int
-    trials: int
 
 
 @dataclass
@@ -162,8 +154,6 @@ def build(
     may be.
     """
     table = spec(table, config_dir) if isinstance(table, str) else table
-    choose("variant", variant, VARIANTS)
-    choose("selection rule", rule, records.RULES)
     quickest = choose("preset", preset or table.preset or "lean", PRESETS)
     scanned = records.scan(results_dir) if scanned is None else scanned
     catalogue = scanned if isinstance(scanned, Catalogue) else Catalogue(scanned)
@@ -192,20 +182,21 @@ def plan(
     preset: str = "paper",
     scanned: Iterable[Record] | None = None,
     **options: Any,
-) -> list[Missing]:
-    """The runs that a table (or "all") still needs, each once. Trials of this preset or a fuller one count as done.
+) -> list[Command]:
+    """Commands for the runs that a table (or "all") still needs, each once.
 
-    A run needs as many trials as the table asks for and the preset trains. Failed ones are not trained again.
+    Trials of this preset or a fuller one count as done, and failed ones are not trained again. A run needs as many
+    trials as the table asks for and the preset trains.
     """
     catalogue = Catalogue(records.scan(results_dir) if scanned is None else scanned)
-    runs: dict[str, Missing] = {}
+    runs: dict[str, Command] = {}
     for one in chosen(table) if isinstance(table, str) else [table]:
         for cell in build(one, preset=preset, scanned=catalogue, **options).cells:
             done = len(cell.values) + cell.shown.failed if cell.shown.is_ideal else 0
             settings = cell.composed(preset) if cell.asked else None
             trials = min(cell.asked or 0, settings.trial_count) if settings else cell.asked
             if trials and done < trials:
-                runs.setdefault(command(cell), Missing(typed_command(cell), done, trials))
+                runs.setdefault(command(cell), typed_command(cell))
     return list(runs.values())
 
 
@@ -222,9 +213,15 @@ def _worth_showing(table: Spec, cells: list[Cell]) -> list[Cell]:
     return sorted((c for c in cells if (c.block, c.row) in shown), key=lambda cell: cell.block not in filled)
 
 
+def presets_of(cells: Sequence[Cell]) -> list[str]:
+    """How the networks of some cells were trained, from the fullest preset to the quickest."""
+    presets = {cell.preset for cell in cells if cell.preset and cell.trains_networks}
+    return [preset for preset in PRESETS if preset in presets]
+
+
 def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today: date) -> str:
     filled = [cell for cell in cells if cell.values]
-    presets = by_fullness({cell.preset for cell in filled if cell.preset and cell.trains_networks})
+    presets = presets_of(cells)
     commits = sorted({record.git for cell in filled for record in cell.shown.records if record.git})
     facts = [
         f"selection rule {rule}",
@@ -245,11 +242,6 @@ def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today:
             f"{statistics.MEANING} Bold: column's best."
         )
     return f"Source: {table.source}. {legend} {facts[0][:1].upper()}{'; '.join(facts)[1:]}."
-
-
-def by_fullness(presets: Iterable[str]) -> list[str]:
-    """Presets from the fullest to the quickest, then others."""
-    return sorted(presets, key=lambda preset: (*PRESETS, preset).index(preset))
 
 
 def _ranking(table: ResultTable, block: str) -> Ranking | None:

@@ -7,7 +7,7 @@ from typing import TypeAlias
 
 from east.lab.reporting import papers, statistics
 from east.lab.reporting.cells import MARKS, Cell
-from east.lab.reporting.tables import ALL, Ranking, ResultTable, RowPair, by_fullness, comparisons, content
+from east.lab.reporting.tables import ALL, Ranking, ResultTable, RowPair, comparisons, content, presets_of
 
 WIDTH = 110  # of running text in a terminal
 MOST_COMMANDS = 40  # more would not be read
@@ -203,9 +203,8 @@ def column_heading(table: ResultTable, block: str, column: str) -> str:
     first, *others = rows
     obvious = not others and (first == block or column.partition(" ")[0].endswith(first))
     facts = [] if obvious else [first, *(f"{', '.join(rows[score])}: {score}" for score in others)]
-    presets = {cell.preset for cell in cells if cell.preset and cell.trains_networks}
-    if len(presets) > 1:
-        facts.append(f"mixed training: {', '.join(by_fullness(presets))}")
+    if len(presets := presets_of(cells)) > 1:
+        facts.append(f"mixed training: {', '.join(presets)}")
     return f"{column} ({'; '.join(facts)})" if facts else column
 
 

@@ -31,7 +31,7 @@ def main(command: Command, settings: Settings) -> int:
         print(f"note: trials with {' '.join(changed)} do not fill cells of the table; they are shown separately")
     scanned = records.scan(settings.results_dir)
     options = {"rule": settings.selection, "variant": settings.variant, "config_dir": folder, "preset": preset}
-    needed = [missing.command for missing in tables.plan(name, scanned=() if changed else scanned, **options)]
+    needed = tables.plan(name, scanned=() if changed else scanned, **options)
     needed = [cell for cell in needed if all(cell.get(group) in names for group, names in wanted.items())]
     to_do = f"{len(needed)} run{'s' if len(needed) > 1 else ''} to do" if needed else "every run is done"
     print(f"{name}: {to_do}{', except for trials on record' if changed else ''}", flush=True)
