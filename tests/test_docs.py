@@ -68,7 +68,7 @@ def carry_out(command: str, comment: str, folder: Path) -> None:
         words.append("dry_run=true")
     task = next((word.partition("=")[2] for word in words if word.startswith("task=")), "run")
     if task in ("run", "train", "compare") and not any(word.startswith("-") for word in words):
-        ignored = {"trials"} if task == "train" else set()
+        ignored = {"trials"} if task in ("train", "compare") else set()
         given = {word.partition("=")[0] for word in words}
         words += [f"{name}={value}" for name, value in SMALLER.items() if name not in given | ignored]
     assert cli.run(words) == 0, command
