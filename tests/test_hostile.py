@@ -241,7 +241,7 @@ UNFIT = {
     "no encoding": ("ce", {"encoding": {"columns": 3}}, None, "the encoding"),
     "another encoding": ("ce", {"encoding": encoding(["age"])}, None, "expected columns of 9 features, got 1"),
     "columns twice": ("ce", {"encoding": encoding(["age"] * 9)}, None, "expected each name once"),
-    "a pattern": ("ce", {"encoding": encoding([], delimiter="(a+)+$")}, None, "delimiter: String should match pattern"),
+    "a pattern": ("ce", {"encoding": encoding([], delimiter="(a+)+$")}, None, "delimiter: Value error, one character"),
     "no such network": ("ce", {"model": {"name": "mpl", "hidden": [1]}}, None, "unknown model 'mpl', did you mean"),
     "no such width": ("ce", {"model": {"name": "mlp", "hidden": ["a"]}}, None, "model.hidden: expected widths"),
     "no outputs": ("ce", {"model": {"name": "mlp", "outputs": -1}}, None, "model.outputs: Input should be greater"),

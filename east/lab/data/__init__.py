@@ -8,37 +8,20 @@ conf/dataset with the same options. `cifar10_frog` is in cifar10.py; only the mo
 """
 
 import inspect
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from east.choices import choose, groups
-from east.lab.data import overview
-from east.lab.data.common import Data, DataError, Graphs, Images, Part, Splits, Table, split
+from east.lab.data.common import Data, DataError, Graphs, Images, Part, Splits, Table, assign, split
 from east.lab.data.encoding import Encoding, encode
-from east.lab.data.overview import catalogue_text, describe_text
 from east.lab.data.sources import Dataset, Root
 
-__all__ = [
-    "Data",
-    "DataError",
-    "Dataset",
-    "Encoding",
-    "Graphs",
-    "Images",
-    "Part",
-    "Splits",
-    "Table",
-    "catalogue_text",
-    "dataset",
-    "datasets",
-    "describe",
-    "describe_text",
-    "encode",
-    "load",
-    "options",
-    "split",
-]
+__all__ = ["Data", "DataError", "Dataset", "Encoding", "Graphs", "Images", "Part", "Splits", "Table"]
+__all__ += ["catalogue_text", "dataset", "datasets", "describe", "describe_text", "encode", "load", "options", "split"]
 
 
 def dataset(name: str) -> Dataset:
@@ -68,6 +51,53 @@ def load(name: str, root: Root = None, *, limit: int | None = None, **chosen: An
     return dataset(name).load(root, **chosen).limited(limit)
 
 
-def describe(data: Data, **splitting: Any) -> dict[str, Any]:
+def describe(data: Data, seed: int = 0, **splitting: Any) -> dict[str, Any]:
     """Rows, features, classes, balance, split sizes, origin and fingerprint of `data`, as plain values."""
-    return overview.facts(data, dataset(data.name.partition("-")[0]), **splitting)
+    about = dataset(data.name.partition("-")[0])
+    counts = np.bincount(data.labels.flatten().numpy(), minlength=len(data.classes))
+    parts = assign(data, seed, **splitting)
+    shape, shares = data.inputs.shape[1:], counts[counts > 0] / counts.sum()
+    return {
+        "name": data.name,
+        "kind": data.kind,
+        "rows": len(data.labels),
+        "features": shape[0] if len(shape) == 1 else list(shape),
+        "classes": len(data.classes),
+        "balance": dict(zip(data.classes, counts.tolist(), strict=True)),
+        "positive": None if data.positive is None else data.classes[data.positive],
+        "imbalance": round(counts.max() / max(counts.min(), 1), 2),
+        "equitability": round(float(-(shares * np.log(shares)).sum() / np.log(len(counts))), 4),  # 1 if balanced
+        "split": {name: len(rows) for name, rows in zip(("train", "val", "test"), parts, strict=True)},
+        "notes": "; ".join(data.notes),
+        "limit": data.limit,
+        "source": data.source,
+        "licence": about.licence,
+        "citation": about.citation,
+        "path": data.path,
+        "fingerprint": data.fingerprint,
+    }
+
+
+def describe_text(description: dict[str, Any]) -> str:
+    """A description as aligned lines; with many classes, only the largest and smallest are shown."""
+    texts = {key: value for key, value in description.items() if value not in (None, "")}
+    total = sum(texts["balance"].values())
+    ranked = sorted(texts["balance"].items(), key=lambda item: -item[1])
+    classes = [f"{name} {count:,} ({count / total:.2%})" for name, count in ranked]
+    if len(classes) > 12:
+        classes = [*classes[:5], f"… {len(classes) - 10} more …", *classes[-5:]]
+    texts["balance"] = ", ".join(classes)
+    texts["split"] = " / ".join(f"{name} {size:,}" for name, size in texts["split"].items())
+    texts["rows"] = f"{texts['rows']:,}"
+    if isinstance(texts["features"], list):
+        texts["features"] = " x ".join(map(str, texts["features"]))
+    return "\n".join(f"{key:<13}{text}" for key, text in texts.items())
+
+
+def catalogue_text(datasets: Mapping[str, Dataset]) -> str:
+    """Every dataset in a line: what it is, and where its files are."""
+    width = max(map(len, datasets))
+    return "\n".join(
+        f"{name:<{width}}  {dataset.kind:<5}  {dataset.about}  [{dataset.cached() or 'not fetched yet'}]"
+        for name, dataset in datasets.items()
+    )

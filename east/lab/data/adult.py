@@ -72,7 +72,7 @@ ABOUT = Dataset(
     about="48,842 rows, 13 features, 11,687 positive (23.93 %)",
     licence="CC BY 4.0",
     citation="B. Becker, R. Kohavi: Adult. UCI Machine Learning Repository, 1996. doi:10.24432/C5XW20",
-    needs=tuple((file,) for file in FILES),
+    stored=("adult/adult.test",),
 )
 DATASETS = {
     "adult": ABOUT,

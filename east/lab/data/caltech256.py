@@ -77,7 +77,6 @@ DATASETS = {
         licence="CC BY 4.0",
         citation="G. Griffin, A. Holub, P. Perona: Caltech-256 Object Category Dataset. Caltech, 2007. "
         "doi:10.22002/D1.20087",
-        needs=((TAR,),),
-        prepared=FOLDER,
+        stored=(FOLDER, TAR.path),
     )
 }

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from east.choices import choose
-from east.lab.data.common import DataError, Images, digest, fingerprint
+from east.lab.data.common import DataError, Images
 from east.lab.data.sources import Dataset, File, Package, Root, contents, decoded, fetch
 
 BATCHES = (*(f"data_batch_{k}" for k in range(1, 6)), "test_batch")
@@ -62,7 +62,7 @@ def view(name: str, classes: tuple[str, ...], relabel: np.ndarray, split: str, n
         classes=classes,
         name=name,
         positive=1 if len(classes) == 2 else None,
-        fingerprint=fingerprint([digests["pixels"], digest(labels)]),
+        inputs_digest=digests["pixels"],
         official_test=torch.arange(60_000) >= 50_000 if split == "official" else None,
         normalise=normalise,
         source="https://www.cs.toronto.edu/~kriz/cifar.html",
@@ -105,8 +105,7 @@ ABOUT = Dataset(
     about="60,000 images of 32x32, 10 classes of 6,000",
     licence="none stated; research use",
     citation="A. Krizhevsky: Learning Multiple Layers of Features from Tiny Images. University of Toronto, 2009",
-    needs=((BINARY, PNG),),
-    prepared="decoded/cifar10-*",
+    stored=("decoded/cifar10-*", BINARY.path, PNG.path),
 )
 DATASETS = {
     "cifar10": ABOUT,

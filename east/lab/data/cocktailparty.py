@@ -102,7 +102,7 @@ ABOUT = Dataset(
     about="4,800 rows, 22 features, 1,454 positive (30.29 %)",
     licence="research use",
     citation="G. Zen et al.: Space speaks: towards socially and personality aware visual surveillance. ACM MPVA, 2010",
-    needs=((FEATURES,), (GROUPS,)),
+    stored=(GROUPS.path,),
 )
 DATASETS = {
     "cocktailparty": ABOUT,

@@ -13,8 +13,10 @@ from typing import Annotated, ClassVar, Literal, Self
 
 import numpy as np
 import pandas as pd
+from pandas.api import types
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, PlainValidator
 
+from east.choices import choose
 from east.lab.data.common import DataError, shown
 from east.lab.data.notation import UNITS, Mark, inferred, level_numbers, split_unit
 
@@ -34,13 +36,6 @@ DATE_FORMATS = (
 ISO_START = re.compile(r"\d{4}-\d{2}-\d{2}([T ]|$)")
 
 
-def known_format(format: str) -> str:
-    """The format, if it is one of ours: another could take a parser for ever."""
-    if format not in DATE_FORMATS:
-        raise ValueError(f"expected a date format such as %d.%m.%Y, got {shown(format)}")
-    return format
-
-
 def days_of(text: object) -> float:
     """Days since 1970-01-01 of 2024-01-31 or 2024-01-31T12:30:00."""
     try:
@@ -56,6 +51,8 @@ def as_text(days: float) -> str:
 
 Number = Annotated[float, Field(ge=-LARGEST, le=LARGEST)]
 Days = Annotated[float, PlainValidator(days_of), PlainSerializer(as_text, when_used="json")]
+# A parser could take for ever with any other format.
+DateFormat = Annotated[str, AfterValidator(lambda format: choose("date format", format, DATE_FORMATS))]
 
 
 class Kind(BaseModel):
@@ -73,19 +70,17 @@ class Measured(Kind):
     indicator: bool = False
 
     def fit(self, values: pd.Series) -> Self:
-        present = values.dropna()
-        median = float(present.median()) if len(present) else 0.0
-        return self.model_copy(update={"median": median, "indicator": len(present) < len(values)})
+        median = 0.0 if values.isna().all() else float(values.median())
+        return self.model_copy(update={"median": median, "indicator": values.hasnans})
 
     @property
     def feature_names(self) -> list[str]:
-        return [f"{self.name}{part}" for part in (*self.parts, "_missing")[: len(self.parts) + self.indicator]]
+        return [f"{self.name}{part}" for part in (*self.parts, *["_missing"] * self.indicator)]
 
     def features(self, values: pd.Series) -> np.ndarray:
-        given = values.to_numpy()
-        absent = np.isnan(given)
-        parts = [*self.filled(np.where(absent, self.median, given)), absent]
-        return np.stack(parts[: len(self.parts) + self.indicator], axis=1).astype(np.float64)
+        absent = values.isna().to_numpy()
+        marks = [absent] if self.indicator else []
+        return np.stack([*self.filled(values.fillna(self.median).to_numpy()), *marks], axis=1).astype(np.float64)
 
     def filled(self, values: np.ndarray) -> list[np.ndarray]:
         """The features of numbers or days [n] without gaps."""
@@ -118,13 +113,10 @@ class Numeric(Measured):
             values = inferred(values)
         if (self.unit is None and is_plain(values)) or values.isna().all():
             return in_range(as_floats(values))
-        if self.unit is None and not is_text(values):
-            raise DataError(f"expected numbers, got {values.dtype}")
         text = as_words(values)
         unit, bare = split_unit([*text.cat.categories])
         numbers = level_numbers(bare, self.decimal) if unit == self.unit else np.full(len(bare), np.nan)
-        refuse_strays(text, numbers, self.what)
-        return in_range(by_level(text, numbers))
+        return in_range(by_level(text, numbers, self.what))
 
     def describe(self) -> str:
         return f"{self.what}, median {self.median:g}{self.gaps}"
@@ -145,49 +137,41 @@ class Categorical(Kind):
         counts = values.value_counts(sort=False)  # in alphabetical order
         counts = counts[counts > 0]
         other = len(counts) > OWN + 1
-        frequent = {*counts.nlargest(OWN if other else len(counts)).index} - ({OTHER} if other else set())
-        categories = [level for level in counts.index if level in frequent]
-        missing = [MISSING] if values.hasnans and MISSING not in categories else []
-        return self.model_copy(update={"categories": (*categories, *missing), "other": other})
+        frequent = counts.nlargest(OWN).index.difference([OTHER]) if other else counts.index
+        missing = [MISSING] if values.hasnans and MISSING not in frequent else []
+        categories = (*(level for level in counts.index if level in frequent), *missing)
+        return self.model_copy(update={"categories": categories, "other": other})
 
     @property
     def feature_names(self) -> list[str]:
-        return [f"{self.name}={category}" for category in (*self.categories, OTHER)[: self.width]]
-
-    @property
-    def width(self) -> int:
-        return len(self.categories) + self.other
+        return [f"{self.name}={category}" for category in (*self.categories, *[OTHER] * self.other)]
 
     def features(self, values: pd.Series) -> np.ndarray:
         place = {category: k for k, category in enumerate(self.categories)}
-        unknown = len(self.categories) if self.other else -1
+        unknown = len(place) if self.other else -1
         by_code = [*(place.get(level, unknown) for level in values.cat.categories), place.get(MISSING, -1)]
         column = np.array(by_code)[values.cat.codes]  # code -1, missing, is the last
-        features = np.zeros((len(values), self.width), dtype=np.float32)
+        features = np.zeros((len(values), len(place) + self.other), dtype=np.float32)
         rows = np.flatnonzero(column >= 0)
         features[rows, column[rows]] = 1
         return features
 
     def read(self, values: pd.Series) -> pd.Series:
         """New rows of this column. A few rows of 0 1 2 3+ may look like numbers, and one of them may be new."""
-        if not self.text or {*self.categories} <= {"True", "False", MISSING}:
+        known = {*self.categories}
+        if not self.text or known <= {"True", "False", MISSING}:
             values = inferred(values)
-        if not (is_text(values) if self.text else is_plain(values)) and not self.same_words(values):
-            raise DataError(f"expected {'text' if self.text else 'numbers'}, got {values.dtype}")
         text = as_words(values)
         levels = [*text.cat.categories]
-        numbers = bool(levels) and as_numbers(levels).notna().all() and as_numbers(self.categories).isna().all()
+        if levels and not (is_text(values) if self.text else is_plain(values)):
+            usual = {*words(as_numbers(known).dropna())}  # where numbers are written otherwise, a new 1 might mean 01
+            if not self.text or not ((usual and usual <= known) or {*levels} <= known):
+                raise DataError(f"expected {'text' if self.text else 'numbers'}, got {values.dtype}")
+        numbers = bool(levels) and as_numbers(levels).notna().all() and as_numbers(known).isna().all()
         if self.text and numbers and not self.other:  # the file has probably mixed up its columns
-            expected, got = shown(self.categories[0]), shown(levels[0])
-            raise DataError(f"expected text such as {expected}, got numbers such as {got}")
+            example = shown("".join(self.categories[:1]))
+            raise DataError(f"expected text such as {example}, got numbers such as {shown(levels[0])}")
         return text
-
-    def same_words(self, values: pd.Series) -> bool:
-        """Whether numbers may be the words of training, where these are written otherwise, or text the numbers."""
-        known = {*self.categories}
-        usual = {*words(as_numbers(known).dropna())}  # where numbers are written otherwise, a new 1 might mean 01
-        present = values.dropna()
-        return not len(present) or (self.text and (0 < len(usual & known) == len(usual) or {*words(present)} <= known))
 
     def describe(self) -> str:
         first = ", ".join(shown(category, 20, quoted=False) for category in self.categories[:6])
@@ -201,7 +185,7 @@ class Date(Measured):
 
     kind: Literal["date"] = "date"
     parts = ("_year", "_month", "_weekday", "_days")
-    format: Annotated[str, AfterValidator(known_format)]
+    format: DateFormat
     median: Days = 0.0  # days since 1970-01-01; in JSON 2024-01-31
     origin: Days = 0.0
 
@@ -216,17 +200,12 @@ class Date(Measured):
 
     def read(self, values: pd.Series) -> pd.Series:
         """New rows of this column: dates, or text in the format of training."""
-        if is_date(values):
+        if types.is_datetime64_any_dtype(values):
             return as_days(values)
         text = as_words(values)
-        days = parse_dates([*text.cat.categories], self.format)
-        refuse_strays(text, days, f"dates such as {self.example}")
-        return by_level(text, days)
-
-    @property
-    def example(self) -> str:
         day = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=floor(self.median))
-        return day.strftime("%Y-%m-%d" if self.format == "ISO8601" else self.format)
+        example = day.strftime("%Y-%m-%d" if self.format == "ISO8601" else self.format)
+        return by_level(text, parse_dates([*text.cat.categories], self.format), f"dates such as {example}")
 
     def describe(self) -> str:
         return f"dates ({self.format}) as year, month, weekday and days since {as_text(self.origin)}{self.gaps}"
@@ -246,26 +225,20 @@ Encoder = Numeric | Categorical | Date
 
 
 def is_text(column: pd.Series) -> bool:
-    types = pd.api.types
-    return (
-        types.is_string_dtype(column) or types.is_object_dtype(column) or isinstance(column.dtype, pd.CategoricalDtype)
-    )
+    """True for text, categories and mixed objects."""
+    text = types.is_string_dtype(column) or types.is_object_dtype(column)
+    return text or isinstance(column.dtype, pd.CategoricalDtype)
 
 
 def is_plain(column: pd.Series) -> bool:
-    """Whether a column is numbers, or True and False, including those with blanks, which pandas reads as objects."""
-    types = pd.api.types
+    """True for numbers, and for True and False, even beside blanks, where they are objects."""
     numbers = types.is_numeric_dtype(column) and not types.is_complex_dtype(column)
     return numbers or types.infer_dtype(column, skipna=True) == "boolean"
 
 
-def is_date(column: pd.Series) -> bool:
-    return pd.api.types.is_datetime64_any_dtype(column)
-
-
 def words(column: pd.Series) -> np.ndarray:
     """Values as stripped text; 1.0 is "1", since a missing value makes whole numbers floats."""
-    if pd.api.types.is_float_dtype(column):
+    if types.is_float_dtype(column):
         return np.array([str(int(value)) if value.is_integer() else str(value) for value in column], dtype=object)
     return column.astype(str).str.strip().to_numpy(dtype=object)
 
@@ -305,26 +278,18 @@ def parse_dates(levels: Sequence[str], format: str) -> np.ndarray:
     return as_days(pd.to_datetime(texts, format=format, errors="coerce", utc=True)).to_numpy()
 
 
-def by_level(text: pd.Series, numbers: np.ndarray) -> pd.Series:
-    """The number of each row's word, NaN where it is missing."""
-    return pd.Series(np.append(numbers, np.nan)[text.cat.codes], text.index)
-
-
-def refuse_strays(text: pd.Series, numbers: np.ndarray, expected: str) -> None:
-    """DataError if a word has no number."""
+def by_level(text: pd.Series, numbers: np.ndarray, expected: str = "") -> pd.Series:
+    """The number of each row's word, NaN where it is missing; DataError if words have none and others are expected."""
     strays = np.flatnonzero(np.isnan(numbers))
-    if len(strays):
+    if expected and len(strays):
         raise DataError(f"expected {expected}, got {shown(text.cat.categories[strays[0]])}")
+    return pd.Series(np.append(numbers, np.nan)[text.cat.codes], text.index)
 
 
 def in_range(values: pd.Series) -> pd.Series:
     """DataError if a number does not fit in float32, in which networks compute; it names the first."""
     bad = np.flatnonzero(np.abs(values.to_numpy()) > LARGEST)
-    if not len(bad):
-        return values
-    value = values.iloc[bad[0]]
-    index = values.index if isinstance(values.index, pd.RangeIndex) else range(len(values))  # that of a portion goes on
-    row = int(index[bad[0]]) + 1
-    if np.isinf(value):
-        raise DataError(f"has an infinite value in row {row:,}")
-    raise DataError(f"has {value:g} in row {row:,}, too large for 32-bit numbers (at most {LARGEST:.2g})")
+    if len(bad):
+        row = bad[0] + (values.index.start if isinstance(values.index, pd.RangeIndex) else 0)  # of the whole file
+        raise DataError(f"has {values.iloc[bad[0]]:g} in row {row + 1:,}; 32-bit numbers are at most {LARGEST:.2g}")
+    return values

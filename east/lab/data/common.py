@@ -43,6 +43,7 @@ class Data:
     name: str
     positive: int | None = None  # index of the positive class, 1 for every binary problem
     fingerprint: str = ""  # 16 hex digits, computed from inputs and labels if empty
+    inputs_digest: str = ""  # SHA-256 of the inputs, if it is known already
     official_test: Tensor | None = None  # bool [n]: rows of the authors' test part
     groups: Tensor | None = None  # int64 [n]: rows of one group are never separated by a split
     time: Tensor | None = None  # float64 [n]: the split is by time, train oldest and test newest
@@ -62,7 +63,7 @@ class Data:
 
     def digests(self) -> list[str]:
         """What the fingerprint is made of."""
-        return [digest(self.inputs), digest(self.labels)]
+        return [self.inputs_digest or digest(self.inputs), digest(self.labels)]
 
     def names(self) -> list[tuple[str, ...]]:
         """Names that appear in a saved model: of classes, and of a table's features."""
@@ -87,7 +88,7 @@ class Data:
         index = torch.as_tensor(rows)
         fields = {key: getattr(self, key) for key in ("labels", "official_test", "groups", "time", self.field)}
         parts = {key: value[index] for key, value in fields.items() if value is not None}
-        return replace(self, **parts, fingerprint="", **changes)
+        return replace(self, **parts, fingerprint="", inputs_digest="", **changes)
 
     def limited(self, limit: int | None) -> Self:
         """A sample of `limit` rows with the same class proportions (and share of official test rows).
@@ -108,16 +109,13 @@ class Data:
 
     def expect(self, **expected: Any) -> Self:
         """Return self if rows, shape, classes or positives are as expected; a header read as data fails here."""
-        actual = {
-            "rows": len(self.labels),
-            "shape": tuple(self.inputs.shape[1:]),
-            "classes": len(self.classes),
-            "positives": int((self.labels == 1).sum()),
-        }
-        wrong = {key: value for key, value in expected.items() if actual[key] != value}
+        actual = {"rows": len(self.labels), "shape": tuple(self.inputs.shape[1:]), "classes": len(self.classes)}
+        actual |= {"positives": int((self.labels == 1).sum())}
+        wrong = [
+            f"expected {key} {value}, got {actual[key]}" for key, value in expected.items() if actual[key] != value
+        ]
         if wrong:
-            lines = "; ".join(f"expected {key} {value}, got {actual[key]}" for key, value in wrong.items())
-            raise DataError(f"{self.name} was read from {self.path}, but its content is wrong: {lines}.")
+            raise DataError(f"{self.name} was read from {self.path}, but its content is wrong: {'; '.join(wrong)}.")
         return self
 
 
@@ -157,8 +155,8 @@ class Table(Data):
         """The table with medians, categories and first date learnt from the training rows."""
         if self.raw is None or self.encoding is None:
             return self
-        encoding = self.encoding.fitted(self.raw, train)
-        features = torch.from_numpy(encoding.array(self.raw, np.float64))  # seconds since 1970 do not fit in float32
+        encoding = self.encoding.fitted(self.raw.iloc[train])
+        features = encoding.features(self.raw, np.float64)  # seconds since 1970 do not fit in float32
         return replace(self, features=features, columns=encoding.feature_names, encoding=encoding)
 
 
@@ -281,11 +279,9 @@ def assign(
     else:
         rest, test_rows = cut_rows(everything, test, random, data.groups, strata)
     train_rows, val_rows = cut_rows(rest, val / (train + val), random, data.groups, strata)
-    if not (len(train_rows) and len(val_rows) and len(test_rows)):
-        sizes = (len(train_rows), len(val_rows), len(test_rows))
-        count = f"{len(everything)}" if data.groups is None else f"{len(data.groups.unique())} groups"
-        units = "rows" if data.groups is None else "groups of rows"
-        raise DataError(f"{data.name} has too few {units} to split: {count} make train/val/test {sizes}.")
+    if 0 in (sizes := (len(train_rows), len(val_rows), len(test_rows))):
+        units = f"{len(everything)} rows" if data.groups is None else f"{len(data.groups.unique())} groups of rows"
+        raise DataError(f"{data.name} has too few rows to split: {units} make train/val/test {sizes}.")
     return train_rows, val_rows, test_rows
 
 
@@ -366,10 +362,8 @@ def leave_out(splits: Splits, folds: int, fold: int) -> Splits:
     groups = None if splits.val.groups is None else splits.val.groups.numpy()
     kept = torch.from_numpy(folded(splits.val.labels.numpy(), folds, groups) != fold)
     if not kept.any():
-        raise DataError(
-            f"{splits.name}: split.folds={folds} leaves no validation rows for early stopping: expected at least two "
-            f"{'rows' if groups is None else 'groups of rows'} for validation."
-        )
+        units = "rows" if groups is None else "groups of rows"
+        raise DataError(f"{splits.name}: split.folds={folds} needs at least two {units} for validation.")
     name = fingerprint([splits.index_hash, f"without fold {fold} of {folds}"])
     return replace(splits, val=replace(splits.val, weights=kept.float()), index_hash=name)
 
@@ -387,14 +381,13 @@ def moments(data: Data, rows: np.ndarray) -> tuple[Tensor, Tensor]:
         raise TypeError(f"expected a Table, Images or Graphs, got {type(data).__name__}")
     if data.normalise == "half":
         return torch.full((3,), 0.5), torch.full((3,), 0.5)
-    total, squares = torch.zeros(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
-    for batch in torch.from_numpy(rows).split(2048):  # all images as floats would fill the memory
-        values = data.pixels[batch].float() / 255
-        total += values.sum((2, 3)).double().sum(0)
-        squares += values.square().sum((2, 3)).double().sum(0)
-    count = len(rows) * data.pixels.shape[2] * data.pixels.shape[3]
-    mean = total / count
-    std = (squares / count - mean.square()).clamp(min=0).sqrt()
+    channels = (data.pixels[torch.from_numpy(rows), channel].flatten() for channel in range(3))
+    counts = torch.stack(
+        [values.bincount(minlength=256) for values in channels]
+    ).double()  # floats would fill the memory
+    shares, levels = counts / counts.sum(1, keepdim=True), torch.arange(256, dtype=torch.float64) / 255
+    mean = shares @ levels
+    std = (shares @ levels.square() - mean.square()).clamp(min=0).sqrt()
     return mean.float(), torch.where(std > 0, std, 1.0).float()
 
 
@@ -410,6 +403,13 @@ def listed(lines: Sequence[str]) -> str:
     """The first five of some lines for an error message, each on its own line, and how many more there are."""
     more = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
     return "".join(f"\n  {line}" for line in [*lines[:5], *more])
+
+
+def enumerated(names: Iterable[str], most: int = 60) -> str:
+    """Names for a message, each cut after `most` characters, and how many more there are."""
+    names = [*names]
+    more = [f"and {len(names) - 20} more"] if len(names) > 20 else []
+    return ", ".join([*(shown(name, most, quoted=False) for name in names[:20]), *more])
 
 
 def shown(value: object, most: int = 60, quoted: bool = True) -> str:

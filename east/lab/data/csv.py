@@ -10,12 +10,13 @@ from torch import Tensor
 
 from east.choices import ConfigError, choose
 from east.lab.data import files
-from east.lab.data.columns import Date, Dropped, Numeric, as_numbers, as_words
-from east.lab.data.common import DataError, Table, listed, shown
+from east.lab.data.columns import Dropped, Measured, as_numbers, as_words
+from east.lab.data.common import DataError, Table, enumerated, listed, shown
 from east.lab.data.detection import detect, detect_all, understood
-from east.lab.data.encoding import Encoding, enumerated
+from east.lab.data.encoding import Encoding
 from east.lab.data.notation import Mark
 from east.lab.data.sources import Dataset, Root
+from east.lab.settings.messages import validated
 
 Names = str | int | Sequence[str | int] | None
 
@@ -46,48 +47,32 @@ def csv(
     """
     if path is None:
         raise DataError("dataset=csv needs dataset.path=FILE and dataset.target=COLUMN.")
-    file, layout = files.regular(path), files.checked_layout(delimiter, sheet, header, as_list(missing))
-    frame = files.read(file, layout).rename(columns=str)
-    others = [] if sheet is not None else files.sheets(file)[1:]
-    note = f"only the first sheet was read; dataset.sheet=NAME reads another: {enumerated(others)}" if others else None
-    refuse_without_target(frame, target, path, others)
-    decimals: dict[str, Mark] = {}
-    if files.is_text_file(file):
-        format = files.text_format(file, layout)
-        labels = [str(name) for name in (target, group) if name is not None]
-        frame, decimals = understood(frame, format.delimiter, labels, as_list(categorical))
-        note = format.note
-    table = from_frame(
-        "csv",
-        frame,
-        str(target),
-        drop=drop,
-        categorical=categorical,
-        positive=positive,
-        path=str(path),
-        group=group,
-        time=time,
-        keep=keep,
-        decimals=decimals,
-        layout=layout,
-        own=True,
-    )
-    return replace(table, file_note=note)
-
-
-def refuse_without_target(frame: pd.DataFrame, target: str | int | None, path: str, sheets: list[str]) -> None:
-    """DataError if no column is the class, as in a file that was not read as it should be. sheets: those not read."""
-    columns = [*frame.columns]
+    sheet = None if sheet is None else str(sheet)
+    said = {"delimiter": delimiter, "sheet": sheet, "header": header, "missing": as_list(missing)}
+    file, layout = files.regular(path), validated(files.Layout, said, "dataset")
+    note, decimals = None, dict[str, Mark]()
+    if files.file_kind(file) in ("text", "gzip"):
+        frame, decimals = understood(file, layout, [*as_list(target), *as_list(group)], as_list(categorical))
+        if not files.text_format(file, layout).charset.startswith("utf"):
+            note = "the text was read as Windows-1252 (Latin-1); if words look wrong, save the file as UTF-8"
+    else:
+        frame = files.read(file, layout).rename(columns=str)
+        if sheet is None and (others := files.sheets(file)[1:]):
+            note = f"only the first sheet was read; dataset.sheet=NAME reads another: {enumerated(others)}"
     if target is None:
-        text = shown(", ".join(columns), 300, quoted=False)
+        text = shown(", ".join(frame.columns), 300, quoted=False)
         raise DataError(f"dataset.target=COLUMN is missing: which column of {path} is the class? Columns: {text}")
-    if sheets and str(target) not in columns:
-        raise DataError(f"{path}: the first sheet has no column {target!r}. Set dataset.sheet to {enumerated(sheets)}.")
-    if len(columns) == 1 and str(target) in columns[0] and str(target) != columns[0]:
-        raise DataError(
-            f"{path} seems to have a single column, {shown(columns[0])}. Say what is between the columns: "
-            "dataset.delimiter=':' (or tab, or any other character); only , ; | and tab are detected."
-        )
+    choices = drop, categorical, positive, str(path), group, time, keep
+    try:
+        table = from_frame("csv", frame, target, *choices, decimals=decimals, layout=layout, own=True)
+    except DataError as error:
+        hint = note
+        if 2 * frame.columns.str.startswith("Unnamed: ").sum() > len(frame.columns):
+            hint = "if the columns are named in line 3: dataset.header=3"
+        elif len(frame.columns) == 1:
+            hint = note or "there is a single column; set what separates them: dataset.delimiter=':' (or tab)"
+        raise DataError(f"{error}{f' ({hint})' if hint else ''}") from None
+    return replace(table, file_note=note)
 
 
 def from_frame(
@@ -115,10 +100,8 @@ def from_frame(
     if group is not None and time is not None:
         raise ConfigError("dataset.group and dataset.time cannot be combined: rows are split by one or the other")
     split_by = {role: str(column) for role, column in (("group", group), ("time", time)) if column is not None}
-    nameless = frame.columns.str.startswith("Unnamed: ").sum()
-    hint = ". If the columns are named in line 3: dataset.header=3" if 2 * nameless > len(frame.columns) else ""
     for column in (target, *drop, *categorical, *keep, *split_by.values()):
-        choose_in_file("column", column, frame.columns, path, hint)
+        choose_in_file("column", column, frame.columns, path)
     if target in split_by.values():
         raise ConfigError(f"dataset.target, dataset.group and dataset.time must differ, got {target!r} twice")
     labels, classes, positive_index = encode_labels(frame[target], target, positive, path)
@@ -134,6 +117,10 @@ def from_frame(
     encoding = Encoding(columns=(*unused, *columns), **about).fitted(raw)
     if not encoding.used:
         raise DataError(f"{path}: no feature column is left besides the target{'; '.join(['', *encoding.notes[:5]])}.")
+    for role, column in split_by.items():
+        refuse_gaps(frame[column], f"dataset.{role}={column}", path)
+    groups = as_words(frame[group]).cat.codes.to_numpy(np.int64) if (group := split_by.get("group")) else None
+    time = split_by.get("time")
     return Table(
         features=encoding.features(raw),
         labels=torch.from_numpy(labels),
@@ -144,39 +131,32 @@ def from_frame(
         raw=raw,
         written=frame,
         encoding=encoding,
-        groups=group_numbers(frame[split_by["group"]], path) if "group" in split_by else None,
-        time=time_numbers(frame[split_by["time"]], path) if "time" in split_by else None,
+        groups=None if groups is None else torch.from_numpy(groups),
+        time=None if time is None else time_numbers(frame[time], path, decimals.get(time)),
         source=str(path),
         path=str(path),
         own=own,
     )
 
 
-def choose_in_file(kind: str, name: str, choices: Iterable[str], path: str, hint: str = "") -> str:
+def choose_in_file(kind: str, name: str, choices: Iterable[str], path: str) -> str:
     """The name, if it is one of the choices; DataError, for it is the file that lacks it."""
     try:
         return choose(kind, name, choices)
     except ConfigError as error:
-        raise DataError(f"{path}: {shown(error, 500, quoted=False)}{hint}") from None
+        raise DataError(f"{path}: {shown(error, 500, quoted=False)}") from None
 
 
-def group_numbers(column: pd.Series, path: str) -> Tensor:
-    """int64 [n]: the same number for every row of a group."""
-    refuse_gaps(column, f"dataset.group={column.name}", path)
-    return torch.from_numpy(as_words(column).cat.codes.to_numpy(np.int64))
-
-
-def time_numbers(column: pd.Series, path: str) -> Tensor:
+def time_numbers(column: pd.Series, path: str, decimal: Mark | None) -> Tensor:
     """float64 [n], larger is later: dates as days, numbers unchanged."""
-    refuse_gaps(column, f"dataset.time={column.name}", path)
     try:
-        kind, values = detect(str(column.name), column, keep=True)
+        kind, values = detect(str(column.name), column, keep=True, decimal=decimal)
     except DataError as error:
         raise DataError(f"{path}: dataset.time={column.name} {error}; expected dates or numbers") from None
-    if isinstance(kind, Numeric | Date):
+    if isinstance(kind, Measured):
         return torch.from_numpy(values.to_numpy(copy=True))
-    got = f"a column that {kind.reason}" if isinstance(kind, Dropped) else f"text such as {shown(values.iloc[0])}"
-    raise DataError(f"{path}: dataset.time={column.name} expects dates or numbers, got {got}.")
+    got = shown(values.iloc[0])
+    raise DataError(f"{path}: dataset.time={column.name} expects dates or numbers, got text such as {got}.")
 
 
 def refuse_gaps(column: pd.Series, name: str, path: str) -> None:
@@ -209,9 +189,6 @@ def encode_labels(
     text = as_words(column)
     levels, counts = text.cat.categories, text.value_counts(sort=False).to_numpy()
     numbers = as_numbers(levels).to_numpy(float)
-    numeric = pd.api.types.is_numeric_dtype(column)
-    if numeric and np.isinf(numbers).any():
-        raise DataError(f"{path}: the target {target!r} has infinite values; expected finite numbers or text.")
     if len(levels) < 2:
         got = f"only {shown(levels[0])}" if len(levels) else "no rows"
         raise DataError(f"{path}: the target {target!r} needs at least two classes, found {got}.")
@@ -220,7 +197,8 @@ def encode_labels(
             f"{path}: the target {target!r} has {len(levels):,} different values in {len(column):,} rows; "
             "classes should repeat. Is it a number to predict, or a name?"
         )
-    numeric = numeric or bool(np.isfinite(numbers).all() and len(np.unique(numbers)) == len(levels))  # 1 and 01 are not
+    plain = pd.api.types.is_numeric_dtype(column) or bool(np.isfinite(numbers).all())
+    numeric = plain and len(np.unique(numbers)) == len(levels)  # which 1 and 01 are not
     ranks = numbers if numeric else np.zeros(len(levels))
     if isinstance(column.dtype, pd.CategoricalDtype) and column.dtype.ordered:
         ranks = column.cat.categories.astype(str).str.strip().get_indexer_for(levels)

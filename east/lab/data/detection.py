@@ -6,11 +6,14 @@ The kind of a column depends on all of its rows. The encoding learns from values
 """
 
 import re
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
+from pandas.api import types
 
+from east.lab.data import files
 from east.lab.data.columns import (
     DATE_FORMATS,
     Categorical,
@@ -23,24 +26,13 @@ from east.lab.data.columns import (
     as_words,
     by_level,
     in_range,
-    is_date,
     is_plain,
     is_text,
     parse_dates,
     words,
 )
 from east.lab.data.common import DataError, shown
-from east.lab.data.notation import (
-    NUMBER,
-    Mark,
-    are_numbers,
-    converted,
-    find_decimal,
-    inferred,
-    is_unclear,
-    level_numbers,
-    split_unit,
-)
+from east.lab.data.notation import CODE, GLANCE, Mark, find_decimal, inferred, level_numbers, marks_of, split_unit
 
 FEW = 10  # a column of mixed numbers and text, such as 0 1 2 3+, with at most this many values is categorical
 LEVELS = 1000  # a text column with at most this many different words is categorical
@@ -48,43 +40,55 @@ ID = re.compile(r"(?i:^|.*[^a-z])(?i:id|uuid|guid|index|rowid)$|.*[a-z](?:ID|Id)
 
 
 def understood(
-    written: pd.DataFrame, delimiter: str, labels: Collection[str], categorical: Collection[str]
+    path: Path, layout: files.Layout, labels: Collection[str], categorical: Collection[str]
 ) -> tuple[pd.DataFrame, dict[str, Mark]]:
-    """The text of a file as numbers where a column has nothing else, and the decimal marks of columns that show them.
+    """The columns of a text file, and the decimal marks of those that show them.
 
     A column's own numbers decide first. One such as 48.253 or 1,500 is read by the others: a decimal comma anywhere in
     the file makes its point a thousands separator, and a file with commas between columns has no other decimal commas.
-    Names stay as written where numbers would lose something: of a `categorical` column unless all are usual (7 or 7.0,
-    but not 007); of `labels`, the target and the group, if two words are the same number, as 1.1 and 1.10 are.
+    Names, of classes, groups and categories, are numbers only where these lose nothing.
     """
-    frame = {str(name): inferred(values) for name, values in written.items()}
-    text = {name: distinct(values) for name, values in frame.items() if name not in categorical and is_text(values)}
-    bare = {name: split_unit(levels)[1] for name, levels in text.items()}
-    clear = {name: find_decimal(levels) for name, levels in bare.items() if are_numbers(levels)}
+    named = {*labels, *categorical}
+    frame = files.read(path, layout, as_written=named).rename(columns=str)
+    bare = {
+        str(name): split_unit(distinct(values))[1]
+        for name, values in frame.items()
+        if name not in named and types.is_string_dtype(values)
+    }
+    clear = {name: find_decimal(levels) for name, levels in bare.items() if may_be_numbers(levels)}
     comma = any(mark == "," and any("," in level for level in bare[name]) for name, mark in clear.items())
-    default: Mark | None = "," if comma else "." if delimiter == "," else None
+    default: Mark | None = "," if comma else "." if files.text_format(path, layout).delimiter == "," else None
     marks = {name: known for name, mark in clear.items() if (known := mark or default)}
-    for name, values in frame.items():
-        kind = "" if name in categorical else values.dtype.kind
-        if comma and kind in "iuf":
-            marks[name] = "," if kind != "f" or all(map(NUMBER[","].fullmatch, distinct(written[name]))) else "."
-        elif kind == "f" and (values.dropna() % 1 != 0).any():
-            marks[name] = "."
-    for name, mark in marks.items():
-        if name in text or mark == ",":
-            frame[name] = converted(written[name], mark)
-    for name in {*labels, *categorical} & {*frame}:
-        if frame[name].dtype.kind in "iuf":
-            usual = {*words(frame[name].dropna())}
-            texts = {re.sub(r"\.0*$", "", text) for text in distinct(written[name])}
-            if len(texts) > len(usual) or (name in categorical and texts != usual):
-                frame[name] = written[name]
-    return pd.DataFrame(frame), marks
+    numeric = [*map(str, frame.select_dtypes("number"))]
+    if comma:
+        frame[numeric] = files.read(path, layout).rename(columns=str)[numeric]
+        marks |= {name: find_decimal(distinct(frame[name])) or "," for name in numeric}
+    else:
+        marks |= {name: "." for name in numeric if (frame[name] % 1 > 0).any()}
+    for name in named & {*frame}:
+        frame[name] = lossless(frame[name], name in categorical)
+    return frame, marks
 
 
 def distinct(written: pd.Series) -> list[str]:
     """The different words of a column of text, without blanks around them."""
-    return [str(value).strip() for value in written.dropna().unique()]
+    return [str(word).strip() for word in written.dropna().unique()]
+
+
+def may_be_numbers(levels: list[str]) -> bool:
+    """True if at least half of the first words are numbers in some notation, and none is a code such as 007."""
+    first = levels[:GLANCE]
+    return 2 * sum(bool(marks_of(level)) for level in first) >= max(1, len(first)) and not any(map(CODE.match, levels))
+
+
+def lossless(written: pd.Series, exactly: bool) -> pd.Series:
+    """Words as numbers, unless two words are one number (1.1 and 1.10), or `exactly` and one is unusual (007)."""
+    numbers = inferred(written)
+    if numbers.dtype.kind not in "iuf":
+        return numbers
+    usual = {*words(numbers.dropna())}
+    texts = {re.sub(r"\.0*$", "", word) for word in distinct(written)}
+    return written if len(texts) > len(usual) or (exactly and texts != usual) else numbers
 
 
 def detect_all(
@@ -117,35 +121,29 @@ def detect(
     name: str, values: pd.Series, categorical: bool = False, keep: bool = False, decimal: Mark | None = None
 ) -> tuple[Encoder | Dropped, pd.Series]:
     """Detect the kind of a column from all of its rows. DataError if the user has to decide."""
+    column: Encoder | Dropped
     if values.isna().all():
         return Dropped(name=name, reason="is empty"), values
-    column: Encoder | Dropped
-    named = categorical or isinstance(values.dtype, pd.CategoricalDtype)  # even where they look like numbers
-    if is_date(values) and not named:
+    if categorical or isinstance(values.dtype, pd.CategoricalDtype):  # even where they look like numbers
+        column, typed = Categorical(name=name, text=is_text(values)), as_words(values)
+    elif types.is_datetime64_any_dtype(values):
         return Date(name=name, format="ISO8601"), as_days(values)
-    if is_plain(values) and not named:
+    elif is_plain(values):
         column, typed = Numeric(name=name, decimal=decimal), in_range(as_floats(values))
-    elif named or is_text(values):
-        typed = as_words(values)
-        column = words_only = Categorical(name=name, text=is_text(values))
-        if not named:
-            column, typed = detect_text(words_only, typed, decimal, keep)
+    elif is_text(values):
+        column, typed = detect_text(name, as_words(values), decimal, keep)
     else:
         return Dropped(name=name, reason=f"is of type {values.dtype}: neither numbers, text nor dates"), values
     reason = None if keep or categorical else unusable(column, typed)
     return (Dropped(name=name, reason=reason) if reason else column), typed
 
 
-def detect_text(
-    column: Categorical, text: pd.Series, decimal: Mark | None, keep: bool
-) -> tuple[Encoder | Dropped, pd.Series]:
+def detect_text(name: str, text: pd.Series, decimal: Mark | None, keep: bool) -> tuple[Encoder | Dropped, pd.Series]:
     """Detect whether words are numbers, dates or categories. DataError if most are, but not all."""
     levels, counts = [*text.cat.categories], text.value_counts(sort=False).to_numpy()
     unit, bare = split_unit(levels)
-    numbers = Numeric(name=column.name, decimal=decimal or find_decimal(bare), unit=unit)
-    format, days = level_dates(levels)
     few = len(levels) <= FEW
-    for kind, values in ((numbers, level_numbers(bare, decimal)), (Date(name=column.name, format=format), days)):
+    for kind, values in readings(name, levels, unit, bare, decimal):
         stray = np.isnan(values)
         count = int(counts[stray].sum())
         if 0 < count < 0.5 * counts.sum() and not few:
@@ -154,16 +152,33 @@ def detect_text(
             offer = f"; if that is a missing value: dataset.missing=[{word}]" if len(word) <= 20 else ""
             texts = "text" if count == 1 else "texts"
             raise DataError(f"has {what}, but also {count:,} {texts} such as {shown(word)}{offer}")
-        if not stray.any() and not (few and kind is numbers):
+        plain = decimal and not unit and bool((np.abs(values) < 2**63).all())  # longer numbers are codes
+        if not stray.any() and (isinstance(kind, Date) or plain or not few):
             return kind, in_range(by_level(text, values))
-    if not (keep or few) and is_unclear(bare):
-        example = shown(next(level for level in levels if "," in level))
+    commas = [level for level in levels if "," in level]
+    if not (keep or few) and commas and all(map(marks_of, bare)) and find_decimal(bare) is None:
         reason = (
-            f"has numbers in an unclear notation: {example} may have a decimal comma or a thousands separator; "
-            "write such numbers without separators"
+            f"has numbers in an unclear notation: {shown(commas[0])} may have a decimal comma or a thousands "
+            "separator; write such numbers without separators"
         )
-        return Dropped(name=column.name, reason=reason), text
-    return column, text
+        return Dropped(name=name, reason=reason), text
+    return Categorical(name=name, text=True), text
+
+
+def readings(
+    name: str, levels: list[str], unit: str | None, bare: list[str], decimal: Mark | None
+) -> Iterator[tuple[Numeric | Date, np.ndarray]]:
+    """Words as numbers, then as dates: the column that each would make, and float64 [levels], NaN for other words."""
+    yield Numeric(name=name, decimal=decimal or find_decimal(bare), unit=unit), level_numbers(bare, decimal)
+    sample = levels[:: max(1, len(levels) // 100)]
+    days = {
+        format: parse_dates(levels, format)
+        for format in DATE_FORMATS
+        if 2 * np.isfinite(parse_dates(sample, format)).sum() > len(sample)
+    }
+    if days:
+        best = max(days, key=lambda format: np.isfinite(days[format]).sum())
+        yield Date(name=name, format=best), days[best]
 
 
 def unusable(column: Encoder | Dropped, typed: pd.Series) -> str | None:
@@ -180,19 +195,3 @@ def unusable(column: Encoder | Dropped, typed: pd.Series) -> str | None:
                 f"dataset.keep=[{column.name}] would use its frequent values"
             )
     return None
-
-
-def level_dates(levels: Sequence[str]) -> tuple[str, np.ndarray]:
-    """The date format of most words, and their days since 1970 as float64 [levels], NaN for the others."""
-    best, most = ("ISO8601", np.full(len(levels), np.nan)), 0
-    sample = levels[:: max(1, len(levels) // 100)]
-    for format in DATE_FORMATS:
-        if 2 * np.isfinite(parse_dates(sample, format)).sum() <= len(sample):
-            continue
-        days = parse_dates(levels, format)
-        count = int(np.isfinite(days).sum())
-        if count > most:
-            best, most = (format, days), count
-        if most == len(levels):
-            break
-    return best

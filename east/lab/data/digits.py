@@ -24,11 +24,9 @@ def digits(root: Root = None, *, imbalance: float = 1, positive: int | None = No
     classes = tuple("0123456789")
     if positive is not None:
         labels, classes = (labels == positive).astype(int), ("rest", classes[positive])
-    random, largest = np.random.RandomState(0), np.bincount(labels).max()
-    kept = []
-    for k in range(len(classes)):
-        at_most = max(3, round(largest * imbalance ** (-k / (len(classes) - 1))))
-        kept.append(random.permutation(np.flatnonzero(labels == k))[:at_most])
+    random, largest, d = np.random.RandomState(0), np.bincount(labels).max(), len(classes)
+    sizes = [max(3, round(largest * imbalance ** (-k / (d - 1)))) for k in range(d)]
+    kept = [random.permutation(np.flatnonzero(labels == k))[:size] for k, size in enumerate(sizes)]
     rows = np.sort(np.concatenate(kept))
     return Table(
         features=torch.tensor(features[rows], dtype=torch.float32),

@@ -10,7 +10,7 @@ Everything here is learnt from training rows and saved with a model as plain JSO
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Annotated, Any, Self
 
@@ -21,7 +21,7 @@ from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
 from east.lab.data.columns import OWN, Categorical, Dropped, Encoder, Numeric, as_numbers, words
-from east.lab.data.common import DataError, digest, shown
+from east.lab.data.common import DataError, digest, enumerated, shown
 from east.lab.data.files import Layout, refuse_duplicates
 from east.lab.data.notation import inferred
 
@@ -44,20 +44,15 @@ class Encoding(Layout):
     def used(self) -> list[Encoder]:
         return [column for column in self.columns if not isinstance(column, Dropped)]
 
-    def fitted(self, typed: pd.DataFrame, rows: np.ndarray | None = None) -> Self:
-        """The encoding learnt from these rows (None: all) of the typed columns."""
-        part = typed if rows is None else typed.iloc[rows]
-        columns = [column if isinstance(column, Dropped) else column.fit(part[column.name]) for column in self.columns]
+    def fitted(self, typed: pd.DataFrame) -> Self:
+        """The encoding learnt from these rows of the typed columns."""
+        columns = [column if isinstance(column, Dropped) else column.fit(typed[column.name]) for column in self.columns]
         return self.model_copy(update={"columns": tuple(columns)})
 
-    def features(self, typed: pd.DataFrame) -> Tensor:
-        """Features float32 [n, f] of the typed columns."""
-        return torch.from_numpy(self.array(typed, np.float32))
-
-    def array(self, typed: pd.DataFrame, dtype: type[np.floating]) -> np.ndarray:
-        """`features` as an array, for callers that scale before rounding to float32."""
+    def features(self, typed: pd.DataFrame, dtype: type[np.floating] = np.float32) -> Tensor:
+        """Features [n, f] of the typed columns; float64 for callers that scale before rounding to float32."""
         parts = [column.features(typed[column.name]) for column in self.used]
-        return np.concatenate(parts, axis=1, dtype=dtype, casting="unsafe")
+        return torch.from_numpy(np.concatenate(parts, axis=1, dtype=dtype, casting="unsafe"))
 
     def class_names(self, column: pd.Series) -> np.ndarray:
         """The classes of new rows: 1.0 is 1 if it was so in training."""
@@ -110,8 +105,8 @@ class Encoding(Layout):
             return cls.model_validate(value)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            place = ".".join(str(part) for part in first["loc"])
-            raise DataError(f"the encoding: {place}: {first['msg']}, got {shown(first['input'])}") from None
+            place, reason = ".".join(map(str, first["loc"])), shown(first["msg"], 200, quoted=False)
+            raise DataError(f"the encoding: {place}: {reason}, got {shown(first['input'])}") from None
 
 
 def encode(frame: pd.DataFrame, encoding: Encoding) -> Tensor:
@@ -137,15 +132,8 @@ def typed_columns(frame: pd.DataFrame, encoding: Encoding) -> pd.DataFrame:
     return pd.DataFrame(typed, frame.index)
 
 
-def enumerated(names: Iterable[str], most: int = 60) -> str:
-    """Names for a message, each cut after `most` characters, and how many more there are."""
-    names = list(names)
-    more = [f"and {len(names) - 20} more"] if len(names) > 20 else []
-    return ", ".join([*(shown(name, most, quoted=False) for name in names[:20]), *more])
-
-
 def is_fine(values: pd.Series) -> bool:
-    """Whether float32 would round these numbers by more than a thousandth of their standard deviation."""
+    """True if float32 would round these numbers by more than a thousandth of their standard deviation."""
     present = values.dropna().to_numpy()
     return len(present) > 0 and bool(np.spacing(np.float32(np.abs(present).max())) > 1e-3 * present.std() > 0)
 

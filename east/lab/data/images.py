@@ -1,7 +1,6 @@
 """Your own images: one folder per class, as JPEG, PNG, WebP, BMP or GIF (its first frame)."""
 
 import hashlib
-import json
 import os
 import warnings
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ import torch
 
 from east.choices import ConfigError, choose
 from east.lab import bars
-from east.lab.data.common import DataError, Images, digest, fingerprint, listed, shown
+from east.lab.data.common import DataError, Images, listed, shown
 from east.lab.data.sources import Dataset, Root, decoded
 
 if TYPE_CHECKING:
@@ -38,8 +37,13 @@ def images(root: Root = None, *, path: str | None = None, size: int = 64, positi
     folder = Path(path).expanduser()
     if not folder.is_dir():
         raise DataError(f"dataset=images: {folder} is not a folder. Expected one with a folder of images per class.")
-    files = {entry.name: image_files(entry) for entry in subfolders(folder)}
-    refuse_parts(folder, files)
+    inside = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    files = {entry.name: image_files(entry) for entry in inside}
+    if files and {name.lower() for name in files} <= PARTS:
+        raise DataError(
+            f"dataset=images: expected one folder per class in {folder}, but {', '.join(files)} look like parts of a "
+            f"split. Name one of them, such as dataset.path={inside[-1]}; rename them if they are classes."
+        )
     empty = [name for name in files if not files[name]]
     if empty or len(files) < 2:
         got = f"none in {', '.join(empty)}" if empty else f"found {len(files)} ({', '.join(files) or 'none'})"
@@ -51,25 +55,6 @@ def images(root: Root = None, *, path: str | None = None, size: int = 64, positi
         positive = positive or min(classes, key=lambda name: len(files[name]))
         classes.sort(key=lambda name: name == positive)
     return from_files("images", folder, {name: files[name] for name in classes}, size, positive, own=True)
-
-
-def subfolders(folder: Path) -> list[Path]:
-    """The folders in a folder, except hidden ones."""
-    return sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
-
-
-def refuse_parts(folder: Path, files: dict[str, list[Path]]) -> None:
-    """DataError if the folders are parts of a split, such as train and test, in which the classes are folders."""
-    inside = [{entry.name for entry in subfolders(folder / name)} for name in files]
-    direct = any(path.parent == folder / name for name, paths in files.items() for path in paths)
-    alike = len(files) > 1 and len(inside[0]) > 1 and all(names == inside[0] for names in inside)
-    if files and ({name.lower() for name in files} <= PARTS or (alike and not direct)):
-        held = f", with the same folders in each ({', '.join(sorted(inside[0])[:5])})" if alike else ""
-        part = next((name for name in files if name.lower().startswith("train")), next(iter(files)))
-        raise DataError(
-            f"dataset=images: expected one folder per class in {folder}, but {', '.join(files)} look like parts of a "
-            f"split{held}. Name one of them, such as dataset.path={folder / part}; rename them if they are classes."
-        )
 
 
 def image_files(folder: Path) -> list[Path]:
@@ -106,14 +91,13 @@ def from_files(
             state.update(hashlib.file_digest(file, "sha256").digest())
     arrays, digests, _ = decoded(f"{name}-{size}-{state.hexdigest()[:16]}", lambda: {"pixels": decode(paths, size)})
     labels = np.repeat(np.arange(len(classes)), [len(class_files) for class_files in files.values()])
-    names = [json.dumps([classes])] if own else []  # as `Data` would, but without reading all pixels once more
     return Images(
         pixels=torch.from_numpy(arrays["pixels"]),
         labels=torch.from_numpy(labels),
         classes=classes,
         name=name,
         positive=None if positive is None else classes.index(positive),
-        fingerprint=fingerprint([digests["pixels"], digest(labels), *names]),
+        inputs_digest=digests["pixels"],
         own=own,
         source=source or str(folder),
         path=str(folder),
@@ -144,39 +128,26 @@ def decode(paths: Sequence[Path], size: int) -> np.ndarray:
 
 def thumbnail(path: Path, size: int) -> np.ndarray:
     """uint8 [3, size, size]: the shorter side scaled to `size`, then the central square."""
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps
     from torchvision.transforms import functional as transform
 
-    if not path.exists():
-        raise OSError("is a link that leads nowhere" if path.is_symlink() else "does not exist")
     if not path.is_file():
-        raise OSError(f"is not a regular file but a {'folder' if path.is_dir() else 'pipe or device'}")
+        raise OSError("is not a regular file")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # we apply our own limit below
-        try:
-            opened = Image.open(path, formats=FORMATS)
-        except UnidentifiedImageError:
-            raise OSError(f"is not an image of a known format ({', '.join(FORMATS)})") from None
-        except Image.DecompressionBombError:
-            raise OSError(f"has more than {MAX_PIXELS:,} pixels; make it smaller") from None
-    with opened as image:
-        width, height = image.size
+        warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # our own limit is lower
+        opened = Image.open(path, formats=FORMATS)
+    with opened as file:
+        width, height = file.size
         if width * height > MAX_PIXELS:
             raise OSError(f"has {width:,} x {height:,} pixels, more than {MAX_PIXELS:,}; make it smaller")
-        shorter, longer = sorted(image.size)
+        image: Image.Image = file
+        shorter, longer = sorted(file.size)
         if size * size * longer > MAX_PIXELS * shorter:  # scaling all of a thin strip would fill the memory
             image = transform.center_crop(image, [shorter, shorter])
-        image = transform.center_crop(transform.resize(as_rgb(upright(image)), size), [size, size])
+        with suppress(Exception):  # damaged EXIF data, of an image that may be sound
+            image = ImageOps.exif_transpose(image)
+        image = transform.center_crop(transform.resize(as_rgb(image), size), [size, size])
     return np.asarray(image).transpose(2, 0, 1)
-
-
-def upright(image: "Image.Image") -> "Image.Image":
-    """The image turned as its EXIF orientation says."""
-    from PIL import ImageOps
-
-    with suppress(Exception):  # damaged EXIF data, of an image that may be sound
-        return ImageOps.exif_transpose(image)
-    return image
 
 
 def as_rgb(image: "Image.Image") -> "Image.Image":

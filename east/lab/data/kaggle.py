@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from east.lab.data.common import Table, fingerprint
+from east.lab.data.common import Table
 from east.lab.data.sources import Dataset, File, Package, Root, decoded, fetch
 
 CSV = File(
@@ -37,7 +37,7 @@ def kaggle(root: Root = None) -> Table:
         classes=("genuine", "fraud"),
         name="kaggle",
         positive=1,
-        fingerprint=fingerprint(digests.values()),
+        inputs_digest=digests["features"],
         columns=COLUMNS,
         source=CSV.url or "",
         path=str(path),
@@ -52,7 +52,6 @@ DATASETS = {
         licence="DbCL 1.0",
         citation="A. Dal Pozzolo et al.: Calibrating Probability with Undersampling for Unbalanced Classification. "
         "IEEE CIDM, 2015",
-        needs=((CSV,),),
-        prepared="decoded/kaggle-*",
+        stored=("decoded/kaggle-*", CSV.path),
     )
 }

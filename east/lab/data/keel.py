@@ -7,6 +7,7 @@ both without dependencies; the files need none.
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -29,13 +30,10 @@ def keel(root: Root = None, *, set: str = "abalone19") -> Table:
     path = files[choose("KEEL set", set.replace("_", "-"), files)]
     name = path.name.split(".")[0]
     header = [line for line in path.read_text(encoding="utf-8").splitlines()[:500] if line.startswith("@")]
-    attributes = re.findall(
-        r"^@attribute\s+'?([^\s{']+)'?[^\S\n]*(.*)", "\n".join(header), re.IGNORECASE | re.MULTILINE
-    )
+    attributes = re.findall(r"(?im)^@attribute\s+'?([^\s{']+)'?[^\S\n]*(.*)", "\n".join(header))
     delimiter = PLAIN.get(name, ",") if path.suffix == ".txt" else ","
-    frame = pd.read_csv(
-        path, sep=delimiter, header=None, skiprows=len(header), na_values=["?", "<null>"], skipinitialspace=True
-    )
+    options: dict[str, Any] = {"sep": delimiter, "header": None, "na_values": ["?", "<null>"], "skipinitialspace": True}
+    frame = pd.read_csv(path, skiprows=len(header), **options)
     if attributes:
         frame.columns = [column for column, _ in attributes]
     elif path.suffix == ".txt" and name == "yeast":

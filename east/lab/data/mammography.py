@@ -37,6 +37,6 @@ DATASETS = {
         licence="none stated; research use",
         citation="K. S. Woods et al.: Comparative evaluation of pattern recognition techniques for detection of "
         "microcalcifications in mammography. Int. J. Pattern Recognition and AI 7(6), 1993",
-        needs=((CSV,),),
+        stored=(CSV.path,),
     )
 }

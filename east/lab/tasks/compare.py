@@ -150,7 +150,7 @@ def described(command: Command, settings: Settings) -> Problem:
     loaded = load(settings.dataset, settings.data_dir)
     if loaded.kind == "graph":
         raise ConfigError("task=compare takes tables and images, no graphs")
-    found = findings(loaded) if isinstance(loaded, data.Table) else []
+    found = [*findings(loaded)] if isinstance(loaded, data.Table) else []
     if isinstance(loaded, data.Table) and loaded.stratifiable and repeats_tied(loaded):
         loaded = replace(loaded, groups=torch.from_numpy(equal_rows(loaded)))
     if loaded.stratifiable and "split.stratify" not in command:

@@ -219,7 +219,7 @@ def made(settings: Sequence[Settings], ledger: Ledger | None = None, lenient: bo
 
 def item_of(settings: Settings, ledger: Ledger) -> Item:
     """A run, with its data if they need no download."""
-    downloadable = bool(data.dataset(settings.dataset.loader).needs)
+    downloadable = bool(data.dataset(settings.dataset.loader).stored)
     folders(settings.data_dir)  # fails if the user's does not exist
     try:
         with offline(downloadable):

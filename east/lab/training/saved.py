@@ -120,7 +120,7 @@ class Model:
         if isinstance(rows, pd.DataFrame):
             if kind != "table":
                 raise DataError(f"this model takes an array of {kind}s, got a table")
-            return torch.from_numpy(self.encoding.array(typed_columns(rows, self.encoding), np.float64))
+            return self.encoding.features(typed_columns(rows, self.encoding), np.float64)
         try:
             inputs = torch.as_tensor(np.array(rows) if isinstance(rows, np.ndarray) else rows)
         except (TypeError, ValueError, RuntimeError):
