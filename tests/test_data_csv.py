@@ -11,11 +11,10 @@ import torch
 
 from east.choices import ConfigError
 from east.lab.data import DataError, Encoding, encode, load, split
-from east.lab.data.columns import OWN, Categorical, Date, Dropped, Numeric, as_words
-from east.lab.data.common import digest, leave_out
+from east.lab.data.columns import OWN, Date, Dropped, as_words
+from east.lab.data.common import leave_out
 from east.lab.data.csv import from_frame
 from east.lab.data.detection import LEVELS, detect
-from east.lab.data.encoding import words_digest
 from east.lab.data.files import read
 from east.lab.data.findings import tells_class
 from east.lab.data.notation import level_numbers, split_unit
@@ -44,17 +43,8 @@ def write(path, table: pd.DataFrame, **options) -> str:
 
 def test_columns_become_features(tmp_path):
     table = load("csv", path=write(tmp_path / "a.csv", frame()), target="state", categorical=["postcode"])
-    assert table.columns == (
-        "age",
-        "age_missing",
-        "job=clerk",
-        "job=nurse",
-        "job=(missing)",
-        "postcode=1010",
-        "postcode=2020",
-        "postcode=3030",
-        "smokes",
-    )
+    words = "age age_missing job=clerk job=nurse job=(missing) postcode=1010 postcode=2020 postcode=3030 smokes"
+    assert table.columns == (*words.split(),)
     median = np.median(np.arange(21.0, 80.0))
     assert table.features[0].tolist() == [median, 1, 0, 1, 0, 1, 0, 0, 1]  # no age, nurse, 1010, smokes
     assert table.features[1].tolist() == [21, 0, 0, 0, 1, 0, 1, 0, 0]  # 21, no job, 2020
@@ -123,26 +113,27 @@ def test_common_delimiters_are_detected(tmp_path, delimiter):
     assert table.fingerprint == load("csv", path=write(tmp_path / "b.csv", frame()), target="state").fingerprint
 
 
-@pytest.mark.parametrize("typed", ["tab", r"\t", "\t"])
-def test_a_tab_can_be_typed(tmp_path, typed):
-    (tmp_path / "a.csv").write_text("a,b\tlabel\n" + "1\t0\n2\t1\n" * 30)
-    table = load("csv", path=str(tmp_path / "a.csv"), target="label", delimiter=typed)
-    assert (table.columns, table.encoding.delimiter) == (("a,b",), "\t")
+@pytest.mark.parametrize(
+    "header, typed, columns",
+    [
+        ("a,b\tlabel", "tab", ("a,b",)),
+        ("a,b\tlabel", r"\t", ("a,b",)),
+        ("a:b:label", ":", ("a", "b")),
+        ("a   b label", r"\s+", ("a", "b")),
+        ('"x; y; z; w","b","label"', None, ("x; y; z; w", "b")),  # a delimiter inside quotes does not count
+    ],
+)
+def test_a_delimiter_can_be_typed(tmp_path, header, typed, columns):
+    rows = "1\t0\n2\t1\n" if len(columns) == 1 else "1,2,0\n3,4,1\n"
+    between = {":": ":", r"\s+": " "}.get(typed, ",")
+    (tmp_path / "a.csv").write_text(f"{header}\n" + rows.replace(",", between) * 30)
+    assert load("csv", path=str(tmp_path / "a.csv"), target="label", delimiter=typed).columns == columns
 
 
-def test_unusual_delimiters_must_be_said(tmp_path):
-    path = write(tmp_path / "a.csv", frame(), sep=":")
-    assert "age" in load("csv", path=path, target="state", delimiter=":").columns
-    for typed in ("::", "", "comma"):
-        with pytest.raises(ConfigError, match=f"expected one character, tab or .* got '{typed}'"):
-            load("csv", path=path, target="state", delimiter=typed)
-    with pytest.raises(DataError, match=r"dataset.path=FILE and dataset.target=COLUMN"):
-        load("csv")
-
-
-def test_a_delimiter_inside_quotes_does_not_count(tmp_path):
-    (tmp_path / "a.csv").write_text('"x; y; z; w","b","label"\n' + "1,2,0\n3,4,1\n" * 30)
-    assert load("csv", path=str(tmp_path / "a.csv"), target="label").columns == ("x; y; z; w", "b")
+@pytest.mark.parametrize("typed", ["::", "", "comma"])
+def test_a_delimiter_is_one_character(tmp_path, typed):
+    with pytest.raises(ConfigError, match=f"expected one character, tab or .* got '{typed}'"):
+        load("csv", path=write(tmp_path / "a.csv", frame()), target="state", delimiter=typed)
 
 
 def test_rows_longer_than_the_header_do_not_shift(tmp_path):
@@ -153,30 +144,18 @@ def test_rows_longer_than_the_header_do_not_shift(tmp_path):
     assert load("csv", path=str(path), target="state").fingerprint == expected.fingerprint
     for part in (rows, rows[1:]):
         path.write_text("\n".join([header, *(f"{k},{row}" for k, row in enumerate(part))]))
-        with pytest.raises(DataError, match=r"a\.csv cannot be read as a table: expected one field per column"):
+        with pytest.raises(DataError, match=r"a\.csv cannot be read as a table: .*dataset\.delimiter"):
             load("csv", path=str(path), target="state")
 
 
-def test_infinity_may_be_a_category():
-    table = from_frame("csv", frame().assign(postcode=[1.0, 2.5, np.inf] * 20), "state", ["age", "job"], ["postcode"])
-    assert table.columns == ("postcode=1", "postcode=2.5", "postcode=inf", "smokes")
-
-
-@pytest.mark.parametrize(
-    "options, columns, classes",
-    [
-        ({"drop": ["job", "age"], "positive": "well"}, "postcode smokes", ("ill", "well")),
-        (
-            {"drop": "job", "categorical": "postcode"},
-            "age age_missing postcode=1010 postcode=2020 postcode=3030 smokes",
-            ("well", "ill"),
-        ),
-    ],
-)
-def test_options_choose_columns_and_the_positive_class(tmp_path, options, columns, classes):
-    table = load("csv", path=write(tmp_path / "a.csv", frame()), target="state", **options)
-    assert (table.columns, table.classes) == (tuple(columns.split()), classes)
-    assert table.labels.float().mean() == pytest.approx(1 / 3 if classes[1] == "ill" else 2 / 3)
+def test_options_choose_columns_and_the_positive_class(tmp_path):
+    path = write(tmp_path / "a.csv", frame())
+    table = load("csv", path=path, target="state", drop=["job", "age"], positive="well")
+    assert (table.columns, table.classes) == (("postcode", "smokes"), ("ill", "well"))
+    assert table.labels.float().mean() == pytest.approx(2 / 3)
+    table = load("csv", path=path, target="state", drop="job", categorical="postcode")
+    words = "age age_missing postcode=1010 postcode=2020 postcode=3030 smokes"
+    assert (table.columns, table.classes) == ((*words.split(),), ("well", "ill"))
 
 
 def test_column_names_may_be_numbers(tmp_path):
@@ -242,12 +221,9 @@ def test_few_distinct_numbers_with_a_stray_text_are_categories():
     assert encode(pd.DataFrame({"job": [2, 0]}), table.encoding).tolist() == [[0, 0, 1, 0], [1, 0, 0, 0]]
     assert encode(pd.DataFrame({"job": [2, 4]}), table.encoding).tolist() == [[0, 0, 1, 0], [0, 0, 0, 0]]
     assert encode(pd.DataFrame({"job": [None]}), table.encoding).tolist() == [[0, 0, 0, 0]]
-
-
-def test_codes_that_lost_their_leading_zeros_are_not_new_categories():
-    table = from_frame("csv", frame().assign(job=["01", "02", "2A"] * 20), "state")
-    with pytest.raises(DataError, match=r"job \(expected text, got int64\)"):
-        encode(frame().assign(job=[1, 2, 3] * 20), table.encoding)
+    codes = from_frame("csv", frame().assign(job=["01", "02", "2A"] * 20), "state")
+    with pytest.raises(DataError, match=r"job \(expected text, got int64\)"):  # they have lost their leading zeros
+        encode(frame().assign(job=[1, 2, 3] * 20), codes.encoding)
 
 
 @pytest.mark.parametrize(
@@ -337,15 +313,6 @@ def test_numbers_stored_as_text_are_numbers_but_codes_with_leading_zeros_are_wor
     assert codes.columns[:2] == ("job=000", "job=001")
 
 
-def test_thousands_separators_are_read_in_new_rows_too():
-    rows = pd.DataFrame({"price": [f"{1000.5 + 7 * k:,}" for k in range(60)], "y": ["a", "b"] * 30})
-    table = from_frame("t", rows, "y")
-    assert table.columns == ("price",)
-    assert encode(rows, table.encoding).flatten().tolist() == [1000.5 + 7 * k for k in range(60)]
-    with pytest.raises(DataError, match=r"price \(expected numbers, got 'dear'\)"):
-        encode(rows.assign(price="dear"), table.encoding)
-
-
 @pytest.mark.parametrize(
     "texts, unit, expected",
     [
@@ -369,50 +336,36 @@ def test_new_rows_need_the_unit_of_training():
     rows = pd.DataFrame({"rate": [f"{k}.5%" for k in range(60)], "y": ["a", "b"] * 30})
     table = from_frame("t", rows, "y")
     assert table.features.flatten().tolist() == [k + 0.5 for k in range(60)]
-    assert table.encoding.describe() == ["rate                 numbers with %, median 30"]
     encoding = Encoding.from_json(json.loads(json.dumps(table.encoding.to_json())))
     assert encode(pd.DataFrame({"rate": ["7%", None]}), encoding).flatten().tolist() == [7, 30]
     for cells in (["7"], [0.07], ["$7"], ["7%", "0.07"]):  # 7% may be 7 or 0.07 there
         with pytest.raises(DataError, match=r"rate \(expected numbers with %, got '(7|0.07|\$7)'\)"):
             encode(pd.DataFrame({"rate": cells}), encoding)
-    with pytest.raises(DataError, match=r"'rate' has numbers with %, but also 1 text such as '0.07'"):
+    with pytest.raises(DataError, match=r"'rate' has numbers with %, but also text, such as '0.07'"):
         from_frame("t", rows.assign(rate=["0.07", *rows["rate"][1:]]), "y")
     dollars = from_frame("t", rows.assign(rate=rows["rate"].str.replace("%", "$")), "y")
     assert torch.equal(dollars.features, table.features)
-    assert dollars.fingerprint != table.fingerprint  # the saved model differs
-
-
-def test_the_description_of_a_column_is_one_line_apart_from_its_name():
-    rows = pd.DataFrame({"address": ["Hill 1\nBern", "Hill 2\nBern"] * 30, "How satisfied are you?": "x"})
-    assert from_frame("t", rows.assign(y=["a", "b", "b"] * 20), "y").encoding.describe() == [
-        r"address                2 categories: Hill 1\nBern, Hill 2\nBern",
-        "How satisfied are you? 1 category: x",
-    ]
+    assert dollars.fingerprint != table.fingerprint, "the saved model differs"
 
 
 def test_frequent_words_have_a_feature_each_and_the_rest_share_one():
     """Word k occurs k + 1 times; of the 80 words the last 50 are the most frequent."""
     words = [f"w{k:02}" for k in range(80) for _ in range(k + 1)]
     table = from_frame("csv", pd.DataFrame({"word": words, "y": np.arange(len(words)) % 2}), "y")
-    frequent = [f"word=w{k:02}" for k in range(80 - OWN, 80)]
-    assert table.columns == (*frequent, "word=(other)")
-    counts = dict(zip(table.columns, table.features.sum(0).int().tolist(), strict=True))
-    assert counts["word=w79"] == 80
-    assert counts["word=(other)"] == sum(range(1, 31))
+    assert table.columns == (*(f"word=w{k:02}" for k in range(80 - OWN, 80)), "word=(other)")
+    assert table.features.sum(0).tolist() == [*range(81 - OWN, 81), sum(range(81 - OWN))]
     new = encode(pd.DataFrame({"word": ["w79", "w00", "never seen", None]}), table.encoding)
     assert new[:, [-2, -1]].tolist() == [[1, 0], [0, 1], [0, 1], [0, 0]]
     assert new.sum(1).tolist() == [1, 1, 1, 0]
 
 
 def test_one_long_text_does_not_make_every_row_long():
-    texts = pd.Series(
-        ["short", None, "x" * 100_000, "été", "Ärger", "short", "short 2", "𝒳", "\ufb01"] * 50, dtype=object
-    )
+    cells = ["short", None, "x" * 100_000, "été", "Ärger", "short", "short 2", "𝒳", "\ufb01"]
+    texts = pd.Series(cells * 50, dtype=object)
     tracemalloc.start()
     column = as_words(texts)
-    peak = tracemalloc.get_traced_memory()[1]
+    assert tracemalloc.get_traced_memory()[1] < 10e6, "the text itself has 5 MB"
     tracemalloc.stop()
-    assert peak < 10e6  # the text itself has 5 MB
     assert [*column.cat.categories] == sorted(set(texts.dropna()))
     assert column.astype(object).where(column.notna(), None).tolist() == texts.where(texts.notna(), None).tolist()
 
@@ -431,22 +384,16 @@ def test_ids_free_text_and_empty_columns_are_dropped_with_a_note():
         "state",
     )
     assert {column.name for column in table.encoding.used} == {"job", "postcode", "smokes"}
-    assert table.notes == (
-        "column 'age' is not used: it is empty",
-        "column 'customerId' is not used: it is an id: a different whole number in every row",
-        "column 'note' is not used: it is free text or an id: 3,000 different values in 3,000 rows: 'saw 0 again'; "
-        "dataset.keep=[note] would use its frequent values",
-        "column 'city' is not used: it is free text or an id: 1,001 different values in 3,000 rows: 'city 0'; "
-        "dataset.keep=[city] would use its frequent values",
-    )
+    reasons = ("it is empty", "it is an id", "it is free text or an id: 3,000", "it is free text or an id: 1,001")
+    names = ("age", "customerId", "note", "city")
+    for note, name, reason in zip(table.notes, names, reasons, strict=True):
+        assert note.startswith(f"column '{name}' is not used: {reason}")
     ids = np.random.RandomState(0).permutation(60) + 1000
     for values in (ids, ids.astype(str), pd.array(ids.astype(str), "string")):
         rows = frame().assign(customerId=values)
         assert from_frame("csv", rows, "state").notes == (table.notes[1],)
         assert "customerId" in from_frame("csv", rows, "state", keep="customerId").columns
-    with pytest.raises(
-        DataError, match="no feature column is left besides the target; column 'age' is not used: it is empty"
-    ):
+    with pytest.raises(DataError, match=r"no feature column is left .* column 'age' is not used: it is empty"):
         from_frame("csv", frame().assign(age=None)[["age", "state"]], "state")
 
 
@@ -463,18 +410,15 @@ def test_a_category_column_holds_names_even_if_they_look_like_numbers():
 
 
 def test_columns_that_tell_the_class_are_found():
-    labels = np.repeat([0, 1, 2], 20)
-    numbers = np.arange(60.0)
-    late = np.where(numbers < 20, np.nan, numbers)  # missing in one class only
-    words = np.array(["a", "b", "c", "d"])[np.arange(60) // 10 % 4]  # a and b return in the last class
+    labels, numbers = np.repeat([0, 1, 2], 20), np.arange(60.0)
+    returning = np.array(["a", "b", "c", "d"])[np.arange(60) // 10 % 4]  # a and b return in the last class
     for values, expected in (
         (numbers, True),
-        (late, True),
+        (np.where(numbers < 20, np.nan, numbers), True),  # missing in one class only
         (numbers % 20, False),
         (np.where(numbers % 20 < 10, np.nan, labels), False),  # missing in every class
-        (np.where(labels == 1, 9.0, 5.0), False),
         (np.array(["x", "y", "z"])[labels], True),
-        (words, False),
+        (returning, False),
         (np.array([f"{label} {k % 5}" for k, label in enumerate(labels)]), False),  # 15 words in 60 rows
         (pd.date_range("2024-01-01", periods=60), True),
     ):
@@ -486,13 +430,9 @@ def test_a_huge_cell_is_never_printed_whole():
     book = "x" * 100_000
     note = from_frame("csv", frame().assign(job=[f"{book}{k}" for k in range(60)]), "state").notes[0]
     assert len(note) < 250
-    for change, options in (
-        ({"state": [book, "a"] * 30}, {"positive": "b"}),
-        ({"job": [*range(59), book]}, {}),
-        ({"state": book}, {}),
-    ):
+    for change in ({"job": [*range(59), book]}, {"state": book}):
         with pytest.raises(DataError) as caught:
-            from_frame("csv", frame().assign(**change), "state", **options)
+            from_frame("csv", frame().assign(**change), "state")
         assert len(str(caught.value)) < 1000
     dates = from_frame("csv", dated(), "state").encoding
     with pytest.raises(DataError, match="100,000 characters") as caught:
@@ -505,20 +445,16 @@ def test_everything_is_learnt_from_the_training_rows_alone():
     data = dated(300)
     table = from_frame("csv", data, "state")
     splits = split(table)
-    rare = data.copy()
-    outside = np.concatenate([splits.val.index, splits.test.index])
-    rare.loc[outside, "age"] = 1e6
-    rare.loc[outside, "job"] = "only here"
-    rare.loc[outside, "seen"] = "01.01.1900"
+    rare, outside = data.copy(), np.concatenate([splits.val.index, splits.test.index])
+    for name, value in {"age": 1e6, "job": "only here", "seen": "01.01.1900"}.items():
+        rare.loc[outside, name] = value
     other = split(from_frame("csv", rare, "state"))
     assert other.encoding == splits.encoding != from_frame("csv", rare, "state").encoding
     assert torch.equal(other.train.inputs, splits.train.inputs)
     assert torch.equal(other.mean, splits.mean)
     train = data.iloc[splits.train.index.numpy()]
     by_name = {column.name: column for column in splits.encoding.used}
-    assert isinstance(by_name["age"], Numeric)
     assert by_name["age"].median == np.nanmedian(train["age"])
-    assert isinstance(by_name["job"], Categorical)
     assert set(by_name["job"].categories) - {"(missing)"} == set(train["job"].dropna())
     expected = (encode(data, splits.encoding)[splits.test.index] - splits.mean) / splits.std
     torch.testing.assert_close(splits.test.inputs, expected.float())
@@ -647,75 +583,40 @@ def test_an_encoding_from_a_file_is_checked(column, message):
     assert len(str(caught.value)) < 300
 
 
-@pytest.mark.parametrize(
-    "change, options, message",
-    [
-        ({}, {"target": "stat"}, r"unknown column 'stat', did you mean 'state'\?"),
-        ({}, {"drop": ["jobs"]}, r"unknown column 'jobs', did you mean 'job'\?"),
-        ({}, {"positive": "sick"}, r"unknown class of 'state' 'sick'.*Choices: ill, well"),
-        ({"state": "ill"}, {}, r"'state' needs at least two classes, found only 'ill'"),
-        (
-            {"state": [None, "ill", "well"] * 20},
-            {},
-            r"the label 'state' is missing in 20 of 60 rows \(rows 1, 4, 7, 10, 13, …\)",
-        ),
-        ({"state": ["None", "ill", "well"] * 20}, {}, r"is missing in.*None and null count as missing; rename a class"),
-        ({"state": np.arange(60) / 7}, {}, r"'state' has 60 different values in 60 rows"),
-        (
-            {"job": [*range(58), "twelve", "dozen"]},
-            {},
-            r"column 'job' has numbers, but also 2 texts such as 'dozen'",
-        ),
-        ({"age": [1.0, 2.0, -np.inf] * 20}, {}, r"column 'age' has -inf in row 3"),
-        (
-            {"age": [*range(58), 1e300, 2e300]},
-            {},
-            r"column 'age' has 1e\+300 in row 59; 32-bit numbers are at most 3.4e\+38",
-        ),
-        (
-            {"job": [f"2024-01-{1 + k % 28:02}" for k in range(59)] + ["soon"]},
-            {},
-            r"column 'job' has dates, but also 1 text such as 'soon'",
-        ),
-        ({}, {"group": "stat"}, r"unknown column 'stat', did you mean 'state'\?"),
-        ({}, {"group": "age"}, r"dataset.group=age is missing in 1 of 60 rows \(rows 1\)"),
-        ({"job": ["a", "b"] * 30}, {"time": "job"}, r"dataset.time=job expects dates or numbers, got text such as 'a'"),
-    ],
-)
+DAYS = [f"2024-01-{1 + k % 28:02}" for k in range(59)]
+UNUSABLE = [
+    ({}, {"target": "stat"}, r"unknown column 'stat', did you mean 'state'\?"),
+    ({}, {"drop": ["jobs"]}, r"unknown column 'jobs', did you mean 'job'\?"),
+    ({}, {"group": "stat"}, r"unknown column 'stat', did you mean 'state'\?"),
+    ({}, {"positive": "sick"}, r"unknown class of 'state' 'sick'.*Choices: ill, well"),
+    ({}, {"group": "age"}, r"dataset.group=age is missing in 1 of 60 rows \(rows 1\)"),
+    ({"state": "ill"}, {}, r"'state' needs at least two classes, found only 'ill'"),
+    ({"state": [None, "ill", "well"] * 20}, {}, r"'state' is missing in 20 of 60 rows \(rows 1, 4, 7, 10, 13, …\)"),
+    ({"state": ["None", "ill", "well"] * 20}, {}, r"is missing in.*None and null count as missing; rename a class"),
+    ({"state": np.arange(60) / 7}, {}, r"'state' has 60 different values in 60 rows"),
+    (
+        {"job": [*range(58), "twelve", "dozen"]},
+        {},
+        r"column 'job' has numbers, but also text, such as 'dozen', in 2 of 60 rows",
+    ),
+    ({"job": [*DAYS, "soon"]}, {}, r"column 'job' has dates, but also text, such as 'soon'"),
+    ({"age": [1.0, 2.0, -np.inf] * 20}, {}, r"column 'age' has -inf in row 3"),
+    (
+        {"age": [*range(58), 1e300, 2e300]},
+        {},
+        r"column 'age' has 1e\+300 in row 59; 32-bit numbers are at most 3.4e\+38",
+    ),
+    ({"job": ["a", "b"] * 30}, {"time": "job"}, r"dataset.time=job expects dates or numbers, got text such as 'a'"),
+]
+
+
+@pytest.mark.parametrize("change, options, message", UNUSABLE)
 def test_unusable_columns_say_why(tmp_path, change, options, message):
     path = write(tmp_path / "a.csv", frame().assign(**change))
     with pytest.raises(DataError, match=message) as caught:
         load("csv", **{"path": path, "target": "state", **options})
     assert str(caught.value).startswith(path)
     assert len(str(caught.value).splitlines()) <= 3
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (
-            "Report of May,,\na,b,state\n" + "1,2,0\n2,3,1\n" * 20,
-            "unknown column 'state'.*dataset.header=3",
-        ),
-        ("a,state\n", "needs at least two classes, found no rows"),
-        ("age:job:state\n" + "1:2:3\n" * 9, r"a single column.*dataset.delimiter=':' \(or tab"),
-    ],
-)
-def test_unusable_files_say_why(tmp_path, content, message):
-    (tmp_path / "a.csv").write_text(content)
-    with pytest.raises(DataError, match=message):
-        load("csv", path=str(tmp_path / "a.csv"), target="state")
-
-
-def test_a_long_word_takes_no_space_beside_the_others():
-    """The digest is that of NumPy's array, which has room for the longest word in every place."""
-    words = (*(f"wörd {k} \N{ROCKET}" for k in range(2000)), "w" * 3000)
-    tracemalloc.start()
-    digested = words_digest(words)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert digested == digest(np.array(words))
-    assert peak < 1e6, "the array has 24 MB"
 
 
 @pytest.mark.parametrize("word, name", [("(missing)", "c=(missing)"), ("(other)", "c=(other)")])

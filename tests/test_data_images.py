@@ -57,9 +57,8 @@ def test_pixels_are_hashed_once_per_load(photographs, monkeypatch):
 def test_images_in_hidden_folders_are_left_out(photographs):
     """Copies of an image may be in .ipynb_checkpoints and .thumbnails."""
     before = load("images", path=str(photographs), size=16)
-    folder = next(entry for entry in sorted(photographs.iterdir()) if entry.is_dir())
-    (folder / ".thumbnails" / "large").mkdir(parents=True)
-    shutil.copy(next(folder.glob("*.*")), folder / ".thumbnails" / "large" / "copy.png")
+    (photographs / "cat" / ".thumbnails" / "large").mkdir(parents=True)
+    shutil.copy(photographs / "cat" / "00.png", photographs / "cat" / ".thumbnails" / "large" / "copy.png")
     assert load("images", path=str(photographs), size=16).fingerprint == before.fingerprint
 
 
@@ -207,9 +206,6 @@ def test_the_caltech256_archive_is_read(photographs, monkeypatch):
     assert "20 of 30,607 images, 2 of 257 classes" in images.source
     again = load("caltech256", root=photographs.parent / "cache" / "caltech256", size=16)
     assert again.fingerprint == images.fingerprint
-    (photographs.parent / "cache" / "caltech256" / "class_counts.csv").write_text("category,images\n056.dog,7\n")
-    with pytest.raises(DataError, match=r"056.dog has 8 images, expected 7"):
-        load("caltech256", size=16)
 
 
 def test_photographs_of_caltech256_are_looked_for_in_the_cache_the_users_folder_and_the_archive(
@@ -236,15 +232,12 @@ def test_an_archive_that_points_outside_its_folder_is_refused(photographs, monke
     assert not list(photographs.parent.rglob("256_ObjectCategories"))
 
 
-def test_an_image_folder_without_classes_is_refused(tmp_path):
+def test_a_folder_needs_one_folder_per_class(photographs, tmp_path):
     with pytest.raises(DataError, match="is not a folder"):
         load("images", path=str(tmp_path / "nowhere"))
-    (tmp_path / "only").mkdir()
+    (tmp_path / "some" / "only").mkdir(parents=True)
     with pytest.raises(DataError, match="with images in each; none in only"):
-        load("images", path=str(tmp_path))
-
-
-def test_parts_of_a_split_are_not_classes(photographs):
+        load("images", path=str(tmp_path / "some"))
     parts = photographs.parent / "parts"
     for part in ("train", "test"):
         shutil.copytree(photographs, parts / part)

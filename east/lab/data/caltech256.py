@@ -4,9 +4,10 @@ import tarfile
 from pathlib import Path
 
 from east.choices import choose
-from east.lab.data.common import DataError, Images, listed
+from east.lab.data.common import DataError, Images
 from east.lab.data.images import from_files
-from east.lab.data.sources import Dataset, File, Root, copies, fetch, settle, store, workspace
+from east.lab.data.sources import Dataset, File, Root, copies, fetch, store, workspace
+from east.lab.files import replace_folder
 
 TAR = File(
     "caltech256/256_ObjectCategories.tar",
@@ -24,15 +25,17 @@ def caltech256(root: Root = None, *, size: int = 64, classes: list[str] | None =
     the folders present, so with all of them dog is 55 and frog 79. classes: names of the classes to load.
     """
     folder = photographs(root)
-    by_folder = {entry.name: sorted(entry.glob("*.jpg")) for entry in sorted(folder.glob(NUMBERED))}
-    coverage = check(folder, {name: len(paths) for name, paths in by_folder.items() if paths})
-    files = {name[4:].removesuffix("-101"): paths for name, paths in by_folder.items()}  # -101: also in Caltech-101
+    found = {entry.name: sorted(entry.glob("*.jpg")) for entry in sorted(folder.glob(NUMBERED))}
+    files = {name[4:].removesuffix("-101"): paths for name, paths in found.items()}  # -101: also in Caltech-101
     for name in classes or ():
         choose("class of caltech256", name, files)
+    present, count = sum(map(bool, files.values())), sum(map(len, files.values()))
+    if present < 2 or (present == 257 and count != 30_607):
+        expected = "expected 30,607 images in 257 classes, or some of these classes"
+        raise DataError(f"caltech256: {expected}; found {count:,} images in {present} classes in {folder}.")
     files = {name: paths for name, paths in files.items() if paths and (classes is None or name in classes)}
-    if len(files) < 2:
-        raise DataError(f"caltech256: expected at least two class folders in {folder}, found {len(files)}.")
-    return from_files("caltech256", folder, files, size, source=f"{TAR.url} ({coverage})")
+    source = f"{TAR.url} ({count:,} of 30,607 images, {present} of 257 classes)"
+    return from_files("caltech256", folder, files, size, source=source)
 
 
 def photographs(root: Root) -> Path:
@@ -45,28 +48,12 @@ def photographs(root: Root) -> Path:
         with workspace() as private, tarfile.open(archive) as tar:
             tar.extraction_filter = getattr(tarfile, "data_filter", None)  # Python 3.11.0 to 3.11.3 have none
             tar.extractall(private)
-            settle(private / "256_ObjectCategories", store() / FOLDER)
+            target = store() / FOLDER
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_folder(private / "256_ObjectCategories", target)
+            return target
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"caltech256: {archive} cannot be unpacked into {store()}: {error}") from error
-    return store() / FOLDER
-
-
-def check(folder: Path, counts: dict[str, int]) -> str:
-    """How much of the full set is present. counts: images by class, compared with class_counts.csv if that exists."""
-    images = sum(counts.values())
-    if len(counts) == 257 and images != 30_607:
-        raise DataError(f"caltech256: expected 30,607 images in 257 classes, found {images:,} in {folder}.")
-    file = folder.parent / "class_counts.csv"
-    lines = file.read_text(encoding="utf-8").split()[1:] if file.exists() else []
-    full = dict(line.split(",") for line in lines)
-    wrong = [
-        f"{name} has {n} images, expected {full.get(name, 0)}"
-        for name, n in counts.items()
-        if n > int(full.get(name, 0))
-    ]
-    if full and wrong:
-        raise DataError(f"caltech256: {folder} has more images than {file} lists:{listed(wrong)}")
-    return f"{images:,} of 30,607 images, {len(counts)} of 257 classes"
 
 
 DATASETS = {

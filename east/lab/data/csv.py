@@ -53,7 +53,7 @@ def csv(
     note, decimals = None, dict[str, Mark]()
     if files.file_kind(file) in ("text", "gzip"):
         frame, decimals = understood(file, layout, [*as_list(target), *as_list(group)], as_list(categorical))
-        if not files.text_format(file, layout).charset.startswith("utf"):
+        if not files.text_format(file, layout)[0].startswith("utf"):
             note = "the text was read as Windows-1252 (Latin-1); if words look wrong, save the file as UTF-8"
     else:
         frame = files.read(file, layout).rename(columns=str)
@@ -66,12 +66,7 @@ def csv(
     try:
         table = from_frame("csv", frame, target, *choices, decimals=decimals, layout=layout, own=True)
     except DataError as error:
-        hint = note
-        if 2 * frame.columns.str.startswith("Unnamed: ").sum() > len(frame.columns):
-            hint = "if the columns are named in line 3: dataset.header=3"
-        elif len(frame.columns) == 1:
-            hint = note or "there is a single column; set what separates them: dataset.delimiter=':' (or tab)"
-        raise DataError(f"{error}{f' ({hint})' if hint else ''}") from None
+        raise DataError(f"{error}{f' ({note})' if note else ''}") from None
     return replace(table, file_note=note)
 
 
@@ -197,8 +192,8 @@ def encode_labels(
             f"{path}: the target {target!r} has {len(levels):,} different values in {len(column):,} rows; "
             "classes should repeat. Is it a number to predict, or a name?"
         )
-    plain = pd.api.types.is_numeric_dtype(column) or bool(np.isfinite(numbers).all())
-    numeric = plain and len(np.unique(numbers)) == len(levels)  # which 1 and 01 are not
+    unique = np.isfinite(numbers).all() and len(np.unique(numbers)) == len(levels)  # which 1 and 01 are not
+    numeric = pd.api.types.is_numeric_dtype(column) or bool(unique)
     ranks = numbers if numeric else np.zeros(len(levels))
     if isinstance(column.dtype, pd.CategoricalDtype) and column.dtype.ordered:
         ranks = column.cat.categories.astype(str).str.strip().get_indexer_for(levels)

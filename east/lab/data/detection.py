@@ -13,24 +13,8 @@ import numpy as np
 import pandas as pd
 from pandas.api import types
 
-from east.lab.data import files
-from east.lab.data.columns import (
-    DATE_FORMATS,
-    Categorical,
-    Date,
-    Dropped,
-    Encoder,
-    Numeric,
-    as_days,
-    as_floats,
-    as_words,
-    by_level,
-    in_range,
-    is_plain,
-    is_text,
-    parse_dates,
-    words,
-)
+from east.lab.data import columns, files
+from east.lab.data.columns import Categorical, Date, Dropped, Encoder, Numeric
 from east.lab.data.common import DataError, shown
 from east.lab.data.notation import CODE, GLANCE, Mark, find_decimal, inferred, level_numbers, marks_of, split_unit
 
@@ -57,7 +41,7 @@ def understood(
     }
     clear = {name: find_decimal(levels) for name, levels in bare.items() if may_be_numbers(levels)}
     comma = any(mark == "," and any("," in level for level in bare[name]) for name, mark in clear.items())
-    default: Mark | None = "," if comma else "." if files.text_format(path, layout).delimiter == "," else None
+    default: Mark | None = "," if comma else "." if files.text_format(path, layout)[1] == "," else None
     marks = {name: known for name, mark in clear.items() if (known := mark or default)}
     numeric = [*map(str, frame.select_dtypes("number"))]
     if comma:
@@ -86,7 +70,7 @@ def lossless(written: pd.Series, exactly: bool) -> pd.Series:
     numbers = inferred(written)
     if numbers.dtype.kind not in "iuf":
         return numbers
-    usual = {*words(numbers.dropna())}
+    usual = {*columns.words(numbers.dropna())}
     texts = {re.sub(r"\.0*$", "", word) for word in distinct(written)}
     return written if len(texts) > len(usual) or (exactly and texts != usual) else numbers
 
@@ -101,20 +85,16 @@ def detect_all(
 
     Columns in `keep` are used even if they look like ids or free text. decimals: the decimal marks of columns.
     """
-    columns: list[Encoder | Dropped] = []
-    typed: dict[str, pd.Series] = {}
+    found: dict[str, tuple[Encoder | Dropped, pd.Series]] = {}
     faults = []
     for label, values in frame.items():
         name = str(label)
         try:
-            column, found = detect(name, values, label in categorical, label in keep, decimals.get(name))
+            found[name] = detect(name, values, label in categorical, label in keep, decimals.get(name))
         except DataError as error:
             faults.append(f"column {shown(name)} {error}")
-            continue
-        columns.append(column)
-        if not isinstance(column, Dropped):
-            typed[name] = found
-    return columns, pd.DataFrame(typed, frame.index), faults
+    typed = {name: values for name, (kind, values) in found.items() if not isinstance(kind, Dropped)}
+    return [kind for kind, _ in found.values()], pd.DataFrame(typed, frame.index), faults
 
 
 def detect(
@@ -125,13 +105,13 @@ def detect(
     if values.isna().all():
         return Dropped(name=name, reason="is empty"), values
     if categorical or isinstance(values.dtype, pd.CategoricalDtype):  # even where they look like numbers
-        column, typed = Categorical(name=name, text=is_text(values)), as_words(values)
+        column, typed = Categorical(name=name, text=columns.is_text(values)), columns.as_words(values)
     elif types.is_datetime64_any_dtype(values):
-        return Date(name=name, format="ISO8601"), as_days(values)
-    elif is_plain(values):
-        column, typed = Numeric(name=name, decimal=decimal), in_range(as_floats(values))
-    elif is_text(values):
-        column, typed = detect_text(name, as_words(values), decimal, keep)
+        return Date(name=name, format="ISO8601"), columns.as_days(values)
+    elif columns.is_plain(values):
+        column, typed = Numeric(name=name, decimal=decimal), columns.in_range(columns.as_floats(values))
+    elif columns.is_text(values):
+        column, typed = detect_text(name, columns.as_words(values), decimal, keep)
     else:
         return Dropped(name=name, reason=f"is of type {values.dtype}: neither numbers, text nor dates"), values
     reason = None if keep or categorical else unusable(column, typed)
@@ -150,11 +130,12 @@ def detect_text(name: str, text: pd.Series, decimal: Mark | None, keep: bool) ->
             what = "dates" if isinstance(kind, Date) else f"numbers with {unit}" if unit else "numbers"
             word = levels[int(np.flatnonzero(stray)[0])]
             offer = f"; if that is a missing value: dataset.missing=[{word}]" if len(word) <= 20 else ""
-            texts = "text" if count == 1 else "texts"
-            raise DataError(f"has {what}, but also {count:,} {texts} such as {shown(word)}{offer}")
+            raise DataError(
+                f"has {what}, but also text, such as {shown(word)}, in {count:,} of {counts.sum():,} rows{offer}"
+            )
         plain = decimal and not unit and bool((np.abs(values) < 2**63).all())  # longer numbers are codes
         if not stray.any() and (isinstance(kind, Date) or plain or not few):
-            return kind, in_range(by_level(text, values))
+            return kind, columns.in_range(columns.by_level(text, values))
     commas = [level for level in levels if "," in level]
     if not (keep or few) and commas and all(map(marks_of, bare)) and find_decimal(bare) is None:
         reason = (
@@ -172,9 +153,9 @@ def readings(
     yield Numeric(name=name, decimal=decimal or find_decimal(bare), unit=unit), level_numbers(bare, decimal)
     sample = levels[:: max(1, len(levels) // 100)]
     days = {
-        format: parse_dates(levels, format)
-        for format in DATE_FORMATS
-        if 2 * np.isfinite(parse_dates(sample, format)).sum() > len(sample)
+        format: columns.parse_dates(levels, format)
+        for format in columns.DATE_FORMATS
+        if 2 * np.isfinite(columns.parse_dates(sample, format)).sum() > len(sample)
     }
     if days:
         best = max(days, key=lambda format: np.isfinite(days[format]).sum())

@@ -10,7 +10,6 @@ Everything here is learnt from training rows and saved with a model as plain JSO
 """
 
 import hashlib
-from collections.abc import Sequence
 from itertools import count
 from typing import Annotated, Any, Self
 
@@ -24,6 +23,8 @@ from east.lab.data.columns import OWN, Categorical, Dropped, Encoder, Numeric, a
 from east.lab.data.common import DataError, digest, enumerated, shown
 from east.lab.data.files import Layout, refuse_duplicates
 from east.lab.data.notation import inferred
+
+LONG = 1000  # characters of a word
 
 
 class Encoding(Layout):
@@ -89,7 +90,8 @@ class Encoding(Layout):
         for column in self.used:
             values = typed[column.name]
             if isinstance(column, Categorical) and len(values.cat.categories) > OWN + 1:
-                digests += [digest(values.cat.codes.to_numpy(np.int64)), words_digest([*values.cat.categories])]
+                levels = [word if len(word) < LONG else shortened(word) for word in values.cat.categories]
+                digests += [digest(values.cat.codes.to_numpy(np.int64)), digest(np.array(levels))]
             if isinstance(column, Numeric):
                 digests += [digest(np.array(column.unit))] if column.unit else []
                 unrounded += [digest(values.to_numpy())] if fine and is_fine(values) else []
@@ -132,16 +134,12 @@ def typed_columns(frame: pd.DataFrame, encoding: Encoding) -> pd.DataFrame:
     return pd.DataFrame(typed, frame.index)
 
 
+def shortened(word: str) -> str:
+    """A digest of a long word; an array of words would give every one the space of the longest."""
+    return hashlib.sha256(word.encode("utf-8", "surrogatepass")).hexdigest()
+
+
 def is_fine(values: pd.Series) -> bool:
     """True if float32 would round these numbers by more than a thousandth of their standard deviation."""
     present = values.dropna().to_numpy()
     return len(present) > 0 and bool(np.spacing(np.float32(np.abs(present).max())) > 1e-3 * present.std() > 0)
-
-
-def words_digest(levels: Sequence[str]) -> str:
-    """The digest of np.array(levels), which would give every word the space of the longest."""
-    longest = max(map(len, levels))
-    state = hashlib.sha256(f"<U{longest}({len(levels)},)".encode())
-    for level in levels:
-        state.update(level.encode("utf-32-le", "surrogatepass").ljust(4 * longest, b"\0"))
-    return state.hexdigest()

@@ -14,7 +14,7 @@ from difflib import get_close_matches
 from io import TextIOWrapper
 from itertools import islice
 from pathlib import Path
-from typing import IO, Annotated, Any, NamedTuple, cast
+from typing import IO, Annotated, Any, cast
 
 import pandas as pd
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -33,22 +33,14 @@ MAGIC = {
     b"FEA1": "Feather",
     b"PK\x03\x04": "Excel",
 }
-SEP = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # a first line that Excel writes and reads
-MARKUP = re.compile(r"\s*(?:(<!doctype|<html|<\?xml)|[\[{]\s*[{\"]|[\[{]\s*$)", re.IGNORECASE)
-UNEVEN = re.compile(r"Expected (\d+) fields in line (\d+), saw (\d+)")  # an error of pandas
 MISSING = (
     *("", "?", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
     *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
-EXPECTED = "Expected CSV (also gzipped), Parquet, Feather or Excel (.xlsx); unpack a ZIP archive first."
-
-
-class TextFormat(NamedTuple):
-    """How a text file is written."""
-
-    charset: str  # a name that Python knows
-    delimiter: str
-    skip: int  # lines above the names of the columns
+EXPECTED = (
+    "Expected CSV (also gzipped), Parquet, Feather or Excel (.xlsx); unpack a ZIP archive first. For other text, set "
+    "dataset.delimiter, or dataset.header to the line that names the columns."
+)
 
 
 def one_delimiter(typed: str) -> str:
@@ -107,11 +99,6 @@ def portions(
             yield from text_portions(path, layout, rows, options)
         else:
             yield read_binary(path, kind, layout)
-    except pd.errors.ParserWarning:
-        raise DataError(
-            f"{path} cannot be read as a table: expected one field per column named in the first line, got rows with "
-            "more. Name every column, or set the delimiter (dataset.delimiter=…)."
-        ) from None
     except ImportError:
         package = "openpyxl" if kind == "Excel" else "pyarrow"
         raise DataError(f"{path} is a {kind} file, which needs {package}: {install_hint('files')}") from None
@@ -119,13 +106,7 @@ def portions(
         raise
     except Exception as error:  # on damaged files the readers raise nearly anything
         reason = (str(error).splitlines() or [type(error).__name__])[0]
-        advice = f"{shown(reason, 200, quoted=False)}. {EXPECTED}"
-        if uneven := UNEVEN.search(reason):
-            advice = (
-                f"line {uneven[2]} has {uneven[3]} fields, but the first line has {uneven[1]}. If it names the "
-                f"columns, set dataset.header={uneven[2]}; or set dataset.delimiter=…."
-            )
-        raise DataError(f"{path} cannot be read as a table: {advice}") from error
+        raise DataError(f"{path} cannot be read as a table: {shown(reason, 200, quoted=False)}. {EXPECTED}") from error
 
 
 def text_portions(path: Path, layout: Layout, rows: int | None, options: dict[str, Any]) -> Iterator[pd.DataFrame]:
@@ -133,8 +114,8 @@ def text_portions(path: Path, layout: Layout, rows: int | None, options: dict[st
 
     One extra empty field is fine: some programs end every row with a delimiter.
     """
-    format = text_format(path, layout)
-    common: dict[str, Any] = {"sep": format.delimiter, "encoding": format.charset, "skiprows": format.skip}
+    charset, delimiter = text_format(path, layout)
+    common: dict[str, Any] = {"sep": delimiter, "encoding": charset, "skiprows": layout.skip}
     common |= {"dtype": str, "keep_default_na": False, "na_values": [""], "skipinitialspace": True, "low_memory": False}
     with opened(path) as file:
         names = pd.read_csv(file, header=None, nrows=1, **common).iloc[0]
@@ -209,22 +190,17 @@ def opened(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if file_kind(path) == "gzip" else open(path, "rb")
 
 
-def text_format(path: Path, layout: Layout = DETECTED) -> TextFormat:
+def text_format(path: Path, layout: Layout = DETECTED) -> tuple[str, str]:
     """Character set and delimiter of a text file; the whole file is checked for bytes that are not UTF-8."""
     charset, delimiter = find_charset(path), layout.delimiter
     with TextIOWrapper(opened(path), charset) as file:
-        lines = enumerate(islice(file, layout.skip, None), start=layout.header or 1)
-        number, first = next(((k, line) for k, line in lines if line.strip()), (0, ""))
-    if said := SEP.fullmatch(first):
-        return TextFormat(charset, delimiter or said[1], skip=number)
+        first = next((line for line in islice(file, layout.skip, None) if line.strip()), "")
     if delimiter is None:
-        if markup := MARKUP.match(first):
-            raise ValueError(f"it looks like {'HTML or XML' if markup[1] else 'JSON'}")
         outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any delimiter
         delimiter = max(DELIMITERS, key=outside.count)
     if len(delimiter) == 1 and first.count(delimiter) >= MOST_COLUMNS:
         raise ValueError(f"it has {first.count(delimiter) + 1:,} columns, more than {MOST_COLUMNS:,}")
-    return TextFormat(charset, delimiter, layout.skip)
+    return charset, delimiter
 
 
 def find_charset(path: Path) -> str:

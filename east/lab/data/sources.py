@@ -25,6 +25,7 @@ import numpy as np
 
 from east.lab import bars
 from east.lab.data.common import Data, DataError, Kind, digest, listed, shown
+from east.lab.files import replace_folder
 
 Root: TypeAlias = str | Path | None  # a user's folder with data files
 
@@ -116,7 +117,7 @@ def fetch(*alternatives: File, root: Root = None) -> Path:
         try:
             return fetched(file, source)
         except (OSError, ValueError, DataError, zipfile.BadZipFile, tarfile.TarError) as error:
-            failures.append(f"{source}: {error}")
+            failures.append(f"{source}: {shown(error, 400, quoted=False)}")
     names = " or ".join(f"{Path(file.path).name} ({file.checksum})" for file in alternatives)
     places = " or ".join(str(folder / Path(alternatives[0].path).parent) for folder in folders())
     raise DataError(f"{alternatives[0].path} is not available.{listed(failures)}\nPut {names} into {places}.")
@@ -148,14 +149,10 @@ def workspace() -> Iterator[Path]:
 def download(url: str, file: File, folder: Path) -> Path:
     """The file from its official address, with a progress bar."""
     import pooch
-    import requests
 
     target = folder / Path(file.path).name
-    try:
-        with bars.bar(f"downloading {target.name}", 1, "B") as bar:  # pooch sets the total
-            pooch.HTTPDownloader(progressbar=bar, timeout=30)(url, str(target), None)
-    except requests.ConnectionError as error:
-        raise DataError("no connection, or it was lost") from error
+    with bars.bar(f"downloading {target.name}", 1, "B") as bar:  # pooch sets the total
+        pooch.HTTPDownloader(progressbar=bar, timeout=30)(url, str(target), None)
     return target
 
 
@@ -217,13 +214,9 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
 
     `key` names the decoded data and everything they depend on; the arrays are in `decoded/<key>/` of a data folder.
     """
-    for folder in folders():
-        cached = folder / "decoded" / key
-        try:
-            return *stored(cached), cached
-        except (OSError, ValueError, KeyError):  # absent or damaged: built below, in a folder that can be written to
-            if cached.exists() and writable(cached):
-                shutil.rmtree(cached, ignore_errors=True)
+    for place in (folder / "decoded" / key for folder in folders()):
+        with suppress(OSError, ValueError, KeyError):  # absent or damaged
+            return *stored(place), place
     if os.environ.get("EAST_OFFLINE") == "plan":
         raise DataError(f"{key} is not decoded yet")
     arrays = build()
@@ -236,21 +229,12 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
                 np.save(finished / f"{name}.npy", array, allow_pickle=False)
             digests = json.dumps({name: digest(array) for name, array in arrays.items()})
             (finished / "digests.json").write_text(digests, encoding="utf-8")
-            settle(finished, target)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            replace_folder(finished, target)
     except OSError as error:
         size = f"{sum(array.nbytes for array in arrays.values()):,} bytes"
         raise DataError(f"{target} ({size}) cannot be written: {error}. Make room or set EAST_DATA_DIR.") from error
     return *stored(target), target
-
-
-def settle(finished: Path, target: Path) -> None:
-    """Move a finished folder to `target`, unless another process was faster."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        finished.rename(target)
-    except OSError:
-        if not target.exists():
-            raise
 
 
 def stored(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:

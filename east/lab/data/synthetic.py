@@ -35,10 +35,7 @@ def synthetic(
     counts[0] += rows - counts.sum()
     if counts[-1] < 3:
         needed = int(np.ceil(3 * weights.sum() / weights[-1]))
-        raise ConfigError(
-            f"synthetic: imbalance 1:{imbalance:g} leaves {counts[-1]} of {rows:,} rows for the rarest class, which "
-            f"needs 3 to be split: rows must be at least {needed:,}"
-        )
+        raise ConfigError(f"synthetic: with imbalance 1:{imbalance:g} rows must be at least {needed:,}, got {rows:,}")
     random = np.random.RandomState(seed)
     directions = random.randn(max(features, classes), features)
     if classes <= features:
