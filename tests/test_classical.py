@@ -1,6 +1,5 @@
 """Classical models against scikit-learn, published rows on real data."""
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +21,7 @@ from east import baselines
 from east.choices import ConfigError
 from east.lab.data import split
 from east.lab.data.common import Images, Table
-from east.lab.training import classical, timing
+from east.lab.training import classical
 from east.lab.training.classical import CCS, RandomForest, principal_axes
 from east.lab.training.evaluation import evaluate
 from east.lab.training.population import Trial
@@ -249,11 +248,6 @@ def test_libraries_of_boosting_get_their_options_seed_and_threads():
 def test_a_classifier_that_cannot_be_built_is_refused_before_training(options, message):
     with pytest.raises(ConfigError, match=message):
         classical.recipe_of(trial("estimator", **options).config.loss)
-
-
-def test_the_time_of_boosting_is_estimated_from_its_trees(monkeypatch):
-    monkeypatch.setattr(classical, "fit", lambda one, _: time.sleep(0.002 * one.config.loss.options["n_estimators"]))
-    assert timing.fit_seconds(trial("xgboost").config, split(table())) > 0.1
 
 
 @pytest.mark.parametrize("share", [0.3, 0.8, 0.95])

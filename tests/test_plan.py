@@ -4,6 +4,7 @@ import io
 import re
 import sys
 
+import numpy as np
 import pytest
 import torch
 
@@ -57,14 +58,12 @@ def slow(monkeypatch):
         (["preset=paper"], 2 + 30),
         (["preset=paper", "search=halving"], 2 + 30 * 5 / 20 + 10 * 15 / 20 + 3),
         (["preset=paper", "search.equal_budget=true"], 2 + 2 * 30),
-        (["loss=rf", "preset=paper"], 2),
         (["search=none", "protocol.grid.batch_size={image:[32]}"], 2),  # no grid for these data, and none is needed
     ],
 )
-def test_an_estimate_includes_the_search_and_every_trial(words, trainings, monkeypatch):
-    monkeypatch.setattr(plan.Item, "fit_seconds", lambda self: 10.0)
+def test_an_estimate_includes_the_search_and_every_trial(words, trainings):
     common = ["dataset=digits", "protocol.max_epochs=20", "trials=2", "loss=ce"]
-    item = plan.Item(settings(Command.parse([*common, *words])), None, Size(1000, (64,), 10), plan.Counter())
+    item = plan.Item(settings(Command.parse([*common, *words])), size=Size(1000, (64,), 10))
     assert item.seconds(lambda *_: 10.0) == pytest.approx(10 * trainings)
 
 
@@ -75,7 +74,7 @@ def test_quick_is_never_slower_than_lean(dataset, loss, cores, monkeypatch):
     """Also on several cores: a large quick run gets a process for each of its two trials."""
     monkeypatch.setattr(executors, "slots", lambda device: [None] * cores)
     monkeypatch.setattr(plan.Plan, "device", torch.device("cpu"))
-    monkeypatch.setattr(plan, "item_of", lambda s, ledger: plan.Item(s, None, plan.size_of(s), plan.Counter()))
+    monkeypatch.setattr(plan, "here", lambda item, ledger: plan.replace(item, size=plan.size_of(item.settings)))
     monkeypatch.setattr(timing, "step_seconds", lambda config, size, _: 1 + timing.batch_of(config, size) / 100)
     quick, lean = (
         plan.made([settings(Command({"dataset": dataset, "loss": loss, "preset": preset, "device": "cpu"}))]).seconds
@@ -84,11 +83,21 @@ def test_quick_is_never_slower_than_lean(dataset, loss, cores, monkeypatch):
     assert quick <= lean
 
 
-def test_a_forest_is_timed_by_a_few_trees(monkeypatch):
-    monkeypatch.setattr(timing, "seconds_of_trees", lambda config, option, trees, splits: 1 + 0.5 * trees)
-    words = Command.parse(["dataset=digits", "loss=rf", "loss.n_estimators=200", "trials=2", "preset=quick"])
-    assert plan.made([settings(words)]).costs == [2 * (1.5 + 0.5 * 200)]
-    assert plan.made([settings(words.but(loss="logistic").without("loss.n_estimators"))]).costs == [0]
+def test_a_classifier_is_timed_by_fits_to_two_small_samples(monkeypatch):
+    """The rest is a straight line: here a second, and a hundredth more for each row."""
+    clock = [0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: clock[0])
+    labels, sizes = np.arange(40_000) % 2, []
+
+    def fit(rows):
+        sizes.append(len(rows))
+        clock[0] += 1 + len(rows) / 100
+
+    assert timing.fit_seconds(fit, labels, [32_000, 8_000]) == pytest.approx(2 + 400)
+    assert sizes == [1_000, 2_000]
+    words = Command.parse(["dataset=digits", "loss=logistic", "trials=3", "preset=quick"])
+    monkeypatch.setattr(timing, "classical_seconds", lambda config, splits: float(len(splits.train)))
+    assert plan.made([settings(words)]).costs == [3 * 1149]
 
 
 @pytest.mark.usefixtures("no_data", "slow")

@@ -17,7 +17,7 @@ from joblib import cpu_count
 from joblib.externals.loky import ProcessPoolExecutor
 
 from east.lab import bars
-from east.lab.data.common import Splits, stratified
+from east.lab.data.common import Splits
 from east.lab.settings import compose
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Science
@@ -41,8 +41,6 @@ MANY = 20_000  # rows above which there are fewer folds and trees, and each tree
 TREES, OF_ROWS = 50, 5_000  # of a forest above MANY rows: its trees, and the rows that each of them sees
 BATCHES = (32, 512)
 IN_BATCH = 10  # rows of the rarest class that a batch should hold
-SAMPLED = 20  # a classifier is timed on one in so many rows,
-LEAST = 200  # but on at least this many
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.03, 0.01)  # of the steps that networks are cut to when time is short
 SHORT = 10  # seconds of work that are not worth the start of processes
 
@@ -113,20 +111,11 @@ class Contest:
             config = self.config(name)
             each = timing.trial_seconds(config, size, timing.usual_epochs(config, size), pick_device(self.device))
             return self.members * each
-        many = min(self.rows, max(LEAST, self.rows // SAMPLED))
-        few = max(many // 2, 1)
-        of_few, of_many = (self.seconds_of(estimator, rows) for rows in (few, many))
-        per_row = max(of_many - of_few, of_many / 4) / (many - few or 1)
         lengths = [self.rows] if ensemble.out_of_bag(estimator, self.independent) else [len(t) for t, _ in self.folds]
-        return sum(of_many + per_row * max(0, length - many) for length in lengths)
-
-    def seconds_of(self, estimator: Estimator, rows: int) -> float:
-        """How long a fit on a sample of the rows takes."""
-        labels = self.splits.train.labels.numpy()
-        sample = stratified(labels, rows, np.random.RandomState(0), least=1)
-        started = time.perf_counter()
-        estimator.unfitted(self.seed).fit(self.splits.train.inputs[sample].numpy(), labels[sample])
-        return time.perf_counter() - started
+        inputs, labels = part.inputs.numpy(), part.labels.numpy()
+        return timing.fit_seconds(
+            lambda rows: estimator.unfitted(self.seed).fit(inputs[rows], labels[rows]), labels, lengths
+        )
 
 
 def title(name: str) -> str:
@@ -160,7 +149,8 @@ class Timetable:
         seconds: dict[str, float] = {}
         shares: dict[str, float] = {}
         notes: list[str] = []
-        whole = {name: contest.seconds(name) for name in names}
+        with timing.threads(1):  # as in a worker
+            whole = {name: contest.seconds(name) for name in names}
         for name in sorted(whole, key=lambda name: whole[name]):
             room = math.inf if left is None else min(cpu_count(), len(names)) * left - sum(seconds.values())
             possible = SHARES if contest.estimator(name) is None else SHARES[:1]
@@ -227,8 +217,8 @@ def in_processes(
 
 def attempted(contest: Contest, name: str, share: float) -> Component | str:
     """The fitted candidate, or what went wrong: the others go on."""
-    torch.set_num_threads(1)
     try:
-        return contest.fit(name, share)
+        with timing.threads(1):
+            return contest.fit(name, share)
     except Exception as error:  # anything that a classifier raises
         return f"{type(error).__name__}: {error}"

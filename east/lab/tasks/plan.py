@@ -6,12 +6,11 @@ Planning downloads nothing. A dry run prints the plan, any other command carries
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import mean
-from typing import TypeVar
 
 import pandas as pd
 import torch
@@ -27,12 +26,12 @@ from east.lab.experiment.executors import Place
 from east.lab.experiment.ledger import Ledger
 from east.lab.experiment.runs import Run, load, planned_device, split_options
 from east.lab.experiment.scheduler import Progress, carry_out
+from east.lab.reporting.labels import labels
 from east.lab.settings.settings import Science, Settings
 from east.lab.training import timing
 from east.lab.training.devices import pick_device
 from east.lab.training.timing import Size
 
-T = TypeVar("T")
 MINUTE, DAY = 60, 86400
 MANY_ROWS = 5_000  # from which two quick trials are worth a process each
 ASSUMED = f"calculated with {timing.GPU_FLOPS / 1e12:.0f} TFLOP/s"
@@ -55,29 +54,37 @@ class Item:
     """One run of a plan. `run` is None if its data are not here yet; without a size it is not timed."""
 
     settings: Settings
-    run: Run | None
-    size: Size | None
-    done: Counter[str]  # trainings on record, by stage
+    run: Run | None = None
+    size: Size | None = None
+    done: Mapping[str, int] = field(default_factory=Counter)  # trainings on record, by stage
 
     @property
     def science(self) -> Science:
         return self.run.science if self.run else self.settings.science(self.settings.dataset.name, None)
 
     @property
-    def todo(self) -> tuple[int, int]:
-        """Number of search trainings and of trials that are not on record."""
+    def stages(self) -> list[tuple[int, int]]:
+        """Trainings on record and planned, of the search and of the trials."""
         searches, trials = protocols.searches(self.settings), self.settings.trial_count
-        return searches - self.done["search"], trials - self.done["trial"]
+        return [(self.done["search"], searches), (self.done["trial"], trials)]
+
+    @property
+    def todo(self) -> list[int]:
+        return [planned - done for done, planned in self.stages]
 
     def seconds(self, of_trial: Callable[[Science, Size, float], float]) -> float | None:
         """Seconds of all trainings one after another, assuming that a trial takes as long as a search point."""
         search, trials = self.todo
         if not search + trials:
             return 0.0
-        if self.settings.loss.classical:
-            return None if (of_fit := self.fit_seconds()) is None else trials * of_fit
         if self.size is None:
             return None
+        if self.settings.loss.classical:
+            if self.run is None or self.size.kind != "table":
+                return None
+            loaded = load(self.settings.dataset, self.settings.data_dir)
+            splits = data.split(loaded, **split_options(self.settings.split.at(0)))
+            return trials * timing.classical_seconds(self.science, splits)
         grid = self.settings.grid() if self.settings.searched else [{}]
         points = [self.science.with_grid_point(point) for point in grid]
         epochs = [timing.usual_epochs(point, self.size) for point in points]
@@ -85,23 +92,21 @@ class Item:
         searches = sum(count for _, count in protocols.rounds(self.settings)) or 1
         return each * (search * protocols.whole_searches(self.settings, epochs[0]) / searches + trials)
 
-    def fit_seconds(self) -> float | None:
-        """Seconds of fitting a classical model; None for images, and for data that are not here."""
-        if self.run is None or self.size is None or self.size.kind != "table":
-            return None
-        loaded = load(self.settings.dataset, self.settings.data_dir)
-        return timing.fit_seconds(self.science, data.split(loaded, **split_options(self.settings.split.at(0))))
 
-
-@dataclass(frozen=True)
+@dataclass
 class Plan:
     """The runs of a command and where they run. lenient: whether runs that are not possible are left out."""
 
-    items: Sequence[Item]
+    items: list[Item]
     place: Place
     ledger: Ledger
     lenient: bool = False
     failures: list[str] = field(default_factory=list)  # a line for each
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs whose data are here: all of them once the plan is carried out."""
+        return [item.run for item in self.items if item.run]
 
     @property
     def width(self) -> int:
@@ -121,13 +126,9 @@ class Plan:
         """Seconds of each run on one slot; None if unknown."""
         if self.place.executor.gpus:
             return [item.seconds(timing.gpu_seconds) for item in self.items]
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1 if self.width > 1 else threads)  # as in a worker
-        try:
-            with bars.bar("timing a few steps"):
-                return [item.seconds(partial(timing.trial_seconds, device=self.device)) for item in self.items]
-        finally:
-            torch.set_num_threads(threads)
+        threads = 1 if self.width > 1 else torch.get_num_threads()  # as in a worker
+        with timing.threads(threads), bars.bar("timing a few steps"):
+            return [item.seconds(partial(timing.trial_seconds, device=self.device)) for item in self.items]
 
     @property
     def seconds(self) -> float:
@@ -153,11 +154,9 @@ class Plan:
         """The plan as a table: what is done, and how long the rest takes on one slot."""
         lines = []
         for item, cost in zip(self.items, self.costs, strict=True):
-            searches, trials = protocols.searches(item.settings), item.settings.trial_count
-            searched = f"{item.done['search']} of {searches}" if searches else "none"
-            left = "not timed" if cost is None else duration(cost)
+            counts = [f"{done} of {planned}" if planned else "none" for done, planned in item.stages]
             note = "" if item.run else ", data not here yet"
-            lines.append([searched, f"{item.done['trial']} of {trials}", f"{left}{note}"])
+            lines.append([*counts, ("not timed" if cost is None else duration(cost)) + note])
         table = pd.DataFrame(lines, run_names(self.items), ["search", "trials", "time left, one at a time"])
         return f"{table.to_string()}\n{self.summary()}"
 
@@ -172,25 +171,25 @@ class Plan:
         elif self.seconds >= MINUTE:
             bars.say(f"{self.summary()}.", sys.stdout)
 
-    def carry_out(self) -> list[Run]:
-        """Confirm, download what is missing and train; return the runs. `failures` gets a line per failure."""
+    def carry_out(self) -> None:
+        """Confirm, download what is missing and train. `failures` gets a line per failure."""
         self.confirm()
-        loaded = (item.run or self.attempted(Run.of, item.settings) for item in self.items)
-        runs = [run for run in loaded if run]
-        for note in dict.fromkeys(note for run in runs for note in run.notes):
+        self.attempt(lambda item: item if item.run else replace(item, run=Run.of(item.settings)))
+        for note in dict.fromkeys(note for run in self.runs for note in run.notes):
             print(note, flush=True)
-        self.failures.extend(carry_out(runs, self.ledger, self.place) if runs else ())
-        return runs
+        self.failures += carry_out(self.runs, self.ledger, self.place) if self.runs else []
 
-    def attempted(self, make: Callable[[Settings], T], settings: Settings) -> T | None:
-        """`make(settings)`; None if that is not possible and the plan is lenient."""
-        try:
-            return make(settings)
-        except (DataError, ConfigError) as error:
-            if not self.lenient:
-                raise
-            self.failures.append(f"{settings.dataset.name} {settings.loss.name}: {str(error).splitlines()[0]}")
-            return None
+    def attempt(self, prepare: Callable[[Item], Item]) -> None:
+        """Prepare each item. If the plan is lenient, those for which that is not possible are left out."""
+        items, self.items = self.items, []
+        for item in items:
+            try:
+                self.items.append(prepare(item))
+            except (DataError, ConfigError) as error:
+                if not self.lenient:
+                    raise
+                names = f"{item.settings.dataset.name} {item.settings.loss.name}"
+                self.failures.append(f"{names}: {str(error).splitlines()[0]}")
 
 
 def confirm(line: str, yes: bool) -> None:
@@ -208,17 +207,18 @@ def confirm(line: str, yes: bool) -> None:
 def made(settings: Sequence[Settings], ledger: Ledger | None = None, lenient: bool = False) -> Plan:
     """The plan of the runs with these settings. lenient: leave out those that are not possible, and note the reason."""
     ledger = ledger or Ledger(settings[0], records.scan(settings[0].results_dir))
-    work = Plan([], Place(ledger.settings.executor), ledger, lenient)
-    attempted = (work.attempted(partial(item_of, ledger=ledger), of_run) for of_run in settings)
-    items = [item for item in attempted if item]
-    if absent := ", ".join(dict.fromkeys(item.settings.dataset.name for item in items if not item.run)):
+    work = Plan([Item(of_run) for of_run in settings], Place(ledger.settings.executor), ledger, lenient)
+    work.attempt(partial(here, ledger=ledger))
+    if absent := ", ".join(dict.fromkeys(item.settings.dataset.name for item in work.items if not item.run)):
         bars.say(f"{absent}: still to be downloaded or decoded", sys.stdout)
-    much_work = any(one.settings.preset.name != "quick" or (one.size and one.size.rows > MANY_ROWS) for one in items)
-    return replace(work, items=items, place=executors.choose_place(ledger.settings, much_work))
+    much = any(one.settings.preset.name != "quick" or (one.size and one.size.rows > MANY_ROWS) for one in work.items)
+    work.place = executors.choose_place(ledger.settings, much)
+    return work
 
 
-def item_of(settings: Settings, ledger: Ledger) -> Item:
-    """A run, with its data if they need no download."""
+def here(item: Item, ledger: Ledger) -> Item:
+    """The item with its data if they need no download, and with what is on record."""
+    settings = item.settings
     downloadable = bool(data.dataset(settings.dataset.loader).stored)
     folders(settings.data_dir)  # fails if the user's does not exist
     try:
@@ -227,7 +227,7 @@ def item_of(settings: Settings, ledger: Ledger) -> Item:
     except DataError:
         if not downloadable:
             raise
-        return Item(settings, None, size_of(settings), Counter())
+        return replace(item, size=size_of(settings))
     loaded = load(settings.dataset, settings.data_dir)
     rows = len(assign(loaded, **split_options(settings.split.at(0)))[0])
     return Item(settings, run, Size.of(loaded, rows), finished(run, ledger))
@@ -264,12 +264,7 @@ def finished(run: Run, ledger: Ledger) -> Counter[str]:
             return done
 
 
-def run_names(items: Sequence[Item] | Sequence[Run]) -> list[str]:
+def run_names(runs: Sequence[Item] | Sequence[Run]) -> list[str]:
     """Names of runs, with as many of their settings as it takes to tell them apart."""
-    sciences: list[Science] = [item.science for item in items]
-    names = [f"{science.dataset.name} {science.loss.name}" for science in sciences]
-    if len(set(names)) == len(names):
-        return names
-    from east.lab.reporting.labels import labels
-
-    return labels(names, sciences)
+    sciences = [run.science for run in runs]
+    return labels([f"{science.dataset.name} {science.loss.name}" for science in sciences], sciences)

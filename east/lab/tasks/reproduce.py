@@ -40,8 +40,8 @@ def main(command: Command, settings: Settings) -> int:
     every = [compose.settings(cell.but(overrides).but(preset=preset)) for cell in needed]
     work = plan.made(every, Ledger(settings, scanned), lenient=True)
     if not settings.dry_run:
-        runs = work.carry_out()
-        print(run.results(work, runs)[0] if changed and runs else table.text(settings, preset))
+        work.carry_out()
+        print(run.results(work)[0] if changed and work.runs else table.text(settings, preset))
     elif work.items:
         print(work.text())
     for line in work.failures:

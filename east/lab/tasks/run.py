@@ -27,7 +27,8 @@ def main(_: Command, *settings: Settings) -> int:
     if settings[0].dry_run:
         print(work.text())
         return 0
-    text, complete = results(work, work.carry_out())
+    work.carry_out()
+    text, complete = results(work)
     print(text)
     return 0 if complete else 1
 
@@ -35,45 +36,39 @@ def main(_: Command, *settings: Settings) -> int:
 def validation_score(settings: Sequence[Settings]) -> float:
     """Mean validation score of a command's recorded trials, which an optimising sweeper maximises."""
     work = plan.made(settings)
-    found = [work.ledger.find(trial) for item in work.items if item.run for trial in item.run.trials]
+    found = [work.ledger.find(trial) for run in work.runs for trial in run.trials]
     return mean(1 - record.best.val_metric for record in found if record and record.best.val_metric is not None)
 
 
-def results(work: plan.Plan, runs: Sequence[Run] | None = None) -> tuple[str, bool]:
-    """A table of scores, the chosen hyperparameters and what went wrong; True if every trial is on record.
-
-    runs: those of the plan, if None.
-    """
-    runs = [item.run for item in work.items if item.run] if runs is None else runs
+def results(work: plan.Plan) -> tuple[str, bool]:
+    """A table of scores, the chosen hyperparameters and what went wrong; True if every trial is on record."""
     rows: dict[str, dict[str, str]] = {}
     lines, gaps = [], []
-    for name, run in zip(plan.run_names(runs), runs, strict=True):
+    for name, run in zip(plan.run_names(work.runs), work.runs, strict=True):
         found = [record for trial in run.trials if (record := work.ledger.find(trial))]
         done = [record for record in found if record.status == "done"]
-        rows |= score_rows(name, done)
-        lines += [f"{name}: {note}" for note in run_notes(run, done)]
+        if done:
+            rows[name] = shown([record.scores.get("test", {}) for record in done])
+        if done and all("thresholds" in record.decisions for record in done):
+            by_threshold = [record.decisions["thresholds"]["scores"].get("test", {}) for record in done]
+            rows[f"{name}, mean over thresholds"] = shown(by_threshold)
+        lines += [f"{name}: {note}" for note in notes(run, done)]
         gaps += [f"{name}: {gap}" for gap in shortfall(run, found)]
     table = [pd.DataFrame.from_dict(rows, orient="index").fillna("").to_string()] if rows else []
-    reason = [f"first reason: {work.failures[0]}"] if work.failures else []
+    reason = [f"first reason: {failure}" for failure in work.failures[:1]]
     return "\n".join([*table, *lines, *gaps, *reason]), not gaps
 
 
-def score_rows(name: str, done: Sequence[Record]) -> dict[str, dict[str, str]]:
-    """Rows of a table: test scores of the trials, and those over the list of thresholds if they were judged by one."""
-    judged = {name: [record.scores.get("test", {}) for record in done]} if done else {}
-    if done and all("thresholds" in record.decisions for record in done):
-        by_threshold = [record.decisions["thresholds"]["scores"].get("test", {}) for record in done]
-        judged[f"{name}, mean over thresholds"] = by_threshold
-    shown: dict[str, dict[str, str]] = {}
-    for row, tested in judged.items():
-        shown[row] = {"trials": str(len(done))}
-        for stored, score in SCORES.items():
-            if values := [value for one in tested if isinstance(value := one.get(stored), float)]:
-                shown[row][score] = f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
-    return shown
+def shown(tested: Sequence[dict]) -> dict[str, str]:
+    """A row of the table: test scores of some trials."""
+    row = {"trials": str(len(tested))}
+    for stored, score in SCORES.items():
+        if values := [value for one in tested if isinstance(value := one.get(stored), float)]:
+            row[score] = f"{mean(values):.3f}" + (f" ± {stdev(values):.3f}" if len(values) > 1 else "")
+    return row
 
 
-def run_notes(run: Run, done: Sequence[Record]) -> Iterator[str]:
+def notes(run: Run, done: Sequence[Record]) -> Iterator[str]:
     """What the search chose, where a single trial is recorded, and signs that its scores mean little."""
     settings, loss = run.settings, run.science.loss
     if run.chosen and settings.searched:

@@ -1,19 +1,19 @@
-"""How long a trial takes on this machine: a few timed steps of the real network and loss, or a few trees, scaled up."""
+"""How long training takes on this machine: timed steps of the real network and loss, or two small fits, scaled up."""
 
-import inspect
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from itertools import chain, count, islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from east.choices import import_by_path
 from east.lab import models
-from east.lab.data.common import Data, Kind, Part, Splits
+from east.lab.data.common import Data, Kind, Part, Splits, stratified
 from east.lab.settings.settings import Science
 from east.lab.training.engine import losses_of, population_size, training_steps
 from east.lab.training.population import Population, Trial, batches_of
@@ -21,7 +21,7 @@ from east.lab.training.population import Population, Trial, batches_of
 STEPS = 3
 ENOUGH = 0.6  # seconds of timed steps after which timing stops
 STEP_OPERATIONS = 1e10  # of a timed step: a quarter of a second on a core; larger batches are scaled up
-TREES = (1, 4)  # timed trees
+SAMPLED, LEAST = 20, 200  # a classifier is timed on one in so many rows, but on at least so many
 VALIDATION = 1 / 12  # cost relative to an epoch's training: forward passes over a quarter as many rows
 USUAL = {True: 12, False: 4}  # epochs per patience, with and without cooling: about what the committed trials took
 GPU_FLOPS = 1e13  # operations per second that a GPU is assumed to sustain
@@ -63,25 +63,41 @@ def trial_seconds(config: Science, size: Size, epochs: float, device: torch.devi
     return config.ensemble.members * steps_of(config, size, epochs) * step_seconds(config, size, device)
 
 
-def fit_seconds(config: Science, splits: Splits) -> float:
-    """Seconds of fitting and evaluating a classical model; one without a number of trees counts as immediate."""
-    parameters = inspect.signature(import_by_path(config.loss.target)).parameters
-    options = {name: parameter.default for name, parameter in parameters.items()} | config.loss.arguments
-    name = next((name for name in ("n_estimators", "iterations") if name in options), None)
-    if name is None:
-        return 0.0
-    trees = options[name]
-    few, many = (seconds_of_trees(config, name, number, splits) for number in TREES)
-    each = max((many - few) / (TREES[1] - TREES[0]), many / TREES[1] / 4)  # a slow first fit makes the difference small
-    return few + each * (trees if isinstance(trees, int) else max(trees))
-
-
-def seconds_of_trees(config: Science, option: str, trees: int, splits: Splits) -> float:
-    started = time.perf_counter()
+def classical_seconds(config: Science, splits: Splits) -> float:
+    """Seconds of fitting and evaluating a classical model."""
     from east.lab.training import classical
 
-    classical.fit(Trial(config.but(loss=config.loss.but(**{option: trees})), 0), splits)
-    return time.perf_counter() - started
+    train = splits.train
+
+    def fit(rows: np.ndarray) -> None:
+        sample = replace(train, inputs=train.inputs[rows], labels=train.labels[rows], weights=None)
+        classical.fit(Trial(config, 0), replace(splits, train=sample))
+
+    return fit_seconds(fit, train.labels.numpy(), [len(train)])
+
+
+def fit_seconds(fit: Callable[[np.ndarray], object], labels: np.ndarray, lengths: Sequence[int]) -> float:
+    """Seconds of fits to so many rows each: the line through two fits to small samples of the rows."""
+    many = min(len(labels), max(LEAST, len(labels) // SAMPLED))
+    counts, seconds = (max(many // 2, 1), many), []
+    for count_of_rows in counts:
+        sample = stratified(labels, count_of_rows, np.random.RandomState(0), least=1)
+        started = time.perf_counter()
+        fit(sample)
+        seconds.append(time.perf_counter() - started)
+    per_row = max(seconds[1] - seconds[0], seconds[1] / 4) / (counts[1] - counts[0] or 1)  # a first fit may be slow
+    return sum(seconds[1] + per_row * max(0, length - many) for length in lengths)
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Compute with so many threads in this block, such as one, as workers do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def steps_of(config: Science, size: Size, epochs: float) -> float:
