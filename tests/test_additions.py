@@ -86,12 +86,8 @@ def added(tmp_path, monkeypatch) -> list[str]:
         file.write_text(text)
     modules = tmp_path / "modules"
     (modules / "data").mkdir(parents=True)
-    for name, text in {
-        "added_metric": METRIC,
-        "added_loss": LOSS,
-        "data/stripes": DATASET,
-        "added_network": NETWORK,
-    }.items():
+    code = {"added_metric": METRIC, "added_loss": LOSS, "data/stripes": DATASET, "added_network": NETWORK}
+    for name, text in code.items():
         (modules / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(str(modules))
     monkeypatch.setattr(east.lab.data, "__path__", [*east.lab.data.__path__, str(modules / "data")])
@@ -106,6 +102,8 @@ def added(tmp_path, monkeypatch) -> list[str]:
 @pytest.mark.usefixtures("no_figures")
 def test_added_parts_are_planned_run_and_listed_like_our_own(added, east_run, tmp_path):
     """A metric, two losses and a dataset in one table, with commands that do not know them in advance."""
+    plan = east_run(*added, "task=reproduce", "table=added", "preset=paper", "dry_run=true").out
+    assert plan.count("0 of 2 ") == 2, "searched at the two points of the table's own grid"
     empty = east_run(*added, "task=table", "table=added").out
     assert f"east-run --config-dir {added[1]} dataset=stripes loss=hits" in empty
     answer = east_run(*added, "task=reproduce", "table=added", "executor=inline", "device=cpu")
@@ -121,13 +119,6 @@ def test_added_parts_are_planned_run_and_listed_like_our_own(added, east_run, tm
     assert all(name in listed for name in ("hits", "focused", "stripes", "straight", "added"))
     assert east_run(*added, "task=report").code == 0
     assert "All that was added" in (tmp_path / "report.html").read_text()
-
-
-def test_a_table_searches_its_own_grid(added, east_run):
-    """Two batch sizes and one learning rate; the protocol has 30 points, or 60 with a cooling rate."""
-    plan = east_run(*added, "task=reproduce", "table=added", "preset=paper", "dry_run=true").out
-    assert "2 runs to do" in plan
-    assert plan.count("0 of 2 ") == 2, "searched at two points each"
 
 
 def test_an_invalid_table_names_the_bad_key(added, east_run):
@@ -147,22 +138,13 @@ def test_an_invalid_table_names_the_bad_key(added, east_run):
 
 @pytest.mark.usefixtures("no_figures")
 def test_added_parts_take_options_and_suggest_spellings(added, east_run, tmp_path):
-    tiny = [
-        *added,
-        "dataset=stripes",
-        "loss=focused",
-        "model=straight",
-        "preset=quick",
-        "protocol.max_epochs=1",
-        "device=cpu",
-    ]
+    parts = ["dataset=stripes", "loss=focused", "model=straight"]
+    tiny = [*added, *parts, "preset=quick", "protocol.max_epochs=1", "device=cpu"]
     answer = east_run(*tiny, "loss.power=2", "dataset.width=3", "trials=1")
     assert answer.code == 0, answer.err
     (found,) = records.scan(tmp_path)
     assert (found.status, found.config.model.name, found.config.loss.options["power"]) == ("done", "straight", 2)
-    refused = east_run(*tiny, "loss.powr=2")
-    assert refused.code == cli.BAD_CONFIG
-    assert "did you mean 'power'?" in refused.err
-    refused = east_run(*tiny, "loss=hits", "loss.metric=hitz")
-    assert refused.code == cli.BAD_CONFIG
-    assert "did you mean 'hits'?" in refused.err
+    for words, meant in ((["loss.powr=2"], "power"), (["loss=hits", "loss.metric=hitz"], "hits")):
+        refused = east_run(*tiny, *words)
+        assert refused.code == cli.BAD_CONFIG
+        assert f"did you mean {meant!r}?" in refused.err

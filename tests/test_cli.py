@@ -83,14 +83,6 @@ def test_your_own_configs_may_be_in_any_folder(folder, tmp_path, out):
     assert "mine" in out("--config-dir", f"{tmp_path / folder}", "--help")
 
 
-def test_the_config_of_your_own_metric_is_shown(tmp_path, monkeypatch, out):
-    """Its parameters are known from the file in the working directory."""
-    (tmp_path / "shown_metric.py").write_text("def hits(c, share=1.0):\n    return share * c.diagonal.sum(-1)\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    assert "share: 0.5" in out("loss=metric", "loss.metric=shown_metric.hits", "loss.share=0.5", "--cfg", "job")
-
-
 def test_train_announces_and_plans_one_trial_without_a_search(out):
     text = out("task=train", *TINY, "preset=budget", "dry_run=true")
     assert "digits: f1 | protocol=east preset=budget search=none" in text
@@ -112,21 +104,19 @@ def test_a_run_reuses_trained_trials_and_prints_the_same_again(tmp_path, out, mo
     assert record_files(tmp_path) == before
 
 
-def test_a_read_only_results_folder_can_still_be_printed(tmp_path, tiny_results, monkeypatch, east_run):
-    """Existing results are printed, with a one-line warning instead of written files."""
+def test_a_table_is_printed_although_its_folder_is_read_only(tmp_path, tiny_results, monkeypatch, east_run):
     shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
-    run, table = [*TINY, "dataset.limit=null"], ["task=table", "table=grid", "preset=quick"]
-    before = [east_run(*run), east_run(*table)]
+    table = ["task=table", "table=grid", "preset=quick"]
+    before = east_run(*table).out
     shutil.rmtree(tmp_path / "tables")
 
     def mkdir(self, *_, **__):
         raise PermissionError(13, "Permission denied", str(self))
 
     monkeypatch.setattr(Path, "mkdir", mkdir)
-    assert east_run(*run) == before[0]
     answer = east_run(*table)
     assert answer.code == 0
-    assert [line.split()[0] for line in before[1].out.splitlines() if line not in answer.out] == ["written"]
+    assert [line.split()[0] for line in before.splitlines() if line not in answer.out] == ["written"]
     assert re.fullmatch(r"warning: not written: .*Permission denied.*\n", answer.err)
 
 
@@ -213,7 +203,6 @@ def test_a_failed_job_of_a_sweep_does_not_stop_the_others(monkeypatch, east_run)
         (["task=data", "dataset=digits", "split.seed=trial"], "the sizes are those of split.seed=0"),
         (["task=data", "dataset=all"], "mammography"),
         (["task=reproduce", "table=quickstart", "preset=quick", "dry_run=true"], "3 runs to do"),
-        (["task=reproduce", "table=btg_1", "losses=wmw", "dry_run=true"], "btg_1: 4 runs to do"),
         (["task=reproduce", "table=all", "datasets=cifar10_frog", "dry_run=true"], "all: 3 runs to do"),
     ],
 )
@@ -227,27 +216,22 @@ def test_a_task_prints(words, expected, tmp_path, tiny_results, monkeypatch, out
 
 
 def test_reproduce_runs_the_requested_part_of_a_table(out):
-    for name in ("mammography", "adult"):
-        try:
-            load(name, limit=100)
-        except DataError as error:
-            pytest.skip(str(error).splitlines()[0])
-    table = ["task=reproduce", "table=east_v2_1", "preset=quick", "dry_run=true"]
-    text = out(*table, "datasets=[mammography]", "losses=[f1,ce]")
+    try:
+        load("mammography", limit=100)
+    except DataError as error:
+        pytest.skip(str(error).splitlines()[0])
+    words = ["task=reproduce", "table=east_v2_1", "preset=quick", "dry_run=true"]
+    text = out(*words, "datasets=[mammography]", "losses=[f1,ce]")
     assert "east_v2_1: 2 runs to do" in text
     assert "mammography ce" in text
     assert "note: there are no records in " in text
-    assert "east_v2_1: 1 run to do" in out(*table, "dataset=adult", "loss=mcc")
 
 
 @pytest.mark.parametrize(
     "words, message",
     [
         (["datasets=[mamography]"], "unknown dataset of table=east_v2_1 'mamography', did you mean 'mammography'?"),
-        (["losses=[f1x]"], "unknown loss of table=east_v2_1 'f1x', did you mean 'f1'?"),
         (["losses=[f1,wmw]"], "unknown loss of table=east_v2_1 'wmw'"),
-        (["dataset=digits"], "unknown dataset of table=east_v2_1 'digits'. Choices: adult, caltech256, cifar10"),
-        (["datasets=cifar10_frog"], "unknown dataset of table=east_v2_1 'cifar10_frog', did you mean 'cifar10'?"),
         (["table=all", "dataset=digits"], "unknown dataset of table=all 'digits'"),
     ],
 )
@@ -257,22 +241,8 @@ def test_reproduce_refuses_what_its_table_does_not_have(words, message, east_run
     assert message in answer.err
 
 
-@pytest.mark.parametrize("table", ["quickstart", "all"])
-def test_reproduce_takes_the_default_preset_by_its_name(table, monkeypatch, out):
-    monkeypatch.setattr(plan, "made", lambda *_, **__: plan.Plan([], None, None))
-    of_table = ["task=reproduce", f"table={table}", "dry_run=true"]
-    assert out(*of_table) == out(*of_table, "preset=auto")
-
-
-def test_reproduce_shows_runs_that_fill_no_cell(out):
-    short = ["table=quickstart", "protocol.decisions=[]", "protocol.max_epochs=1", "trials=1", "executor=inline"]
-    told = out("task=reproduce", *short)
-    assert "note: trials with protocol.decisions=[] protocol.max_epochs=1 do not fill cells of the table" in told
-    assert re.search(r"^digits ce +1 +0\.\d{3} ", told, re.MULTILINE)
-
-
 def test_reproduce_trains_what_the_user_typed_even_if_the_table_is_full(tmp_path, monkeypatch, east_run):
-    """The user's values win over the table's, and records of the table are of other trials."""
+    """The user's values win over the table's, records of the table are of other trials, and nothing is done twice."""
     table = tables.spec("quickstart")
     short = table.overrides | {"trials": 1, "protocol.max_epochs": 1}
     monkeypatch.setattr(tables, "spec", lambda name, folder=None: changed(table, overrides=short, trials=1))
@@ -282,15 +252,14 @@ def test_reproduce_trains_what_the_user_typed_even_if_the_table_is_full(tmp_path
     changed = [*of_table, "model.hidden=[8]", "trials=2"]
     told = east_run(*changed).out
     assert "quickstart: 1 run to do, except for trials on record" in told
-    configs = [json.loads(text) for text in record_files(tmp_path).values()]
-    assert sorted((record["config"]["model"]["hidden"], record["seed"]) for record in configs) == [
-        ([8], 0),
-        ([8], 1),
-        ([64, 32], 0),
-    ]
+    assert "note: trials with model.hidden=[8] do not fill cells of the table" in told
+    assert re.search(r"^digits ce +2 +0\.\d{3} ", told, re.MULTILINE)
     before = record_files(tmp_path)
+    configs = [json.loads(text) for text in before.values()]
+    found = sorted((record["config"]["model"]["hidden"], record["seed"]) for record in configs)
+    assert found == [([8], 0), ([8], 1), ([64, 32], 0)]
     assert east_run(*changed).out == told
-    assert record_files(tmp_path) == before, "what is on record is not trained again"
+    assert record_files(tmp_path) == before
 
 
 def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
@@ -307,22 +276,14 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
 
 
 RARE = ["dataset=synthetic", "dataset.imbalance=200", "dataset.rows=2000", "preset=quick", "protocol.max_epochs=2",
-        "losses=[f1,ce]", "hyper.lr=0.01"]  # fmt: skip
-COLLAPSED = r"synthetic f1: 1 of 1 trials predict one class only; try protocol.warmup=10 or a lower hyper.lr"
+        "losses=[f1,ce]", "hyper.lr=0.01", "trials=1"]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "words, expected, times",
-    [
-        ([*TINY, "dataset.limit=30"], "classes have no test rows: try split.stratify=true", 1),
-        ([*TINY, "loss=metric", "loss.metric=kappa"], r"trained_for\ndigits metric .*\d\.\d{3}", 1),
-        (TINY, "trained_for", 0),
-        (RARE, COLLAPSED, 1),
-        (RARE, "loss.average=positive", 1),  # cross-entropy has no average
-    ],
-)
-def test_a_run_notes_what_its_scores_mean(words, expected, times, out):
-    assert len(re.findall(expected, out(*words, "trials=1"))) == times
+def test_a_run_notes_what_its_scores_mean(out):
+    assert out(*TINY, "dataset.limit=30", "trials=1").count("classes have no test rows: try split.stratify=true") == 1
+    text = out(*RARE)
+    assert "synthetic f1: 1 of 1 trials predict one class only; try protocol.warmup=10 or a lower hyper.lr" in text
+    assert text.count("loss.average=positive") == 1, "cross-entropy has no average"
 
 
 def test_your_own_protocols_and_presets_work_like_ours(tmp_path, out):

@@ -31,6 +31,12 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path, monkeypatch):
+    """A working directory without records, which every plan would read."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def no_data(tmp_path, monkeypatch):
     """An empty cache, and a network that must not be used."""
@@ -67,9 +73,9 @@ def test_an_estimate_includes_the_search_and_every_trial(words, trainings):
     assert item.seconds(lambda *_: 10.0) == pytest.approx(10 * trainings)
 
 
-@pytest.mark.parametrize("cores", [1, 2, 8])
+@pytest.mark.parametrize("cores", [1, 8])
 @pytest.mark.parametrize("loss", ["f1", "ce"])
-@pytest.mark.parametrize("dataset", ["mammography", "adult", "kaggle", "cifar10"])
+@pytest.mark.parametrize("dataset", ["mammography", "kaggle", "cifar10"])
 def test_quick_is_never_slower_than_lean(dataset, loss, cores, monkeypatch):
     """Also on several cores: a large quick run gets a process for each of its two trials."""
     monkeypatch.setattr(executors, "slots", lambda device: [None] * cores)
@@ -145,18 +151,22 @@ def test_a_variant_of_a_dataset_has_its_size(tmp_path):
 
 
 @pytest.mark.usefixtures("no_data", "slow")
-@pytest.mark.parametrize("sweep", [[], ["-m"]])
-def test_days_on_a_cpu_are_refused_if_nobody_can_be_asked(sweep, east_run, monkeypatch):
+def test_days_on_a_cpu_are_refused_if_nobody_can_be_asked(east_run, monkeypatch):
+    """A sweep asks once for all of its jobs."""
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    answer = east_run(*sweep, *LONG)
-    assert answer.code == 2
-    assert "48 search trainings and 10 trials of darknet19: about" in answer.err
-    assert re.search(r"Instead: .*one GPU would take about .* \(calculated with", answer.err)
-    assert "yes=true starts it anyway" in answer.err
+    for words, trainings in (
+        (LONG, "48 search trainings and 10"),
+        (["-m", *LONG, "seed=0,50"], "96 search trainings and 20"),
+    ):
+        answer = east_run(*words)
+        assert answer.code == 2
+        assert f"{trainings} trials of darknet19: about" in answer.err
+        assert re.search(r"Instead: .*one GPU would take about .* \(calculated with", answer.err)
+        assert answer.err.count("yes=true starts it anyway") == 1
 
 
 @pytest.mark.usefixtures("no_data", "slow")
-@pytest.mark.parametrize(("typed", "started"), [("y\n", True), ("n\n", False), ("\n", False)])
+@pytest.mark.parametrize(("typed", "started"), [("y\n", True), ("\n", False)])
 def test_days_on_a_cpu_need_confirmation_in_a_terminal(typed, started, monkeypatch):
     monkeypatch.setattr(sys, "stdin", Terminal(typed))
     monkeypatch.setattr(sys, "stderr", Terminal())
@@ -166,17 +176,6 @@ def test_days_on_a_cpu_need_confirmation_in_a_terminal(typed, started, monkeypat
     else:
         with pytest.raises(plan.ConfigError, match="not started"):
             work.confirm()
-
-
-@pytest.mark.usefixtures("no_data", "slow")
-def test_a_sweep_asks_once(monkeypatch, east_run):
-    """Its jobs get yes=true; here they stop before any run."""
-    asked = []
-    monkeypatch.setattr(plan, "confirm", lambda line, yes: asked.append(line) if not yes else sys.exit(0))
-    with pytest.raises(SystemExit):
-        raise SystemExit(east_run("-m", *LONG, "hyper.lr=0.1,0.01").code)
-    assert len(asked) == 1
-    assert "and 20 trials of darknet19" in asked[0]
 
 
 @pytest.mark.usefixtures("slow")
@@ -194,17 +193,11 @@ def test_a_local_ray_is_planned_with_the_cores_of_this_machine(monkeypatch):
     assert plan.Plan([], executors.Place(Executor(name="ray")), None).width == 2
 
 
-def test_step_time_and_operations_grow_with_the_network():
-    """A wider network takes longer; a perceptron needs two operations per weight in each of three passes."""
-    size, device, hyper = (
-        Size(2000, (20,), 2),
-        torch.device("cpu"),
-        {"batch_size": 512, "dropout": 0.0, "weight_decay": 0.0},
-    )
+def test_steps_of_a_larger_network_take_longer():
+    hyper = {"batch_size": 512, "dropout": 0.0, "weight_decay": 0.0}
     configs = [science(model={"name": "mlp", "hidden": [width]}, hyper=hyper) for width in (8, 4096)]
-    narrow, wide = (timing.step_seconds(config, size, device) for config in configs)
+    narrow, wide = (timing.step_seconds(config, Size(2000, (20,), 2), torch.device("cpu")) for config in configs)
     assert 0 < narrow < wide
-    assert timing.operations(configs[0], size) == 3 * 2 * (20 * 8 + 8 * 2)
 
 
 def test_operations_match_torchs_count():
@@ -237,7 +230,6 @@ def test_grid_points_that_take_the_same_time_are_timed_once(monkeypatch):
         ["loss=fbeta", "loss.beta={malignant: 2.0}"],
         ["loss=fbeta", "loss.average=positive", "loss.positive=malignant"],
         ["loss=metric", "loss.metric=fbeta", "loss.parameters={beta: {malignant: 2.0, benign: 1.0}}"],
-        ["loss=metric", "loss.metric=f1", "loss.parameters={average: positive, positive: malignant}"],
         ["loss=metric_ce", "loss.metric=f1", "loss.parameters={average: positive, positive: malignant}"],
     ],
 )

@@ -30,20 +30,14 @@ def test_the_grid_has_the_expected_number_of_points(overrides, points):
     assert len(settings(overrides).grid()) == points
 
 
-def test_a_value_set_by_the_user_is_kept_at_every_point():
+def test_points_of_a_grid_are_one_family_that_keeps_the_users_values_and_differ_in_key():
     config = settings(["dataset=adult", "loss=f1", "hyper.lr=0.05"])
     plain = config.science("adult", "f")
     moved = [plain.with_grid_point(point) for point in config.grid()]
     assert {one.hyper.lr for one in moved} == {0.05}
     assert {one.annealing.r for one in moved} == {0.8, 0.9}
-
-
-def test_points_of_a_grid_are_one_family_and_differ_in_key():
-    config = settings(["dataset=adult", "loss=f1"])
-    plain = config.science("adult", "f")
-    moved = [plain.with_grid_point(point) for point in config.grid()]
     assert len({one.family for one in moved}) == 1
-    assert len({one.key for one in moved}) == 60
+    assert len({one.key for one in moved}) == 20
 
 
 def test_the_number_of_trials_comes_from_user_preset_or_paper():
@@ -56,12 +50,9 @@ def test_equal_budget_gives_losses_that_do_not_anneal_a_seed_per_cooling_rate():
     equal = ["dataset=adult", "search=grid", "search.equal_budget=true"]
     assert protocols.search_seeds(settings([*equal, "loss=ce"])) == [1000, 1001]
     assert protocols.search_seeds(settings([*equal, "loss=f1"])) == [1000]
-    counts = {loss: protocols.planned(settings([*equal, f"loss={loss}", "trials=10"])) for loss in ("f1", "ce")}
-    assert counts == {"f1": 70, "ce": 70}
-    f1, ce = (protocols.planned(settings([*equal, f"loss={loss}", "preset=budget"])) for loss in ("f1", "ce"))
-    assert f1 == ce, "with a single rate as well"
-    f1, ce = (protocols.planned(settings([*equal, f"loss={loss}", "protocol=east_v1"])) for loss in ("f1", "ce"))
-    assert f1 == ce, "also without a rate: this protocol does not anneal"
+    for more in ([], ["preset=budget"], ["protocol=east_v1"]):  # two cooling rates, one, none
+        f1, ce = (protocols.planned(settings([*equal, *more, f"loss={loss}"])) for loss in ("f1", "ce"))
+        assert f1 == ce
 
 
 def test_halving_has_the_expected_rounds():

@@ -97,11 +97,9 @@ def merged(config: Config, values: Config) -> Config:
 
 
 def section(files: Files, group: str, name: str) -> Config:
-    """What a file of a config group adds to a config: its content under the group's name, or at the top."""
+    """What a file of a config group adds to a config: its content under the group's name, a preset's at the top."""
     file = files[group][choose(group, name, files[group])]
-    content = yaml_content(file)
-    if "@package _global_" not in file.read_text(encoding="utf-8"):
-        content = {group: content}
+    content = yaml_content(file) if group == "preset" else {group: yaml_content(file)}
     own_name = content[group].get("name") if isinstance(content.get(group), Mapping) else None
     if own_name != name and group not in VARIANTS:
         raise ConfigError(f"{file}: expected name: {name}, as the file is called, got {own_name!r}")

@@ -29,6 +29,7 @@ from east.lab.data.findings import Finding, equal_rows, findings, repeats_tied
 from east.lab.experiment import candidates
 from east.lab.experiment.candidates import STACK, Contest, Timetable, title
 from east.lab.experiment.runs import load, split_options
+from east.lab.experiment.scheduler import check_writable
 from east.lab.files import result_folder
 from east.lab.reporting import comparison, model_page, writers
 from east.lab.reporting.comparison import Candidate, Comparison, DecidedRows, Measure
@@ -49,64 +50,59 @@ RANKINGS = ("auc", "roc_auc", "auroc", "average_precision")
 
 @dataclass(frozen=True)
 class Score:
-    """The score that candidates are judged by: its name, a metric (a name or a dotted path) and its parameters."""
+    """The score that candidates are judged by. measure: with 0 where the metric is undefined, as a user's may be."""
 
     name: str
-    metric: str
-    average: str | None = None
-    positive: int | None = None
-    costs: tuple[tuple[float, ...], ...] | None = None
-
-    @property
-    def as_written(self) -> Measure:
-        options = {"average": self.average, "positive": self.positive, "costs": self.costs}
-        given = {name: value for name, value in options.items() if value is not None}
-        return partial(metrics.resolve(self.metric), **given)
-
-    @property
-    def measure(self) -> Measure:
-        """The metric that ranks candidates: 0 where the user's is undefined."""
-        return decisions.defined(self.as_written)
+    measure: Measure
+    positive: bool  # whether it is of the positive class alone
+    undefined: bool = False
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What is compared on which data. test: bool [n], the rows that judge. notes: what to know of data and score."""
+    """What is compared on which data.
+
+    choosing, testing: bool [n], the rows that choose and that judge. notes: what to know of data and score.
+    """
 
     settings: Settings
     loaded: data.Data
     contest: Contest
-    test: Tensor
+    choosing: Tensor
+    testing: Tensor
     score: Score
     about: str
     notes: tuple[str, ...]
 
 
-def main(command: Command, _: Settings) -> int:
+def main(command: Command, settings: Settings) -> int:
     """Describe, estimate, fit, judge and save, printing each result as soon as it is known."""
     started, typed = time.monotonic(), shlex.join(["east-run", *command.words])
-    problem = described(*checked(command))
-    settings, contest = problem.settings, problem.contest
-    names = parse_candidates(settings.candidates, problem.loaded.kind)
-    left = None if settings.minutes is None else 60 * settings.minutes - (time.monotonic() - started)
+    names, problem = described(command, settings)
+    contest = problem.contest
+
+    def left() -> float | None:
+        return None if settings.minutes is None else 60 * settings.minutes - (time.monotonic() - started)
+
     with bars.bar("timing the candidates"):
-        planned = Timetable.within(contest, names, left)
+        planned = Timetable.within(contest, names, left())
     print(f"\n{problem.score.name}: {announced(planned, settings)}", flush=True)
     if settings.dry_run:
         return 0
-    folder = answer_folder(problem)  # fails before training, if it does
-    left = None if settings.minutes is None else 60 * settings.minutes - (time.monotonic() - started)
-    finished = dict(candidates.fitted(contest, planned, left, settings.executor.name == "inline"))
+    check_writable(settings.results_dir)
+    finished = dict(candidates.fitted(contest, planned, left(), settings.executor.name == "inline"))
     failed = failures(finished)
     fitted = {name: made for name in names if isinstance(made := finished.get(name), Component)}
     if not fitted:
         raise RuntimeError(f"no candidate could be fitted: {'; '.join(failed)}")
     with bars.bar("judging the candidates"):
         result, weights = judged(problem, fitted)
-        save(problem, result.winner, weights[result.winner.name], fitted, folder)
+        folder, shares = answer_folder(problem), weights[result.winner.name]
+        save(problem, result.winner, ensemble.mixture(fitted, shares), folder)
+        predict = predict_command(
+            folder, problem.loaded.kind, trust=any("." in n for n, weight in shares.items() if weight)
+        )
         notes = [*planned.notes, *failed, *composition(weights.get(title(STACK), {}))]
-        of_winner = [name for name, weight in weights[result.winner.name].items() if weight]
-        predict = predict_command(folder, problem.loaded.kind, trust=any("." in name for name in of_winner))
         every_note = [*notes, *problem.notes]
         model_page.write(folder, result, problem.loaded, contest.splits, problem.about, every_note, typed, predict)
     print("\n".join(["", writers.aligned(result.lines()), f"winner on {result.score}: {result.summary}"]))
@@ -128,50 +124,49 @@ def failures(finished: Mapping[str, Component | str]) -> list[str]:
     return [f"{', '.join(titles)}: {reason}" for reason, titles in names.items()]
 
 
-def checked(command: Command) -> tuple[Command, Settings]:
-    """The command, with preset=compare unless it names another, and its settings; ConfigError if they do not fit."""
-    command = command if "preset" in command else command.but(preset="compare")
-    settings = compose.settings(command)
+# Data and score
+
+
+def described(command: Command, settings: Settings) -> tuple[list[str], Problem]:
+    """Load, split and describe the data; the candidates and the problem. ConfigError or DataError for misfits."""
+    if settings.split.seed == "trial" or settings.protocol.new_split or settings.split.folds:
+        raise ConfigError(
+            "task=compare judges all candidates on one split, in folds of its own: split.seed=trial, split.folds and "
+            "protocol=btg do not fit"
+        )
     if target := settings.model.options.get("target"):
         try:
             saved.check_custom(str(target))
         except data.DataError as error:
             raise ConfigError(f"task=compare saves its winner: {error}") from error
-    if settings.split.seed == "trial" or settings.protocol.new_split:
-        raise ConfigError("task=compare judges all candidates on one split; split.seed=trial and protocol=btg use many")
-    return command, settings
-
-
-# Data and score
-
-
-def described(command: Command, settings: Settings) -> Problem:
-    """Load, split and describe the data, and parse the score; ConfigError or DataError if something does not fit."""
     loaded = load(settings.dataset, settings.data_dir)
     if loaded.kind == "graph":
         raise ConfigError("task=compare takes tables and images, no graphs")
+    names = parse_candidates(settings.candidates, loaded.kind)
+    score = parse_score(settings.score, settings.costs, loaded)
     found = [*findings(loaded)] if isinstance(loaded, data.Table) else []
     if isinstance(loaded, data.Table) and loaded.stratifiable and repeats_tied(loaded):
         loaded = replace(loaded, groups=torch.from_numpy(equal_rows(loaded)))
     if loaded.stratifiable and "split.stratify" not in command:
         settings = settings.but(split=settings.split.but(stratify=True))  # keeps rare classes in every part
-    score = parse_score(settings.score, settings.costs, loaded)
-    parse_candidates(settings.candidates, loaded.kind)
     contest, test = arranged(command, settings, loaded)
-    choosing, testing = parts_of(contest, test)
+    covered = torch.zeros_like(test)  # with a time, the oldest rows only train
+    covered[np.concatenate([held for _, held in contest.folds])] = True
     about = data.describe(loaded, **split_options(settings.split))
-    about["split"] = {"chosen on": int(choosing.sum()), "tested on": int(testing.sum())}
+    about["split"] = {"chosen on": int((covered & ~test).sum()), "tested on": int((covered & test).sum())}
     if loaded.name in ("csv", "images"):
         about["name"] = Path(loaded.path).name
     text = data.describe_text({name: about[name] for name in SHOWN})
     encoding = contest.splits.encoding
     print(text, *(f"  {line}" for line in (encoding.describe(COLUMNS) if encoding else ())), sep="\n", flush=True)
-    notes = [*scarcity(loaded, test, score), *loaded.notes, *undefined(score, len(loaded.classes))]
+    notes = [*scarcity(loaded, test, score), *loaded.notes]
+    if score.undefined:
+        notes.append(f"{score.name} is undefined (0/0) if a class is never predicted; such a score counts as 0")
     with bars.bar("checking groups and times"):
         notes += with_effects(contest, found, loaded, score)
     for note in notes:
         print(f"note: {note}", flush=True)
-    return Problem(settings, loaded, contest, test, score, text, tuple(notes))
+    return names, Problem(settings, loaded, contest, covered & ~test, covered & test, score, text, tuple(notes))
 
 
 def arranged(command: Command, settings: Settings, loaded: data.Data) -> tuple[Contest, Tensor]:
@@ -181,18 +176,9 @@ def arranged(command: Command, settings: Settings, loaded: data.Data) -> tuple[C
     splits = split_into(loaded, (everything, everything[:0], np.sort(test_rows)))
     splits = models.for_network(splits, settings.model)
     section = settings.ensemble.but(folds=3 if len(everything) > candidates.MANY else settings.ensemble.folds)
-    folds, seed = ensemble.divided(section, splits.train, settings.seed), settings.seed
-    independent = ensemble.independent(splits.train)
-    test = torch.zeros(len(everything), dtype=torch.bool)
-    test[torch.from_numpy(test_rows)] = True
-    return Contest(command, splits, folds, independent, settings.device, seed), test
-
-
-def parts_of(contest: Contest, test: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows, bool [n], that choose and that test; with a time, the oldest do neither: they only train."""
-    covered = torch.zeros_like(test)
-    covered[np.concatenate([held for _, held in contest.folds])] = True
-    return covered & ~test, covered & test
+    folds = ensemble.divided(section, splits.train, settings.seed)
+    contest = Contest(command, splits, folds, ensemble.independent(splits.train), settings.device, settings.seed)
+    return contest, torch.from_numpy(np.isin(everything, test_rows))
 
 
 def with_effects(contest: Contest, found: Sequence[Finding], loaded: data.Data, score: Score) -> Iterator[str]:
@@ -223,9 +209,10 @@ def quick_score(contest: Contest, pool: Part, score: Score) -> float:
 
 def scarcity(loaded: data.Data, test: Tensor, score: Score) -> Iterator[str]:
     """A note if few test rows are of some class; DataError if a part has none of the class that is scored."""
-    counts = torch.bincount(loaded.labels[test], minlength=len(loaded.classes))
-    total = torch.bincount(loaded.labels, minlength=len(loaded.classes))
-    if score.average == "positive" and loaded.positive is not None:
+    counts, total = (
+        torch.bincount(part, minlength=len(loaded.classes)) for part in (loaded.labels[test], loaded.labels)
+    )
+    if score.positive and loaded.positive is not None:
         of_test, of_all = int(counts[loaded.positive]), int(total[loaded.positive])
         if of_test in (0, of_all):
             raise data.DataError(
@@ -243,35 +230,50 @@ def parse_score(score: str | None, costs: Any, loaded: data.Data) -> Score:
 
     Without an average, f1, recall and others are those of the positive class, or macro if there is none.
     """
-    if costs is not None and score in (None, "cost"):
-        return Score("cost", "cost", costs=cost_matrix(costs, len(loaded.classes)))
-    score = score or "f1"
+    score = score or ("f1" if costs is None else "cost")
     if score in RANKINGS:
         raise ConfigError(
             f"score={score} is a ranking metric and cannot choose decisions; choose another score, such as f1 or mcc "
             "(AUROC and average precision are reported anyway)"
         )
-    if score == "cost":
+    if score == "cost" and costs is None:
         raise ConfigError("score=cost needs costs=[[0,1],[10,0]] or costs=FILE, with true classes in rows")
-    if "." in score:
-        return Score(score, checked_metric(score, len(loaded.classes)))
     try:
-        function, parameters = metrics.parse(score)
-    except ValueError:
-        raise ConfigError(choose("score", score, [*metrics.METRICS, "f1_macro", "f1_positive"])) from None
-    metric, average = function.__name__, parameters.get("average")
-    if average is None and metrics.takes_average(function):
-        average = "macro" if loaded.positive is None else "positive"
-    if average == "positive" and loaded.positive is None:
+        function, options = metrics.parse(score)
+    except ValueError as error:
+        names = [*metrics.METRICS, "f1_macro", "f1_positive", *([score] if "." in score else ())]
+        raise ConfigError(f"score={choose('score', score, names)}: {error}") from error
+    name = score if "." in score else function.__name__
+    if score == "cost":
+        options["costs"] = cost_matrix(costs, len(loaded.classes))
+    elif "." not in score and metrics.takes_average(function):
+        average = options.setdefault("average", "macro" if loaded.positive is None else "positive")
+        name += f"_{average}"
+    if options.get("average") == "positive":
+        if loaded.positive is None:
+            raise ConfigError(
+                f"score={name} needs a positive class: two classes, or dataset.positive=…; or score=f1_macro"
+            )
+        options["positive"] = loaded.positive
+    measure = partial(function, **options)
+    return Score(
+        name, decisions.defined(measure), "positive" in options, undefined(score, measure, len(loaded.classes))
+    )
+
+
+def undefined(score: str, measure: Measure, classes: int) -> bool:
+    """True if a metric has no value where a class is never predicted; ConfigError if it is not a metric at all."""
+    constant = (one_hot(torch.full((classes,), k), classes).double() for k in (0, classes - 1))
+    try:
+        values = [measure(Confusion.from_matrix(counts)) for counts in (torch.eye(classes).double(), *constant)]
+        return any(bool(value.isnan().any()) for value in values)
+    except Exception as error:  # it is the user's code
         raise ConfigError(
-            f"score={metric}_positive needs a positive class: two classes, or dataset.positive=…; "
-            f"or score={metric}_macro"
-        )
-    positive = loaded.positive if average == "positive" and loaded.positive != 1 else None
-    return Score(f"{metric}_{average}" if average else metric, metric, average, positive)
+            f"score={score}: expected a function of a Confusion that returns a tensor; {type(error).__name__}: {error}"
+        ) from error
 
 
-def cost_matrix(costs: Any, classes: int) -> tuple[tuple[float, ...], ...]:
+def cost_matrix(costs: Any, classes: int) -> list[list[float]]:
     """Costs [d, d] as typed, or from a file of d lines with d numbers each."""
     try:
         matrix = np.loadtxt(costs, delimiter=",", ndmin=2) if isinstance(costs, str) else np.array(costs, dtype=float)
@@ -281,35 +283,7 @@ def cost_matrix(costs: Any, classes: int) -> tuple[tuple[float, ...], ...]:
         raise ConfigError(
             f"costs: expected {classes} rows of {classes} numbers, one row for each true class, got {matrix.tolist()}"
         )
-    return tuple(map(tuple, matrix.tolist()))
-
-
-def checked_metric(path: str, classes: int) -> str:
-    """The dotted path of the user's own metric, once it has been tried on a few confusion matrices."""
-    for counts in extreme_counts(classes):
-        try:
-            value = metrics.resolve(path)(counts)
-        except Exception as error:  # it is the user's code
-            raise ConfigError(
-                f"score={path}: expected a function of a Confusion; {type(error).__name__}: {error}"
-            ) from error
-        if not isinstance(value, Tensor):
-            raise ConfigError(f"score={path}: expected a tensor, computed from the Confusion's counts, got {value!r}")
-    return path
-
-
-def undefined(score: Score, classes: int) -> list[str]:
-    """A note if a metric of the user's own is undefined for a model that always predicts the same class."""
-    if any(score.as_written(counts).isnan().any() for counts in extreme_counts(classes)):
-        return [f"{score.name} is undefined (0/0) if a class is never predicted; such a score counts as 0"]
-    return []
-
-
-def extreme_counts(classes: int) -> Iterator[Confusion]:
-    """Counts of a model that is always right, and of models that always predict the first or the last class."""
-    yield Confusion.from_matrix(torch.eye(classes, dtype=torch.float64))
-    for k in (0, classes - 1):
-        yield Confusion.from_matrix(one_hot(torch.full((classes,), k), classes).double())
+    return matrix.tolist()
 
 
 # Candidates
@@ -338,10 +312,10 @@ def announced(planned: Timetable, settings: Settings) -> str:
     total = candidates.at_once(planned.seconds)
     line = f"{listed}; about {bars.duration(total)} on this machine, estimated from short fits of each"
     if settings.minutes is not None:
-        line += f", limited by minutes={settings.minutes:g}"
-    elif total > plan.MINUTE:
+        return f"{line}, limited by minutes={settings.minutes:g}"
+    if total > plan.MINUTE:
         line += f"; minutes={max(1, round(total / 240)):g} would stop it sooner"
-    if settings.minutes is None and total > plan.DAY:
+    if total > plan.DAY:
         plan.confirm(line, settings.yes)
     return line
 
@@ -352,9 +326,8 @@ def announced(planned: Timetable, settings: Settings) -> str:
 def judged(problem: Problem, fitted: dict[str, Component]) -> tuple[Comparison, dict[str, dict[str, float]]]:
     """The judged candidates, and by title the weights of the components that each consists of."""
     part, measure, positive = problem.contest.splits.train, problem.score.measure, problem.loaded.positive
-    labels = part.labels
+    labels, choosing = part.labels, problem.choosing
     every = np.stack([component.held_out for component in fitted.values()])
-    choosing, testing = parts_of(problem.contest, problem.test)
     share = torch.bincount(labels[choosing], minlength=every.shape[-1]) / choosing.sum()
     every[np.isnan(every).any(-1)] = share.numpy()  # rows that all trees of a small forest have drawn
     if "constant" in fitted:
@@ -368,14 +341,12 @@ def judged(problem: Problem, fitted: dict[str, Component]) -> tuple[Comparison, 
     found = []
     for name, p in zip(weights, map(torch.from_numpy, mixed), strict=True):
         rule = decisions.expected(p[choosing], measure, positive)
-
-        def decided(rows: Tensor, p: Tensor = p, rule: decisions.Rule = rule) -> DecidedRows:
-            groups = None if part.groups is None else part.groups[rows]
-            return DecidedRows(p[rows], labels[rows], rule.decide(p[rows]), groups)
-
-        found.append(Candidate(name, rule, decided(choosing), decided(testing)))
-    classes = tuple(problem.loaded.classes)
-    return comparison.compared(problem.score.name, measure, found, classes, positive), weights
+        halves = [
+            DecidedRows(p[rows], labels[rows], rule.decide(p[rows]), None if part.groups is None else part.groups[rows])
+            for rows in (choosing, problem.testing)
+        ]
+        found.append(Candidate(name, rule, *halves))
+    return comparison.compared(problem.score.name, measure, found, tuple(problem.loaded.classes), positive), weights
 
 
 def composition(weights: dict[str, float]) -> list[str]:
@@ -385,9 +356,7 @@ def composition(weights: dict[str, float]) -> list[str]:
 
 
 def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
-    """How to predict new rows with the winner: a command for a shell; Python for graphs, which have no file format."""
-    if kind == "graph":
-        return f'east.load("{folder / "model"}"{", trust=True" if trust else ""}).predict_proba(graphs)'
+    """The shell command that predicts new rows with the winner."""
     rows = "new.csv" if kind == "table" else "FOLDER"
     values = {"task": "predict", "checkpoint": str(folder / "model"), "input": rows, "output": "predictions.csv"}
     return shlex.join(["east-run", *Command(values | ({"trust": True} if trust else {})).words])
@@ -406,12 +375,9 @@ def answer_folder(problem: Problem) -> Path:
     return result_folder(Path(problem.settings.results_dir) / "compare", name, problem.score.name, made_from)
 
 
-def save(
-    problem: Problem, winner: Candidate, weights: dict[str, float], fitted: dict[str, Component], folder: Path
-) -> None:
+def save(problem: Problem, winner: Candidate, mixture: ensemble.Mixture, folder: Path) -> None:
     """Save the winner with its decision rule to folder/model."""
     trial = Trial(problem.contest.config(NETWORKS), problem.settings.seed)
-    winners = ensemble.mixture(fitted, weights)
-    outcome = Outcome(trial, fitted=winners)
+    outcome = Outcome(trial, fitted=mixture)
     model = saved.from_outcome(outcome, problem.loaded, problem.contest.splits)
     model.deciding(f"expected {problem.score.name}", winner.rule).save(folder / "model")

@@ -124,11 +124,10 @@ class Plan:
     @cached_property
     def costs(self) -> list[float | None]:
         """Seconds of each run on one slot; None if unknown."""
-        if self.place.executor.gpus:
-            return [item.seconds(timing.gpu_seconds) for item in self.items]
+        of_trial = timing.gpu_seconds if self.place.executor.gpus else partial(timing.trial_seconds, device=self.device)
         threads = 1 if self.width > 1 else torch.get_num_threads()  # as in a worker
         with timing.threads(threads), bars.bar("timing a few steps"):
-            return [item.seconds(partial(timing.trial_seconds, device=self.device)) for item in self.items]
+            return [item.seconds(of_trial) for item in self.items]
 
     @property
     def seconds(self) -> float:
