@@ -72,7 +72,7 @@ protocol: east
 trials: 2
 rows: {hits: {loss: hits}, focused: {loss: focused}}
 grid: {lr: [0.01], dropout: [0.25], r: [0.9], batch_size: {stripes: [32, 64]}}
-columns: {dataset: [stripes], metric: [accuracy, f1_positive]}
+columns: [{dataset: [stripes], metric: [accuracy, f1_positive]}]
 """,
 }
 
@@ -125,7 +125,6 @@ def test_an_invalid_table_names_the_bad_key(added, east_run):
     file = Path(added[1]) / "table" / "added.yaml"
     text = file.read_text()
     for wrong, words in {
-        "figure: pie\n": "figure: Input should be 'dots', 'lines'",
         "rwos: {}\n": "rwos: Extra inputs are not permitted",
         "name: other\n": "expected name: added, as the file is called, got 'other'",
     }.items():

@@ -1,8 +1,9 @@
 """task=run and task=train: search hyperparameters, select, train the trials, and show their scores."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
+from typing import Any
 
 import pandas as pd
 
@@ -59,7 +60,7 @@ def results(work: plan.Plan) -> tuple[str, bool]:
     return "\n".join([*table, *lines, *gaps, *reason]), not gaps
 
 
-def shown(tested: Sequence[dict]) -> dict[str, str]:
+def shown(tested: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """A row of the table: test scores of some trials."""
     row = {"trials": str(len(tested))}
     for stored, score in SCORES.items():
