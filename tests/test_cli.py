@@ -249,8 +249,8 @@ def test_reproduce_trains_what_the_user_typed_even_if_the_table_is_full(tmp_path
     of_table = ["task=reproduce", "table=quickstart", "loss=ce", "executor=inline"]
     assert east_run(*of_table).code == 0
     assert "every run is done" in east_run(*of_table, "dry_run=true").out
-    changed = [*of_table, "model.hidden=[8]", "trials=2"]
-    told = east_run(*changed).out
+    smaller = [*of_table, "model.hidden=[8]", "trials=2"]
+    told = east_run(*smaller).out
     assert "quickstart: 1 run to do, except for trials on record" in told
     assert "note: trials with model.hidden=[8] do not fill cells of the table" in told
     assert re.search(r"^digits ce +2 +0\.\d{3} ", told, re.MULTILINE)
@@ -258,7 +258,7 @@ def test_reproduce_trains_what_the_user_typed_even_if_the_table_is_full(tmp_path
     configs = [json.loads(text) for text in before.values()]
     found = sorted((record["config"]["model"]["hidden"], record["seed"]) for record in configs)
     assert found == [([8], 0), ([8], 1), ([64, 32], 0)]
-    assert east_run(*changed).out == told
+    assert east_run(*smaller).out == told
     assert record_files(tmp_path) == before
 
 
