@@ -266,14 +266,14 @@ class Broken(DummyClassifier):
 """
 
 
-@pytest.mark.parametrize("name, minutes, reason", [("Slow", 0.6, "time was up"), ("Killed", 3, "its process died")])
+@pytest.mark.parametrize("name, minutes, reason", [("Slow", 1, "time was up"), ("Killed", 3, "its process died")])
 def test_a_candidate_that_fails_or_takes_too_long_leaves_the_others(name, minutes, reason, workplace, capsys):
     """A process that is still at work when time is up is killed; one that dies takes no other candidate with it."""
     Path("slow.py").write_text(SLOW)
     began = time.monotonic()
     words = [*COMPARE[:4], f"candidates=[logistic,slow.Broken,slow.{name}]", f"minutes={minutes}"]
     assert cli.run([*words, f"results_dir={name}"]) == 0
-    assert time.monotonic() - began < 90
+    assert time.monotonic() - began < 120
     text = capsys.readouterr().out
     assert f"note: slow.{name}: {reason}" in text
     assert "note: slow.Broken: RuntimeError: no" in text

@@ -186,7 +186,10 @@ def fitted(
                 shown.update(shares[name])
             return
         deadline, lost = math.inf if left is None else time.monotonic() + left, []
-        for name, result in in_processes(contest, plan.shares, deadline):
+        others = {name: share for name, share in plan.shares.items() if name != "constant"}
+        if len(others) < len(plan.shares):  # at once, so that there is an answer whatever happens to the processes
+            yield "constant", attempted(contest, "constant", 1.0)
+        for name, result in in_processes(contest, others, deadline):
             if result is None:
                 lost.append(name)
                 continue
