@@ -355,20 +355,19 @@ def test_a_stratified_sample_of_many_classes_is_quick():
     assert time.process_time() - started < 6
 
 
-def test_a_limit_is_exact_and_stratified_and_keeps_rare_classes():
+def test_a_limit_is_exact_and_stratified_and_keeps_rare_classes_and_the_official_test_part():
     data = small(2000).limited(100)
     assert (len(data.labels), data.limit) == (100, 100)
     whole = torch.bincount(small(2000).labels) / 20
     np.testing.assert_allclose(torch.bincount(data.labels), whole, atol=1)
-    rare = Table(
-        features=torch.zeros(10_005, 1), labels=(torch.arange(10_005) >= 10_000).long(), classes=("a", "b"), name="rare"
-    )
+    labels = (torch.arange(10_005) >= 10_000).long()
+    rare = Table(features=torch.zeros(10_005, 1), labels=labels, classes=("a", "b"), name="rare")
     assert torch.bincount(rare.limited(50).labels).tolist() == [47, 3]
     assert small().limited(5000).fingerprint == small().fingerprint != data.fingerprint
-    with pytest.raises(ValueError, match="at least 3 rows"):
-        small().limited(0)
     parted = small(official_test=torch.arange(1000) % 4 == 0).limited(200)
     assert parted.official_test.sum() == pytest.approx(50, abs=3)
+    with pytest.raises(ValueError, match="at least 3 rows"):
+        small().limited(0)
 
 
 def test_the_fingerprint_depends_on_inputs_and_labels():
