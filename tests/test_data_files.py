@@ -15,12 +15,6 @@ from east.lab.data import DataError, detection, encode, files, load
 from east.lab.data.files import read
 
 
-def understood(path) -> tuple[pd.DataFrame, dict[str, str]]:
-    """The typed columns of a file, and their decimal marks."""
-    frame, marks = detection.understood(path, files.DETECTED, (), ())
-    return detection.detect_all(frame, keep=[*frame], decimals=marks)[1], marks
-
-
 def frame(rows: int = 40) -> pd.DataFrame:
     return pd.DataFrame(
         {
@@ -60,19 +54,6 @@ def test_text_that_turns_latin_1_late_is_detected(tmp_path):
     assert parts[1]["city"].iloc[-1] == "Zürich"
 
 
-def test_decimal_commas_are_read(tmp_path):
-    """As German Excel writes them; a number with a point, or only groups of three digits, is ambiguous."""
-    for content, expected in (
-        ("x;y\n1,5;a\n-2;b\n3,25;c\n", [1.5, -2, 3.25]),
-        ("x;y\n1.5;1,5\n-2;1,5\n3;2,5\n", [1.5, -2, 3]),
-        ("x;y\n1,500;a\n2,500;b\n3,500;c\n", ["1,500", "2,500", "3,500"]),
-        ("x;y\n0,125;a\n1,500;b\n-2,750;c\n", [0.125, 1.5, -2.75]),
-        ("x;y\n1,500;a\n1234,500;b\n", [1.5, 1234.5]),
-    ):
-        (tmp_path / "a.csv").write_text(content)
-        assert understood(tmp_path / "a.csv")[0]["x"].tolist() == expected
-
-
 def written(path, **columns) -> str:
     """A file of 20 rows with semicolons, each column repeating some cells, and a label."""
     rows = zip(*(np.resize(cells, 20) for cells in columns.values()), strict=True)
@@ -81,25 +62,35 @@ def written(path, **columns) -> str:
     return str(path)
 
 
-def test_a_decimal_comma_anywhere_makes_points_thousands_separators(tmp_path):
-    content = written(tmp_path / "a.csv", Anteil=["0,534", "1,500"], Menge=["48.253", "1.250"], Version=["2.1", "3"])
-    frame, marks = understood(content)
-    assert frame["Anteil"][:2].tolist() == [0.534, 1.5]
-    assert frame["Menge"][:2].tolist() == [48253, 1250]
-    assert frame["Version"][:2].tolist() == [2.1, 3]
-    assert marks == {"Anteil": ",", "Menge": ",", "Version": ".", "label": ","}
-    table = load("csv", path=content, target="label")
-    assert table.columns == ("Anteil", "Menge", "Version")
-    assert [column.decimal for column in table.encoding.columns] == [",", ",", "."]
-    assert table.encoding.describe()[0].split(maxsplit=1)[1] == "numbers with a decimal comma, median 1.017"
+SHARES = {"share": ["0,534", "1,500"], "amount": ["48.253", "1.250"], "version": ["2.1", "3"]}
+NOTATIONS = [
+    ({"x": ["1,5", "-2", "3,25"]}, {"x": [1.5, -2, 3.25]}),
+    ({"x": ["1.5", "-2", "3"], "y": ["1,5", "2,5"]}, {"x": [1.5, -2, 3]}),
+    ({"x": ["1,500", "2,500", "3,500"]}, {"x": ["1,500", "2,500", "3,500"]}),  # ambiguous
+    ({"x": ["0,125", "1,500", "-2,750"]}, {"x": [0.125, 1.5, -2.75]}),
+    ({"x": ["1,500", "1234,500"]}, {"x": [1.5, 1234.5]}),
+    (SHARES, {"share": [0.534, 1.5], "amount": [48253, 1250], "version": [2.1, 3]}),
+    *(
+        (
+            {"x": ["1,5", "2,25", "unknown"], "note": ["a", "b", version], "z": ["1,500"]},
+            {"note": ["a", "b", version], "z": [1.5]},
+        )
+        for version in ("2.1.3", "2.1", "1.234.567")
+    ),
+]
 
 
-@pytest.mark.parametrize("version", ["2.1.3", "2.1", "1.234.567"])
-def test_a_version_does_not_switch_the_decimal_comma_off(tmp_path, version):
-    path = written(tmp_path / "a.csv", x=["1,5", "2,25", "unknown"], note=["a", "b", version, "c"], z=["1,500"])
-    frame, _ = understood(path)
-    assert frame["z"][0] == 1.5
-    assert frame["note"].tolist()[:4] == ["a", "b", version, "c"]
+@pytest.mark.parametrize("columns, expected", NOTATIONS)
+def test_a_decimal_comma_anywhere_makes_points_thousands_separators(tmp_path, columns, expected):
+    frame, marks = detection.understood(written(tmp_path / "a.csv", **columns), files.DETECTED, (), ())
+    typed = detection.detect_all(frame, keep=[*frame], decimals=marks)[1]
+    assert {name: typed[name][: len(values)].tolist() for name, values in expected.items()} == expected
+
+
+def test_a_saved_encoding_knows_the_decimal_marks(tmp_path):
+    encoding = load("csv", path=written(tmp_path / "a.csv", **SHARES), target="label").encoding
+    assert [column.decimal for column in encoding.columns] == [",", ",", "."]
+    assert encoding.describe()[0].split(maxsplit=1)[1] == "numbers with a decimal comma, median 1.017"
 
 
 def test_a_quoted_comma_in_a_file_with_commas_separates_thousands(tmp_path):
@@ -240,12 +231,15 @@ def test_a_file_says_where_its_columns_are_named_and_what_is_missing(tmp_path, f
         load("csv", path=str(path), **options | {"header": 0})
 
 
-def test_numbers_that_stand_for_missing_values_are_found_in_typed_columns_too(tmp_path):
+@pytest.mark.parametrize("format", ["csv", "parquet"])
+def test_numbers_that_stand_for_missing_values_are_found_in_typed_columns_too(tmp_path, format):
     pytest.importorskip("pyarrow")
-    frame().assign(größe=[-9, 1.5] * 20).to_parquet(tmp_path / "a.parquet")
-    table = load("csv", path=str(tmp_path / "a.parquet"), target="label", missing=[-9])
+    path, rows = tmp_path / "a", frame().assign(größe=[-9, 1.5] * 20)  # in the text -9.0
+    rows.to_parquet(path) if format == "parquet" else rows.to_csv(path, index=False)
+    table = load("csv", path=str(path), target="label", missing=[-9])
     assert table.columns[:2] == ("größe", "größe_missing")
     assert table.features[:2, 1].tolist() == [1, 0]
+    assert torch.equal(encode(read(path, table.encoding), table.encoding), table.features)
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,8 @@ def photographs(root: Root) -> Path:
             tar.extractall(private)
             target = store() / FOLDER
             target.parent.mkdir(parents=True, exist_ok=True)
-            replace_folder(private / "256_ObjectCategories", target)
+            if not target.exists():  # another process may have been faster
+                replace_folder(private / "256_ObjectCategories", target)
             return target
     except (OSError, tarfile.TarError) as error:
         raise DataError(f"caltech256: {archive} cannot be unpacked into {store()}: {error}") from error

@@ -220,6 +220,7 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
     if os.environ.get("EAST_OFFLINE") == "plan":
         raise DataError(f"{key} is not decoded yet")
     arrays = build()
+    digests = {name: digest(array) for name, array in arrays.items()}
     target = store() / "decoded" / key
     try:
         with workspace() as private:
@@ -227,14 +228,13 @@ def decoded(key: str, build: Callable[[], dict[str, np.ndarray]]) -> tuple[dict[
             finished.mkdir()
             for name, array in arrays.items():
                 np.save(finished / f"{name}.npy", array, allow_pickle=False)
-            digests = json.dumps({name: digest(array) for name, array in arrays.items()})
-            (finished / "digests.json").write_text(digests, encoding="utf-8")
+            (finished / "digests.json").write_text(json.dumps(digests), encoding="utf-8")
             target.parent.mkdir(parents=True, exist_ok=True)
             replace_folder(finished, target)
     except OSError as error:
         size = f"{sum(array.nbytes for array in arrays.values()):,} bytes"
         raise DataError(f"{target} ({size}) cannot be written: {error}. Make room or set EAST_DATA_DIR.") from error
-    return *stored(target), target
+    return arrays, digests, target
 
 
 def stored(folder: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
