@@ -270,7 +270,7 @@ def test_the_quickstart_fills_its_table(tmp_path, capsys, monkeypatch):
     assert cli.run([]) == 0
     told = capsys.readouterr().out
     assert "Metric CE" in told
-    assert re.search(r"\nHighest f1_macro: .* with 2 splits\.\nNext: your own table: east-run task=compare", told)
+    assert re.search(r"\nf1_macro: .* over CE .* with 2 splits\.\nNext: your own table: east-run task=compare", told)
     assert cli.run(["task=reproduce", "table=quickstart", "dry_run=true"]) == 0
     assert "quickstart: every run is done" in capsys.readouterr().out
 

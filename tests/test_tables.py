@@ -553,11 +553,9 @@ def test_the_released_variant_prefers_validation_by_batches_and_marks_its_absenc
         shown = cell(tables.build("btg_1", tmp_path, variant="released"), **where)
         assert list(shown.values.values()) == [value]
         assert ("‖" in shown.marks) == (reduce == "split") == (not shown.shown.is_ideal)
-        needed = tables.plan(
-            changed(tables.spec("btg_1"), trials=1, columns=({"dataset": ["mammography"], "metric": {"f1": "f1"}},)),
-            tmp_path,
-            variant="released",
-        )
+        columns = ({"dataset": ["mammography"], "metric": {"f1": "f1"}},)
+        one = changed(tables.spec("btg_1"), trials=1, columns=columns)
+        needed = tables.plan(one, tmp_path, variant="released")
         asked = {"dataset": "mammography", "loss": "btg_released", "protocol": "btg"}
         assert (asked | {"protocol.val_reduce": "batch_mean"} in needed) == (reduce == "split")
 

@@ -7,7 +7,7 @@ classes this is the posterior of the four cells by Jeffreys' prior. A percentile
 mistake on ten rows the interval [1, 1].
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -167,43 +167,13 @@ def drawn_scores(parts: Sequence[DecidedRows], measure: Measure) -> np.ndarray:
     else:
         units, unit_of_row = parts[0].units
         shapes = np.ones(units)
-    ones = np.ones(len(unit_of_row))
+    ones, random = np.ones(len(unit_of_row)), np.random.default_rng(0)
     counts = [csr_array((ones, (unit_of_row, cell)), shape=(len(shapes), d * d)) for cell in cells]
-    scores = []
-    for random, weights in draws(shapes, d * d):
-        size = len(weights), d * d
-        matrices = (torch.from_numpy(weights @ of_part + random.gamma(PRIOR / d**2, size=size)) for of_part in counts)
-        square = (matrix.unflatten(-1, (d, -1)) for matrix in matrices)
+    at_once, scores = max(1, AT_ONCE // max(len(shapes), d * d)), []
+    for start in range(0, DRAWS, at_once):
+        size = min(at_once, DRAWS - start)
+        weights = random.gamma(shapes, size=(size, len(shapes)))
+        drawn = (weights @ of_part + random.gamma(PRIOR / d**2, size=(size, d * d)) for of_part in counts)
+        square = (torch.from_numpy(matrix).unflatten(-1, (d, -1)) for matrix in drawn)
         scores.append(torch.stack([measure(Confusion.from_matrix(matrix)) for matrix in square]))
     return torch.cat(scores, dim=1).numpy()
-
-
-def draws(shapes: np.ndarray, width: int) -> Iterator[tuple[np.random.Generator, np.ndarray]]:
-    """DRAWS rows of weights from Gamma(shapes), as many at a time as fit in memory with `width` numbers beside them."""
-    random, at_once = np.random.default_rng(0), max(1, AT_ONCE // max(len(shapes), width))
-    for start in range(0, DRAWS, at_once):
-        yield random, random.gamma(shapes, size=(min(at_once, DRAWS - start), len(shapes)))
-
-
-def drawn_rankings(part: DecidedRows, positive: int | None) -> dict[str, np.ndarray]:
-    """auroc and average_precision [DRAWS] under random weights, computed as in `evaluation.rank_scores`."""
-    classes = range(part.classes) if positive is None else [positive]
-    ranked = [(part.probabilities[:, k].double().numpy(), (part.labels == k).numpy()) for k in classes]
-    ranked = [(values, truth) for values, truth in ranked if truth.any() and not truth.all()]
-    units, unit_of_row = part.units
-    drawn = []
-    for _, weights in draws(np.ones(units), len(unit_of_row)):
-        of_rows = weights[:, unit_of_row]
-        drawn.append(np.mean([ranking(values, truth, of_rows) for values, truth in ranked], axis=0))
-    return dict(zip(("auroc", "average_precision"), np.concatenate(drawn, axis=1), strict=True))
-
-
-def ranking(values: np.ndarray, truth: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """auroc and average precision [2, b] of values [n] and truth [n], by weights [b, n] of the rows."""
-    order = np.argsort(-values, kind="stable")
-    ties = np.flatnonzero(np.diff(values[order], prepend=np.inf))  # where each value begins
-    positives, negatives = (np.add.reduceat((weights * chosen)[:, order], ties, axis=1) for chosen in (truth, ~truth))
-    tp, fp = positives.cumsum(1), negatives.cumsum(1)
-    auroc = 1 - (positives * (fp - negatives / 2)).sum(1) / (tp[:, -1] * fp[:, -1])
-    precision = (positives * tp / (tp + fp)).sum(1) / tp[:, -1]
-    return np.stack([auroc, precision])

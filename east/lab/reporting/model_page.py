@@ -37,14 +37,14 @@ COLUMNS = 1000  # columns of the data that are described one by one
 class Scored:
     """A model's decisions on labelled rows.
 
-    frame: the rows as the user knows them, numbered from 0 by the index; None for the pairs of a graph.
+    frame: the rows as the user knows them, numbered from 0 by the index.
     """
 
     part: DecidedRows
     rule: decisions.Rule
     classes: tuple[str, ...]
     positive: int | None
-    frame: pd.DataFrame | None
+    frame: pd.DataFrame
 
 
 def write(
@@ -127,10 +127,8 @@ def decided_for(result: Comparison) -> str:
     return table(["best for", "rows predicted per class", *measures], lines)
 
 
-def rows_of(loaded: Data, index: np.ndarray) -> pd.DataFrame | None:
+def rows_of(loaded: Data, index: np.ndarray) -> pd.DataFrame:
     """Some rows of the data without their target: as read from a file, else their features, else without columns."""
-    if loaded.kind == "graph":
-        return None
     if not isinstance(loaded, Table):
         return pd.DataFrame(index=index)
     if loaded.written is None or loaded.encoding is None:
@@ -141,11 +139,10 @@ def rows_of(loaded: Data, index: np.ndarray) -> pd.DataFrame | None:
 
 def predictions(scored: Scored) -> pd.DataFrame:
     """Predictions on test rows: row, label, predicted, and a probability per class."""
-    part, names = scored.part, np.array(scored.classes, dtype=object)
-    rows = np.arange(len(part.labels)) if scored.frame is None else scored.frame.index
-    about = {"row": rows + 1, "label": names[part.labels.numpy()], "predicted": names[part.predicted.numpy()]}
-    p = pd.DataFrame(part.probabilities.numpy(), columns=[f"p_{name}" for name in names])
-    return pd.concat([pd.DataFrame(about), p], axis=1)
+    labels, p, predicted = arrays(scored)
+    names = np.array(scored.classes, dtype=object)
+    about = pd.DataFrame({"row": scored.frame.index + 1, "label": names[labels], "predicted": names[predicted]})
+    return pd.concat([about, pd.DataFrame(p, columns=[f"p_{name}" for name in names])], axis=1)
 
 
 def of_model(scored: Scored, title: str, scores: str) -> dict[str, str]:
@@ -177,9 +174,7 @@ def confusion(scored: Scored) -> str:
 
 def recall_curves(scored: Scored) -> str:
     """Precision against recall of the positive class, else of the rarest classes; a dot marks the model's decisions."""
-    labels, p, predicted = (
-        values.numpy() for values in (scored.part.labels, scored.part.probabilities, scored.part.predicted)
-    )
+    labels, p, predicted = arrays(scored)
     counts = np.bincount(labels, minlength=len(scored.classes))
     drawn = [int(k) for k in np.argsort(counts, kind="stable") if 0 < counts[k] < len(labels)]
     drawn = drawn[:CURVES] if scored.positive is None else [k for k in drawn if k == scored.positive]
@@ -237,8 +232,6 @@ def svg(figure: Figure, caption: str) -> str:
 
 def mistakes(scored: Scored) -> str:
     """The wrong rows whose true class has the lowest probability, with the values of their first columns."""
-    if scored.frame is None:
-        return ""
     labels, p, predicted = arrays(scored)
     wrong = np.flatnonzero(labels != predicted)
     worst = wrong[np.argsort(p[wrong, labels[wrong]], kind="stable")[:WRONG]]

@@ -10,17 +10,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from functools import cached_property
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from east.choices import choose
 from east.lab.experiment import records
 from east.lab.experiment.record import Record
-from east.lab.reporting import listed, papers, statistics
-from east.lab.reporting.catalogue import Catalogue
-from east.lab.reporting.cells import PRESETS, Cell, Trials, command, fill, typed_command
+from east.lab.reporting import papers, statistics
+from east.lab.reporting.catalogue import Catalogue, names_of
+from east.lab.reporting.cells import PRESETS, Cell, Trials, chosen_settings, command, fill, over_splits, typed_command
+from east.lab.reporting.labels import distinct_names, labels
 from east.lab.reporting.specs import Spec, blank_cells, chosen, names, papers_tables, spec, usual_preset
 from east.lab.settings.command import Command
+from east.lab.settings.identity import Json
+from east.lab.settings.settings import DatasetSection, LossSection
 
 __all__ = ["Cell", "ResultTable", "Spec", "blank_cells", "build", "chosen", "command", "comparisons", "names"]
 __all__ += ["papers_tables", "plan", "spec", "usual_preset"]
@@ -162,13 +167,47 @@ def build(
     cells = list(blank_cells(table, variant, **common))
     for cell in cells:
         fill(cell, catalogue, PRESETS[: PRESETS.index(quickest) + 1], all_presets=not table.ranked)
-    cells = _worth_showing(table, cells if table.rows else list(listed.filled_cells(table, catalogue, **common)))
+    cells = _worth_showing(table, cells if table.rows else list(_listed(table, catalogue, **common)))
     caption = _caption(table, cells, rule, variant, today or date.today())
     typed = {"selection": (rule, "val_loss"), "variant": (variant, "clean"), "preset": (filled_by, usual_preset(table))}
     options = {name: value for name, (value, usual) in typed.items() if value != usual}
     folder = ["--config-dir", config_dir] if config_dir else []
     words = Command({"task": "reproduce", "table": table.name} | options).words
     return ResultTable(table, caption, cells, shlex.join(["east-run", *folder, *words]))
+
+
+def _listed(table: Spec, catalogue: Catalogue, **common: Any) -> Iterator[Cell]:
+    """A row per family of records; results on part of the data are not results on the dataset.
+
+    Different data get different blocks even if they share a name, such as two files of dataset=csv.
+    """
+    families = [family for family in catalogue.families if family[0].config.dataset.limit is None]
+    families.sort(key=lambda family: names_of(family[0].config))
+    data = [family[0].config.dataset for family in families]
+    blocks = distinct_names([section.name for section in data], list(map(_data_options, data)))
+    for block, members in groupby(sorted(zip(blocks, families, strict=True), key=itemgetter(0)), key=itemgetter(0)):
+        own = [family for _, family in members]
+        configs = [family[0].config for family in own]
+        for row, family in zip(labels([_loss_name(c.loss) for c in configs], configs), own, strict=True):
+            request = dict(zip(("dataset", "loss", "protocol"), names_of(family[0].config), strict=True))
+            for column in table.scores:
+                score = papers.score_of(None, request["dataset"], request["loss"], column)
+                cell = Cell(block=block, row=row, column=column, request={**request}, score=score, **common)
+                found = list(chosen_settings(family, cell, every=True))
+                if scored := [trials for trials in found if trials.values]:
+                    cell.trained[""] = over_splits(family[0].config.split.seed, scored)
+                elif found:
+                    cell.trained[""] = max(found, key=lambda trials: trials.failed)
+                yield cell
+
+
+def _data_options(data: DatasetSection) -> dict[str, Json]:
+    values = {f"dataset.{name}": value for name, value in data.to_json().items() if name != "name"}
+    return values | {"dataset.fingerprint": values.pop("dataset.fingerprint", None)}  # comes last
+
+
+def _loss_name(loss: LossSection) -> str:
+    return f"metric {loss.options.get('metric')}" if loss.name == "metric" else loss.name
 
 
 def cells_run(tables: Iterable[ResultTable]) -> int:

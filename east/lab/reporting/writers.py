@@ -49,16 +49,14 @@ class Text:
         return aligned(lines)
 
     def block(self, table: ResultTable, name: str) -> str:
-        """With published numbers, columns stand below each other to fit a terminal."""
-        header, *lines = block(table, name, self)
-        if "published" not in header:
-            return self.grid([[name, *header[1:]], *lines])
+        """The columns stand below each other, to fit a terminal."""
         cells = table.blocks[name]
+        width = 4 if any(cell.published for cell in cells.values()) else 2
         lines = [[name, "ours", "published", "Δ"]]
         for column in dict.fromkeys(column for _, column in cells):
             lines += [[column_heading(table, name, column), "", "", ""]]
             lines += [[f"  {r}", *texts(table, cell, self)] for (r, c), cell in cells.items() if c == column]
-        return self.grid(lines)
+        return self.grid([line[:width] for line in lines])
 
     def notes(self, entries: Sequence[tuple[str, str]]) -> str:
         return "\n".join(fill(f"[{mark}] {note}", WIDTH, subsequent_indent="    ") for mark, note in entries)
@@ -302,19 +300,14 @@ def aligned(lines: Sequence[Sequence[str]]) -> str:
 
 
 def answer(table: ResultTable) -> str:
-    """What a table with a reference row says: the best row in its first column, how sure that is, what to do next."""
-    first = [cell for cell in table.column(table.cells[0]) if cell.values] if table.cells else []
-    if not first:
-        return f"\nNext: {table.spec.next}"
-    best = max(first, key=lambda cell: cell.summary.mean or 0.0)
-    sentence = f"Highest {best.column}: {best.row}, {best.summary.mean:.3f}"
-    question = (best.block, best.column, best.row, table.spec.reference)
-    pair = next((pair for pair in comparisons(table) if pair.question == question), None)
-    if pair and pair.low is not None:
-        sure = "more than chance" if pair.low > 0 else "too close to call"
-        lead = spanned(pair.difference, pair.low, pair.high)
-        sentence += f"; over {pair.against} {lead}: {sure} with {pair.n} {pair.over}s"
-    return f"{sentence}.\nNext: {table.spec.next}"
+    """Which row leads the reference row most in the first column, how sure that is, and what to do next."""
+    pairs = [p for p in comparisons(table) if p.column == table.cells[0].column and p.low is not None]
+    sentence = ""
+    if best := max(pairs, key=lambda pair: pair.difference, default=None):
+        sure = "more than chance" if (best.low or 0.0) > 0 else "too close to call"
+        lead = spanned(best.difference, best.low, best.high)
+        sentence = f"{best.column}: {best.row} over {best.against} {lead}: {sure} with {best.n} {best.over}s."
+    return f"{sentence}\nNext: {table.spec.next}"
 
 
 def csv(tables: Sequence[ResultTable]) -> str:

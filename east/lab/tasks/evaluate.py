@@ -14,7 +14,7 @@ from east.lab.data import files, images
 from east.lab.data.common import DataError, shown
 from east.lab.files import result_folder
 from east.lab.reporting import model_page, writers
-from east.lab.reporting.comparison import DecidedRows, drawn_rankings, drawn_scores, interval, with_interval
+from east.lab.reporting.comparison import DecidedRows, drawn_scores, interval, with_interval
 from east.lab.reporting.model_page import Scored
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
@@ -22,6 +22,7 @@ from east.lab.tasks.predict import probabilities_of_images, refuse_graphs
 from east.lab.training import saved
 from east.lab.training.evaluation import metric_of
 from east.lab.training.saved import Model
+from east.lab.training.scores import RANKED
 
 
 def main(command: Command, settings: Settings) -> int:
@@ -96,13 +97,18 @@ def decided(model: Model, probabilities: np.ndarray, labels: torch.Tensor, frame
 
 
 def with_intervals(scored: Scored, first: str) -> pd.DataFrame:
-    """The usual scores with their intervals: score, value, low, high. first: the one that the model was chosen by."""
+    """The usual scores: score, value, and an interval (low, high) if it follows from the decisions.
+
+    first: the score that the model was chosen by.
+    """
     part, positive = scored.part, scored.positive
     values = dict(sorted(part.scores(positive).items(), key=lambda item: item[0] != first))
-    samples = drawn_rankings(part, positive) if "auroc" in values else {}
-    samples |= {name: drawn_scores([part], metric_of(name, positive))[0] for name in values if name not in samples}
-    rows = [(name, value, *interval(samples[name], part.units[0])) for name, value in values.items()]
-    return pd.DataFrame(rows, columns=["score", "value", "low", "high"])
+    frame = pd.DataFrame(values.items(), columns=["score", "value"]).assign(low=np.nan, high=np.nan)
+    for k, name in enumerate(values):
+        if name not in RANKED:
+            samples = drawn_scores([part], metric_of(name, positive))
+            frame.loc[k, ["low", "high"]] = np.concatenate(interval(samples, part.units[0]))
+    return frame
 
 
 def matrix(scored: Scored) -> str:
