@@ -118,7 +118,6 @@ def test_an_outcome_is_complete(blobs):
 
 
 def test_the_same_seed_gives_the_same_outcome_without_touching_the_callers_generator(blobs):
-    torch.manual_seed(5)
     before = torch.get_rng_state()
     first, again, other = (outcome_of(blobs, seed=seed) for seed in (1, 1, 2))
     assert same(first, again)
@@ -207,14 +206,6 @@ def test_each_stage_returns_to_its_best_weights_then_cools_and_stops_after_p_out
     assert not torch.equal(scripted.starts[3], scripted.ends[1]), "within a stage training goes on from where it is"
     kept = models.Stack([models.build(outcome.trial.config.model, (5,), 2)]).state_dict(scripted.ends[4][0])
     assert all(torch.equal(weight, kept[name]) for name, weight in outcome.weights.items())
-
-
-def test_warm_up_does_not_count(blobs, scripted):
-    # The lowest validation loss is during warm-up. Then P_in = 2 ends the only stage, which is best at epoch 4.
-    scripted.losses = [[v] for v in (0.1, 0.2, 0.9, 0.8, 0.85, 0.9)]
-    warm = outcome_of(blobs, "f1", patience=2, max_epochs=99, warmup=2)
-    assert (warm.epochs, warm.best.epoch, warm.stopped) == (6, 4, "patience")
-    assert torch.equal(scripted.starts[2], scripted.ends[1]), "goes on from the last weights of warm-up"
 
 
 def test_warm_up_trains_like_cross_entropy(blobs):
@@ -322,37 +313,33 @@ def test_batch_norm_refuses_batches_of_one_image():
         outcome_of(images(20), "ce", TINY, hyper={"batch_size": 1})
 
 
-def test_as_many_rows_are_validated_at_once_as_memory_allows(monkeypatch):
-    trained = population.Population([(Trial(config("ce", TINY), 0), images(60))], torch.device("cpu"))
-    everyone, sizes, prepared = torch.tensor([0]), [], population.Population.prepared
-
-    def small_memory(self, inputs):
-        sizes.append(inputs.shape[1])
-        if inputs.shape[1] > 5:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return prepared(self, inputs)
-
-    expected = trained.predict(trained.val, everyone)[0]
-    monkeypatch.setattr(population.Population, "prepared", small_memory)
-    torch.testing.assert_close(trained.predict(trained.val, everyone)[0], expected)
-    assert sizes == [10, 5, 5]
-
-
-def averaged(stack, decays):
-    steps = torch.zeros(len(decays), 1)
-    return Average(stack, {"weights": stack.weights, "mean": stack.weights.clone(), "mean_steps": steps}, decays)
+def averaged(stack, decays, steps, train):
+    """The running mean of the weights over steps that train(stack), and the weights after each."""
+    rows = {"weights": stack.weights, "mean": stack.weights.clone(), "mean_steps": torch.zeros(len(decays), 1)}
+    average, seen = Average(stack, rows, decays), []
+    for _ in range(steps):
+        train(stack)
+        average.update()
+        seen.append(stack.weights.clone())
+    return average.mean, seen
 
 
 def test_the_mean_of_the_weights_is_arithmetic_at_first_then_exponential():
-    stack = models.Stack([models.MLP(2, [3], 2) for _ in range(2)])
-    average, expected = averaged(stack, [0.75, None]), 0.0
-    for step in range(12):
-        stack.weights.copy_(torch.randn_like(stack.weights))
-        average.update()
+    stack, expected = models.Stack([models.MLP(2, [3], 2) for _ in range(2)]), 0.0
+    mean, seen = averaged(stack, [0.75, None], 12, lambda stack: stack.weights.copy_(torch.randn_like(stack.weights)))
+    for step, weights in enumerate(seen):
         decay = min(0.75, step / (step + 1))
-        expected = decay * expected + (1 - decay) * stack.weights[0]
-        torch.testing.assert_close(average.mean[0], expected)
-        assert torch.equal(average.mean[1], stack.weights[1])
+        expected = decay * expected + (1 - decay) * weights[0]
+    torch.testing.assert_close(mean, torch.stack((expected, seen[-1][1])))
+
+
+def test_batch_norm_statistics_are_averaged_too():
+    stack = models.Stack([models.build(ModelSection(**TINY), (3, 16, 16), 2)])
+    mean, seen = averaged(stack, [0.9], 4, lambda stack: stack(torch.rand(1, 8, 3, 16, 16), training=True))
+    expected = torch.stack(seen).mean(0)
+    expected[:, stack.counters] = 4  # the number of batches is counted, not averaged
+    torch.testing.assert_close(mean, expected)
+    assert not torch.equal(mean[:, stack.learned :], stack.weights[:, stack.learned :])
 
 
 def test_averaged_weights_are_used_if_they_validate_better(blobs):
@@ -362,20 +349,6 @@ def test_averaged_weights_are_used_if_they_validate_better(blobs):
     assert gains.min() > -1e-5
     assert gains.max() > 1e-3
     np.testing.assert_allclose(mean.probabilities["test"], predicted(mean, blobs), rtol=1e-5)
-
-
-def test_batch_norm_statistics_are_averaged_too():
-    stack = models.Stack([models.build(ModelSection(**TINY), (3, 16, 16), 2)])
-    average, seen = averaged(stack, [0.9]), []
-    for _ in range(4):
-        stack(torch.rand(1, 8, 3, 16, 16), training=True)
-        average.update()
-        seen.append(stack.weights.clone())
-    expected = torch.stack(seen).mean(0)
-    expected[:, stack.counters] = 4  # the number of batches is counted, not averaged
-    torch.testing.assert_close(average.mean, expected)
-    assert not torch.equal(average.mean[:, stack.learned :], stack.weights[:, stack.learned :])
-    assert len(stack.counters) == sum(name.endswith("num_batches_tracked") for name in stack.shapes) > 0
 
 
 class Remembering(CrossEntropy):
@@ -533,22 +506,23 @@ def test_a_population_too_large_for_memory_is_halved(blobs, monkeypatch):
     assert sizes == [5, 2, 3, 1, 2]
 
 
-def test_wide_nets_train_in_small_populations_on_a_cpu(blobs):
-    def sizes(hidden, batch):
-        settings = config(model={"name": "mlp", "hidden": hidden}, hyper={"batch_size": batch})
-        members = [(Trial(settings, seed), blobs) for seed in range(10)]
-        return [len(p) for p in engine.populations(members, torch.device("cpu"))]
-
-    assert sizes([512, 256, 128], 1024) == [1] * 10
-    assert sizes([512, 256, 128], 128) == [5, 5]
-    assert sizes([512, 256, 128], 256) == [4, 4, 2]
-    assert sizes([32, 16], 1024) == [10]
+def sizes(*changes):
+    """How many trials with these changes of the config train together."""
+    members = [(Trial(config(**change), seed), toy()) for seed, change in enumerate(changes)]
+    return [len(group) for group in engine.populations(members, torch.device("cpu"))]
 
 
-def test_trials_of_other_settings_train_in_a_population_of_their_own(blobs):
-    changes = ({}, {}, {"hyper": {"batch_size": 64}}, {"loss": "f1"}, {"patience": 6})
-    members = [(Trial(config(**change), seed), blobs) for seed, change in enumerate(changes)]
-    assert [len(group) for group in engine.populations(members, torch.device("cpu"))] == [2, 1, 1, 1]
+@pytest.mark.parametrize(
+    "hidden, batch, expected",
+    [([512, 256, 128], 1024, [1] * 10), ([512, 256, 128], 128, [5, 5]), ([512, 256, 128], 256, [4, 4, 2]),
+     ([32, 16], 1024, [10])],
+)  # fmt: skip
+def test_wide_nets_train_in_small_populations_on_a_cpu(hidden, batch, expected):
+    assert sizes(*[{"model": {"name": "mlp", "hidden": hidden}, "hyper": {"batch_size": batch}}] * 10) == expected
+
+
+def test_trials_of_other_settings_train_in_a_population_of_their_own():
+    assert sizes({}, {}, {"hyper": {"batch_size": 64}}, {"loss": "f1"}, {"patience": 6}) == [2, 1, 1, 1]
 
 
 def test_tensorboard_gets_every_epoch_of_trials_that_differ_only_in_cooling(blobs, tmp_path):

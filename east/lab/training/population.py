@@ -146,12 +146,10 @@ class Population:
         if self.net.counters and min(self.batch, self.used) < 2:
             got = f"hyper.batch_size={self.batch}" if self.batch < 2 else f"{self.used} training rows"
             raise ValueError(f"batch norm needs batches of at least 2 samples, got {got}")
-        # Rows that are predicted at once: on a CPU what fits its cache, on a GPU all, or as many as fit its memory.
-        self.at_once = max(map(max, (self.val.sizes, self.test.sizes, [1])))
-        if device.type == "cpu":
-            self.at_once = self.batch if splits.kind == "image" else max(self.batch, 256)
-        elif self.net.mlp is not None:  # whose memory is not given back
-            self.at_once = max(self.batch, UNITS // (len(self.trials) * sum(self.net.mlp.sizes)))
+        # Rows to predict at once: on a CPU what fits its cache, on a GPU what needs no more memory than training.
+        of_cache = self.batch if splits.kind == "image" else max(self.batch, 256)
+        of_memory = UNITS // (len(self.trials) * sum(self.net.mlp.sizes)) if self.net.mlp else 8 * self.batch
+        self.at_once = of_cache if device.type == "cpu" else max(self.batch, of_memory)
         weights, learned = self.net.weights, self.net.weights[:, : self.net.learned]
         self.result = weights.clone()
         none = weights.new_zeros(len(weights), 1)
@@ -219,15 +217,8 @@ class Population:
     def predict(self, data: Rows, trials: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Logits [alive, n, d], d >= 2, labels and weights [alive, n] of these trials' rows, in float32."""
         index = data.index[trials]
-        while True:
-            try:
-                parts = index.split(self.at_once, dim=1)
-                logits = torch.cat([self.net(self.prepared(data.at(part)[0])) for part in parts], dim=1)
-                break
-            except torch.OutOfMemoryError:
-                self.at_once = min(self.at_once, index.shape[1]) // 2
-                if not self.at_once:
-                    raise
+        parts = index.split(self.at_once, dim=1)
+        logits = torch.cat([self.net(self.prepared(data.at(part)[0])) for part in parts], dim=1)
         flat, labels = samples(logits, data.labels[index])
         return two_or_more(flat), labels, None if data.counts is None else data.counts[trials]
 
