@@ -125,7 +125,7 @@ def test_logistic_regression_matches_scikit_learn_at_the_penalty_best_on_validat
     grid = [0.001, 0.03, 1, 30]
     at = compute_sample_weight(balance, val[1])
     missed = [log_loss(val[1], oracle(C), sample_weight=at) for C in grid]
-    model = fitted(baselines.LogisticRegression(grid, weights), *train, val)
+    model = fitted(baselines.LogisticRegression(C=grid, class_weights=weights), *train, val)
     assert grid[int(np.argmin(missed))] == model.C
     np.testing.assert_allclose(model.predict_proba(val[0]), oracle(model.C), atol=1e-4)
 
@@ -146,7 +146,7 @@ def test_boosting_matches_scikit_learn_with_the_leaves_and_iterations_best_on_va
         return model.fit(*train).predict_proba(val[0])
 
     missed = [log_loss(val[1], oracle(*point), sample_weight=compute_sample_weight(balance, val[1])) for point in grid]
-    model = fitted(baselines.GradientBoosting(0.1, (3, 8), (2, 9, 20), class_weights=weights), *train, val)
+    model = fitted(baselines.GradientBoosting(leaves=(3, 8), iterations=(2, 9, 20), class_weights=weights), *train, val)
     best = grid[int(np.argmin(missed))]
     assert (model.max_leaf_nodes, model.n_iter_) == best
     np.testing.assert_allclose(model.predict_proba(val[0]), oracle(*best), atol=1e-12)

@@ -108,71 +108,77 @@ class Fitted(nn.Module):
         return torch.zeros(len(rows), self.classes).index_copy(1, self.present.cpu(), p)
 
 
-@dataclass
-class LogisticRegression:
-    """scikit-learn's multinomial logistic regression on standardised inputs; nothing is random.
+@dataclass(kw_only=True)
+class Tuned:
+    """A model whose settings, where several values are given, are those with the lowest cross-entropy on validation.
 
-    C: inverse strength of the L2 penalty; if several, the one with the lowest cross-entropy on validation is used.
-    class_weights: None, or balanced, which weights each row by n / (k n_k).
+    class_weights: None, or balanced, which weights each row by n / (k n_k), also on validation.
     """
 
-    C: float | Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0)
     class_weights: str | None = None
     pca: float | None = 0.8
 
     def __post_init__(self) -> None:
-        check_class_weights(self.class_weights)
+        if self.class_weights is not None:
+            choose("class_weights", self.class_weights, ("balanced",))
 
-    def fitted(
-        self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0
-    ) -> sklearn.linear_model.LogisticRegression:
+    def best(self, models: Sequence[Any], setting: str, values: Any, train: Rows, validation: Rows) -> Any:
+        """The best of the models, each fitted with all values of a setting, where each fit goes on from the last."""
+        fits, classes = [], np.unique(train[1])
+        for model in models:
+            for value in sorted(np.atleast_1d(values).tolist()):
+                model.set_params(**{setting: value}, class_weight=self.class_weights, warm_start=True)
+                fits.append(copy.deepcopy(model.fit(*train)))
+        inputs, labels = validation
+        weights = compute_class_weight(self.class_weights, classes=classes, y=train[1])[labels]
+
+        def missed(fit: Any) -> float:
+            return log_loss(labels, fit.predict_proba(inputs), labels=classes, sample_weight=weights)
+
+        return min(fits, key=missed) if len(fits) > 1 else fits[0]
+
+
+@dataclass
+class LogisticRegression(Tuned):
+    """scikit-learn's multinomial logistic regression on standardised inputs; nothing is random.
+
+    C: inverse strength of the L2 penalty.
+    """
+
+    C: float | Sequence[float] = (0.01, 0.1, 1.0, 10.0, 100.0)
+
+    def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> Any:
         scaler = StandardScaler().fit(inputs.astype(np.float64))
-        model = sklearn.linear_model.LogisticRegression(
-            max_iter=1000, tol=1e-6, class_weight=self.class_weights, warm_start=True
-        )
-        fits = fits_along(model, "C", self.C, scaler.transform(inputs), labels)
-        best = best_of(fits, scaler.transform(validation[0]), validation[1], labels)
+        model = sklearn.linear_model.LogisticRegression(max_iter=1000, tol=1e-6)
+        train, val = ((scaler.transform(rows), classes) for rows, classes in ((inputs, labels), validation))
+        best = self.best([model], "C", self.C, train, val)
         best.coef_ = best.coef_ / scaler.scale_  # takes inputs that are not scaled
         best.intercept_ = best.intercept_ - best.coef_ @ scaler.mean_
         return best
 
 
 @dataclass
-class GradientBoosting:
+class GradientBoosting(Tuned):
     """scikit-learn's histogram gradient boosting, without its early stopping: that would hold back training rows.
 
-    leaves, iterations: largest number of leaves per tree, and number of trees per class. If several, those with the
-    lowest cross-entropy on validation are used.
-    class_weights: None, or balanced, which weights each row by n / (k n_k).
+    leaves, iterations: largest number of leaves per tree, and number of trees per class.
     """
 
     learning_rate: float = 0.1
     leaves: int | Sequence[int] = (4, 31)
     iterations: int | Sequence[int] = (25, 50, 100, 200)
     min_samples_leaf: int = 20
-    class_weights: str | None = None
-    pca: float | None = 0.8
 
-    def __post_init__(self) -> None:
-        check_class_weights(self.class_weights)
-
-    def fitted(
-        self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0
-    ) -> HistGradientBoostingClassifier:
+    def fitted(self, inputs: np.ndarray, labels: np.ndarray, validation: Rows, seed: int = 0) -> Any:
         """The seed matters only above 200,000 rows: bins are then made from a sample."""
-        fits = []
-        for leaves in np.atleast_1d(self.leaves).tolist():
-            model = HistGradientBoostingClassifier(
-                learning_rate=self.learning_rate,
-                max_leaf_nodes=leaves,
-                min_samples_leaf=self.min_samples_leaf,
-                early_stopping=False,
-                class_weight=self.class_weights,
-                random_state=seed,
-                warm_start=True,
-            )
-            fits += fits_along(model, "max_iter", self.iterations, inputs, labels)
-        return best_of(fits, *validation, labels)
+        usual = {
+            "learning_rate": self.learning_rate,
+            "min_samples_leaf": self.min_samples_leaf,
+            "early_stopping": False,
+        }
+        models = [HistGradientBoostingClassifier(max_leaf_nodes=leaves, random_state=seed, **usual)
+                  for leaves in np.atleast_1d(self.leaves).tolist()]  # fmt: skip
+        return self.best(models, "max_iter", self.iterations, (inputs, labels), validation)
 
 
 @dataclass
@@ -285,28 +291,6 @@ class Decided:
 
     def predict_proba(self, inputs: np.ndarray) -> np.ndarray:
         return (self.model.predict(inputs)[:, None] == self.model.classes_).astype(float)
-
-
-def check_class_weights(kind: str | None) -> None:
-    if kind is not None:
-        choose("class_weights", kind, ("balanced",))
-
-
-def fits_along(model: Any, setting: str, values: Any, inputs: np.ndarray, labels: np.ndarray) -> list[Any]:
-    """The model fitted with each of these values of a setting, from the smallest on; each fit goes on from the last."""
-    values = sorted(np.atleast_1d(values).tolist())
-    return [copy.deepcopy(model.set_params(**{setting: value}).fit(inputs, labels)) for value in values]
-
-
-def best_of(fits: Sequence[Any], inputs: np.ndarray, labels: np.ndarray, training_labels: np.ndarray) -> Any:
-    """The fit with the lowest cross-entropy on validation rows, weighted by class as in training."""
-    classes = np.unique(training_labels)
-    weights = compute_class_weight(fits[0].class_weight, classes=classes, y=training_labels)[labels]
-
-    def missed(fit: Any) -> float:
-        return log_loss(labels, fit.predict_proba(inputs), labels=classes, sample_weight=weights)
-
-    return min(fits, key=missed) if len(fits) > 1 else fits[0]
 
 
 @lru_cache(maxsize=1)  # shared by the seeds

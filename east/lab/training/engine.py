@@ -139,11 +139,9 @@ def resumed(members: Sequence[Member], device: torch.device, file: Path) -> Popu
     """A population restored from its checkpoint, or a new one if there is none or it cannot be read."""
     population = Population(members, device)
     try:
-        if file.exists():
-            population.load(file)
-        return population
-    except FileNotFoundError:  # another command has recorded these trials and deleted it
-        return population
+        population.load(file)
+    except FileNotFoundError:  # there is none, or another command has recorded these trials and deleted it
+        pass
     except (OSError, MemoryError, torch.OutOfMemoryError):  # of this machine: the file may be good
         raise
     except Exception as error:  # a damaged file can raise nearly anything
@@ -151,7 +149,8 @@ def resumed(members: Sequence[Member], device: torch.device, file: Path) -> Popu
         reason = str(error).partition("\n")[0]
         warnings.warn(f"{file} is a damaged checkpoint ({reason}); set aside as {kept.name}, and its trials start over",
                       stacklevel=2)  # fmt: skip
-    return Population(members, device)  # the first may be half restored
+        return Population(members, device)  # the first may be half restored
+    return population
 
 
 def populations(members: Sequence[Member], device: torch.device) -> list[Sequence[Member]]:
