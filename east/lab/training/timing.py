@@ -128,11 +128,11 @@ def step_seconds(config: Science, size: Size, device: torch.device) -> float:
     config = config.but(hyper=hyper, loss=loss, model=models.untrained(config.model))
     together = population_size(config, device, STACKED)
     # Not the config's key: points of a grid that differ in cooling, patience or rates take the same time.
-    # Nor the metric of a loss: MCC takes about as long as F1.
+    # Nor the metric of a loss: MCC takes about as long as F1. Nor any loss of images: the network takes a hundred times
+    # as long.
     key = (
         str(config.model.to_json()),
-        config.loss.target,
-        str(config.loss.options.get("threshold")),
+        None if size.kind == "image" else (config.loss.target, str(config.loss.options.get("threshold"))),
         str(hyper.to_json()),
         config.protocol.precision,
         (size.kind, size.shape, size.classes),
