@@ -253,7 +253,10 @@ class Broken(DummyClassifier):
 """
 
 
-@pytest.mark.parametrize("name, minutes, reason", [("Slow", 1, "time was up"), ("Killed", 3, "its process died")])
+@pytest.mark.parametrize(
+    "name, minutes, reason",
+    [("Slow", 1, "time was up"), ("Killed", 3, "its process ended 2 times, last with SIGKILL")],
+)
 def test_a_candidate_that_fails_or_takes_too_long_leaves_the_others(name, minutes, reason, workplace, capsys):
     """A process that is still at work when time is up is killed; one that dies takes no other candidate with it."""
     Path("slow.py").write_text(SLOW)
@@ -585,7 +588,7 @@ def test_a_page_of_many_classes_has_curves_of_the_rarest_and_their_mistakes(clas
 def test_minutes_shorten_networks_and_leave_out_what_does_not_fit(monkeypatch):
     seconds = {"logistic": 1.0, "networks": 1000.0, "rf": 10_000.0}
     contest = SimpleNamespace(seconds=seconds.get, estimator=lambda name: None if name == "networks" else name)
-    monkeypatch.setattr(candidates, "cpu_count", lambda: 2)
+    monkeypatch.setattr(candidates, "cores", lambda: 2)
     planned = candidates.Timetable.within(contest, [*seconds], 300)
     assert planned.shares == {"logistic": 1.0, "networks": 0.5}
     assert planned.notes == (

@@ -265,7 +265,7 @@ def test_known_sizes_of_missing_data_are_right(name):
 def test_workers_leave_their_progress_for_the_parent(tmp_path):
     file = tmp_path / "runs" / "progress" / "job.json"
     assert Epoch.read(file) is None
-    Epoch(3.5, 20, training=2, trials=3, best=0.75).write(file)
+    Epoch(3.5, training=2, trials=3, best=0.75).write(file)
     assert Epoch.read(file).describe() == "best validation score 0.750, 2 of 3 trials still training"
 
 

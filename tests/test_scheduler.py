@@ -409,24 +409,25 @@ def test_a_read_only_folder_is_reported_before_any_training(tmp_path, pretend):
     assert pretend.seen == []
 
 
-def test_an_interruption_leaves_no_progress_files(tmp_path, monkeypatch):
+def test_workers_tell_their_progress_and_an_interruption_leaves_no_trace_of_it(tmp_path, monkeypatch):
     """The files of a running job and of its killed worker are deleted, after the workers have ended."""
-    ended = []
+    said = []
 
     def interrupted(function, queue, place):
         try:
-            for job in queue:
-                Epoch(1.0, 2, 1, 1).write(Path(job.heartbeat))
+            for k, job in enumerate(queue):
+                Epoch(1.0 + k, 2, 3, 0.5 + k / 10).write(Path(job.progress, f"{k}.json"))
+            said.append(scheduler.running(Path(job.progress)))
             yield queue.popleft(), Finished()
             raise KeyboardInterrupt
         finally:
-            ended.append(len(list((tmp_path / "runs" / "progress").iterdir())))
+            assert Path(job.progress).exists()
 
     monkeypatch.setitem(executors.RUNNERS, "processes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         carry_out([run_of(tmp_path, "trials=4", "executor=processes", "executor.slots=2")])
-    assert ended[0] > 0
-    assert not list((tmp_path / "runs" / "progress").iterdir())
+    assert said == ["6 running (epoch 3), best validation score 0.700"]
+    assert not (tmp_path / "runs").exists() or not list((tmp_path / "runs").iterdir())
 
 
 def test_jobs_are_cut_alike_before_and_after_an_interruption(tmp_path):

@@ -5,22 +5,21 @@ With a time, folds go forward, and the models for new rows are those that know t
 """
 
 import math
-import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
-from joblib import cpu_count
-from joblib.externals.loky import ProcessPoolExecutor
 
 from east.lab import bars
 from east.lab.data.common import Splits
+from east.lab.experiment.executors import Lost, Place, execute, slots
 from east.lab.settings import compose
 from east.lab.settings.command import Command
-from east.lab.settings.settings import Science
+from east.lab.settings.settings import Executor, Science
 from east.lab.training import crossfit, ensemble, timing
 from east.lab.training.annealing import stages_of
 from east.lab.training.classical import Estimator
@@ -118,6 +117,10 @@ class Contest:
         )
 
 
+def cores() -> int:
+    return len(slots("cpu"))
+
+
 def title(name: str) -> str:
     return TITLES.get(name, name)
 
@@ -152,7 +155,7 @@ class Timetable:
         with timing.threads(1):  # as in a worker
             whole = {name: contest.seconds(name) for name in names}
         for name in sorted(whole, key=lambda name: whole[name]):
-            room = math.inf if left is None else min(cpu_count(), len(names)) * left - sum(seconds.values())
+            room = math.inf if left is None else min(cores(), len(names)) * left - sum(seconds.values())
             possible = SHARES if contest.estimator(name) is None else SHARES[:1]
             share = next((share for share in possible if share * whole[name] <= room), None)
             if share is None and seconds:
@@ -168,7 +171,7 @@ class Timetable:
 def at_once(seconds: Mapping[str, float]) -> float:
     """How long candidates take side by side, at least as long as the longest of them."""
     each = seconds.values()
-    return max(sum(each) / min(cpu_count(), len(each)), *each)
+    return max(sum(each) / min(cores(), len(each)), *each)
 
 
 def fitted(
@@ -178,50 +181,24 @@ def fitted(
 
     Candidates are fitted side by side, in one process per core, unless there is little to do.
     """
-    shares = {name: max(1, round(seconds)) for name, seconds in plan.seconds.items()}  # of the bar
-    with bars.bar("fitting the candidates", total=sum(shares.values()), unit="s") as shown:
-        if inline or (left is None and sum(shares.values()) < SHORT):
-            for name in plan.seconds:
-                yield name, attempted(contest, name, plan.shares[name])
-                shown.update(shares[name])
-            return
-        deadline, lost = math.inf if left is None else time.monotonic() + left, []
-        others = {name: share for name, share in plan.shares.items() if name != "constant"}
-        if len(others) < len(plan.shares):  # at once, so that there is an answer whatever happens to the processes
-            yield "constant", attempted(contest, "constant", 1.0)
-        for name, result in in_processes(contest, others, deadline):
-            if result is None:
-                lost.append(name)
-                continue
-            yield name, result
-            shown.update(shares[name])
-        for name in lost:  # one process died, perhaps for lack of memory, and the others of its pool with it
-            for _, result in in_processes(contest, {name: plan.shares[name]}, deadline):
-                yield name, result or "its process died"
+    seconds = {name: max(1, round(seconds)) for name, seconds in plan.seconds.items()}  # of the bar
+    inline = inline or (left is None and sum(seconds.values()) < SHORT)
+    executor = Executor(name="inline" if inline else "processes", retries=1)  # a process may die for lack of memory
+    deadline = math.inf if left is None else time.monotonic() + left
+    place = Place(executor, slots=(None,) * min(cores(), len(seconds)), deadline=deadline)
+    with bars.bar("fitting the candidates", total=sum(seconds.values()), unit="s") as shown:
+        if "constant" in seconds:  # at once, so that there is an answer whatever happens to the processes
+            yield "constant", attempted(contest, plan.shares, "constant")
+        queue = deque(name for name in seconds if name != "constant")
+        for name, result in execute(partial(attempted, contest, plan.shares), queue, place):
+            yield name, result.reason if isinstance(result, Lost) else result
+            shown.update(seconds[name])
 
 
-def in_processes(
-    contest: Contest, shares: Mapping[str, float], deadline: float
-) -> Iterator[tuple[str, Component | str | None]]:
-    """Each candidate when a process has finished it, with None if its process died."""
-    pool = ProcessPoolExecutor(max_workers=min(cpu_count(), len(shares)))
-    try:
-        waiting = {pool.submit(attempted, contest, name, share): name for name, share in shares.items()}
-        while waiting:
-            done, _ = wait(waiting, min(deadline - time.monotonic(), threading.TIMEOUT_MAX), FIRST_COMPLETED)
-            if not done:
-                yield from ((name, "time was up") for name in waiting.values())
-                return
-            for future in done:
-                yield waiting.pop(future), None if future.exception() else future.result()
-    finally:
-        pool.shutdown(wait=False, kill_workers=True)
-
-
-def attempted(contest: Contest, name: str, share: float) -> Component | str:
+def attempted(contest: Contest, shares: Mapping[str, float], name: str) -> Component | str:
     """The fitted candidate, or what went wrong: the others go on."""
     try:
         with timing.threads(1):
-            return contest.fit(name, share)
+            return contest.fit(name, shares[name])
     except Exception as error:  # anything that a classifier raises
         return f"{type(error).__name__}: {error}"

@@ -7,8 +7,10 @@ that could not be finished yields Lost.
 """
 
 import logging
+import math
 import multiprocessing
 import os
+import pickle
 import signal
 import socket
 import sys
@@ -16,7 +18,7 @@ import threading
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
@@ -25,15 +27,12 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from east.choices import ConfigError, EscapedStream
-from east.lab import bars
 from east.lab.settings.settings import Executor, Settings
 
 Job: TypeAlias = Any  # whatever the function takes; it must survive pickling
 Function: TypeAlias = Callable[[Job], Any]
 Results: TypeAlias = Generator[tuple[Job, Any], None, None]  # closing it ends the workers
 Slot: TypeAlias = str | None  # a GPU's number, or None for a core
-
-WORTH_REPORTING = 60.0  # seconds; a longer command reports how long its workers were idle
 
 
 @dataclass(frozen=True)
@@ -45,11 +44,15 @@ class Lost:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a command's work runs: the executor, the slots of this machine, and a folder for a cluster's files."""
+    """Where a command's work runs: the executor, the slots of this machine, and a folder for a cluster's files.
+
+    deadline: the time.monotonic() at which processes are stopped.
+    """
 
     executor: Executor
     slots: tuple[Slot, ...] = (None,)
     folder: Path = Path()
+    deadline: float = math.inf
 
     @property
     def parallel(self) -> int:
@@ -70,11 +73,10 @@ class Place:
 def choose_place(settings: Settings, much_work: bool) -> Place:
     """The executor with its slots. `auto` uses processes only for `much_work`, because starting one takes seconds."""
     executor = settings.executor
-    folder = Path(settings.results_dir).resolve() / "sweeps" / "submitit"
-    if executor.name == "ray" and executor.address:
+    if executor.name == "ray":
         refuse_dead_cluster(executor.address)
     if executor.name not in ("auto", "processes"):
-        return Place(executor, folder=folder)
+        return Place(executor, folder=Path(settings.results_dir).resolve() / "sweeps" / "submitit")
     available = slots(settings.device)
     places = tuple(available[k % len(available)] for k in range(executor.slots or len(available)))
     if executor.name == "auto" and not (much_work and len(places) > 1):
@@ -82,23 +84,30 @@ def choose_place(settings: Settings, much_work: bool) -> Place:
     return Place(executor.but(name="processes"), places)
 
 
-def refuse_dead_cluster(address: str) -> None:
+def refuse_dead_cluster(address: str | None) -> None:
     """ConfigError if nothing listens there; Ray itself would retry for minutes and log every attempt."""
-    current = Path("/tmp/ray/ray_current_cluster")  # where `ray start` leaves the address that "auto" stands for
-    if address == "auto":
-        known = current.read_text(encoding="utf-8").strip() if current.is_file() else ""
-        address = os.environ.get("RAY_ADDRESS") or known
-        if not address:
-            raise ConfigError("executor.address=auto: no Ray cluster runs here; start one with `ray start --head`")
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():
-        return  # "local", or another form that Ray interprets itself
-    try:
-        socket.create_connection((host, int(port)), timeout=5).close()
-    except OSError as error:
-        raise ConfigError(
-            f"executor.address={address}: no Ray cluster answers there ({error.strerror or error})"
-        ) from error
+    host, _, port = (address or "").removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        try:
+            socket.create_connection((host, int(port)), timeout=5).close()
+        except OSError as error:
+            why = error.strerror or error
+            raise ConfigError(f"executor.address={address}: no Ray cluster answers there ({why})") from error
+
+
+def slots(device: str) -> Sequence[Slot]:
+    """One entry per process that this machine can run at once: a GPU's number, or None for a core."""
+    if device in ("auto", "cuda"):
+        import torch
+
+        if torch.cuda.is_available():
+            visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
+            return visible.split(",")[: torch.cuda.device_count()]
+    if device not in ("auto", "cpu"):
+        return [None]
+    from joblib import cpu_count
+
+    return [None] * cpu_count()
 
 
 def execute(function: Function, queue: deque[Job], place: Place) -> Results:
@@ -112,38 +121,65 @@ def inline(function: Function, queue: deque[Job], place: Place) -> Results:
         yield job, function(job)
 
 
-def slots(device: str) -> Sequence[Slot]:
-    """One entry per process that this machine can run at once: a GPU's number, or None for a core."""
-    if device in ("auto", "cuda"):
-        import torch
-
-        if torch.cuda.is_available():
-            visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-            return visible.split(",")[: torch.cuda.device_count()]
-    if device not in ("auto", "cpu"):
-        return [None]
-    return [None] * len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))
+def processes(function: Function, queue: deque[Job], place: Place) -> Results:
+    """One worker per slot. A killed worker is replaced, and its job retried `retries` times, after the others."""
+    retries, free, victims = place.executor.retries, list(place.slots), []
+    idle: list[Worker] = []
+    busy: dict[Connection, Worker] = {}
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
+    try:
+        while queue or busy:
+            while queue and (idle or free):
+                worker = idle.pop() if idle else Worker(function, free.pop())
+                worker.give(queue.popleft())
+                busy[worker.pipe] = worker
+            left = None if place.deadline == math.inf else max(0.0, place.deadline - time.monotonic())
+            ready = wait(list(busy), left)
+            if not ready:
+                yield from ((job, Lost("time was up")) for job in (*(worker.job for worker in busy.values()), *queue))
+                return
+            for pipe in ready:
+                worker = busy.pop(pipe)  # type: ignore[call-overload]
+                try:
+                    result = pickle.loads(worker.pipe.recv_bytes())
+                    idle.append(worker)
+                except (EOFError, ConnectionResetError):
+                    worker.process.join()
+                    free.append(worker.gpu)
+                    victims.append(worker.job)
+                    if sum(job is worker.job for job in victims) <= retries:
+                        queue.append(worker.job)
+                        continue
+                    ended = ending(worker.process.exitcode)
+                    result = Lost(f"its process ended {retries + 1} times, last with {ended}")
+                yield worker.job, result
+    finally:
+        with ignoring_interrupts():  # a second Ctrl-C must not interrupt this
+            for worker in [*idle, *busy.values()]:
+                worker.stop()
 
 
 class Worker:
-    """A process that runs one job at a time, on one thread; it sees only its `gpu`, if it has one."""
+    """A process that runs one job at a time, on one thread; it sees only its `gpu`, if it has one.
+
+    Jobs and results are pickled here: multiprocessing would move their tensors to shared memory, which may be small.
+    """
 
     def __init__(self, function: Function, gpu: str | None):
         context = start_method()
         self.pipe, theirs = context.Pipe()
         variables = dict(os.environ) | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
-        self.process = context.Process(target=work, args=(function, theirs, variables), daemon=True)
+        self.process = context.Process(target=work, args=(pickle.dumps(function), theirs, variables), daemon=True)
         with ignoring_interrupts():
             self.process.start()
         theirs.close()
         self.gpu = gpu
         self.job: Job = None
-        self.since = 0.0  # when it was given its job
 
     def give(self, job: Job) -> None:
-        self.job, self.since = job, time.monotonic()
+        self.job = job
         with suppress(BrokenPipeError):  # it died while idle; reading its result will show that
-            self.pipe.send(job)
+            self.pipe.send_bytes(pickle.dumps(job))
 
     def stop(self) -> None:
         self.process.terminate()
@@ -176,18 +212,16 @@ def ignoring_interrupts() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def work(function: Function, pipe: Connection, variables: Mapping[str, str]) -> None:
+def work(function: bytes, pipe: Connection, variables: dict[str, str]) -> None:
     """The main loop of a worker, in its parent's environment; it ends whenever its parent does."""
     os.environ.update(variables)
     threading.Thread(target=end_with_parent, daemon=True).start()
     sys.stderr = EscapedStream(sys.stderr)  # type: ignore[assignment]
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)  # as in the parent
-    while True:
-        try:
-            job = pipe.recv()
-        except EOFError:
-            return
-        pipe.send(single_threaded(function, job))
+    run = pickle.loads(function)
+    with suppress(EOFError):
+        while True:
+            pipe.send_bytes(pickle.dumps(single_threaded(run, pickle.loads(pipe.recv_bytes()))))
 
 
 def end_with_parent() -> None:
@@ -204,54 +238,12 @@ def single_threaded(function: Function, job: Job) -> Any:
     return function(job)
 
 
-def processes(function: Function, queue: deque[Job], place: Place) -> Results:
-    """One worker per slot. A killed worker is replaced, and its job retried `retries` times."""
-    retries = place.executor.retries
-    free, victims = list(place.slots), []
-    started, busy_seconds = 0.0, 0.0  # counted from the first job: starting the first worker takes seconds
-    idle: list[Worker] = []
-    busy: list[Worker] = []
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # read by a worker's libraries when they load
-    try:
-        while queue or busy:
-            while queue and (idle or free):
-                worker = idle.pop() if idle else Worker(function, free.pop())
-                busy.append(worker)
-                worker.give(queue.popleft())
-                started = started or worker.since
-            ready = wait([worker.pipe for worker in busy])
-            for worker in [worker for worker in busy if worker.pipe in ready]:
-                busy.remove(worker)
-                busy_seconds += time.monotonic() - worker.since
-                try:
-                    result = worker.pipe.recv()
-                    idle.append(worker)
-                except (EOFError, ConnectionResetError):
-                    worker.process.join()
-                    free.append(worker.gpu)
-                    victims.append(worker.job)
-                    if sum(job is worker.job for job in victims) <= retries:
-                        queue.appendleft(worker.job)
-                        continue
-                    ended = ending(worker.process.exitcode)
-                    result = Lost(f"its process ended {retries + 1} times, last with {ended}")
-                yield worker.job, result
-        seconds = time.monotonic() - started
-        if started and seconds >= WORTH_REPORTING:
-            idle_share = 1 - busy_seconds / (len(place.slots) * seconds)
-            bars.say(f"{len(place.slots)} workers, idle {idle_share:.1%} of {seconds / 60:.1f} min")
-    finally:
-        with ignoring_interrupts():  # a second Ctrl-C must not interrupt this
-            for worker in [*idle, *busy]:
-                worker.stop()
-
-
 def ending(code: int | None) -> str:
     """An exit code in words."""
-    if code is not None and code < 0:
-        name = signal.Signals(-code).name
-        return f"{name}{', as when memory runs out' if name == 'SIGKILL' else ''}"
-    return f"exit code {code}"
+    if code is None or code >= 0:
+        return f"exit code {code}"
+    name = signal.Signals(-code).name
+    return f"{name}, as when memory runs out" if name == "SIGKILL" else name
 
 
 def ray(function: Function, queue: deque[Job], place: Place) -> Results:
@@ -264,7 +256,7 @@ def ray(function: Function, queue: deque[Job], place: Place) -> Results:
     if started:
         try:
             ray.init(address=executor.address, log_to_driver=False, logging_level=logging.ERROR)
-        except ConnectionError as error:  # something listens there, but it is not Ray
+        except ConnectionError as error:  # no cluster runs here, or something else listens there
             raise ConfigError(f"executor.address={executor.address}: no Ray cluster answers there") from error
     task = ray.remote(num_cpus=executor.cpus, num_gpus=executor.gpus, max_retries=executor.retries)(single_threaded)
     running: dict[Any, Job] = {}
@@ -288,21 +280,21 @@ def submitit(function: Function, queue: deque[Job], place: Place) -> Results:
     """Arrays of SLURM jobs; `cluster=local` runs them as processes here. A pre-empted job is queued again."""
     import submitit
 
-    executor, parallel = place.executor, place.executor.parallel
+    executor = place.executor
     runner = submitit.AutoExecutor(folder=place.folder, cluster=executor.cluster)
     runner.update_parameters(
         timeout_min=executor.minutes, cpus_per_task=int(executor.cpus), gpus_per_node=int(executor.gpus)
     )
-    if runner.cluster == "slurm":
+    slurm = runner.cluster == "slurm"
+    if slurm:
         partition = {"partition": executor.partition} if executor.partition else {}
-        options = {"array_parallelism": parallel, **partition, **executor.slurm}
+        options = {"array_parallelism": executor.parallel, **partition, **executor.slurm}
         runner.update_parameters(**{f"slurm_{key}": value for key, value in options.items()})
-    else:
-        parallel = min(parallel, len(slots("cpu")))  # SLURM limits an array itself; local jobs all start at once
     running: dict[Any, Job] = {}
     try:
         while queue or running:
-            room = len(queue) if runner.cluster == "slurm" else min(len(queue), parallel - len(running))
+            # SLURM limits an array itself; local jobs all start at once
+            room = len(queue) if slurm else min(len(queue), max(0, place.parallel - len(running)))
             jobs = [queue.popleft() for _ in range(room)]
             running |= zip(runner.map_array(Restartable(function), jobs), jobs, strict=True) if jobs else ()
             handle = next(submitit.helpers.as_completed(list(running), poll_frequency=1))

@@ -34,7 +34,7 @@ class Job:
     run: int  # index of the command's run that they belong to
     settings: Settings  # of that run; a worker may be in another folder, so its paths are absolute
     checkpoints: str  # the folder of its family
-    heartbeat: str | None = field(default=None, compare=False)  # file for its progress, if a worker runs it
+    progress: str | None = None  # the folder for a file about its progress, if a worker runs it
 
 
 def delete_checkpoints(family: Path, recorded: Set[Identity]) -> None:
@@ -60,7 +60,9 @@ class Finished:
 def run_job(job: Job) -> Finished | Lost:
     """Train one population and record its trials. Runs in any process."""
     try:
-        trials = Ledger(job.settings).missing(job.trials)
+        ledger = Ledger(job.settings)
+        ledger.read(job.trials)
+        trials = ledger.missing(job.trials)
         return train_and_record(trials, job) if trials else Finished()
     except Exception as error:  # the other jobs continue
         if os.environ.get("EAST_DEBUG"):
@@ -110,7 +112,7 @@ def trained(
     options: dict[str, Any] = {
         "device": settings.device,
         "checkpoint": Path(job.checkpoints),
-        "progress": Path(job.heartbeat) if job.heartbeat else True,
+        "progress": Path(job.progress, f"{trials[0].config.key}-{trials[0].seed}.json") if job.progress else True,
         "start_logger": None if settings.logger == "none" else partial(loggers.start, settings.logger, results_dir),
         "compile": settings.compile,
     }

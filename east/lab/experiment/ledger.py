@@ -1,6 +1,6 @@
 """Which trials of a command are already on record."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from east.lab.training.population import Trial
 
 
 class Ledger:
-    """Knows which trials are done, and reads records that appear while the command runs.
+    """The records of a command's trials, and which trials are still to be trained.
 
     settings: with `force`, only trials of this command count as done; with `save_model`, a trial without
     its model counts as missing. scanned: records read beforehand.
@@ -21,15 +21,17 @@ class Ledger:
     def __init__(self, settings: Settings, scanned: Iterable[Record] = ()):
         self.settings = settings
         self.records = {} if settings.force else {record.identity: record for record in scanned}
-        self.trained: set[Identity] = set()
+
+    def read(self, trials: Iterable[Trial], recorded: Collection[Identity] = ()) -> None:
+        """Read the records that these trials may have by now. recorded: those that this command has just written."""
+        for trial in trials:
+            if not self.settings.force or trial.identity in recorded:
+                with suppress(*UNREADABLE):
+                    self.records[trial.identity] = records.read(self._file(trial), whole=False)
 
     def find(self, trial: Trial) -> Record | None:
-        """The record of a trial, if it has a readable one."""
-        identity = trial.identity
-        if identity not in self.records and (not self.settings.force or identity in self.trained):
-            with suppress(*UNREADABLE):
-                self.records[identity] = records.read(self._file(trial), whole=False)
-        return self.records.get(identity)
+        """The record of a trial, if it has one."""
+        return self.records.get(trial.identity)
 
     def _file(self, trial: Trial) -> Path:
         return records.path(self.settings.results_dir, trial.config, trial.seed, trial.stage)
@@ -39,16 +41,12 @@ class Ledger:
         return [trial for trial in trials if not self._complete(trial)]
 
     def _complete(self, trial: Trial) -> bool:
-        record, file = self.find(trial), self._file(trial)
+        record = self.find(trial)
         if record is None:
-            return records.status(file) == "newer"  # never overwritten, so training would be pointless
+            return records.status(self._file(trial)) == "newer"  # never overwritten, so training would be pointless
         if record.status == "failed" or trial.stage == "search":
             return True  # failures are results too: the same trial would fail again
         return not self.settings.save_model or has_model(trial, self.settings.results_dir)
-
-    def note_trained(self, trials: Iterable[Identity]) -> None:
-        """Note that this command has trained and recorded these trials."""
-        self.trained |= {*trials}
 
     def ranking(self, stage: Iterable[Trial], rule: str) -> list[str]:
         """Keys of the points of a search stage from best to worst; those that could not be trained are left out."""

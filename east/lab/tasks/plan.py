@@ -25,7 +25,7 @@ from east.lab.experiment import executors, protocols, records
 from east.lab.experiment.executors import Place
 from east.lab.experiment.ledger import Ledger
 from east.lab.experiment.runs import Run, load, planned_device, split_options
-from east.lab.experiment.scheduler import Progress, carry_out
+from east.lab.experiment.scheduler import carry_out, stages
 from east.lab.reporting.labels import labels
 from east.lab.settings.settings import Science, Settings
 from east.lab.training import timing
@@ -255,12 +255,10 @@ def size_of(settings: Settings) -> Size | None:
 
 def finished(run: Run, ledger: Ledger) -> Counter[str]:
     """How many trainings of a run are on record, by stage."""
-    progress, done = Progress(run, ledger), Counter[str]()
-    while True:
-        missing = progress.missing()
-        done[progress.stage[0].stage] += len(progress.stage) - len(missing)
-        if missing or not progress.advance():
-            return done
+    done = Counter[str]()
+    for stage in stages(run, ledger):
+        done[stage[0].stage] += len(stage) - len(ledger.missing(stage))
+    return done
 
 
 def run_names(runs: Sequence[Item] | Sequence[Run]) -> list[str]:

@@ -3,9 +3,9 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from east.lab import bars
 from east.lab.files import write_text
@@ -14,12 +14,10 @@ from east.lab.training.population import Population
 HEARTBEAT = 2.0  # seconds between progress reports from a worker to its parent
 
 
-@dataclass(frozen=True)
-class Epoch:
+class Epoch(NamedTuple):
     """The progress of a population; a worker writes it to a file for the command that started it."""
 
     epoch: float
-    max_epochs: int
     training: int  # trials that have not stopped yet
     trials: int
     best: float | None = None  # highest validation metric so far
@@ -28,13 +26,13 @@ class Epoch:
     @classmethod
     def of(cls, population: Population, epoch: float) -> "Epoch":
         courses = [annealing.course for annealing in population.annealing]
-        metrics = [best.val_metric for course in courses for best in (course.best, course.stage_best)]
-        found = [metric for metric in metrics if metric is not None]
+        found = [
+            b.val_metric for course in courses for b in (course.best, course.stage_best) if b.val_metric is not None
+        ]
         training = [annealing for annealing in population.annealing if annealing.course.stopped is None]
         temperatures = [annealing.temperature for annealing in training if annealing.temperature is not None]
-        longest = max(annealing.max_epochs for annealing in population.annealing)
         best = 1 - min(found) if found else None
-        return cls(epoch, longest, len(training), len(courses), best, max(temperatures, default=None))
+        return cls(epoch, len(training), len(courses), best, max(temperatures, default=None))
 
     def describe(self) -> str:
         """Temperature, best validation score, and how many trials are still training."""
@@ -46,12 +44,12 @@ class Epoch:
     def write(self, file: Path) -> None:
         """Write it for `read`; if that fails, training goes on without being seen."""
         with suppress(OSError):
-            write_text(file, json.dumps(asdict(self)))
+            write_text(file, json.dumps(self))
 
     @classmethod
     def read(cls, file: Path) -> "Epoch | None":
         try:
-            return cls(**json.loads(file.read_text(encoding="utf-8")))
+            return cls(*json.loads(file.read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):  # not written yet, or already deleted
             return None
 
@@ -76,10 +74,8 @@ def reporting(population: Population, output: bool | Path) -> Iterator[Callable[
         shown.n = round(epoch, 1)
         return Epoch.of(population, epoch).describe()
 
-    with ExitStack() as opened:
-        if isinstance(output, Path):
-            opened.callback(output.unlink, missing_ok=True)
-        elif output:
-            total = max(annealing.max_epochs for annealing in population.annealing)
-            shown = opened.enter_context(bars.bar("epochs", total, "epoch", describe))
+    total = max(annealing.max_epochs for annealing in population.annealing)
+    with bars.bar("epochs", total, "epoch", describe) if output is True else nullcontext() as shown:
         yield step_done
+    if isinstance(output, Path):
+        output.unlink(missing_ok=True)
