@@ -608,8 +608,8 @@ def test_a_file_is_identified_by_its_content(tmp_path, pretend):
     ("overrides", "words"),
     [
         (["loss=fbeta", "loss.beta={77: 2}"], "77"),
-        (["model=mlp_btg"], "model=mlp_btg has a single output, for two classes; digits has 10"),
-        (["model.outputs=20"], "model.outputs=20: digits has 10 classes; expected null or 10"),
+        (["model=mlp_btg"], "model=mlp_btg outputs=1: digits has 10 classes; expected null or 10"),
+        (["model.outputs=20"], "model=mlp outputs=20: digits has 10 classes; expected null or 10"),
         (["loss=f1", "loss.step=lniear"], "did you mean 'linear'?"),
         (["device=cuda"], "not available here"),
     ],

@@ -125,51 +125,30 @@ def trained(
 
 def evaluate_and_record(outcome: Outcome, splits: data.Splits, job: Job) -> None:
     """Judge an outcome by the scores and decisions of its config, and record it."""
-    trial, config, settings = outcome.trial, outcome.trial.config, job.settings
+    trial, settings = outcome.trial, job.settings
     parts = ("val", "test") if trial.stage == "trial" else ("val",)  # so that no search can choose by a test score
-    judged: Evaluation = {"confusion": {}, "scores": {}, "decisions": {}}
+    stored: dict[str, Any] = {"data": {n: getattr(splits, n) for n in ("name", "fingerprint", "sizes", "index_hash")}}
+    names = ("history", "best", "epochs", "stopped", "status", "error", "seconds", "ensemble")
+    stored |= {name: getattr(outcome, name) for name in names}
     arrays = None
     if outcome.status == "done":
-        judged = evaluated(outcome, splits, parts)
-        arrays = {f"{part}_probabilities": outcome.probabilities[part] for part in parts}
-        arrays |= {f"{part}_labels": outcome.labels[part] for part in parts}
-    record = Record(
-        config=config,
-        seed=trial.seed,
-        stage=trial.stage,  # type: ignore[arg-type]
-        data={
-            "name": splits.name,
-            "fingerprint": splits.fingerprint,
-            "sizes": splits.sizes,
-            "index_hash": splits.index_hash,
-        },
-        device="cpu" if config.loss.classical else describe_device(settings.device),
-        history=outcome.history,
-        best=outcome.best,
-        epochs=outcome.epochs,
-        stopped=outcome.stopped,
-        status=outcome.status,  # type: ignore[arg-type]
-        error=outcome.error,
-        seconds=outcome.seconds,
-        ensemble=outcome.ensemble,
-        **provenance(),
-        **judged,
-    )
+        stored |= evaluated(outcome, splits, parts)
+        arrays = {f"{part}_{n}": getattr(outcome, n)[part] for part in parts for n in ("probabilities", "labels")}
+    device = "cpu" if trial.config.loss.classical else describe_device(settings.device)
+    record = Record(trial.config, trial.seed, trial.stage, device=device, **stored, **provenance())  # type: ignore[arg-type]
     with suppress(FileExistsError):  # another process was faster, with the same result
         records.write(settings.results_dir, record, arrays, force=settings.force)
 
 
 def evaluated(outcome: Outcome, splits: data.Splits, parts: Sequence[str]) -> Evaluation:
     """The scores of a finished trial on these parts; a search is judged by argmax alone."""
-    trial, trained_for = outcome.trial, None
-    loss = trial.config.loss
+    trial, loss, trained_for = outcome.trial, outcome.trial.config.loss, None
     if "metric" in loss.options and not loss.classical:
         built = build_loss(loss, splits.classes, splits.train.labels, splits.positive)
         if loss.name == "metric" or evaluation.trains_other_metric(built):
             trained_for = evaluation.validation_metric(built, splits.positive)
-    probabilities = {part: outcome.probabilities[part] for part in parts}
-    labels = {part: outcome.labels[part] for part in parts}
     decisions = trial.config.decisions if trial.stage == "trial" else ()  # a search would tune them for nothing
     if trial.config.ensemble.name != "none":  # its probabilities serve every metric
         decisions = (*dict.fromkeys((*decisions, *(evaluation.EXPECTED + name for name in evaluation.tunable()))),)
+    probabilities, labels = ({part: of[part] for part in parts} for of in (outcome.probabilities, outcome.labels))
     return evaluation.evaluate(probabilities, labels, splits.positive, decisions, trained_for)

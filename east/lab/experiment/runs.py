@@ -4,9 +4,8 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import cache, lru_cache, partial
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from east.choices import HERE, ConfigError, import_by_path
 from east.lab import bars, data, models
 from east.lab.data.common import assign, leave_out
-from east.lab.settings.settings import DatasetSection, LossSection, ModelSection, Science, Settings, Split
+from east.lab.settings.settings import DatasetSection, Science, Settings, Split
 from east.lab.training.devices import pick_device
 from east.lab.training.evaluation import check_decisions, metric_of
 from east.lab.training.objective import build_loss, with_average
@@ -39,10 +38,11 @@ class Run:
         assign(loaded, **split_options(settings.split.at(0)))  # raises if these data cannot be split this way
         check_parts(settings, loaded)
         science = settings.science(loaded.name, loaded.fingerprint)
-        loss = with_average(science.loss, loaded.positive)
-        loss = loss.but(code=code_digest(*own_code(loss)))
-        ensemble = science.ensemble.but(code=code_digest(*science.ensemble.components))
-        science = science.but(loss=loss, model=identified(science.model), ensemble=ensemble)
+        science = science.but(loss=with_average(science.loss, loaded.positive))
+        digests = {section: code_digest(*paths) for section, paths in own_code(science).items()}
+        science = science.but(**{name: getattr(science, name).but(code=code) for name, code in digests.items()})
+        if file := models.weights_file(science.model):
+            science = science.but(model=science.model.but(weights=str(file), code=weights_digest(file)))
         notes = (*loaded.notes, *models.notes(science.model, loaded.inputs.shape))
         return cls(settings, science, notes=tuple(f"{loaded.name}: {note}" for note in notes))
 
@@ -75,28 +75,28 @@ def state_of(path: str | None) -> tuple[tuple[str, int, int], ...]:
     """Place, time and size of a file, or of all files in a folder: a notebook may change them between two runs."""
     if path is None:
         return ()
-    place, states = Path(path).expanduser().absolute(), []
-    for entry in (place, *sorted(place.rglob("*"))):
-        with suppress(OSError):  # the loader reports it
-            stat = entry.stat()
-            states.append((str(entry), stat.st_mtime_ns, stat.st_size))
-    return tuple(states)
+    place = Path(path).expanduser().absolute()
+    states = [(str(entry), entry.stat()) for entry in (place, *sorted(place.rglob("*"))) if entry.exists()]
+    return tuple((name, state.st_mtime_ns, state.st_size) for name, state in states)
 
 
 def splits_of(loaded: data.Data, trials: Iterable[Trial]) -> list[data.Splits]:
-    """The split of each trial: one for all seeds, or a new one for each. Trials with the same rows share them."""
-    shared, splits = cache(partial(split, loaded)), []
+    """The split of each trial: one for all seeds, or a new one for each. Trials with the same rows share them.
+
+    With folds, early stopping ignores one of the validation rows.
+    """
+
+    @cache
+    def split(section: Split, fold: int | None) -> data.Splits:
+        splits = data.split(loaded, **split_options(section))
+        return splits if section.folds is None or fold is None else leave_out(splits, section.folds, fold)
+
+    splits = []
     for trial in trials:
         section = trial.config.split.at(trial.seed)
-        its_split = shared(section, trial.seed % section.folds if section.folds else None)
+        its_split = split(section, trial.seed % section.folds if section.folds else None)
         splits.append(models.for_network(its_split, trial.config.model))
     return splits
-
-
-def split(loaded: data.Data, section: Split, fold: int | None = None) -> data.Splits:
-    """The split of a section; early stopping ignores a fold of its validation rows."""
-    splits = data.split(loaded, **split_options(section))
-    return splits if section.folds is None or fold is None else leave_out(splits, section.folds, fold)
 
 
 def split_options(split: Split) -> dict[str, Any]:
@@ -113,97 +113,85 @@ def code_digest(*paths: str | None, edited: bool = False) -> str | None:
     The files count as they were when this process imported them. edited: whether they may have changed since; otherwise
     a ConfigError says so. None for code of east and of installed packages.
     """
-    state = hashlib.blake2b(digest_size=8)
-    own = False
-    for path in paths:
-        name = str(path).rpartition(".")[0]
+    own: list[bytes] = []
+    for name in (str(path).rpartition(".")[0] for path in paths):
         module = sys.modules.get(name)
         file = Path(getattr(module, "__file__", None) or "")
         if not file.is_file() or HERE in file.resolve().parents or "site-packages" in file.parts:
             continue
-        own, now, spec = True, file.read_bytes(), getattr(module, "__spec__", None)
+        now, spec = file.read_bytes(), getattr(module, "__spec__", None)
         if name not in _imported or _imported[name][0] is not spec:  # importlib.reload makes a new spec
             _imported[name] = spec, now
         if _imported[name][1] != now and not edited:
             raise ConfigError(f"{file} has changed since it was imported. Restart Python to train with the new code.")
-        state.update(_imported[name][1])
-    return state.hexdigest() if own else None
+        own.append(_imported[name][1])
+    return hashlib.blake2b(b"".join(own), digest_size=8).hexdigest() if own else None
 
 
-def identified(model: ModelSection) -> ModelSection:
-    """The section of a network with a digest of the user's own code, or of the file with its pretrained weights."""
-    file = models.weights_file(model)
-    if file is None:
-        return model.but(code=code_digest(model.options.get("target")))
+def weights_digest(file: Path) -> str:
+    """A digest of a file with pretrained weights."""
     with open(file, "rb") as content:
-        return model.but(weights=str(file), code=hashlib.file_digest(content, "blake2b").hexdigest()[:16])
+        return hashlib.file_digest(content, "blake2b").hexdigest()[:16]
 
 
-def own_code(loss: LossSection) -> tuple[str | None, ...]:
-    """The dotted paths of a loss that may lead to the user's own code."""
-    return (loss.target, loss.options.get("metric"), loss.options.get("target"))
+def own_code(config: Science) -> dict[str, tuple[str | None, ...]]:
+    """The dotted paths of a setting that may lead to the user's own code, by section."""
+    of_loss = config.loss.target, config.loss.options.get("metric"), config.loss.options.get("target")
+    return {"loss": of_loss, "model": (config.model.options.get("target"),), "ensemble": config.ensemble.components}
 
 
 def check_code(config: Science) -> None:
     """ConfigError if this process would train with other code or weights than those in the trial's key."""
     if file := models.weights_file(config.model):
-        if identified(config.model) != config.model:
+        if weights_digest(Path(file)) != config.model.code:
             raise ConfigError(f"{file} has changed since this command started. Rerun the command.")
         config = config.but(model=config.model.but(code=None))
-    own = ((config.loss, own_code(config.loss)), (config.model, (config.model.options.get("target"),)),
-           (config.ensemble, config.ensemble.components))  # fmt: skip
-    for section, paths in own:
-        if section.code is None:
-            continue
-        for path in paths:
-            if "." in str(path):
-                import_by_path(str(path))
-        if code_digest(*paths, edited=True) != section.code:
-            code = " or ".join(str(path) for path in paths if path)
-            raise ConfigError(f"the code of {code} has changed since this command started. Rerun the command.")
+    for section, paths in own_code(config).items():
+        code = getattr(config, section).code
+        own = [str(path) for path in paths if "." in str(path)]
+        for path in own if code else ():
+            import_by_path(path)
+        if code and code_digest(*own, edited=True) != code:
+            raise ConfigError(
+                f"the code of {' or '.join(own)} has changed since this command started. Rerun the command."
+            )
 
 
 def check_parts(settings: Settings, loaded: data.Data) -> None:
     """Build network and loss once, so that a wrong name or a misfit with these data fails before any work."""
-    count, model = len(loaded.classes), settings.model
+    count, name, loss = len(loaded.classes), "protocol.decisions: ", settings.loss
     try:
         check_decisions(settings.protocol.decisions, loaded.positive, count)
-    except ValueError as error:
-        raise ConfigError(f"protocol.decisions: {error}") from error
-    if settings.ensemble.name != "none":
-        from east.lab.training import ensemble
+        name = ""
+        if settings.ensemble.name != "none":
+            from east.lab.training import ensemble
 
-        ensemble.check_ensemble(settings.ensemble, settings.loss, loaded.kind, settings.split)
-    if settings.loss.classical:
-        from east.lab.training import classical
+            ensemble.check_ensemble(settings.ensemble, loss, loaded.kind, settings.split)
+        if loss.classical:
+            from east.lab.training import classical
 
-        try:
-            classical.recipe_of(settings.loss)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(str(error)) from error
-        return
-    try:
+            classical.recipe_of(loss)
+            return
+        name = f"model={settings.model.name} loss={loss.name}: "
         check_network(settings, loaded)
-        loss = build_loss(settings.loss, loaded.classes, torch.arange(count), loaded.positive)
-        loss(torch.zeros(count, model.outputs or count), torch.arange(count))
+        built = build_loss(loss, loaded.classes, torch.arange(count), loaded.positive)
+        built(torch.zeros(count, settings.model.outputs or count), torch.arange(count))
         if settings.protocol.stop_by not in (None, "loss"):
             metric_of(settings.protocol.stop_by, loaded.positive)
     except TypeError as error:  # an argument of the wrong type, which Python's message does not name
-        raise ConfigError(f"model={model.name} loss={settings.loss.name}: {error}") from error
+        raise ConfigError(f"{name}{error}") from error
     except (ValueError, ImportError, RuntimeError, OSError) as error:
-        raise ConfigError(str(error)) from error
+        raise ConfigError(f"{name}{error}" if name.startswith("protocol") else str(error)) from error
 
 
 def check_network(settings: Settings, loaded: data.Data) -> None:
     """Refuse a network without a logit per class (or a single one for two classes), or that could not be saved."""
     count, model, shape = len(loaded.classes), settings.model, loaded.inputs.shape[1:]
     allowed = (2, 1) if count == 2 else (count,)
-    if model.outputs == 1 and count > 2:
-        raise ConfigError(f"model={model.name} has a single output, for two classes; {loaded.name} has {count}")
     if model.outputs not in (None, *allowed):
-        choices = ", ".join(map(str, allowed))
+        choices = " or ".join(["null", *map(str, allowed)])
         raise ConfigError(
-            f"model.outputs={model.outputs}: {loaded.name} has {count} classes; expected null or {choices}"
+            f"model={model.name} outputs={model.outputs}: {loaded.name} has {count} classes; expected {choices}"
         )
     device, target = planned_device(settings), model.options.get("target")
     if settings.dry_run:
@@ -228,11 +216,11 @@ def check_network(settings: Settings, loaded: data.Data) -> None:
     except Exception as error:  # it is the user's code
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{given}: it fails for inputs {list(rows.shape)}; {reason}") from error
-    if not isinstance(logits, torch.Tensor) or logits.shape[:1] != (2,) or logits.shape[-1] not in allowed:
-        got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
+    if got not in ([2, outputs] for outputs in allowed):
         raise ConfigError(
             f"{given}: expected logits [n, {count}], one for each class of {loaded.name}, got {got} for "
-            "n=2; its last layer needs as many units as its argument `outputs` says"
+            "n=2; its last layer must have `outputs` units"
         )
 
 
