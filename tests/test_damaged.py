@@ -1,6 +1,5 @@
 """Damaged files: each is named with a reason and skipped, the command continues, and no number changes."""
 
-import contextlib
 import io
 import json
 import os
@@ -8,7 +7,6 @@ import random
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from east.lab import cli
@@ -208,31 +206,12 @@ def test_a_record_of_a_newer_version_is_never_overwritten(tmp_path, east_run):
         records.write(tmp_path, parse(changed(newer, schema=1).encode(), Shared(), Batches()), force=True)
 
 
-def test_damaged_arrays_are_named_and_rebuilt(tmp_path):
-    arrays = {"test_probabilities": np.eye(2, dtype=np.float32), "test_labels": np.arange(2)}
-    file = records.write(tmp_path, record(), arrays)
-    stored = file.with_suffix(".npz")
-    whole = stored.read_bytes()
-    np.savez(tmp_path / "nan.npz", **{**arrays, "test_probabilities": np.full((2, 2), np.nan)})
-    np.savez(tmp_path / "label.npz", **{**arrays, "test_labels": np.arange(2) + 1})
-    broken = [b"", b"garbage", whole[:-30], (tmp_path / "nan.npz").read_bytes(), (tmp_path / "label.npz").read_bytes()]
-    for content in broken:
-        stored.write_bytes(content)
-        with pytest.raises(ValueError, match=r"seed-0\.npz cannot be read \("):
-            records.arrays(file)
-        with pytest.warns(UserWarning, match=r"seed-0\.npz cannot be read"):
-            records.write(tmp_path, record(), arrays)
-        assert (records.arrays(file)["test_labels"] == arrays["test_labels"]).all()
-
-
 @pytest.mark.parametrize("task", ["table", "report", "records", "run", "reproduce"])
 def test_every_task_works_despite_damaged_files(task, tmp_path, tiny_results, east_run):
     shutil.copytree(tiny_results, tmp_path / "results")
     folder = next((tmp_path / "results" / "runs").glob("digits/*/*"))
     odd_things(folder)
     (folder / "seed-5.json").write_bytes(b"\xff\xfe")
-    stored = folder / "seed-0.npz"
-    stored.write_bytes(stored.read_bytes()[:100])
     (tmp_path / "results" / "records").mkdir(exist_ok=True)
     (tmp_path / "results" / "records" / "digits.jsonl").write_bytes(b"\x80\n{}\n")
     command = {
@@ -323,31 +302,6 @@ def test_matrices_of_very_many_classes_are_compared_and_scored_as_cells():
     assert (scores["accuracy"], scores["balanced_accuracy"], scores["f1_pos"]) == (1.0, 1.0, None)
 
 
-EYE = np.eye(2, dtype=np.float32)
-FOREIGN = {
-    "all ones": {"test_probabilities": np.ones((2, 2), np.float32), "test_labels": np.arange(2)},
-    "other labels": {"test_probabilities": EYE, "test_labels": 1 - np.arange(2)},
-    "other rows": {"test_probabilities": EYE[[0, 1, 1]], "test_labels": np.array([0, 1, 1])},
-    "of another trial": {"test_probabilities": EYE[::-1], "test_labels": np.arange(2)},
-    "three classes": {"test_probabilities": np.eye(3, dtype=np.float32), "test_labels": np.arange(3)},
-}
-
-
-@pytest.mark.parametrize("named", [True, False], ids=["with a digest", "older"])
-@pytest.mark.parametrize("kind", FOREIGN)
-def test_arrays_that_are_not_those_of_their_record_are_named_and_replaced(kind, named, tmp_path):
-    own = {"test_probabilities": EYE, "test_labels": np.arange(2)}
-    file = records.write(tmp_path, record(), own)
-    if not named:
-        file.write_text(changed(file.read_text(), arrays=None))
-    np.savez_compressed(file.with_suffix(".npz"), **FOREIGN[kind])
-    with pytest.warns(UserWarning, match=r"seed-0\.npz cannot be read \((it has changed|test: expected)"):
-        assert not records.has_arrays(file)
-    with pytest.warns(UserWarning, match=r"seed-0\.npz cannot be read"):
-        records.write(tmp_path, record(), own)
-    assert (records.arrays(file)["test_labels"] == np.arange(2)).all()
-
-
 @pytest.mark.parametrize("name", ["weights.safetensors", "model.json"])
 def test_an_incomplete_model_is_not_done_and_saved_again(name, tmp_path, east_run):
     command = [*TINY, "trials=1", "save_model=true"]
@@ -408,14 +362,13 @@ def mutated(content, dice):
 @pytest.mark.parametrize("count", [100, pytest.param(1_000, marks=pytest.mark.nightly)])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_no_random_damage_to_a_results_folder_crashes_or_changes_a_number(count, tmp_path):
-    """Random damage to records, arrays and exports."""
+    """Random damage to records and exports."""
     dice = random.Random(0)
-    arrays = {"test_probabilities": np.eye(2, dtype=np.float32), "test_labels": np.arange(2)}
-    written = [records.write(tmp_path, record(seed=seed, score=0.3 + seed / 10), arrays) for seed in range(3)]
+    written = [records.write(tmp_path, record(seed=seed, score=0.3 + seed / 10)) for seed in range(3)]
     records.export(tmp_path)
     true = {(r.key, r.seed): (r.scores, r.confusion, r.best) for r in records.scan(tmp_path)}
     files = [path for path in sorted(tmp_path.rglob("*")) if path.is_file()]
-    assert {path.suffix for path in files} == {".json", ".npz", ".jsonl"}
+    assert {path.suffix for path in files} == {".json", ".jsonl"}
     whole = {path: path.read_bytes() for path in files}
     for _ in range(count):
         for path in dice.sample(files, dice.randrange(1, len(files) + 1)):
@@ -424,8 +377,5 @@ def test_no_random_damage_to_a_results_folder_crashes_or_changes_a_number(count,
         assert all(true[which] == values for which, values in found.items())
         intact = {seed for seed, path in enumerate(written) if path.read_bytes() == whole[path]}
         assert intact <= {seed for _, seed in found}, "damage to one file hides no other record"
-        with contextlib.suppress(ValueError):
-            stored = records.arrays(dice.choice(written))
-            assert all((stored[name] == arrays[name]).all() for name in stored.keys() & arrays.keys())
         for path, content in whole.items():
             path.write_bytes(content)

@@ -122,7 +122,7 @@ def test_a_metric_that_is_not_among_the_scores_is_recorded(tmp_path):
         ((_, record),) = recorded(tmp_path / name).items()
         shown[name] = record.scores["test"].get("trained_for")
         if name.startswith("kappa"):
-            stored = records.arrays(records.path(tmp_path / name, record.config, record.seed))
+            stored = np.load((tmp_path / name / record.source).with_suffix(".npz"))
             predicted = stored["test_probabilities"].argmax(-1)
             assert shown[name] == pytest.approx(cohen_kappa_score(stored["test_labels"], predicted), abs=1e-6)
     assert [name for name, score in shown.items() if score is None] == ["f1", "ce"]
@@ -135,7 +135,7 @@ def test_a_search_records_no_test_scores(tmp_path):
         parts = {"val"} if record.stage == "search" else {"val", "test"}
         assert set(record.scores) == set(record.confusion) == parts
         assert set(record.decisions) == (set() if record.stage == "search" else {"plugin_f1"})
-        stored = records.arrays(records.path(tmp_path, record.config, record.seed, record.stage))
+        stored = np.load((tmp_path / record.source).with_suffix(".npz"))
         assert set(stored) == {f"{part}_{what}" for part in parts for what in ("probabilities", "labels")}
     assert sorted(record.stage for record in recorded(tmp_path).values()) == ["search", "search", "trial"]
 

@@ -12,32 +12,28 @@ Every record is checked when it is read (record.py); a bad one is skipped with a
 """
 
 import gc
-import hashlib
+import io
 import math
 import os
 import warnings
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from operator import methodcaller
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, get_args
+from typing import TYPE_CHECKING, get_args
 
 from east.choices import ConfigError, choose, printable
-from east.lab.experiment.record import UNREADABLE, Batches, NewerError, Record, Shared, check_name, parse
+from east.lab.experiment.record import UNREADABLE, Batches, NewerError, Record, Shared, check_name, digest, parse
 from east.lab.files import open_regular, read_regular, set_aside, write_atomically
 from east.lab.settings.settings import Science, SelectionRule
-from east.lab.training.scores import Cells
 
 if TYPE_CHECKING:
-    import numpy as np
     import pandas as pd
 
 RULES = get_args(SelectionRule)
 PREFIXES = {"search": "search", "trial": "seed"}  # stage -> prefix of its files' names
 SHARED = "records/configs.jsonl"
 MOST_BYTES = 1 << 28  # a larger file, or line of an export, is not read
-MOST_ARRAY_BYTES = 1 << 33  # unpacked; a larger archive is not read
 NAMED = 5  # damaged files that a command lists by name; it counts the others
 DEPTH = 3  # runs/<dataset>/<loss>/<key>
 
@@ -58,25 +54,25 @@ def _place(config: Science, seed: int, stage: str) -> str:
 def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None, force: bool = False) -> Path:
     """Store a record, and `arrays` (name -> ndarray) beside it, which it names by their digest; return its path.
 
-    A finished record is not overwritten (FileExistsError) unless `force` is set, or its arrays are missing or damaged
-    and new ones are given. A failed one always is, one of a newer version of east never; an unreadable one is renamed.
+    A finished record is not overwritten (FileExistsError) unless `force` is set. A failed one always is, one of a newer
+    version of east never; an unreadable one is renamed.
     """
     target = path(results_dir, record.config, record.seed, record.stage)
     before = status(target)
     if before == "newer":
         raise FileExistsError(f"{target} comes from a newer version of east and is not overwritten")
-    if not force and before == "done" and (arrays is None or has_arrays(target)):
+    if before == "done" and not force:
         raise FileExistsError(f"{target} exists and is done; force=true replaces it")
     if before == "unreadable":
         set_aside(target)
     if arrays is not None:
         import numpy as np
 
-        stored = target.with_suffix(".npz")
-        write_atomically(stored, lambda file: np.savez_compressed(file, **arrays))
-        with open_regular(stored) as file:
-            record = record.but(arrays=_digest(file))
-    write_atomically(target, methodcaller("write", record.dumps()), replace=force or before in ("done", "failed"))
+        content = io.BytesIO()
+        np.savez_compressed(content, **arrays)
+        write_atomically(target.with_suffix(".npz"), methodcaller("write", content.getvalue()))
+        record = record.but(arrays=digest(content.getvalue()).decode())
+    write_atomically(target, methodcaller("write", record.dumps()), replace=force or before == "failed")
     return target
 
 
@@ -105,71 +101,6 @@ def status(file: Path) -> str:
         return "newer"
     except UNREADABLE:
         return "unreadable"
-
-
-def arrays(file: str | Path) -> "dict[str, np.ndarray]":
-    """The arrays stored beside the record in `file`; a ValueError that names them if they are not the record's."""
-    import numpy as np
-
-    stored = Path(file).with_suffix(".npz")
-    try:
-        with open_regular(stored) as stream:
-            record = read(file, whole=False)
-            if record.arrays not in (None, _digest(stream)):
-                raise ValueError("it has changed since its record was written")
-            with zipfile.ZipFile(stream) as archive:
-                if sum(member.file_size for member in archive.infolist()) > MOST_ARRAY_BYTES:
-                    raise ValueError(f"it unpacks to more than {MOST_ARRAY_BYTES:,} bytes")
-            stream.seek(0)
-            with np.load(stream, allow_pickle=False) as opened:
-                loaded = dict(opened)
-        _check_arrays(loaded, record)
-    except FileNotFoundError:
-        raise
-    except Exception as error:  # a damaged archive can raise nearly anything
-        raise ValueError(f"{stored} cannot be read ({printable(first_line(error))})") from None
-    return loaded
-
-
-def _digest(stream: BinaryIO) -> str:
-    found = hashlib.file_digest(stream, partial(hashlib.blake2b, digest_size=16)).hexdigest()  # type: ignore[arg-type]
-    stream.seek(0)
-    return found
-
-
-def _check_arrays(loaded: "Mapping[str, np.ndarray]", record: Record) -> None:
-    """Check that probabilities [n, d] are from 0 to 1, and that with the labels [n] they give the record's matrix."""
-    import numpy as np
-
-    for part, matrix in record.confusion.items():
-        probabilities, labels = (loaded.get(f"{part}_{name}") for name in ("probabilities", "labels"))
-        if probabilities is None or labels is None:
-            continue
-        classes = len(matrix)
-        if probabilities.shape != (len(labels), classes) or labels.ndim != 1 or labels.dtype.kind not in "iu":
-            raise ValueError(f"{part}: expected probabilities [n, {classes}] and labels [n]")
-        if not ((probabilities >= -1e-6) & (probabilities <= 1 + 1e-6)).all():
-            raise ValueError(f"{part}: expected probabilities from 0 to 1")
-        if not ((labels >= 0) & (labels < classes)).all():
-            raise ValueError(f"{part}: expected labels of the {classes} classes")
-        pairs, counts = np.unique(np.stack((labels, probabilities.argmax(1))), axis=1, return_counts=True)
-        if Cells(classes, np.vstack((pairs, counts)).T.tolist()) != matrix:
-            raise ValueError(f"{part}: expected the predictions that its record counts")
-
-
-def has_arrays(file: str | Path) -> bool:
-    """True if a record's arrays exist and are intact; warns of damaged ones."""
-    try:
-        return bool(arrays(file))
-    except FileNotFoundError:
-        return False
-    except ValueError as error:
-        warnings.warn(str(error), stacklevel=2)
-        return False
-
-
-def first_line(reason: object) -> str:
-    return (str(reason) or type(reason).__name__).partition("\n")[0]
 
 
 class ResultsFolder:
@@ -258,7 +189,8 @@ class ResultsFolder:
 
     def refuse(self, source: str, reason: BaseException) -> None:
         """Note a file, a folder or a line of a file. Those that another process has just removed do not count."""
-        place, why = f"{self.root}/{source}", first_line(reason)
+        place = f"{self.root}/{source}"
+        why = (str(reason) or type(reason).__name__).partition("\n")[0]
         if isinstance(reason, FileNotFoundError) and not os.path.islink(place):
             return
         if isinstance(reason, OSError):  # without the path, which the message names anyway

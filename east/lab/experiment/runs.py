@@ -217,7 +217,7 @@ def check_network(settings: Settings, loaded: data.Data) -> None:
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{given}: it fails for inputs {list(rows.shape)}; {reason}") from error
     got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if got not in ([2, outputs] for outputs in allowed):
+    if not any(got == [2, outputs] for outputs in allowed):
         raise ConfigError(
             f"{given}: expected logits [n, {count}], one for each class of {loaded.name}, got {got} for "
             "n=2; its last layer must have `outputs` units"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from east.lab import bars
 from east.lab.files import write_text
@@ -75,7 +75,8 @@ def reporting(population: Population, output: bool | Path) -> Iterator[Callable[
         return Epoch.of(population, epoch).describe()
 
     total = max(annealing.max_epochs for annealing in population.annealing)
-    with bars.bar("epochs", total, "epoch", describe) if output is True else nullcontext() as shown:
+    bar: Any = bars.bar("epochs", total, "epoch", describe) if output is True else nullcontext()
+    with bar as shown:
         yield step_done
     if isinstance(output, Path):
         output.unlink(missing_ok=True)
