@@ -255,7 +255,7 @@ class Broken(DummyClassifier):
 
 @pytest.mark.parametrize(
     "name, minutes, reason",
-    [("Slow", 1, "time was up"), ("Killed", 3, "its process ended 2 times, last with SIGKILL")],
+    [("Slow", 1, "time was up"), ("Killed", 3, "its process ended 2 times, with code -9")],
 )
 def test_a_candidate_that_fails_or_takes_too_long_leaves_the_others(name, minutes, reason, workplace, capsys):
     """A process that is still at work when time is up is killed; one that dies takes no other candidate with it."""

@@ -11,7 +11,7 @@ import pytest
 
 from east.lab import cli
 from east.lab.experiment import records
-from east.lab.experiment.record import Batches, Shared, parse
+from east.lab.experiment.record import Shared, parse
 from east.lab.files import replace_folder
 from east.lab.training import saved
 from east.lab.training.scores import Cells, LazyScores, MatrixBatch
@@ -203,7 +203,7 @@ def test_a_record_of_a_newer_version_is_never_overwritten(tmp_path, east_run):
         assert "of 2 trials, 0 failed, 1 missing" in answer.out
         assert file.read_text() == newer
     with pytest.raises(FileExistsError, match="comes from a newer version of east and is not overwritten"):
-        records.write(tmp_path, parse(changed(newer, schema=1).encode(), Shared(), Batches()), force=True)
+        records.write(tmp_path, parse(changed(newer, schema=1).encode(), Shared(), {}), force=True)
 
 
 @pytest.mark.parametrize("task", ["table", "report", "records", "run", "reproduce"])

@@ -57,21 +57,19 @@ def fail_at(monkeypatch, step, count, error):
     """Raise `error` at one step of writing the count-th file, and leave the temporary file behind."""
     written, real = [], files.write_atomically
 
-    def write(target, fill, **options):
+    def write(target, content, **options):
         written.append(target)
         if len(written) != count:
-            return real(target, fill, **options)
+            return real(target, content, **options)
 
         def interrupted(*_):
             raise error
 
         with monkeypatch.context() as broken:
             broken.setattr(Path, "unlink", lambda *_, **__: None)  # a killed process does not clean up
-            if step == "half written":
-                return real(target, lambda file: (file.write(b'{"key": "'), interrupted()), **options)
-            for name in {"not on disk": ["fsync"], "not renamed": ["replace", "link"]}[step]:
+            for name in ["replace", "link"] if step == "not renamed" else ["fsync"]:
                 broken.setattr(files.os, name, interrupted)
-            return real(target, fill, **options)
+            return real(target, content[:9] if step == "half written" else content, **options)
 
     monkeypatch.setattr("east.lab.experiment.records.write_atomically", write)
 

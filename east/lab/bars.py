@@ -39,16 +39,18 @@ def bar(
     stream: TextIO = getattr(sys.stderr, "_wrapped", sys.stderr)  # a bar moves the cursor, which choices.py escapes
     closed = threading.Event()
     log = not (IN_NOTEBOOK or stream.isatty())
-    look = {
-        "file": io.StringIO() if log else stream,
-        "leave": False,
-        "dynamic_ncols": True,
-        "smoothing": 0,
-        "unit_scale": unit == "B",
-    }
-    look["bar_format"] = UNCOUNTED if not (total or unit) else IN_LOG if log and total else None
     shown = (text_bar if log else tqdm)(
-        desc=printable(name), total=total, unit=unit, initial=start, delay=math.inf if log else 0, **look
+        desc=printable(name),
+        total=total,
+        unit=unit,
+        unit_scale=unit == "B",
+        initial=start,
+        smoothing=0,
+        leave=False,
+        dynamic_ncols=True,
+        file=io.StringIO() if log else stream,
+        delay=math.inf if log else 0,
+        bar_format=UNCOUNTED if not (total or unit) else IN_LOG if log and total else None,
     )
 
     def redraw() -> None:

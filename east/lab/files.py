@@ -9,7 +9,7 @@ import shutil
 import stat
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from functools import cache
 from itertools import count
@@ -26,15 +26,16 @@ STALE_SECONDS = 24 * 3600  # after which a temporary file from another machine c
 LEFTOVER = re.compile(r"\..+\.(?P<machine>[0-9a-f]{8})-(?P<pid>\d+)\.\d+\.tmp")
 
 
-def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: bool = True) -> None:
-    """Call `fill(file)` on a temporary file in the same folder, flush it to disk, then rename it to `target`.
+def write_atomically(target: Path, content: bytes | str, replace: bool = True) -> None:
+    """Write a temporary file in the same folder, flush it to disk, then rename it to `target`: a reader finds all of
+    the old content or all of the new one, even after a kill.
 
     replace: whether to overwrite an existing file; if not, FileExistsError, even if it appeared a moment ago.
     """
     temporary = temporary_name(target)
     try:
         with _created(temporary) as file:
-            fill(file)
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         if replace:
@@ -46,19 +47,13 @@ def write_atomically(target: Path, fill: Callable[[BinaryIO], object], replace: 
         temporary.unlink(missing_ok=True)
 
 
-def _sync(path: Path) -> None:
-    """Flush a file or the names in a folder to disk, so that neither is lost with the power."""
-    with suppress(OSError):  # Windows opens no folders
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-
-
-def write_text(target: Path, text: str) -> None:
-    """Write a text atomically: a reader finds all of the old text or all of the new one, even after a kill."""
-    write_atomically(target, lambda file: file.write(text.encode()))
+def _created(file: Path) -> BinaryIO:
+    """Create a file, and its folder if needed. Retry: another command may delete the folder while it is empty."""
+    for _ in range(10):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with suppress(FileNotFoundError):
+            return open(file, "wb")
+    return open(file, "wb")
 
 
 def _link(temporary: Path, target: Path) -> None:
@@ -73,13 +68,14 @@ def _link(temporary: Path, target: Path) -> None:
         os.replace(temporary, target)
 
 
-def _created(file: Path) -> BinaryIO:
-    """Create a file, and its folder if needed. Retry: another command may delete the folder while it is empty."""
-    for _ in range(10):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with suppress(FileNotFoundError):
-            return open(file, "wb")
-    return open(file, "wb")
+def _sync(path: Path) -> None:
+    """Flush a file or the names in a folder to disk, so that neither is lost with the power."""
+    with suppress(OSError):  # Windows opens no folders
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def replace_folder(finished: Path, target: Path) -> None:
@@ -172,15 +168,16 @@ def sweep(root: Path) -> None:
     for folder, folders, names in os.walk(root, topdown=False):
         for match in filter(None, map(LEFTOVER.fullmatch, (*folders, *names))):
             path = Path(folder, match[0])
-            if _abandoned(path, match["machine"], int(match["pid"])):
-                _remove(path)
+            with suppress(OSError):  # another process was quicker
+                if _abandoned(path, match["machine"], int(match["pid"])):
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
         if Path(folder) != root:
             with suppress(OSError):  # usually it is not empty
                 os.rmdir(folder)
 
 
 def _abandoned(path: Path, owner: str, pid: int) -> bool:
-    """Whether nobody is writing this any more: its process has ended, or it is old and from another machine."""
+    """True if nobody is writing this any more: its process has ended, or it is old and from another machine."""
     if owner == machine() and os.name == "posix":
         try:
             os.kill(pid, 0)
@@ -188,17 +185,7 @@ def _abandoned(path: Path, owner: str, pid: int) -> bool:
             return True
         except OSError:  # the process belongs to another user
             return False
-    with suppress(OSError):
-        return time.time() - path.lstat().st_mtime > STALE_SECONDS
-    return False
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # another process was quicker
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    return time.time() - path.lstat().st_mtime > STALE_SECONDS
 
 
 def result_folder(parent: Path, name: str, suffix: str, made_from: Mapping[str, object]) -> Path:
@@ -213,19 +200,9 @@ def result_folder(parent: Path, name: str, suffix: str, made_from: Mapping[str, 
         title = f"{name}-{suffix}" if k == 1 else f"{name}-{k}-{suffix}"
         folder = parent / re.sub(r"[^\w.-]+", "_", title)
         file = folder / MADE_FROM
-        if _is_unused(folder):
+        if not folder.exists() or (folder.is_dir() and all(map(LEFTOVER.fullmatch, os.listdir(folder)))):
             with suppress(FileExistsError):  # another command was quicker, maybe with the same input
-                write_atomically(file, lambda stream: stream.write(content.encode()), replace=False)
+                write_atomically(file, content, replace=False)
         if file.is_file() and file.read_bytes() == content.encode():
             return folder
     raise AssertionError
-
-
-def _is_unused(folder: Path) -> bool:
-    """Whether there is nothing in a folder but what a command is about to write, or was when it was killed."""
-    try:
-        return all(map(LEFTOVER.fullmatch, os.listdir(folder)))
-    except FileNotFoundError:
-        return True
-    except NotADirectoryError:
-        return False

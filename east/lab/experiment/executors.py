@@ -150,8 +150,8 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
                     if sum(job is worker.job for job in victims) <= retries:
                         queue.append(worker.job)
                         continue
-                    ended = ending(worker.process.exitcode)
-                    result = Lost(f"its process ended {retries + 1} times, last with {ended}")
+                    memory = ", as when memory runs out" if worker.process.exitcode == -signal.SIGKILL else ""
+                    result = Lost(f"its process ended {retries + 1} times, with code {worker.process.exitcode}{memory}")
                 yield worker.job, result
     finally:
         with ignoring_interrupts():  # a second Ctrl-C must not interrupt this
@@ -236,14 +236,6 @@ def single_threaded(function: Function, job: Job) -> Any:
 
     torch.set_num_threads(1)
     return function(job)
-
-
-def ending(code: int | None) -> str:
-    """An exit code in words."""
-    if code is None or code >= 0:
-        return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, as when memory runs out" if name == "SIGKILL" else name
 
 
 def ray(function: Function, queue: deque[Job], place: Place) -> Results:

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 from pydantic import (
@@ -51,6 +51,7 @@ NAME = re.compile(r"\w[\w.-]{0,99}")
 SECTIONS = (*identity.SECTIONS, "ensemble")
 HISTORY_POINTS = 40
 DIGEST, HISTORY = b'"digest":"', b'"history":'
+Batches: TypeAlias = dict[tuple[int, int | None], MatrixBatch]  # of many records, by classes and positive class
 
 
 class NewerError(Exception):
@@ -210,25 +211,32 @@ class Record:
         named = {"config": named} | {n: shared.add(compact(values[n])) for n in ("data", "versions") if values[n]}
         return _signed(_given(values | named), " ")
 
-    def score(self, batches: "Batches") -> None:
+    def score(self, batches: Batches) -> None:
         """Replace the scores that follow from matrices by what computes them when they are asked for."""
+
+        def lazy(found: Any, stored: Scores, ranks: Scores | None = None) -> LazyScores:
+            mean = isinstance(found, list) and not isinstance(found[0][0], int)
+            matrices = found if mean else [found]
+            classes = len(matrices[0])
+            positive = self.data.get("positive", 1 if classes == 2 else None)
+            if positive is not None and positive >= classes:
+                raise ValueError(f"data.positive: expected one of {classes} classes, got {shown(positive)}")
+            if any(len(matrix) != classes for matrix in matrices):
+                raise ValueError(f"expected matrices of {classes} classes")
+            batch = batches.setdefault((classes, positive), MatrixBatch(positive))
+            return LazyScores(batch, matrices, mean, stored, ranks)
+
         argmax, decisions = dict(self.scores), dict(self.decisions)
-        if "positive" not in self.data:  # an older record has a score of it
-            for part, matrix in self.confusion.items():
-                score = argmax.get(part, {}).get("f1_pos")
-                if isinstance(score, float) and len(matrix) > 2:
-                    by_class = metrics.f1(Margins.of([matrix]), average="none")[0]
-                    self.data = {**self.data, "positive": int(np.abs(by_class - score).argmin())}
-        positive = self.data.get("positive", -1)
         for part, matrix in self.confusion.items():
-            argmax[part] = LazyScores(batches[len(matrix), positive], [matrix], False, argmax.get(part, {}))
+            score = argmax.get(part, {}).get("f1_pos")
+            if len(matrix) > 2 and "positive" not in self.data and isinstance(score, float):  # an older record
+                by_class = metrics.f1(Margins.of([matrix]), average="none")[0]
+                self.data = {**self.data, "positive": int(np.abs(by_class - score).argmin())}
+        argmax |= {part: lazy(matrix, argmax.get(part, {})) for part, matrix in self.confusion.items()}
         for name, rule in decisions.items():
             scores = dict(rule.get("scores", {}))
             for part, found in rule.get("confusion", {}).items():
-                mean = isinstance(found, list) and not isinstance(found[0][0], int)
-                matrices: Any = found if mean else [found]
-                batch, ranks = batches[len(matrices[0]), positive], argmax.get(part, {})
-                scores[part] = LazyScores(batch, matrices, mean, scores.get(part, {}), ranks)
+                scores[part] = lazy(found, scores.get(part, {}), argmax.get(part, {}))
             decisions[name] = {**rule, "scores": scores}
         self.scores, self.decisions = argmax, decisions
 
@@ -236,7 +244,7 @@ class Record:
 RECORD = TypeAdapter(Record)
 
 
-def parse(content: bytes, shared: Shared, batches: "Batches", source: str = "", whole: bool = False) -> Record:
+def parse(content: bytes, shared: Shared, batches: Batches, source: str = "", whole: bool = False) -> Record:
     """The record in a JSON text. ValueError if it is not a record, has changed since it was written, or contradicts
     itself; NewerError if a later version wrote it.
 
@@ -253,21 +261,6 @@ def parse(content: bytes, shared: Shared, batches: "Batches", source: str = "", 
     record.source = source
     record.score(batches)
     return record
-
-
-class Batches(dict[tuple[int, int | None], MatrixBatch]):
-    """The confusion matrices of several records by number of classes and positive class; each kind is scored at once.
-
-    Where the positive class is not stated (-1), it is the second of two.
-    """
-
-    def __missing__(self, kind: tuple[int, int | None]) -> MatrixBatch:
-        classes, positive = kind
-        if positive is not None and positive >= classes:
-            raise ValueError(f"data.positive: expected one of {classes} classes, got {shown(positive)}")
-        if positive == -1:
-            positive = 1 if classes == 2 else None
-        return self.setdefault(kind, MatrixBatch(positive))
 
 
 compact = json.JSONEncoder(separators=(",", ":")).encode

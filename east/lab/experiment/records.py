@@ -18,7 +18,6 @@ import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
-from operator import methodcaller
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
@@ -70,16 +69,16 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
 
         content = io.BytesIO()
         np.savez_compressed(content, **arrays)
-        write_atomically(target.with_suffix(".npz"), methodcaller("write", content.getvalue()))
+        write_atomically(target.with_suffix(".npz"), content.getvalue())
         record = record.but(arrays=digest(content.getvalue()).decode())
-    write_atomically(target, methodcaller("write", record.dumps()), replace=force or before == "failed")
+    write_atomically(target, record.dumps(), replace=force or before == "failed")
     return target
 
 
 def read(file: str | Path, whole: bool = True) -> Record:
     """The record in a file of runs/, by default with its history. ValueError or OSError if the file holds anything
     else: a copied or renamed file is not another trial."""
-    record = parse(read_regular(file, MOST_BYTES), Shared(), Batches(), whole=whole)
+    record = parse(read_regular(file, MOST_BYTES), Shared(), {}, whole=whole)
     _check_place(record, Path(file).as_posix())
     return record
 
@@ -109,7 +108,8 @@ class ResultsFolder:
     def __init__(self, root: str | Path, whole: bool = False):
         """whole: read the records with their history."""
         self.root, self.whole = root, whole
-        self.shared, self.batches = Shared(), Batches()
+        self.shared = Shared()
+        self.batches: Batches = {}
         self.refused: list[str] = []  # a message for each file or line that is not a record
         self.unread: list[str] = []  # messages about exports that could not be read to their end
         self.kept: dict[str, list[bytes]] = {}  # lines of exports that are not records
@@ -271,7 +271,7 @@ def export(results_dir: str | Path) -> dict[str, int]:
     contents |= {f"records/{dataset}.jsonl": [line for _, line in sorted(datasets[dataset])] for dataset in datasets}
     for source, lines in contents.items():
         content = b"".join([*lines, *sorted(folder.kept.get(source, ()))])
-        write_atomically(Path(results_dir, source), methodcaller("write", content))
+        write_atomically(Path(results_dir, source), content)
     return {dataset: len(datasets[dataset]) for dataset in sorted(datasets)}
 
 

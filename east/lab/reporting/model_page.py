@@ -15,7 +15,7 @@ from sklearn.metrics import precision_recall_curve
 from east import decisions
 from east.confusion import Confusion
 from east.lab.data.common import Data, Splits, Table, shown
-from east.lab.files import write_text
+from east.lab.files import write_atomically
 from east.lab.reporting import plots
 from east.lab.reporting.comparison import Comparison, DecidedRows, with_interval
 from east.lab.reporting.html import bullets, document, pre, table
@@ -63,9 +63,9 @@ def write(
     """
     winner, rows = result.winner, rows_of(loaded, splits.test.index.numpy())
     scored = Scored(winner.test, winner.rule, result.classes, result.positive, rows)
-    write_text(folder / "scores.csv", result.scores.to_csv(index=False))
-    write_text(folder / "predictions.csv", predictions(scored).to_csv(index=False))
-    write_text(folder / "command.txt", command + "\n")
+    write_atomically(folder / "scores.csv", result.scores.to_csv(index=False))
+    write_atomically(folder / "predictions.csv", predictions(scored).to_csv(index=False))
+    write_atomically(folder / "command.txt", command + "\n")
     header, *lines = result.lines()
     won = escape(f"{result.score}: {result.summary}")
     columns = splits.encoding.describe(COLUMNS) if splits.encoding else ()
@@ -81,18 +81,18 @@ def write(
         "How this was made": pre(command) + method(result, in_time=splits.train.time is not None),
     }
     title = f"Which model? {folder.name.removesuffix(f'-{result.score}')}, by {result.score}"
-    write_text(folder / "report.html", document(title, sections))
+    write_atomically(folder / "report.html", document(title, sections))
 
 
 def write_evaluation(folder: Path, title: str, scored: Scored, scores: pd.DataFrame, command: str) -> None:
     """Write report.html and scores.csv of a saved model on labelled rows. scores: rows of text, header first."""
-    write_text(folder / "scores.csv", scores.to_csv(index=False))
+    write_atomically(folder / "scores.csv", scores.to_csv(index=False))
     lines = [[name, *with_interval(*numbers)] for name, *numbers in scores.itertuples(index=False)]
     values = (
         table(["score", "value", "95 % interval"], lines) + "<p>Intervals: 95 %, for new rows of the same kind.</p>"
     )
     sections = {**of_model(scored, "Scores", values), "How this was made": pre(command)}
-    write_text(folder / "report.html", document(title, sections))
+    write_atomically(folder / "report.html", document(title, sections))
 
 
 def method(result: Comparison, in_time: bool) -> str:

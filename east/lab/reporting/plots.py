@@ -4,9 +4,9 @@ Colours are Okabe and Ito's, which colour-blind readers can tell apart, and noth
 markers are filled, published ones hollow.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -59,8 +59,9 @@ def save(figure: Figure, file: Path, background: str | None = None) -> Path:
     stamp = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(file.suffix, {})
     facecolor = background or ("white" if file.suffix == ".png" else "none")
     with matplotlib.rc_context(STYLE):
-        save = partial(figure.savefig, format=file.suffix[1:], dpi=150, metadata=stamp, facecolor=facecolor)
-        write_atomically(file, save)
+        content = io.BytesIO()
+        figure.savefig(content, format=file.suffix[1:], dpi=150, metadata=stamp, facecolor=facecolor)
+    write_atomically(file, content.getvalue())
     return file
 
 

@@ -6,7 +6,7 @@ from html import escape
 from pathlib import Path
 from urllib.parse import quote
 
-from east.lab.files import read_regular, write_text
+from east.lab.files import read_regular, write_atomically
 from east.lab.reporting import html
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
@@ -22,7 +22,7 @@ east-run task=table table=all"""
 
 def main(_: Command, settings: Settings) -> int:
     folder = Path(settings.results_dir)
-    write_text(folder / "report.html", index(folder))
+    write_atomically(folder / "report.html", index(folder))
     print(folder / "report.html")
     return 0
 

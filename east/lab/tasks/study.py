@@ -15,7 +15,7 @@ from torch import Tensor
 
 from east import metrics
 from east.confusion import Confusion
-from east.lab.files import write_text
+from east.lab.files import write_atomically
 from east.lab.reporting import plots
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
@@ -34,7 +34,7 @@ def main(_: Command, settings: Settings) -> int:
     folder = Path(settings.results_dir)
     for name, study, draw in (("bias", bias, draw_bias), ("temperature", temperature, draw_temperature)):
         frame, file = study(), folder / "studies" / f"{name}.csv"
-        write_text(file, frame.to_csv(index=False, float_format="%.6g"))
+        write_atomically(file, frame.to_csv(index=False, float_format="%.6g"))
         print(file, plots.save(draw(frame), folder / "figures" / f"study_{name}.svg"), sep="\n")
     return 0
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from east.lab import bars
 from east.lab.experiment import records
-from east.lab.files import write_text
+from east.lab.files import write_atomically
 from east.lab.reporting import papers, plots, tables
 from east.lab.reporting.catalogue import Catalogue
 from east.lab.reporting.writers import WRITERS, answer
@@ -37,7 +37,7 @@ def text(settings: Settings, preset: str | None) -> str:
     try:
         for table in built:
             stem = table.spec.name if settings.variant == "clean" else f"{table.spec.name}_{settings.variant}"
-            write_text(folder / f"{stem}.md", WRITERS["markdown"]([table]))
+            write_atomically(folder / f"{stem}.md", WRITERS["markdown"]([table]))
             if any(cell.values for cell in table.cells):
                 figure = folder.with_name("figures") / f"{stem}.{settings.format or 'svg'}"
                 plots.save(plots.figure_of(table), figure)

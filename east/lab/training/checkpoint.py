@@ -29,7 +29,7 @@ def write_checkpoint(
     state = json.dumps([asdict(course) for course in courses])
     about = {"format": VERSION, "state": state, "digest": _digest(state, tensors), "trials": json.dumps(trials)}
     content = safetensors.torch.save(dict(tensors), metadata=about)
-    write_atomically(file, lambda stream: stream.write(content))
+    write_atomically(file, content)
 
 
 def read_checkpoint(file: Path, device: torch.device) -> tuple[dict[str, Tensor], list[Course]]:

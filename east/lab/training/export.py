@@ -54,8 +54,8 @@ def export(model: "saved.Model | EASTClassifier | str | Path", path: str | Path)
     content = onnx_bytes(source.net, source.about.inputs_shape)
     about = json.dumps(description(source, target.name), indent=1) + "\n"
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(target, lambda file: file.write(content))
-    write_atomically(beside(target), lambda file: file.write(about.encode()))
+    write_atomically(target, content)
+    write_atomically(beside(target), about)
     return target
 
 

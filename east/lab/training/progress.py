@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from east.lab import bars
-from east.lab.files import write_text
+from east.lab.files import write_atomically
 from east.lab.training.population import Population
 
 HEARTBEAT = 2.0  # seconds between progress reports from a worker to its parent
@@ -44,7 +44,7 @@ class Epoch(NamedTuple):
     def write(self, file: Path) -> None:
         """Write it for `read`; if that fails, training goes on without being seen."""
         with suppress(OSError):
-            write_text(file, json.dumps(self))
+            write_atomically(file, json.dumps(self))
 
     @classmethod
     def read(cls, file: Path) -> "Epoch | None":
