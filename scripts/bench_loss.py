@@ -49,12 +49,15 @@ MAX_CLASSES_OF_NINE = 1000  # nine thresholds are not timed with more classes
 MEMORY_LIMITS = {SHAPES[-1]: 8, DENSE: 8}  # multiples of the logits
 RELEASE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # glibc returns memory at once
 ROOT = Path(__file__).resolve().parents[1]
+CPU = torch.device("cpu")
 ACTIVATIONS = 7_000_000  # floats: 28 MB; glibc adapts its threshold to freed blocks of up to 32 MB
 
 
-def seconds(step: Callable[[], object]) -> float:
+def seconds(step: Callable[[], object], device: torch.device) -> float:
     start = time.perf_counter()
     step()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
     return time.perf_counter() - start
 
 
@@ -73,22 +76,24 @@ def limit(loss: str, shape: tuple[int, ...]) -> float | None:
     return 1.35 if loss.startswith("metric cross-entropy") and shape[1] == 2 else 1.15
 
 
-def batch(shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+def batch(shape: tuple[int, ...], device: torch.device = CPU) -> tuple[Tensor, Tensor]:
     """Standard normal logits with classes in axis 1, and labels."""
-    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    logits = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     labels = torch.randint(shape[1], (shape[0], *shape[2:]), generator=torch.Generator().manual_seed(1))
-    return logits, labels
+    return logits.to(device).requires_grad_(), labels.to(device)
 
 
-def compare(shape: tuple[int, ...], names: list[str], rounds: int | None = None) -> list[dict]:
+def compare(
+    shape: tuple[int, ...], names: list[str], rounds: int | None = None, device: torch.device = CPU
+) -> list[dict]:
     """Ratios of the named losses on one batch; by default as many rounds as fit into ten seconds."""
-    logits, labels = batch(shape)
-    hidden, weight = torch.randn(1024, 256), torch.randn(256, 256)
+    logits, labels = batch(shape, device)
+    hidden, weight = torch.randn(1024, 256, device=device), torch.randn(256, 256, device=device)
 
     def step(loss: Callable[[Tensor, Tensor], Tensor]) -> float:
         logits.grad = None
         torch.mm(hidden, weight).relu_()
-        return seconds(lambda: loss(logits, labels).backward())
+        return seconds(lambda: loss(logits, labels).backward(), device)
 
     time_nine = shape[1] <= MAX_CLASSES_OF_NINE and len(shape) == 2
     losses = {name: LOSSES[name]() for name in names if time_nine or name != "nine thresholds"}

@@ -8,6 +8,7 @@ the CPU. In torch the device is called "lazy", a type that always exists and tha
 make the CPU wait for a GPU.
 """
 
+import os
 from collections import Counter
 from contextlib import contextmanager, nullcontext
 from unittest import mock
@@ -18,7 +19,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-ELSEWHERE = torch.device("lazy:0")
+REAL = os.environ.get("EAST_TEST_DEVICE")  # such as cuda:0, to test a real device instead; scripts/gpu_check sets it
+ELSEWHERE = torch.device(REAL or "lazy:0")
+CLOSE = 0.02 if REAL else 1e-4  # probabilities after some epochs: Adam amplifies rounding errors
 # Operations whose result, or its shape, the CPU must know before it goes on.
 WAITING = ("_local_scalar_dense", "is_nonzero", "equal", "nonzero", "masked_select", "bincount", "unique_dim",
            "_unique2")  # fmt: skip
@@ -29,6 +32,9 @@ waits: Counter[str] = Counter()  # what the CPU has waited for; tests clear it
 
 @contextmanager
 def elsewhere():
+    if REAL:
+        yield ELSEWHERE
+        return
     enabled, autocast = torch.is_autocast_enabled, torch.autocast  # these know only real devices
 
     def is_autocast_enabled(*kind):
@@ -44,6 +50,20 @@ def elsewhere():
         _FromData(),
     ):
         yield ELSEWHERE
+
+
+@contextmanager
+def without_waiting():
+    """AssertionError, or RuntimeError by CUDA, if the CPU waits for the device in this block."""
+    waits.clear()
+    if ELSEWHERE.type == "cuda":
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        if ELSEWHERE.type == "cuda":
+            torch.cuda.set_sync_debug_mode("default")
+    assert waits.total() == 0, +waits
 
 
 class Distant(torch.Tensor):

@@ -16,7 +16,7 @@ from east.lab.models.darknet import Convolution3x3
 from east.lab.training import devices, engine, saved
 from east.lab.training.population import Population, Trial
 from east.losses import classic
-from tests.elsewhere import ELSEWHERE, elsewhere, waits
+from tests.elsewhere import CLOSE, ELSEWHERE, REAL, elsewhere, waits, without_waiting
 from tests.made import science
 
 SECTIONS = {file.stem: yaml.safe_load(file.read_text()) for file in sorted((CONF / "loss").glob("*.yaml"))}
@@ -69,11 +69,10 @@ def test_a_training_step_never_waits_for_the_device_and_the_end_of_an_epoch_once
         for _ in range(2):
             steps = engine.training_steps(population, engine.losses_of)
             next(steps)  # an epoch starts with its shuffled order, and the first one with what a loss prepares
-            waits.clear()
-            *_, losses = steps
-            assert waits.total() == 0, +waits
+            with without_waiting():
+                *_, losses = steps
             population.end_epoch(losses)
-            assert +(waits - Counter(upload=99)) == {"download": 1}
+            assert REAL or +(waits - Counter(upload=99)) == {"download": 1}
 
 
 @pytest.mark.parametrize("products, convolutions, told", [(False, False, "off"), (False, True, "cudnn"),
@@ -87,7 +86,7 @@ def test_records_name_what_is_rounded_to_tf32(monkeypatch, products, convolution
 
 
 def test_mixed_devices_are_an_error():
-    with elsewhere(), pytest.raises(RuntimeError, match="expected all tensors on one device"):
+    with elsewhere(), pytest.raises(RuntimeError, match=r"(?i)expected all tensors"):
         torch.zeros(3, device=ELSEWHERE) + torch.ones(3)
 
 
@@ -106,7 +105,7 @@ def test_losses_and_gradients_are_the_same_on_another_device(metric, classes):
         value = MetricLoss(metric, **costs)(here, labels, w)
         value.backward()
         with elsewhere():
-            there = logits.to(ELSEWHERE).requires_grad_()
+            there = logits.to(ELSEWHERE).detach().requires_grad_()
             distant = MetricLoss(metric, **costs)(there, labels.to(ELSEWHERE), w if w is None else w.to(ELSEWHERE))
             distant.backward()
             torch.testing.assert_close(distant.detach().cpu(), value.detach())
@@ -161,7 +160,7 @@ def test_an_estimator_fits_and_predicts_the_same_on_another_device(monkeypatch):
         monkeypatch.setattr(module, "pick_device", lambda name: ELSEWHERE)
     with elsewhere():
         there = EASTClassifier(**settings).fit(X, y).predict_proba(X)
-    np.testing.assert_allclose(there, here, atol=1e-4)
+    np.testing.assert_allclose(there, here, atol=CLOSE)
 
 
 def compared(trials, splits):
@@ -170,5 +169,5 @@ def compared(trials, splits):
         there = engine.train_population([(one, splits) for one in trials], ELSEWHERE)
     for ours, theirs in zip(here, there, strict=True):
         assert (ours.status, ours.stopped, ours.epochs) == (theirs.status, theirs.stopped, theirs.epochs)
-        np.testing.assert_allclose(ours.probabilities["test"], theirs.probabilities["test"], atol=1e-4)
+        np.testing.assert_allclose(ours.probabilities["test"], theirs.probabilities["test"], atol=CLOSE)
         assert all(weight.device.type == "cpu" for weight in theirs.weights.values())
