@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from textwrap import fill
 from typing import TypeAlias
 
-from east.lab.reporting import papers, statistics
+from east.lab.reporting import papers
 from east.lab.reporting.cells import MARKS, Cell
 from east.lab.reporting.tables import ALL, Ranking, ResultTable, RowPair, comparisons, content, presets_of
 
@@ -34,7 +34,6 @@ class Text:
     """How tables look in a terminal; the other formats are variants."""
 
     bold, raised, preamble = "{}", " [{}]", ""
-    compares = True  # shows paired comparisons
 
     def escape(self, text: str) -> str:
         return text
@@ -94,7 +93,6 @@ class Markdown(Text):
 class Latex(Markdown):
     bold, raised = r"\textbf{{{}}}", r"\textsuperscript{{{}}}"
     preamble = "% needs \\usepackage{amssymb,booktabs,graphicx,textcomp}"
-    compares = False
 
     def escape(self, text: str) -> str:
         return text.translate(str.maketrans(LATEX))
@@ -128,7 +126,7 @@ def rendered(tables: Sequence[ResultTable], style: Text) -> str:
         parts += [style.notes(entries)] if (entries := list(notes(table))) else []
         for entry in table.rankings:
             parts += [style.paragraph(ranks_explained(entry)), style.grid(escaped(ranks(entry)))]
-        if style.compares and (pairs := comparisons(table)):
+        if pairs := comparisons(table):
             parts += [style.heading("Paired comparisons", 3), style.paragraph(how_compared(table, pairs))]
             parts += [style.grid(escaped([COMPARED, *map(compared, pairs)]))]
         parts += [style.commands(to_run(table))] if table.missing else []
@@ -246,42 +244,27 @@ def how_compared(table: ResultTable, pairs: Sequence[RowPair]) -> str:
 
 def ranks_explained(entry: Ranking) -> str:
     """What the ranks of a block mean."""
-    sentence = (
+    return (
         f"Ranks by {entry.block} over {len(entry.columns)} datasets, 1 is best. Friedman: p = {entry.friedman:.2g}; "
-        f"mean ranks less than {entry.critical_difference:.2f} apart cannot be told apart (Nemenyi, 95 %)."
+        f"mean ranks less than {entry.critical_difference:.2f} apart cannot be told apart (Nemenyi, 95 %). "
+        "Bayesian sign test: how probable it is that a loss is behind the one named, practically equal "
+        f"(within {entry.rope:g}), or ahead of it on the largest share of datasets. "
+        f"Lead: mean difference to {entry.reference} over datasets with its 95 % interval, and on how many a row "
+        "is ahead and behind; then by how many validation rows the positive or rarest class has."
     )
-    if entry.signs:
-        sentence += (
-            " Bayesian sign test: how probable it is that a loss is behind the one named, practically equal "
-            f"(within {entry.rope:g}), or ahead of it on the largest share of datasets."
-        )
-    if entry.leads:
-        sentence += (
-            f" Lead: mean difference to {entry.reference} over datasets with its 95 % interval, and on how many a row "
-            "is ahead and behind; then by how many validation rows the positive or rarest class has."
-        )
-    return sentence
 
 
 def ranks(entry: Ranking) -> Lines:
     """A line per row of a block, from best to worst."""
-    methods = sorted(entry.ranks, key=lambda name: entry.ranks[name])
-    lines = [["loss", "mean rank"], *([name, f"{entry.ranks[name]:.2f}"] for name in methods)]
-    for rival, signs in entry.signs.items():
-        lines[0] += [f"behind {rival}", "equal", "ahead"]
-        for line in lines[1:]:
-            line += [f"{p:.3f}" for p in vars(signs[line[0]]).values()] if line[0] in signs else [""] * 3
-    for group, leads in entry.leads.items():
-        datasets = next(iter(leads.values())).n
-        lines[0] += [f"lead, {datasets} datasets" if group == ALL else f"{group} ({datasets})"]
-        for line in lines[1:]:
-            line += [lead(leads[line[0]])] if line[0] in leads else [""]
+    signs, groups = entry.signs[entry.reference], [(g, next(iter(of.values())).n, of) for g, of in entry.leads.items()]
+    heads = [f"lead, {n} datasets" if group == ALL else f"{group} ({n})" for group, n, _ in groups]
+    lines = [["loss", "mean rank", f"behind {entry.reference}", "equal", "ahead", *heads]]
+    for name in sorted(entry.ranks, key=lambda name: entry.ranks[name]):
+        odds = [f"{p:.3f}" for p in vars(signs[name]).values()] if name in signs else [""] * 3
+        leads = [of.get(name) for *_, of in groups]
+        won = [f"{spanned(p.difference, p.low, p.high)} {p.wins}:{p.losses}" if p else "" for p in leads]
+        lines.append([name, f"{entry.ranks[name]:.2f}", *odds, *won])
     return lines
-
-
-def lead(pair: statistics.Paired) -> str:
-    """A lead over datasets, such as "+0.010 [−0.002, +0.018] 12:3"."""
-    return f"{spanned(pair.difference, pair.low, pair.high)} {pair.wins}:{pair.losses}"
 
 
 def to_run(table: ResultTable) -> list[str]:
