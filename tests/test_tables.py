@@ -18,17 +18,15 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from east.choices import groups
 from east.lab.experiment import records
 from east.lab.experiment.runs import Run
 from east.lab.reporting import cells, papers, specs, tables
 from east.lab.reporting.catalogue import Catalogue
-from east.lab.reporting.labels import labels
 from east.lab.reporting.writers import WRITERS
-from east.lab.settings import compose, identity
+from east.lab.settings import identity
 from east.lab.settings.command import Command
 from east.lab.settings.compose import settings
-from east.lab.settings.settings import DatasetSection, LossSection, Science, Settings
+from east.lab.settings.settings import LossSection, Science, Settings
 from east.lab.training.scores import Best
 from tests.made import changed, put_values, rendered
 
@@ -78,15 +76,10 @@ def test_all_341_published_cells_appear_and_none_twice():
     [
         ("east_v2", "adult", "f1", "f1", "test.f1_pos"),
         ("east_v2", "adult", "rf", "f1", "test.f1_macro"),
-        ("east_v2", "adult", "ccs", "acc", "test.accuracy"),
         ("east_v2", "cifar10", "ce", "f1", "test.f1_macro"),
-        ("east_v2", "cifar10", "ce", "acc", "test.accuracy"),
         ("east_v2", "caltech256", "ce", "acc", "test.balanced_accuracy"),
         ("east_v2", "caltech256", "rf", "acc", "test.accuracy"),
-        ("east_v1", "kaggle", "ce", "f1", "test.f1_pos"),
-        ("btg", "adult", "bce", "auroc", "thresholds.test.auroc_thresholded"),
         ("btg", "mammography", "btg_f2", "f3", "thresholds.test.f3_pos"),
-        (None, "digits", "ce", "mcc", "test.mcc"),
         (None, "digits", "ce", "plugin_f1.f1_macro", "plugin_f1.test.f1_macro"),
     ],
 )
@@ -128,11 +121,6 @@ def test_some_classes_of_a_dataset_are_not_the_dataset():
     part = [r.but(confusion={"test": [row[:9] for row in r.confusion["test"][:9]]}) for r in whole]
     filled = [sum(bool(c.values) for c in tables.build("east_v2_6", scanned=some).cells) for some in (whole, part)]
     assert filled[0] > filled[1] == 0
-
-
-def test_search_records_are_never_averaged(east_v2_1):
-    assert not cell(east_v2_1, dataset="mammography", row="MCC*", column="mcc").values
-    assert all(seed < 1000 for c in east_v2_1.cells for seed in c.values)
 
 
 def test_a_table_shows_the_records_of_its_preset():
@@ -273,7 +261,7 @@ def test_a_failed_trial_is_not_to_do(statuses, to_do, tmp_path):
 
 # Our own tables
 
-OWN = ["ablation", "cooling", "imbalance", "keel", "plugin", "schedules"]
+OWN = ["ablation", "keel", "plugin"]
 
 
 def small(name):
@@ -305,30 +293,15 @@ def test_the_runs_that_a_table_plans_are_the_records_that_it_shows(name, tmp_pat
     assert {c.preset for c in table.cells if not c.trains_networks} <= {"paper"}, "a forest is trained in one way"
 
 
-def test_a_table_finds_the_records_of_every_dataset_file_and_of_variants(tmp_path):
+def test_a_table_finds_the_records_of_dataset_variants(tmp_path):
     """Records have the name of the loaded data, which is not always that of the file."""
-    own = {
-        "dataset/digits-rare": "{name: digits-rare, imbalance: 5}",
-        "dataset/digits-rarer": "{defaults: [digits, _self_], name: digits-rarer, imbalance: 50}",
-        "dataset/keel-glass": "{name: keel-glass, set: glass2}",
-    }
-    for file, text in own.items():
-        (tmp_path / "dataset").mkdir(exist_ok=True)
-        (tmp_path / f"{file}.yaml").write_text(text)
-    own_file = functools.partial(compose.from_file, DatasetSection, "dataset", config_dir=str(tmp_path))
-    names = {name: own_file(name).recorded for name in groups(tmp_path)["dataset"]}
-    variants = {
-        "digits-rare": "digits",
-        "digits-rarer": "digits",
-        "keel": "keel-abalone19",
-        "rtables": "rtables-BEPS",
-        "keel-glass": "keel-glass2",
-    }
-    assert names == {name: name for name in names} | variants
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "digits-rare.yaml").write_text("{name: digits-rare, imbalance: 5}")
     table = changed(QUICK, overrides={}, columns=({"dataset": ["digits-rare"], "metric": ["f1_macro"]},))
     for loss in ("f1", "ce"):
         words = ["dataset=digits-rare", f"loss={loss}", "preset=quick", f"config_dir={tmp_path}"]
         config = Run.of(settings(Command.parse(words))).science
+        assert config.dataset.name == "digits"
         for seed in range(2):
             records.write(tmp_path, records.Record(config=config, seed=seed, scores={"test": {"f1_macro": 0.5}}))
     assert not tables.plan(table, tmp_path, preset="quick", config_dir=str(tmp_path))
@@ -364,23 +337,16 @@ def test_other_cooling_rates_stay_out_of_the_papers_tables(tmp_path):
 
 
 def test_a_hyperparameter_set_by_hand_does_not_empty_a_row_that_is_not_searched(tmp_path):
-    """A table of all records shows the setting with the most trials, and marks it."""
+    """Nor does an unfinished search. A table of all records shows the setting with the most trials, and marks it."""
     quick = ["loss=ce", "preset=quick", "search=none"]
     for seed, overrides in enumerate([[], ["hyper.lr=0.3"], ["hyper.lr=0.4"], ["hyper.lr=0.4"]]):
         put(tmp_path, [*quick, *overrides], seed=seed, f1=0.1 * (seed + 1))
-    found = cell(tables.build("east_v2_1", tmp_path, preset="quick"), dataset="mammography", row="CE", column="f1")
-    assert found.values == {0: 0.1}
-    listed = cell(tables.build("grid", tmp_path, preset="quick"), row="ce", column="f1_positive")
+    listed = cell(tables.build("grid", tmp_path), row="ce", column="f1_positive")
     assert (list(listed.values), listed.shown.settings) == ([2, 3], 3)
     assert "§" in listed.marks
-
-
-def test_an_unfinished_search_does_not_empty_a_row_that_is_not_searched(tmp_path):
-    quick = ["loss=ce", "preset=quick", "search=none"]
-    put(tmp_path, quick, f1=0.6)
-    put(tmp_path, [*quick, "hyper.lr=0.3"], seed=1000, stage="search", val_loss=0.1)
+    put(tmp_path, [*quick, "hyper.lr=0.5"], seed=1000, stage="search", val_loss=0.1)
     found = cell(tables.build("east_v2_1", tmp_path, preset="quick"), dataset="mammography", row="CE", column="f1")
-    assert found.values == {0: 0.6}
+    assert found.values == {0: 0.1}
 
 
 OWN_PROTOCOL = """
@@ -630,15 +596,10 @@ def test_ranks_match_numbers_by_hand():
     assert f1.ranks == {n: {"F1*": 1, "CE": 2, "RF": 3}.get(n, 7) for n in f1.ranks}
     assert f1.friedman < 1e-6
     signs = f1.signs["CE"]
-    assert signs["F1*"].ahead > 0.999
-    assert signs["RF"].equal > 0.999
-    assert signs["Dice"].behind > 0.999
-    assert list(f1.signs) == ["CE"]
+    assert min(signs["F1*"].ahead, signs["RF"].equal, signs["Dice"].behind) > 0.999
     assert "CE" not in signs
     assert not tables.comparisons(table), "compared over datasets, not within each"
-    assert "Ranks by f1 over 31 datasets" in WRITERS["text"]([table])
     assert r"F1\* | 1.00 |" in WRITERS["markdown"]([table])
-    assert json.loads(WRITERS["json"]([table]))[0]["rankings"][0]["ranks"]["F1*"] == 1
 
 
 def test_ranks_leave_out_datasets_that_a_row_lacks():
@@ -697,27 +658,11 @@ def test_the_questions_of_table_1_are_the_12_matched_pairs():
 
 
 def test_the_best_is_bold_but_never_a_single_trial_or_mixed_scores(east_v2_1):
-    best = {
-        c.row for c in east_v2_1.cells if c.block == "mammography" and c.column == "f1" and east_v2_1.best(c, "ours")
-    }
-    assert best == {"F1*"}, "Dice has the highest mean, of one trial"
-    published = {
-        c.row
-        for c in east_v2_1.cells
-        if c.block == "mammography" and c.column == "f1" and east_v2_1.best(c, "published")
-    }
-    assert published == {"MCC*"}
+    f1 = [c for c in east_v2_1.cells if (c.block, c.column) == ("mammography", "f1")]
+    assert [c.row for c in f1 if east_v2_1.best(c, "ours")] == ["F1*"], "Dice has the highest mean, of one trial"
+    assert [c.row for c in f1 if east_v2_1.best(c, "published")] == ["MCC*"]
     mixed = tables.build("east_v2_3", GOLDEN)
     assert not any(mixed.best(c, which) for c in mixed.cells if c.column == "f1" for which in ("ours", "published"))
-
-
-def test_settings_that_differ_in_averaging_or_decay_alone_have_names_of_their_own():
-    plain = next(r.config for r in records.scan(GOLDEN) if r.config.loss.name == "ce")
-    others = [plain.but(hyper=plain.hyper.but(**change)) for change in ({"average": 0.9}, {"weight_decay": 0.5})]
-    searched = plain.but(hyper=plain.hyper.but(lr=0.5))
-    names = labels(["ce"] * 4, [plain, *others, searched])
-    assert len(set(names[:3])) == 3
-    assert names[0] == names[3], "a search varies the learning rate within one row"
 
 
 def test_every_setting_of_the_grid_has_a_row_of_its_own(tmp_path):
@@ -742,35 +687,17 @@ def test_every_setting_of_the_grid_has_a_row_of_its_own(tmp_path):
         ("east_v2_1", "latex", {}),
         ("east_v2_6", "csv", {}),
         ("btg_4", "json", {}),
-        ("east_v2_3", "markdown", {"rule": "val_metric"}),
-        (QUICK, "text", {}),
-        ("grid", "markdown", {}),
     ],
 )
 def test_tables_render_to_the_committed_text(name, format, options):
     """Exact text from the committed records; EAST_GOLDEN=write rewrites it after an intended change."""
-    stem = "-".join([name if isinstance(name, str) else name.name, *options.values()])
+    stem = "-".join([name, *options.values()])
     file = GOLDEN / "rendered" / f"{stem}.{EXTENSIONS[format]}"
     text = rendered(name, GOLDEN, format, today=DAY, **options)
     if os.environ.get("EAST_GOLDEN") == "write":
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     assert text == file.read_text()
-
-
-@pytest.fixture(scope="module")
-def empty():
-    """Every table without any record, one of the contests for all."""
-    names = [name for name in tables.names() if not name.startswith("contest_")]
-    return [tables.build(name, "/nowhere", today=DAY) for name in names]
-
-
-@pytest.mark.parametrize("format", WRITERS)
-def test_every_table_renders_without_any_record(format, empty):
-    for table in empty:
-        text = WRITERS[format]([table])
-        if table.spec.name != "grid":
-            assert "east-run" in text or format in ("csv", "latex")
 
 
 def test_csv_and_json_hold_every_cell():
@@ -789,15 +716,6 @@ def test_the_grid_table_shows_every_setting_once():
     assert len(cell(grid, row="btg_f1", column="thresholds.f1_positive").values) == 3
 
 
-def test_bad_names_are_refused_with_suggestions():
-    for arguments, message in [
-        ({"table": "east_v2_11"}, "did you mean 'east_v2_1'"),
-        ({"table": "btg_1", "preset": "papre"}, "did you mean 'paper'"),
-    ]:
-        with pytest.raises(ValueError, match=message):
-            tables.build(**arguments)
-
-
 def test_a_corrupt_file_is_named_and_the_table_still_renders(tmp_path):
     shutil.copytree(GOLDEN / "records", tmp_path / "records")
     bad = tmp_path / "runs" / "adult" / "f1" / "abc" / "seed-0.json"
@@ -807,16 +725,12 @@ def test_a_corrupt_file_is_named_and_the_table_still_renders(tmp_path):
         assert "0.800 ± 0.050" in rendered("east_v2_1", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("count", "seconds"), [(2_000, 3), pytest.param(10_000, 10, marks=[pytest.mark.slow, pytest.mark.nightly])]
-)
-def test_ten_thousand_records_render_within_ten_seconds(tmp_path, count, seconds):
-    """By day a fifth of them."""
+def test_two_thousand_records_render_within_three_seconds(tmp_path):
     source = next(r for r in records.scan(GOLDEN) if r.config.dataset.name == "mammography")
     rng = random.Random(0)
     (tmp_path / "records").mkdir()
     with open(tmp_path / "records" / "many.jsonl", "w") as file:
-        for i in range(count):
+        for i in range(2_000):
             stored = source.to_json()
             stored["config"]["hyper"] |= {"lr": 1e-6 * (1 + i // 10)}
             stored["config"]["loss"] |= {"name": rng.choice(["f1", "ce", "mcc"])}
@@ -825,7 +739,7 @@ def test_ten_thousand_records_render_within_ten_seconds(tmp_path, count, seconds
     catalogue = Catalogue(records.scan(tmp_path))
     for name in tables.papers_tables():
         rendered(name, scanned=catalogue)
-    assert time.process_time() - start < seconds
+    assert time.process_time() - start < 3
 
 
 def test_tables_do_not_import_torch():
