@@ -469,8 +469,8 @@ def test_a_trial_never_ends_with_its_initial_weights(blobs, monkeypatch, metric)
 def test_a_checkpoint_that_cannot_be_read_for_now_is_kept(blobs, tmp_path, monkeypatch, error):
     """One that another command has deleted meanwhile is not missed."""
 
-    def fail(*_, **__):
-        raise error
+    def fail(_, file):
+        raise error if file.exists() else FileNotFoundError
 
     trials = [Trial(config(max_epochs=4), 0)]
     monkeypatch.setattr(population.Population, "load", fail)

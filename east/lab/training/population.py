@@ -19,7 +19,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from east import losses
-from east.arrays import widest_float
 from east.confusion import Confusion
 from east.decisions import defined
 from east.lab import models
@@ -123,6 +122,8 @@ class Population:
         # Moved once, not at every step.
         self.splits = replace(splits, mean=splits.mean.to(device), std=splits.std.to(device))
         self.train, self.val, self.test = (Rows(members, part, device) for part in ("train", "val", "test"))
+        labels, weights = self.val.labels[self.val.index], self.val.counts
+        self.truth = labels.flatten(1).cpu(), None if weights is None else weights.cpu()  # of the validation rows
         self.protocol, self.batch = config.protocol, config.hyper.batch_size or 1
         self.steps = batches_of(min(self.train.sizes), self.batch)
         self.used = rows_used(min(self.train.sizes), self.batch)
@@ -230,42 +231,36 @@ class Population:
         it waits for the device only here.
         """
         candidates = [self.rows[name] for name in ("weights", "mean") if name in self.rows]
-        *measured, decisions = map(torch.stack, zip(*map(self.measured, candidates), strict=True))
+        measured = map(torch.stack, zip(*map(self.measured, candidates), strict=True))
+        train, losses_of, ties, predicted = together_on_cpu(train_loss, *measured)
         self.net.put(candidates[0])
-        train, losses_of, ties, counts = together_on_cpu(train_loss, *measured)
-        metrics = torch.stack([1 - self.metric(self.confusion(*each)) for each in zip(counts, decisions, strict=True)])
+        metrics = torch.stack([1 - self.metric(self.confusion(each)) for each in predicted])
         values = metrics if self.by_metric else losses_of
-        better = (values[-1] < values[0]) | (
-            (values[-1] == values[0]) & (ties[-1] < ties[0])
-        )  # than the first candidate
+        tied = (values[-1] == values[0]) & (ties[-1] < ties[0])
+        better = (values[-1] < values[0]) | tied  # than the first candidate
         chosen = better.long(), torch.arange(len(better))
         if isinstance(self.loss, losses.MetricCrossEntropy) and self.loss.source == "validation":
-            self.loss.set_counts(self.confusion(counts[chosen], decisions[chosen]))
+            self.loss.set_counts(self.confusion(predicted[chosen]))
         numbers = (losses_of[chosen], metrics[chosen], ties[chosen], train)
         weights = candidates[0]
         if self.average:
             weights = torch.where(better.to(self.device)[:, None], candidates[-1], weights)
         return weights, [*zip(*(tensor.tolist() for tensor in numbers), strict=True)]
 
-    def measured(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Validation loss, tie-breaker [alive] and `counted` decisions of these weights; the decisions [alive, n]."""
+    def measured(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Validation loss and tie-breaker [alive] of these weights, and their decisions [alive, n]."""
         self.net.put(weights)
         logits, labels, row_weights = self.predict(self.val, self.current)
         batch = self.batch if self.protocol.val_reduce == "batch_mean" else None
         loss, predicted = validation_loss(self.loss, logits, labels, batch, row_weights), logits.argmax(-1)
         tie = self.cross_entropy.per_trial(logits, labels, row_weights) if self.by_metric else torch.zeros_like(loss)
-        return loss, tie, counted(predicted, labels, row_weights, len(self.splits.classes)), predicted
+        return loss, tie, predicted.int()
 
-    def confusion(self, counted: Tensor, predicted: Tensor) -> Confusion:
-        """Confusion counts on the CPU, in float64, which not every device has. Few metrics need the matrix."""
-
-        def matrix() -> Tensor:
-            labels = self.val.labels[self.val.index[self.current]].flatten(1).cpu()
-            weights = None if self.val.counts is None else self.val.counts[self.current].cpu()
-            return Confusion.from_predictions(predicted.cpu(), labels, len(self.splits.classes), weights).matrix
-
-        right, actual, decided = counted.double().unbind(1)
-        return Confusion(right, actual, decided, matrix)
+    def confusion(self, predicted: Tensor) -> Confusion:
+        """The counts of decisions [alive, n]; on the CPU, in float64, which not every device has."""
+        (labels, weights), classes = self.truth, len(self.splits.classes)
+        counts = None if weights is None else weights[self.alive]
+        return Confusion.from_predictions(predicted, labels[self.alive], classes, counts)
 
     def end_epoch(self, train_loss: Tensor) -> None:
         """Let early stopping judge an epoch; keep, restore and drop weights as it decides. train_loss: [alive]."""
@@ -365,19 +360,6 @@ def validation_loss(
     return torch.stack([loss.per_trial(*part) for part in zip(*parts, strict=True)]).mean(0)
 
 
-def counted(predicted: Tensor, labels: Tensor, weights: Tensor | None, classes: int) -> Tensor:
-    """Right, actual and predicted samples of every class [P, 3, d], of decisions and labels [P, n]; summed as integers.
-
-    With weights [P, n] they are summed as the most precise numbers that the device has.
-    """
-    amounts = torch.ones_like(labels, dtype=torch.int32) if weights is None else weights.to(widest_float(weights))
-    counts = amounts.new_zeros(len(labels), 3, classes)
-    right = (predicted == labels) * amounts
-    for k, (of_class, added) in enumerate(((labels, right), (labels, amounts), (predicted, amounts))):
-        counts[:, k].scatter_add_(1, of_class, added)
-    return counts
-
-
 def together_on_cpu(*tensors: Tensor) -> list[Tensor]:
     """The tensors on the CPU, brought there as one: it waits for the device at each transfer."""
     brought = torch.cat([tensor.flatten().view(torch.uint8) for tensor in tensors]).cpu()
@@ -402,6 +384,7 @@ def initial(trial: Trial, splits: Splits) -> nn.Module:
 def identity(members: Sequence[Member]) -> str:
     """The name of a population's checkpoint; only the same trials on the same rows have the same name."""
     described = [(t.config.to_json(), t.seed, s.fingerprint, s.index_hash) for t, s in members]
-    layout = [] if members[0][0].config.model.name in models.TOGETHER else ["kernels are stored channels last"]
+    # The order of numbers in a row depends on how kernels are stored.
+    layout = [] if members[0][0].config.model.name in models.TOGETHER else ["kernels channels last"]
     text = json.dumps([*described, *layout], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
