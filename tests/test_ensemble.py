@@ -15,7 +15,7 @@ from east.lab.settings.settings import EnsembleSection, Split
 from east.lab.training import engine, ensemble
 from east.lab.training.population import Trial
 from tests.commands import TINY
-from tests.made import RowNumbers, science
+from tests.made import RowNumbers, ended_at_checkpoint, science
 
 NETWORKS = EnsembleSection(name="networks", folds=3, repeats=2)
 
@@ -43,18 +43,12 @@ def splits():
 
 def made(inputs, labels, **changed):
     """Splits with these rows in training and validation, and ten of them as new rows."""
-    index = torch.arange(len(labels))
+    index, half = torch.arange(len(labels)), len(labels) // 2
     given = {name: torch.as_tensor(values) for name, values in changed.items()}
-    whole = Part(torch.as_tensor(inputs).float(), torch.as_tensor(labels), index)
-    half = len(labels) // 2
-
-    def part(rows):
-        own = {name: values[rows] for name, values in given.items()}
-        return replace(whole, inputs=whole.inputs[rows], labels=whole.labels[rows], index=rows, **own)
-
-    classes = tuple(map(str, range(int(max(labels)) + 1)))
-    parts, width = (index[:half], index[half:], index[:10]), whole.inputs.shape[1]
-    return data.Splits(*map(part, parts), classes, "made", 1, "", "", torch.zeros(width), torch.ones(width))
+    given |= {"inputs": torch.as_tensor(inputs).float(), "labels": torch.as_tensor(labels), "index": index}
+    parts = [Part(**{n: v[rows] for n, v in given.items()}) for rows in (index[:half], index[half:], index[:10])]
+    classes, width = tuple(map(str, range(int(max(labels)) + 1))), given["inputs"].shape[1]
+    return data.Splits(*parts, classes, "made", 1, "", "", torch.zeros(width), torch.ones(width))
 
 
 def unequal(pool, sizes):
@@ -83,21 +77,10 @@ def test_ten_members_train_together_as_they_would_alone(splits, batch, sizes):
             np.testing.assert_array_equal(outcome.labels[part], alone.labels[part])
 
 
-def test_an_interrupted_population_of_members_resumes(splits, tmp_path, monkeypatch):
+def test_an_interrupted_population_of_members_resumes(splits, tmp_path):
     trial = Trial(config(ensemble=NETWORKS), 0)
     whole = ensemble.fit(trial, splits)
-    monkeypatch.setattr(engine, "CHECKPOINT_SECONDS", 0.0)
-    ends = engine.Population.end_epoch
-
-    def killed(self, *numbers):
-        ends(self, *numbers)
-        if self.annealing[0].course.epochs == 4:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(engine.Population, "end_epoch", killed)
-        with pytest.raises(KeyboardInterrupt):
-            ensemble.fit(trial, splits, checkpoint=tmp_path)
+    ended_at_checkpoint(4, KeyboardInterrupt(), lambda: ensemble.fit(trial, splits, checkpoint=tmp_path))
     assert [*tmp_path.glob("*.safetensors")]
     resumed = ensemble.fit(trial, splits, checkpoint=tmp_path)
     for part in ("val", "test"):
@@ -147,19 +130,13 @@ class TestOutOfFold:
             assert (known == labels).mean() > 0.85
 
     def test_members_train_on_all_folds_but_the_one_they_are_stopped_on(self, splits, monkeypatch):
-        seen = []
-
-        def train(trials, members, **_):
-            seen.extend((set(m.train.index.tolist()), set(m.val.index.tolist())) for m in members)
-            return engine_train(trials, members)
-
-        engine_train = engine.train
-        monkeypatch.setattr(engine, "train", train)
+        seen, made_splits = [], ensemble.member_splits
+        monkeypatch.setattr(ensemble, "member_splits", lambda *a: (seen.append(made_splits(*a)), seen[-1])[1])
         fitted(splits, NETWORKS)
         pool = set(ensemble.pooled(splits).index.tolist())
-        assert len(seen) == 6
-        assert all(not train & held and train | held == pool for train, held in seen)
-        assert sorted(row for _, held in seen for row in held) == sorted([*pool, *pool]), "every row twice"
+        parts = [(set(member.train.index.tolist()), set(member.val.index.tolist())) for member in seen]
+        assert all(not train & held and train | held == pool for train, held in parts)
+        assert sorted(row for _, held in parts for row in held) == sorted([*pool, *pool]), "every row twice"
 
     @pytest.mark.parametrize("rows", ["some", "all"])
     def test_labels_of_unseen_rows_do_not_stop_the_members_that_judge_them(self, rows, splits):
@@ -290,6 +267,7 @@ class TestStack:
     @pytest.mark.parametrize(
         "section, loss, kind, message",
         [
+            (NETWORKS, "folds", "table", r"split\.folds=3: ensemble=networks judges all rows"),
             (stack("rff"), "ce", "table", "rff"),
             (stack("os.path"), "ce", "table", "os.path"),
             (stack("rf"), "rf", "table", "ensemble=stack needs a loss for its networks"),
@@ -301,11 +279,7 @@ class TestStack:
         trains = {"trains": "classical"} if loss == "rf" else {}
         given = science(loss={"name": loss, "_target_": "east.baselines.RandomForest", **trains}).loss
         with pytest.raises(ConfigError, match=message):
-            ensemble.check_ensemble(section, given, kind, Split())
-
-    def test_folds_of_the_split_are_refused(self):
-        with pytest.raises(ConfigError, match=r"split\.folds=3: ensemble=networks judges all rows"):
-            ensemble.check_ensemble(NETWORKS, config().loss, "table", Split(folds=3))
+            ensemble.check_ensemble(section, given, kind, Split(folds=3 if loss == "folds" else None))
 
 
 class TestSmoothing:
