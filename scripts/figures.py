@@ -3,6 +3,7 @@
 python scripts/figures.py        writes docs/figures/*.svg
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from east import metrics
 from east.confusion import Confusion
 from east.lab.experiment import records
 from east.lab.reporting import plots, tables
+from east.lab.reporting.catalogue import Catalogue
 from east.lab.reporting.tables import ALL, ResultTable
 from east.losses import MetricLoss
 from east.losses.steps import linear
@@ -89,6 +91,40 @@ def headline(table: ResultTable) -> Figure:
     return figure
 
 
+VERDICTS = {  # word -> colour
+    "reproduced": plots.GREEN,
+    "close": plots.BLUE,
+    "imprecise": plots.GREY,
+    "differs": plots.ORANGE,
+    None: plots.RED,
+}
+PAPERS = {"east_v2": "EAST, version 2", "east_v1": "EAST, version 1", "btg": "Bridging the Gap"}
+
+
+@plots.styled
+def published(built: Sequence[ResultTable]) -> Figure:
+    """Ours against the published number for every cell that has been run, with our 95 % interval of the mean."""
+    figure = Figure(figsize=(9.2, 4.1), layout="constrained")
+    panels = figure.subplots(1, len(PAPERS), sharey=True)
+    for axes, (paper, title) in zip(panels, PAPERS.items(), strict=True):
+        cells = {id(c.published): c for table in built for c in table.cells if c.published}.values()
+        own = [cell for cell in cells if cell.published.paper == paper]
+        axes.plot([0, 1], [0, 1], color=plots.INK, lw=0.8)
+        for cell in (cell for cell in own if cell.values):
+            ours, full = cell.summary, cell.preset == "paper" or not cell.trains_networks
+            reach = 0.0 if ours.high is None else ours.high - ours.mean
+            look = {"color": VERDICTS[cell.gap.word], "ms": 4, "mfc": VERDICTS[cell.gap.word] if full else "white"}
+            axes.errorbar(cell.published.mean, ours.mean, yerr=reach, fmt="o", elinewidth=0.7, **look)
+        run = sum(bool(cell.values) for cell in own)
+        axes.set(title=f"{title}\n{run} of {len(own)} cells run", xlim=(-0.03, 1.03), ylim=(-0.03, 1.03))
+        axes.set(xlabel="published", box_aspect=1)
+    panels[0].set_ylabel("ours, by the formulas")
+    keys = [plots.handle(word or "a single trial", colour, "o") for word, colour in VERDICTS.items()]
+    keys.append(plots.handle("hollow: shorter training than the paper's", plots.GREY, "o", mfc="white"))
+    figure.legend(handles=keys, ncols=len(keys), loc="outside lower center")
+    return figure
+
+
 def steps() -> Figure:
     """The step at several temperatures, for a threshold of 0.5. Eq. 4, arXiv 2405.20954."""
     p, shades = torch.linspace(0, 1, 501), (plots.GREY, plots.GREEN, plots.ORANGE, plots.BLUE, plots.INK)
@@ -144,9 +180,12 @@ def main() -> None:
     found = records.scan(ROOT / "results")
     ce = [r for r in found if (r.config.dataset.name, r.config.loss.name, r.stage) == ("mammography", "ce", "trial")]
     chosen = min((r for r in ce if r.status == "done" and r.seed == 0), key=lambda r: r.key)
+    catalogue = Catalogue(found)
+    built = [tables.build(name, ROOT / "results", scanned=catalogue) for name in tables.papers_tables()]
     figures = {
         "contest": contest(tables.build("contest", ROOT / "results", scanned=found)),
         "headline": headline(tables.build(tables.spec("plugin"), ROOT / "results", scanned=found)),
+        "published": published(built),
         "steps": steps(),
         "soft_hard": soft_hard(),
         "worth": worth(chosen.confusion["test"]),
