@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-Array = Any  # a NumPy array or a tensor; both have arithmetic, comparisons, @, indexing, clip(min=…), reshape and sum
+Array = Any  # a NumPy array or a tensor; both have arithmetic, comparisons, @, indexing, reshape and sum
 OF_NUMPY = (np.ndarray, np.generic, float, int)
 
 
@@ -23,6 +23,19 @@ def library_of(x: Array) -> Any:
     import torch
 
     return torch
+
+
+def at_least(x: Array, least: Array) -> Array:
+    return np.maximum(x, least) if isinstance(x, OF_NUMPY) else x.clamp_min(least)
+
+
+def at_most(x: Array, most: Array) -> Array:
+    return np.minimum(x, most) if isinstance(x, OF_NUMPY) else x.clamp_max(most)
+
+
+def class_sum(x: Array) -> Array:
+    """Sum over the classes: [..., 1]."""
+    return x.sum(-1, keepdims=True)
 
 
 def sums_at(positions: Array, values: Array, size: int) -> Array:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import one_hot
 
-from east.arrays import Array, widest_float
+from east.arrays import Array, at_least, widest_float
 
 
 class Confusion:
@@ -37,8 +37,8 @@ class Confusion:
         false_positives: Array | None = None,
     ):
         self.diagonal, self.actual, self.predicted = diagonal, actual, predicted
-        self.missed = (actual - diagonal).clip(min=0) if missed is None else missed
-        self.false_positives = (predicted - diagonal).clip(min=0) if false_positives is None else false_positives
+        self.missed = at_least(actual - diagonal, 0) if missed is None else missed
+        self.false_positives = at_least(predicted - diagonal, 0) if false_positives is None else false_positives
         self.classes = diagonal.shape[-1]
         self._matrix: Array | Callable[[], Array] = matrix
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from east.arrays import Array, cast, library_of, widest_float
+from east.arrays import Array, at_least, at_most, cast, class_sum, library_of, widest_float
 from east.choices import choose, import_by_path
 
 if TYPE_CHECKING:  # scores of recorded confusion matrices need only NumPy
@@ -62,11 +62,6 @@ def scored(function: Callable[..., Sloped]) -> Metric:
     return metric
 
 
-def class_sum(x: Array) -> Array:
-    """Sum over the classes: [..., 1]."""
-    return x.sum(-1, keepdims=True)
-
-
 def divisor(whole: Array, total: Array | float = 0.0) -> Array:
     """A denominator, infinite where it is at most MIN_SHARE of the total: quotients and their gradients are 0 there."""
     return library_of(whole).where(whole <= MIN_SHARE * total, np.inf, whole)
@@ -98,7 +93,7 @@ def class_shares(c: Confusion, average: str | None, positive: int, absent: str) 
         return 1 / c.classes
     if average in ("macro", "none") and choose("absent", absent, ABSENT):
         present = present_classes(c)
-        return present / class_sum(present).clip(min=1)
+        return present / at_least(class_sum(present), 1)
     choose("average", average, AVERAGES)
     raise ValueError(f"positive class {positive} does not exist: expected 0 to {c.classes - 1}")
 
@@ -119,7 +114,7 @@ def share_of_hits(
     hits, missed, false_positives, total = c.diagonal, c.missed, c.false_positives, c.actual.sum(-1, keepdims=True)
     if negatives:  # a difference of what is in the denominator, so that small ones stay accurate
         counts, errors = (c.actual, false_positives) if of_false else (c.predicted, missed)
-        hits = (class_sum(counts) - counts - errors).clip(min=0)
+        hits = at_least(class_sum(counts) - counts - errors, 0.0)
     part = gain * hits
     whole = part + of_missed * missed + of_false * false_positives
     if average == "micro":
@@ -215,7 +210,7 @@ def mcc(c: Confusion) -> Sloped:
     scale = U**-0.5 * V**-0.5
     by_diagonal = scale / total
     by_predicted = (q * (covariance / V) - t) * by_diagonal
-    return Sloped((covariance * scale).clip(-1, 1)[..., 0], by_diagonal, by_predicted)
+    return Sloped(at_least(at_most(covariance * scale, 1), -1)[..., 0], by_diagonal, by_predicted)
 
 
 @scored
@@ -230,7 +225,7 @@ def kappa(c: Confusion) -> Sloped:
     score = 1 - missed / expected
     unclamped = score >= -1
     by_predicted = unclamped * missed / expected**2 * (class_sum(c.actual) - c.actual) / total**2
-    value = score.clip(min=-1) * (expected < np.inf)
+    value = at_least(score, -1) * (expected < np.inf)
     return Sloped(value[..., 0], unclamped / (total * expected), by_predicted)
 
 
@@ -242,9 +237,9 @@ def gmean(c: Confusion) -> Sloped:
     floor, so that the other classes keep learning.
     """
     xp, present = library_of(c.actual), present_classes(c)
-    count, actual = class_sum(present).clip(min=1), divisor(c.actual, class_sum(c.actual))
+    count, actual = at_least(class_sum(present), 1), divisor(c.actual, class_sum(c.actual))
     recalls = c.diagonal / actual
-    clamped = recalls.clip(min=RECALL_FLOOR)
+    clamped = at_least(recalls, RECALL_FLOOR)
     mean = xp.exp(class_sum(xp.log(clamped) * present) / count)
     lost = mean * (class_sum((recalls <= RECALL_FLOOR) * present) > 0)
     value = mean - (lost.detach() if hasattr(lost, "detach") else lost)
@@ -256,7 +251,7 @@ def youden(c: Confusion) -> Sloped:
     """Youden's J, TPR + TNR - 1; with k classes that have samples, (k balanced accuracy - 1) / (k - 1); 0 for k = 1."""
     score = share_of_hits(c, (1, 1, 0), "macro", 1, "ignore")
     k = class_sum(present_classes(c))
-    scale = (k > 1) / (k - 1).clip(min=1)
+    scale = (k > 1) / at_least(k - 1, 1)
     return Sloped((scale * (k * score.value[..., None] - 1))[..., 0], score.by_diagonal * scale * k)
 
 

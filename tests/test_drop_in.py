@@ -2,10 +2,8 @@
 
 import copy
 import math
-import tracemalloc
 import warnings
 
-import numpy as np
 import pytest
 import sklearn.metrics as oracle
 import torch
@@ -345,26 +343,6 @@ def test_near_zero_temperature_matches_torchmetrics_multilabel(shape, average):
         ), name
 
 
-@pytest.mark.parametrize("average", ["macro", "weighted", "micro"])
-def test_near_zero_temperature_matches_scikit_learn_on_degenerate_batches(average):
-    """Classes that never occur, are never predicted, or neither; one pixel.
-
-    The logits saturate: where a class has a trace of membership, however small, its soft precision is a quotient of
-    traces, and precision has no limit there.
-    """
-    rng = np.random.default_rng(0)
-    for k in range(40):
-        n = 1 if k % 8 == 0 else 12
-        labels, predictions = rng.integers(0, 1 + rng.integers(1, 5), n), rng.integers(0, 1 + rng.integers(1, 5), n)
-        logits = 1e4 * clear_logits(torch.as_tensor(predictions), 6, torch.Generator().manual_seed(k))
-        for name in ("f1", "precision", "recall", "jaccard"):
-            score = getattr(oracle, f"{name}_score")
-            with warnings.catch_warnings(action="ignore"):
-                wanted = score(labels, predictions, labels=range(6), average=average, zero_division=0)
-            loss = MetricLoss(name, average=average, temperature=HARD)
-            assert float(loss(logits, torch.as_tensor(labels))) == pytest.approx(1 - wanted, abs=1e-4), name
-
-
 # Weights
 
 
@@ -497,16 +475,6 @@ def test_float32_matches_float64_on_images(classes, options):
     assert [metric for metric in METRICS if not is_like_float64(metric, options, logits, labels)] == []
 
 
-@pytest.mark.parametrize("threshold", [0.5, [0.1, 0.5, 0.9]], ids=str)
-def test_one_class_found_with_certainty_has_kappa_0(threshold):
-    """All labels are 0: as much is missed as by chance, however small it is."""
-    loss = MetricLoss("kappa", temperature=0.1, threshold=threshold)
-    for seed in range(20):
-        logits = 10 * torch.randn(64, 3, generator=torch.Generator().manual_seed(seed))
-        logits[:, 0] += 50
-        assert float(loss(logits, torch.zeros(64).long())) == pytest.approx(1, abs=1e-3)
-
-
 @pytest.mark.parametrize("metric", ["kappa", "npv"])
 @pytest.mark.parametrize("classes", [2, 3, 10])
 def test_gradients_of_almost_certain_predictions_are_not_rounding_errors(classes, metric):
@@ -520,19 +488,6 @@ def test_gradients_of_almost_certain_predictions_are_not_rounding_errors(classes
         assert (ours - exact).norm() < 1e-3 * exact.norm() + 1e-5
 
 
-@pytest.mark.parametrize("threshold", ["dynamic", 0.9], ids=str)
-@pytest.mark.parametrize("classes", [2, 3])
-def test_margins_and_matrix_agree_at_the_highest_temperature(classes, threshold):
-    logits = torch.randn(32, classes, generator=torch.Generator().manual_seed(255))
-    logits[:, 0] += 20
-    with pytest.warns(UserWarning, match="above 0.25"):
-        loss = MetricLoss("quadratic_kappa", temperature=0.4, threshold=threshold)
-    c = loss.confusion(logits, torch.zeros(32).long())
-    torch.testing.assert_close(c.matrix.sum(-2), c.predicted, rtol=1e-4, atol=0)
-    torch.testing.assert_close(c.matrix.diagonal(), c.diagonal)
-    assert float(loss(logits, torch.zeros(32).long())) == pytest.approx(1, abs=1e-3)
-
-
 def test_a_class_that_is_never_found_makes_the_geometric_mean_0():
     """One class of ten is never found: 0, as for hard decisions; the other classes keep their gradient."""
     labels = torch.arange(100) % 10
@@ -542,43 +497,6 @@ def test_a_class_that_is_never_found_makes_the_geometric_mean_0():
     assert value == 1
     assert gradient[labels == 1].abs().max() > 1e-4
     assert gradient.norm() < 1e3
-
-
-def test_fowlkes_mallows_tends_to_its_metric():
-    labels = torch.arange(100) % 10
-    logits = 30 * F.one_hot(torch.where(labels == 9, 0, labels), 10).float()
-    value, gradient = value_and_gradient(MetricLoss("fowlkes_mallows", temperature=1e-3), logits, labels)
-    assert float(value) == pytest.approx(1 - (8 + math.sqrt(0.5)) / 10, abs=2e-3)
-    assert gradient.norm() < 1e3
-
-
-def peak_memory(loss, logits, labels):
-    """What torch and NumPy allocate at most for forward and backward, including the gradient, in bytes."""
-    tracemalloc.start()
-    loss(logits, labels).backward()
-    arrays = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    logits.grad = None
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
-        loss(logits, labels).backward()
-    logits.grad = None
-    events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
-    return arrays + np.cumsum([e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]).max()
-
-
-def soft_dice(logits, labels):
-    p, y = logits.softmax(1), F.one_hot(labels, logits.shape[1]).movedim(-1, 1)
-    return 1 - (2 * (p * y).sum((0, 2, 3)) / (p + y).sum((0, 2, 3))).mean()
-
-
-def test_segmentation_needs_less_memory_than_a_plain_soft_dice():
-    logits = torch.randn(4, 21, 128, 128, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    labels = torch.randint(21, (4, 128, 128), generator=torch.Generator().manual_seed(1))
-    for loss in (MetricLoss("f1"), MetricLoss("mcc")):
-        loss(logits, labels).backward()  # import modules before measuring
-        logits.grad = None
-        peak, of_dice = (peak_memory(one, logits, labels) for one in (loss, soft_dice))
-        assert logits.nbytes <= peak <= of_dice, (peak / logits.nbytes, of_dice / logits.nbytes)
 
 
 @pytest.mark.parametrize("bad", [-1.0, math.nan, math.inf])

@@ -132,13 +132,6 @@ def test_a_net_that_never_predicts_a_class_has_finite_weights(metric, parameters
     assert gradient.abs().sum() > 0
 
 
-@pytest.mark.parametrize("metric", ["f1", "mcc", "gmean", "balanced_accuracy", "kappa", "jaccard", "fowlkes_mallows"])
-def test_a_rare_class_that_is_never_predicted_is_worth_more_than_the_frequent_one(metric):
-    for counts in (NEVER, [[900, 5, 0], [5, 60, 0], [20, 10, 0]]):
-        weights = loss_at(counts, metric)[1]
-        assert weights.diagonal[-1] > 1.1 * weights.diagonal[0]
-
-
 @pytest.mark.parametrize("metric", sorted(METRICS.keys() - OF_MATRIX))
 def test_a_hundred_thousand_classes_train(metric):
     """No d x d matrix is built: it would have 40 GB."""
@@ -273,6 +266,7 @@ def test_the_scale_of_the_weights_does_not_matter(metric, form, scale):
 @pytest.mark.parametrize("metric", ["f1", "mcc", "jaccard", "quadratic_kappa"])
 def test_ten_trials_together_match_ten_alone_also_after_some_have_left(metric, form):
     together, alone = MetricCrossEntropy(metric, form=form), [MetricCrossEntropy(metric, form=form) for _ in range(10)]
+    together.keep([0])  # no counts yet: nothing to do
     rows = torch.arange(10)
     for step, staying in enumerate((range(10), [0, 2, 3, 7, 9], [1, 4])):
         staying = torch.tensor(staying)
@@ -284,18 +278,10 @@ def test_ten_trials_together_match_ten_alone_also_after_some_have_left(metric, f
             singles = [alone[p](logits[p], labels[p], None if given is None else given[p]) for p in rows]
             torch.testing.assert_close(values, torch.stack(singles))
     torch.testing.assert_close(together.counts, torch.stack([alone[p].counts for p in rows]))
-
-
-def test_trials_may_be_kept_by_mask():
-    loss = MetricCrossEntropy("f1")
-    loss.keep([0])  # no counts yet: nothing to do
-    logits, labels, _ = drawn(lead=(3,))
-    loss.per_trial(logits, labels)
-    second = loss.counts[1]
-    loss.keep(torch.tensor([False, True, False]))
-    torch.testing.assert_close(loss.counts, second[None])
+    together.keep(rows == 9)  # a mask
+    torch.testing.assert_close(together.counts, alone[9].counts[None])
     with pytest.raises(ValueError, match=r"keep\(rows\)"):
-        loss.per_trial(logits, labels)
+        together.per_trial(logits, labels)
 
 
 @pytest.mark.parametrize("metric", ["f1", "quadratic_kappa"])
@@ -445,20 +431,6 @@ def test_soft_labels_of_a_thousand_classes_need_no_copies():
     with torch.profiler.profile(profile_memory=True) as profiler:
         MetricCrossEntropy("f1")(logits, shares).backward()
     assert max(event.self_cpu_memory_usage for event in profiler.events()) <= 4 * 256 * 1000 * 4  # bytes
-
-
-def test_soft_labels_overwritten_before_backward_are_noticed_or_do_not_matter():
-    logits, labels, weights = drawn()
-    for given in (None, weights):
-        shares = F.one_hot(labels, 3).double()
-        (wanted,) = torch.autograd.grad(MetricCrossEntropy("f1")(logits, shares, given), logits)
-        value = MetricCrossEntropy("f1")(logits, shares, given)
-        shares.zero_()
-        try:
-            (gradient,) = torch.autograd.grad(value, logits)
-        except RuntimeError:  # torch says that they were modified by an inplace operation
-            continue
-        torch.testing.assert_close(gradient, wanted)
 
 
 @pytest.mark.parametrize("metric", ["f1", "quadratic_kappa"])

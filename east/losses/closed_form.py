@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from east.arrays import Array, as_array, as_tensor, cast, in_float64, library_of, one_hot, sums_at
+from east.arrays import Array, as_array, as_tensor, at_least, at_most, cast, in_float64, library_of, one_hot, sums_at
 from east.losses.steps import dynamic_shape, half_width, linear
 from east.metrics import Sloped
 
@@ -124,7 +124,7 @@ def count_two_classes(
     xp = library_of(z)
     tau: Any = 0.5 if thresholds is None else both_thresholds(thresholds, z.ndim, z.dtype, z.device)
     T = T if isinstance(T, float) else T[..., None]
-    half = half_width(T) * (tau if thresholds is None else tau.clip(max=1 - tau))
+    half = half_width(T) * (tau if thresholds is None else at_most(tau, 1 - tau))
     lower, width = tau - half, 2 * half
     first, middle = T / lower, (1 - 2 * T) / width
     if not isinstance(lower, float):
@@ -132,8 +132,9 @@ def count_two_classes(
         T = T if isinstance(T, float) else cast(T, z)
     odds = xp.exp(z - xp.maximum(z[..., 0, :], z[..., 1, :])[..., None, :])
     p = odds / (odds[..., 0, :] + odds[..., 1, :])[..., None, :]
-    low = (p / lower).clip(max=1)
-    H = T * (low + (1 - xp.flip(low, (-2,)))) + ((p - lower) / width).clip(0, 1) * (1 - 2 * T)
+    low = at_most(p / lower, 1)
+    H = T * (low + (1 - (low[..., ::-1, :] if xp is np else low.flip(-2))))
+    H += at_most(at_least(p - lower, 0) / width, 1) * (1 - 2 * T)
     mass = one_hot(labels, 2, p)
     mass = mass if weights is None else mass * weights[..., None, :]
     table = in_float64(H) @ in_float64(mass).mT  # [..., predicted class, true class]
@@ -231,7 +232,8 @@ def dynamic_steps(p: Tensor, places: Places, T: float | Array, detach: bool) -> 
     flat_p[at_first] = p1
     s, bend_lo = p1 + p2, middle - 1
     lo, hi = s * a, s * (1 - a)
-    above_hi, gap_hi = (p1 - hi).clip(min=0), 1 - hi
+    is_above, gap_hi = p1 > hi, 1 - hi
+    above_hi = (p1 - hi) * is_above
     bend_hi = lo / gap_hi - middle
     lo_column = places.tensor(lo)[..., None]
     H = torch.gt(p, lo_column, out=torch.empty_like(p))
@@ -242,7 +244,7 @@ def dynamic_steps(p: Tensor, places: Places, T: float | Array, detach: bool) -> 
         H.mul_(places.tensor(bend_lo)[..., None])
         S = torch.addcmul(p, p, H, out=torch.empty_like(p) if detach else p)
         torch.addcmul(S, H, lo_column, value=-1, out=H)
-    S1 = p1 * (middle + (above_hi > 0) * bend_hi)
+    S1 = p1 * (middle + is_above * bend_hi)
     memory = places.memory(H)
     memory[1][at_first] = p1 + bend_lo * (p1 - lo) + bend_hi * above_hi
     (places.memory(S)[1] if detach else flat_p)[at_first] = S1

@@ -116,14 +116,16 @@ def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_
     if logits.ndim == 0 or labels.numel() == 0:
         got = f"logits of shape {tuple(logits.shape)} and labels of shape {tuple(labels.shape)}"
         raise ValueError(f"expected at least one sample, got {got}")
-    single, shape = logits.ndim == 1 or logits.shape[1] == 1, logits.shape[:1] + logits.shape[2:]
+    single = logits.ndim == 1 or logits.shape[1] == 1
+    shape = logits.shape[:1] if logits.ndim == 2 else logits.shape[:1] + logits.shape[2:]  # slices of shapes are slow
     rows = by_sample(logits)
     rows = two_or_more(rows) if single else rows
     weights = None if weights is None else read_weights(weights, shape, rows.dtype)
     if labels.shape == shape or (single and labels.shape == logits.shape):
-        labels = labels.reshape(-1)
+        labels = labels.flatten()
         if not labels.is_floating_point():
-            return masked(rows, labels.long(), weights, ignore_index)
+            labels = labels if labels.dtype == torch.int64 else labels.long()
+            return masked(rows, labels, weights, ignore_index)
         if not single:
             raise ValueError(f"expected integer labels, indices of {logits.shape[1]} classes, got {labels.dtype}")
         return Samples(rows, *two_class_targets(labels.to(rows.dtype), weights, ignore_index))

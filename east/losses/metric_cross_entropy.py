@@ -21,18 +21,19 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from east import metrics
-from east.arrays import Array, as_array, as_tensor, in_float64, library_of, widest_float
+from east.arrays import Array, as_array, as_tensor, at_least, class_sum, in_float64, library_of, widest_float
 from east.choices import choose
 from east.confusion import Confusion, cells, margins
 from east.losses import slopes
 from east.losses.closed_form import FEW_CLASSES
 from east.losses.inputs import inside_torch_func
 from east.losses.of_metric import LossOfMetric, summed_over_ranks
-from east.metrics import class_sum, divisor, ratio
+from east.metrics import divisor, ratio
 
 FORMS = ("class_weights", "soft_targets")
 COUNTS = ("training", "validation")
 ROUNDING = 16  # machine epsilons by which a difference of slopes may miss 0
+SMALL = 4096  # entries: below, it takes longer to turn them than to reduce short rows
 NO_LABEL = torch.iinfo(torch.int64).min  # as ignore_index, keeps F.cross_entropy from silently skipping label -100
 
 
@@ -158,7 +159,7 @@ class MetricCrossEntropy(LossOfMetric):
         targets = self.targets_for(logits)
         plain = logits.ndim == 2 and weights is None and targets.base is None and not gathers
         if plain and not labels.is_floating_point():
-            if logits.shape[-1] < FEW_CLASSES:  # short rows are slow to reduce
+            if logits.shape[-1] < FEW_CLASSES and logits.numel() > SMALL:  # short rows are slow to reduce
                 logits, labels = logits.mT.unsqueeze(0), labels.unsqueeze(0)
             return F.cross_entropy(logits, labels, targets.diagonal, ignore_index=NO_LABEL)
         sums = torch.stack(targets.costs(logits, labels))
@@ -224,7 +225,8 @@ class MetricCrossEntropy(LossOfMetric):
             D, base = 0 * actual, as_array(slopes.by_autograd(score, counted, in_cells)[1])
         else:
             diagonal, actual, predicted = exact[..., 0, :] + mass * shares, actual + mass, exact[..., 2, :] + mass
-            c = Confusion(diagonal, actual, predicted, slopes.refuse_matrix)
+            errors = actual - diagonal, predicted - diagonal
+            c = Confusion(diagonal, actual, predicted, slopes.refuse_matrix, *errors)
             _, D, base = slopes.score_and_slopes(self.metric, self.metric_parameters, c)
         if self.form == "class_weights":
             return Targets(as_tensor(class_weights(worth(D, base, in_cells), actual, self.floor)))
@@ -248,9 +250,9 @@ def class_weights(worth: Array, actual: Array, floor: float) -> Array:
     Classes without samples are left out of the mean, because their slope is a division by zero, and get a weight of 1.
     """
     present = actual > 0
-    worth = worth.clip(min=0) * present
+    worth = at_least(worth, 0.0) * present
     scale = class_sum(present) / divisor(class_sum(worth))
-    return library_of(worth).where(present & (scale > 0), worth * scale, 1.0).clip(min=floor)
+    return at_least(library_of(worth).where(present & (scale > 0), worth * scale, 1.0), floor)
 
 
 def soft_targets(D: Tensor, base: Tensor, actual: Tensor, floor: float) -> Targets:

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from east.arrays import Array
+from east.arrays import Array, at_most
 
-EPS = 1e-12
+EPS = 1e-12  # least width of a segment: as T or a threshold's distance to 0 or 1 vanishes, so does the width
 HALF_WIDTH = 2.5  # the step's middle spans tau (1 ± 2.5 T); T = 0.2 is Bridging the Gap's delta = 0.2
 WIDEST = 0.999  # upper limit of 2.5 T, which is 1 at T = 0.4: lo and 1 - hi would be 0
 DEFAULT_SLOPE = 10.0
@@ -25,16 +25,16 @@ def linear(probabilities: Tensor, threshold: Tensor, temperature: Tensor | float
     """
     half = half_width(temperature) * torch.minimum(threshold, 1 - threshold)
     lo, hi = threshold - half, threshold + half
-    lower = (probabilities / clamped(lo)).clamp(0, 1)
-    middle = ((probabilities - lo) / clamped(hi - lo)).clamp(0, 1)
-    upper = ((probabilities - hi) / clamped(1 - hi)).clamp(0, 1)
+    lower = (probabilities / lo.clamp_min(EPS)).clamp(0, 1)
+    middle = ((probabilities - lo) / (hi - lo).clamp_min(EPS)).clamp(0, 1)
+    upper = ((probabilities - hi) / (1 - hi).clamp_min(EPS)).clamp(0, 1)
     return temperature * (lower + upper) + (1 - 2 * temperature) * middle
 
 
 def half_width(temperature: Array) -> Array:
     """Half the width of the step's middle, in units of tau, or of 1 - tau if that is smaller."""
     width = HALF_WIDTH * temperature
-    return min(width, WIDEST) if isinstance(width, float) else width.clip(max=WIDEST)
+    return min(width, WIDEST) if isinstance(width, float) else at_most(width, WIDEST)
 
 
 def dynamic_shape(temperature: Array) -> tuple[Array, Array]:
@@ -68,11 +68,6 @@ def thresholds_like(thresholds: Any, like: Tensor) -> Tensor:
     if isinstance(thresholds, float):
         return like.new_full((1,) * like.ndim, thresholds)
     return torch.stack([like.new_full((1,) * like.ndim, t) for t in thresholds])
-
-
-def clamped(width: Tensor) -> Tensor:
-    """A segment's width, clamped above zero: as T or a threshold's distance to 0 or 1 vanishes, so does the width."""
-    return width.clamp_min(EPS)
 
 
 def dynamic_threshold(probabilities: Tensor) -> Tensor:
