@@ -80,11 +80,6 @@ def test_a_worker_has_one_thread_and_the_gpu_of_its_slot():
     assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
 
 
-def test_without_jobs_no_worker_starts():
-    assert list(execute(square, deque(), Place(Executor(name="processes"), slots=(None,)))) == []
-    assert list(execute(square, deque(), Place(Executor(name="inline")))) == []
-
-
 def test_workers_end_with_the_process_that_started_them(tmp_path):
     """kill -9 of the parent leaves no orphan at work."""
     code = (
@@ -107,43 +102,34 @@ def test_workers_end_with_the_process_that_started_them(tmp_path):
 
 
 def test_slots_are_gpus_if_there_are_any_and_cores_otherwise(monkeypatch):
-    import torch
-
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert executors.slots("auto") == executors.slots("cpu") == [None] * cpu_count()
     assert executors.slots("mps") == [None]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert executors.slots("auto") == executors.slots("cuda") == ["0", "1", "2"]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for visible, wanted in (("", ["0", "1"]), ("2,3", ["2", "3"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert executors.slots("auto") == executors.slots("cuda") == wanted
     assert len(executors.slots("cpu")) == cpu_count()
 
 
-@pytest.mark.parametrize(
-    ("executor", "at_once"),
-    [
-        (Executor(name="inline"), 1),
-        (Executor(name="ray"), 2),  # started on this machine
-        (Executor(name="ray", parallel=1), 1),
-        (Executor(name="ray", address="head:6379"), 64),
-        (Executor(name="submitit", cluster="local"), 2),
-        (Executor(name="submitit"), 64),
-    ],
-)
-def test_no_more_jobs_run_at_once_than_this_machine_has_cores_if_they_run_here(executor, at_once, monkeypatch):
+def test_no_more_jobs_run_at_once_than_this_machine_has_cores_if_they_run_here(monkeypatch):
     monkeypatch.setattr(executors, "slots", lambda device: [None, None])
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert Place(executor).parallel == Place(executor).width == at_once
-
-
-def test_a_ray_cluster_named_by_the_environment_is_not_this_machine(monkeypatch):
-    monkeypatch.setattr(executors, "slots", lambda device: [None, None])
+    for at_once, name, options in [
+        (1, "inline", {}),
+        (2, "ray", {}),  # started on this machine
+        (1, "ray", {"parallel": 1}),
+        (64, "ray", {"address": "head:6379"}),
+        (2, "submitit", {"cluster": "local"}),
+        (64, "submitit", {}),
+    ]:
+        place = Place(Executor(name=name, **options))
+        assert place.parallel == place.width == at_once
+    on_gpus = Place(Executor(name="ray", address="head:6379", gpus=1))
+    assert (on_gpus.parallel, on_gpus.width) == (64, 1), "such a run is not divided"
     monkeypatch.setenv("RAY_ADDRESS", "head:6379")
-    assert Place(Executor(name="ray")).parallel == 64
-    assert Place(Executor(name="ray", address="local")).parallel == 2
-
-
-def test_a_run_on_gpus_of_a_cluster_is_not_divided():
-    assert Place(Executor(name="ray", address="head:6379", gpus=1)).width == 1
+    assert [Place(Executor(name="ray", address=address)).parallel for address in (None, "local")] == [64, 2]
 
 
 @pytest.mark.slow
@@ -158,18 +144,6 @@ def test_submitit_runs_jobs_and_reports_lost_ones(tmp_path):
             queue.append({"x": 5})
     assert isinstance(results.pop(4), Lost)
     assert results == {2: 4, 5: 25}
-
-
-@pytest.mark.parametrize(
-    "visible, wanted", [(None, ["0", "1"]), ("2,3", ["2", "3"]), ("GPU-a,GPU-b", ["GPU-a", "GPU-b"])]
-)
-def test_workers_stay_on_the_gpus_visible_to_this_process(visible, wanted, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert executors.slots("auto") == executors.slots("cuda") == wanted
 
 
 def confusions(folder):

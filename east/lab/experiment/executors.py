@@ -60,9 +60,9 @@ class Place:
         executor = self.executor
         if executor.name not in ("ray", "submitit"):
             return len(self.slots)
-        cluster = executor.address or os.environ.get("RAY_ADDRESS")  # which Ray joins if no address is given
-        local = executor.cluster == "local" if executor.name == "submitit" else cluster in (None, "", "local")
-        return min(executor.parallel, len(slots("cpu"))) if local else executor.parallel
+        cluster = executor.cluster if executor.name == "submitit" else executor.address or os.environ.get("RAY_ADDRESS")
+        here = cluster == "local" or (executor.name == "ray" and not cluster)  # Ray joins the one of the environment
+        return min(executor.parallel, len(slots("cpu"))) if here else executor.parallel
 
     @property
     def width(self) -> int:
@@ -182,10 +182,8 @@ class Worker:
             self.pipe.send_bytes(pickle.dumps(job))
 
     def stop(self) -> None:
-        self.process.terminate()
-        self.process.join(timeout=5)
-        if self.process.is_alive():
-            self.process.kill()
+        self.process.kill()  # whatever it is writing stays a temporary file
+        self.process.join()
         self.pipe.close()
 
 
@@ -202,14 +200,13 @@ def start_method() -> SpawnContext | ForkServerContext:
 @contextmanager
 def ignoring_interrupts() -> Iterator[None]:
     """Ignore Ctrl-C in this block and in processes started in it; their parent handles it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
 def work(function: bytes, pipe: Connection, variables: dict[str, str]) -> None:
@@ -225,10 +222,8 @@ def work(function: bytes, pipe: Connection, variables: dict[str, str]) -> None:
 
 
 def end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        wait([parent.sentinel])
-        os._exit(1)
+    wait([multiprocessing.parent_process().sentinel])  # type: ignore[union-attr]
+    os._exit(1)
 
 
 def single_threaded(function: Function, job: Job) -> Any:
