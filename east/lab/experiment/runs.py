@@ -159,10 +159,9 @@ def check_code(config: Science) -> None:
 
 def check_parts(settings: Settings, loaded: data.Data) -> None:
     """Build network and loss once, so that a wrong name or a misfit with these data fails before any work."""
-    count, name, loss = len(loaded.classes), "protocol.decisions: ", settings.loss
+    count, model, loss = len(loaded.classes), settings.model, settings.loss
     try:
         check_decisions(settings.protocol.decisions, loaded.positive, count)
-        name = ""
         if settings.ensemble.name != "none":
             from east.lab.training import ensemble
 
@@ -172,16 +171,15 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
 
             classical.recipe_of(loss)
             return
-        name = f"model={settings.model.name} loss={loss.name}: "
         check_network(settings, loaded)
         built = build_loss(loss, loaded.classes, torch.arange(count), loaded.positive)
-        built(torch.zeros(count, settings.model.outputs or count), torch.arange(count))
+        built(torch.zeros(count, model.outputs or count), torch.arange(count))
         if settings.protocol.stop_by not in (None, "loss"):
             metric_of(settings.protocol.stop_by, loaded.positive)
     except TypeError as error:  # an argument of the wrong type, which Python's message does not name
-        raise ConfigError(f"{name}{error}") from error
+        raise ConfigError(f"model={model.name} loss={loss.name}: {error}") from error
     except (ValueError, ImportError, RuntimeError, OSError) as error:
-        raise ConfigError(f"{name}{error}" if name.startswith("protocol") else str(error)) from error
+        raise ConfigError(str(error)) from error
 
 
 def check_network(settings: Settings, loaded: data.Data) -> None:
