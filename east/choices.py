@@ -72,21 +72,8 @@ class EscapedStream:
         return len(text)
 
 
-@contextmanager
-def escaped_output() -> Iterator[None]:
-    """Escape in this block whatever would steer the terminal."""
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(EscapedStream, streams)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams
-
-
 def install_hint(extra: str) -> str:
-    """The command that installs an optional dependency, for error messages.
-
-    It also works in a checkout that was installed with `pip install .`: pip reads the extra from the installed package.
+    """The command that installs an optional dependency, also in a checkout that was installed with `pip install .`.
 
     >>> install_hint("ray")
     "pip install 'evaluation-aligned-training[ray]'"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from east.choices import CONF, ConfigError, groups
+from east.choices import groups
 from east.lab import cli
 from east.lab.data import DataError, load
 from east.lab.experiment import records
@@ -69,24 +69,13 @@ def test_help_is_quick_and_light():
     assert max(int(microseconds) for microseconds, name in lines if name == "east") < 500_000
 
 
-def test_debug_shows_the_traceback(east_run):
-    with pytest.raises(ConfigError, match="unknown loss 'f11'"):
-        east_run("loss=f11", "++debug=True")
-
-
-@pytest.mark.parametrize("folder", ["Bob's files", "a,b", "back\\slash", "[x]"])
+@pytest.mark.parametrize("folder", ["Bob's files", "a,b", "[x]"])
 def test_your_own_configs_may_be_in_any_folder(folder, tmp_path, out):
     own = tmp_path / folder / "loss" / "mine.yaml"
     own.parent.mkdir(parents=True)
     own.write_text("{name: mine, _target_: east.losses.Dice}")
     assert "Dice" in out("--config-dir", f"{tmp_path / folder}", "loss=mine", "--cfg", "job", "-p", "loss._target_")
     assert "mine" in out("--config-dir", f"{tmp_path / folder}", "--help")
-
-
-def test_train_announces_and_plans_one_trial_without_a_search(out):
-    text = out("task=train", *TINY, "preset=budget", "dry_run=true")
-    assert "digits: f1 | protocol=east preset=budget search=none" in text
-    assert re.search(r"digits f1 +none +0 of 1", text)
 
 
 def test_a_run_reuses_trained_trials_and_prints_the_same_again(tmp_path, out, monkeypatch):
@@ -96,28 +85,15 @@ def test_a_run_reuses_trained_trials_and_prints_the_same_again(tmp_path, out, mo
     )
     assert [str(path) for path in record_files(Path("here"))] == [file]
     assert re.search(r"digits f1 +none +1 of 2", out(*TINY, "results_dir=here", "dry_run=true"))
+    planned = out("task=train", *TINY, "preset=budget", "dry_run=true")
+    assert "digits: f1 | protocol=east preset=budget search=none" in planned
+    assert re.search(r"digits f1 +none +0 of 1", planned), "one trial without a search"
     printed = out(*TINY, "results_dir=here")
     assert re.search(r"^digits f1 +2 +0\.\d{3} ± 0\.\d{3} ", printed, re.MULTILINE)
     before = record_files(tmp_path)
     assert [path.name for path in before] == ["seed-0.json", "seed-1.json"]
     assert out(*TINY, "results_dir=here") == printed
     assert record_files(tmp_path) == before
-
-
-def test_a_table_is_printed_although_its_folder_is_read_only(tmp_path, tiny_results, monkeypatch, east_run):
-    shutil.copytree(tiny_results, tmp_path, dirs_exist_ok=True)
-    table = ["task=table", "table=grid", "preset=quick"]
-    before = east_run(*table).out
-    shutil.rmtree(tmp_path / "tables")
-
-    def mkdir(self, *_, **__):
-        raise PermissionError(13, "Permission denied", str(self))
-
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    answer = east_run(*table)
-    assert answer.code == 0
-    assert [line.split()[0] for line in before.splitlines() if line not in answer.out] == ["written"]
-    assert re.fullmatch(r"warning: not written: .*Permission denied.*\n", answer.err)
 
 
 def test_a_command_without_arguments_is_the_quickstart(monkeypatch):
@@ -286,23 +262,9 @@ def test_a_run_notes_what_its_scores_mean(out):
     assert text.count("loss.average=positive") == 1, "cross-entropy has no average"
 
 
-def test_your_own_protocols_and_presets_work_like_ours(tmp_path, out):
-    """Protocols and presets from --config-dir are run and shown like ours."""
-    for group, name, ours in (("protocol", "mine", "east"), ("preset", "tiny", "quick")):
-        text = (CONF / group / f"{ours}.yaml").read_text().replace(f"name: {ours}", f"name: {name}")
-        (tmp_path / "own" / group).mkdir(parents=True)
-        (tmp_path / "own" / group / f"{name}.yaml").write_text(text)
-    small = [*TINY, "loss=ce", "protocol.max_epochs=1"]
-    for own in (["protocol=mine", "preset=quick"], ["preset=tiny"]):
-        assert "f1_macro" in out("--config-dir", f"{tmp_path}/own", *small, *own)
-    made = {(record.config.protocol.name, record.config.preset) for record in records.scan(tmp_path)}
-    assert made == {("mine", "quick"), ("east", "tiny")}
-
-
-@pytest.mark.parametrize("single", ["task=train", "trials=1"])
-def test_a_model_that_cannot_be_saved_is_reported_and_fails_the_command(single, tmp_path, monkeypatch, capsys):
+def test_a_model_that_cannot_be_saved_is_reported_and_fails_the_command(tmp_path, capsys):
     (tmp_path / "models").write_text("in the way")
-    arguments = [single, *TINY, "protocol.max_epochs=1", "save_model=true",
+    arguments = ["task=train", *TINY, "protocol.max_epochs=1", "save_model=true",
                  f"results_dir={tmp_path}"]  # fmt: skip
     assert cli.run(arguments) == 1
     assert "could not be saved" in capsys.readouterr().out

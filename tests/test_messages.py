@@ -229,18 +229,6 @@ def test_mistyped_names_and_values_are_refused_without_torch(folder):
     assert answer.returncode == 0, answer.stderr
 
 
-def test_a_network_that_cannot_read_its_files_is_explained(folder, monkeypatch, east_run):
-    Path("pretrained_net.py").write_text(
-        "from torch import nn\n"
-        "class Net(nn.Module):\n"
-        "    def __init__(self, inputs_shape, outputs):\n"
-        "        open('weights.pt')\n"
-    )
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    answer = east_run(*SMALL, "model=custom", "model.target=pretrained_net.Net")
-    check(answer.code, answer.err, ("2", "config: [Errno 2] No such file or directory: 'weights.pt'"))
-
-
 def test_a_warning_is_printed_once(capsys):
     def task():
         for k in range(3):

@@ -18,7 +18,6 @@ from east.lab.settings.settings import Executor
 from east.lab.tasks import plan
 from east.lab.training import engine, timing
 from east.lab.training.population import Trial
-from east.lab.training.progress import Epoch
 from east.lab.training.timing import Size
 from tests.commands import TINY
 from tests.made import science
@@ -125,18 +124,15 @@ def test_a_plan_decodes_no_images():
 
 @pytest.mark.usefixtures("no_data")
 def test_a_data_folder_without_the_files_does_not_forbid_downloading_them(tmp_path, monkeypatch, east_run):
-    mammography = ["dataset=mammography", "preset=quick", f"data_dir={tmp_path}"]
-    answer = east_run(*mammography, "dry_run=true")
-    assert answer.code == 0, answer.err
-    assert "data not here yet" in answer.out
-    fetched = []
+    mammography, fetched = ["dataset=mammography", "preset=quick", f"data_dir={tmp_path}"], []
 
     def unreachable(source, *_):
         fetched.append(source)
         raise data.DataError("no connection")
 
-    monkeypatch.setattr("east.lab.data.sources.download", unreachable)
-    monkeypatch.setattr("east.lab.data.sources.unpack", unreachable)
+    assert "data not here yet" in east_run(*mammography, "dry_run=true").out
+    for step in ("download", "unpack"):
+        monkeypatch.setattr(f"east.lab.data.sources.{step}", unreachable)
     answer = east_run(*mammography)
     assert answer.code == 3
     assert fetched
@@ -214,13 +210,11 @@ def test_grid_points_that_take_the_same_time_are_timed_once(monkeypatch):
     timed = []
     monkeypatch.setattr(timing, "measured", lambda *setting: timed.append(setting) or 1.0)
     monkeypatch.setattr(timing, "_KNOWN", {})
-    asked = settings(Command.parse([*LONG, "preset=paper"]))
-    for point in asked.grid():
-        one = asked.science("cifar10", None).with_grid_point(point)
-        timing.step_seconds(one, plan.SIZES["cifar10"], torch.device("cpu"))
-    assert len(timed) == 1
-    mixed = settings(Command.parse([*LONG, "preset=paper", "protocol.precision=bfloat16"])).science("cifar10", None)
-    timing.step_seconds(mixed.with_grid_point(point), plan.SIZES["cifar10"], torch.device("cpu"))
+    for words in ([], ["protocol.precision=bfloat16"]):
+        asked = settings(Command.parse([*LONG, "preset=paper", *words]))
+        for point in asked.grid():
+            one = asked.science("cifar10", None).with_grid_point(point)
+            timing.step_seconds(one, plan.SIZES["cifar10"], torch.device("cpu"))
     assert len(timed) == 2
 
 
@@ -239,11 +233,10 @@ def test_losses_that_name_classes_can_be_timed(words):
     assert timing.trial_seconds(config, Size(100, (6,), 2), 1, torch.device("cpu")) > 0
 
 
-def test_every_kind_of_data_can_be_timed():
-    for name, kind in (("tiny_darknet", "image"), ("gnn", "graph")):
-        shape = (3, 16, 16) if kind == "image" else (6, 4)
-        config = science(model={"name": name}, hyper={"batch_size": 8, "dropout": 0.0, "lr": 0.1, "weight_decay": 0.0})
-        assert timing.trial_seconds(config, Size(100, shape, 2, kind), 3, torch.device("cpu")) > 0
+@pytest.mark.parametrize("name, kind, shape", [("tiny_darknet", "image", (3, 16, 16)), ("gnn", "graph", (6, 4))])
+def test_images_and_graphs_can_be_timed(name, kind, shape):
+    config = science(model={"name": name}, hyper={"batch_size": 8, "dropout": 0.0, "lr": 0.1, "weight_decay": 0.0})
+    assert timing.trial_seconds(config, Size(100, shape, 2, kind), 3, torch.device("cpu")) > 0
 
 
 @pytest.mark.parametrize(
@@ -260,13 +253,6 @@ def test_known_sizes_of_missing_data_are_right(name):
     splits = data.split(loaded, **split_options(asked.split))
     size = plan.size_of(asked)
     assert size == Size(len(splits.train), tuple(splits.train.inputs.shape[1:]), len(loaded.classes), loaded.kind)
-
-
-def test_workers_leave_their_progress_for_the_parent(tmp_path):
-    file = tmp_path / "runs" / "progress" / "job.json"
-    assert Epoch.read(file) is None
-    Epoch(3.5, training=2, trials=3, best=0.75).write(file)
-    assert Epoch.read(file).describe() == "best validation score 0.750, 2 of 3 trials still training"
 
 
 @pytest.mark.usefixtures("no_figures")

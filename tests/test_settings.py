@@ -142,15 +142,6 @@ def test_a_preset_sets_options_of_data_and_network_unless_you_do(words, section,
     assert option in getattr(settings(words.split()), section).options.items()
 
 
-def test_the_preset_of_the_papers_patience_has_the_rates_that_validation_chose():
-    found = [settings(["dataset=cifar10", f"loss={loss}", "preset=patience"]) for loss in ("f1", "mcc", "ce", "f1_ce")]
-    assert [one.hyper.lr for one in found] == [0.0001, 0.0001, 0.001, 0.001]
-    protocol, cooling = found[0].protocol, found[0].annealing
-    assert (protocol.patience, protocol.max_epochs, protocol.precision) == (50, 400, "bfloat16")
-    assert (cooling.r, cooling.patience, found[0].hyper.batch_size, found[0].searched) == (0.8, 3, 128, False)
-    assert found[0].model.options["width"] == 0.5
-
-
 def test_settings_are_frozen():
     with pytest.raises(ValueError, match="frozen"):
         settings([]).dataset.name = "changed"

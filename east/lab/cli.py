@@ -12,14 +12,14 @@ import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from difflib import get_close_matches
 from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from east.choices import CONF, ConfigError, choose, escaped_output, groups, names_a_file
+from east.choices import CONF, ConfigError, EscapedStream, choose, groups, names_a_file
 from east.lab.tasks import TASKS
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def usable_streams() -> None:
 
 def run(words: Sequence[str]) -> int:
     """Carry out a command line and return its exit code."""
-    with escaped_output():
+    with redirect_stdout(EscapedStream(sys.stdout)), redirect_stderr(EscapedStream(sys.stderr)):  # type: ignore[type-var]
         return guarded(lambda: respond(words), words)
 
 

@@ -10,7 +10,6 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -238,27 +237,19 @@ def parse_score(score: str | None, costs: Any, loaded: data.Data) -> Score:
         )
     if score == "cost" and costs is None:
         raise ConfigError("score=cost needs costs=[[0,1],[10,0]] or costs=FILE, with true classes in rows")
+    if score.endswith(("_pos", "_positive")) and loaded.positive is None:
+        raise ConfigError(f"score={score} needs a positive class: two classes, or dataset.positive=…")
+    names = np.array(loaded.classes, dtype=object)
+    options = {"costs": cost_matrix(costs, len(names))} if score == "cost" else {}
     try:
-        function, options = metrics.parse(score)
+        averaged = metrics.parse(score)[1].get("average", "positive") != "positive"
+        positive = None if loaded.positive is None or averaged else names[loaded.positive]
+        judge = crossfit.judge_for(score, options, positive, names, np.bincount(loaded.labels))
     except ValueError as error:
-        names = [*metrics.METRICS, "f1_macro", "f1_positive", *([score] if "." in score else ())]
-        raise ConfigError(f"score={choose('score', score, names)}: {error}") from error
-    name = score if "." in score else function.__name__
-    if score == "cost":
-        options["costs"] = cost_matrix(costs, len(loaded.classes))
-    elif "." not in score and metrics.takes_average(function):
-        average = options.setdefault("average", "macro" if loaded.positive is None else "positive")
-        name += f"_{average}"
-    if options.get("average") == "positive":
-        if loaded.positive is None:
-            raise ConfigError(
-                f"score={name} needs a positive class: two classes, or dataset.positive=…; or score=f1_macro"
-            )
-        options["positive"] = loaded.positive
-    measure = partial(function, **options)
-    return Score(
-        name, decisions.defined(measure), "positive" in options, undefined(score, measure, len(loaded.classes))
-    )
+        raise ConfigError(f"score={score}: {error}") from error
+    name = score if "." in score else judge.name
+    of_positive = judge.parameters.get("average") == "positive"
+    return Score(name, decisions.defined(judge.metric), of_positive, undefined(score, judge.metric, len(names)))
 
 
 def undefined(score: str, measure: Measure, classes: int) -> bool:
