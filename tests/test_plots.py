@@ -26,7 +26,7 @@ def filled(name, value):
 
 def test_dots_show_means_and_intervals_of_ours_and_published():
     table = tables.build("btg_4", GOLDEN)
-    figure = plots.dots(table)
+    figure = plots.figure_of(table)
     assert len(figure.axes) == 5
     first = next(cell for cell in table.cells if cell.row == "F1*" and cell.column == "f1")
     bars = figure.axes[0].containers
@@ -43,29 +43,29 @@ def test_dots_show_means_and_intervals_of_ours_and_published():
 
 
 def test_dots_leave_out_rows_without_results():
-    assert not plots.dots(tables.build("east_v2_1", "/nowhere")).axes
-    assert not plots.dots(tables.build("grid", "/nowhere")).axes
-    titles = [axes.get_title(loc="left") for axes in plots.dots(tables.build("east_v2_1", GOLDEN)).axes]
+    assert not plots.figure_of(tables.build("east_v2_1", "/nowhere")).axes
+    assert not plots.figure_of(tables.build("grid", "/nowhere")).axes
+    titles = [axes.get_title(loc="left") for axes in plots.figure_of(tables.build("east_v2_1", GOLDEN)).axes]
     assert [title.partition(":")[0] for title in titles] == ["adult"] * 3 + ["mammography"] * 3
 
 
 def test_a_mean_far_from_the_others_is_an_arrow():
     table = filled("plugin", lambda cell: 0.5 if cell.row == "CE" else 0.98)
-    axes = plots.dots(table).axes[0]
+    axes = plots.figure_of(table).axes[0]
     assert axes.get_xlim()[0] > 0.9
     assert "◂ 0.510" in {text.get_text() for text in axes.texts}
 
 
 def test_the_published_numbers_are_on_the_axis_also_far_below_ours():
     table = filled("east_v2_1", lambda cell: 0.9)
-    for axes in plots.dots(table).axes:
+    for axes in plots.figure_of(table).axes:
         arrows = [text for text in axes.texts if "◂" in text.get_text() and text.get_color() == plots.GREY]
         assert len(arrows) <= 2, axes.get_title(loc="left")
 
 
 def test_published_is_in_the_legend_only_if_something_was_published():
     for name, published in [("east_v2_1", True), ("plugin", False)]:
-        legend = plots.dots(filled(name, lambda cell: 0.5)).legends[0]
+        legend = plots.figure_of(filled(name, lambda cell: 0.5)).legends[0]
         assert any("published" in text.get_text() for text in legend.get_texts()) == published
 
 

@@ -206,8 +206,8 @@ def composed(request: str, preset: str, config_dir: str | None) -> Settings | No
         return None
 
 
-def fill(cell: Cell, catalogue: Catalogue, accepted: Sequence[str], all_presets: bool = True) -> None:
-    """Put the trials of the selected settings into a cell by preset: of the fullest one alone, or of all accepted ones.
+def fill(cell: Cell, catalogue: Catalogue, accepted: Sequence[str]) -> None:
+    """Put the trials of the selected settings into a cell, by preset.
 
     If no trial has the cell's score, those of the usual splits that failed or lack it are kept instead.
     """
@@ -227,8 +227,6 @@ def fill(cell: Cell, catalogue: Catalogue, accepted: Sequence[str], all_presets:
             continue
         shown = over_splits(own, with_values)
         cell.trained[preset] = replace(shown, search=searched_as(settings, shown.family, catalogue))
-        if not all_presets:
-            return
     if without_values and not cell.trained:
         cell.trained[""] = max(without_values, key=lambda trials: (trials.is_ideal, trials.failed))
 

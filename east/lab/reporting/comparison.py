@@ -9,9 +9,10 @@ mistake on ten rows the interval [1, 1].
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 import torch
 from scipy.sparse import csr_array
 from scipy.stats import norm, t
@@ -21,9 +22,6 @@ from east import decisions
 from east.confusion import Confusion
 from east.lab.reporting.papers import SCORES, STORED
 from east.lab.training import evaluation
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 REPORTED = tuple(name for name in SCORES if name not in ("auroc_thresholded", "precision", "recall", "trained_for"))
 DRAWS = 2000
@@ -84,7 +82,7 @@ class Comparison:
     score: str
     measure: Measure
     candidates: tuple[Candidate, ...]
-    scores: "pd.DataFrame"
+    scores: pd.DataFrame
     classes: tuple[str, ...]
     positive: int | None
 
@@ -121,8 +119,6 @@ def compared(
     score: str, measure: Measure, candidates: Sequence[Candidate], classes: tuple[str, ...], positive: int | None
 ) -> Comparison:
     """Rank the candidates; of equal scores the first stays first. Intervals of leads hold for all of them together."""
-    import pandas as pd
-
     held_out = [float(measure(candidate.held_out.confusion)) for candidate in candidates]
     order = sorted(range(len(candidates)), key=lambda k: -round(held_out[k], 9))
     ranked = tuple(candidates[k] for k in order)

@@ -8,7 +8,7 @@ import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import matplotlib
 import numpy as np
@@ -65,11 +65,6 @@ def save(figure: Figure, file: Path, background: str | None = None) -> Path:
     return file
 
 
-def figure_of(table: ResultTable) -> Figure:
-    """The leads of a table that ranks its rows, else its cells as dots."""
-    return leads(table) if table.spec.ranked else dots(table)
-
-
 @dataclass(frozen=True)
 class Dot:
     """A number with an interval on a line of a panel."""
@@ -82,6 +77,12 @@ class Dot:
     marker: str = "o"
     note: str = ""  # beside the axis
     hollow: bool = False
+
+
+class Panel(NamedTuple):
+    title: str
+    names: Sequence[str]  # of the lines
+    drawn: Sequence[Dot]
 
 
 def forest(axes: Axes, drawn: Sequence[Dot], names: Sequence[str], left: float, right: float) -> None:
@@ -105,40 +106,46 @@ def forest(axes: Axes, drawn: Sequence[Dot], names: Sequence[str], left: float, 
 
 
 @styled
-def dots(table: ResultTable) -> Figure:
-    """A table as dots, ours and published with 95 % intervals of the means; blocks without results are left out."""
-    blocks = {block: cells for block, cells in table.blocks.items() if any(cell.values for cell in cells.values())}
-    shown = [cell for cells in blocks.values() for cell in cells.values()]
-    rows, columns = (
-        {block: list(dict.fromkeys(key[i] for key in cells)) for block, cells in blocks.items()} for i in (0, 1)
-    )
-    heights = [len(rows[block]) + 1.2 for block in blocks]
-    width = max(map(len, columns.values()), default=1)
-    figure = Figure(figsize=(1.2 + 2.5 * width, 0.7 + 0.24 * sum(heights)))
-    if not blocks:
-        return without_data(figure, "no records")
-    grid = figure.subplots(len(blocks), width, squeeze=False, height_ratios=heights)
-    for line, (block, cells) in zip(grid, blocks.items(), strict=True):
-        for axes in line[len(columns[block]) :]:
+def figure_of(table: ResultTable) -> Figure:
+    """The leads of a table that ranks its rows, else its cells: a line of panels for each block."""
+    lines, handles = leads(table) if table.spec.ranked else dots(table)
+    heights, width = [len(line[0].names) + 1.2 for line in lines], max(map(len, lines), default=1)
+    figure = Figure(figsize=(1.2 + (5.6 if table.spec.ranked else 2.5 * width), 0.7 + 0.26 * sum(heights)))
+    if not lines:
+        figure.text(0.5, 0.5, "no records", ha="center")
+        return figure
+    grid = figure.subplots(len(lines), width, squeeze=False, height_ratios=heights)
+    for places, line in zip(grid, lines, strict=True):
+        for axes in places[len(line) :]:
             axes.set_visible(False)
-        for axes, column in zip(line, columns[block], strict=False):
-            drawn = [dot for y, row in enumerate(rows[block]) for dot in _dots_of(y, cells[row, column])]
-            forest(axes, drawn, rows[block] if axes is line[0] else [""] * len(rows[block]), *limits(drawn))
-            axes.xaxis.set_major_locator(MaxNLocator(4))
+        for axes, panel in zip(places, line, strict=False):
+            forest(axes, panel.drawn, panel.names, *limits(panel.drawn))
+            axes.set_title(panel.title, loc="left")
+            axes.xaxis.set_major_locator(MaxNLocator(4 if width > 1 else "auto"))
             axes.grid(axis="y", color=GREY, alpha=0.25, lw=0.5)
-            axes.set_title(f"{block}: {column}" if len(blocks) > 1 else column, loc="left")
+            if table.spec.ranked:
+                axes.axvline(0, color=INK, lw=0.8)
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, fontsize=8)
+    return figure
+
+
+def dots(table: ResultTable) -> tuple[list[list[Panel]], list[Line2D]]:
+    """Cells, ours and published, with 95 % intervals of the means, and the legend; empty blocks are left out."""
+    lines: list[list[Panel]] = []
+    blocks = {block: cells for block, cells in table.blocks.items() if any(cell.values for cell in cells.values())}
+    for block, cells in blocks.items():
+        rows, columns = (list(dict.fromkeys(key[i] for key in cells)) for i in (0, 1))
+        lines.append([])
+        for column in columns:
+            drawn = [dot for y, row in enumerate(rows) for dot in _dots_of(y, cells[row, column])]
+            title = f"{block}: {column}" if len(blocks) > 1 else column
+            lines[-1].append(Panel(title, rows if column == columns[0] else [""] * len(rows), drawn))
+    shown = [cell for cells in blocks.values() for cell in cells.values()]
     handles = [handle("ours (n, marks of its training)", BLUE, "o")]
     handles += [handle("published (n = 10)", GREY, "D", mfc="none")] if any(c.published for c in shown) else []
     used = {mark for cell in shown if cell.values for mark in cell.marks}
     words = [f"{mark} {text.partition(':')[0].rstrip('.')}" for mark, text in MARKS.values() if mark in used]
-    handles += map(handle, ["bars: 95 % interval of the mean", *words])
-    figure.legend(handles=handles, loc="outside lower center", ncols=2 if width > 1 else 1, fontsize=8)
-    return figure
-
-
-def without_data(figure: Figure, reason: str) -> Figure:
-    figure.text(0.5, 0.5, reason, ha="center")
-    return figure
+    return lines, [*handles, *map(handle, ["bars: 95 % interval of the mean", *words])]
 
 
 def _dots_of(y: int, cell: Cell) -> list[Dot]:
@@ -173,36 +180,27 @@ def handle(label: str, colour: str = GREY, marker: str = "", **look: Any) -> Lin
     return Line2D([], [], color=colour, marker=marker, ms=4, lw=1.2 if marker else 0, label=label, **look)
 
 
-@styled
-def leads(table: ResultTable) -> Figure:
-    """How far each row is ahead of the reference row, with its interval over datasets: a panel for each block.
+def leads(table: ResultTable) -> tuple[list[list[Panel]], list[Line2D]]:
+    """How far each row is ahead of the reference row, with its interval over datasets, and the legend.
 
     The decisions of one loss share a line. Losses are sorted by the rank of their best decision. Filled: the interval
     excludes 0.
     """
-    losses = [losses_by_rank(entry) for entry in table.rankings]
-    figure = Figure(figsize=(6.8, 0.9 + sum(0.7 + 0.3 * len(names) for names in losses)))
-    if not losses:
-        return without_data(figure, "fewer than two datasets with trials of every row")
-    panels = figure.subplots(len(losses), squeeze=False, height_ratios=[len(names) + 2 for names in losses])[:, 0]
-    for axes, entry, names in zip(panels, table.rankings, losses, strict=True):
-        drawn = []
+    lines = []
+    for entry in table.rankings:
+        names, drawn = losses_by_rank(entry), []
         for name, lead in entry.leads[ALL].items():
             loss, decision = loss_and_decision(name)
             k = list(DECISION_COLOURS).index(decision)
             low, high = (lead.difference, lead.difference) if lead.low is None else (lead.low, lead.high or 0.0)
             place, look = names.index(loss) + 0.22 * (k - 1), (DECISION_COLOURS[decision], MARKERS[k])
             drawn.append(Dot(place, lead.difference, low, high, *look, hollow=low * high <= 0))
-        left, right = limits(drawn)
-        forest(axes, drawn, names, min(left, 0.0), max(right, 0.0))
-        axes.axvline(0, color=INK, lw=0.8)
-        title = f"{entry.block}, {len(entry.columns)} datasets: lead over {entry.reference}"
-        axes.set_title(title, loc="left")
+        lines.append(
+            [Panel(f"{entry.block}, {len(entry.columns)} datasets: lead over {entry.reference}", names, drawn)]
+        )
     looks = zip(DECISION_COLOURS.items(), MARKERS, strict=False)
     handles = [handle(decision or "argmax", colour, marker) for (decision, colour), marker in looks]
-    handles.append(handle("interval contains 0", GREY, "o", mfc="white"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-    return figure
+    return lines, [*handles, handle("interval contains 0", GREY, "o", mfc="white")]
 
 
 def losses_by_rank(entry: Ranking) -> list[str]:

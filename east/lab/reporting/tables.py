@@ -166,7 +166,7 @@ def build(
     common = {"rule": rule, "command_preset": filled_by, "config_dir": config_dir}
     cells = list(blank_cells(table, variant, **common))
     for cell in cells:
-        fill(cell, catalogue, PRESETS[: PRESETS.index(quickest) + 1], all_presets=not table.ranked)
+        fill(cell, catalogue, PRESETS[: PRESETS.index(quickest) + 1])
     cells = _worth_showing(table, cells if table.rows else list(_listed(table, catalogue, **common)))
     caption = _caption(table, cells, rule, variant, today or date.today())
     typed = {"selection": (rule, "val_loss"), "variant": (variant, "clean"), "preset": (filled_by, usual_preset(table))}
