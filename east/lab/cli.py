@@ -61,7 +61,7 @@ Often used
   preset=paper|budget|lean|quick  how much of the protocol  trials=10 seed=0 hyper.lr=0.001 hyper.batch_size=256
   device=auto|cpu|cuda|mps   dry_run=true  the plan       dataset.limit=1000  a stratified part of the data
   results_dir=results        save_model=true              force=true  redo finished trials; debug=true  tracebacks
-  yes=true                   start plans of more than a day on a CPU without asking
+  yes=true                   start plans of more than a day without asking
   -m dataset=a,b loss=c,d    Hydra multirun               --config-dir DIR  your own configs, such as DIR/loss/mine.yaml
   --cfg job                  show the whole config        executor=processes|ray|submitit  cores, a cluster, SLURM
 

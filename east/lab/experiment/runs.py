@@ -207,10 +207,9 @@ def check_network(settings: Settings, loaded: data.Data) -> None:
             raise ConfigError(f"save_model=true: {error}") from error
     if device.type == "cuda" and not torch.cuda.is_available():  # it is elsewhere
         return
-    rows = torch.zeros(2, *shape, device=device)
+    rows = torch.zeros(2, *shape)
     try:
-        with torch.no_grad():
-            logits = net.to(device).eval()(rows)
+        logits = tried(net, rows, device)
     except Exception as error:  # it is the user's code
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{given}: it fails for inputs {list(rows.shape)}; {reason}") from error
@@ -220,6 +219,17 @@ def check_network(settings: Settings, loaded: data.Data) -> None:
             f"{given}: expected logits [n, {count}], one for each class of {loaded.name}, got {got} for "
             "n=2; its last layer must have `outputs` units"
         )
+
+
+def tried(net: torch.nn.Module, rows: torch.Tensor, device: torch.device) -> Any:
+    """The network's outputs, on the CPU if it runs there: workers may need the GPU for themselves."""
+    with torch.no_grad():
+        try:
+            return net.eval()(rows)
+        except Exception:
+            if device.type == "cpu":
+                raise
+            return net.to(device)(rows.to(device))
 
 
 def planned_device(settings: Settings) -> torch.device:

@@ -298,7 +298,7 @@ def parse_candidates(names: Sequence[str] | None, kind: str) -> list[str]:
 
 
 def announced(planned: Timetable, settings: Settings) -> str:
-    """The candidates and how long they take; more than a day on a CPU must be confirmed."""
+    """The candidates and how long they take; more than a day must be confirmed."""
     listed = ", ".join(f"{title(name)} ({bars.duration(seconds)})" for name, seconds in planned.seconds.items())
     total = candidates.at_once(planned.seconds)
     line = f"{listed}; about {bars.duration(total)} on this machine, estimated from short fits of each"

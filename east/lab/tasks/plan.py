@@ -5,12 +5,13 @@ Planning downloads nothing. A dry run prints the plan, any other command carries
 
 import os
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from statistics import mean
+from typing import Any
 
 import pandas as pd
 import torch
@@ -29,7 +30,7 @@ from east.lab.experiment.scheduler import carry_out, stages
 from east.lab.reporting.labels import labels
 from east.lab.settings.settings import Science, Settings
 from east.lab.training import timing
-from east.lab.training.devices import pick_device
+from east.lab.training.devices import hidden, pick_device
 from east.lab.training.timing import Size
 
 MINUTE, DAY = 60, 86400
@@ -102,6 +103,10 @@ class Plan:
     ledger: Ledger
     lenient: bool = False
     failures: list[str] = field(default_factory=list)  # a line for each
+    calculated: bool = False  # the times are those of a GPU that is not here, or not free
+
+    def __post_init__(self) -> None:
+        self.calculated = bool(self.place.executor.gpus)
 
     @property
     def runs(self) -> list[Run]:
@@ -124,10 +129,30 @@ class Plan:
     @cached_property
     def costs(self) -> list[float | None]:
         """Seconds of each run on one slot; None if unknown."""
-        of_trial = timing.gpu_seconds if self.place.executor.gpus else partial(timing.trial_seconds, device=self.device)
         threads = 1 if self.width > 1 else torch.get_num_threads()  # as in a worker
         with timing.threads(threads), bars.bar("timing a few steps"):
+            if self.device.type == "cuda" and not self.place.executor.gpus:
+                try:
+                    return self.timed_on_gpu()
+                except RuntimeError as error:  # it is in use, or full
+                    bars.say(f"the GPU cannot be timed now ({str(error).partition(chr(10))[0]})")
+                    self.calculated = True
+            of_trial = timing.gpu_seconds if self.calculated else partial(timing.trial_seconds, device=self.device)
             return [item.seconds(of_trial) for item in self.items]
+
+    def timed_on_gpu(self) -> list[float | None]:
+        """`costs`, by the first steps on a GPU of this machine; RuntimeError if it is not free.
+
+        Workers on GPUs need them for themselves, so a worker times as well: its hold of the GPU ends with it.
+        """
+        of_trial = partial(timing.trial_seconds, device=self.device)
+        if self.place.executor.name == "inline":
+            return [item.seconds(of_trial) for item in self.items]
+        alone = replace(self.place, executor=self.place.executor.but(retries=0), slots=self.place.slots[:1])
+        [(_, answer)] = executors.execute(partial(seconds_of, of_trial=of_trial), deque([self.items]), alone)
+        if isinstance(answer, executors.Lost):
+            raise RuntimeError(answer.reason)
+        return answer
 
     @property
     def seconds(self) -> float:
@@ -143,7 +168,7 @@ class Plan:
         untimed = f" (not timed: {count} of {len(self.items)} runs)" if (count := self.costs.count(None)) else ""
         at_once = f"{self.width} at once" if self.width > 1 else "one at a time"
         where = f"on this machine ({self.device.type}, {at_once})"
-        if self.place.executor.gpus:
+        if self.calculated:
             where = f"on GPUs ({at_once}, {ASSUMED})"
         elif self.place.executor.name in ("ray", "submitit"):
             where = f"on cores as fast as this machine's ({at_once})"
@@ -160,13 +185,14 @@ class Plan:
         return f"{table.to_string()}\n{self.summary()}"
 
     def confirm(self) -> None:
-        """Print the estimate if it is over a minute; ConfigError if it is over a day on a CPU and the user declines."""
-        if self.seconds > DAY and self.device.type == "cpu" and not self.place.executor.gpus:
-            networks = [item for item in self.items if not item.settings.loss.classical]
-            on_gpu = duration(sum(item.seconds(timing.gpu_seconds) or 0 for item in networks))
-            shorter = "preset=budget, lean or quick trains for less (dry_run=true says how long)"
-            instead = f"Instead: {shorter}; one GPU would take about {on_gpu} ({ASSUMED})."
-            confirm(f"{self.summary()}. {instead}", self.ledger.settings.yes)
+        """Print the estimate if it is over a minute; ConfigError if it is over a day and the user declines."""
+        if self.seconds > DAY:
+            instead = "Instead: preset=budget, lean or quick trains for less (dry_run=true says how long)"
+            if self.device.type == "cpu" and not self.place.executor.gpus:
+                networks = [item for item in self.items if not item.settings.loss.classical]
+                on_gpu = duration(sum(item.seconds(timing.gpu_seconds) or 0 for item in networks))
+                instead += f"; one GPU would take about {on_gpu} ({ASSUMED})"
+            confirm(f"{self.summary()}. {instead}.", self.ledger.settings.yes)
         elif self.seconds >= MINUTE:
             bars.say(f"{self.summary()}.", sys.stdout)
 
@@ -191,6 +217,14 @@ class Plan:
                 self.failures.append(f"{names}: {str(error).splitlines()[0]}")
 
 
+def seconds_of(items: Sequence[Item], of_trial: Callable[[Science, Size, float], float]) -> Any:
+    """The seconds of each item, in a worker."""
+    try:
+        return [item.seconds(of_trial) for item in items]
+    except RuntimeError as error:  # of CUDA
+        return executors.Lost(str(error))
+
+
 def confirm(line: str, yes: bool) -> None:
     """Ask whether to start what this line says, unless `yes`; ConfigError if the user declines or cannot be asked."""
     if yes:
@@ -212,6 +246,8 @@ def made(settings: Sequence[Settings], ledger: Ledger | None = None, lenient: bo
         bars.say(f"{absent}: still to be downloaded or decoded", sys.stdout)
     much = any(one.settings.preset.name != "quick" or (one.size and one.size.rows > MANY_ROWS) for one in work.items)
     work.place = executors.choose_place(ledger.settings, much)
+    if ledger.settings.device == "auto" and work.device.type == "cpu" and (note := hidden()):
+        bars.say(f"{note}: training on the CPU", sys.stdout)
     return work
 
 

@@ -1,5 +1,7 @@
 """The device that a trial runs on."""
 
+import os
+
 import torch
 
 from east.choices import ConfigError, choose
@@ -13,10 +15,19 @@ def pick_device(name: str) -> torch.device:
     if kind == "auto":
         name = kind = next(kind for kind in ("cuda", "mps", "cpu") if available[kind])
     if not available[kind]:
+        choices = ", ".join(k for k in available if available[k])
         raise ConfigError(
-            f"device {name!r} is not available here; choices: {', '.join(k for k in available if available[k])}"
+            f"device {name!r} is not available here; choices: {choices}{f'. {hidden()}' if hidden() else ''}"
         )
     return torch.device(name)
+
+
+def hidden() -> str:
+    """What users should know who have named GPUs, or hidden them, where PyTorch finds none; else nothing."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None or torch.cuda.is_available():
+        return ""
+    return f"CUDA_VISIBLE_DEVICES={visible} is set, but PyTorch finds no GPU that it names"
 
 
 def describe_device(device: str = "auto") -> str:

@@ -26,7 +26,7 @@ VALIDATION = 1 / 12  # cost relative to an epoch's training: forward passes over
 USUAL = {True: 12, False: 4}  # epochs per patience, with and without cooling: about what the committed trials took
 GPU_FLOPS = 1e13  # operations per second that a GPU is assumed to sustain
 GPU_STEP = 2e-3  # seconds that even the smallest step takes on a GPU
-STACKED = 4  # trials timed together where the engine would stack them
+STACKED = {"cpu": 4}  # trials timed together where the engine would stack them; on a GPU ten cost little more than one
 
 _KNOWN: dict[tuple, float] = {}  # what this process has already timed or counted
 
@@ -123,10 +123,12 @@ def step_seconds(config: Science, size: Size, device: torch.device) -> float:
     """Seconds of a step per trial. Of a batch that takes long, a part is timed and scaled up."""
     batch = batch_of(config, size)
     timed = min(batch, max(4, int(STEP_OPERATIONS / max(operations(config, size), 1))))
+    if device.type != "cpu":  # where half a batch may take as long as a whole one
+        timed = batch
     hyper = config.hyper.but(batch_size=timed, lr=1e-3, dropout=0.25 if config.hyper.dropout else 0.0)
     loss = config.loss.but(**without_class_names(config.loss.options))
     config = config.but(hyper=hyper, loss=loss, model=models.untrained(config.model))
-    together = population_size(config, device, STACKED)
+    together = population_size(config, device, STACKED.get(device.type, 10))
     # Not the config's key: points of a grid that differ in cooling, patience or rates take the same time.
     # Nor the metric of a loss: MCC takes about as long as F1. Nor any loss of images: the network takes a hundred times
     # as long.
