@@ -715,3 +715,24 @@ def test_soft_targets_work_under_vmap(shape):
     logits = torch.randn(2, *shape)
     together = torch.func.vmap(MetricLoss("f1"))(logits, logits.softmax(2))
     torch.testing.assert_close(together, torch.stack([MetricLoss("f1")(z, z.softmax(1)) for z in logits]))
+
+
+@pytest.mark.parametrize("kind", [MetricLoss, MetricCrossEntropy, CrossEntropy])
+def test_probabilities_and_classes_in_the_last_axis_bring_one_warning(kind):
+    def told(logits, labels):
+        """The warnings of five calls."""
+        loss = kind()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(5):
+                loss(logits, labels)
+        assert all(warning.filename == __file__ for warning in caught)
+        return [str(warning.message) for warning in caught]
+
+    z, y = torch.randn(8, 3, generator=torch.Generator().manual_seed(0)), torch.arange(8) % 3
+    square, rows = torch.randn(8, 3, 3), torch.stack((y, y, y), 1)
+    [probabilities], [last_axis] = told(z.softmax(1), y), told(square, rows)
+    assert "sum to 1 like probabilities" in probabilities
+    assert "transpose(1, 2)" in last_axis
+    meant = (z, y), (z.log_softmax(1), y), (square.transpose(1, 2), rows)
+    assert [told(*inputs) for inputs in meant] == [[], [], []]

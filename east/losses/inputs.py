@@ -18,6 +18,7 @@ loss.per_trial(logits [P, n, d], labels [P, n], weights=None) returns one number
 """
 
 import inspect
+import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
@@ -33,6 +34,7 @@ from east.metrics import ratio
 IGNORE_INDEX = -100  # torch's default
 SOFT_TARGET_TOLERANCE = 1e-3
 HALF = (torch.float16, torch.bfloat16)
+INSPECTED = 3  # batches of a loss, the first ones, in which usual mistakes are looked for
 
 
 class Samples(NamedTuple):
@@ -54,11 +56,16 @@ class Loss(nn.Module):
         super().__init__()
         if isinstance(ignore_index, bool) or not isinstance(ignore_index, int):
             raise ValueError(f"ignore_index: expected an integer, got {ignore_index!r}")
-        self.ignore_index = ignore_index
+        self.ignore_index, self.to_inspect = ignore_index, INSPECTED
 
     def forward(self, logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
         """One number, for inputs in the shapes of torch's cross_entropy; see the module's docstring."""
         check_types(logits, labels, weights)
+        if not is_tracing() and self.to_inspect:  # in this order, or a change would be a reason to compile again
+            mistake = probable_mistake(logits, labels)
+            self.to_inspect = 0 if mistake else self.to_inspect - 1
+            if mistake:
+                warnings.warn(f"{type(self).__name__}: {mistake}", stacklevel=4)  # in the line that calls the loss
         with no_autocast(logits):
             return self.compute(self.read(logits, labels, weights))
 
@@ -103,6 +110,21 @@ def check_types(logits: Tensor, labels: Tensor, weights: Tensor | None) -> None:
         raise ValueError(f"expected floating-point logits, got {logits.dtype}")
     if labels.is_complex():
         raise ValueError(f"expected labels that are integers, booleans or floats, got {labels.dtype}")
+
+
+def probable_mistake(logits: Tensor, labels: Tensor) -> str:
+    """What is almost surely wrong with inputs of a valid shape, or an empty text; values are read on the CPU alone."""
+    if logits.ndim < 2 or logits.shape[1] == 1:
+        return ""
+    without_classes = logits.shape[:1] + logits.shape[2:]
+    if logits.ndim > 2 and labels.shape == logits.shape[:-1] == without_classes and logits.is_contiguous():
+        move = "transpose(1, 2)" if logits.ndim == 3 else "movedim(-1, 1)"
+        return f"logits of shape {tuple(logits.shape)} have their classes in axis 1; if yours are last: logits.{move}"
+    if logits.is_cpu:
+        rows, tolerance = logits.detach(), max(1e-5, 2 * torch.finfo(logits.dtype).eps)
+        if (rows >= 0).all() and ((rows.sum(1, dtype=torch.float64) - 1).abs() <= tolerance).all():
+            return "expected logits, got rows that sum to 1 like probabilities: leave out the softmax, or take the log"
+    return ""
 
 
 def no_autocast(x: Tensor) -> AbstractContextManager:

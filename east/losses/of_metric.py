@@ -53,6 +53,7 @@ class LossOfMetric(Loss):
         if gather not in ("auto", True, False):
             raise ValueError(f"gather: expected 'auto', true or false, got {gather!r}")
         self.gather, self.multilabel = gather, multilabel
+        self.to_inspect = 0 if multilabel else self.to_inspect  # labels have probabilities that may sum to anything
         accepted = dict(list(inspect.signature(self.metric).parameters.items())[1:])
         self.label_average = ""
         if multilabel:
