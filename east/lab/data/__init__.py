@@ -25,7 +25,7 @@ __all__ += ["catalogue_text", "dataset", "datasets", "describe", "describe_text"
 
 
 def dataset(name: str) -> Dataset:
-    """What is known about a dataset."""
+    """Facts about a dataset."""
     module = f"{__name__}.{name.partition('_')[0]}"
     if not (name.isidentifier() and find_spec(module)):
         choose("dataset", name, groups()["dataset"])

@@ -11,16 +11,11 @@ from east.lab.data.common import DataError, Graphs, Table
 from east.lab.data.sources import Dataset, File, Root, fetch
 
 DANTE = "https://raw.githubusercontent.com/mswoff/DANTE/master/datasets/cocktail_party/DS_utils/"
-FEATURES = File(
-    "cocktailparty/features.txt",
-    "sha256:05ff8cc6850b285af809b4d7ffbdb5b22be7e8b52fc1c488cc9e733bd5b71586",
-    url=f"{DANTE}features.txt",
-)
-GROUPS = File(
-    "cocktailparty/group_names.txt",
-    "sha256:cbdf642f4588a61c09e1ce87d6b76270da8511fc9a3bf2bee58851a7dfdf6a62",
-    url=f"{DANTE}group_names.txt",
-)
+CHECKSUMS = {
+    "features.txt": "sha256:05ff8cc6850b285af809b4d7ffbdb5b22be7e8b52fc1c488cc9e733bd5b71586",
+    "group_names.txt": "sha256:cbdf642f4588a61c09e1ce87d6b76270da8511fc9a3bf2bee58851a7dfdf6a62",
+}
+FILES = [File(f"cocktailparty/{name}", checksum, f"{DANTE}{name}") for name, checksum in CHECKSUMS.items()]
 SOURCE = f"{DANTE} (DANTE's copy: the original's positions, other angles)"
 PEOPLE = 6
 PAIRS = np.array(list(combinations(range(PEOPLE), 2)))  # [15, 2]
@@ -84,7 +79,7 @@ def cocktailparty_graph(root: Root = None) -> Graphs:
 
 def scenes(root: Root) -> tuple[np.ndarray, np.ndarray, np.ndarray, str]:
     """Positions [frames, 6, 2] in metres, angles [frames, 6], together [frames, 15], and the folder."""
-    path, group_path = fetch(FEATURES, root=root), fetch(GROUPS, root=root)
+    path, group_path = (fetch(file, root=root) for file in FILES)
     frames, groups = ([line.split() for line in file.read_text().splitlines()] for file in (path, group_path))
     if [frame[0] for frame in frames] != [group[0] for group in groups]:
         raise DataError("cocktailparty: features.txt and group_names.txt do not list the same frames.")
@@ -102,7 +97,7 @@ ABOUT = Dataset(
     about="4,800 rows, 22 features, 1,454 positive (30.29 %)",
     licence="research use",
     citation="G. Zen et al.: Space speaks: towards socially and personality aware visual surveillance. ACM MPVA, 2010",
-    stored=(GROUPS.path,),
+    stored=(FILES[1].path,),
 )
 DATASETS = {
     "cocktailparty": ABOUT,

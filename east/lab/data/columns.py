@@ -1,4 +1,4 @@
-"""What a column of a table is, and how it becomes features: numbers, words, dates, or nothing.
+"""Kinds of columns (numbers, words, dates, unused) and the features they become.
 
 A typed column is a pandas Series: float64 numbers (NaN where missing), float64 days since 1970-01-01, or a category of
 words in alphabetical order. Each kind learns from training rows (`fit`), turns typed values into features, and reads
@@ -56,7 +56,7 @@ DateFormat = Annotated[str, AfterValidator(lambda format: choose("date format", 
 
 
 class Kind(BaseModel):
-    """What all kinds have in common."""
+    """Base of all kinds."""
 
     model_config = ConfigDict(frozen=True, strict=True)
     name: str
@@ -83,7 +83,7 @@ class Measured(Kind):
         return np.stack([*self.filled(values.fillna(self.median).to_numpy()), *marks], axis=1).astype(np.float64)
 
     def filled(self, values: np.ndarray) -> list[np.ndarray]:
-        """The features of numbers or days [n] without gaps."""
+        """Features of numbers or days [n] without gaps."""
         raise NotImplementedError
 
     @property
@@ -279,7 +279,7 @@ def parse_dates(levels: Sequence[str], format: str) -> np.ndarray:
 
 
 def by_level(text: pd.Series, numbers: np.ndarray, expected: str = "") -> pd.Series:
-    """The number of each row's word, NaN where it is missing; DataError if words have none and others are expected."""
+    """Each row's number, NaN where its word is missing; DataError for a word without a number if one is expected."""
     strays = np.flatnonzero(np.isnan(numbers))
     if expected and len(strays):
         raise DataError(f"expected {expected}, got {shown(text.cat.categories[strays[0]])}")
@@ -287,7 +287,7 @@ def by_level(text: pd.Series, numbers: np.ndarray, expected: str = "") -> pd.Ser
 
 
 def in_range(values: pd.Series) -> pd.Series:
-    """DataError if a number does not fit in float32, in which networks compute; it names the first."""
+    """The values, if all fit in float32, in which networks compute; otherwise DataError names the first."""
     bad = np.flatnonzero(np.abs(values.to_numpy()) > LARGEST)
     if len(bad):
         row = bad[0] + (values.index.start if isinstance(values.index, pd.RangeIndex) else 0)  # of the whole file

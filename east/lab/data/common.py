@@ -1,4 +1,4 @@
-"""What data look like once loaded, and how they are split.
+"""Data in memory, and how they are split.
 
 A dataset is a `Table`, `Images` or `Graphs`: raw inputs, integer labels, class names and their origin. `split` turns it
 into `Splits`: three `Part`s whose scaling was fitted on the training rows alone. Random choices use NumPy's
@@ -34,7 +34,7 @@ class DataError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """What tables, images and graphs have in common. The first dimension of every tensor is the n rows."""
+    """Base of tables, images and graphs. The first dimension of every tensor is the n rows."""
 
     kind: ClassVar[Kind]
     field: ClassVar[str]  # attribute that holds the inputs
@@ -62,25 +62,25 @@ class Data:
         return cast(Tensor, getattr(self, self.field))
 
     def digests(self) -> list[str]:
-        """What the fingerprint is made of."""
+        """The digests behind the fingerprint."""
         return [self.inputs_digest or digest(self.inputs), digest(self.labels)]
 
     def names(self) -> list[tuple[str, ...]]:
-        """Names that appear in a saved model: of classes, and of a table's features."""
+        """Names stored in a saved model: classes, and features of a table."""
         return [self.classes]
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What the user should know about how the data were read."""
+        """Remarks for the user on how the data were read."""
         return ()
 
     @property
     def stratifiable(self) -> bool:
-        """Whether a split can keep the class proportions: not if groups or time decide where a row goes."""
+        """True if a split can keep the class proportions; groups and time rule that out."""
         return self.groups is None and self.time is None and self.labels.ndim == 1
 
     def fitted(self, train: np.ndarray) -> Self:
-        """The data with all preprocessing before scaling learnt from the rows `train`."""
+        """The data with everything but scaling learnt from the rows `train`."""
         return self
 
     def take(self, rows: np.ndarray, **changes: Any) -> Self:
@@ -216,7 +216,7 @@ class Splits:
         return {"train": len(self.train), "val": len(self.val), "test": len(self.test)}
 
     def prepare(self, inputs: Tensor) -> Tensor:
-        """What the network sees, float32 on the inputs' device; tables were scaled by `split`."""
+        """Inputs for the network, float32 on the same device; tables are already scaled."""
         if self.kind != "image":
             return inputs
         mean, std = (value.to(inputs.device)[:, None, None] for value in (self.mean, self.std))
@@ -241,21 +241,11 @@ def split_into(data: Data, rows: Sequence[np.ndarray]) -> Splits:
         groups, time = (None if values is None else values[index] for values in (data.groups, data.time))
         scaled = ((inputs - mean) / std).float() if data.kind == "table" else inputs
         parts.append(Part(scaled, data.labels[index], index, groups=groups, time=time))
+    about = {key: getattr(data, key) for key in ("classes", "name", "positive", "fingerprint", "kind")}
+    encoding = data.encoding if isinstance(data, Table) else None
+    index_hash = fingerprint([digest(part.index) for part in parts])
     train, val, test = parts
-    return Splits(
-        train,
-        val,
-        test,
-        classes=data.classes,
-        name=data.name,
-        positive=data.positive,
-        fingerprint=data.fingerprint,
-        index_hash=fingerprint([digest(part.index) for part in parts]),
-        mean=mean,
-        std=std,
-        kind=data.kind,
-        encoding=data.encoding if isinstance(data, Table) else None,
-    )
+    return Splits(train, val, test, **about, index_hash=index_hash, mean=mean, std=std, encoding=encoding)
 
 
 def assign(
@@ -356,7 +346,7 @@ def folded(labels: np.ndarray, folds: int, groups: np.ndarray | None = None) -> 
 
 
 def leave_out(splits: Splits, folds: int, fold: int) -> Splits:
-    """The same split, but validation rows of one fold have weight 0: early stopping does not see them."""
+    """The same split with weight 0 for the validation rows of one fold, which early stopping then ignores."""
     if splits.kind == "graph":
         raise ConfigError(f"split.folds: expected a table or images, got the graphs of {splits.name}")
     groups = None if splits.val.groups is None else splits.val.groups.numpy()
@@ -400,13 +390,13 @@ def digest(array: Tensor | np.ndarray) -> str:
 
 
 def listed(lines: Sequence[str]) -> str:
-    """The first five of some lines for an error message, each on its own line, and how many more there are."""
+    """Lines for an error message: the first five, and how many more there are."""
     more = [f"and {len(lines) - 5} more"] if len(lines) > 5 else []
     return "".join(f"\n  {line}" for line in [*lines[:5], *more])
 
 
 def enumerated(names: Iterable[str], most: int = 60) -> str:
-    """Names for a message, each cut after `most` characters, and how many more there are."""
+    """Names for a message: the first twenty, each cut after `most` characters, and how many more there are."""
     names = [*names]
     more = [f"and {len(names) - 20} more"] if len(names) > 20 else []
     return ", ".join([*(shown(name, most, quoted=False) for name in names[:20]), *more])

@@ -127,7 +127,7 @@ def from_frame(
         written=frame,
         encoding=encoding,
         groups=None if groups is None else torch.from_numpy(groups),
-        time=None if time is None else time_numbers(frame[time], path, decimals.get(time)),
+        time=None if time is None else time_numbers(frame[time], path),
         source=str(path),
         path=str(path),
         own=own,
@@ -135,17 +135,17 @@ def from_frame(
 
 
 def choose_in_file(kind: str, name: str, choices: Iterable[str], path: str) -> str:
-    """The name, if it is one of the choices; DataError, for it is the file that lacks it."""
+    """The name, if it is one of the choices; otherwise DataError, since the file lacks it."""
     try:
         return choose(kind, name, choices)
     except ConfigError as error:
         raise DataError(f"{path}: {shown(error, 500, quoted=False)}") from None
 
 
-def time_numbers(column: pd.Series, path: str, decimal: Mark | None) -> Tensor:
+def time_numbers(column: pd.Series, path: str) -> Tensor:
     """float64 [n], larger is later: dates as days, numbers unchanged."""
     try:
-        kind, values = detect(str(column.name), column, keep=True, decimal=decimal)
+        kind, values = detect(str(column.name), column, keep=True)
     except DataError as error:
         raise DataError(f"{path}: dataset.time={column.name} {error}; expected dates or numbers") from None
     if isinstance(kind, Measured):

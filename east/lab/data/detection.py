@@ -1,4 +1,4 @@
-"""What the columns of a file hold: numbers, words or dates. Ids, free text and empty columns are not features.
+"""Detects whether a column holds numbers, words or dates. Ids, free text and empty columns are not used.
 
     columns, typed, faults = detect_all(frame, categorical=["postcode"], keep=[])
 
@@ -6,7 +6,7 @@ The kind of a column depends on all of its rows. The encoding learns from values
 """
 
 import re
-from collections.abc import Collection, Hashable, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -34,24 +34,31 @@ def understood(
     """
     named = {*labels, *categorical}
     frame = files.read(path, layout, as_written=named).rename(columns=str)
-    bare = {
-        str(name): split_unit(distinct(values))[1]
-        for name, values in frame.items()
-        if name not in named and types.is_string_dtype(values)
-    }
-    clear = {name: find_decimal(levels) for name, levels in bare.items() if may_be_numbers(levels)}
-    comma = any(mark == "," and any("," in level for level in bare[name]) for name, mark in clear.items())
+    text = [str(name) for name in frame if name not in named and types.is_string_dtype(frame[name])]
+    read = {name: split_unit(distinct(frame[name])) for name in text}  # unit, and words without it
+    clear = {name: find_decimal(words) for name, (_, words) in read.items() if may_be_numbers(words)}
+    comma = any(mark == "," and any("," in word for word in read[name][1]) for name, mark in clear.items())
     default: Mark | None = "," if comma else "." if files.text_format(path, layout)[1] == "," else None
     marks = {name: known for name, mark in clear.items() if (known := mark or default)}
     numeric = [*map(str, frame.select_dtypes("number"))]
     if comma:
         frame[numeric] = files.read(path, layout).rename(columns=str)[numeric]
-        marks |= {name: find_decimal(distinct(frame[name])) or "," for name in numeric}
-    else:
-        marks |= {name: "." for name in numeric if (frame[name] % 1 > 0).any()}
+        read |= {name: split_unit(distinct(frame[name])) for name in numeric}
+        marks |= {name: find_decimal(read[name][1]) or "," for name in numeric}
+    for name, (unit, words) in read.items():
+        if name in marks and unit is None:
+            frame[name] = converted(frame[name], words, marks[name])
+    marks |= {name: "." for name in numeric if name not in marks and (frame[name] % 1 > 0).any()}
     for name in named & {*frame}:
         frame[name] = lossless(frame[name], name in categorical)
     return frame, marks
+
+
+def converted(written: pd.Series, words: Sequence[str], decimal: Mark) -> pd.Series:
+    """Text as numbers with this decimal mark, unless some `words` are none, or codes too long for numbers."""
+    numbers = level_numbers(words, decimal)
+    fit = bool((np.abs(numbers) < 2**63).all())
+    return pd.Series(np.append(numbers, np.nan)[pd.factorize(written)[0]], written.index) if fit else written
 
 
 def distinct(written: pd.Series) -> list[str]:
@@ -81,7 +88,7 @@ def detect_all(
     keep: Collection[Hashable] = (),
     decimals: Mapping[str, Mark] = {},
 ) -> tuple[list[Encoder | Dropped], pd.DataFrame, list[str]]:
-    """The kinds of all columns, typed values of those that can be used, and a line for each the user must decide about.
+    """Kinds of all columns, typed values of the usable ones, and a line for each that the user must decide about.
 
     Columns in `keep` are used even if they look like ids or free text. decimals: the decimal marks of columns.
     """
@@ -133,8 +140,7 @@ def detect_text(name: str, text: pd.Series, decimal: Mark | None, keep: bool) ->
             raise DataError(
                 f"has {what}, but also text, such as {shown(word)}, in {count:,} of {counts.sum():,} rows{offer}"
             )
-        plain = decimal and not unit and bool((np.abs(values) < 2**63).all())  # longer numbers are codes
-        if not stray.any() and (isinstance(kind, Date) or plain or not few):
+        if not stray.any() and (isinstance(kind, Date) or not few):
             return kind, columns.in_range(columns.by_level(text, values))
     commas = [level for level in levels if "," in level]
     if not (keep or few) and commas and all(map(marks_of, bare)) and find_decimal(bare) is None:
@@ -149,7 +155,7 @@ def detect_text(name: str, text: pd.Series, decimal: Mark | None, keep: bool) ->
 def readings(
     name: str, levels: list[str], unit: str | None, bare: list[str], decimal: Mark | None
 ) -> Iterator[tuple[Numeric | Date, np.ndarray]]:
-    """Words as numbers, then as dates: the column that each would make, and float64 [levels], NaN for other words."""
+    """Read words as numbers, then as dates. Yields the column and float64 [levels], NaN for words that do not fit."""
     yield Numeric(name=name, decimal=decimal or find_decimal(bare), unit=unit), level_numbers(bare, decimal)
     sample = levels[:: max(1, len(levels) // 100)]
     days = {
@@ -163,7 +169,7 @@ def readings(
 
 
 def unusable(column: Encoder | Dropped, typed: pd.Series) -> str | None:
-    """Why a column is no feature: it is an id, or has so many different words that it is free text or an id."""
+    """Reason not to use a column: it is an id, or has so many different words that it is free text or an id."""
     present = typed.dropna()
     if isinstance(column, Numeric) and ID.match(column.name):
         whole = len(typed) > FEW and len(present) == len(typed) and bool((typed % 1 == 0).all())

@@ -1,4 +1,4 @@
-"""How the columns of a file become features, so that new rows can be encoded the same way later, or refused.
+"""Turns the columns of a file into features; new rows are encoded the same way, or refused.
 
 Everything here is learnt from training rows and saved with a model as plain JSON:
 
@@ -9,7 +9,6 @@ Everything here is learnt from training rows and saved with a model as plain JSO
      "target": "income", "classes": ["low", "high"], "positive": 1, "delimiter": null}
 """
 
-import hashlib
 from itertools import count
 from typing import Annotated, Any, Self
 
@@ -24,11 +23,11 @@ from east.lab.data.common import DataError, digest, enumerated, shown
 from east.lab.data.files import Layout, refuse_duplicates
 from east.lab.data.notation import inferred
 
-LONG = 1000  # characters of a word
+LONG = 1000  # characters of a word; in an array every word has the space of the longest
 
 
 class Encoding(Layout):
-    """How all columns of a file are encoded, in the order of their features, and its classes."""
+    """Encoding of all columns of a file, in the order of their features, and its classes."""
 
     columns: Annotated[tuple[Annotated[Encoder | Dropped, Field(discriminator="kind")], ...], Field(strict=False)]
     target: str | None = None
@@ -85,12 +84,12 @@ class Encoding(Layout):
         return [*lines, *([f"… and {more} more columns"] if more > 0 else [])]
 
     def hidden_digests(self, typed: pd.DataFrame, fine: bool) -> list[str]:
-        """Digests of what the features do not fully reflect: rare words, units and, if `fine`, many digits."""
+        """Digests of what features lose: rare words, units and, if `fine`, digits beyond float32."""
         digests, unrounded = [], []
         for column in self.used:
             values = typed[column.name]
             if isinstance(column, Categorical) and len(values.cat.categories) > OWN + 1:
-                levels = [word if len(word) < LONG else shortened(word) for word in values.cat.categories]
+                levels = [word if len(word) < LONG else digest(np.array(word)) for word in values.cat.categories]
                 digests += [digest(values.cat.codes.to_numpy(np.int64)), digest(np.array(levels))]
             if isinstance(column, Numeric):
                 digests += [digest(np.array(column.unit))] if column.unit else []
@@ -132,11 +131,6 @@ def typed_columns(frame: pd.DataFrame, encoding: Encoding) -> pd.DataFrame:
     if wrong:
         raise DataError(f"columns do not fit those of training: {enumerated(wrong, 200)}.")
     return pd.DataFrame(typed, frame.index)
-
-
-def shortened(word: str) -> str:
-    """A digest of a long word; an array of words would give every one the space of the longest."""
-    return hashlib.sha256(word.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def is_fine(values: pd.Series) -> bool:

@@ -52,7 +52,7 @@ def one_delimiter(typed: str) -> str:
 
 
 class Layout(BaseModel):
-    """How a file is laid out, as far as it is not detected."""
+    """Layout of a file; None means detected."""
 
     model_config = ConfigDict(frozen=True, strict=True)
     delimiter: Annotated[str, AfterValidator(one_delimiter)] | None = None
@@ -110,7 +110,7 @@ def portions(
 
 
 def text_portions(path: Path, layout: Layout, rows: int | None, options: dict[str, Any]) -> Iterator[pd.DataFrame]:
-    """`portions` of a text file, with the errors of pandas; its warning about rows longer than the header is one, too.
+    """Portions of a text file. Rows longer than the header are an error, where pandas would only warn.
 
     One extra empty field is fine: some programs end every row with a delimiter.
     """

