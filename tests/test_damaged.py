@@ -260,19 +260,22 @@ HOSTILE = {  # values that passed as a record once and ended a command later; No
 }
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_one_bad_record_stops_no_command(kind, tmp_path, tiny_results, east_run):
+def test_bad_records_stop_no_command(tmp_path, tiny_results, east_run):
     shutil.copytree(tiny_results / "runs", tmp_path / "runs")
-    values, reason = HOSTILE[kind]
-    file = min((tmp_path / "runs").rglob("seed-0.json"))
-    file.write_text(changed(file.read_text(), **values))
-    for command in ([*TINY, "dataset.limit=null"], ["task=table", "table=grid"]):
+    template = min((tmp_path / "runs").rglob("seed-0.json"))
+    for seed, (values, _) in enumerate(HOSTILE.values(), 50):
+        template.with_name(f"seed-{seed}.json").write_text(changed(template.read_text(), seed=seed, **values))
+    folder = records.ResultsFolder(tmp_path)
+    with pytest.warns(UserWarning, match="is not a record"):
+        read = {one.seed for one in folder.records()}
+    for seed, (kind, (_, reason)) in enumerate(HOSTILE.items(), 50):
+        refused = any(f"seed-{seed}.json is not a record ({reason}" in message for message in folder.refused)
+        assert (refused, seed in read) == (reason is not None, reason is None), kind
+    for command in ([*TINY, "dataset.limit=null", "trials=60"], ["task=table", "table=grid"], ["task=records"]):
         answer = east_run(*command)
         assert answer.code == cli.DONE, answer.err
         assert "Traceback" not in answer.err
-        if command[0] != "task=table":
-            assert (f"{file} is not a record ({reason}" in answer.err) == (reason is not None)
-    assert bool(list(file.parent.glob("seed-0.json.damaged"))) == (reason is not None), "and it is trained again"
+    assert len(list(template.parent.glob("*.damaged"))) == len(folder.refused), "and they are trained again"
 
 
 def test_matrices_of_very_many_classes_are_compared_and_scored_as_cells():

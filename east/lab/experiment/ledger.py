@@ -48,10 +48,6 @@ class Ledger:
             return True  # failures are results too: the same trial would fail again
         return not self.settings.save_model or has_model(trial, self.settings.results_dir)
 
-    def ranking(self, stage: Iterable[Trial], rule: str) -> list[str]:
-        """Keys of the points of a search stage from best to worst; those that could not be trained are left out."""
-        return records.ranked((record for trial in stage if (record := self.find(trial))), rule)
-
 
 def model_folder(trial: Trial, results_dir: str | Path) -> Path:
     """Where save_model=true saves the model of a trial."""

@@ -45,7 +45,8 @@ def stages(run: Run, ledger: Ledger) -> Iterator[list[Trial]]:
         if ledger.missing(stage):
             return
         by_key = {config.key: point for config, point in moved}
-        points = [by_key[key] for key in ledger.ranking(stage, settings.selection)]
+        ranked = records.ranked(filter(None, map(ledger.find, stage)), settings.selection)
+        points = [by_key[key] for key in ranked]
         if not points:  # none could be trained
             return
     run.chosen = run.science.with_grid_point(points[0])
