@@ -30,7 +30,7 @@ def write_atomically(target: Path, content: bytes | str, replace: bool = True) -
     """Write a temporary file in the same folder, flush it to disk, then rename it to `target`: a reader finds all of
     the old content or all of the new one, even after a kill.
 
-    replace: whether to overwrite an existing file; if not, FileExistsError, even if it appeared a moment ago.
+    replace=False: FileExistsError if the file exists, even if it appeared a moment ago.
     """
     temporary = temporary_name(target)
     try:

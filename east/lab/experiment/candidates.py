@@ -46,7 +46,7 @@ SHORT = 10  # seconds of work that are not worth the start of processes
 
 @dataclass(frozen=True)
 class Contest:
-    """What the candidates share. splits: all rows are in its training part, which `folds` divide; some are its test."""
+    """The data and folds that all candidates share. Every row is in the training part of `splits`; some also test."""
 
     command: Command
     splits: Splits

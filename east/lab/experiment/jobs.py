@@ -51,7 +51,7 @@ def delete_checkpoints(family: Path, recorded: Set[Identity]) -> None:
 
 @dataclass
 class Finished:
-    """What a job has done: the trials that it recorded, and a line for each that failed."""
+    """The trials that a job has recorded, and a line for each failure."""
 
     recorded: list[Identity] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)

@@ -56,7 +56,7 @@ def model_folder(trial: Trial, results_dir: str | Path) -> Path:
 
 
 def has_model(trial: Trial, results_dir: str | Path) -> bool:
-    """Whether the model of a trial is saved and complete."""
+    """True if the model of a trial is saved and complete."""
     from east.lab.training import saved
 
     return saved.is_intact(model_folder(trial, results_dir))

@@ -1,4 +1,4 @@
-"""What is stored about one trial, and how its JSON is written, checked and read.
+"""The record of a trial: its fields, their bounds, and its JSON.
 
 Records come from other people's disks. Every value has the type and the bounds given here, or the record is refused
 with a reason. Scores that follow from a stored confusion matrix are always computed from it.
@@ -305,7 +305,7 @@ def check_name(name: str) -> str:
 
 
 def explained(error: ValidationError) -> str:
-    """What is wrong, in one line. Where a value has alternative types, the one that matched furthest counts."""
+    """The most specific error in one line."""
     errors = error.errors(include_url=False)
     first = max(errors, key=lambda details: (len(details["loc"]), "error" in details["type"]))
     # Pydantic adds the names of alternative types to the path of a value.

@@ -38,7 +38,7 @@ DEPTH = 3  # runs/<dataset>/<loss>/<key>
 
 
 def path(results_dir: str | Path, config: Science, seed: int, stage: str = "trial") -> Path:
-    """The path of this trial's record, whether or not it exists."""
+    """The path of a trial's record, which need not exist."""
     return Path(results_dir) / _place(config, seed, stage)
 
 
@@ -90,8 +90,8 @@ def _check_place(record: Record, file: str) -> None:
 
 
 def status(file: Path) -> str:
-    """The one answer to whether a trial is done: done, failed, missing, unreadable, or newer, that is of a later
-    version of east, which is neither read nor replaced."""
+    """Status of a trial: done, failed, missing, unreadable, or newer: written by a later version of east, so it is
+    neither read nor replaced."""
     if not os.path.lexists(file):
         return "missing"
     try:
@@ -115,7 +115,7 @@ class ResultsFolder:
         self.kept: dict[str, list[bytes]] = {}  # lines of exports that are not records
 
     def records(self) -> list[Record]:
-        """All records; runs take precedence over exports, done over failed. Warns of what is no record."""
+        """All records; runs take precedence over exports, done over failed. Warns of files that are not records."""
         found: dict[tuple[str, int, str], Record] = {}
         gc.disable()  # it would traverse all records again and again while they accumulate
         try:

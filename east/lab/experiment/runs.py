@@ -110,8 +110,8 @@ _imported: dict[str, tuple[object, bytes]] = {}  # module -> its spec, and its f
 def code_digest(*paths: str | None, edited: bool = False) -> str | None:
     """A digest of the files with the user's own code behind dotted paths, so that trials of changed code are new ones.
 
-    The files count as they were when this process imported them. edited: whether they may have changed since; otherwise
-    a ConfigError says so. None for code of east and of installed packages.
+    Files are hashed as this process imported them; if one has been edited since, ConfigError unless `edited`. None for
+    code of east and of installed packages.
     """
     own: list[bytes] = []
     for name in (str(path).rpartition(".")[0] for path in paths):

@@ -1,4 +1,4 @@
-"""What to train next: each run goes through the rounds of its search, then its trials, and all share one queue.
+"""Schedules training: each run goes through the rounds of its search, then its trials, and all share one queue.
 
 `Scheduler` decides, without training anything; `carry_out` hands its jobs to an executor and reports back. Trials
 with a record are skipped, so rerunning a command finishes it.

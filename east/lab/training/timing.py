@@ -33,7 +33,7 @@ _KNOWN: dict[tuple, float] = {}  # what this process has already timed or counte
 
 @dataclass(frozen=True)
 class Size:
-    """What matters for time in a dataset: training rows, the shape of a row, and the number of classes."""
+    """The size of a dataset: training rows, shape of a row, number of classes."""
 
     rows: int
     shape: tuple[int, ...]
