@@ -257,9 +257,8 @@ def multirun(words: Sequence[str]) -> int:
     typed = {o.key_or_group: str(value) for o in overrides if (value := o.value()) is not None}
     check_plugins(typed)
     sweeper = typed.get("hydra/sweeper", "basic")
-    training = []
-    if sweeper == "basic":
-        training = confirmed(jobs_of([line for line in lines if not line.startswith("hydra")]))
+    jobs = jobs_of([line for line in lines if not line.startswith("hydra")]) if sweeper == "basic" else []
+    training = confirmed(jobs)
     lines += ["yes=true"] if training else []
     logs = typed.get("hydra.sweep.dir", f"{typed.get('results_dir', 'results')}/sweeps")
     if typed.get("hydra/launcher", "").startswith("submitit"):
@@ -284,13 +283,12 @@ def multirun(words: Sequence[str]) -> int:
 
 def confirmed(jobs: Sequence[Sequence[str]]) -> "list[Settings]":
     """Check every job of a sweep, and confirm all that train at once; return the settings of those."""
-    checked = (checked_command(parse_command(job))[1] for job in jobs)
-    training = [one for settings in checked for one in settings if one.task in ("run", "train")]
-    if not training or training[0].dry_run:
-        return []
-    from east.lab.tasks import plan
+    checked = [settings for job in jobs for settings in checked_command(parse_command(job))[1]]
+    training = [settings for settings in checked if settings.task in ("run", "train") and not settings.dry_run]
+    if training:
+        from east.lab.tasks import plan
 
-    plan.made(training).confirm()
+        plan.made(training).confirm()
     return training
 
 

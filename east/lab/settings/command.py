@@ -22,7 +22,7 @@ PATHS = ("dataset.path", "results_dir", "data_dir", "input", "output", "checkpoi
 TEXTS = (*PATHS, "dataset.target", "dataset.delimiter", "dataset.positive")  # any text, quoted for Hydra if necessary
 PLUGINS = {"joblib": "joblib", "submitit_local": "slurm", "submitit_slurm": "slurm", "optuna": "optuna"}  # and extras
 LISTS = {"datasets": "dataset", "losses": "loss"}  # name of a list -> what each entry is
-PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_/][\w./-]*", re.ASCII | re.IGNORECASE)  # text without quotes
+PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_/][\w./-]*( [\w./-]+)*", re.ASCII | re.IGNORECASE)  # no quotes
 
 
 class Command(dict[str, Any]):

@@ -8,7 +8,7 @@ model is the mean of all models of the winner, which together have seen every ro
 
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -90,7 +90,8 @@ def main(command: Command, settings: Settings) -> int:
         return 0
     check_writable(settings.results_dir)
     finished = dict(candidates.fitted(contest, planned, left(), settings.executor.name == "inline"))
-    failed = failures(finished)
+    reasons = {name: reason for name, reason in finished.items() if isinstance(reason, str)}
+    failed = [f"{title(name)}: {reason.splitlines()[0]}" for name, reason in reasons.items()]
     fitted = {name: made for name in names if isinstance(made := finished.get(name), Component)}
     if not fitted:
         raise RuntimeError(f"no candidate could be fitted: {'; '.join(failed)}")
@@ -99,28 +100,16 @@ def main(command: Command, settings: Settings) -> int:
         folder, shares = answer_folder(problem), weights[result.winner.name]
         save(problem, result.winner, ensemble.mixture(fitted, shares), folder)
         predict = predict_command(
-            folder, problem.loaded.kind, trust=any("." in n for n, weight in shares.items() if weight)
+            folder, problem.loaded.kind, trust=any("." in name and shares[name] for name in shares)
         )
-        notes = [*planned.notes, *failed, *composition(weights.get(title(STACK), {}))]
+        stacked = [f"{title(name)} {w:.0%}" for name, w in weights.get(title(STACK), {}).items() if w >= 0.005]
+        notes = [*planned.notes, *failed, *([f"the stack: {', '.join(stacked)}"] if stacked else ())]
         every_note = [*notes, *problem.notes]
         model_page.write(folder, result, problem.loaded, contest.splits, problem.about, every_note, typed, predict)
     print("\n".join(["", writers.aligned(result.lines()), f"winner on {result.score}: {result.summary}"]))
     print(*(f"note: {note}" for note in notes), sep="\n")
     print(f"\nreport: {folder / 'report.html'}\n\npredict new rows:\n  {predict}")
     return 0
-
-
-def failures(finished: Mapping[str, Component | str]) -> list[str]:
-    """The candidates without an answer and why, one line for each reason.
-
-    >>> failures({"rf": "time was up", "constant": "killed\\n(a traceback)", "extratrees": "time was up"})
-    ['random forest, extremely randomised trees: time was up', 'always the same: killed']
-    """
-    names: dict[str, list[str]] = {}
-    for name, reason in finished.items():
-        if isinstance(reason, str):
-            names.setdefault(reason.partition("\n")[0], []).append(title(name))
-    return [f"{', '.join(titles)}: {reason}" for reason, titles in names.items()]
 
 
 # Data and score
@@ -208,20 +197,17 @@ def quick_score(contest: Contest, pool: Part, score: Score) -> float:
 
 def scarcity(loaded: data.Data, test: Tensor, score: Score) -> Iterator[str]:
     """A note if few test rows are of some class; DataError if a part has none of the class that is scored."""
-    counts, total = (
-        torch.bincount(part, minlength=len(loaded.classes)) for part in (loaded.labels[test], loaded.labels)
-    )
+    counts = torch.bincount(loaded.labels[test], minlength=len(loaded.classes)).tolist()
     if score.positive and loaded.positive is not None:
-        of_test, of_all = int(counts[loaded.positive]), int(total[loaded.positive])
+        of_test, of_all = counts[loaded.positive], int((loaded.labels == loaded.positive).sum())
         if of_test in (0, of_all):
             raise data.DataError(
-                f"{loaded.classes[loaded.positive]!r} has {of_all} {'row' if of_all == 1 else 'rows'}, {of_test} of "
-                f"them for testing: score={score.name} cannot be estimated. Add rows, or choose another score."
+                f"{loaded.classes[loaded.positive]!r}: {of_test} of {of_all} rows are for testing, so "
+                f"score={score.name} cannot be estimated. Add rows, or choose another score."
             )
-    count, rarest = int(counts.min()), loaded.classes[int(counts.argmin())]
-    if count < FEW:
-        few = {0: "no rows", 1: "only 1 row"}.get(count, f"only {count} rows")
-        yield f"{few} of {rarest!r} among the test rows; expect wide intervals"
+    if min(counts) < FEW:
+        rarest = loaded.classes[counts.index(min(counts))]
+        yield f"rows of {rarest!r} among the test rows: {min(counts)}; expect wide intervals"
 
 
 def parse_score(score: str | None, costs: Any, loaded: data.Data) -> Score:
@@ -338,12 +324,6 @@ def judged(problem: Problem, fitted: dict[str, Component]) -> tuple[Comparison, 
         ]
         found.append(Candidate(name, rule, *halves))
     return comparison.compared(problem.score.name, measure, found, tuple(problem.loaded.classes), positive), weights
-
-
-def composition(weights: dict[str, float]) -> list[str]:
-    """A note on what the stack consists of."""
-    parts = [f"{title(name)} {weight:.0%}" for name, weight in weights.items() if weight >= 0.005]
-    return [f"the stack: {', '.join(parts)}"] if parts else []
 
 
 def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
