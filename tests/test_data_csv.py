@@ -124,13 +124,14 @@ def test_common_delimiters_are_detected(tmp_path, delimiter):
         ("a,b\tlabel", "tab", ("a,b",)),
         ("a,b\tlabel", r"\t", ("a,b",)),
         ("a:b:label", ":", ("a", "b")),
+        ("a§b§label", "§", ("a", "b")),
         ("a   b label", r"\s+", ("a", "b")),
         ('"x; y; z; w","b","label"', None, ("x; y; z; w", "b")),  # a delimiter inside quotes does not count
     ],
 )
 def test_a_delimiter_can_be_typed(tmp_path, header, typed, columns):
     rows = "1\t0\n2\t1\n" if len(columns) == 1 else "1,2,0\n3,4,1\n"
-    between = {":": ":", r"\s+": " "}.get(typed, ",")
+    between = {":": ":", "§": "§", r"\s+": " "}.get(typed, ",")
     (tmp_path / "a.csv").write_text(f"{header}\n" + rows.replace(",", between) * 30)
     assert load("csv", path=str(tmp_path / "a.csv"), target="label", delimiter=typed).columns == columns
 
@@ -229,6 +230,7 @@ def test_few_distinct_numbers_with_a_stray_text_are_categories():
         (["01", "02", "03"], ["01", "1"], ["01", "1"]),
         ([1, 2, 3], ["1.0", "02"], ["1", "2"]),
         ([1.5, 2.0, 3.0], ["1.50", "2.0"], ["1.5", "2"]),
+        ([1.5, 2.0, 3.0], ["1,5", "2,0"], ["1.5", "2"]),
         ([True, False, True], ["TRUE", "false"], ["True", "False"]),
     ],
 )

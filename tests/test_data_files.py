@@ -122,6 +122,7 @@ def test_categorical_columns_keep_their_marks(tmp_path):
     path = written(tmp_path / "a.csv", x=["0,5", "1,5"], size=["1,5", "2,5"], version=["2.125", "3.125"])
     table = load("csv", path=path, target="label", categorical=["size", "version"])
     assert table.columns == ("x", "size=1,5", "size=2,5", "version=2.125", "version=3.125")
+    assert load("csv", path=path, target="x", drop="label").classes == ("0.5", "1.5")
     new = read(path, table.encoding)
     assert torch.equal(encode(new, table.encoding), table.features)
 

@@ -6,7 +6,7 @@ The kind of a column depends on all of its rows. The encoding learns from values
 """
 
 import re
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +16,18 @@ from pandas.api import types
 from east.lab.data import columns, files
 from east.lab.data.columns import Categorical, Date, Dropped, Encoder, Numeric
 from east.lab.data.common import DataError, shown
-from east.lab.data.notation import CODE, GLANCE, Mark, find_decimal, inferred, level_numbers, marks_of, split_unit
+from east.lab.data.notation import (
+    CODE,
+    GLANCE,
+    Mark,
+    converted,
+    distinct,
+    find_decimal,
+    inferred,
+    level_numbers,
+    marks_of,
+    split_unit,
+)
 
 FEW = 10  # a column of mixed numbers and text, such as 0 1 2 3+, with at most this many values is categorical
 LEVELS = 1000  # a text column with at most this many different words is categorical
@@ -47,23 +58,11 @@ def understood(
         marks |= {name: find_decimal(read[name][1]) or "," for name in numeric}
     for name, (unit, words) in read.items():
         if name in marks and unit is None:
-            frame[name] = converted(frame[name], words, marks[name])
+            frame[name] = converted(frame[name], marks[name], words)
     marks |= {name: "." for name in numeric if name not in marks and (frame[name] % 1 > 0).any()}
     for name in named & {*frame}:
-        frame[name] = lossless(frame[name], name in categorical)
+        frame[name] = lossless(frame[name], name in categorical, comma)
     return frame, marks
-
-
-def converted(written: pd.Series, words: Sequence[str], decimal: Mark) -> pd.Series:
-    """Text as numbers with this decimal mark, unless some `words` are none, or codes too long for numbers."""
-    numbers = level_numbers(words, decimal)
-    fit = bool((np.abs(numbers) < 2**63).all())
-    return pd.Series(np.append(numbers, np.nan)[pd.factorize(written)[0]], written.index) if fit else written
-
-
-def distinct(written: pd.Series) -> list[str]:
-    """The different words of a column of text, without blanks around them."""
-    return [str(word).strip() for word in written.dropna().unique()]
 
 
 def may_be_numbers(levels: list[str]) -> bool:
@@ -72,9 +71,11 @@ def may_be_numbers(levels: list[str]) -> bool:
     return 2 * sum(bool(marks_of(level)) for level in first) >= max(1, len(first)) and not any(map(CODE.match, levels))
 
 
-def lossless(written: pd.Series, exactly: bool) -> pd.Series:
+def lossless(written: pd.Series, exactly: bool, comma: bool) -> pd.Series:
     """Words as numbers, unless two words are one number (1.1 and 1.10), or `exactly` and one is unusual (007)."""
     numbers = inferred(written)
+    if numbers is written and comma and not exactly:
+        numbers = converted(written, ",")
     if numbers.dtype.kind not in "iuf":
         return numbers
     usual = {*columns.words(numbers.dropna())}

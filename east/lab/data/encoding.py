@@ -18,10 +18,10 @@ import torch
 from pydantic import Field, ValidationError, model_validator
 from torch import Tensor
 
-from east.lab.data.columns import OWN, Categorical, Dropped, Encoder, Numeric, as_numbers, words
+from east.lab.data.columns import OWN, Categorical, Dropped, Encoder, Numeric, as_numbers, is_text, words
 from east.lab.data.common import DataError, digest, enumerated, shown
 from east.lab.data.files import Layout, refuse_duplicates
-from east.lab.data.notation import inferred
+from east.lab.data.notation import converted, inferred
 
 LONG = 1000  # characters of a word; in an array every word has the space of the longest
 
@@ -55,10 +55,11 @@ class Encoding(Layout):
         return torch.from_numpy(np.concatenate(parts, axis=1, dtype=dtype, casting="unsafe"))
 
     def class_names(self, column: pd.Series) -> np.ndarray:
-        """The classes of new rows: 1.0 is 1 if it was so in training."""
+        """The classes of new rows: 1.0, or 1,0 in another notation, is 1 if it was so in training."""
         numbers, known = as_numbers(self.classes).dropna(), {*self.classes}
         plain = known <= {"True", "False"} or known == {*words(numbers)}
-        return words(inferred(column) if plain else column)
+        numbers = inferred(column) if plain else column
+        return words(converted(column, ",") if plain and numbers is column and is_text(column) else numbers)
 
     @property
     def feature_names(self) -> tuple[str, ...]:

@@ -116,7 +116,8 @@ def text_portions(path: Path, layout: Layout, rows: int | None, options: dict[st
     """
     charset, delimiter = text_format(path, layout)
     common: dict[str, Any] = {"sep": delimiter, "encoding": charset, "skiprows": layout.skip}
-    common |= {"dtype": str, "keep_default_na": False, "na_values": [""], "skipinitialspace": True, "low_memory": False}
+    common |= {"dtype": str, "keep_default_na": False, "na_values": [""], "skipinitialspace": True}
+    common |= {"low_memory": False} if delimiter.isascii() else {"engine": "python"}  # one type for a whole column
     with opened(path) as file:
         names = pd.read_csv(file, header=None, nrows=1, **common).iloc[0]
     refuse_duplicates(names.dropna(), path)  # blank ones will be numbered

@@ -37,6 +37,18 @@ def inferred(written: pd.Series) -> pd.Series:
         return written.map(TRUTH) if written.dropna().isin(TRUTH).all() else written
 
 
+def converted(written: pd.Series, decimal: Mark, words: list[str] | None = None) -> pd.Series:
+    """Text as numbers with this decimal mark, unless some of its `words` are none, or codes too long for numbers."""
+    numbers = level_numbers(distinct(written) if words is None else words, decimal)
+    fit = bool((np.abs(numbers) < 2**63).all())
+    return pd.Series(np.append(numbers, np.nan)[pd.factorize(written)[0]], written.index) if fit else written
+
+
+def distinct(written: pd.Series) -> list[str]:
+    """The different words of a column of text, without blanks around them."""
+    return [str(word).strip() for word in written.dropna().unique()]
+
+
 def split_unit(levels: list[str]) -> tuple[str | None, list[str]]:
     """The unit of most words, and the words without it; those with another unit, or none, become blank.
 
