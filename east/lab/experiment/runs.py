@@ -4,7 +4,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from east.lab.training.devices import pick_device
 from east.lab.training.evaluation import check_decisions, metric_of
 from east.lab.training.objective import build_loss, with_average
 from east.lab.training.population import Trial
+from east.lab.training.timing import Size
 
 
 @dataclass
@@ -27,15 +28,16 @@ class Run:
 
     settings: Settings
     science: Science
-    chosen: Science | None = field(default=None)
+    size: Size
     notes: tuple[str, ...] = ()  # on how its files were read
+    chosen: Science | None = None
 
     @classmethod
     def of(cls, settings: Settings) -> "Run":
         """Load the data and check that all parts fit together; ConfigError or DataError otherwise."""
         with bars.bar(f"loading {settings.dataset.name}"):
             loaded = load(settings.dataset, settings.data_dir)
-        assign(loaded, **split_options(settings.split.at(0)))  # raises if these data cannot be split this way
+        train, *_ = assign(loaded, **split_options(settings.split.at(0)))  # raises if they cannot be split this way
         check_parts(settings, loaded)
         science = settings.science(loaded.name, loaded.fingerprint)
         science = science.but(loss=with_average(science.loss, loaded.positive))
@@ -44,7 +46,8 @@ class Run:
         if file := models.weights_file(science.model):
             science = science.but(model=science.model.but(weights=str(file), code=weights_digest(file)))
         notes = (*loaded.notes, *models.notes(science.model, loaded.inputs.shape))
-        return cls(settings, science, notes=tuple(f"{loaded.name}: {note}" for note in notes))
+        noted = tuple(f"{loaded.name}: {note}" for note in notes)
+        return cls(settings, science, Size.of(loaded, len(train)), noted)
 
     @property
     def name(self) -> str:

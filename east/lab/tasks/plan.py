@@ -20,7 +20,6 @@ from east.choices import ConfigError
 from east.lab import bars, data
 from east.lab.bars import duration
 from east.lab.data import DataError
-from east.lab.data.common import assign
 from east.lab.data.sources import folders
 from east.lab.experiment import executors, protocols, records
 from east.lab.experiment.executors import Place
@@ -263,9 +262,7 @@ def here(item: Item, ledger: Ledger) -> Item:
         if not downloadable:
             raise
         return replace(item, size=size_of(settings))
-    loaded = load(settings.dataset, settings.data_dir)
-    rows = len(assign(loaded, **split_options(settings.split.at(0)))[0])
-    return Item(settings, run, Size.of(loaded, rows), finished(run, ledger))
+    return Item(settings, run, run.size, finished(run, ledger))
 
 
 @contextmanager
