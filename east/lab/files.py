@@ -86,20 +86,18 @@ def replace_folder(finished: Path, target: Path) -> None:
     for path in (*finished.rglob("*"), finished):
         _sync(path)
     old = temporary_name(target)
-    while True:
+    while finished.exists():
         with suppress(FileNotFoundError):
             target.rename(old)
         try:
             finished.rename(target)
         except OSError:
-            if not target.exists():
+            if not target.exists():  # otherwise another process has just put its folder there
                 with suppress(FileNotFoundError):
                     old.rename(target)
                 raise
-        _sync(target.parent)
         shutil.rmtree(old, ignore_errors=True)
-        if not finished.exists():
-            return  # otherwise another process has just put its folder there
+    _sync(target.parent)
 
 
 def temporary_name(target: Path) -> Path:
