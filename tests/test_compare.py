@@ -38,15 +38,16 @@ F1 = partial(metrics.f1, average="positive")
 
 def decided(predicted, labels, groups=None):
     predicted, labels = torch.as_tensor(predicted), torch.as_tensor(labels)
-    return DecidedRows(torch.nn.functional.one_hot(predicted, 2).double(), labels, predicted, groups)
+    p = torch.nn.functional.one_hot(predicted, 2).double()
+    return DecidedRows(p, labels, decisions.Argmax(), ("ok", "fraud"), 1, groups)
 
 
 def candidate(name, held_out, test, labels):
-    return Candidate(name, decisions.Argmax(), decided(held_out, labels), decided(test, labels))
+    return Candidate(name, decided(held_out, labels), decided(test, labels))
 
 
 def compared(*candidates, measure=F1):
-    return comparison.compared("f1_positive", measure, candidates, ("ok", "fraud"), 1)
+    return comparison.compared("f1_positive", measure, candidates)
 
 
 def test_the_interval_is_that_of_a_binomial_proportion_and_counts_groups_once():
@@ -500,13 +501,11 @@ def test_a_model_of_graphs_takes_no_files(words, monkeypatch, tmp_path, capsys):
 
 def test_mistakes_are_shown_with_their_values():
     """Most confident first; long cells are cut, markup is escaped, missing values are blank."""
-    labels, predicted = torch.tensor([1, 1, 0, 0]), torch.tensor([0, 0, 0, 1])
+    labels = torch.tensor([1, 1, 0, 0])
     p = torch.tensor([[0.7, 0.3], [0.9, 0.1], [0.8, 0.2], [0.4, 0.6]])
     columns = {"id": [10**17, 10**17 + 1, 3, 4], "<i>": ["a", "<script>" + "x" * 99_000, "b", None]}
     frame = pd.DataFrame(columns | {name: [0.5, np.nan, 1 / 3, 2.0] for name in "cdefg"}, index=[4, 7, 9, 30])
-    text = model_page.mistakes(
-        model_page.Scored(DecidedRows(p, labels, predicted), decisions.Argmax(), ("ok", "fraud"), 1, frame)
-    )
+    text = model_page.mistakes(DecidedRows(p, labels, decisions.Argmax(), ("ok", "fraud"), 1, frame=frame))
     (rows,) = tables(text)
     cut = "&lt;script&gt;xxxxxxxxxxxxxxxxxxxxxx… (99,008 characters)"
     assert rows == [
@@ -531,9 +530,9 @@ def test_a_page_of_many_classes_has_curves_of_the_rarest_and_their_mistakes():
     labels = torch.from_numpy(random.integers(0, 25, 500))
     noise = torch.from_numpy(random.normal(size=(500, 25)))
     p = torch.softmax(3 * torch.nn.functional.one_hot(labels).double() + noise, 1)
-    part, names = DecidedRows(p, labels, p.argmax(1)), tuple(f"kind ${k}$" for k in range(25))
-    scored = model_page.Scored(part, decisions.Argmax(), names, None, pd.DataFrame(index=range(500)))
-    sections = model_page.of_model(scored, "Scores", "")
+    names = tuple(f"kind ${k}$" for k in range(25))
+    part = DecidedRows(p, labels, decisions.Argmax(), names, None, frame=pd.DataFrame(index=range(500)))
+    sections = model_page.of_model(part, "Scores", "")
     assert sections["Precision, recall and calibration"].count("<svg") == 2
     assert "the most probable class is right" in sections["Precision, recall and calibration"]
     (rows,) = tables(sections["Scores"])

@@ -241,9 +241,9 @@ def test_labelled_images_pass_through_a_few_at_a_time(tmp_path, monkeypatch):
     monkeypatch.setattr(images, "decode", lambda paths, *rest: (sizes.append(len(paths)), decode(paths, *rest))[1])
     labelled = evaluate.labelled_images(model, tmp_path)
     assert sizes == [2, 1]
-    assert labelled.part.labels.tolist() == [0, 1, 1]
+    assert labelled.labels.tolist() == [0, 1, 1]
     assert labelled.frame["file"].tolist() == ["dark/a.png", "light/b.png", "light/c.png"]
-    assert (np.diff(labelled.part.probabilities[:, 1]) * [1, 0] >= 0).all()
+    assert (np.diff(labelled.probabilities[:, 1]) * [1, 0] >= 0).all()
     (tmp_path / "light").rename(tmp_path / "lamp")
     with pytest.raises(DataError, match="does not know the class 'lamp'"):
         evaluate.labelled_images(model, tmp_path)

@@ -8,7 +8,8 @@ mistake on ten rows the interval [1, 1].
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -34,20 +35,26 @@ Measure: TypeAlias = Callable[[Confusion], Tensor]
 
 @dataclass(frozen=True)
 class DecidedRows:
-    """A model's decisions on labelled rows."""
+    """A model's decisions on labelled rows.
+
+    frame: the rows as the user knows them, numbered from 0 by the index.
+    """
 
     probabilities: Tensor  # [n, d]
     labels: Tensor  # int64 [n]
-    predicted: Tensor  # int64 [n]
+    rule: decisions.Rule
+    classes: tuple[str, ...]
+    positive: int | None
     groups: Tensor | None = None  # int64 [n]: rows of one group share a weight
+    frame: pd.DataFrame = field(default_factory=pd.DataFrame)
 
-    @property
-    def classes(self) -> int:
-        return self.probabilities.shape[-1]
+    @cached_property
+    def predicted(self) -> Tensor:
+        return self.rule.decide(self.probabilities)
 
     @property
     def confusion(self) -> Confusion:
-        return Confusion.from_predictions(self.predicted, self.labels, self.classes)
+        return Confusion.from_predictions(self.predicted, self.labels, len(self.classes))
 
     @property
     def units(self) -> tuple[int, np.ndarray]:
@@ -57,20 +64,19 @@ class DecidedRows:
         numbers, unit_of_row = np.unique(self.groups.numpy(), return_inverse=True)
         return len(numbers), unit_of_row
 
-    def scores(self, positive: int | None) -> dict[str, float]:
+    def scores(self) -> dict[str, float]:
         """The usual scores by the names that users see, without those that are undefined on these rows."""
-        stored = evaluation.scores(self.confusion, positive)
-        stored |= evaluation.rank_scores(self.probabilities, self.labels, positive)
+        stored = evaluation.scores(self.confusion, self.positive)
+        stored |= evaluation.rank_scores(self.probabilities, self.labels, self.positive)
         values = {name: stored[STORED.get(name, name)] for name in REPORTED}
         return {name: value for name, value in values.items() if isinstance(value, float)}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A model with a decision rule. held_out: rows out of fold that the choice is made on; test: all others."""
+    """A model's decisions. held_out: rows out of fold that the choice is made on; test: all others."""
 
     name: str
-    rule: decisions.Rule
     held_out: DecidedRows
     test: DecidedRows
 
@@ -83,8 +89,6 @@ class Comparison:
     measure: Measure
     candidates: tuple[Candidate, ...]
     scores: pd.DataFrame
-    classes: tuple[str, ...]
-    positive: int | None
 
     @property
     def winner(self) -> Candidate:
@@ -115,9 +119,7 @@ def with_interval(value: Any, low: Any, high: Any, sign: str = "") -> list[str]:
     return [f"{value:{sign}.3f}", "" if np.isnan(low) else f"{low:{sign}.3f} to {high:{sign}.3f}"]
 
 
-def compared(
-    score: str, measure: Measure, candidates: Sequence[Candidate], classes: tuple[str, ...], positive: int | None
-) -> Comparison:
+def compared(score: str, measure: Measure, candidates: Sequence[Candidate]) -> Comparison:
     """Rank the candidates; of equal scores the first stays first. Intervals of leads hold for all of them together."""
     held_out = [float(measure(candidate.held_out.confusion)) for candidate in candidates]
     order = sorted(range(len(candidates)), key=lambda k: -round(held_out[k], 9))
@@ -134,8 +136,8 @@ def compared(
         **{"test": values, "test_low": low, "test_high": high},
         **{"lead": values[0] - values, "lead_low": lead_low, "lead_high": lead_high},
     }
-    usual = pd.DataFrame([test.scores(positive) for test in tests])
-    return Comparison(score, measure, ranked, pd.DataFrame(columns).join(usual), classes, positive)
+    usual = pd.DataFrame([test.scores() for test in tests])
+    return Comparison(score, measure, ranked, pd.DataFrame(columns).join(usual))
 
 
 def interval(samples: np.ndarray, units: int, questions: int = 1) -> tuple[np.ndarray, np.ndarray]:
@@ -155,7 +157,7 @@ def drawn_scores(parts: Sequence[DecidedRows], measure: Measure) -> np.ndarray:
     Independent rows that all parts decide alike share a weight: the sum of c numbers from Exp(1) is one from Gamma(c).
     Each part has a prior of its own: with a common one, a single row would put a model clearly ahead.
     """
-    d, groups = parts[0].classes, parts[0].groups
+    d, groups = len(parts[0].classes), parts[0].groups
     cells = torch.stack([part.labels * d + part.predicted for part in parts]).numpy()
     if groups is None:
         cells, rows = np.unique(cells, axis=1, return_counts=True)

@@ -1,6 +1,6 @@
 """The results of task=compare and task=evaluate as files: a self-contained HTML page, scores and predictions as CSV."""
 
-from dataclasses import dataclass
+from dataclasses import replace
 from html import escape
 from io import StringIO
 from pathlib import Path
@@ -33,20 +33,6 @@ DECIDED_FOR = ("f1", "mcc", "balanced_accuracy", "gmean", "accuracy")
 COLUMNS = 1000  # columns of the data that are described one by one
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A model's decisions on labelled rows.
-
-    frame: the rows as the user knows them, numbered from 0 by the index.
-    """
-
-    part: DecidedRows
-    rule: decisions.Rule
-    classes: tuple[str, ...]
-    positive: int | None
-    frame: pd.DataFrame
-
-
 def write(
     folder: Path,
     result: Comparison,
@@ -62,18 +48,18 @@ def write(
     about: the data in a few lines. predict: the command that applies the saved model.
     """
     winner, rows = result.winner, rows_of(loaded, splits.test.index.numpy())
-    scored = Scored(winner.test, winner.rule, result.classes, result.positive, rows)
+    part = replace(winner.test, frame=rows)
     write_atomically(folder / "scores.csv", result.scores.to_csv(index=False))
-    write_atomically(folder / "predictions.csv", predictions(scored).to_csv(index=False))
+    write_atomically(folder / "predictions.csv", predictions(part).to_csv(index=False))
     write_atomically(folder / "command.txt", command + "\n")
     header, *lines = result.lines()
     won = escape(f"{result.score}: {result.summary}")
     columns = splits.encoding.describe(COLUMNS) if splits.encoding else ()
-    reached = {result.score: result.scores["test"][0]} | winner.test.scores(result.positive)
+    reached = {result.score: result.scores["test"][0]} | winner.test.scores()
     values = [[name, f"{value:.3f}"] for name, value in reached.items()]
     sections = {
         "The candidates": f"<p><strong>{won}</strong></p>{table(header, lines)}{bullets(map(escape, notes))}",
-        **of_model(scored, "Decisions of the saved model", table(["score", "test"], values)),
+        **of_model(part, "Decisions of the saved model", table(["score", "test"], values)),
         "What each decision costs": decided_for(result),
         "The data": pre(about),
         "How the columns were read": pre("\n".join(columns)),
@@ -84,14 +70,14 @@ def write(
     write_atomically(folder / "report.html", document(title, sections))
 
 
-def write_evaluation(folder: Path, title: str, scored: Scored, scores: pd.DataFrame, command: str) -> None:
+def write_evaluation(folder: Path, title: str, part: DecidedRows, scores: pd.DataFrame, command: str) -> None:
     """Write report.html and scores.csv of a saved model on labelled rows. scores: rows of text, header first."""
     write_atomically(folder / "scores.csv", scores.to_csv(index=False))
     lines = [[name, *with_interval(*numbers)] for name, *numbers in scores.itertuples(index=False)]
     values = (
         table(["score", "value", "95 % interval"], lines) + "<p>Intervals: 95 %, for new rows of the same kind.</p>"
     )
-    sections = {**of_model(scored, "Scores", values), "How this was made": pre(command)}
+    sections = {**of_model(part, "Scores", values), "How this was made": pre(command)}
     write_atomically(folder / "report.html", document(title, sections))
 
 
@@ -117,11 +103,11 @@ def method(result: Comparison, in_time: bool) -> str:
 def decided_for(result: Comparison) -> str:
     """What the winner's probabilities would decide for the score and for other metrics, on the test rows."""
     part, held_out, lines = result.winner.test, result.winner.held_out.probabilities, []
-    same = result.score.removesuffix(f"_{default_average(part.classes)}")
+    same = result.score.removesuffix(f"_{default_average(len(part.classes))}")
     measures = {result.score: result.measure} | {name: METRICS[name] for name in DECIDED_FOR if name != same}
     for name, measure in measures.items():
-        rule = decisions.expected(held_out, measure, result.positive)
-        c = Confusion.from_predictions(rule.decide(part.probabilities), part.labels, part.classes)
+        rule = decisions.expected(held_out, measure, part.positive)
+        c = Confusion.from_predictions(rule.decide(part.probabilities), part.labels, len(part.classes))
         predicted = " / ".join(f"{count:,.0f}" for count in c.predicted.tolist())
         lines.append([name, predicted, *(f"{float(other(c)):.3f}" for other in measures.values())])
     return table(["best for", "rows predicted per class", *measures], lines)
@@ -137,31 +123,31 @@ def rows_of(loaded: Data, index: np.ndarray) -> pd.DataFrame:
     return loaded.written.iloc[index].drop(columns=loaded.encoding.target)
 
 
-def predictions(scored: Scored) -> pd.DataFrame:
+def predictions(part: DecidedRows) -> pd.DataFrame:
     """Predictions on test rows: row, label, predicted, and a probability per class."""
-    labels, p, predicted = arrays(scored)
-    names = np.array(scored.classes, dtype=object)
-    about = pd.DataFrame({"row": scored.frame.index + 1, "label": names[labels], "predicted": names[predicted]})
+    labels, p, predicted = arrays(part)
+    names = np.array(part.classes, dtype=object)
+    about = pd.DataFrame({"row": part.frame.index + 1, "label": names[labels], "predicted": names[predicted]})
     return pd.concat([about, pd.DataFrame(p, columns=[f"p_{name}" for name in names])], axis=1)
 
 
-def of_model(scored: Scored, title: str, scores: str) -> dict[str, str]:
+def of_model(part: DecidedRows, title: str, scores: str) -> dict[str, str]:
     """Sections about one model's decisions; the first has this title and begins with these scores, in HTML."""
-    decides_by = f"<p>Decides by: {escape(decisions.rule_in_words(scored.rule, scored.classes))}</p>"
+    decides_by = f"<p>Decides by: {escape(decisions.rule_in_words(part.rule, part.classes))}</p>"
     return {
-        title: scores + decides_by + confusion(scored),
-        "Precision, recall and calibration": recall_curves(scored) + calibration(scored),
-        "Most confident mistakes": mistakes(scored),
+        title: scores + decides_by + confusion(part),
+        "Precision, recall and calibration": recall_curves(part) + calibration(part),
+        "Most confident mistakes": mistakes(part),
     }
 
 
-def arrays(scored: Scored) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def arrays(part: DecidedRows) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Labels [n], probabilities [n, d] and decisions [n]."""
-    return scored.part.labels.numpy(), scored.part.probabilities.numpy(), scored.part.predicted.numpy()
+    return part.labels.numpy(), part.probabilities.numpy(), part.predicted.numpy()
 
 
-def confusion(scored: Scored) -> str:
-    counts, names = scored.part.confusion.matrix.round().long().numpy(), scored.classes
+def confusion(part: DecidedRows) -> str:
+    counts, names = part.confusion.matrix.round().long().numpy(), part.classes
     if len(names) > MATRIX:
         wrong = counts - np.diag(np.diag(counts))
         pairs = [np.unravel_index(k, wrong.shape) for k in np.argsort(-wrong, axis=None)[:MATRIX]]
@@ -172,33 +158,33 @@ def confusion(scored: Scored) -> str:
     return table(["true \\ predicted", *names, "recall"], lines)
 
 
-def recall_curves(scored: Scored) -> str:
+def recall_curves(part: DecidedRows) -> str:
     """Precision against recall of the positive class, else of the rarest classes; a dot marks the model's decisions."""
-    labels, p, predicted = arrays(scored)
-    counts = np.bincount(labels, minlength=len(scored.classes))
+    labels, p, predicted = arrays(part)
+    counts = np.bincount(labels, minlength=len(part.classes))
     drawn = [int(k) for k in np.argsort(counts, kind="stable") if 0 < counts[k] < len(labels)]
-    drawn = drawn[:CURVES] if scored.positive is None else [k for k in drawn if k == scored.positive]
+    drawn = drawn[:CURVES] if part.positive is None else [k for k in drawn if k == part.positive]
     figure, axes = panel("recall", "precision")
     for colour, k in zip(plots.COLOURS, drawn, strict=False):
         precision, recall, _ = precision_recall_curve(labels == k, p[:, k])
         thin = np.unique(np.linspace(0, len(recall) - 1, POINTS).round().astype(int))
-        axes.plot(recall[thin], precision[thin], color=colour, label=scored.classes[k].replace("$", r"\$"))
+        axes.plot(recall[thin], precision[thin], color=colour, label=part.classes[k].replace("$", r"\$"))
         hits, marked = ((predicted == k) & (labels == k)).sum(), (predicted == k).sum()
         if marked:
             axes.plot(hits / counts[k], hits / marked, "o", color=colour)
     if len(drawn) > 1:
         axes.legend()
-    names = ", ".join(scored.classes[k] for k in drawn)
+    names = ", ".join(part.classes[k] for k in drawn)
     return svg(figure, f"Precision and recall of {names}; the dot is the chosen cut") if drawn else ""
 
 
-def calibration(scored: Scored) -> str:
+def calibration(part: DecidedRows) -> str:
     """Observed share against mean probability, in bins of equally many events; logarithmic if the class is rare."""
-    labels, p, _ = arrays(scored)
+    labels, p, _ = arrays(part)
     values, truth, event = p.max(1), p.argmax(1) == labels, "the most probable class is right"
-    if scored.positive is not None:
-        values, truth = p[:, scored.positive], labels == scored.positive
-        event = f"the class is {scored.classes[scored.positive]}"
+    if part.positive is not None:
+        values, truth = p[:, part.positive], labels == part.positive
+        event = f"the class is {part.classes[part.positive]}"
     order = np.argsort(values, kind="stable")
     events = truth[order].cumsum()
     edges = np.searchsorted(events, np.linspace(0, events[-1], BINS + 1)[1:-1], side="right")
@@ -230,23 +216,23 @@ def svg(figure: Figure, caption: str) -> str:
     return f"<figure>{drawing[drawing.index('<svg') :]}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def mistakes(scored: Scored) -> str:
+def mistakes(part: DecidedRows) -> str:
     """The wrong rows whose true class has the lowest probability, with the values of their first columns."""
-    labels, p, predicted = arrays(scored)
+    labels, p, predicted = arrays(part)
     wrong = np.flatnonzero(labels != predicted)
     worst = wrong[np.argsort(p[wrong, labels[wrong]], kind="stable")[:WRONG]]
-    values = scored.frame.iloc[worst, :VALUES]
+    values = part.frame.iloc[worst, :VALUES]
     lines = [
         [
             number + 1,
-            *(f"{cell(scored.classes[k[i]])} ({p[i, k[i]]:.4f})" for k in (labels, predicted)),
+            *(f"{cell(part.classes[k[i]])} ({p[i, k[i]]:.4f})" for k in (labels, predicted)),
             *map(cell, row),
         ]
         for i, (number, *row) in zip(worst, values.itertuples(name=None), strict=True)
     ]
     header = ["row", "true class (probability)", "predicted (probability)"]
     header += [shown(name, CELL, quoted=False) for name in values.columns]
-    total = scored.frame.shape[1]
+    total = part.frame.shape[1]
     cut = f" The first {VALUES} of {total:,} columns are shown." if total > VALUES else ""
     count = f"<p>{len(wrong):,} of {len(labels):,} rows are wrong. Row 1 is the first below the header.{cut}</p>"
     return (table(header, lines) if lines else "") + count

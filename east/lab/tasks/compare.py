@@ -315,15 +315,13 @@ def judged(problem: Problem, fitted: dict[str, Component]) -> tuple[Comparison, 
         mixing = crossfit.mixture_weights(every[:, choosing, labels[choosing]])
         weights = {title(STACK): dict(zip(fitted, mixing.tolist(), strict=True))} | weights
         mixed = [np.tensordot(mixing, every, 1), *every]
-    found = []
+    found, classes = [], tuple(problem.loaded.classes)
     for name, p in zip(weights, map(torch.from_numpy, mixed), strict=True):
         rule = decisions.expected(p[choosing], measure, positive)
-        halves = [
-            DecidedRows(p[rows], labels[rows], rule.decide(p[rows]), None if part.groups is None else part.groups[rows])
-            for rows in (choosing, problem.testing)
-        ]
-        found.append(Candidate(name, rule, *halves))
-    return comparison.compared(problem.score.name, measure, found, tuple(problem.loaded.classes), positive), weights
+        of_rows = ((rows, None if part.groups is None else part.groups[rows]) for rows in (choosing, problem.testing))
+        halves = [DecidedRows(p[rows], labels[rows], rule, classes, positive, groups) for rows, groups in of_rows]
+        found.append(Candidate(name, *halves))
+    return comparison.compared(problem.score.name, measure, found), weights
 
 
 def predict_command(folder: Path, kind: str, trust: bool = False) -> str:
@@ -351,4 +349,4 @@ def save(problem: Problem, winner: Candidate, mixture: ensemble.Mixture, folder:
     trial = Trial(problem.contest.config(NETWORKS), problem.settings.seed)
     outcome = Outcome(trial, fitted=mixture)
     model = saved.from_outcome(outcome, problem.loaded, problem.contest.splits)
-    model.deciding(f"expected {problem.score.name}", winner.rule).save(folder / "model")
+    model.deciding(f"expected {problem.score.name}", winner.test.rule).save(folder / "model")

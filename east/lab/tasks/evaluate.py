@@ -15,7 +15,6 @@ from east.lab.data.common import DataError, shown
 from east.lab.files import result_folder
 from east.lab.reporting import model_page, writers
 from east.lab.reporting.comparison import DecidedRows, drawn_scores, interval, with_interval
-from east.lab.reporting.model_page import Scored
 from east.lab.settings.command import Command
 from east.lab.settings.settings import Settings
 from east.lab.tasks.predict import probabilities_of_images, refuse_graphs
@@ -30,25 +29,25 @@ def main(command: Command, settings: Settings) -> int:
     model = saved.load(path, settings.device, settings.trust)
     refuse_graphs(model)
     source = Path(rows).expanduser()
-    scored = labelled_images(model, source) if model.about.kind == "image" else labelled_rows(model, source)
+    part = labelled_images(model, source) if model.about.kind == "image" else labelled_rows(model, source)
     with bars.bar("scoring"):
-        scores = with_intervals(scored, first=(model.about.decision or "").removeprefix("expected "))
+        scores = with_intervals(part, first=(model.about.decision or "").removeprefix("expected "))
     checkpoint = Path(path).expanduser().resolve()
     model_name = checkpoint.parent.name if checkpoint.name == "model" else checkpoint.name  # a comparison's is "model"
     made_from = {"checkpoint": str(checkpoint), "input": str(source.resolve())}
     folder = result_folder(
         Path(settings.results_dir) / "evaluate", source.name.partition(".")[0], model_name, made_from
     )
-    count, typed = len(scored.part.labels), shlex.join(["east-run", *command.words])
-    model_page.write_evaluation(folder, f"{model_name} on {source.name}: {count:,} rows", scored, scores, typed)
+    count, typed = len(part.labels), shlex.join(["east-run", *command.words])
+    model_page.write_evaluation(folder, f"{model_name} on {source.name}: {count:,} rows", part, scores, typed)
     lines = [[name, *with_interval(*numbers)] for name, *numbers in scores.itertuples(index=False)]
     print(writers.aligned([["", "value", "95 % interval"], *lines]))
-    print(f"\nconfusion matrix of {count:,} rows, true classes in rows\n{matrix(scored)}")
-    print(f"decides by: {decisions.rule_in_words(model.rule, scored.classes)}\nreport: {folder / 'report.html'}")
+    print(f"\nconfusion matrix of {count:,} rows, true classes in rows\n{matrix(part)}")
+    print(f"decides by: {decisions.rule_in_words(model.rule, part.classes)}\nreport: {folder / 'report.html'}")
     return 0
 
 
-def labelled_rows(model: Model, source: Path) -> Scored:
+def labelled_rows(model: Model, source: Path) -> DecidedRows:
     """The model's decisions on a file with the training columns, including the target."""
     if source.is_dir():
         raise DataError(f"this model takes {model.about.kind}s: expected input=FILE, got the folder {source}")
@@ -67,7 +66,7 @@ def labelled_rows(model: Model, source: Path) -> Scored:
     return decided(model, model.predict_proba(frame), labels, rows)
 
 
-def labelled_images(model: Model, source: Path) -> Scored:
+def labelled_images(model: Model, source: Path) -> DecidedRows:
     """The model's decisions on images from one folder per class."""
     if not source.is_dir():
         raise DataError(f"this model takes images: expected input=FOLDER, got {source}")
@@ -90,31 +89,30 @@ def numbered(model: Model, names: np.ndarray, source: Path) -> torch.Tensor:
     return torch.tensor([number[str(name)] for name in names])
 
 
-def decided(model: Model, probabilities: np.ndarray, labels: torch.Tensor, frame: pd.DataFrame) -> Scored:
+def decided(model: Model, probabilities: np.ndarray, labels: torch.Tensor, frame: pd.DataFrame) -> DecidedRows:
     """The model's decisions on these rows."""
     p, classes = torch.from_numpy(probabilities), tuple(map(printable, model.classes))  # names may steer a terminal
-    return Scored(DecidedRows(p, labels, model.rule.decide(p)), model.rule, classes, model.about.positive, frame)
+    return DecidedRows(p, labels, model.rule, classes, model.about.positive, frame=frame)
 
 
-def with_intervals(scored: Scored, first: str) -> pd.DataFrame:
+def with_intervals(part: DecidedRows, first: str) -> pd.DataFrame:
     """The usual scores: score, value, and an interval (low, high) if it follows from the decisions.
 
     first: the score that the model was chosen by.
     """
-    part, positive = scored.part, scored.positive
-    values = dict(sorted(part.scores(positive).items(), key=lambda item: item[0] != first))
+    values = dict(sorted(part.scores().items(), key=lambda item: item[0] != first))
     frame = pd.DataFrame(values.items(), columns=["score", "value"]).assign(low=np.nan, high=np.nan)
     for k, name in enumerate(values):
         if name not in RANKED:
-            samples = drawn_scores([part], metric_of(name, positive))
+            samples = drawn_scores([part], metric_of(name, part.positive))
             frame.loc[k, ["low", "high"]] = np.concatenate(interval(samples, part.units[0]))
     return frame
 
 
-def matrix(scored: Scored) -> str:
+def matrix(part: DecidedRows) -> str:
     """The confusion matrix as text; with many classes it is only in the report."""
-    if len(scored.classes) > model_page.MATRIX:
-        return f"{len(scored.classes)} classes: see the report"
-    counts = scored.part.confusion.matrix.round().long().tolist()
-    rows = [[name, *map(str, row)] for name, row in zip(scored.classes, counts, strict=True)]
-    return writers.aligned([["", *scored.classes], *rows])
+    if len(part.classes) > model_page.MATRIX:
+        return f"{len(part.classes)} classes: see the report"
+    counts = part.confusion.matrix.round().long().tolist()
+    rows = [[name, *map(str, row)] for name, row in zip(part.classes, counts, strict=True)]
+    return writers.aligned([["", *part.classes], *rows])
