@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from sklearn.datasets import make_classification
+from torch import nn
 
 import east
+from east.lab.training.annealing import temperatures
 
 ROOT = Path(__file__).parents[1]
 
@@ -67,11 +70,13 @@ def test_east_in_one_file_learns_the_rare_class(output):
 
 def test_segmentation_trained_on_the_metric_finds_the_rare_class(table):
     rows = table("segmentation")
-    assert rows.keys() == {"cross-entropy", "Dice", "MetricLoss f1", "MetricLoss jaccard"}
+    pairs = ("Dice", "MetricLoss f1")
+    assert rows.keys() == {"cross-entropy", "MetricLoss jaccard", *pairs, *(f"{name} + CE" for name in pairs)}
     discs = {name: scores[2] for name, scores in rows.items()}
     assert discs["cross-entropy"] < 0.02
     assert discs["MetricLoss f1"] > 0.05
     assert discs["MetricLoss jaccard"] > 0.02
+    assert discs["MetricLoss f1 + CE"] > discs["MetricLoss f1"] + 0.03
 
 
 def test_multilabel_trained_on_the_metric_is_better_on_every_average(table):
@@ -97,6 +102,31 @@ def test_in_lightning_the_metric_or_a_rule_from_the_checkpoint_beats_binary_cros
 def test_the_training_loop_beats_cross_entropy(output):
     ours, plain = map(float, re.findall(r"\d\.\d{3}", output("training_loop")))
     assert ours > plain + 0.05
+
+
+def test_the_loop_of_the_tutorial_cools_as_the_engine_does_and_not_by_the_clock():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "tutorial.md").read_text(), re.DOTALL)
+    loop = next(block for block in blocks if "lowest_weights" in block)
+    clock = "epoch in range(60):\n    loss.temperature = max(0.2 * 0.9**epoch, 0.01)"
+    by_the_clock = loop.replace("epoch in range(60):", clock).replace("waited == 5", "False")
+    made = make_classification(23000, 10, n_informative=5, weights=[0.93], class_sep=0.6, random_state=1)
+    x, y = torch.tensor(made[0], dtype=torch.float32), torch.tensor(made[1])
+
+    def trained(code):
+        """The temperature in the end, and F1 on new rows with the weights of the best epoch."""
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(10, 32), nn.ReLU(), nn.Linear(32, 2))
+        parts = {"x": x[:2000], "y": y[:2000], "val_x": x[2000:3000], "val_y": y[2000:3000]}
+        space = {"torch": torch, "east": east, "model": model, "optimizer": torch.optim.AdamW(model.parameters(), 0.01)}
+        exec(code, space := space | parts)
+        counts = east.Confusion.from_predictions(model(x[3000:]).argmax(1), y[3000:], 2)
+        return space["loss"].temperature, float(east.METRICS["f1"](counts))
+
+    with torch.random.fork_rng():
+        (temperature, score), (cold, by_epochs) = trained(loop), trained(by_the_clock)
+    assert any(temperature == pytest.approx(T) for T in temperatures("geometric", T0=0.2, r=0.7)[1:])
+    assert cold == 0.01
+    assert score > by_epochs + 0.02
 
 
 def test_the_estimator_in_a_pipeline_generalises(output):

@@ -1,13 +1,16 @@
-"""Segmentation with a rare class: a small encoder-decoder on generated shapes, trained with four losses.
+"""Segmentation with a rare class: a small encoder-decoder on generated shapes, trained with six losses.
 
 Squares cover about a tenth of the image, discs one pixel in a hundred. Mean intersection over union weighs both classes
 equally; losses that average over pixels do not. The last row of pixels is labelled -100, which all losses ignore.
 
 The noise is so strong that disc is rarely the most likely class of a pixel: after the short training here,
 cross-entropy finds next to none of the discs with any seed. Dice finds the most, f1 some, jaccard fewer, and none with
-one of the three seeds we tried. This is not a general ranking: with less noise and more steps, cross-entropy was ahead
-of f1 with two of three seeds, and Dice was again ahead of both.
+one of the three seeds we tried. Half of cross-entropy added to f1 doubles what it finds, to about as much as Dice. This
+is not a general ranking: with less noise and more steps, cross-entropy was ahead of f1 with two of three seeds, and
+Dice was again ahead of both.
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -18,10 +21,19 @@ from east.losses import Dice
 from east.metrics import f1, jaccard
 
 SIZE, STEPS, BATCH, NOISE, SEEDS = 24, 120, 16, 0.5, (0, 1)
+
+
+def with_ce(loss: nn.Module, share: float = 0.5) -> Callable[[Tensor, Tensor], Tensor]:
+    """The compound loss + share * cross-entropy, whose second term has a gradient wherever the first has none."""
+    return lambda logits, labels: loss(logits, labels) + share * F.cross_entropy(logits, labels)
+
+
 LOSSES = {
-    "cross-entropy": nn.CrossEntropyLoss(),
+    "cross-entropy": F.cross_entropy,
     "Dice": Dice(),
+    "Dice + CE": with_ce(Dice()),
     "MetricLoss f1": MetricLoss("f1"),
+    "MetricLoss f1 + CE": with_ce(MetricLoss("f1")),
     "MetricLoss jaccard": MetricLoss("jaccard"),
 }
 
@@ -48,7 +60,7 @@ def network() -> nn.Module:
     )  # fmt: skip
 
 
-def trained(loss: nn.Module, seed: int, inputs: Tensor, labels: Tensor) -> nn.Module:
+def trained(loss: Callable[[Tensor, Tensor], Tensor], seed: int, inputs: Tensor, labels: Tensor) -> nn.Module:
     torch.manual_seed(seed)
     net = network()
     optimizer = torch.optim.AdamW(net.parameters(), lr=5e-3)
