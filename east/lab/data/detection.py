@@ -13,21 +13,10 @@ import numpy as np
 import pandas as pd
 from pandas.api import types
 
-from east.lab.data import columns, files
+from east.lab.data import columns, files, notation
 from east.lab.data.columns import Categorical, Date, Dropped, Encoder, Numeric
 from east.lab.data.common import DataError, shown
-from east.lab.data.notation import (
-    CODE,
-    GLANCE,
-    Mark,
-    converted,
-    distinct,
-    find_decimal,
-    inferred,
-    level_numbers,
-    marks_of,
-    split_unit,
-)
+from east.lab.data.notation import Mark
 
 FEW = 10  # a column of mixed numbers and text, such as 0 1 2 3+, with at most this many values is categorical
 LEVELS = 1000  # a text column with at most this many different words is categorical
@@ -46,19 +35,19 @@ def understood(
     named = {*labels, *categorical}
     frame = files.read(path, layout, as_written=named).rename(columns=str)
     text = [str(name) for name in frame if name not in named and types.is_string_dtype(frame[name])]
-    read = {name: split_unit(distinct(frame[name])) for name in text}  # unit, and words without it
-    clear = {name: find_decimal(words) for name, (_, words) in read.items() if may_be_numbers(words)}
+    read = {name: notation.split_unit(notation.distinct(frame[name])) for name in text}  # unit, and words without it
+    clear = {name: notation.find_decimal(words) for name, (_, words) in read.items() if may_be_numbers(words)}
     comma = any(mark == "," and any("," in word for word in read[name][1]) for name, mark in clear.items())
     default: Mark | None = "," if comma else "." if files.text_format(path, layout)[1] == "," else None
     marks = {name: known for name, mark in clear.items() if (known := mark or default)}
     numeric = [*map(str, frame.select_dtypes("number"))]
     if comma:
         frame[numeric] = files.read(path, layout).rename(columns=str)[numeric]
-        read |= {name: split_unit(distinct(frame[name])) for name in numeric}
-        marks |= {name: find_decimal(read[name][1]) or "," for name in numeric}
+        read |= {name: notation.split_unit(notation.distinct(frame[name])) for name in numeric}
+        marks |= {name: notation.find_decimal(read[name][1]) or "," for name in numeric}
     for name, (unit, words) in read.items():
         if name in marks and unit is None:
-            frame[name] = converted(frame[name], marks[name], words)
+            frame[name] = notation.converted(frame[name], marks[name], words)
     marks |= {name: "." for name in numeric if name not in marks and (frame[name] % 1 > 0).any()}
     for name in named & {*frame}:
         frame[name] = lossless(frame[name], name in categorical, comma)
@@ -67,19 +56,21 @@ def understood(
 
 def may_be_numbers(levels: list[str]) -> bool:
     """True if at least half of the first words are numbers in some notation, and none is a code such as 007."""
-    first = levels[:GLANCE]
-    return 2 * sum(bool(marks_of(level)) for level in first) >= max(1, len(first)) and not any(map(CODE.match, levels))
+    first = levels[: notation.GLANCE]
+    return 2 * sum(bool(notation.marks_of(level)) for level in first) >= max(1, len(first)) and not any(
+        map(notation.CODE.match, levels)
+    )
 
 
 def lossless(written: pd.Series, exactly: bool, comma: bool) -> pd.Series:
     """Words as numbers, unless two words are one number (1.1 and 1.10), or `exactly` and one is unusual (007)."""
-    numbers = inferred(written)
+    numbers = notation.inferred(written)
     if numbers is written and comma and not exactly:
-        numbers = converted(written, ",")
+        numbers = notation.converted(written, ",")
     if numbers.dtype.kind not in "iuf":
         return numbers
     usual = {*columns.words(numbers.dropna())}
-    texts = {re.sub(r"\.0*$", "", word) for word in distinct(written)}
+    texts = {re.sub(r"\.0*$", "", word) for word in notation.distinct(written)}
     return written if len(texts) > len(usual) or (exactly and texts != usual) else numbers
 
 
@@ -129,7 +120,7 @@ def detect(
 def detect_text(name: str, text: pd.Series, decimal: Mark | None, keep: bool) -> tuple[Encoder | Dropped, pd.Series]:
     """Detect whether words are numbers, dates or categories. DataError if most are, but not all."""
     levels, counts = [*text.cat.categories], text.value_counts(sort=False).to_numpy()
-    unit, bare = split_unit(levels)
+    unit, bare = notation.split_unit(levels)
     few = len(levels) <= FEW
     for kind, values in readings(name, levels, unit, bare, decimal):
         stray = np.isnan(values)
@@ -144,7 +135,7 @@ def detect_text(name: str, text: pd.Series, decimal: Mark | None, keep: bool) ->
         if not stray.any() and (isinstance(kind, Date) or not few):
             return kind, columns.in_range(columns.by_level(text, values))
     commas = [level for level in levels if "," in level]
-    if not (keep or few) and commas and all(map(marks_of, bare)) and find_decimal(bare) is None:
+    if not (keep or few) and commas and all(map(notation.marks_of, bare)) and notation.find_decimal(bare) is None:
         reason = (
             f"has numbers in an unclear notation: {shown(commas[0])} may have a decimal comma or a thousands "
             "separator; write such numbers without separators"
@@ -157,7 +148,10 @@ def readings(
     name: str, levels: list[str], unit: str | None, bare: list[str], decimal: Mark | None
 ) -> Iterator[tuple[Numeric | Date, np.ndarray]]:
     """Read words as numbers, then as dates. Yields the column and float64 [levels], NaN for words that do not fit."""
-    yield Numeric(name=name, decimal=decimal or find_decimal(bare), unit=unit), level_numbers(bare, decimal)
+    yield (
+        Numeric(name=name, decimal=decimal or notation.find_decimal(bare), unit=unit),
+        notation.level_numbers(bare, decimal),
+    )
     sample = levels[:: max(1, len(levels) // 100)]
     days = {
         format: columns.parse_dates(levels, format)

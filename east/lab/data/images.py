@@ -32,11 +32,11 @@ def images(root: Root = None, *, path: str | None = None, size: int = 64, positi
 
     Classes are the folder names in alphabetical order; of two, the positive one (default: the rarer) comes second.
     """
-    if path is None:
-        raise DataError("dataset=images needs dataset.path=FOLDER, a folder with one folder of images per class.")
-    folder = Path(path).expanduser()
-    if not folder.is_dir():
-        raise DataError(f"dataset=images: {folder} is not a folder. Expected one with a folder of images per class.")
+    folder = Path(path or "").expanduser()
+    if path is None or not folder.is_dir():
+        raise DataError(
+            f"dataset=images: expected dataset.path=FOLDER with one folder of images per class, got {path}."
+        )
     inside = sorted(entry for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
     files = {entry.name: image_files(entry) for entry in inside}
     if files and {name.lower() for name in files} <= PARTS:
@@ -120,9 +120,8 @@ def decode(paths: Sequence[Path], size: int) -> np.ndarray:
         for _ in pool.map(fill, range(len(paths))):
             bar.update(1)
     if broken:
-        raise DataError(
-            f"{len(broken):,} of {len(paths):,} images cannot be read. Repair or delete them:{listed(sorted(broken))}"
-        )
+        count = f"{len(broken):,} of {len(paths):,}"
+        raise DataError(f"{count} images cannot be read. Repair or delete them:{listed(sorted(broken))}")
     return pixels
 
 
