@@ -90,6 +90,13 @@ def test_mixed_devices_are_an_error():
         torch.zeros(3, device=ELSEWHERE) + torch.ones(3)
 
 
+def value_and_gradient(loss, logits, labels, weights):
+    logits = logits.clone().requires_grad_()
+    value = loss(logits, labels, weights)
+    value.backward()
+    return value.detach().cpu(), logits.grad.cpu()
+
+
 @pytest.mark.parametrize("classes", [2, 5, 64, 3000])
 @pytest.mark.parametrize("metric", sorted(METRICS))
 def test_losses_and_gradients_are_the_same_on_another_device(metric, classes):
@@ -98,18 +105,12 @@ def test_losses_and_gradients_are_the_same_on_another_device(metric, classes):
     costs = {"costs": [[float(i != j) for j in range(classes)] for i in range(classes)]} if metric == "cost" else {}
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(30, classes, generator=generator, dtype=torch.float64)
-    labels = torch.randint(classes, (30,), generator=generator)
-    weights = torch.rand(30, generator=generator, dtype=torch.float64)
-    for w in (None, weights):
-        here, there = logits.clone().requires_grad_(), None
-        value = MetricLoss(metric, **costs)(here, labels, w)
-        value.backward()
+    labels, weights = torch.randint(classes, (30,), generator=generator), torch.rand(30, dtype=torch.float64)
+    for given in ((logits, labels, None), (logits, labels, weights)):
+        expected = value_and_gradient(MetricLoss(metric, **costs), *given)
         with elsewhere():
-            there = logits.to(ELSEWHERE).detach().requires_grad_()
-            distant = MetricLoss(metric, **costs)(there, labels.to(ELSEWHERE), w if w is None else w.to(ELSEWHERE))
-            distant.backward()
-            torch.testing.assert_close(distant.detach().cpu(), value.detach())
-            torch.testing.assert_close(there.grad.cpu(), here.grad)
+            moved = [None if tensor is None else tensor.to(ELSEWHERE) for tensor in given]
+            torch.testing.assert_close(value_and_gradient(MetricLoss(metric, **costs), *moved), expected)
 
 
 @pytest.mark.parametrize("classes", [2, 5])

@@ -234,8 +234,10 @@ def smoothing(means: np.ndarray, each: np.ndarray, count: int) -> float:
 
 def tempered(p: np.ndarray, temperature: float) -> np.ndarray:
     """Probabilities [n, d] to the power of 1 / temperature, normalised."""
+    if temperature == 1:
+        return p
     powers = p ** (1 / temperature)
-    return p if temperature == 1 else powers / powers.sum(1, keepdims=True)
+    return powers / powers.sum(1, keepdims=True)
 
 
 def independent(pool: Part) -> bool:
