@@ -32,12 +32,6 @@ def messages(recorded):
 # Checkpoints
 
 
-@pytest.fixture
-def checkpoint(tmp_path):
-    """A command that was killed after three epochs, and its checkpoint."""
-    return ended_at_checkpoint(3, Killed(), lambda: cli.run([*COMMAND, f"results_dir={tmp_path / 'killed'}"]))[0]
-
-
 def flipped(content):
     """The content with one bit of the last tensor flipped, which no file format would notice."""
     return content[:-5] + bytes([content[-5] ^ 1]) + content[-4:]
@@ -52,18 +46,19 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("kind", DAMAGE)
-def test_a_damaged_checkpoint_is_named_and_set_aside_and_its_trials_start_over(kind, checkpoint, tmp_path, capsys):
-    checkpoint.write_bytes(DAMAGE[kind](checkpoint.read_bytes()))
-    assert cli.run([*COMMAND, f"results_dir={tmp_path / 'killed'}"]) == cli.DONE
-    said = capsys.readouterr().err
-    assert f"warning: {checkpoint} is a damaged checkpoint (" in said
-    assert f"set aside as {checkpoint.name}.damaged, and its trials start over" in said
-    assert cli.run([*COMMAND, f"results_dir={tmp_path / 'undisturbed'}"]) == cli.DONE
-    ours, theirs = results_of(tmp_path / "killed"), results_of(tmp_path / "undisturbed")
-    assert {name: (r["scores"], r["history"]) for name, r in ours.items()} == {
-        name: (r["scores"], r["history"]) for name, r in theirs.items()
-    }
+def test_damaged_checkpoints_are_named_and_set_aside_and_their_trials_start_over(tmp_path, capsys):
+    def results(folder):
+        assert cli.run([*COMMAND, f"results_dir={tmp_path / folder}"]) == cli.DONE
+        return {name: (record["scores"], record["history"]) for name, record in results_of(tmp_path / folder).items()}
+
+    undisturbed = results("undisturbed")
+    for kind, damage in DAMAGE.items():
+        checkpoint, *_ = ended_at_checkpoint(3, Killed(), lambda: results(kind))  # noqa: B023
+        checkpoint.write_bytes(damage(checkpoint.read_bytes()))
+        assert results(kind) == undisturbed
+        said = capsys.readouterr().err
+        assert f"warning: {checkpoint} is a damaged checkpoint (" in said
+        assert f"set aside as {checkpoint.name}.damaged, and its trials start over" in said
 
 
 # Records
