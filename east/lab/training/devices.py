@@ -27,7 +27,7 @@ def hidden() -> str:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is None or torch.cuda.is_available():
         return ""
-    return f"CUDA_VISIBLE_DEVICES={visible} is set, but PyTorch finds no GPU that it names"
+    return f"CUDA_VISIBLE_DEVICES={visible} is set, and PyTorch finds no GPU"
 
 
 def describe_device(device: str = "auto") -> str:
