@@ -121,7 +121,7 @@ class Confusion:
         counts = torch.ones_like(predictions, dtype=torch.float64)
         counts = counts if weights is None else counts * torch.as_tensor(weights)
         samples = predictions, labels, counts, classes
-        return cls(*margins(*samples), lambda: cells(*samples))
+        return cls(*count_margins(*samples), lambda: count_cells(*samples))
 
     @classmethod
     def from_matrix(cls, matrix: Any) -> "Confusion":
@@ -152,13 +152,13 @@ def check_range(name: str, values: Tensor, classes: int) -> Tensor:
     return indices
 
 
-def margins(predictions: Array, labels: Array, weights: Array, classes: int) -> tuple[Array, Array, Array]:
+def count_margins(predictions: Array, labels: Array, weights: Array, classes: int) -> tuple[Array, Array, Array]:
     """Diagonal, actual and predicted counts [..., classes] of predictions, labels and weights [..., n], unchecked."""
     hits = per_class((predictions == labels) * weights, labels, classes)
     return hits, per_class(weights, labels, classes), per_class(weights, predictions, classes)
 
 
-def cells(predictions: Array, labels: Array, weights: Array, classes: int) -> Array:
+def count_cells(predictions: Array, labels: Array, weights: Array, classes: int) -> Array:
     """The matrix [..., classes, classes] of the same."""
     flat = per_class(weights, labels * classes + predictions, classes * classes)
     return flat.reshape(*labels.shape[:-1], classes, classes)

@@ -322,16 +322,15 @@ def decide(
 ) -> Decision:
     """The best decision rule for a metric, given the probabilities of any model.
 
-    The rows must not have trained the model: its probabilities are too sure of those. Out-of-fold probabilities of the
-    training rows are best. Class weights and resampling shift the probabilities, and a rule without labels believes
-    them; with labels, a class whose mean probability is far from its share brings a warning. With two classes no
+    The rows must not have trained the model, whose probabilities are too sure of those: out-of-fold probabilities of
+    the training rows are best. Class weights and resampling shift the probabilities; a rule without labels believes
+    them, and with labels a class whose mean probability is far from its share brings a warning. With two classes no
     threshold is better than the rule's; with more, a better rule may exist.
 
     probabilities: [n, d] with rows that sum to 1, or [n] of the positive class of two; array or tensor.
     labels: class indices [n], to tune the rule on. Without them, it maximises the metric that the probabilities
-        themselves predict, which needs no held-out labels but calibrated probabilities.
-    metric: a name of east.METRICS, a dotted path, or a function of a Confusion, with its parameters. The default
-        average is "positive" (class 1) for two classes and "macro" for more; f1_macro and f1_positive say it outright.
+        themselves predict, which must be calibrated.
+    metric: a name of east.METRICS, a dotted path, or a function of a Confusion, with its parameters.
     at_least: other metrics and their lowest values, for two classes: decide(p, "precision", at_least={"recall": 0.9}).
 
     >>> rule = decide(np.array([0.9, 0.7, 0.4, 0.35, 0.1, 0.05]), "f1")

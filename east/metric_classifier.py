@@ -32,16 +32,15 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
     """Any classifier with probabilities, decided for a metric: cross-fitted models and the rule from their rows.
 
     estimator: a scikit-learn classifier with `predict_proba`, or a list of them, which are stacked.
-    metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. A metric that
-        averages over classes scores the positive class of two, and the macro average of more; `f1_macro` and
-        `f1_positive` say it outright.
+    metric: a name of east.METRICS, a dotted path, or a function of an east.Confusion; larger is better. By default
+        averages are those of the positive one of two classes, and macro with more.
     metric_parameters: such as {"beta": 2} or, for the metric "cost", {"costs": [[0, 1], [10, 0]]} with true classes in
         rows and predicted ones in columns, in the order of classes_.
     positive: the label of the positive class; by default the larger one, of two texts the rarer one.
-    cv: the number of stratified folds, in groups if `fit` gets groups, or a splitter of scikit-learn. If a class has
-        fewer rows than that, there are fewer folds.
-    decision: "expected", the rule that is best by the probabilities themselves; "tuned", best by the labels;
-        "argmax", the most probable class. Expected needs calibrated probabilities: no class weights or resampling.
+    cv: the number of stratified folds, in groups if `fit` gets groups, or a splitter of scikit-learn. There are fewer
+        folds if a class has fewer rows.
+    decision: "expected", the best rule by the probabilities themselves, which must be calibrated: no class weights or
+        resampling; "tuned", the best by the labels; "argmax", the most probable class.
     refit: "folds" keeps the models of the folds and averages their probabilities; "all" fits one model on all rows.
     n_jobs: folds that are fitted at the same time, as in scikit-learn. random_state: determines the folds.
 

@@ -237,7 +237,7 @@ def test_divergence_is_reported(rare):
         quick(lr=1e3, weight_decay=1e3).fit(X, y)
 
 
-@pytest.mark.parametrize("labels", [(2, 1), ("good", "bad"), (False, True)])
+@pytest.mark.parametrize("labels", [(2, 1), ("good", "bad"), (False, True), (-1, 1), (1.0, 2.0)])
 def test_the_positive_class_is_a_label(labels):
     """Wherever it is among the sorted labels, and also if it is a number."""
     X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
@@ -379,14 +379,6 @@ def test_of_two_words_the_rarer_one_is_positive(rare, dtype, options):
     named = quick(**options, positive="fraud", max_epochs=3).fit(X, words)
     wanted = f1_score(words, model.predict(X), pos_label="fraud")
     assert model.score(X, words) == named.score(X, words) == pytest.approx(wanted)
-
-
-@pytest.mark.parametrize("labels", [(0, 1), (-1, 1), (1.0, 2.0), (False, True)])
-def test_of_two_numbers_the_larger_one_is_positive(rare, labels):
-    X, y = rare
-    y = np.array(labels)[y]
-    model = quick(average="positive", max_epochs=3).fit(X, y)
-    assert model.score(X, y) == pytest.approx(f1_score(y == labels[1], model.predict(X) == labels[1]))
 
 
 @pytest.mark.parametrize("loss, stages", [("metric_ce", 1), ("metric", 9)])

@@ -160,49 +160,12 @@ def test_the_score_oriented_loss_follows_its_formula():
         torch.testing.assert_close(loss(z, y), 1 - 2 * (y1 * H).sum() / (y1.sum() + H.sum()))
 
 
-@pytest.mark.parametrize("d", [2, 5])
-def test_cross_entropy_matches_torch(d):
-    z, y = batch(30, d)
-    torch.testing.assert_close(build("ce", d)(z, y), F.cross_entropy(z, y))
-    w = torch.rand(d) + 0.1
-    torch.testing.assert_close(CrossEntropy(class_weights=w.tolist())(z, y), F.cross_entropy(z, y, weight=w))
-    weights = torch.rand(30)
-    mean = (weights * F.cross_entropy(z, y, reduction="none")).sum() / weights.sum()
-    torch.testing.assert_close(CrossEntropy()(z, y, weights), mean)
-
-
 def test_balanced_class_weights_are_those_of_bridging_the_gap():
     """n / (d n_k): cocktail party has 1454 positives of 4800 (.72, 1.65), mammography 260 of 11183 (.51, 21.5)."""
     for n, positives, wanted in ((4800, 1454, (0.72, 1.65)), (11183, 260, (0.51, 21.5))):
         labels = torch.arange(n) < positives
         loss = build_loss(CONFIGS["ce_weighted"], ["no", "yes"], labels.long())
         assert loss.class_weights == pytest.approx(wanted, abs=0.01)
-
-
-def test_focal_loss_follows_its_formula():
-    z, y = batch(30, 4, dtype=torch.float64)
-    p = z.softmax(-1)[torch.arange(30), y]
-    torch.testing.assert_close(build("focal", 4)(z, y), (-((1 - p) ** 2) * p.log()).mean())
-    torch.testing.assert_close(Focal(gamma=0.0)(z, y), F.cross_entropy(z, y))
-    alpha = torch.tensor([1.0, 2, 3, 4], dtype=torch.float64)
-    values = -(alpha / 10)[y] * (1 - p) ** 2 * p.log()
-    torch.testing.assert_close(Focal(class_weights=alpha.tolist())(z, y), values.mean())
-
-
-def test_dice_follows_its_formula():
-    """1 - mean over present classes of 2 sum p y / (sum p^2 + sum y^2)."""
-    z, y = batch(30, 4, dtype=torch.float64)
-    y = y.clamp_max(2)  # class 3 is absent
-    p, Y = z.softmax(-1), F.one_hot(y, 4).double()
-    dice = 2 * (p * Y).sum(0) / ((p**2).sum(0) + (Y**2).sum(0) + 1e-7)
-    torch.testing.assert_close(Dice()(z, y), 1 - dice[:3].mean())
-
-
-def test_released_dice_broadcasts_the_class_index():
-    z, y = batch(30, 4, dtype=torch.float64)
-    index = y.unsqueeze(-1).expand(30, 4)
-    dice = (z * index).sum(-1) / ((z**2).sum(-1) + (index**2).sum(-1) + 1e-7)
-    torch.testing.assert_close(ReleasedDice()(z, y), 1 - dice.mean())
 
 
 def test_wmw_follows_its_formula_and_is_zero_for_separated_scores():
@@ -229,11 +192,34 @@ def test_released_wmw_depends_only_on_positives():
     assert (gradient(ReleasedWMW(), equal, y).abs() < 1e-7).all()
 
 
-def test_sigmoid_f1_follows_its_formula():
+def dice(p, Y):
+    """2 sum p y / (sum p^2 + sum y^2)."""
+    return 2 * (p * Y).sum(0) / ((p**2).sum(0) + (Y**2).sum(0) + 1e-7)
+
+
+SHARES = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)
+FORMULAS = [  # a loss, and its value from logits z, one-hot labels Y, and the true class's probability p_y
+    (CrossEntropy(), lambda z, Y, p_y: -p_y.log().mean()),
+    (CrossEntropy([1, 2, 3, 4]), lambda z, Y, p_y: -(Y @ SHARES * p_y.log()).sum() / (Y @ SHARES).sum()),
+    (Focal(), lambda z, Y, p_y: -((1 - p_y) ** 2 * p_y.log()).mean()),
+    (Focal(gamma=0.0), lambda z, Y, p_y: -p_y.log().mean()),
+    (Focal(class_weights=[1, 2, 3, 4]), lambda z, Y, p_y: -(Y @ SHARES * (1 - p_y) ** 2 * p_y.log()).mean()),
+    (Dice(), lambda z, Y, p_y: 1 - dice(z.softmax(-1), Y)[:3].mean()),  # of the classes that are present
+    (ReleasedDice(), lambda z, Y, p_y: 1 - dice(z.T, (Y @ torch.arange(4.0).double()).expand(4, -1)).mean() / 2),
+    (SigmoidF1(2.0, 0.3), lambda z, Y, p_y: 1 - f1_of(1 / (1 + torch.exp(-2.0 * (z + 0.3))), Y).mean()),
+]
+
+
+def f1_of(S, Y):
+    return 2 * (S * Y).sum(0) / (2 * S * Y + S * (1 - Y) + (1 - S) * Y).sum(0)
+
+
+@pytest.mark.parametrize("loss, formula", FORMULAS, ids=lambda x: type(x).__name__)
+def test_a_baseline_follows_its_formula(loss, formula):
     z, y = batch(30, 4, dtype=torch.float64)
-    S, Y = 1 / (1 + torch.exp(-2.0 * (z + 0.3))), F.one_hot(y, 4).double()
-    tp, fp, fn = (S * Y).sum(0), (S * (1 - Y)).sum(0), ((1 - S) * Y).sum(0)
-    torch.testing.assert_close(SigmoidF1(slope=2.0, offset=0.3)(z, y), 1 - (2 * tp / (2 * tp + fp + fn + 1e-16)).mean())
+    y = y.clamp_max(2)  # class 3 is absent
+    Y = F.one_hot(y, 4).double()
+    torch.testing.assert_close(loss(z, y), formula(z, Y, (z.softmax(-1) * Y).sum(1)))
 
 
 def test_with_more_classes_a_threshold_applies_to_each_and_is_normalised():

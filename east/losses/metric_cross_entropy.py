@@ -4,9 +4,7 @@ EAST's gradient is sum_kj G_kj dC_kj/dz with G = dM/dC. The slopes G say what a 
 metric, but dC/dz, which comes from the step, vanishes for samples on the wrong side. Here G is kept and the step is
 replaced by the logarithm (Parambath et al. 2014; Narasimhan et al. 2015).
 
-Counts have one of two layouts. Margins [..., 3, d] hold diagonal, actual and predicted counts. Their slopes are
-G_kj = A_k + P_j + [j=k] D_k; A is constant within a row and has no effect. Cells [..., d, d] are kept only for metrics
-that read `Confusion.matrix`.
+Counts and slopes have the layouts of slopes.py: margins, or cells for metrics that read `Confusion.matrix`.
 """
 
 import warnings
@@ -23,7 +21,7 @@ from torch import Tensor
 from east import metrics
 from east.arrays import Array, as_array, as_tensor, at_least, class_sum, in_float64, library_of, widest_float
 from east.choices import choose
-from east.confusion import Confusion, cells, margins
+from east.confusion import Confusion, count_cells, count_margins
 from east.losses import slopes
 from east.losses.closed_form import FEW_CLASSES
 from east.losses.inputs import inside_torch_func
@@ -77,19 +75,15 @@ class Targets:
 class MetricCrossEntropy(LossOfMetric):
     """L = sum_i w_(y_i) ce_i / sum_i w_(y_i), with w_k the worth of class k to the metric at the current counts.
 
-    metric: a name from east.METRICS, a dotted path, or a function of a Confusion. Its parameters (average, beta, costs)
-        are keyword arguments, as in MetricLoss. `classes` (names) allows beta and the positive class to be given by
-        name.
+    metric: as in MetricLoss, with the same `classes`, `absent`, `gather`, `ignore_index` and parameters of the metric.
     form: with G = dM/dC at the counts, class_weights, w_k = [G_kk - mean_(j != k) G_kj]+ divided by its mean, at least
         `floor`; or soft_targets, g_kj = G_kj - min_j G_kj, which tells wrong classes apart as the metric does. With two
         classes they are equal.
     counts: training, a running mean of hard confusion counts over the batches (`decay`), updated only in training mode
         and by logits that require a gradient; or validation, the counts last passed to `set_counts`.
     smoothing: weight of the counts that guessing by class frequency would give, added so that no slope is 0/0.
-    ignore_index: samples with this label are left out.
     multilabel: logits and 0/1 labels [n, L, ...] are L binary problems, each with its own counts; `average` is then
         macro, weighted, or micro, which counts all labels together.
-    gather: sum over torch.distributed's ranks ("auto": when training with gradients in a process group).
 
     There are separate counts for each leading index of the logits, and they are part of state_dict(). Before the first
     counts, and if the slopes are all zero or not finite, the weights are 1: plain cross-entropy.
@@ -200,7 +194,7 @@ class MetricCrossEntropy(LossOfMetric):
         weights = torch.ones_like(labels, dtype=exact) if weights is None else weights.to(exact)
         z, y, mass = as_array(logits), as_array(labels), as_array(weights)
         sample = z.argmax(-1), y, mass, d
-        return as_tensor(cells(*sample) if in_cells else library_of(y).stack(margins(*sample), -2))
+        return as_tensor(count_cells(*sample) if in_cells else library_of(y).stack(count_margins(*sample), -2))
 
     def targets_for(self, logits: Tensor) -> Targets:
         """The targets at the current counts, cached, for logits [..., n, d]; weights of 1 before the first counts."""
