@@ -411,6 +411,6 @@ def test_averages_mean_the_same_everywhere(name, classes, average):
     scores = [METRICS[name], judge.metric, *(partial(loss.metric, **loss.metric_parameters) for loss in losses)]
     scores += [metric_of(name, positive), partial(METRICS[name], average=average)]
     assert [float(score(hard)) for score in scores] == pytest.approx([wanted] * len(scores))
-    data = SimpleNamespace(classes="abc"[:classes], positive=positive)
+    data = SimpleNamespace(classes=tuple("abc"[:classes]), positive=positive, labels=labels.numpy())
     assert judge.name == parse_score(name, None, data).name == f"{name}_{average}"
     assert east.decide(p, name, labels) == east.decide(p, f"{name}_{average}", labels)
