@@ -500,8 +500,11 @@ def test_every_trial_of_bridging_the_gap_has_a_split_of_its_own(tmp_path):
     ("overrides", "words"),
     [
         (["loss=fbeta", "loss.beta={77: 2}"], "77"),
-        (["model=mlp_btg"], "model=mlp_btg outputs=1: digits has 10 classes; expected null or 10"),
-        (["model.outputs=20"], "model=mlp outputs=20: digits has 10 classes; expected null or 10"),
+        (["model=mlp_btg"], "model=mlp_btg: expected logits [n, 10], one for each class of digits, got [2, 1] for n=2"),
+        (
+            ["model.outputs=20"],
+            "got [2, 20] for n=2; its last layer must have `outputs` units, and model.outputs is 20",
+        ),
         (["loss=f1", "loss.step=lniear"], "did you mean 'linear'?"),
         (["device=cuda"], "not available here"),
     ],
@@ -548,7 +551,7 @@ def nets(tmp_path, monkeypatch):
     ("overrides", "words"),
     [
         (["model.target=own_nets.Wide"], "expected logits [n, 10], one for each class of digits, got [2, 12] for n=2"),
-        (["model.target=own_nets.Two"], "expected logits [n, 10], one for each class of digits, got tuple"),
+        (["model.target=own_nets.Two"], "expected logits [n, 10], one for each class of digits, got ['tuple']"),
         (["model.target=own_nets.Broken"], "model.target=own_nets.Broken: it fails for inputs [2, 64]; AttributeError"),
         (["model.target=own_nets.made", "save_model=true"], "save_model=true: model.target 'own_nets.made': expected"),
     ],

@@ -188,19 +188,10 @@ def check_parts(settings: Settings, loaded: data.Data) -> None:
 def check_network(settings: Settings, loaded: data.Data) -> None:
     """Refuse a network without a logit per class (or a single one for two classes), or that could not be saved."""
     count, model, shape = len(loaded.classes), settings.model, loaded.inputs.shape[1:]
-    allowed = (2, 1) if count == 2 else (count,)
-    if model.outputs not in (None, *allowed):
-        choices = " or ".join(["null", *map(str, allowed)])
-        raise ConfigError(
-            f"model={model.name} outputs={model.outputs}: {loaded.name} has {count} classes; expected {choices}"
-        )
     device, target = planned_device(settings), model.options.get("target")
     if settings.dry_run:
         model = models.untrained(model)  # no downloads
     net = models.build(model, shape, count, settings.hyper.dropout or 0.0)
-    given = f"model.target={target}" if target else f"model.arch={model.options.get('arch')}"
-    if target is None and model.name != "backbone":
-        return
     if target and settings.save_model:
         from east.lab.training import saved
 
@@ -210,29 +201,20 @@ def check_network(settings: Settings, loaded: data.Data) -> None:
             raise ConfigError(f"save_model=true: {error}") from error
     if device.type == "cuda" and not torch.cuda.is_available():  # it is elsewhere
         return
-    rows = torch.zeros(2, *shape)
+    given = next((f"model.{n}={v}" for n, v in model.options.items() if n in ("target", "arch")), f"model={model.name}")
+    rows = torch.zeros(2, *shape, device=device)
     try:
-        logits = tried(net, rows, device)
-    except Exception as error:  # it is the user's code
+        with torch.no_grad():
+            logits = net.to(device).eval()(rows)
+    except Exception as error:  # it may be the user's code
         reason = f"{type(error).__name__}: {error}"
         raise ConfigError(f"{given}: it fails for inputs {list(rows.shape)}; {reason}") from error
-    got = list(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if not any(got == [2, outputs] for outputs in allowed):
+    found = list(logits.shape) if isinstance(logits, torch.Tensor) else [type(logits).__name__]
+    if found[0] != 2 or found[-1] not in ((2, 1) if count == 2 else (count,)):
         raise ConfigError(
-            f"{given}: expected logits [n, {count}], one for each class of {loaded.name}, got {got} for "
-            "n=2; its last layer must have `outputs` units"
+            f"{given}: expected logits [n, {count}], one for each class of {loaded.name}, got {found} for n=2; "
+            f"its last layer must have `outputs` units, and model.outputs is {model.outputs or 'null'}"
         )
-
-
-def tried(net: torch.nn.Module, rows: torch.Tensor, device: torch.device) -> Any:
-    """The network's outputs, on the CPU if it runs there: workers may need the GPU for themselves."""
-    with torch.no_grad():
-        try:
-            return net.eval()(rows)
-        except Exception:
-            if device.type == "cpu":
-                raise
-            return net.to(device)(rows.to(device))
 
 
 def planned_device(settings: Settings) -> torch.device:
