@@ -5,6 +5,7 @@ import pickle
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -532,6 +533,10 @@ class Broken(Wide):
     def forward(self, x):
         return x.nothing
 
+class Pairs(nn.Linear):
+    def __init__(self, inputs_shape, outputs):
+        super().__init__(inputs_shape[-1], outputs)
+
 def made(inputs_shape, outputs):
     return nn.Sequential(nn.Flatten(), nn.Linear(64, outputs))
 """
@@ -565,6 +570,8 @@ def test_a_users_network_that_does_not_fit_is_refused_before_any_work(nets, over
 def test_a_users_network_that_fits_is_accepted(nets):
     Run.of(settings([*nets, "model.target=own_nets.Wide", "model.parameters={width: 10}", "save_model=true"]))
     Run.of(settings([*nets, "model.target=own_nets.made"]))
+    graphs = SimpleNamespace(classes=("a", "b"), inputs=torch.zeros(4, 10, 3), name="graphs")
+    runs.check_network(settings([*nets, "model.target=own_nets.Pairs"]), graphs)  # logits [n, pairs, d]
 
 
 def test_code_that_changes_before_a_worker_imports_it_is_not_recorded_as_the_old_code(nets, tmp_path):
