@@ -63,7 +63,7 @@ def labelled_rows(model: Model, source: Path) -> DecidedRows:
         raise DataError(f"{source}: the label {encoding.target!r} is missing in {count}")
     labels = numbered(model, encoding.class_names(frame[encoding.target]), source)
     rows = frame.drop(columns=encoding.target).reset_index(drop=True)
-    return decided(model, model.predict_proba(frame), labels, rows)
+    return scored_rows(model, model.predict_proba(frame), labels, rows)
 
 
 def labelled_images(model: Model, source: Path) -> DecidedRows:
@@ -74,7 +74,7 @@ def labelled_images(model: Model, source: Path) -> DecidedRows:
     names = [path.relative_to(source) for path in paths]
     labels = numbered(model, np.array([name.parts[0] for name in names], dtype=object), source)
     probabilities = np.concatenate([p for _, p in probabilities_of_images(model, paths)])
-    return decided(model, probabilities, labels, pd.DataFrame({"file": map(str, names)}))
+    return scored_rows(model, probabilities, labels, pd.DataFrame({"file": map(str, names)}))
 
 
 def numbered(model: Model, names: np.ndarray, source: Path) -> torch.Tensor:
@@ -89,7 +89,7 @@ def numbered(model: Model, names: np.ndarray, source: Path) -> torch.Tensor:
     return torch.tensor([number[str(name)] for name in names])
 
 
-def decided(model: Model, probabilities: np.ndarray, labels: torch.Tensor, frame: pd.DataFrame) -> DecidedRows:
+def scored_rows(model: Model, probabilities: np.ndarray, labels: torch.Tensor, frame: pd.DataFrame) -> DecidedRows:
     """The model's decisions on these rows."""
     p, classes = torch.from_numpy(probabilities), tuple(map(printable, model.classes))  # names may steer a terminal
     return DecidedRows(p, labels, model.rule, classes, model.about.positive, frame=frame)

@@ -49,18 +49,18 @@ def results(work: plan.Plan) -> tuple[str, bool]:
         found = [record for trial in run.trials if (record := work.ledger.find(trial))]
         done = [record for record in found if record.status == "done"]
         if done:
-            rows[name] = shown([record.scores.get("test", {}) for record in done])
+            rows[name] = score_row([record.scores.get("test", {}) for record in done])
         if done and all("thresholds" in record.decisions for record in done):
             by_threshold = [record.decisions["thresholds"]["scores"].get("test", {}) for record in done]
-            rows[f"{name}, mean over thresholds"] = shown(by_threshold)
-        lines += [f"{name}: {note}" for note in notes(run, done)]
+            rows[f"{name}, mean over thresholds"] = score_row(by_threshold)
+        lines += [f"{name}: {note}" for note in run_notes(run, done)]
         gaps += [f"{name}: {gap}" for gap in shortfall(run, found)]
     table = [pd.DataFrame.from_dict(rows, orient="index").fillna("").to_string()] if rows else []
     reason = [f"first reason: {failure}" for failure in work.failures[:1]]
     return "\n".join([*table, *lines, *gaps, *reason]), not gaps
 
 
-def shown(tested: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def score_row(tested: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """A row of the table: test scores of some trials."""
     row = {"trials": str(len(tested))}
     for stored, score in SCORES.items():
@@ -69,7 +69,7 @@ def shown(tested: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return row
 
 
-def notes(run: Run, done: Sequence[Record]) -> Iterator[str]:
+def run_notes(run: Run, done: Sequence[Record]) -> Iterator[str]:
     """What the search chose, where a single trial is recorded, and signs that its scores mean little."""
     settings, loss = run.settings, run.science.loss
     if run.chosen and settings.searched:
