@@ -104,18 +104,15 @@ def from_frame(
     rest = frame.drop(columns=list({target, *drop, *(column.name for column in unused)}))
     columns, raw, faults = detect_all(rest, categorical, keep, decimals)
     if faults:
-        raise DataError(
-            f"{path}: some columns cannot be used. Repair them, leave them out (dataset.drop=[…]) or "
-            f"make them categories (dataset.categorical=[…]):{listed(faults)}"
-        )
+        advice = "Repair them, leave them out (dataset.drop=[…]) or make them categories (dataset.categorical=[…])"
+        raise DataError(f"{path}: some columns cannot be used. {advice}:{listed(faults)}")
     about = {"target": target, "classes": classes, "positive": positive_index, **layout.model_dump()}
     encoding = Encoding(columns=(*unused, *columns), **about).fitted(raw)
     if not encoding.used:
         raise DataError(f"{path}: no feature column is left besides the target{'; '.join(['', *encoding.notes[:5]])}.")
     for role, column in split_by.items():
         refuse_gaps(frame[column], f"dataset.{role}={column}", path)
-    groups = as_words(frame[group]).cat.codes.to_numpy(np.int64) if (group := split_by.get("group")) else None
-    time = split_by.get("time")
+    groups = as_words(frame[split_by["group"]]).cat.codes.to_numpy(np.int64) if "group" in split_by else None
     return Table(
         features=encoding.features(raw),
         labels=torch.from_numpy(labels),
@@ -127,7 +124,7 @@ def from_frame(
         written=frame,
         encoding=encoding,
         groups=None if groups is None else torch.from_numpy(groups),
-        time=None if time is None else time_numbers(frame[time], path),
+        time=time_numbers(frame[split_by["time"]], path) if "time" in split_by else None,
         source=str(path),
         path=str(path),
         own=own,
