@@ -38,7 +38,7 @@ def square(job):
 def threads(job):
     import torch
 
-    return torch.get_num_threads(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    return torch.get_num_threads(), os.environ.get("CUDA_VISIBLE_DEVICES"), lambda: job["x"]
 
 
 def sleep(job):
@@ -76,7 +76,8 @@ def test_processes_survive_the_loss_of_their_workers(tmp_path):
 
 def test_a_worker_has_one_thread_and_the_gpu_of_its_slot():
     place = Place(Executor(name="processes"), slots=("3", "3"))
-    assert [result for _, result in execute(threads, deque([{}]), place)] == [(1, "3")]
+    ((_, (count, gpu, classifier)),) = execute(threads, deque([{"x": 7}]), place)
+    assert (count, gpu, classifier()) == (1, "3", 7), "and a result may hold a function"
     assert os.environ.get("CUDA_VISIBLE_DEVICES") is None
 
 

@@ -160,16 +160,13 @@ def processes(function: Function, queue: deque[Job], place: Place) -> Results:
 
 
 class Worker:
-    """A process that runs one job at a time, on one thread; it sees only its `gpu`, if it has one.
-
-    Jobs and results are pickled here: multiprocessing would move their tensors to shared memory, which may be small.
-    """
+    """A process that runs one job at a time, on one thread; it sees only its `gpu`, if it has one."""
 
     def __init__(self, function: Function, gpu: str | None):
         context = start_method()
         self.pipe, theirs = context.Pipe()
         variables = dict(os.environ) | ({} if gpu is None else {"CUDA_VISIBLE_DEVICES": gpu})
-        self.process = context.Process(target=work, args=(pickle.dumps(function), theirs, variables), daemon=True)
+        self.process = context.Process(target=work, args=(pickled(function), theirs, variables), daemon=True)
         with ignoring_interrupts():
             self.process.start()
         theirs.close()
@@ -179,12 +176,19 @@ class Worker:
     def give(self, job: Job) -> None:
         self.job = job
         with suppress(BrokenPipeError):  # it died while idle; reading its result will show that
-            self.pipe.send_bytes(pickle.dumps(job))
+            self.pipe.send_bytes(pickled(job))
 
     def stop(self) -> None:
         self.process.kill()  # whatever it is writing stays a temporary file
         self.process.join()
         self.pipe.close()
+
+
+def pickled(value: object) -> bytes:
+    """Multiprocessing itself would move tensors to shared memory, which may be small, and refuse a user's lambdas."""
+    from joblib.externals.loky.backend.reduction import dumps
+
+    return bytes(dumps(value))
 
 
 def start_method() -> SpawnContext | ForkServerContext:
@@ -218,7 +222,7 @@ def work(function: bytes, pipe: Connection, variables: dict[str, str]) -> None:
     run = pickle.loads(function)
     with suppress(EOFError):
         while True:
-            pipe.send_bytes(pickle.dumps(single_threaded(run, pickle.loads(pipe.recv_bytes()))))
+            pipe.send_bytes(pickled(single_threaded(run, pickle.loads(pipe.recv_bytes()))))
 
 
 def end_with_parent() -> None:
