@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from east.arrays import Array, as_array, as_tensor, at_least, at_most, cast, in_float64, library_of, one_hot, sums_at
-from east.losses.steps import dynamic_shape, half_width, linear
+from east.losses.steps import half_width, linear
 from east.metrics import Sloped
 
 FEW_CLASSES = 32  # rows shorter than this are slow to reduce: samples lie side by side in memory instead
@@ -220,7 +220,9 @@ def dynamic_steps(p: Tensor, places: Places, T: float | Array, detach: bool) -> 
     """
     array, flat_p = places.memory(p)
     order = array.view(f"i{array.itemsize}") if p.is_cpu else array
-    a, middle = dynamic_shape(T)
+    width = half_width(T)
+    a = (1 - width) / 2  # lo / s
+    middle = (1 - 2 * T) / width * a / T
     if not isinstance(T, float):
         a, middle = cast(a, flat_p), cast(middle, flat_p)
     first = order.argmax(-1)

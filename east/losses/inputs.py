@@ -140,7 +140,8 @@ def read_samples(logits: Tensor, labels: Tensor, weights: Tensor | None, ignore_
         raise ValueError(f"expected at least one sample, got {got}")
     single = logits.ndim == 1 or logits.shape[1] == 1
     shape = logits.shape[:1] if logits.ndim == 2 else logits.shape[:1] + logits.shape[2:]  # slices of shapes are slow
-    rows = by_sample(logits)
+    rows = logits.float() if logits.dtype in HALF else logits
+    rows = rows if rows.ndim == 2 else by_sample(rows)
     rows = two_or_more(rows) if single else rows
     weights = None if weights is None else read_weights(weights, shape, rows.dtype)
     if labels.shape == shape or (single and labels.shape == logits.shape):
@@ -210,7 +211,7 @@ def read_multilabel(logits: Tensor, labels: Tensor, weights: Tensor | None, igno
     def arranged(x: Tensor) -> Tensor:
         return x.reshape(-1) if average == "micro" else x if average == "samples" else x.mT
 
-    z = arranged(by_sample(logits))
+    z = arranged(by_sample(logits.float() if logits.dtype in HALF else logits))
     if weights is not None:
         shape = logits.shape[:1] + logits.shape[2:]
         each = by_sample(weights) if weights.shape == logits.shape else read_weights(weights, shape, z.dtype)[:, None]
@@ -248,8 +249,7 @@ def read_trials(logits: Tensor, labels: Tensor, weights: Tensor | None) -> Sampl
 
 
 def by_sample(x: Tensor) -> Tensor:
-    """x [n, d, ...] as [samples, d], and x [n] as [n, 1], in float32 or better; pixels stay side by side in memory."""
-    x = x.float() if x.dtype in HALF else x
+    """x [n, d, ...] as [samples, d], and x [n] as [n, 1]; pixels stay side by side in memory."""
     if x.ndim <= 2:
         return x if x.ndim == 2 else x.unsqueeze(1)
     return x.transpose(0, 1).flatten(1).mT
@@ -303,7 +303,7 @@ def check_soft_targets(labels: Tensor, rows: Tensor) -> None:
         )
     if is_tracing():
         return
-    sums = rows.sum(1)
+    sums = rows.sum(1, dtype=torch.float32 if rows.dtype in HALF else None)
     tolerance = max(SOFT_TARGET_TOLERANCE, torch.finfo(labels.dtype).eps / 2)  # bfloat16 rounds by more
     if not ((labels >= 0).all() and ((sums - 1).abs() <= tolerance).all()):  # NaN fails both
         raise ValueError(

@@ -37,13 +37,6 @@ def half_width(temperature: Array) -> Array:
     return min(width, WIDEST) if isinstance(width, float) else at_most(width, WIDEST)
 
 
-def dynamic_shape(temperature: Array) -> tuple[Array, Array]:
-    """The linear step at the dynamic threshold s / 2: a = lo / s, and the slope of its middle in units of the first."""
-    width = half_width(temperature)
-    a = (1 - width) / 2
-    return a, (1 - 2 * temperature) / width * a / temperature
-
-
 def sigmoid(probabilities: Tensor, threshold: Tensor, slope: float) -> Tensor:
     """1 / (1 + exp(-k (p - tau))): Bridging the Gap with k = 10, AnyLoss with k = 73 at tau = 1/2."""
     return torch.sigmoid(slope * (probabilities - threshold))
