@@ -54,7 +54,6 @@ def test_a_logger_gets_every_epoch_of_every_trial(logger, east_run):
     "word, message",
     [
         ("tensorboard=true", "did you mean 'logger=tensorboard'"),
-        ("logger=wand", "did you mean 'wandb'"),
         ("logger=missing.Logger", "cannot import 'missing.Logger'"),
         ("logger=os.path", "expected a class with the methods start, log and close"),
     ],

@@ -36,9 +36,7 @@ def test_a_notebook_prints_what_is_committed(file, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("file", NOTEBOOKS, ids=lambda file: file.stem)
-def test_a_notebook_is_small_and_complete(file):
+def test_a_notebook_is_small(file):
     notebook = json.loads(file.read_text())
-    code = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
-    assert [cell["execution_count"] for cell in code] == [*range(1, len(code) + 1)]
     assert file.stat().st_size < 60_000
     assert sum("image/png" in output.get("data", ()) for output in outputs(notebook)) <= 1

@@ -187,14 +187,7 @@ def test_a_release_is_built_and_tried_before_it_is_published_without_a_token():
     assert publish["permissions"] == {"id-token": "write"}  # trusted publishing
     assert "permissions" not in build
     assert "secrets." not in text
-    for line in ("twine check --strict dist/*", "bin/east-run"):
-        assert any(line in step.get("run", "") for step in build["steps"])
-
-
-def test_the_hosted_documentation_is_that_of_scripts_docs():
-    build, deploy = yaml.safe_load((ROOT / ".github" / "workflows" / "docs.yml").read_text())["jobs"].values()
-    assert {"run": "scripts/docs"} in build["steps"]
-    assert deploy["permissions"] == {"pages": "write", "id-token": "write"}
+    assert all(line in text for line in ("twine check --strict dist/*", "bin/east-run"))
 
 
 def test_pre_commit_runs_the_checks_of_scripts_test():
