@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from east.lab.data.csv import from_frame
-from east.lab.data.findings import Finding, equal_rows, findings, repeats_tied
+from east.lab.data.findings import Finding, alike, equal_rows, findings, repeats_tied
 
 
 def table(rows: int = 200, **columns):
@@ -49,6 +49,9 @@ def test_copied_rows_stay_together_and_rows_of_categories_do_not():
         ("subject_id", np.arange(200) // 4, "group"),
         ("who", np.repeat([f"n{k}" for k in range(40)], 5), None),
         ("seen", pd.date_range("2024-01-01", periods=200).strftime("%d.%m.%Y"), "time"),
+        ("nr", np.random.RandomState(0).permutation(200) + 1, "counter"),
+        ("zip", np.arange(200) * 7 % 50 + 10_000, "code"),
+        ("area_code", np.arange(200) * 7 % 50, "code"),
         ("age", np.arange(200) * 7 % 50, None),
     ],
 )
@@ -69,3 +72,13 @@ def test_a_column_that_tells_the_class_is_named():
     labels = [0, 1] * 100
     leaky = from_frame("t", pd.DataFrame({"x": np.random.RandomState(0).randn(200), "after": labels, "y": labels}), "y")
     assert kinds(findings(leaky)) == [("tells", "after")]
+
+
+@pytest.mark.parametrize("twins", [("yes", "Yes"), ("Zürich", "Zu\u0308rich"), ("yes", "ye\u200bs"), ("a", "a\u00ad")])
+def test_classes_that_look_alike_are_named(twins):
+    assert alike([*twins, "other"]) == [*twins]
+    assert not alike(["yes", "no", "Zürich"])
+    labelled = from_frame("t", pd.DataFrame({"x": np.random.RandomState(0).randn(200), "y": [*twins] * 100}), "y")
+    (finding,) = findings(labelled)
+    assert finding.kind == "alike"
+    assert finding.message.isascii()

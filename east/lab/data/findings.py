@@ -5,14 +5,16 @@ for finding in findings(table):
 """
 
 import re
-from collections.abc import Iterator
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
-from east.lab.data.columns import Date
+from east.lab.data.columns import Date, Numeric
 from east.lab.data.common import Table, shown
 from east.lab.data.detection import FEW, ID
 
@@ -20,6 +22,7 @@ SUBJECT = re.compile(
     r"(?i)(.*[^a-z])?(patient|subject|person|participant|proband|individual|user|customer|client|member|student|family|"
     r"household|animal|machine|device|sensor|vehicle|site|session|batch)s?([^a-z]?(id|no|nr|number|name|code))?"
 )
+CODE = re.compile(r"(?i)(.*[^a-z])?(zip|plz|fips|postal|(zip|post|postal|.*[^a-z])[^a-z]?code)")
 ABOVE_CHANCE = 10  # so many times the pairs of equal rows that independent columns would give
 PARTS = 3  # a split by time needs as many different times: for training, validation and test
 
@@ -28,13 +31,16 @@ PARTS = 3  # a split by time needs as many different times: for training, valida
 class Finding:
     """Something about a table that the user should check; `message` says what and why."""
 
-    kind: Literal["repeats", "group", "time", "tells"]
+    kind: Literal["repeats", "group", "time", "counter", "code", "tells", "alike"]
     message: str
-    column: str | None = None  # None: it is about all of them
+    column: str | None = None  # None: it is about all of them, or about the classes
 
 
 def findings(table: Table) -> Iterator[Finding]:
-    """Check the columns of a file. Groups and time are suggested only where the split has neither."""
+    """Check the classes and columns of a file. Groups and time are suggested only where the split has neither."""
+    if twins := alike(table.classes):
+        message = "these classes differ only in capital letters, accents or invisible characters"
+        yield Finding("alike", f"{message}: {', '.join(map(ascii, twins))}")
     if table.raw is None or table.encoding is None:
         return
     if (count := len(table.raw) - len(np.unique(equal_rows(table)))) > 0:
@@ -46,6 +52,13 @@ def findings(table: Table) -> Iterator[Finding]:
         if tells_class(values, table.labels.numpy()):
             advice = f"If it is known only after the class (leakage), leave it out: dataset.drop=[{name}]"
             yield Finding("tells", f"column {shown(name)} alone determines the class of every row. {advice}", name)
+        if isinstance(column, Numeric) and is_whole(values) and count > FEW:
+            if count == len(values) == values.max() - values.min() + 1:
+                advice = f"leave it out: dataset.drop=[{name}]"
+                yield Finding("counter", f"column {shown(name)} counts the rows; {advice}", name)
+            elif CODE.fullmatch(name):
+                advice = f"if they are names, use dataset.categorical=[{name}]"
+                yield Finding("code", f"column {shown(name)} was read as numbers, but looks like codes; {advice}", name)
         if not table.stratifiable:
             continue
         if isinstance(column, Date):
@@ -60,6 +73,14 @@ def findings(table: Table) -> Iterator[Finding]:
 def is_whole(values: pd.Series) -> bool:
     """True for words and for whole numbers."""
     return values.dtype == "category" or bool((values.dropna() % 1 == 0).all())
+
+
+def alike(classes: Sequence[str]) -> list[str]:
+    """The classes that look like another one."""
+    visible = ("".join(c for c in name if unicodedata.category(c) != "Cf") for name in classes)
+    plain = [unicodedata.normalize("NFKC", name).casefold().strip() for name in visible]
+    counts = Counter(plain)
+    return [name for name, looks in zip(classes, plain, strict=True) if counts[looks] > 1]
 
 
 def equal_rows(table: Table) -> np.ndarray:
