@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 import numpy as np
 from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, MetaEstimatorMixin, _fit_context, clone
-from sklearn.utils import column_or_1d, get_tags, indexable
+from sklearn.utils import Bunch, column_or_1d, get_tags, indexable
 from sklearn.utils._param_validation import HasMethods, Interval, StrOptions
+from sklearn.utils.metadata_routing import MetadataRouter, MethodMapping, _routing_enabled, process_routing
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, has_fit_parameter
 from torch import Tensor
@@ -87,7 +88,8 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
         """Fit on X [n, f], whatever the classifiers take, and y [n].
 
         sample_weight [n] goes to the classifiers that take it, and counts in the rule and the score.
-        params: `groups` [n] for the folds; others go to the classifiers' `fit`.
+        params: `groups` [n] for the folds; others go to the classifiers' `fit`. With scikit-learn's metadata routing
+        enabled, all go to what requests them.
         """
         if not self._estimators():
             raise ValueError("estimator: expected at least one classifier, got an empty list")
@@ -100,16 +102,11 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
             raise ValueError(f"expected at least two classes, got one class: {self.classes_.tolist()}")
         self._judge = judge_for(self.metric, self.metric_parameters, self.positive, self.classes_, counts)
         weights = _check_sample_weight(sample_weight, X, dtype=np.float64)
-        folds = folds_of(self.cv, X, targets, self.random_state, params.pop("groups", None))
+        routed = self._routed(sample_weight, params)
+        folds = folds_of(self.cv, X, targets, self.random_state, routed.splitter.split.get("groups"))
         self.estimators_, by_estimator = [], []
-        for estimator in self._estimators():
-            options = params
-            if sample_weight is not None and has_fit_parameter(estimator, "sample_weight"):
-                options = params | {"sample_weight": sample_weight}
-            elif sample_weight is not None:
-                warnings.warn(
-                    f"{type(estimator).__name__} takes no sample_weight: only the rule counts it", stacklevel=3
-                )
+        for k, estimator in enumerate(self._estimators()):
+            options = routed[f"estimator{k}"].fit
             models, p = cross_fit(estimator, X, targets, self.classes_, folds, options, self.n_jobs)
             self.estimators_.append(models if self.refit == "folds" else [clone(estimator).fit(X, targets, **options)])
             by_estimator.append(p)
@@ -128,6 +125,14 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
         ]
         return np.tensordot(self.weights_, np.stack(means), 1)
 
+    def get_metadata_routing(self) -> MetadataRouter:
+        """What takes which metadata of `fit`: this classifier, the splitter, each of the classifiers."""
+        fit, split = (MethodMapping().add(caller="fit", callee=callee) for callee in ("fit", "split"))
+        router = MetadataRouter(owner=self).add_self_request(self).add(splitter=self.cv, method_mapping=split)
+        for k, estimator in enumerate(self._estimators()):
+            router.add(**{f"estimator{k}": estimator}, method_mapping=fit)
+        return router
+
     def __sklearn_tags__(self) -> "Tags":
         tags = super().__sklearn_tags__()
         each = [get_tags(estimator).input_tags for estimator in self._estimators()]
@@ -137,3 +142,17 @@ class MetricClassifier(MetaEstimatorMixin, DecidedClassifier):
 
     def _estimators(self) -> list[BaseEstimator]:
         return [*self.estimator] if isinstance(self.estimator, list | tuple) else [self.estimator]
+
+    def _routed(self, sample_weight: ArrayLike | None, params: dict[str, Any]) -> Bunch:
+        """Metadata for the splitter's `split` and each classifier's `fit`."""
+        weights = {} if sample_weight is None else {"sample_weight": sample_weight}
+        if _routing_enabled():
+            return process_routing(self, "fit", **weights, **params)
+        routed = Bunch(splitter=Bunch(split={"groups": params.pop("groups", None)}))
+        for k, estimator in enumerate(self._estimators()):
+            taken = weights if has_fit_parameter(estimator, "sample_weight") else {}
+            if weights and not taken:
+                name = type(estimator).__name__
+                warnings.warn(f"{name} takes no sample_weight: only the rule counts it", stacklevel=3)
+            routed[f"estimator{k}"] = Bunch(fit=taken | params)
+        return routed

@@ -15,7 +15,18 @@ from torch_btg import loss as released
 
 from east import METRICS, MetricCrossEntropy, MetricLoss
 from east.confusion import Confusion
-from east.losses import WMW, AUROCLoss, CrossEntropy, Dice, Focal, ReleasedBtG, ReleasedDice, ReleasedWMW, SigmoidF1
+from east.losses import (
+    WMW,
+    AUROCLoss,
+    CrossEntropy,
+    Dice,
+    Focal,
+    ReleasedBtG,
+    ReleasedDice,
+    ReleasedWMW,
+    SigmoidF1,
+    of_metric,
+)
 from tests.made import build_loss
 
 CONFIGS = {path.stem: yaml.safe_load(path.read_text()) for path in Path(__file__).parents[1].glob("conf/loss/*.yaml")}
@@ -722,3 +733,14 @@ def test_probabilities_and_classes_in_the_last_axis_bring_one_warning(kind):
     assert "transpose(1, 2)" in last_axis
     meant = (z, y), (z.log_softmax(1), y), (square.transpose(1, 2), rows)
     assert [told(*inputs) for inputs in meant] == [[], [], []]
+
+
+def test_the_new_default_average_of_two_classes_is_said_once():
+    of_metric.warn_of_default.cache_clear()
+    logits, labels = torch.randn(4, 2), torch.tensor([0, 1, 1, 0])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for loss in (MetricLoss("f1"), MetricCrossEntropy("f1"), MetricLoss("f1_positive"), MetricLoss("mcc")):
+            loss(logits, labels)
+        MetricLoss("f1")(torch.randn(4, 3), labels)
+    assert [(w.category, w.filename) for w in caught] == [(FutureWarning, __file__)]

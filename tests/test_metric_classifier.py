@@ -13,7 +13,7 @@ from sklearn.datasets import load_iris, make_classification
 from sklearn.dummy import DummyClassifier
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import f1_score
-from sklearn.model_selection import GroupKFold, TimeSeriesSplit
+from sklearn.model_selection import GridSearchCV, GroupKFold, TimeSeriesSplit
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.tree import DecisionTreeClassifier
@@ -200,6 +200,18 @@ def test_sample_weights_count_in_models_rule_and_score(rare):
     decided = model.rule_.decide(torch.from_numpy(model.oof_probabilities_)).numpy()
     assert model.oof_score_ == pytest.approx(f1_score(y[repeated], decided[repeated]))
     assert model.predict(X).sum() > MetricClassifier(LogisticRegression(), random_state=0).fit(X, y).predict(X).sum()
+
+
+def test_metadata_are_routed_by_request(rare):
+    X, y = rare
+    weights, groups = np.ones(len(y)), np.arange(len(y)) % 9
+    with sklearn.config_context(enable_metadata_routing=True):
+        inner = LogisticRegression().set_fit_request(sample_weight=True)
+        model = MetricClassifier(inner, cv=GroupKFold(3), random_state=0)
+        model.set_fit_request(sample_weight=True).set_score_request(sample_weight=False)
+        search = GridSearchCV(model, {"estimator__C": [0.1, 1]}, cv=GroupKFold(2))
+        search.fit(X, y, sample_weight=weights, groups=groups)
+    assert search.best_score_ > 0
 
 
 def test_frames_pipelines_and_pickles(rare):

@@ -2,8 +2,9 @@
 
 import inspect
 import math
+import warnings
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cache, partial
 from numbers import Integral, Real
 from typing import Any
 
@@ -20,6 +21,7 @@ from east.losses.inputs import (
     Loss,
     Samples,
     as_weighted_samples,
+    is_tracing,
     read_multilabel,
     read_samples,
     refuse_unknown,
@@ -61,6 +63,7 @@ class LossOfMetric(Loss):
                 raise ValueError("positive: expected none with multilabel=True: every label has its own positives")
             averages = LABEL_AVERAGES if "average" in accepted else LABEL_AVERAGES[:-1]
             self.label_average = choose("average", parameters.pop("average", "macro"), averages)
+        self.average_is_default = metrics.takes_average(self.metric) and not multilabel and "average" not in parameters
         self.metric_parameters = self.checked(parameters, accepted)
         if self.classes and metrics.takes_average(self.metric):
             self.metric_parameters.setdefault("average", metrics.default_average(len(self.classes)))
@@ -138,6 +141,8 @@ class LossOfMetric(Loss):
         classes = samples.logits.shape[-1]
         if self.classes is not None and len(self.classes) != classes:
             raise ValueError(f"classes: expected {classes} names, one per class of the logits, got {len(self.classes)}")
+        if classes == 2 and self.average_is_default and not is_tracing():
+            warn_of_default(name_of(self.metric))
         # With two classes, two weighted samples in closed form are faster than soft targets through autograd.
         return as_weighted_samples(samples) if classes == 2 and samples.labels.is_floating_point() else samples
 
@@ -176,6 +181,17 @@ class LossOfMetric(Loss):
         average = self.label_average or self.metric_parameters.get("average", unstated)
         parts = name_of(self.metric), f"average={average}" if average else "", "multilabel" if self.multilabel else ""
         return ", ".join(filter(None, parts))
+
+
+@cache
+def warn_of_default(metric: str) -> None:
+    """Warn once that the average of two classes has changed; goes with the next release."""
+    warnings.warn(
+        f"{metric} with two classes is now that of class 1, no longer the mean over both: average='macro' gives the "
+        "mean, average='positive' silences this warning",
+        FutureWarning,
+        stacklevel=6,  # the line that calls the loss
+    )
 
 
 def name_of(metric: metrics.Metric) -> str:

@@ -10,8 +10,8 @@ command-line syntax:
 
 `decision: plugin` is the rule tuned on validation for the column's metric, `expected` the one that needs no labels.
 `decisions: [argmax, plugin, expected]` repeats every row once per decision.
-Datasets and metrics may have their own labels. Each entry of a list of columns is a sub-table, which may be named by
-`block` and may have other rows. `blocks: metric` makes a block per metric and a column per dataset.
+Datasets and metrics may have their own labels; a dataset may also set what is not its own, as in "adult
+split.stratify=false". Each entry of a list of columns is a sub-table, which may be named by `block` and may have other rows. `blocks: metric` makes a block per metric and a column per dataset.
 `reference` is the row to compare with instead of cross-entropy. `ranked` shows how the rows compare over all datasets,
 and no cells. `base` is the table that this one repeats with other values.
 `questions` are what the table was made to answer: only these comparisons are corrected for multiplicity.
@@ -204,8 +204,9 @@ def blank_cells(table: Spec, variant: str, **common: Any) -> Iterator[Cell]:
 
 def _request(table: Spec, row: RowSpec, dataset: str, options: list[str], variant: str) -> Options:
     """What is typed to fill a row's cells."""
-    of_data = {f"dataset.{name}": yaml.safe_load(text) for name, text in (word.split("=", 1) for word in options)}
-    typed = of_data | table.overrides | row.typed
+    words = (word.split("=", 1) for word in options)
+    of_data = {name if "." in name else f"dataset.{name}": yaml.safe_load(text) for name, text in words}
+    typed = table.overrides | of_data | row.typed
     request: Options = {"dataset": dataset, "loss": row.loss, "protocol": table.protocol}
     request |= {name: value for name, value in typed.items() if name.startswith("loss.")} | typed
     if variant == "released":
