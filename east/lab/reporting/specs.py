@@ -11,9 +11,10 @@ command-line syntax:
 `decision: plugin` is the rule tuned on validation for the column's metric, `expected` the one that needs no labels.
 `decisions: [argmax, plugin, expected]` repeats every row once per decision.
 Datasets and metrics may have their own labels; a dataset may also set what is not its own, as in "adult
-split.stratify=false". Each entry of a list of columns is a sub-table, which may be named by `block` and may have other rows. `blocks: metric` makes a block per metric and a column per dataset.
-`reference` is the row to compare with instead of cross-entropy. `ranked` shows how the rows compare over all datasets,
-and no cells. `base` is the table that this one repeats with other values.
+split.stratify=false". Each entry of a list of columns is a sub-table, which may be named by `block` and may have other
+rows. `blocks: metric` makes a block per metric and a column per dataset. `ranked` shows how the rows compare over all
+datasets, and no cells. `reference` is the row to compare with instead of cross-entropy. `base` is the table that this
+one repeats with other values.
 `questions` are what the table was made to answer: only these comparisons are corrected for multiplicity.
 `grid` is the search space of all rows, fixed before any test score is seen. It replaces the protocol's grid; a preset
 with a smaller grid searches that one, again for all rows.
