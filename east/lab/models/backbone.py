@@ -93,9 +93,9 @@ def preprocessing(arch: str) -> tuple[int, Tensor, Tensor]:
     if of_torchvision(arch):
         expected = torchvision.get_model_weights(arch).DEFAULT.transforms()
         return expected.crop_size[0], torch.tensor(expected.mean), torch.tensor(expected.std)
-    import timm
+    from timm.models import PretrainedCfg, get_pretrained_cfg
 
-    expected = timm.get_pretrained_cfg(arch)
+    expected = get_pretrained_cfg(arch) or PretrainedCfg()
     return expected.input_size[-1], torch.tensor(expected.mean), torch.tensor(expected.std)
 
 
