@@ -292,6 +292,24 @@ def test_an_incomplete_model_is_not_done_and_saved_again(name, tmp_path, east_ru
     assert all(saved.is_intact(folder_of_model) for folder_of_model in (tmp_path / "models").iterdir())
 
 
+def test_a_trial_whose_arrays_have_changed_is_named_and_trained_again(tmp_path, tiny_results, east_run):
+    """Deleted arrays are no damage: who needs space may do that."""
+    shutil.copytree(tiny_results / "runs", tmp_path / "runs")
+    deleted, damaged = sorted((tmp_path / "runs").rglob("*.npz"))
+    before = damaged.read_bytes()
+    deleted.unlink()
+    damaged.write_bytes(before[:-1])
+    command = [*TINY, "dataset.limit=null"]
+    answer = east_run(*command)
+    assert answer.code == cli.DONE
+    assert f"{damaged} has changed since its record was written; its trial is trained again" in answer.err
+    assert damaged.read_bytes() == before
+    assert not deleted.exists()
+    set_aside = {file.name for file in damaged.parent.glob("*.damaged")}
+    assert set_aside == {damaged.with_suffix(ending).name for ending in (".json.damaged", ".npz.damaged")}
+    assert "has changed" not in east_run(*command).err
+
+
 def test_a_folder_gets_its_name_only_when_all_of_it_is_on_disk(tmp_path, monkeypatch):
     done = []
     monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(os.readlink(f"/proc/self/fd/{descriptor}")))

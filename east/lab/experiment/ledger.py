@@ -1,5 +1,6 @@
 """Which trials of a command are already on record."""
 
+import warnings
 from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ class Ledger:
     def __init__(self, settings: Settings, scanned: Iterable[Record] = ()):
         self.settings = settings
         self.records = {} if settings.force else {record.identity: record for record in scanned}
+        self.checked: set[Identity] = set()  # those whose arrays were compared with their record
 
     def read(self, trials: Iterable[Trial], recorded: Collection[Identity] = ()) -> None:
         """Read the records that these trials may have by now. recorded: those that this command has just written."""
@@ -30,8 +32,16 @@ class Ledger:
                     self.records[trial.identity] = records.read(self._file(trial), whole=False)
 
     def find(self, trial: Trial) -> Record | None:
-        """The record of a trial, if it has one."""
-        return self.records.get(trial.identity)
+        """The record of a trial, if it has one, and the arrays beside it are its own."""
+        identity = trial.identity
+        if identity in self.records and identity not in self.checked:
+            self.checked.add(identity)
+            try:
+                records.check_arrays(self.records[identity], self._file(trial))
+            except ValueError as error:
+                warnings.warn(f"{error}; its trial is trained again", stacklevel=2)
+                del self.records[identity]
+        return self.records.get(identity)
 
     def _file(self, trial: Trial) -> Path:
         return records.path(self.settings.results_dir, trial.config, trial.seed, trial.stage)

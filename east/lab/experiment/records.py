@@ -12,6 +12,7 @@ Every record is checked when it is read (record.py); a bad one is skipped with a
 """
 
 import gc
+import hashlib
 import io
 import math
 import os
@@ -63,7 +64,8 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
     if before == "done" and not force:
         raise FileExistsError(f"{target} exists and is done; force=true replaces it")
     if before == "unreadable":
-        set_aside(target)
+        for file in filter(os.path.lexists, (target, target.with_suffix(".npz"))):
+            set_aside(file)
     if arrays is not None:
         import numpy as np
 
@@ -77,10 +79,23 @@ def write(results_dir: str | Path, record: Record, arrays: Mapping | None = None
 
 def read(file: str | Path, whole: bool = True) -> Record:
     """The record in a file of runs/, by default with its history. ValueError or OSError if the file holds anything
-    else: a copied or renamed file is not another trial."""
+    else, since a copied or renamed file is not another trial, or if the arrays beside it are not its own."""
     record = parse(read_regular(file, MOST_BYTES), Shared(), {}, whole=whole)
     _check_place(record, Path(file).as_posix())
+    check_arrays(record, Path(file))
     return record
+
+
+def check_arrays(record: Record, file: Path) -> None:
+    """ValueError if the arrays beside a record are not those that it names. They may be deleted to save space."""
+    stored = file.with_suffix(".npz")
+    try:
+        with open_regular(stored) as stream:
+            found = hashlib.file_digest(stream, partial(hashlib.blake2b, digest_size=16)).hexdigest()  # type: ignore[arg-type]
+    except OSError:
+        return
+    if record.arrays not in (None, found):
+        raise ValueError(f"{stored} has changed since its record was written")
 
 
 def _check_place(record: Record, file: str) -> None:
