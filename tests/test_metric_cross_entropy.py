@@ -1,5 +1,6 @@
 """MetricCrossEntropy: weights against numbers by hand and autograd, gradients, and its state."""
 
+import inspect
 import warnings
 from functools import partial
 
@@ -8,10 +9,11 @@ import torch
 import torch.nn.functional as F
 
 import east
-from east import METRICS, Confusion, MetricCrossEntropy
+from east import METRICS, Confusion, MetricCrossEntropy, MetricLoss
 from east.lab.data.common import Part, Splits
 from east.lab.settings.settings import DatasetSection, Hyper, LossSection, ModelSection, Science, Training
 from east.lab.training import engine, population
+from east.losses import CrossEntropy
 from east.losses.metric_cross_entropy import FORMS
 
 TWO, THREE, NEVER = [[90, 10], [4, 6]], [[50, 3, 2], [5, 20, 5], [1, 2, 12]], [[990, 0], [10, 0]]
@@ -416,12 +418,21 @@ def test_soft_labels_count_as_one_weighted_sample_per_class(metric, form, weight
     torch.testing.assert_close(soft.counts, hard.counts)
 
 
-def test_soft_labels_of_a_thousand_classes_need_no_copies():
+@pytest.mark.parametrize("loss", [MetricCrossEntropy("f1"), MetricLoss("f1"), CrossEntropy()])
+def test_soft_labels_of_a_thousand_classes_need_no_copies(loss):
     logits = torch.randn(256, 1000, requires_grad=True)
     shares = torch.full((256, 1000), 0.1 / 1000).scatter_add_(1, torch.arange(256)[:, None], torch.full((256, 1), 0.9))
     with torch.profiler.profile(profile_memory=True) as profiler:
-        MetricCrossEntropy("f1")(logits, shares).backward()
+        loss(logits, shares).backward()
     assert max(event.self_cpu_memory_usage for event in profiler.events()) <= 4 * 256 * 1000 * 4  # bytes
+
+
+@pytest.mark.parametrize("loss", [MetricLoss, MetricCrossEntropy])
+def test_a_signature_shows_every_parameter(loss):
+    shown = inspect.signature(loss).parameters
+    assert {"classes", "absent", "gather", "multilabel", "ignore_index", "metric_parameters"} < {*shown}
+    with pytest.raises(ValueError, match="unknown parameter of f1 'betta'"):
+        loss("f1", betta=2)
 
 
 @pytest.mark.parametrize("metric", ["f1", "quadratic_kappa"])

@@ -8,7 +8,7 @@ from torch import Tensor
 from east.choices import install_hint
 from east.confusion import per_class
 from east.losses.closed_form import FEW_CLASSES
-from east.losses.inputs import IGNORE_INDEX, Loss, check_binary, is_tracing, mean_over_samples
+from east.losses.inputs import IGNORE_INDEX, Loss, Samples, check_binary, is_tracing, mean_over_samples, read_samples
 from east.metrics import ratio
 
 MOST_PAIRS = 1 << 26  # of samples, that are compared on a device before the positives are chosen
@@ -39,12 +39,25 @@ class ClassWeighted(Loss):
 class CrossEntropy(ClassWeighted):
     """Softmax cross-entropy; with class weights the weighted mean, as in torch."""
 
+    def read(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Samples:
+        return read_samples(logits, labels, weights, self.ignore_index)  # d copies of each sample would be slow
+
     def value(self, logits: Tensor, labels: Tensor, weights: Tensor | None) -> Tensor:
+        if labels.is_floating_point():
+            return self.soft_target_value(logits, labels, weights)
         values = -log_likelihood(logits, labels)
         if self.class_weights is not None:
             class_weights = self.weights_of(labels, logits)
             weights = class_weights if weights is None else class_weights * weights
         return mean_over_samples(values, weights)
+
+    def soft_target_value(self, logits: Tensor, targets: Tensor, weights: Tensor | None) -> Tensor:
+        """Mean of -sum_j t_j log p_j for targets t [n, d]; weights are divided by their sum, as for class indices."""
+        if weights is not None:
+            targets = targets * weights.unsqueeze(-1)
+        if self.class_weights is not None:
+            targets = targets * self.weights_of(torch.arange(logits.shape[-1], device=logits.device), logits)
+        return ratio(-(targets * logits.log_softmax(-1)).sum((-2, -1)), targets.sum((-2, -1)))
 
 
 class Focal(ClassWeighted):

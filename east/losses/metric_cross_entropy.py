@@ -24,7 +24,7 @@ from east.choices import choose
 from east.confusion import Confusion, count_cells, count_margins
 from east.losses import slopes
 from east.losses.closed_form import FEW_CLASSES
-from east.losses.inputs import inside_torch_func
+from east.losses.inputs import IGNORE_INDEX, inside_torch_func
 from east.losses.of_metric import LossOfMetric, summed_over_ranks
 from east.metrics import divisor, ratio
 
@@ -104,9 +104,22 @@ class MetricCrossEntropy(LossOfMetric):
         smoothing: float = 0.01,
         floor: float = 0.02,
         counts: str = "training",
-        **parameters: Any,
+        classes: Sequence[str] | None = None,
+        absent: str = "zero",
+        gather: str | bool = "auto",
+        multilabel: bool = False,
+        ignore_index: int = IGNORE_INDEX,
+        **metric_parameters: Any,
     ):
-        super().__init__(metric, **parameters)
+        super().__init__(
+            metric,
+            classes=classes,
+            absent=absent,
+            gather=gather,
+            multilabel=multilabel,
+            ignore_index=ignore_index,
+            **metric_parameters,
+        )
         if self.label_average == "samples":
             raise ValueError("average='samples': expected macro, weighted or micro; a sample has no running counts")
         self.form = choose("form", form, FORMS)

@@ -16,7 +16,7 @@ from east.choices import choose
 from east.confusion import Confusion
 from east.losses import steps
 from east.losses.closed_form import Counts, Form, SoftLoss
-from east.losses.inputs import check_binary, is_tracing
+from east.losses.inputs import IGNORE_INDEX, check_binary, is_tracing
 from east.losses.of_metric import LossOfMetric, summed_over_ranks
 from east.losses.slopes import refuse_matrix, score_and_slopes
 from east.metrics import Sloped, ratio
@@ -57,9 +57,22 @@ class MetricLoss(LossOfMetric):
         temperature: float | Tensor = 0.2,
         slope: float | None = None,
         detach_threshold: bool = False,
-        **parameters: Any,
+        classes: Sequence[str] | None = None,
+        absent: str = "zero",
+        gather: str | bool = "auto",
+        multilabel: bool = False,
+        ignore_index: int = IGNORE_INDEX,
+        **metric_parameters: Any,
     ):
-        super().__init__(metric, **parameters)
+        super().__init__(
+            metric,
+            classes=classes,
+            absent=absent,
+            gather=gather,
+            multilabel=multilabel,
+            ignore_index=ignore_index,
+            **metric_parameters,
+        )
         self.step = choose("step", step, [*steps.STEPS, "none"])
         self.slope = steps.DEFAULT_SLOPE if slope is None else slope
         if slope is not None and (step in ("linear", "none") or not slope > 0):

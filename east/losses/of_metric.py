@@ -17,7 +17,6 @@ from east import metrics
 from east.choices import choose
 from east.losses import slopes
 from east.losses.inputs import (
-    IGNORE_INDEX,
     Loss,
     Samples,
     as_weighted_samples,
@@ -39,13 +38,13 @@ class LossOfMetric(Loss):
 
     def __init__(
         self,
-        metric: str | metrics.Metric = "f1",
+        metric: str | metrics.Metric,
         *,
-        classes: Sequence[str] | None = None,
-        absent: str = "zero",
-        gather: str | bool = "auto",
-        multilabel: bool = False,
-        ignore_index: int = IGNORE_INDEX,
+        classes: Sequence[str] | None,
+        absent: str,
+        gather: str | bool,
+        multilabel: bool,
+        ignore_index: int,
         **metric_parameters: Any,
     ):
         super().__init__(ignore_index)
