@@ -45,6 +45,17 @@ def test_every_character_set_gives_the_same_table(tmp_path, expected, charset, g
     assert any("save the file as UTF-8" in note for note in table.notes) == guessed
 
 
+@pytest.mark.parametrize("line", ["sep=;", '"sep=;"', "\nSEP=;", "sep=\t", "sep=:"])
+@pytest.mark.parametrize("charset", ["utf-8-sig", "utf-16"])
+def test_the_line_in_which_excel_names_the_delimiter_is_skipped(tmp_path, expected, line, charset):
+    delimiter = line.strip('"\n')[-1]
+    content = frame().to_csv(index=False, sep=delimiter, lineterminator="\r\n")
+    (tmp_path / "a.csv").write_bytes(f"{line}\r\n{content}".encode(charset))
+    for typed in (None, delimiter):
+        table = load("csv", path=str(tmp_path / "a.csv"), target="label", delimiter=typed)
+        assert (table.fingerprint, table.columns) == (expected.fingerprint, expected.columns)
+
+
 def test_text_that_turns_latin_1_late_is_detected(tmp_path):
     """It is detected beyond the first block, and every chunk is decoded alike."""
     rows = "\n".join(["1.5,Bern,0", "2.5,Bern,1"] * 100_000)
@@ -169,6 +180,8 @@ def test_duplicate_columns_are_refused(tmp_path, format):
         (b"\x89PNG\r\n\xff\xfe\x00\x01", "has zero bytes, so it is not text"),
         (b"a,b\n1,2\n1,2,3,4\n", "Expected 2 fields in line 3, saw 4.*dataset.header"),
         (b"PK\x03\x04 some archive", "unpack a ZIP archive first"),
+        (b"<!DOCTYPE html><html>", "it looks like HTML or XML"),
+        (b'[{"a": 1}]', "it looks like JSON"),
         (b"PAR1 cut", ""),
         (b"ARROW1 cut", ""),
         (gzip.compress(b"a,b\n1,2\n" * 1000, mtime=0)[:40], ""),

@@ -125,7 +125,7 @@ dataset=digits executor=ray executor.address=127.0.0.1:1 | 2 | no Ray cluster an
 dataset=csv                               | 3 | dataset.path
 dataset.path=nowhere.csv dataset.target=y | 3 | nowhere.csv
 dataset.path=on.csv dataset.target=y      | 3 | did you mean one.csv?
-dataset.path=page.csv dataset.target=y    | 3 | unknown column 'y'
+dataset.path=page.csv dataset.target=y    | 3 | it looks like HTML
 dataset.path=one.csv                      | 3 | which column of one.csv is the class? Columns: x, y
 dataset.path=one.csv dataset.target=y     | 3 | class
 dataset.path=empty.csv dataset.target=y   | 3 | empty

@@ -33,6 +33,8 @@ MAGIC = {
     b"FEA1": "Feather",
     b"PK\x03\x04": "Excel",
 }
+SEP = re.compile(r'"?sep=(.)"?[\r\n]*', re.IGNORECASE)  # a first line that Excel writes and reads
+MARKUP = re.compile(r"\s*(?:(<!doctype|<html|<\?xml)|[\[{]\s*[{\"]|[\[{]\s*$)", re.IGNORECASE)
 MISSING = (
     *("", "?", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A"),
     *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
@@ -114,8 +116,8 @@ def text_portions(path: Path, layout: Layout, rows: int | None, options: dict[st
 
     One extra empty field is fine: some programs end every row with a delimiter.
     """
-    charset, delimiter = text_format(path, layout)
-    common: dict[str, Any] = {"sep": delimiter, "encoding": charset, "skiprows": layout.skip}
+    charset, delimiter, skip = text_format(path, layout)
+    common: dict[str, Any] = {"sep": delimiter, "encoding": charset, "skiprows": skip}
     common |= {"dtype": str, "keep_default_na": False, "na_values": [""], "skipinitialspace": True}
     common |= {"low_memory": False} if delimiter.isascii() else {"engine": "python"}  # one type for a whole column
     with opened(path) as file:
@@ -191,17 +193,22 @@ def opened(path: Path) -> IO[bytes]:
     return cast(IO[bytes], gzip.open(path, "rb")) if file_kind(path) == "gzip" else open(path, "rb")
 
 
-def text_format(path: Path, layout: Layout = DETECTED) -> tuple[str, str]:
-    """Character set and delimiter of a text file; the whole file is checked for bytes that are not UTF-8."""
+def text_format(path: Path, layout: Layout = DETECTED) -> tuple[str, str, int]:
+    """Character set, delimiter and lines above the names; the whole file is checked for bytes that are not UTF-8."""
     charset, delimiter = find_charset(path), layout.delimiter
     with TextIOWrapper(opened(path), charset) as file:
-        first = next((line for line in islice(file, layout.skip, None) if line.strip()), "")
+        lines = enumerate(islice(file, layout.skip, None), start=layout.skip + 1)
+        number, first = next(((number, line) for number, line in lines if line.strip()), (0, ""))
+    if said := SEP.fullmatch(first):
+        return charset, delimiter or said[1], number
     if delimiter is None:
+        if markup := MARKUP.match(first):
+            raise ValueError(f"it looks like {'HTML or XML' if markup[1] else 'JSON'}")
         outside = re.sub(r'"[^"]*("|$)', "", first)  # a quoted name may contain any delimiter
         delimiter = max(DELIMITERS, key=outside.count)
     if len(delimiter) == 1 and first.count(delimiter) >= MOST_COLUMNS:
         raise ValueError(f"it has {first.count(delimiter) + 1:,} columns, more than {MOST_COLUMNS:,}")
-    return charset, delimiter
+    return charset, delimiter, layout.skip
 
 
 def find_charset(path: Path) -> str:
