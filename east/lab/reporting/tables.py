@@ -284,7 +284,10 @@ def _caption(table: Spec, cells: Sequence[Cell], rule: str, variant: str, today:
 
 
 def _ranking(table: ResultTable, block: str) -> Ranking | None:
-    means, reference = table.means(block), str(table.spec.reference)
+    means = {row: by_column for row, by_column in table.means(block).items() if by_column}  # rows that have been run
+    reference = str(table.spec.reference)
+    if reference not in means:
+        return None
     columns = [column for column in next(iter(means.values())) if all(column in row for row in means.values())]
     if len(columns) < 2:
         return None
