@@ -203,6 +203,9 @@ def test_the_caltech256_archive_is_read(photographs, monkeypatch):
     assert "20 of 30,607 images, 2 of 257 classes" in images.source
     again = load("caltech256", root=photographs.parent / "cache" / "caltech256", size=16)
     assert again.fingerprint == images.fingerprint
+    (photographs.parent / "cache" / "caltech256" / "class_counts.csv").write_text("category,images\n056.dog,7\n")
+    with pytest.raises(DataError, match=r"has more images than .*\n  056.dog"):
+        load("caltech256", size=16)
 
 
 def test_photographs_of_caltech256_are_looked_for_as_documented_for_data_dir(photographs, monkeypatch):

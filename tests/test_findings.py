@@ -61,6 +61,12 @@ def test_a_remarkable_column_is_named_with_its_advice(name, values, expected):
     assert all(f"={name}" in finding.message or f"=[{name}]" in finding.message for finding in found)
 
 
+def test_words_within_which_a_number_hardly_varies_look_like_subjects():
+    who = [f"w{k // 10}" for k in range(200)]
+    age = np.repeat(np.random.default_rng(0).normal(50, 15, 20), 10) + np.arange(200) % 10 / 10
+    assert kinds(findings(table(who=who, age=age))) == [("group", "who")]
+
+
 def test_no_group_is_suggested_where_there_is_one():
     who = np.repeat([f"n{k}" for k in range(40)], 5)
     frame = pd.DataFrame({"patient": who, "x": np.random.RandomState(0).randn(200), "y": [0, 1] * 100})

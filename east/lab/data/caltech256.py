@@ -3,8 +3,10 @@
 import tarfile
 from pathlib import Path
 
+import pandas as pd
+
 from east.choices import choose
-from east.lab.data.common import DataError, Images
+from east.lab.data.common import DataError, Images, listed
 from east.lab.data.images import from_files
 from east.lab.data.sources import Dataset, File, Root, copies, fetch, store, workspace
 from east.lab.files import replace_folder
@@ -33,6 +35,11 @@ def caltech256(root: Root = None, *, size: int = 64, classes: list[str] | None =
     if present < 2 or (present == 257 and count != 30_607):
         expected = "expected 30,607 images in 257 classes, or some of these classes"
         raise DataError(f"caltech256: {expected}; found {count:,} images in {present} classes in {folder}.")
+    listing = folder.parent / "class_counts.csv"  # of the full set
+    if listing.exists():
+        full = pd.read_csv(listing, index_col=0)["images"]
+        if wrong := [name for name, paths in found.items() if len(paths) > full.get(name, 0)]:
+            raise DataError(f"caltech256: {folder} has more images than {listing} lists, in classes:{listed(wrong)}")
     files = {name: paths for name, paths in files.items() if paths and (classes is None or name in classes)}
     source = f"{TAR.url} ({count:,} of 30,607 images, {present} of 257 classes)"
     return from_files("caltech256", folder, files, size, source=source)

@@ -25,6 +25,7 @@ SUBJECT = re.compile(
 CODE = re.compile(r"(?i)(.*[^a-z])?(zip|plz|fips|postal|(zip|post|postal|.*[^a-z])[^a-z]?code)")
 ABOVE_CHANCE = 10  # so many times the pairs of equal rows that independent columns would give
 PARTS = 3  # a split by time needs as many different times: for training, validation and test
+OF_VALUES = 0.5  # share of a number's variance that lies between the values of a subject
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ def findings(table: Table) -> Iterator[Finding]:
             if count >= PARTS:
                 advice = f"if the model will predict the future, use dataset.time={name}"
                 yield Finding("time", f"column {shown(name)} holds dates; {advice}", name)
-        elif FEW < count <= len(values) / 2 and (SUBJECT.fullmatch(name) or ID.match(name)) and is_whole(values):
+        elif FEW < count <= len(values) / 2 and is_whole(values) and is_subject(name, table.raw):
             advice = f"if those of one value belong together, use dataset.group={name}"
             yield Finding("group", f"column {shown(name)} has {count:,} values in {len(values):,} rows; {advice}", name)
 
@@ -73,6 +74,17 @@ def findings(table: Table) -> Iterator[Finding]:
 def is_whole(values: pd.Series) -> bool:
     """True for words and for whole numbers."""
     return values.dtype == "category" or bool((values.dropna() % 1 == 0).all())
+
+
+def is_subject(name: str, typed: pd.DataFrame) -> bool:
+    """True for the name of a patient or machine, and for words within which a number hardly varies, such as an age."""
+    named = bool(SUBJECT.fullmatch(name) or ID.match(name))
+    if named or typed[name].dtype != "category":
+        return named
+    values, numbers = typed[name], typed.select_dtypes("number")
+    chance = (values.nunique() - 1) / (len(values) - 1)  # share of the variance between values if these mean nothing
+    within = (numbers - numbers.groupby(values, observed=True).transform("mean")).var(ddof=0) / numbers.var(ddof=0)
+    return bool(((1 - within - chance) / (1 - chance) > OF_VALUES).any())
 
 
 def alike(classes: Sequence[str]) -> list[str]:
